@@ -1,0 +1,75 @@
+"""How every command of this project ends: 0 done, 1 a check failed, 2 the user must mend something."""
+
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import NoReturn
+
+
+class UserError(Exception):
+    """A mistake the user can mend; its one-line message names the thing and the mend."""
+
+
+def run(main: Callable[[], int | None], prog: str) -> NoReturn:
+    """Exit with `main()`'s status (None is 0); a UserError is one line on stderr and status 2."""
+    try:
+        status = main() or 0
+        sys.stdout.flush()
+    except UserError as error:
+        print(f"{prog}: error: {error}", file=sys.stderr)
+        status = 2
+    except KeyboardInterrupt:
+        print(f"{prog}: interrupted", file=sys.stderr)
+        status = 130
+    except BrokenPipeError:  # the reader of our output (`| head`) has gone; nothing is left to say
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        status = 141
+    sys.exit(status)
+
+
+def existing_file(path: str | Path, what: str) -> Path:
+    """`path` if it is a non-empty file; raises UserError that calls it `what`."""
+    path = Path(path)
+    if path.is_dir():
+        raise UserError(f"{what} {path} is a folder: name a file in it")
+    if not path.is_file():
+        raise UserError(f"{what} {path} does not exist: check the path")
+    if path.stat().st_size == 0:
+        raise UserError(f"{what} {path} is empty: fetch or write it again")
+    return path
+
+
+def existing_dir(path: str | Path, what: str) -> Path:
+    """`path` if it is a folder; raises UserError that calls it `what`."""
+    path = Path(path)
+    if not path.is_dir():
+        problem = "is not a folder" if path.exists() else "does not exist"
+        raise UserError(f"{what} {path} {problem}: check the path")
+    return path
+
+
+def output_dir(path: str | Path) -> Path:
+    """`path`, created if missing; raises UserError when nothing can be written there."""
+    path = Path(path)
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        probe = path / f".write-test-{os.getpid()}"
+        probe.touch()
+        probe.unlink()
+    except OSError as error:
+        raise UserError(
+            f"output folder {path} cannot be written ({error.strerror}): choose another with --output-dir"
+        ) from error
+    return path
+
+
+def positive_int(text: str) -> int:
+    """An argparse type: a whole number of at least 1."""
+    value = int(text)
+    if value < 1:
+        raise ValueError
+    return value
+
+
+positive_int.__name__ = "whole number of at least 1"  # argparse: "invalid whole number of at least 1 value: '0'"
