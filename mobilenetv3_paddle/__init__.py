@@ -1,0 +1,1 @@
+"""MobileNetV3 in PaddlePaddle: the port, the mirror image of `mobilenetv3_ref`."""

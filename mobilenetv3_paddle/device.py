@@ -1,0 +1,26 @@
+"""Where tensors live, and what makes a run repeatable."""
+
+import paddle
+
+from reprod.recipe.cli import UserError
+
+
+def select_device(name: str, index: int = 0) -> str:
+    """The CPU or the card `index`; raises UserError when this machine or this build has none."""
+    if name == "cpu":
+        paddle.set_device("cpu")  # Paddle: the device is a global setting
+        return "cpu"
+    count = paddle.device.cuda.device_count() if paddle.is_compiled_with_cuda() else 0
+    if count == 0:
+        raise UserError("--device gpu: this PaddlePaddle sees no card; use --device cpu or install paddlepaddle-gpu")
+    if index >= count:
+        raise UserError(f"--device gpu: process {index} has no card; start {count} processes")
+    paddle.set_device(f"gpu:{index}")
+    return f"gpu:{index}"
+
+
+def seed_everything(seed: int) -> None:
+    """Seed PaddlePaddle's generators and choose repeatable kernels."""
+    paddle.seed(seed)
+    if paddle.is_compiled_with_cuda():
+        paddle.set_flags({"FLAGS_cudnn_deterministic": True, "FLAGS_cudnn_exhaustive_search": False})

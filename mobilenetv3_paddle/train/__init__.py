@@ -1,0 +1,1 @@
+"""Criterion, metric, optimizer, schedule, engine, checkpoints and the training command."""

@@ -1,0 +1,54 @@
+"""Several processes as one: started by `paddle.distributed.launch`, one process a card, or several on CPU (gloo)."""
+
+import os
+from collections.abc import Sequence
+
+import paddle
+import paddle.distributed as dist
+from paddle import nn
+
+
+def launched_rank() -> tuple[int, int, int]:
+    """(rank, local_rank, world_size) that the launcher gave this process; (0, 0, 1) without a launcher."""
+    env = os.environ
+    return (
+        int(env.get("PADDLE_TRAINER_ID", 0)),
+        int(env.get("PADDLE_RANK_IN_NODE", 0)),
+        int(env.get("PADDLE_TRAINERS_NUM", 1)),
+    )
+
+
+def init_distributed(device: str) -> None:
+    """Join the other processes, if there are any: over NCCL on cards, over gloo on CPU."""
+    if launched_rank()[2] > 1:
+        dist.init_parallel_env()  # Paddle: takes the backend of the device that is set
+
+
+def shut_down() -> None:
+    """Leave the group of processes."""
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def data_parallel(model: nn.Layer) -> nn.Layer:
+    """The model whose backward averages gradients over the processes, from rank 0's weights; alone: the model.
+
+    Batch-norm buffers stay each process's own until `broadcast_buffers`.
+    """
+    return paddle.DataParallel(model) if dist.is_initialized() else model
+
+
+def broadcast_buffers(model: nn.Layer) -> None:
+    """Give every process rank 0's batch-norm buffers, so that all evaluate and save the same model."""
+    if dist.is_initialized():
+        for tensor in model.state_dict().values():
+            if tensor.stop_gradient:  # Paddle: running statistics are parameters without gradient, no buffers
+                dist.broadcast(tensor, 0)
+
+
+def all_reduce_sum(values: Sequence[float], device: str) -> list[float]:
+    """Each value summed over the processes, in float64."""
+    total = paddle.to_tensor(values, dtype="float64", place=device)
+    if dist.is_initialized():
+        dist.all_reduce(total)
+    return total.tolist()

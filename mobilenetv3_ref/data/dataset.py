@@ -1,0 +1,39 @@
+"""An image folder in ImageNet's layout: one folder a class, labels in the folders' sorted order."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+from torch import Tensor
+from torchvision import datasets
+
+from reprod.recipe.cli import UserError, existing_dir
+from reprod.recipe.draws import item_rng
+from reprod.recipe.images import read_image
+
+
+class ImageFolder(datasets.ImageFolder):
+    """(image, label) by index; `transform(image, rng)` gets the draws of this seed, epoch and index.
+
+    Raises UserError when `root` is missing, has no class folders, or a class folder without images.
+    """
+
+    def __init__(
+        self, root: str | Path, transform: Callable[[Image.Image, np.random.Generator], Tensor], seed: int = 0
+    ) -> None:
+        root = existing_dir(root, "data folder")
+        try:
+            super().__init__(str(root), transform, loader=read_image)
+        except FileNotFoundError as error:
+            raise UserError(f"data folder {root} must hold one folder a class, each with images in it") from error
+        self.seed = seed
+        self.epoch = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the draws of the next pass over the data."""
+        self.epoch = epoch
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        path, target = self.samples[index]
+        return self.transform(self.loader(path), item_rng(self.seed, self.epoch, index)), target

@@ -1,0 +1,47 @@
+"""Datasets and loaders of a training run: DATA_PATH/train and DATA_PATH/val, in batches."""
+
+from pathlib import Path
+
+from torch.utils.data import DataLoader
+
+from reprod.recipe.sampler import BatchSampler
+
+from .dataset import ImageFolder
+from .presets import ClassificationPresetEval, ClassificationPresetTrain
+
+
+def build_dataset(
+    data_path: str | Path, *, train: bool, crop_size: int = 224, resize_size: int = 256, seed: int = 0
+) -> ImageFolder:
+    """The training or validation images with their preset; raises UserError as ImageFolder does."""
+    if train:
+        return ImageFolder(Path(data_path) / "train", ClassificationPresetTrain(crop_size=crop_size), seed)
+    transform = ClassificationPresetEval(crop_size=crop_size, resize_size=resize_size)
+    return ImageFolder(Path(data_path) / "val", transform, seed)
+
+
+def build_loader(
+    dataset: ImageFolder,
+    batch_size: int,
+    *,
+    train: bool,
+    workers: int = 0,
+    seed: int = 0,
+    rank: int = 0,
+    world_size: int = 1,
+) -> DataLoader:
+    """Batches of images (N, 3, H, W), float32, and labels (N,), int64; `batch_size` is per process.
+
+    Training shuffles and pads to equal shares, evaluation takes every image once in order (see BatchSampler). Call
+    `set_epoch` before each training epoch.
+    """
+    batch_sampler = BatchSampler(
+        len(dataset), batch_size, shuffle=train, pad=train, seed=seed, rank=rank, world_size=world_size
+    )
+    return DataLoader(dataset, batch_sampler=batch_sampler, num_workers=workers)
+
+
+def set_epoch(loader: DataLoader, epoch: int) -> None:
+    """Choose the order and the draws of the next pass over the data; workers started later see it."""
+    loader.batch_sampler.set_epoch(epoch)
+    loader.dataset.set_epoch(epoch)

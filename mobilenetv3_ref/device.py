@@ -1,0 +1,24 @@
+"""Where tensors live, and what makes a run repeatable."""
+
+import torch
+
+from reprod.recipe.cli import UserError
+
+
+def select_device(name: str, index: int = 0) -> torch.device:
+    """The CPU or the card `index`; raises UserError when this machine or this build has none."""
+    if name == "cpu":
+        return torch.device("cpu")
+    if not torch.cuda.is_available():
+        raise UserError("--device gpu: this PyTorch sees no card; use --device cpu or install the CUDA build (README)")
+    if index >= torch.cuda.device_count():
+        raise UserError(f"--device gpu: process {index} has no card; start {torch.cuda.device_count()} processes")
+    torch.cuda.set_device(index)
+    return torch.device("cuda", index)
+
+
+def seed_everything(seed: int) -> None:
+    """Seed PyTorch's generators and choose repeatable kernels."""
+    torch.manual_seed(seed)
+    torch.backends.cudnn.deterministic = True
+    torch.backends.cudnn.benchmark = False

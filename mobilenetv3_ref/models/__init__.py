@@ -1,0 +1,17 @@
+"""MobileNetV3 in its two sizes."""
+
+from .mobilenet_v3 import MobileNetV3, mobilenet_v3_large, mobilenet_v3_small
+from .weights import load_state_dict, load_weights, read_weights, save_weights
+
+MODELS = {"mobilenet_v3_large": mobilenet_v3_large, "mobilenet_v3_small": mobilenet_v3_small}
+
+__all__ = [
+    "MODELS",
+    "MobileNetV3",
+    "load_state_dict",
+    "load_weights",
+    "mobilenet_v3_large",
+    "mobilenet_v3_small",
+    "read_weights",
+    "save_weights",
+]

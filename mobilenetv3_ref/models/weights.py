@@ -1,0 +1,85 @@
+"""Weight files: read without running code, loaded all or not at all, written whole or not at all."""
+
+import pickle
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from reprod.recipe.cli import UserError, existing_file
+from reprod.recipe.files import atomic_path, load_safetensors, save_safetensors
+from reprod.recipe.state_dict import check_hash, check_state_dict
+
+SUFFIXES = (".pth", ".pt")
+
+
+def to_arrays(state_dict: Mapping[str, torch.Tensor]) -> dict[str, np.ndarray]:
+    """A state_dict's tensors as NumPy arrays (copies)."""
+    return {key: value.detach().cpu().numpy().copy() for key, value in state_dict.items()}
+
+
+def load_pickle(path: Path) -> dict[str, Any]:
+    """The dict that `save_pickle` or `torch.save` wrote to `path`.
+
+    Raises UserError when it is damaged, no dict, or holds anything but tensors, containers and numbers.
+    """
+    try:
+        content = torch.load(path, map_location="cpu", weights_only=True)
+    except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError, KeyError, AttributeError) as error:
+        reason = str(error).strip().splitlines()[-1] if "weights_only" not in str(error) else "it holds code"
+        raise UserError(f"{path} cannot be read ({reason}): fetch or write it again, tensors only") from error
+    if not isinstance(content, dict):
+        raise UserError(f"{path} holds a {type(content).__name__}, no dict: save a state_dict, not a module")
+    return content
+
+
+def save_pickle(content: Mapping[str, Any], path: Path) -> None:
+    """Write `content` to `path`, whole or not at all; raises UserError when it cannot be written."""
+    with atomic_path(path) as temporary:
+        torch.save(content, temporary)
+
+
+def read_weights(path: str | Path) -> dict[str, np.ndarray]:
+    """The state_dict in `path`, as arrays; the model's if it is a checkpoint of a training run.
+
+    Raises UserError when the file is missing, damaged, of another kind, or holds anything but arrays.
+    """
+    path = existing_file(path, "weights")
+    check_hash(path)
+    if path.suffix == ".safetensors":
+        return load_safetensors(path)
+    if path.suffix not in SUFFIXES:
+        raise UserError(f"weights {path} are not {', '.join(SUFFIXES)} or .safetensors: use tools/convert_weights.py")
+    state_dict = load_pickle(path)
+    state_dict = state_dict.get("model", state_dict)
+    if not all(isinstance(value, torch.Tensor) for value in state_dict.values()):
+        raise UserError(f"weights {path} are no state_dict: save model.state_dict(), tensors by name")
+    return to_arrays(state_dict)
+
+
+def load_state_dict(model: nn.Module, arrays: Mapping[str, np.ndarray], what: str = "weights") -> None:
+    """Copy `arrays` into `model`; raises UserError unless every key, shape and dtype is the model's own."""
+    check_state_dict(arrays, to_arrays(model.state_dict()), what)
+    model.load_state_dict({key: torch.from_numpy(np.array(value)) for key, value in arrays.items()})
+
+
+def load_weights(model: nn.Module, path: str | Path) -> None:
+    """Load the weight file `path` into `model`; raises UserError as `read_weights` and `load_state_dict` do."""
+    load_state_dict(model, read_weights(path), f"weights {path}")
+
+
+def save_weights(model: nn.Module, path: str | Path) -> None:
+    """Write the model's state_dict; the suffix says how: .safetensors, or PyTorch's own.
+
+    Raises UserError for another suffix or when nothing can be written.
+    """
+    path = Path(path)
+    if path.suffix == ".safetensors":
+        save_safetensors(to_arrays(model.state_dict()), path)
+    elif path.suffix in SUFFIXES:
+        save_pickle(model.state_dict(), path)
+    else:
+        raise UserError(f"weights {path} are not {', '.join(SUFFIXES)} or .safetensors: choose one of these suffixes")

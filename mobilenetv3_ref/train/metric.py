@@ -1,0 +1,19 @@
+"""Top-k accuracy, with ties broken by class number so that both frameworks count alike."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+
+def correct_at(logits: Tensor, target: Tensor, topk: Sequence[int] = (1, 5)) -> list[int]:
+    """How many of the logits (N, C), float, have their label (N,), int64, among the k largest, for each k.
+
+    Equal logits rank by class number, lowest first; a label whose logit is NaN is wrong for every k. (`topk` itself
+    breaks ties as the kernel happens to, differently in the two frameworks.)
+    """
+    own = torch.take_along_dim(logits, target[:, None], 1)  # (N, 1)
+    behind = torch.arange(logits.shape[1], device=logits.device) >= target[:, None]  # (N, C)
+    beaten = (logits < own) | ((logits == own) & behind)  # the label beats itself
+    rank = logits.shape[1] - beaten.sum(1)  # 0 is the best; C, past every k, if its logit is NaN
+    return [int((rank < k).sum()) for k in topk]

@@ -1,0 +1,1 @@
+"""Record, compare, locate: what proves a port against its reference. Ship the port without it."""

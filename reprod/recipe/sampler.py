@@ -1,0 +1,58 @@
+"""Which images form which batch, on which process: one order for both frameworks."""
+
+from collections.abc import Iterator
+
+import numpy as np
+
+
+class BatchSampler:
+    """Lists of indices, one a batch, for the process `rank` of `world_size`.
+
+    A shuffled epoch is `default_rng([seed, epoch]).permutation(length)`, and process r takes every world_size-th index
+    from r on. So the global batch b, joined over the processes, holds the same `batch_size * world_size` images as
+    batch b of one process with that batch size.
+
+    With `pad` (training) the order is lengthened by its own beginning until every process has as many images, as
+    torch.utils.data.DistributedSampler does; without (evaluation) every image is taken exactly once.
+    """
+
+    def __init__(
+        self,
+        length: int,
+        batch_size: int,
+        *,
+        shuffle: bool,
+        pad: bool,
+        seed: int = 0,
+        rank: int = 0,
+        world_size: int = 1,
+    ) -> None:
+        self.length = length
+        self.batch_size = batch_size
+        self.shuffle = shuffle
+        self.pad = pad
+        self.seed = seed
+        self.rank = rank
+        self.world_size = world_size
+        self.epoch = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the permutation of the next iteration."""
+        self.epoch = epoch
+
+    def indices(self) -> list[int]:
+        """This process's images in order."""
+        order = np.arange(self.length)
+        if self.shuffle:
+            order = np.random.default_rng([self.seed, self.epoch]).permutation(self.length)
+        if self.pad:
+            order = np.resize(order, -(-self.length // self.world_size) * self.world_size)
+        return order[self.rank :: self.world_size].tolist()
+
+    def __iter__(self) -> Iterator[list[int]]:
+        indices = self.indices()
+        for start in range(0, len(indices), self.batch_size):
+            yield indices[start : start + self.batch_size]
+
+    def __len__(self) -> int:
+        return -(-len(self.indices()) // self.batch_size)

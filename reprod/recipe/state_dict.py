@@ -1,0 +1,53 @@
+"""What a weight file must be before it is loaded: every key, no other key, every shape and dtype, finite values."""
+
+import hashlib
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+
+from reprod.recipe.cli import UserError
+
+
+def check_hash(path: Path) -> None:
+    """Raise UserError when the name carries a hash, as in `mobilenet_v3_small-047dcff4.pth`, that the bytes lack.
+
+    The hash is the start of the file's SHA-256, which is torch.hub's convention.
+    """
+    named = re.search(r"-([0-9a-f]{8,64})\.[A-Za-z]+$", path.name)
+    if not named:
+        return
+    actual = hashlib.sha256(path.read_bytes()).hexdigest()
+    if not actual.startswith(named[1]):
+        raise UserError(
+            f"weights {path} are damaged: their SHA-256 starts {actual[: len(named[1])]}, the name says {named[1]}; "
+            "fetch them again"
+        )
+
+
+def check_state_dict(given: Mapping[str, np.ndarray], expected: Mapping[str, np.ndarray], what: str) -> None:
+    """Raise UserError, naming the first offender of each kind, unless `given` fits `expected` exactly."""
+    problems = []
+    missing = [key for key in expected if key not in given]
+    unexpected = [key for key in given if key not in expected]
+    common = [key for key in expected if key in given]
+    shapes = [key for key in common if given[key].shape != expected[key].shape]
+    dtypes = [key for key in common if given[key].dtype != expected[key].dtype]
+    if missing:
+        problems.append(f"{len(missing)} missing (first: {missing[0]})")
+    if unexpected:
+        problems.append(f"{len(unexpected)} unexpected (first: {unexpected[0]})")
+    if shapes:
+        key = shapes[0]
+        problems.append(f"{len(shapes)} of another shape (first: {key} {given[key].shape} for {expected[key].shape})")
+    if dtypes:
+        key = dtypes[0]
+        problems.append(f"{len(dtypes)} of another dtype (first: {key} {given[key].dtype} for {expected[key].dtype})")
+    if problems:
+        raise UserError(
+            f"{what} do not fit this model, {', '.join(problems)}: check --model and which framework they are for"
+        )
+    for key in common:
+        if not np.isfinite(given[key]).all():
+            raise UserError(f"{what} hold NaN or Inf in {key}: use weights from before training diverged")
