@@ -1,0 +1,118 @@
+#!/bin/sh
+# Makes the project's virtual environment ready and prints the path of its interpreter:
+#
+#     sh shell/setup.sh
+#
+# The first run makes the environment and installs requirements.txt and this project into it; later runs start
+# at once, until requirements.txt, pyproject.toml, the interpreter or the place of the project changes.
+# VENV is where the environment lies (default: .venv in the project); PYTHON is the interpreter to make it from
+# (default: the first of python3.12, python3.11, python3.10, python3, python that fits).
+set -eu
+
+say() { printf 'setup: %s\n' "$*" >&2; }
+fail() {
+    say "error: $*"
+    exit 2
+}
+
+# The version of interpreter $1, such as 3.11; nothing if it does not run: a version manager leaves such names.
+version_of() { "$1" -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null || true; }
+
+# Prints the interpreter to make the environment from.
+find_python() {
+    if [ -n "${PYTHON:-}" ]; then set -- "$PYTHON"; else set -- python3.12 python3.11 python3.10 python3 python; fi
+    found='' incomplete=''
+    for candidate; do
+        version=$(version_of "$candidate")
+        [ -n "$version" ] || continue
+        found="$found${found:+, }$candidate ($version)"
+        case $version in 3.10 | 3.11 | 3.12) ;; *) continue ;; esac
+        # Debian's venv module is there without python3-venv, but only ensurepip can put pip into what it makes
+        if "$candidate" -c 'import ensurepip, venv' 2>/dev/null; then
+            printf '%s\n' "$candidate"
+            return
+        fi
+        incomplete="${incomplete:-$candidate ($version)}"
+    done
+    [ -z "$incomplete" ] || fail "$incomplete cannot make virtual environments:" \
+        "on Debian or Ubuntu run 'apt install python3-venv', or name another interpreter with PYTHON=..."
+    fail "Python 3.10, 3.11 or 3.12 is needed, tried $*, found ${found:-none}:" \
+        "install one of them, or name it with PYTHON=..."
+}
+
+# One set-up at a time; a lock whose process has gone was left by one that was killed.
+lock() {
+    mkdir -p "$(dirname -- "$venv")" 2>/dev/null || fail "cannot create $venv: name another place with VENV=..."
+    if ! (set -C && echo $$ >"$venv.lock") 2>/dev/null; then
+        owner=$(cat "$venv.lock" 2>/dev/null) || fail "cannot write beside $venv: name another place with VENV=..."
+        ! kill -0 "$owner" 2>/dev/null || fail "process $owner is setting up $venv: wait until it ends and run" \
+            "this again (if it is something else, remove $venv.lock)"
+        echo $$ >"$venv.lock"
+    fi
+    trap 'rm -f "$venv.lock"' EXIT
+    trap 'exit 130' INT
+    trap 'exit 143' HUP TERM
+}
+
+# Leaves an interpreter with pip at $python; touches no folder that is something else.
+ensure_venv() {
+    version=$(version_of "$python")
+    case $version in
+        3.10 | 3.11 | 3.12) ;;
+        ?*) fail "$venv holds Python $version, not 3.10 to 3.12: delete it, or name another place with VENV=..." ;;
+        '') make_venv ;;
+    esac
+    # an interrupted set-up may have left no pip
+    "$python" -m pip --version >/dev/null 2>&1 || "$python" -m ensurepip --upgrade --default-pip >&2 ||
+        fail "$venv has no pip: delete it and run this again"
+}
+
+make_venv() {
+    [ -f "$venv/pyvenv.cfg" ] || [ -z "$(ls -A "$venv" 2>/dev/null)" ] ||
+        fail "$venv is there and is no virtual environment: name another place with VENV=..."
+    base=$(find_python)
+    say "making $venv with $base ($(version_of "$base"))"
+    "$base" -m venv --clear "$venv" >&2 ||
+        fail "$base could not make $venv: mend what it says above, or name another place with VENV=..."
+}
+
+# What the environment is made for, in one line; installed again when it changes.
+state() {
+    { "$python" -V && echo "$root" && cat "$root/requirements.txt" "$root/pyproject.toml"; } 2>/dev/null | cksum
+}
+is_ready() { [ -f "$stamp" ] && [ "$(cat "$stamp")" = "$(state)" ]; }
+
+pip_install() { "$python" -m pip install --disable-pip-version-check --no-input --progress-bar off "$@" 2>&1; }
+
+# The stamp is written last, so that an install that failed or was interrupted is done again.
+install() {
+    rm -f "$stamp"
+    wanted=$(state)
+    say "installing requirements.txt into $venv: at first 3 GB to download, 7 GB on disk, some minutes (see $log)"
+    {
+        # an older pip (Python 3.10.0 to 3.10.2) cannot install a pyproject.toml in place
+        pip_install 'pip>=21.3' && pip_install -r "$root/requirements.txt" -e "$root" && echo "$wanted" >"$stamp"
+    } | tee "$log" | while IFS= read -r line; do
+        case $line in
+            *ERROR:* | *error:* | *Retrying* | *"MB)") say "  $line" ;;
+            "Installing collected"*) say "  unpacking, which takes a minute" ;;
+        esac
+    done
+    is_ready || fail "pip could not install requirements.txt into $venv:" \
+        "mend what it says above (network? disk space?) and run this again; what pip cached is not fetched twice"
+}
+
+root=$(CDPATH='' cd -- "$(dirname -- "$0")/.." && pwd)
+venv=${VENV:-$root/.venv}
+case $venv in /*) ;; *) venv=$PWD/$venv ;; esac
+venv=${venv%/}
+python=$venv/bin/python
+stamp=$venv/setup.stamp
+log=$venv/setup.log
+
+if ! is_ready; then
+    lock
+    ensure_venv
+    install
+fi
+printf '%s\n' "$python"

@@ -1,0 +1,227 @@
+"""The scripts in shell/: what set-up does and refuses, with a stand-in for Python, so without network or installing."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+TOOLS = ("cat", "cksum", "cp", "dirname", "ls", "mkdir", "rm", "sh", "tee")
+
+# Makes "environments" that hold a copy of itself, notes every other call of a module, and is Python for the rest.
+STAND_IN = f"""#!/bin/sh
+case "$*" in
+    "-m pip --version") ;;
+    "-m venv --clear "*)
+        rm -rf "$4"
+        mkdir -p "$4/bin"
+        echo >"$4/pyvenv.cfg"
+        cp "$0" "$4/bin/python" ;;
+    "-m "*)
+        (IFS='|'; echo "$PWD: $*") >>"$CALLS"
+        if [ -n "${{FAILS:-}}" ]; then echo "ERROR: no network"; exit 1; fi ;;
+    *) exec "{sys.executable}" "$@" ;;
+esac
+"""
+
+
+def script(path: Path, text: str) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    path.chmod(0o755)
+    return path
+
+
+class Project:
+    """A copy of the scripts and of the two files they read, with a PATH that holds no Python but what a test adds."""
+
+    def __init__(self, folder: Path) -> None:
+        self.root = folder / "a project"
+        shutil.copytree(ROOT / "shell", self.root / "shell")
+        for name in ("requirements.txt", "pyproject.toml"):
+            shutil.copy(ROOT / name, self.root / name)
+        self.venv = self.root / ".venv"
+        self.bin = folder / "bin"
+        self.bin.mkdir()
+        for tool in TOOLS:
+            (self.bin / tool).symlink_to(shutil.which(tool))
+        self.calls_file = folder / "calls"
+
+    def add_python(self, name: str, text: str = STAND_IN) -> Path:
+        return script(self.bin / name, text)
+
+    def sh(self, name: str, *args: str, cwd: Path | None = None, **env: str | Path):
+        return subprocess.run(
+            ["sh", str(self.root / "shell" / name), *args],
+            cwd=cwd or self.root,
+            env={"PATH": str(self.bin), "CALLS": str(self.calls_file)} | {k: str(v) for k, v in env.items()},
+            capture_output=True,
+            text=True,
+            timeout=20,
+            check=False,
+        )
+
+    def calls(self) -> list[str]:
+        """The module calls since the last time this was asked."""
+        calls = self.calls_file.read_text().splitlines() if self.calls_file.exists() else []
+        self.calls_file.unlink(missing_ok=True)
+        return calls
+
+    def installs(self) -> int:
+        return sum("|-r|" in call for call in self.calls())
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Project:
+    return Project(tmp_path)
+
+
+def python_of_version(version: str) -> str:
+    return f"#!/bin/sh\necho {version}\n"
+
+
+def assert_refused(result: subprocess.CompletedProcess, *words: str) -> None:
+    """Status 2, nothing on stdout, and one line on stderr that has every one of `words`."""
+    assert (result.returncode, result.stdout) == (2, ""), result.stderr
+    assert result.stderr.startswith("setup: error: ") and result.stderr.count("\n") == 1, result.stderr
+    for word in words:
+        assert word in result.stderr
+
+
+@pytest.mark.parametrize("version", ["2.7", "3.9", "3.13"])
+def test_python_out_of_range_is_refused(project, version):
+    python = project.add_python("some-python", python_of_version(version))
+    assert_refused(project.sh("setup.sh", PYTHON=python), f"{python} ({version})", "3.10, 3.11 or 3.12")
+    assert not project.venv.exists()
+
+
+def test_no_fitting_python_on_path_names_all_versions_found(project):
+    assert_refused(project.sh("setup.sh"), "found none")
+    project.add_python("python3", python_of_version("3.9"))
+    project.add_python("python", python_of_version("2.7"))
+    assert_refused(project.sh("setup.sh"), "python3 (3.9), python (2.7)")
+    assert_refused(project.sh("setup.sh", PYTHON="/no/python"), "/no/python")
+
+
+def test_names_that_do_not_run_or_do_not_fit_are_passed_over(project):
+    project.add_python("python3.12", "#!/bin/sh\necho 'python3.12: not installed' >&2\nexit 127\n")
+    project.add_python("python3.11", python_of_version("3.13"))
+    project.add_python("python3")
+    result = project.sh("setup.sh")
+    assert (result.returncode, result.stdout) == (0, f"{project.venv}/bin/python\n"), result.stderr
+    assert "not installed" not in result.stderr
+
+
+def test_python_without_venv_names_the_package_to_install(project):
+    without = STAND_IN.replace("case", 'case "$*" in *ensurepip*) exit 1 ;; esac\ncase', 1)
+    project.add_python("python3", without)
+    assert_refused(project.sh("setup.sh"), "python3 (3.1", "apt install python3-venv")
+
+
+@pytest.mark.parametrize("changed", ["requirements.txt", "pyproject.toml"])
+def test_installs_once_and_again_when_a_file_changed(project, changed):
+    project.add_python("python3")
+    assert project.sh("setup.sh").returncode == 0
+    assert project.installs() == 1
+    again = project.sh("setup.sh")
+    assert (again.returncode, again.stdout, again.stderr) == (0, f"{project.venv}/bin/python\n", "")
+    assert project.installs() == 0
+    with (project.root / changed).open("a") as file:
+        file.write("# changed\n")
+    assert project.sh("setup.sh").returncode == 0
+    assert project.installs() == 1
+
+
+def test_failed_install_is_done_again(project):
+    project.add_python("python3")
+    failed = project.sh("setup.sh", FAILS="yes")
+    assert failed.returncode == 2
+    assert "ERROR: no network" in failed.stderr
+    assert failed.stderr.splitlines()[-1].startswith("setup: error: pip could not install")
+    assert not (project.venv / "setup.stamp").exists()
+    project.calls()
+    assert project.sh("setup.sh").returncode == 0
+    assert project.installs() == 1
+
+
+def test_failed_update_is_done_again_although_the_files_are_back(project):
+    project.add_python("python3")
+    assert project.sh("setup.sh").returncode == 0
+    requirements = project.root / "requirements.txt"
+    before = requirements.read_text()
+    requirements.write_text("nothing-of-this-name==1\n")
+    assert project.sh("setup.sh", FAILS="yes").returncode == 2
+    requirements.write_text(before)
+    project.calls()
+    assert project.sh("setup.sh").returncode == 0
+    assert project.installs() == 1
+
+
+def test_environment_of_another_copy_of_the_project_is_installed_again(project, tmp_path):
+    project.add_python("python3")
+    (tmp_path / "other").mkdir()
+    other = shutil.copytree(project.root, tmp_path / "other" / "copy")
+    for root, installs in ((project.root, 1), (other, 1), (other, 0), (project.root, 1)):
+        project.root = root
+        assert project.sh("setup.sh", VENV=tmp_path / "venv").returncode == 0
+        assert project.installs() == installs
+
+
+def test_environment_whose_interpreter_is_gone_is_made_again(project):
+    project.add_python("python3")
+    assert project.sh("setup.sh").returncode == 0
+    python = project.venv / "bin" / "python"
+    python.unlink()
+    python.symlink_to("/no/python")
+    project.calls()
+    assert project.sh("setup.sh").returncode == 0
+    assert project.installs() == 1
+
+
+def test_folder_that_is_no_environment_is_left_alone(project, tmp_path):
+    project.add_python("python3")
+    mine = tmp_path / "mine"
+    mine.mkdir()
+    (mine / "photo").write_text("dear to me")
+    assert_refused(project.sh("setup.sh", VENV=mine), str(mine), "no virtual environment")
+    assert [file.name for file in mine.iterdir()] == ["photo"]
+    script(mine / "bin" / "python", python_of_version("3.13"))
+    assert_refused(project.sh("setup.sh", VENV=mine), str(mine), "3.13")
+
+
+def test_two_set_ups_at_once_are_refused_and_a_left_lock_is_not(project):
+    project.add_python("python3")
+    lock = project.root / ".venv.lock"
+    lock.write_text(f"{os.getpid()}\n")
+    assert_refused(project.sh("setup.sh"), f"process {os.getpid()}", str(lock))
+    gone = subprocess.Popen(["true"])
+    gone.wait()
+    lock.write_text(f"{gone.pid}\n")
+    assert project.sh("setup.sh").returncode == 0
+    assert not lock.exists()
+
+
+def test_test_sh_runs_pytest_in_the_project_with_the_callers_flags(project, tmp_path):
+    project.add_python("python3")
+    result = project.sh("test.sh", "-k", "a b", cwd=tmp_path, VENV="env")
+    assert result.returncode == 0, result.stderr
+    assert project.calls()[-1] == f"{project.root}: -m|pytest|-k|a b"
+    assert (tmp_path / "env" / "setup.stamp").exists()
+
+
+def test_run_steps_sh_runs_the_ladder_where_it_is_called(project, tmp_path):
+    project.add_python("python3")
+    result = project.sh("run_steps.sh", "--output-dir", "out dir", cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+    assert project.calls()[-1] == f"{tmp_path}: -m|reprod.align.ladder|--output-dir|out dir"
+
+
+@pytest.mark.parametrize("name", ["test.sh", "run_steps.sh"])
+def test_exit_status_is_that_of_the_job_and_of_set_up(project, name):
+    assert_refused(project.sh(name), "found none")
+    project.add_python("python3")
+    assert project.sh("setup.sh").returncode == 0
+    assert project.sh(name, FAILS="yes").returncode == 1
