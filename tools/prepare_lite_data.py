@@ -170,9 +170,7 @@ def draw_images(root: Path, classes: int | str, per_class: int, seed: int) -> li
     for folder in (root / split / wnid for split in SPLITS for wnid in wnids):
         images = sorted(path for path in folder.iterdir() if path.suffix.lower() in IMAGE_SUFFIXES)
         if len(images) < per_class:
-            raise UserError(
-                f"{folder} has {len(images)} images: ask for fewer than {per_class} (--per-class)"
-            )
+            raise UserError(f"{folder} has {len(images)} images: ask for fewer than {per_class} (--per-class)")
         drawn += sorted(rng.sample(images, per_class))
     return [path.relative_to(root) for path in drawn]
 

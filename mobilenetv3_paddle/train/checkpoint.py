@@ -28,11 +28,14 @@ def optimizer_state(model: nn.Layer, optimizer: Optimizer) -> dict[str, np.ndarr
     }
 
 
-def load_optimizer_state(model: nn.Layer, optimizer: Optimizer, state: dict[str, np.ndarray]) -> None:
-    """Restore what `optimizer_state` returned."""
+def load_optimizer_state(
+    model: nn.Layer, optimizer: Optimizer, lr_scheduler: LRScheduler, state: dict[str, np.ndarray]
+) -> None:
+    """Restore what `optimizer_state` returned; the schedule stays as it is."""
     parameters = dict(model.named_parameters())
     split = [(*key.rsplit("/", 1), value) for key, value in state.items()]
-    optimizer.set_state_dict({f"{parameters[name].name}_{kind}": value for name, kind, value in split})
+    own_keys = {f"{parameters[name].name}_{kind}": value for name, kind, value in split}
+    optimizer.set_state_dict({**own_keys, "LR_Scheduler": lr_scheduler.state_dict()})
 
 
 def save_checkpoint(
@@ -61,6 +64,6 @@ def load_checkpoint(
     if missing:
         raise UserError(f"checkpoint {path} lacks {', '.join(sorted(missing))}: for weights alone use --weights")
     load_state_dict(model, content["model"], f"checkpoint {path}")
-    load_optimizer_state(model, optimizer, content["optimizer"])
     lr_scheduler.set_state_dict(content["lr_scheduler"])
+    load_optimizer_state(model, optimizer, lr_scheduler, content["optimizer"])
     return content["epoch"], content["args"]

@@ -39,7 +39,8 @@ def load_pickle(path: Path) -> dict[str, Any]:
 def save_pickle(content: Mapping[str, Any], path: Path) -> None:
     """Write `content` to `path`, whole or not at all; raises UserError when it cannot be written."""
     with atomic_path(path) as temporary:
-        torch.save(content, temporary)
+        with temporary.open("wb") as file:  # given a path, torch reports a full disk as a RuntimeError
+            torch.save(content, file)
 
 
 def read_weights(path: str | Path) -> dict[str, np.ndarray]:

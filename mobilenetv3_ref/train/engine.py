@@ -50,9 +50,9 @@ def train_one_epoch(
     """Train on every batch, logging as TrainingLog says; raises UserError when the loss is NaN or infinite."""
     set_train_mode(model, freeze_norm)
     line = TrainingLog(epoch, len(data_loader), print_freq)
-    for batch_idx, (image, target) in enumerate(data_loader):
+    for batch_idx, batch in enumerate(data_loader):
         line.batch_read()
-        image, target = image.to(device), target.to(device)
+        image, target = (tensor.to(device) for tensor in batch)
         loss, output = train_step(model, criterion, optimizer, image, target)
         if not math.isfinite(loss.item()):
             raise UserError(f"the loss is {loss.item()} at epoch {epoch}, iter {batch_idx}: lower --lr, check the data")
@@ -67,8 +67,8 @@ def evaluate(model: nn.Module, criterion: nn.Module, data_loader: DataLoader, de
     """loss (mean), top1, top5 (shares, 0 to 1) and samples, over all processes; every image counts once."""
     model.eval()
     loss_sum, samples, correct = 0.0, 0, [0, 0]
-    for image, target in data_loader:
-        image, target = image.to(device), target.to(device)
+    for batch in data_loader:
+        image, target = (tensor.to(device) for tensor in batch)
         output = model(image)
         loss_sum += criterion(output, target).item() * len(target)
         samples += len(target)

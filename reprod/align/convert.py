@@ -46,13 +46,8 @@ def _renamed(arrays: Mapping[str, np.ndarray], layer_types: Mapping[str, str], i
     return result
 
 
-def layer_types(model) -> dict[str, str]:
-    """{dotted name: layer type} of every module of `model`, a `torch.nn.Module`."""
-    return {name: type(module).__name__ for name, module in model.named_modules()}
-
-
 def torch_to_paddle(arrays: Mapping[str, np.ndarray], types: Mapping[str, str]) -> dict[str, np.ndarray]:
-    """A PyTorch state_dict's arrays under PaddlePaddle's names and layouts; `types` as `layer_types` gives them.
+    """A PyTorch state_dict's arrays under PaddlePaddle's names and layouts; `types` maps modules to PyTorch's types.
 
     Raises UserError for a key that no rule covers.
     """

@@ -6,9 +6,9 @@ import time
 class TrainingLog:
     """Measures an epoch of training and says when a line is due, and what it says.
 
-    Call `batch_read()` when a batch has arrived and `batch_done(...)` when it has been trained on. Costs are seconds per
-    batch and cover the interval since the last line, as do `acc` (share of right predictions, 0 to 1) and `avg_ips`
-    (images per second, of this process); `loss` is the last batch's.
+    Call `batch_read()` when a batch has arrived and `batch_done(...)` when it has been trained on. Costs are seconds
+    per batch and cover the interval since the last line, as do `acc` (share of right predictions, 0 to 1) and
+    `avg_ips` (images per second, of this process); `loss` is the last batch's.
     """
 
     def __init__(self, epoch: int, num_batches: int, print_freq: int) -> None:

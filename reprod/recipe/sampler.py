@@ -1,5 +1,6 @@
 """Which images form which batch, on which process: one order for both frameworks."""
 
+import math
 from collections.abc import Iterator
 
 import numpy as np
@@ -46,7 +47,7 @@ class BatchSampler:
         if self.shuffle:
             order = np.random.default_rng([self.seed, self.epoch]).permutation(self.length)
         if self.pad:
-            order = np.resize(order, -(-self.length // self.world_size) * self.world_size)
+            order = np.resize(order, math.ceil(self.length / self.world_size) * self.world_size)
         return order[self.rank :: self.world_size].tolist()
 
     def __iter__(self) -> Iterator[list[int]]:
@@ -55,4 +56,4 @@ class BatchSampler:
             yield indices[start : start + self.batch_size]
 
     def __len__(self) -> int:
-        return -(-len(self.indices()) // self.batch_size)
+        return math.ceil(len(self.indices()) / self.batch_size)

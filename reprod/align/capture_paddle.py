@@ -1,0 +1,109 @@
+"""The port's side of a comparison: the same functions as in capture_torch.py, results under the reference's names."""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+
+import numpy as np
+import paddle
+from paddle import nn
+
+from mobilenetv3_paddle.models.weights import load_state_dict, to_arrays
+from reprod.recipe.cli import UserError
+
+from .capture_torch import Recording
+from .convert import paddle_to_torch, torch_to_paddle
+from .gates import BENDS
+
+
+def build(
+    factory: Callable[[], nn.Layer], arrays: Mapping[str, np.ndarray], dtype: str, device: str, types: Mapping[str, str]
+) -> nn.Layer:
+    """`factory()` with the reference's weights `arrays`, in "float32" or "float64"; `types` are its layer types."""
+    paddle.set_device(device)
+    before = paddle.get_default_dtype()
+    paddle.set_default_dtype(dtype)  # layers keep the dtype that they are built under
+    try:
+        model = factory()
+    finally:
+        paddle.set_default_dtype(before)
+    arrays = torch_to_paddle(arrays, types)
+    load_state_dict(model, {k: v.astype(dtype) if v.dtype.kind == "f" else v for k, v in arrays.items()})
+    return model
+
+
+def is_container(module: nn.Layer) -> bool:
+    """Whether its output is only its last child's."""
+    return isinstance(module, nn.Sequential)
+
+
+@contextmanager
+def recording(model: nn.Layer) -> Iterator[Recording]:
+    """Record every forward pass of `model` in this context; the whole model's output is called "logits"."""
+    record, handles = Recording(), []
+
+    def hook(name: str, is_gate: bool) -> Callable:
+        def store(module, inputs, output) -> None:
+            record.outputs[name or "logits"] = output.numpy().copy()
+            if is_gate:
+                record.gate_inputs[name] = inputs[0].numpy().copy()
+
+        return store
+
+    for name, module in model.named_sublayers(include_self=True):
+        if not is_container(module):
+            is_gate = type(module).__name__ in BENDS
+            handles.append(module.register_forward_post_hook(hook(name, is_gate)))
+    try:
+        yield record
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def to_tensor(array: np.ndarray, model: nn.Layer) -> paddle.Tensor:
+    """`array` on the model's device, in the model's precision if it is floating point."""
+    return paddle.to_tensor(array, dtype=model.parameters()[0].dtype if array.dtype.kind == "f" else None)
+
+
+@paddle.no_grad()
+def run_forward(model: nn.Layer, images: np.ndarray, train: bool, types: Mapping[str, str]) -> Recording:
+    """One forward pass of `images` (N, 3, H, W); in train mode the outputs end with the batch-norm buffers after it."""
+    model.train() if train else model.eval()
+    with recording(model) as record:
+        model(to_tensor(images, model))
+    if train:
+        record.outputs.update(buffers(model, types))
+    return record
+
+
+def buffers(model: nn.Layer, types: Mapping[str, str]) -> dict[str, np.ndarray]:
+    """Batch norm's running statistics and counts."""
+    arrays = {name: tensor for name, tensor in model.state_dict().items() if tensor.stop_gradient}
+    return paddle_to_torch(to_arrays(arrays), types)
+
+
+def parameters(model: nn.Layer, types: Mapping[str, str]) -> dict[str, np.ndarray]:
+    """All trained parameters."""
+    arrays = {name: p for name, p in model.named_parameters() if not p.stop_gradient}
+    return paddle_to_torch(to_arrays(arrays), types)
+
+
+def gradients(model: nn.Layer, types: Mapping[str, str]) -> dict[str, np.ndarray]:
+    """The gradients of all trained parameters; one that received none is missing."""
+    arrays = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+    return paddle_to_torch(to_arrays(arrays), types)
+
+
+def shapes(model: nn.Layer, types: Mapping[str, str]) -> dict[str, tuple[int, ...]]:
+    """{name: shape} of all parameters and buffers as the reference would store them.
+
+    One of a layer that the reference does not have keeps its own name, which a comparison will then show.
+    """
+    result = {}
+    for name, array in to_arrays(model.state_dict()).items():
+        try:
+            converted = paddle_to_torch({name: array}, types)
+        except UserError:
+            converted = {name: array}
+        result.update({key: value.shape for key, value in converted.items()})
+    return result

@@ -1,0 +1,37 @@
+"""Activations as gates: where they bend, which branches an input reaches, and where two runs took different ones.
+
+A ReLU no input of which exceeds 6 cannot be told from a ReLU6, nor a hard-swish from a swish where nothing is below -3:
+a comparison proves only the branches that its inputs reach. Framework-neutral: gates are known by their class name.
+"""
+
+from collections.abc import Mapping
+
+import numpy as np
+
+# Where each activation, or one it is commonly taken for, changes its formula (x > 6 tells ReLU from ReLU6).
+BENDS = {"ReLU": (0.0, 6.0), "Hardswish": (-3.0, 3.0), "Hardsigmoid": (-3.0, 3.0)}
+# The bends at which its own derivative jumps.
+KINKS = {"ReLU": (0.0,), "Hardswish": (-3.0, 3.0), "Hardsigmoid": (-3.0, 3.0)}
+
+
+def dead_branches(gate_inputs: Mapping[str, np.ndarray], types: Mapping[str, str]) -> list[str]:
+    """The branches that no input reaches, as "features.1.block.0.2 (ReLU): nothing above 6"."""
+    dead = []
+    for name, x in gate_inputs.items():
+        low, high = BENDS[types[name]]
+        where = {
+            f"below {low:g}": x < low,
+            f"from {low:g} to {high:g}": (x > low) & (x < high),
+            f"above {high:g}": x > high,
+        }
+        dead += [f"{name} ({types[name]}): nothing {place}" for place, reached in where.items() if not reached.any()]
+    return dead
+
+
+def flipped(one: Mapping[str, np.ndarray], other: Mapping[str, np.ndarray], types: Mapping[str, str]) -> dict[str, int]:
+    """{gate: how many of its inputs lie on different sides of a kink in the two runs}, where there are any."""
+    counts = {
+        name: sum(int(((x > kink) != (other[name] > kink)).sum()) for kink in KINKS[types[name]])
+        for name, x in one.items()
+    }
+    return {name: count for name, count in counts.items() if count}

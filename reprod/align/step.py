@@ -1,0 +1,151 @@
+"""What the steps share: their flags, their weights, and how they print, write and end."""
+
+import argparse
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import numpy as np
+import paddle
+import torch
+
+import mobilenetv3_paddle.device
+import mobilenetv3_paddle.models
+import mobilenetv3_ref.device
+import mobilenetv3_ref.models
+from reprod.recipe.arguments import MODEL_NAMES, HelpFormatter
+from reprod.recipe.cli import UserError, output_dir
+
+from .capture_torch import layer_types
+from .compare import FAIL, PASS, REFUSED, Verdict
+from .convert import paddle_to_torch
+from .limits import largest
+from .probe import probe_weights
+from .record import save_record, save_text
+from .report import render, row_line
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def get_args_parser(prog: str, description: str) -> argparse.ArgumentParser:
+    """The flags that all steps have."""
+    parser = argparse.ArgumentParser(prog=prog, description=description, formatter_class=HelpFormatter)
+    add = parser.add_argument
+    add("--model", choices=MODEL_NAMES, default=MODEL_NAMES[0], help="which of the two sizes")
+    add("--device", choices=("cpu", "gpu"), default="cpu", help="where both sides run")
+    add(
+        "--weights",
+        metavar="FILE",
+        help="weights for both sides (.pth, .safetensors, .pdparams) instead of probe weights",
+    )
+    add("--seed", type=int, default=0, help="of inputs and probe weights")
+    add("--output-dir", default=str(ROOT / "result"), help="where results and the log are written")
+    return parser
+
+
+def item_group(name: str) -> str:
+    """The label that an item is shown under: the block it lies in, or what stands before its last slash."""
+    if name.endswith((".running_mean", ".running_var", ".num_batches_tracked")) and "/" not in name:
+        return "running statistics"
+    if "/" in name:
+        return name.rsplit("/", 1)[0]
+    return ".".join(name.split(".")[:2])
+
+
+class Step:
+    """One rung of the ladder while it runs: the weights, the verdicts so far, what it will write."""
+
+    def __init__(self, name: str, args: argparse.Namespace) -> None:
+        """Raises UserError for a device that is not there, weights that do not fit, or an unwritable folder."""
+        if args.seed < 0:
+            raise UserError(f"--seed {args.seed} is negative: choose 0 or more")
+        os.environ["NVIDIA_TF32_OVERRIDE"] = "0"  # 10-bit products on cards would drown what is compared
+        self.name, self.args = name, args
+        self.out = output_dir(args.output_dir)
+        self.torch_device = mobilenetv3_ref.device.select_device(args.device)
+        self.paddle_device = mobilenetv3_paddle.device.select_device(args.device)
+        self.verdicts: list[Verdict] = []
+        self.log: list[str] = []
+        self.say(
+            f"{name}: {args.model}, torch {torch.__version__} (reference) and paddle {paddle.__version__} (port), "
+            f"{args.device}, seed {args.seed}, {args.weights or 'probe weights'}"
+        )
+        self.arrays = self._weights()
+        self.num_classes = len(self.arrays["classifier.3.bias"])
+        self.types = layer_types(self.ref_model())
+
+    def _weights(self) -> dict[str, np.ndarray]:
+        build = mobilenetv3_ref.models.MODELS[self.args.model]
+        if self.args.weights is None:
+            return probe_weights(build(), self.args.seed)
+        path = Path(self.args.weights)
+        if path.suffix == ".pdparams":
+            types = layer_types(build())
+            arrays = paddle_to_torch(mobilenetv3_paddle.models.read_weights(path), types)
+        else:
+            arrays = mobilenetv3_ref.models.read_weights(path)
+        model = build(num_classes=len(arrays.get("classifier.3.bias", ())) or 1000)
+        mobilenetv3_ref.models.load_state_dict(model, arrays, f"weights {path}")
+        return arrays
+
+    def ref_model(self, **kwargs) -> torch.nn.Module:
+        """A reference model with its own initial weights and the right number of classes; dropout off by default."""
+        return mobilenetv3_ref.models.MODELS[self.args.model](
+            **{"num_classes": self.num_classes, "dropout": 0.0, **kwargs}
+        )
+
+    def paddle_model(self, **kwargs) -> paddle.nn.Layer:
+        """The port's, likewise."""
+        return mobilenetv3_paddle.models.MODELS[self.args.model](
+            **{"num_classes": self.num_classes, "dropout": 0.0, **kwargs}
+        )
+
+    def say(self, text: str) -> None:
+        """Print a line now and keep it for the log."""
+        print(text, flush=True)
+        self.log.append(text)
+
+    def check(self, verdict: Verdict, group: Callable[[str], str] = item_group) -> bool:
+        """Print the verdict, keep it, and tell whether it passed."""
+        self.verdicts.append(verdict)
+        self.say(render(verdict, group, self.types))
+        return verdict.status == PASS
+
+    def refuse(self, reason: str) -> None:
+        """Count a reason for which a pass would prove nothing."""
+        self.check(Verdict("what the inputs can prove", refusal=reason))
+
+    def check_signal(self, outputs: Mapping[str, np.ndarray]) -> None:
+        """Refuse weights under which the signal dies or explodes on its way: any port would pass, or none."""
+        for name, array in outputs.items():
+            if array.dtype.kind == "f" and not 1e-3 <= largest(array) <= 1e6:
+                self.refuse(
+                    f"the signal is lost at {name}: its largest value is {largest(array):.1e}; use other weights"
+                )
+                return
+
+    @property
+    def status(self) -> int:
+        """FAIL if any verdict failed, REFUSED if any was refused or there is none, else PASS."""
+        statuses = {verdict.status for verdict in self.verdicts} or {REFUSED}
+        return FAIL if FAIL in statuses else max(statuses)
+
+    def finish(
+        self, stem: str, ref: Mapping[str, np.ndarray], port: Mapping[str, np.ndarray], log_stem: str = ""
+    ) -> int:
+        """Write STEM_ref.npy, STEM_paddle.npy and log/STEM_diff.log, print the last line, return the exit status."""
+        rows = [row for verdict in self.verdicts for row in verdict.rows]
+        bad = [row for row in rows if row.status != PASS]
+        if self.status == PASS:
+            self.say(f"PASS {self.name}: all {len(rows)} items within their limits")
+        elif self.status == FAIL:
+            first = next(verdict.first_failure for verdict in self.verdicts if verdict.status == FAIL)
+            self.say(f"FAIL {self.name}: {len(bad)} of {len(rows)} items outside their limits, first {first.name}")
+        else:
+            self.say(f"REFUSED {self.name}: the comparison proves nothing, see above")
+        save_record(ref, self.out / f"{stem}_ref.npy")
+        save_record(port, self.out / f"{stem}_paddle.npy")
+        every = [line for verdict in self.verdicts for line in (verdict.title, *map(row_line, verdict.rows))]
+        text = "\n".join([*self.log, "", "every item:", *every, ""])
+        save_text(text, self.out / "log" / f"{log_stem or stem}_diff.log")
+        return self.status

@@ -1,0 +1,105 @@
+"""Rung 01: the forward pass of every module, in eval and train mode.
+
+Proves: with the same weights and images, every module of the port gives what the reference's gives, and batch norm
+keeps the same running statistics. Does not prove: how images are read (02), gradients and updates (05).
+Stands on: nothing.
+
+  python steps/01_test_forward.py        ends in: PASS 01_test_forward: all ... items within their limits
+"""
+
+import argparse
+
+import numpy as np
+
+from reprod.align import capture_paddle, capture_torch
+from reprod.align.compare import compare
+from reprod.align.gates import dead_branches
+from reprod.align.limits import U, exact_limits, kernel_limits, semantic_limits
+from reprod.align.probe import probe_images
+from reprod.align.step import Step, get_args_parser
+from reprod.recipe.cli import run
+
+NAME = "01_test_forward"
+BATCH, HEIGHT, WIDTH = 3, 224, 160  # odd and not square: a swapped axis cannot pass
+DROPOUT_SIZE = 1 << 16
+
+
+def run_ref(step: Step, images: np.ndarray, dtype: str, train: bool) -> capture_torch.Recording:
+    model = capture_torch.build(step.ref_model, step.arrays, dtype, step.torch_device)
+    return capture_torch.run_forward(model, images, train)
+
+
+def run_paddle(step: Step, images: np.ndarray, dtype: str, train: bool) -> capture_torch.Recording:
+    model = capture_paddle.build(step.paddle_model, step.arrays, dtype, step.paddle_device, step.types)
+    return capture_paddle.run_forward(model, images, train, step.types)
+
+
+def check_structure(step: Step) -> bool:
+    """Every parameter and buffer by name and shape, before any of them is loaded."""
+    ref_shapes = {name: tensor.shape for name, tensor in step.ref_model().state_dict().items()}
+    port_shapes = capture_paddle.shapes(step.paddle_model(), step.types)
+    ref, port = (
+        {f"shape/{name}": np.array("x".join(map(str, shape)) or "scalar") for name, shape in shapes.items()}
+        for shapes in (ref_shapes, port_shapes)
+    )
+    return step.check(compare(ref, port, exact_limits(ref), title="parameters and buffers, by shape"))
+
+
+def dropout_facts(module, to_tensor) -> dict[str, np.ndarray]:
+    """What a dropout layer does to ones: nothing in eval mode, zeros and 1 / (1 - p) in train mode."""
+    ones = to_tensor(np.ones(DROPOUT_SIZE, np.float32))
+    module.eval()
+    kept = module(ones).numpy()
+    module.train()
+    dropped = module(ones).numpy()
+    share = np.array((dropped != 0).mean())
+    return {"dropout/eval": kept, "dropout/train values": np.unique(dropped), "dropout/train share": share}
+
+
+def check_dropout(step: Step) -> None:
+    """The masks are each framework's own, so what is compared is their distribution."""
+    ref_model, port_model = step.ref_model(dropout=0.2), step.paddle_model(dropout=0.2)
+    ref = dropout_facts(ref_model.classifier[2], lambda array: capture_torch.to_tensor(array, ref_model))
+    port = dropout_facts(port_model.classifier[2], lambda array: capture_paddle.to_tensor(array, port_model))
+    deviation = np.sqrt(2 * 0.2 * 0.8 / DROPOUT_SIZE)  # of the difference between two binomial shares
+    limits = {"dropout/eval": 0.0, "dropout/train values": 4 * U, "dropout/train share": 6 * deviation}
+    step.check(compare(ref, port, limits, title="dropout (p = 0.2) on ones"), group=lambda name: name)
+
+
+def main(args: argparse.Namespace) -> int:
+    step = Step(NAME, args)
+    images = probe_images(np.random.default_rng([args.seed, 2]), BATCH, HEIGHT, WIDTH)
+    ref_files, port_files = {"input": images}, {"input": images}
+    if not check_structure(step):
+        return step.finish("forward", ref_files, port_files)
+
+    dead = None
+    for train in (False, True):
+        mode = "train" if train else "eval"
+        truth, ref = run_ref(step, images, "float64", train), run_ref(step, images, "float32", train)
+        step.check_signal(truth.outputs)
+        unreached = set(dead_branches(truth.gate_inputs, step.types))
+        dead = unreached if dead is None else dead & unreached
+        limits = {
+            "float64": semantic_limits(truth.outputs, ref.outputs),
+            "float32": kernel_limits(truth.outputs, ref.outputs),
+        }
+        for dtype, reference in (("float64", truth), ("float32", ref)):
+            port = run_paddle(step, images, dtype, train)
+            step.check(compare(reference.outputs, port.outputs, limits[dtype], title=f"{mode} mode, {dtype}"))
+            prefix = "" if (mode, dtype) == ("eval", "float32") else f"{mode}/{dtype}/"
+            for files, recording in ((ref_files, reference), (port_files, port)):
+                files.update(
+                    {prefix + k: v for k, v in recording.outputs.items() if k == "logits" or k.count(".") == 1}
+                )
+    check_dropout(step)
+    step.say(f"branches of activations that no input reached: {len(dead)} of {3 * len(truth.gate_inputs)}")
+    for branch in sorted(dead):
+        step.say(f"  not proved: {branch}")
+    if dead and args.weights is None:
+        step.refuse(f"{len(dead)} branches are never taken, so they may be wrong: choose another --seed")
+    return step.finish("forward", ref_files, port_files)
+
+
+if __name__ == "__main__":
+    run(lambda: main(get_args_parser(NAME, __doc__).parse_args()), NAME)
