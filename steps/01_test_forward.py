@@ -16,7 +16,7 @@ from reprod.align.compare import compare
 from reprod.align.gates import dead_branches
 from reprod.align.limits import U, exact_limits, kernel_limits, semantic_limits
 from reprod.align.probe import probe_images
-from reprod.align.step import Step, get_args_parser
+from reprod.align.step import Step, step_parser
 from reprod.recipe.cli import run
 
 NAME = "01_test_forward"
@@ -66,6 +66,10 @@ def check_dropout(step: Step) -> None:
     step.check(compare(ref, port, limits, title="dropout (p = 0.2) on ones"), group=lambda name: name)
 
 
+def get_args_parser() -> argparse.ArgumentParser:
+    return step_parser(NAME, __doc__)
+
+
 def main(args: argparse.Namespace) -> int:
     step = Step(NAME, args)
     images = probe_images(np.random.default_rng([args.seed, 2]), BATCH, HEIGHT, WIDTH)
@@ -102,4 +106,4 @@ def main(args: argparse.Namespace) -> int:
 
 
 if __name__ == "__main__":
-    run(lambda: main(get_args_parser(NAME, __doc__).parse_args()), NAME)
+    run(lambda: main(get_args_parser().parse_args()), NAME)

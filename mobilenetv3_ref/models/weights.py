@@ -38,9 +38,9 @@ def load_pickle(path: Path) -> dict[str, Any]:
 
 def save_pickle(content: Mapping[str, Any], path: Path) -> None:
     """Write `content` to `path`, whole or not at all; raises UserError when it cannot be written."""
-    with atomic_path(path) as temporary:
-        with temporary.open("wb") as file:  # given a path, torch reports a full disk as a RuntimeError
-            torch.save(content, file)
+    # Given a path instead of a file, torch would report a full disk as a RuntimeError.
+    with atomic_path(path) as temporary, temporary.open("wb") as file:
+        torch.save(content, file)
 
 
 def read_weights(path: str | Path) -> dict[str, np.ndarray]:

@@ -24,7 +24,7 @@ BY_NAME = [
     (r"num_batches_tracked$", "batch norm in eval mode, or statistics not updated"),
     (r"^dropout", "dropout probability, or its mode (Paddle: upscale_in_train)"),
     (r"/lr$|^lr", "the schedule is not attached to the optimizer, not stepped, or stepped at another time; gamma"),
-    (r"/grad/", "an operation whose backward differs; a gradient not cleared, or scaled by the batch"),
+    (r"/grad/|gradient$", "an operation whose backward differs; a gradient not cleared, or scaled by the batch"),
     (r"/param/", "optimizer formula: weight decay, momentum, nesterov, learning rate of one group"),
     (r"loss", "criterion: axis, reduction, label smoothing; or logits that differ (run 01_test_forward)"),
     (r"^classes|^files|^length", "class folders or files listed in another order, or filtered by suffix"),

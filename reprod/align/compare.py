@@ -4,7 +4,7 @@ Structure comes before values: keys, then shape and dtype, then finite values, t
 broadcast, cast or transposed to make it fit, NaN never passes, and an item on which any port would pass is refused.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -142,3 +142,13 @@ def compare(
     extra = [name for name in port if name not in ref]
     rows += [Row(name, FAIL, np.shape(port[name]), reason="the reference does not have it") for name in extra]
     return Verdict(title, rows)
+
+
+def joined(title: str, verdicts: Iterable[Verdict]) -> Verdict:
+    """One verdict over the rows of several; none at all, or only empty ones, is refused."""
+    verdicts = list(verdicts)
+    rows = [row for verdict in verdicts for row in verdict.rows]
+    refusals = [verdict.refusal for verdict in verdicts if verdict.refusal]
+    if not rows:
+        refusals.append("there is nothing to compare")
+    return Verdict(title, rows, refusals[0] if refusals else "")

@@ -6,6 +6,7 @@ from itertools import groupby
 from .causes import usual_causes
 from .compare import FAIL, PASS, REFUSED, Row, Verdict
 
+LAST_WORDS = {PASS: "PASS", FAIL: "FAIL", REFUSED: "REFUSED"}
 WORDS = {PASS: "ok", FAIL: "FAIL", REFUSED: "REFUSED"}
 
 

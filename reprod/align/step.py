@@ -25,9 +25,10 @@ from .record import save_record, save_text
 from .report import render, row_line
 
 ROOT = Path(__file__).resolve().parents[2]
+LITE_DATA = ROOT / "lite_data"
 
 
-def get_args_parser(prog: str, description: str) -> argparse.ArgumentParser:
+def step_parser(prog: str, description: str) -> argparse.ArgumentParser:
     """The flags that all steps have."""
     parser = argparse.ArgumentParser(prog=prog, description=description, formatter_class=HelpFormatter)
     add = parser.add_argument

@@ -1,0 +1,168 @@
+"""Rung 03: top-1 and top-5 over the whole validation set.
+
+Proves: both sides' evaluation counts the same right answers, over a last batch that is not full, with labels at every
+rank around the k of top-k, and with tied and NaN logits. Does not prove: that the numbers are those of a trained model
+(probe weights know no classes; give --weights and --data-path for that).
+Stands on: 01 (the logits), 02 (the images and labels).
+
+  python steps/03_test_metric.py         ends in: PASS 03_test_metric: all ... items within their limits
+"""
+
+import argparse
+from collections.abc import Iterator
+
+import numpy as np
+from tqdm import tqdm
+
+import mobilenetv3_paddle.data
+import mobilenetv3_paddle.train.criterion
+import mobilenetv3_paddle.train.engine
+import mobilenetv3_paddle.train.metric
+import mobilenetv3_ref.data
+import mobilenetv3_ref.train.criterion
+import mobilenetv3_ref.train.engine
+import mobilenetv3_ref.train.metric
+from reprod.align import capture_paddle, capture_torch
+from reprod.align.compare import compare
+from reprod.align.limits import C, U, kernel_limits
+from reprod.align.step import LITE_DATA, Step, step_parser
+from reprod.recipe.cli import run
+
+NAME = "03_test_metric"
+BATCH_SIZE = 5  # leaves a partial batch of the 16 images
+RANKS = 8  # labels are put at ranks 0 to 7, so that an off-by-one in k changes a count
+TOPK = [1, 2, 5, 7]
+
+
+def logits_of(capture, model, loader) -> tuple[np.ndarray, np.ndarray]:
+    """(logits (N, C), labels (N,)) of the validation set, through one side's own loader."""
+    model.eval()
+    logits, labels = [], []
+    for image, label in tqdm(loader, "logits", unit="batch", leave=False, disable=None):
+        logits.append(model(capture.to_tensor(image.numpy(), model)).detach().cpu().numpy())
+        labels.append(label.numpy())
+    return np.concatenate(logits), np.concatenate(labels)
+
+
+def ranked_labels(logits: np.ndarray, margin: float) -> np.ndarray | None:
+    """A label for each image: at rank 0, 1, ... 7, 0, ... of its logits, or the next `margin` off its neighbours.
+
+    None if an image has no such rank.
+    """
+    order = np.argsort(-logits, axis=1, kind="stable")[:, : RANKS + 1]
+    labels = []
+    for i, (row, classes) in enumerate(zip(logits, order, strict=True)):
+        gaps = -np.diff(row[classes], prepend=np.inf)
+        clear = [r % RANKS for r in range(i, i + RANKS) if min(gaps[r % RANKS], gaps[r % RANKS + 1]) > margin]
+        if not clear:
+            return None
+        labels.append(classes[clear[0]])
+    return np.array(labels)
+
+
+def relabelled(loader, labels: np.ndarray, capture, model) -> Iterator[tuple]:
+    """The loader's batches with other labels."""
+    start = 0
+    for image, target in loader:
+        yield image, capture.to_tensor(labels[start : start + len(target)], model)
+        start += len(target)
+
+
+def evaluation(side, capture, model, loader, labels: np.ndarray, device) -> dict[str, np.ndarray]:
+    """What one side's `evaluate` says of its own batches under `labels`."""
+    criterion = side.criterion.build_criterion()
+    metrics = side.engine.evaluate(model, criterion, relabelled(loader, labels, capture, model), device)
+    counts = {key: np.array(round(metrics[key] * metrics["samples"])) for key in ("top1", "top5")}
+    return {**counts, "samples": np.array(int(metrics["samples"])), "loss": np.array(metrics["loss"])}
+
+
+def tie_cases() -> tuple[np.ndarray, np.ndarray]:
+    """Logits with ties at the edge of k, equal everywhere, infinite and NaN, and labels for them."""
+    rows = [
+        [3, 1, 3, 0, 2, 2, 2, 1],
+        [0] * 8,
+        [1, 2, 2, 2, 2, 2, 9, 9],
+        [np.nan] * 8,
+        [np.inf, 5, 4, 3, 2, 1, 0, -np.inf],
+    ]
+    logits = np.repeat(np.array(rows, np.float32), 8, axis=0)
+    return logits, np.tile(np.arange(8), len(rows))
+
+
+def correct_by_sorting(logits: np.ndarray, labels: np.ndarray) -> np.ndarray:
+    """The definition, slowly: classes sorted by logit, equal ones by number; a NaN logit is never right."""
+    ranks = []
+    for row, label in zip(logits, labels, strict=True):
+        order = sorted(range(len(row)), key=lambda c: (-row[c], c))
+        ranks.append(len(row) if np.isnan(row[label]) else order.index(label))
+    return np.array([sum(rank < k for rank in ranks) for k in TOPK])
+
+
+def check_ties(step: Step, ref_model, port_model) -> None:
+    logits, labels = tie_cases()
+    truth = {"tie/correct at 1, 2, 5, 7": correct_by_sorting(logits, labels)}
+    for word, side, capture, model in (
+        ("reference", mobilenetv3_ref.train, capture_torch, ref_model),
+        ("port", mobilenetv3_paddle.train, capture_paddle, port_model),
+    ):
+        tensors = capture.to_tensor(logits, model), capture.to_tensor(labels, model)
+        counted = {"tie/correct at 1, 2, 5, 7": np.array(side.metric.correct_at(*tensors, TOPK))}
+        step.check(compare(truth, counted, dict.fromkeys(truth, 0.0), title=f"ties and NaN: the definition, {word}"))
+
+
+def check_evaluation(
+    step: Step, sides: tuple, truth: np.ndarray, ref_labels: np.ndarray, limit: float
+) -> tuple[dict, dict]:
+    """Both sides' `evaluate`, under labels that test every rank and under the folder's own."""
+    ranked = ranked_labels(truth, 2 * limit)
+    if ranked is None:
+        step.refuse("an image's best logits are all within rounding of each other: choose another --seed")
+        return {}, {}
+    # Cross entropy moves at most twice as far as the logits do, in the largest one; plus its own rounding.
+    limits = {"top1": 0.0, "top5": 0.0, "samples": 0.0, "loss": 2 * limit + C * U * float(np.abs(truth).max())}
+    files = {}, {}
+    for prefix, word, labels in (("ranked/", "ranked labels", ranked), ("", "the folder's labels", ref_labels)):
+        ref, port = (evaluation(*side, labels, device) for *side, device in sides)
+        step.check(compare(ref, port, limits, title=f"evaluation, {word}"), group=str)
+        step.say(f"  top1 {ref['top1']} and top5 {ref['top5']} of {ref['samples']}")
+        for kept, found in zip(files, (ref, port), strict=True):
+            kept.update({prefix + key: value for key, value in found.items()})
+    return files
+
+
+def get_args_parser() -> argparse.ArgumentParser:
+    parser = step_parser(NAME, __doc__)
+    parser.add_argument("--data-path", default=str(LITE_DATA), help="folder with val/, one folder a class")
+    return parser
+
+
+def main(args: argparse.Namespace) -> int:
+    step = Step(NAME, args)
+    models = {d: capture_torch.build(step.ref_model, step.arrays, d, step.torch_device) for d in ("float32", "float64")}
+    ref_model = models["float32"]
+    port_model = capture_paddle.build(step.paddle_model, step.arrays, "float32", step.paddle_device, step.types)
+    ref_loader, port_loader = (
+        data.build_loader(data.build_dataset(args.data_path, train=False), BATCH_SIZE, train=False)
+        for data in (mobilenetv3_ref.data, mobilenetv3_paddle.data)
+    )
+    truth, _ = logits_of(capture_torch, models["float64"], ref_loader)
+    ref, ref_labels = logits_of(capture_torch, ref_model, ref_loader)
+    port, port_labels = logits_of(capture_paddle, port_model, port_loader)
+    step.check_signal({"logits": truth})
+
+    limits = kernel_limits({"logits": truth}, {"logits": ref}) | {"labels": 0.0}
+    ref_files, port_files = {"logits": ref, "labels": ref_labels}, {"logits": port, "labels": port_labels}
+    if step.check(compare(ref_files, port_files, limits, title="the whole validation set, float32"), group=str):
+        sides = (
+            (mobilenetv3_ref.train, capture_torch, ref_model, ref_loader, step.torch_device),
+            (mobilenetv3_paddle.train, capture_paddle, port_model, port_loader, step.paddle_device),
+        )
+        ref_counts, port_counts = check_evaluation(step, sides, truth, ref_labels, limits["logits"])
+        ref_files.update(ref_counts)
+        port_files.update(port_counts)
+        check_ties(step, ref_model, port_model)
+    return step.finish("metric", ref_files, port_files)
+
+
+if __name__ == "__main__":
+    run(lambda: main(get_args_parser().parse_args()), NAME)

@@ -1,0 +1,86 @@
+"""Rung 04: the criterion and its gradient.
+
+Proves: the loss and its gradient with respect to the logits, with and without label smoothing, on ordinary and on
+extreme logits, and on the model's own. Does not prove: the gradients inside the model (05).
+Stands on: 01 (the model's logits).
+
+  python steps/04_test_loss.py           ends in: PASS 04_test_loss: all ... items within their limits
+"""
+
+import argparse
+
+import numpy as np
+import paddle
+import torch
+
+import mobilenetv3_paddle.train.criterion
+import mobilenetv3_ref.train.criterion
+from reprod.align import capture_torch
+from reprod.align.compare import compare
+from reprod.align.limits import kernel_limits, semantic_limits
+from reprod.align.probe import probe_images
+from reprod.align.step import Step, step_parser
+from reprod.recipe.cli import run
+
+NAME = "04_test_loss"
+BATCH = 7
+SMOOTHING = (0.0, 0.1)
+
+
+def loss_inputs(step: Step) -> tuple[dict[str, np.ndarray], np.ndarray]:
+    """Logits (7, C), float64 values that float32 holds, by what they are; labels (7,) with both ends of the range."""
+    rng = np.random.default_rng([step.args.seed, 4])
+    model = capture_torch.build(step.ref_model, step.arrays, "float32", step.torch_device)
+    images = probe_images(rng, BATCH, 96, 64)
+    logits = {
+        "model": capture_torch.run_forward(model, images, train=False).outputs["logits"],
+        "drawn": rng.normal(0, 3, (BATCH, step.num_classes)),
+        "extreme": rng.normal(0, 60, (BATCH, step.num_classes)),  # exp() of them overflows float32
+    }
+    labels = rng.integers(0, step.num_classes, BATCH)
+    labels[:2] = 0, step.num_classes - 1
+    return {name: array.astype(np.float32).astype(np.float64) for name, array in logits.items()}, labels
+
+
+def run_ref(step: Step, logits: np.ndarray, labels: np.ndarray, smoothing: float) -> dict[str, np.ndarray]:
+    criterion = mobilenetv3_ref.train.criterion.build_criterion(smoothing)
+    x = torch.tensor(logits, device=step.torch_device, requires_grad=True)
+    loss = criterion(x, torch.tensor(labels, device=step.torch_device))
+    loss.backward()
+    return {"loss": loss.detach().cpu().numpy(), "gradient": x.grad.cpu().numpy()}
+
+
+def run_paddle(step: Step, logits: np.ndarray, labels: np.ndarray, smoothing: float) -> dict[str, np.ndarray]:
+    criterion = mobilenetv3_paddle.train.criterion.build_criterion(smoothing)
+    x = paddle.to_tensor(logits, stop_gradient=False)
+    loss = criterion(x, paddle.to_tensor(labels))
+    loss.backward()
+    return {"loss": loss.numpy(), "gradient": x.grad.numpy()}
+
+
+def get_args_parser() -> argparse.ArgumentParser:
+    return step_parser(NAME, __doc__)
+
+
+def main(args: argparse.Namespace) -> int:
+    step = Step(NAME, args)
+    all_logits, labels = loss_inputs(step)
+    step.check_signal({f"{name} logits": logits for name, logits in all_logits.items()})
+    ref_files, port_files = {}, {}
+    for smoothing in SMOOTHING:
+        for name, logits in all_logits.items():
+            truth = run_ref(step, logits, labels, smoothing)
+            ref = run_ref(step, logits.astype(np.float32), labels, smoothing)
+            limits = {"float64": semantic_limits(truth, ref), "float32": kernel_limits(truth, ref)}
+            for dtype, reference in (("float64", truth), ("float32", ref)):
+                port = run_paddle(step, logits.astype(dtype), labels, smoothing)
+                title = f"{name} logits, label smoothing {smoothing}, {dtype}"
+                step.check(compare(reference, port, limits[dtype], title=title))
+                prefix = "" if (name, smoothing, dtype) == ("model", 0.0, "float32") else f"{title}/"
+                ref_files.update({prefix + key: value for key, value in reference.items()})
+                port_files.update({prefix + key: value for key, value in port.items()})
+    return step.finish("loss", ref_files, port_files)
+
+
+if __name__ == "__main__":
+    run(lambda: main(get_args_parser().parse_args()), NAME)

@@ -1,0 +1,210 @@
+"""Rung 05: gradients, optimizer, schedule and batch-norm statistics, over many iterations.
+
+Proves: over 12 iterations of SGD with momentum and weight decay, in train and in eval mode, the loss, the learning
+rate, every gradient by name, every parameter and every batch-norm buffer agree after each iteration; the schedule gives
+the same learning rates for 600 epochs; and one iteration's gradients agree in float32. Does not prove: that float32
+runs stay together (none do for long, not even one framework's with itself).
+Stands on: 01 (forward), 04 (loss).
+
+  python steps/05_test_backward.py       ends in: PASS 05_test_backward: all ... items within their limits
+"""
+
+import argparse
+from collections.abc import Iterator
+
+import numpy as np
+import paddle
+import torch
+from tqdm import tqdm
+
+from mobilenetv3_paddle.train import criterion as port_criterion
+from mobilenetv3_paddle.train import engine as port_engine
+from mobilenetv3_paddle.train import optimizer as port_optimizer
+from mobilenetv3_ref.train import criterion as ref_criterion
+from mobilenetv3_ref.train import engine as ref_engine
+from mobilenetv3_ref.train import optimizer as ref_optimizer
+from reprod.align import capture_paddle, capture_torch
+from reprod.align.compare import Verdict, compare
+from reprod.align.gates import flipped
+from reprod.align.limits import U64, C, U, exact_limits, kernel_limits, largest, semantic_limits
+from reprod.align.probe import probe_images
+from reprod.align.step import Step, step_parser
+from reprod.recipe.cli import run
+
+NAME = "05_test_backward"
+ITERATIONS = 12
+BATCH, HEIGHT, WIDTH = 5, 96, 64  # small, so that few activations lie near a kink; no power of two in any mean
+# A small rate, so that rounding is not magnified from one iteration to the next; the schedule steps twice. Paddle's
+# Momentum holds momentum and weight decay as float32, so both sides get values that float32 holds.
+RECIPE = {
+    "lr": 0.0005,
+    "momentum": float(np.float32(0.9)),
+    "weight_decay": float(np.float32(1e-4)),
+    "lr_step_size": 5,
+    "lr_gamma": 0.5,
+}
+SCHEDULES = {"official": (0.064, 2, 0.973), "simple": (0.1, 30, 0.1)}
+ATTEMPTS = 16
+
+
+def draw_batch(rng: np.random.Generator, num_classes: int) -> tuple[np.ndarray, np.ndarray]:
+    return probe_images(rng, BATCH, HEIGHT, WIDTH), rng.integers(0, num_classes, BATCH)
+
+
+def backwards(gradients: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """From the output to the input, as they are computed: the first that differs is where the fault lies."""
+    return {f"grad/{name}": gradients[name] for name in reversed(gradients)}
+
+
+def run_ref(step: Step, batches: list, dtype: str, train: bool) -> Iterator[tuple[dict, dict]]:
+    """({item: array} after each iteration, gate inputs of its forward pass) of the reference."""
+    model = capture_torch.build(step.ref_model, step.arrays, dtype, step.torch_device)
+    criterion = ref_criterion.build_criterion()
+    optimizer, lr_scheduler = ref_optimizer.build_optimizer(model, **RECIPE)
+    for images, labels in batches:
+        ref_engine.set_train_mode(model) if train else model.eval()
+        inputs = [capture_torch.to_tensor(array, model) for array in (images, labels)]
+        lr = optimizer.param_groups[0]["lr"]
+        with capture_torch.recording(model) as record:
+            loss, _ = ref_engine.train_step(model, criterion, optimizer, *inputs)
+        lr_scheduler.step()
+        yield (
+            {
+                "loss": loss.detach().cpu().numpy(),
+                "lr": np.array(lr),
+                **backwards(capture_torch.gradients(model)),
+                **{f"param/{name}": array for name, array in capture_torch.parameters(model).items()},
+                **{f"buffer/{name}": array for name, array in capture_torch.buffers(model).items()},
+            },
+            record.gate_inputs,
+        )
+
+
+def run_paddle(step: Step, batches: list, dtype: str, train: bool) -> Iterator[tuple[dict, dict]]:
+    """The same of the port."""
+    model = capture_paddle.build(step.paddle_model, step.arrays, dtype, step.paddle_device, step.types)
+    criterion = port_criterion.build_criterion()
+    optimizer, lr_scheduler = port_optimizer.build_optimizer(model, **RECIPE)
+    for images, labels in batches:
+        port_engine.set_train_mode(model) if train else model.eval()
+        inputs = [capture_paddle.to_tensor(array, model) for array in (images, labels)]
+        lr = optimizer.get_lr()
+        with capture_paddle.recording(model) as record:
+            loss, _ = port_engine.train_step(model, criterion, optimizer, *inputs)
+        lr_scheduler.step()
+        yield (
+            {
+                "loss": loss.numpy(),
+                "lr": np.array(lr),
+                **backwards(capture_paddle.gradients(model, step.types)),
+                **{f"param/{name}": array for name, array in capture_paddle.parameters(model, step.types).items()},
+                **{f"buffer/{name}": array for name, array in capture_paddle.buffers(model, step.types).items()},
+            },
+            record.gate_inputs,
+        )
+
+
+def gradient_floor(items: dict[str, np.ndarray], unit: float) -> float:
+    """The rounding, in `unit`, of gradients that cancel to zero: such a gradient is a sum of terms of any layer's size.
+
+    A bias whose shift the next batch norm removes has one; without a floor, rounding would be compared with rounding.
+    """
+    return C * unit * max(largest(array) for name, array in items.items() if name.startswith("grad/"))
+
+
+def split_limits(limits, truth: dict, ref: dict, unit: float) -> tuple[dict[str, float], set[str]]:
+    """Limits of one iteration from `limits` (semantic or kernel), with the floor where gradients need it."""
+    found = limits(truth, ref) | {"lr": 0.0}
+    floor = gradient_floor(truth, unit)
+    for name in found:
+        if name.startswith("grad/"):
+            found[name] += floor
+    zeros = {name for name in found if name.startswith("grad/") and largest(truth[name]) <= found[name]}
+    return found, zeros
+
+
+def check_iterations(step: Step, train: bool, files: tuple[dict, dict]) -> None:
+    """float64: all iterations, three runs side by side, so that only one iteration is held at a time."""
+    mode = "train" if train else "eval"
+    rng = np.random.default_rng([step.args.seed, 5])
+    batches = [draw_batch(rng, step.num_classes) for _ in range(ITERATIONS)]
+    runs = (
+        run_ref(step, batches, "float64", train),
+        run_ref(step, batches, "float32", train),
+        run_paddle(step, batches, "float64", train),
+    )
+    rows, zeros = [], set()
+    for i, ((truth, _), (ref, _), (port, _)) in enumerate(
+        tqdm(zip(*runs, strict=True), f"{mode} mode", ITERATIONS, leave=False, disable=None)
+    ):
+        limits, zeros = split_limits(semantic_limits, truth, ref, U64)
+        named = [{f"iteration {i}/{name}": value for name, value in side.items()} for side in (truth, port, limits)]
+        rows += compare(*named, zeros={f"iteration {i}/{name}" for name in zeros}).rows
+        for kept, side in zip(files, (truth, port), strict=True):
+            kept.update({f"{mode}/{name}_{i}": side[name] for name in ("loss", "lr")})
+    title = f"{mode} mode, float64, {ITERATIONS} iterations of SGD"
+    step.check(Verdict(title, rows), group=lambda name: name.split("/")[0])
+    step.say(f"  {len(zeros)} gradients are zero by structure: both sides' are below the rounding of the others")
+
+
+def check_float32(step: Step, train: bool) -> None:
+    """float32: one iteration's gradients, on inputs for which no activation lands beyond a kink by rounding.
+
+    One input on the other side of a ReLU's zero moves gradients by up to 3 percent on a faultless port, so inputs are
+    drawn until neither side's run differs from the truth in any gate.
+    """
+    mode = "train" if train else "eval"
+    for attempt in range(ATTEMPTS):
+        batch = [draw_batch(np.random.default_rng([step.args.seed, 6, attempt]), step.num_classes)]
+        (truth, gates), (ref, ref_gates), (port, port_gates) = (
+            next(side(step, batch, dtype, train))
+            for side, dtype in ((run_ref, "float64"), (run_ref, "float32"), (run_paddle, "float32"))
+        )
+        flips = sum(sum(flipped(gates, other, step.types).values()) for other in (ref_gates, port_gates))
+        step.say(f"{mode} mode, float32, input {attempt}: {flips} gates flip under rounding")
+        if flips == 0:
+            limits, zeros = split_limits(kernel_limits, truth, ref, U)
+            step.check(compare(ref, port, limits, title=f"{mode} mode, float32, 1 iteration of SGD", zeros=zeros))
+            return
+    step.refuse(
+        f"gates flipped on each of {ATTEMPTS} inputs, so float32 gradients cannot be judged: choose another --seed"
+    )
+
+
+def learning_rates(optimizer, lr_scheduler, get_lr) -> np.ndarray:
+    """The learning rate of each of 600 epochs, as the optimizer has it."""
+    rates = []
+    for _ in range(600):
+        rates.append(get_lr())
+        optimizer.step()
+        lr_scheduler.step()
+    return np.array(rates)
+
+
+def check_schedules(step: Step) -> None:
+    ref, port = {}, {}
+    for name, (lr, step_size, gamma) in SCHEDULES.items():
+        recipe = {**RECIPE, "lr": lr, "lr_step_size": step_size, "lr_gamma": gamma}
+        one = ref_optimizer.build_optimizer(torch.nn.Linear(1, 1), **recipe)
+        other = port_optimizer.build_optimizer(paddle.nn.Linear(1, 1), **recipe)
+        ref[f"lr, {name}"] = learning_rates(*one, lambda optimizer=one[0]: optimizer.param_groups[0]["lr"])
+        port[f"lr, {name}"] = learning_rates(*other, other[0].get_lr)
+    step.check(compare(ref, port, exact_limits(ref), title="learning rates of 600 epochs"), group=str)
+
+
+def get_args_parser() -> argparse.ArgumentParser:
+    return step_parser(NAME, __doc__)
+
+
+def main(args: argparse.Namespace) -> int:
+    step = Step(NAME, args)
+    files = ({}, {})
+    check_schedules(step)
+    for train in (True, False):
+        check_iterations(step, train, files)
+        check_float32(step, train)
+    return step.finish("losses", *files, log_stem="backward")
+
+
+if __name__ == "__main__":
+    run(lambda: main(get_args_parser().parse_args()), NAME)
