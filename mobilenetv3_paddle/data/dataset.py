@@ -4,7 +4,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
-from paddle import Tensor
 from paddle.vision import datasets
 from PIL import Image
 
@@ -20,7 +19,7 @@ class ImageFolder(datasets.DatasetFolder):  # Paddle: the class with labels; its
     """
 
     def __init__(
-        self, root: str | Path, transform: Callable[[Image.Image, np.random.Generator], Tensor], seed: int = 0
+        self, root: str | Path, transform: Callable[[Image.Image, np.random.Generator], np.ndarray], seed: int = 0
     ) -> None:
         root = existing_dir(root, "data folder")
         try:
@@ -36,6 +35,6 @@ class ImageFolder(datasets.DatasetFolder):  # Paddle: the class with labels; its
         """Choose the draws of the next pass over the data."""
         self.epoch = epoch
 
-    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+    def __getitem__(self, index: int) -> tuple[np.ndarray, int]:
         path, target = self.samples[index]
         return self.transform(self.loader(path), item_rng(self.seed, self.epoch, index)), target

@@ -14,7 +14,7 @@ MEAN = [0.485, 0.456, 0.406]  # of ImageNet's training images, RGB in [0, 1]
 STD = [0.229, 0.224, 0.225]
 
 
-def to_normalized_tensor(image: Image.Image) -> Tensor:
+def normalize_image(image: Image.Image) -> Tensor:
     """An RGB image -> (3, H, W), float32, (value / 255 - MEAN) / STD."""
     return F.normalize(F.to_tensor(image), MEAN, STD)
 
@@ -31,7 +31,7 @@ class ClassificationPresetTrain:
         image = F.resize(F.crop(image, *box), [self.crop_size, self.crop_size])
         if rng.random() < self.hflip_prob:
             image = F.hflip(image)
-        return to_normalized_tensor(image)
+        return normalize_image(image)
 
 
 class ClassificationPresetEval:
@@ -48,4 +48,4 @@ class ClassificationPresetEval:
 
     def __call__(self, image: Image.Image, rng: np.random.Generator | None = None) -> Tensor:
         image = F.center_crop(F.resize(image, self.resize_size), self.crop_size)
-        return to_normalized_tensor(image)
+        return normalize_image(image)
