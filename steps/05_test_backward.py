@@ -26,7 +26,7 @@ from mobilenetv3_ref.train import optimizer as ref_optimizer
 from reprod.align import capture_paddle, capture_torch
 from reprod.align.compare import Verdict, compare
 from reprod.align.gates import flipped
-from reprod.align.limits import U64, C, U, exact_limits, kernel_limits, largest, semantic_limits
+from reprod.align.limits import K_GRADIENT, U64, C, U, exact_limits, kernel_limits, largest, semantic_limits
 from reprod.align.probe import probe_images
 from reprod.align.step import Step, step_parser
 from reprod.recipe.cli import run
@@ -112,15 +112,13 @@ def gradient_floor(items: dict[str, np.ndarray], unit: float) -> float:
     return C * unit * max(largest(array) for name, array in items.items() if name.startswith("grad/"))
 
 
-def split_limits(limits, truth: dict, ref: dict, unit: float) -> tuple[dict[str, float], set[str]]:
-    """Limits of one iteration from `limits` (semantic or kernel), with the floor where gradients need it."""
-    found = limits(truth, ref) | {"lr": 0.0}
+def with_floor(
+    limits: dict[str, float], truth: dict[str, np.ndarray], unit: float
+) -> tuple[dict[str, float], set[str]]:
+    """(`limits` plus the gradients' floor, and 0 for the learning rate; the names of the gradients that are zero)."""
     floor = gradient_floor(truth, unit)
-    for name in found:
-        if name.startswith("grad/"):
-            found[name] += floor
-    zeros = {name for name in found if name.startswith("grad/") and largest(truth[name]) <= found[name]}
-    return found, zeros
+    found = {name: limit + floor if name.startswith("grad/") else limit for name, limit in limits.items()} | {"lr": 0.0}
+    return found, {name for name in found if name.startswith("grad/") and largest(truth[name]) <= found[name]}
 
 
 def check_iterations(step: Step, train: bool, files: tuple[dict, dict]) -> None:
@@ -137,7 +135,7 @@ def check_iterations(step: Step, train: bool, files: tuple[dict, dict]) -> None:
     for i, ((truth, _), (ref, _), (port, _)) in enumerate(
         tqdm(zip(*runs, strict=True), f"{mode} mode", ITERATIONS, leave=False, disable=None)
     ):
-        limits, zeros = split_limits(semantic_limits, truth, ref, U64)
+        limits, zeros = with_floor(semantic_limits(truth, ref), truth, U64)
         named = [{f"iteration {i}/{name}": value for name, value in side.items()} for side in (truth, port, limits)]
         rows += compare(*named, zeros={f"iteration {i}/{name}" for name in zeros}).rows
         for kept, side in zip(files, (truth, port), strict=True):
@@ -163,7 +161,7 @@ def check_float32(step: Step, train: bool) -> None:
         flips = sum(sum(flipped(gates, other, step.types).values()) for other in (ref_gates, port_gates))
         step.say(f"{mode} mode, float32, input {attempt}: {flips} gates flip under rounding")
         if flips == 0:
-            limits, zeros = split_limits(kernel_limits, truth, ref, U)
+            limits, zeros = with_floor(kernel_limits(truth, ref, K_GRADIENT), truth, U)
             step.check(compare(ref, port, limits, title=f"{mode} mode, float32, 1 iteration of SGD", zeros=zeros))
             return
     step.refuse(

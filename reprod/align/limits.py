@@ -11,7 +11,9 @@ the limit is S times the reference's own float32 distance from the truth, times 
 float32, the kernel check. The port may be K times as far from the truth (the float64 run) as the reference's own
 float32 run is, plus C * u of the tensor's largest value for tensors where the reference happens to round luckily.
 Since both float32 runs are compared with each other, the reference's own distance is added once more (triangle
-inequality): |port - ref| <= (K + 1) |ref - truth| + C u max|truth|.
+inequality): |port - ref| <= (K + 1) |ref - truth| + C u max|truth|. Two faultless runs round independently, so their
+largest errors are alike; over 40 draws of weights and inputs, both models and modes, the K needed was 2.0 at most for
+outputs, and 3.6 for gradients, whose errors have gone through the whole network twice. K is 4, K_GRADIENT 16.
 """
 
 from collections.abc import Mapping
@@ -21,6 +23,7 @@ import numpy as np
 SEMANTIC_RTOL = 1e-12
 S = 8.0
 K = 4.0
+K_GRADIENT = 16.0
 C = 16.0
 U = 2.0**-24
 U64 = 2.0**-53
@@ -36,27 +39,23 @@ def exact_limits(ref: Mapping[str, np.ndarray]) -> dict[str, float]:
     return dict.fromkeys(ref, 0.0)
 
 
-def semantic_limits(
-    truth: Mapping[str, np.ndarray], ref: Mapping[str, np.ndarray], floor: float = 0.0
-) -> dict[str, float]:
+def semantic_limits(truth: Mapping[str, np.ndarray], ref: Mapping[str, np.ndarray]) -> dict[str, float]:
     """Limits of the float64 check from the float64 run `truth` and the reference's float32 run `ref`.
 
-    `floor` is the rounding of what feeds an item, for items that cancel to zero by structure. Whole numbers get 0.
+    Whole numbers get 0.
     """
     return {
-        name: max(SEMANTIC_RTOL * largest(array), S * U64 / U * largest(ref[name] - array)) + floor
+        name: max(SEMANTIC_RTOL * largest(array), S * U64 / U * largest(ref[name] - array))
         if array.dtype.kind == "f"
         else 0.0
         for name, array in truth.items()
     }
 
 
-def kernel_limits(
-    truth: Mapping[str, np.ndarray], ref: Mapping[str, np.ndarray], floor: float = 0.0
-) -> dict[str, float]:
+def kernel_limits(truth: Mapping[str, np.ndarray], ref: Mapping[str, np.ndarray], k: float = K) -> dict[str, float]:
     """Limits of the float32 check from the float64 run `truth` and the reference's float32 run `ref`."""
     return {
-        name: (K + 1) * largest(ref[name] - truth[name]) + C * U * largest(truth[name]) + floor
+        name: (k + 1) * largest(ref[name] - truth[name]) + C * U * largest(truth[name])
         if truth[name].dtype.kind == "f"
         else 0.0
         for name in ref
