@@ -11,7 +11,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 TOOLS = ("cat", "cksum", "cp", "dirname", "ls", "mkdir", "rm", "sh", "tee")
 
-# Makes "environments" that hold a copy of itself, notes every other call of a module, and is Python for the rest.
+# Makes "environments" that hold a copy of itself, notes every other call of a module or of the ladder, and is Python for the rest.
 STAND_IN = f"""#!/bin/sh
 case "$*" in
     "-m pip --version") ;;
@@ -20,7 +20,7 @@ case "$*" in
         mkdir -p "$4/bin"
         echo >"$4/pyvenv.cfg"
         cp "$0" "$4/bin/python" ;;
-    "-m "*)
+    "-m "*|*/steps/run_all.py*)
         (IFS='|'; echo "$PWD: $*") >>"$CALLS"
         if [ -n "${{FAILS:-}}" ]; then echo "ERROR: no network"; exit 1; fi ;;
     *) exec "{sys.executable}" "$@" ;;
@@ -216,7 +216,8 @@ def test_run_steps_sh_runs_the_ladder_where_it_is_called(project, tmp_path):
     project.add_python("python3")
     result = project.sh("run_steps.sh", "--output-dir", "out dir", cwd=tmp_path)
     assert result.returncode == 0, result.stderr
-    assert project.calls()[-1] == f"{tmp_path}: -m|reprod.align.ladder|--output-dir|out dir"
+    script = project.root / "shell" / ".." / "steps" / "run_all.py"
+    assert project.calls()[-1] == f"{tmp_path}: {script}|--output-dir|out dir"
 
 
 @pytest.mark.parametrize("name", ["test.sh", "run_steps.sh"])
