@@ -1,4 +1,7 @@
-"""The layers whose arithmetic the two frameworks do differently: PaddlePaddle's, with PyTorch's arithmetic."""
+"""The layers whose arithmetic the two frameworks do differently.
+
+Paddle: its own layers, with PyTorch's arithmetic.
+"""
 
 import paddle
 import paddle.nn.functional as F

@@ -31,7 +31,7 @@ def load_pickle(path: Path) -> dict[str, Any]:
 def save_pickle(content: Mapping[str, Any], path: Path) -> None:
     """Write `content` to `path`, whole or not at all; raises UserError when it cannot be written."""
     with atomic_path(path) as temporary:
-        paddle.save(content, str(temporary))
+        paddle.save(content, str(temporary))  # Paddle: reports a full disk as an OSError
 
 
 def read_weights(path: str | Path) -> dict[str, np.ndarray]:
@@ -47,9 +47,9 @@ def read_weights(path: str | Path) -> dict[str, np.ndarray]:
         raise UserError(f"weights {path} are not {', '.join(SUFFIXES)} or .safetensors: use tools/convert_weights.py")
     state_dict = load_pickle(path)
     state_dict = state_dict.get("model", state_dict)
-    if not all(isinstance(value, np.ndarray) for value in state_dict.values()):
+    if not all(isinstance(value, np.ndarray) for value in state_dict.values()):  # Paddle: tensors are read as arrays
         raise UserError(f"weights {path} are no state_dict: save model.state_dict(), tensors by name")
-    return state_dict
+    return state_dict  # Paddle: arrays already
 
 
 def load_state_dict(model: nn.Layer, arrays: Mapping[str, np.ndarray], what: str = "weights") -> None:

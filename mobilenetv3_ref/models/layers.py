@@ -1,4 +1,7 @@
-"""The layers whose arithmetic the two frameworks do differently: PyTorch's own, because they are the reference."""
+"""The layers whose arithmetic the two frameworks do differently.
+
+PyTorch's own: they are the reference.
+"""
 
 from torch.nn import AdaptiveAvgPool2d, BatchNorm2d, Hardsigmoid
 

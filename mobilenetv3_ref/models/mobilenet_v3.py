@@ -42,8 +42,8 @@ class Conv2dNormActivation(nn.Sequential):
         self,
         in_channels: int,
         out_channels: int,
-        norm_layer: Callable[[int], nn.Module],
-        activation_layer: Callable[[], nn.Module] | None,
+        norm_layer: Callable,
+        activation_layer: Callable | None,
         kernel_size: int = 1,
         stride: int = 1,
         dilation: int = 1,
@@ -92,7 +92,7 @@ class InvertedResidual(nn.Module):
     Raises ValueError when the stride is neither 1 nor 2.
     """
 
-    def __init__(self, cnf: InvertedResidualConfig, norm_layer: Callable[[int], nn.Module]) -> None:
+    def __init__(self, cnf: InvertedResidualConfig, norm_layer: Callable) -> None:
         super().__init__()
         if cnf.stride not in (1, 2):
             raise ValueError(f"stride {cnf.stride}: an inverted residual has stride 1 or 2")
@@ -136,8 +136,8 @@ class MobileNetV3(nn.Module):
         inverted_residual_setting: Sequence[InvertedResidualConfig],
         last_channel: int,
         num_classes: int = 1000,
-        block: Callable[..., nn.Module] = InvertedResidual,
-        norm_layer: Callable[[int], nn.Module] | None = None,
+        block: Callable = InvertedResidual,
+        norm_layer: Callable | None = None,
         dropout: float = 0.2,
     ) -> None:
         super().__init__()
