@@ -71,6 +71,7 @@ def relabelled(loader, labels: np.ndarray, capture, model) -> Iterator[tuple]:
 def evaluation(side, capture, model, loader, labels: np.ndarray, device) -> dict[str, np.ndarray]:
     """What one side's `evaluate` says of its own batches under `labels`."""
     criterion = side.criterion.build_criterion()
+    model.train()  # as training leaves it: to evaluate in eval mode is `evaluate`'s own business
     metrics = side.engine.evaluate(model, criterion, relabelled(loader, labels, capture, model), device)
     counts = {key: np.array(round(metrics[key] * metrics["samples"])) for key in ("top1", "top5")}
     return {**counts, "samples": np.array(int(metrics["samples"])), "loss": np.array(metrics["loss"])}

@@ -169,6 +169,33 @@ def check_float32(step: Step, train: bool) -> None:
     )
 
 
+def epoch_facts(engine, capture, model, criterion, optimizer, batches: list, device, *types) -> dict[str, np.ndarray]:
+    """What one side's `train_one_epoch` logs and leaves behind, started in the eval mode that an evaluation leaves."""
+    model.eval()
+    lines = []
+    tensors = [tuple(capture.to_tensor(array, model) for array in batch) for batch in batches]
+    engine.train_one_epoch(model, criterion, optimizer, tensors, device, epoch=0, print_freq=1, log=lines.append)
+    measured = [line.split(", avg_reader_cost")[0] for line in lines]  # what follows is time
+    arrays = {**capture.parameters(model, *types), **capture.buffers(model, *types)}
+    return {"log": np.array(measured), **{f"epoch/{name}": array for name, array in arrays.items()}}
+
+
+def check_epoch(step: Step) -> None:
+    """float64: the training loop itself, over three batches."""
+    rng = np.random.default_rng([step.args.seed, 7])
+    batches = [draw_batch(rng, step.num_classes) for _ in range(3)]
+    facts = {}
+    for dtype in ("float64", "float32"):
+        model = capture_torch.build(step.ref_model, step.arrays, dtype, step.torch_device)
+        parts = ref_criterion.build_criterion(), ref_optimizer.build_optimizer(model, **RECIPE)[0]
+        facts[dtype] = epoch_facts(ref_engine, capture_torch, model, *parts, batches, step.torch_device)
+    model = capture_paddle.build(step.paddle_model, step.arrays, "float64", step.paddle_device, step.types)
+    parts = port_criterion.build_criterion(), port_optimizer.build_optimizer(model, **RECIPE)[0]
+    port = epoch_facts(port_engine, capture_paddle, model, *parts, batches, step.paddle_device, step.types)
+    limits = semantic_limits(facts["float64"], facts["float32"])
+    step.check(compare(facts["float64"], port, limits, title="train_one_epoch, float64, 3 batches"))
+
+
 def learning_rates(optimizer, lr_scheduler, get_lr) -> np.ndarray:
     """The learning rate of each of 600 epochs, as the optimizer has it."""
     rates = []
@@ -201,6 +228,7 @@ def main(args: argparse.Namespace) -> int:
     for train in (True, False):
         check_iterations(step, train, files)
         check_float32(step, train)
+    check_epoch(step)
     return step.finish("losses", *files, log_stem="backward")
 
 
