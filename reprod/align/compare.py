@@ -25,7 +25,7 @@ class Worst:
 
 @dataclass(frozen=True)
 class Row:
-    """One item's verdict; `difference` is max|ref - port|, or a share of unequal elements for strings and labels."""
+    """One item's verdict; `difference` is max|ref - port|, in which strings or booleans that differ are 1 apart."""
 
     name: str
     status: int
@@ -60,27 +60,32 @@ class Verdict:
         return bad[0] if bad else None
 
 
+def _error(ref: np.ndarray, port: np.ndarray) -> np.ndarray:
+    """|ref - port| in float64; whole numbers are subtracted exactly first, which float64 cannot do above 2^53."""
+    if ref.dtype.kind in "iu":
+        larger, smaller = np.maximum(ref, port).astype(np.uint64), np.minimum(ref, port).astype(np.uint64)
+        return np.subtract(larger, smaller).astype(np.float64)  # modulo 2^64, in which the difference fits
+    if ref.dtype.kind == "f":
+        with np.errstate(over="ignore"):  # an infinite difference is outside every limit
+            return np.abs(ref.astype(np.float64) - port.astype(np.float64))
+    return np.asarray(ref != port).astype(np.float64)
+
+
 def _worst(ref: np.ndarray, port: np.ndarray, error: np.ndarray, outside: np.ndarray) -> Worst:
     index = np.unravel_index(int(np.argmax(error)), error.shape)
     return Worst(tuple(int(i) for i in index), ref[index].item(), port[index].item(), int(outside.sum()), ref.size)
 
 
 def _compare_exact(name: str, ref: np.ndarray, port: np.ndarray) -> Row:
-    unequal = np.asarray(ref != port)
-    if ref.dtype.kind == "f":
-        error = np.abs(ref.astype(np.float64) - port.astype(np.float64))
-    elif ref.dtype.kind in "iu":
-        error = np.abs(ref.astype(object) - port.astype(object)).astype(np.float64)
-    else:
-        error = unequal.astype(np.float64)
+    unequal, error = np.asarray(ref != port), _error(ref, port)
     status = FAIL if unequal.any() else PASS
     worst = _worst(ref, port, np.where(unequal, error, -1.0), unequal) if unequal.any() else None
     return Row(name, status, ref.shape, float(error.max()), 0.0, worst=worst)
 
 
 def _compare_close(name: str, ref: np.ndarray, port: np.ndarray, limit: float, may_be_zero: bool) -> Row:
-    error = np.abs(ref.astype(np.float64) - port.astype(np.float64))
-    difference, scale = float(error.max()), float(np.abs(ref).max())
+    error = _error(ref, port)
+    difference, scale = float(error.max()), float(np.abs(ref.astype(np.float64)).max())
     outside = ~(error <= limit)
     row = Row(name, PASS, ref.shape, difference, limit, scale)
     if outside.any():

@@ -11,9 +11,9 @@ WORDS = {PASS: "ok", FAIL: "FAIL", REFUSED: "REFUSED"}
 
 
 def badness(row: Row) -> tuple[int, float]:
-    """Sorts rows: failures before refusals before passes, then by difference against limit."""
+    """Sorts rows: failures before refusals before passes, then by difference against limit, NaN above all."""
     share = row.difference / row.limit if row.limit > 0 else row.difference
-    return {PASS: 0, REFUSED: 1, FAIL: 2}[row.status], share if share == share else 0.0
+    return {PASS: 0, REFUSED: 1, FAIL: 2}[row.status], share if share == share else float("inf")
 
 
 def _values(row: Row) -> str:
