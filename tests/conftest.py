@@ -1,0 +1,121 @@
+"""Fixtures of several test files: seeds, the model options, probe arrays made once, a folder of awkward images."""
+
+import random
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+
+import hypothesis.configuration
+import numpy as np
+import paddle
+import pytest
+import torch
+from PIL import Image
+
+import mobilenetv3_ref.models
+from reprod.align.probe import probe_images, probe_weights
+
+hypothesis.configuration.set_hypothesis_home_dir(Path(__file__).parents[1] / ".pytest_cache" / "hypothesis")
+# The same examples on every run: a failure is the change's, not the day's.
+hypothesis.settings.register_profile("repeatable", derandomize=True, deadline=None, database=None)
+hypothesis.settings.load_profile("repeatable")
+# The models here are small, and threads that wait for one another on a busy machine make seconds into minutes.
+torch.set_num_threads(1)
+
+OPTIONS = {
+    "default": {},
+    "width_mult": {"width_mult": 0.75},
+    "reduced_tail": {"reduced_tail": True},
+    "dilated": {"dilated": True},
+    "num_classes": {"num_classes": 7, "dropout": 0.5},
+}
+
+
+@pytest.fixture(autouse=True)
+def seeded() -> None:
+    """Every test starts from the same state of every global generator."""
+    random.seed(0)
+    np.random.seed(0)  # noqa: NPY002  what libraries may draw from; the project itself does not
+    torch.manual_seed(0)
+    paddle.seed(0)
+
+
+@pytest.fixture
+def rng() -> np.random.Generator:
+    """A generator of the test's own."""
+    return np.random.default_rng(0)
+
+
+@pytest.fixture(params=sorted(mobilenetv3_ref.models.MODELS))
+def arch(request) -> str:
+    """Each of the two models."""
+    return request.param
+
+
+@pytest.fixture(params=OPTIONS.values(), ids=OPTIONS.keys())
+def options(request) -> dict:
+    """Keyword arguments of the model, all of them in turn."""
+    return request.param
+
+
+@pytest.fixture(params=[False, True], ids=["eval", "train"])
+def train(request) -> bool:
+    """Eval mode and train mode."""
+    return request.param
+
+
+@pytest.fixture(scope="session")
+def images() -> np.ndarray:
+    """(3, 3, 96, 64), float32: an odd batch, not square, its sides no equal powers of two."""
+    return probe_images(np.random.default_rng(1), 3, 96, 64)
+
+
+@pytest.fixture(scope="session")
+def probe() -> Callable[..., dict[str, np.ndarray]]:
+    """`probe(arch, **options)`: probe weights of that model as a PyTorch state_dict of arrays; do not write to them."""
+
+    @cache
+    def weights(arch: str, items: tuple) -> dict[str, np.ndarray]:
+        return probe_weights(mobilenetv3_ref.models.MODELS[arch](**dict(items)), seed=0)
+
+    return lambda arch, **options: weights(arch, tuple(sorted(options.items())))
+
+
+def _write_images(folder: Path, rng: np.random.Generator) -> None:
+    """Images with what a reader or a transform can stumble over, in classes whose order is not that of numbers."""
+
+    def noise(width: int, height: int) -> Image.Image:
+        coarse = rng.integers(0, 256, (height // 4 + 1, width // 4 + 1, 3), np.uint8)  # JPEG keeps some of it
+        return Image.fromarray(coarse).resize((width, height), Image.Resampling.BICUBIC)
+
+    exif = Image.Exif()
+    exif[0x0112] = 6  # orientation: a quarter turn
+    content = {
+        "n2/17x11.png": (noise(17, 11), {}),
+        "n2/11x17.JPEG": (noise(11, 17), {}),
+        "n2/pixel.png": (noise(1, 1), {}),
+        "n2/deeper/300x200.jpg": (noise(300, 200), {}),
+        "n10/wide.jpg": (noise(100, 20), {}),
+        "n10/tall.webp": (noise(20, 100), {"lossless": True}),
+        "n10/turned.jpeg": (noise(33, 50), {"exif": exif}),
+        "n10/transparent.png": (noise(30, 41).convert("RGBA"), {}),
+        "N1/gray.JPG": (noise(40, 31).convert("L"), {}),
+        "N1/gray_alpha.png": (noise(40, 31).convert("LA"), {}),
+        "N1/cmyk.jpg": (noise(61, 45).convert("CMYK"), {}),
+        "N1/palette.png": (noise(29, 37).quantize(16), {"transparency": 3}),
+        "N1/16bit.png": (Image.fromarray(rng.integers(0, 2**16, (37, 29), np.uint16)), {}),
+    }
+    for name, (image, how) in content.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        image.save(path, **how)
+    (folder / "n2" / "notes.txt").write_text("no image")
+
+
+@pytest.fixture(scope="session")
+def data_path(tmp_path_factory) -> Path:
+    """A folder with train/ and val/, each 13 small images in 3 classes, every one awkward in its own way."""
+    root = tmp_path_factory.mktemp("images")
+    for seed, split in enumerate(("train", "val")):
+        _write_images(root / split, np.random.default_rng(seed))
+    return root

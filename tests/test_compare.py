@@ -1,0 +1,486 @@
+"""The comparison never passes what it should not: properties of `compare` on arrays that hypothesis makes up.
+
+And what is printed about a failure, the weights' conversion, the gates, and the arithmetic of the limits.
+"""
+
+import numpy as np
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+import mobilenetv3_paddle.models
+from mobilenetv3_ref.models import MODELS
+from reprod.align import limits
+from reprod.align.capture_torch import layer_types
+from reprod.align.causes import usual_causes
+from reprod.align.compare import FAIL, PASS, REFUSED, Row, Verdict, compare, joined
+from reprod.align.convert import RULES, paddle_to_torch, torch_to_paddle
+from reprod.align.gates import dead_branches, flipped
+from reprod.align.report import render, row_line, table
+from reprod.align.step import Step, item_group
+from reprod.recipe.cli import UserError
+from reprod.recipe.files import load_npy
+
+FLOATS = [np.dtype(name) for name in ("float16", "float32", "float64")]
+INTS = [np.dtype(f"{sign}int{bits}") for sign in ("", "u") for bits in (8, 16, 32, 64)]
+TEXTS = [np.dtype("bool"), np.dtype("U1"), np.dtype("U5")]
+SHAPES = hnp.array_shapes(min_dims=0, max_dims=3, max_side=4)
+
+
+def elements(dtype: np.dtype) -> st.SearchStrategy:
+    """Finite values of a dtype: all of them, and few, so that two arrays often agree somewhere."""
+    if dtype.kind == "f":
+        return st.sampled_from([-1.0, 0.0, -0.0, 1.0, 1.5]) | hnp.from_dtype(
+            dtype, allow_nan=False, allow_infinity=False
+        )
+    if dtype.kind in "iu":
+        low, high = int(np.iinfo(dtype).min), int(np.iinfo(dtype).max)
+        return st.sampled_from([0, 1, low, low + 1, high - 1, high]) | st.integers(low, high)
+    return hnp.from_dtype(dtype)
+
+
+def arrays(dtypes: list[np.dtype], shapes: st.SearchStrategy = SHAPES) -> st.SearchStrategy:
+    """Arrays of finite values."""
+    return st.sampled_from(dtypes).flatmap(lambda dtype: hnp.arrays(dtype, shapes, elements=elements(dtype)))
+
+
+@st.composite
+def pairs(draw, dtypes: list[np.dtype]) -> tuple[np.ndarray, np.ndarray]:
+    """Two arrays of one shape and dtype: the second the first with some elements changed, or another."""
+    ref = draw(arrays(dtypes))
+    other = draw(hnp.arrays(ref.dtype, ref.shape, elements=elements(ref.dtype)))
+    changed = draw(hnp.arrays(bool, ref.shape, elements=st.booleans()))
+    return ref, np.where(changed, other, ref).astype(ref.dtype)
+
+
+LIMITS = st.sampled_from([0.0, 0.25, 0.5, 1.0, 2.0, 1e-3, 2.0**53, 1e300]) | st.floats(0, 1e308)
+
+
+def judge(ref, port, limit=0.0, **kwargs) -> Row:
+    """The one row of a comparison of one item."""
+    verdict = compare({"x": ref}, {"x": port}, {} if limit is None else {"x": limit}, **kwargs)
+    assert verdict.status == verdict.rows[0].status
+    return verdict.rows[0]
+
+
+def differences(ref: np.ndarray, port: np.ndarray) -> dict[tuple[int, ...], float]:
+    """The oracle: element by element, in Python's numbers, of which whole ones are exact."""
+    both = {index: (ref[index].item(), port[index].item()) for index in np.ndindex(ref.shape)}
+    if ref.dtype.kind in "bU":
+        return {index: float(a != b) for index, (a, b) in both.items()}
+    return {index: float(abs(a - b)) for index, (a, b) in both.items()}
+
+
+@settings(max_examples=1000)
+@given(pairs(FLOATS + INTS + TEXTS), LIMITS)
+def test_verdict_is_that_of_the_oracle(pair, limit):
+    """So a pass means max|d| <= limit, element by element; and the worst place is the worst."""
+    ref, port = pair
+    row, errors = judge(ref, port, limit), differences(ref, port)
+    allowed = 0.0 if ref.dtype.kind in "bU" else limit
+    outside = {index: error for index, error in errors.items() if not error <= allowed}
+    if outside:
+        assert row.status == FAIL
+        assert (row.worst.outside, row.worst.size) == (len(outside), ref.size)
+        assert errors[row.worst.index] == max(errors.values()) == row.difference
+        assert (row.worst.ref, row.worst.port) == (ref[row.worst.index].item(), port[row.worst.index].item())
+        assert row.reason == ""
+    else:
+        assert row.worst is None
+        vacuous = allowed > 0 and allowed >= max(abs(float(value)) for value in ref.flat)
+        assert row.status == (REFUSED if vacuous else PASS)
+        assert row.difference == max(errors.values())
+    assert (row.name, row.shape) == ("x", ref.shape)
+
+
+@given(pairs(FLOATS + INTS + TEXTS), LIMITS)
+def test_inputs_are_left_alone(pair, limit):
+    for array in pair:
+        array.setflags(write=False)
+    before = [array.tobytes() for array in pair]
+    judge(*pair, limit)
+    assert [array.tobytes() for array in pair] == before
+
+
+@given(pairs(FLOATS), st.data(), LIMITS | st.none() | st.just(float("nan")))
+def test_what_is_not_finite_fails(pair, data, limit):
+    """On either side or on both, at one place or at another, NaN or infinity, whatever the limit."""
+    sides = [array.copy() for array in pair]
+    bad = data.draw(st.sampled_from([(0,), (1,), (0, 1)]))
+    for side in bad:
+        index = data.draw(st.sampled_from(list(np.ndindex(sides[side].shape))))
+        sides[side][index] = data.draw(st.sampled_from([np.nan, np.inf, -np.inf]))
+    row = judge(*sides, limit)
+    assert row.status == FAIL
+    assert row.reason == f"not finite: reference {int(0 in bad)}, port {int(1 in bad)} of {sides[0].size}"
+
+
+@given(arrays(FLOATS + INTS + TEXTS), st.sampled_from(FLOATS + INTS + TEXTS), LIMITS)
+def test_another_dtype_fails(ref, dtype, limit):
+    assume(ref.dtype != dtype and not ref.dtype.kind == dtype.kind == "U")
+    row = judge(ref, np.zeros(ref.shape, dtype), limit)
+    assert (row.status, row.reason) == (FAIL, f"dtype: reference {ref.dtype}, port {dtype}")
+
+
+@given(hnp.mutually_broadcastable_shapes(num_shapes=2, min_dims=0, max_dims=3, min_side=0, max_side=3), LIMITS)
+def test_another_shape_fails_even_if_it_broadcasts(shapes, limit):
+    one, other = shapes.input_shapes
+    assume(one != other)
+    row = judge(np.ones(one, np.float32), np.ones(other, np.float32), limit)
+    assert (row.status, row.reason) == (FAIL, f"shape: reference {one}, port {other}")
+
+
+@given(hnp.arrays(np.float32, st.tuples(st.integers(2, 4), st.integers(2, 4)), elements=elements(np.dtype("float32"))))
+def test_a_transposed_array_fails(ref):
+    assume(ref.shape[0] != ref.shape[1] or (ref != ref.T).any())
+    assert judge(ref, ref.T).status == FAIL
+    assert judge(ref, np.asfortranarray(ref)).status == PASS  # the same array, otherwise laid out
+
+
+@given(arrays(FLOATS + INTS + TEXTS, hnp.array_shapes(min_dims=1, max_dims=3, min_side=0, max_side=2)), LIMITS)
+def test_an_empty_array_is_refused(ref, limit):
+    empty = ref[:0]
+    row = judge(empty, empty.copy(), limit)
+    assert (row.status, row.reason) == (REFUSED, "it is empty")
+
+
+@given(pairs(FLOATS + INTS + TEXTS), st.sampled_from([None, float("nan"), float("inf"), -1.0, -float("inf"), -1e-300]))
+def test_an_unusable_limit_never_passes(pair, limit):
+    row = judge(*pair, limit)
+    assert row.status == REFUSED
+    assert row.reason == ("no limit is given for it" if limit is None else f"its limit is {limit}")
+
+
+NAMED = st.dictionaries(st.sampled_from("abcdef"), arrays(FLOATS, st.just((2,))))
+
+
+@given(NAMED, NAMED, st.permutations("abcdef"))
+def test_keys(ref, port, order):
+    """Rows in the reference's order, then the port's own; the port's order changes nothing but theirs."""
+    verdict = compare(ref, port, dict.fromkeys("abcdef", 0.0))
+    extra = [name for name in port if name not in ref]
+    assert [row.name for row in verdict.rows] == [*ref, *extra]
+    reasons = {row.name: row.reason for row in verdict.rows}
+    for name in reasons:
+        if name not in port:
+            assert reasons[name] == "the port does not have it"
+        elif name not in ref:
+            assert reasons[name] == "the reference does not have it"
+    statuses = {row.name: row.status for row in verdict.rows}
+    if ref.keys() != port.keys():
+        assert verdict.status == FAIL
+    elif not ref:
+        assert (verdict.status, verdict.rows) == (REFUSED, [])
+        assert verdict.refusal == "there is nothing to compare: both sides are empty"
+    else:
+        alike = {name: judge(ref[name], port[name]).status for name in ref}
+        assert (statuses, verdict.status) == (alike, max(alike.values()))
+    shuffled = compare(ref, {name: port[name] for name in order if name in port}, dict.fromkeys("abcdef", 0.0))
+    assert shuffled.status == verdict.status
+    assert shuffled.rows[: len(ref)] == verdict.rows[: len(ref)]
+
+
+@given(arrays(FLOATS), st.floats(1, 1e3))
+def test_a_limit_under_which_zeros_would_pass_is_refused(ref, factor):
+    limit = factor * float(np.abs(ref.astype(np.float64)).max())
+    assume(0 < limit < 1e300)
+    row = judge(ref, ref.copy(), limit)
+    assert row.status == REFUSED
+    assert "zeros would pass" in row.reason
+    assert judge(ref, ref.copy(), limit, zeros={"x"}).status == PASS
+    assert judge(ref, ref.copy(), limit, zeros={"y"}).status == REFUSED
+    assert judge(ref, (ref + np.array(3 * limit)).astype("float64"), limit, zeros={"x"}).status == FAIL
+
+
+@pytest.mark.parametrize(
+    "ref, port, limit, status, difference",
+    [
+        (2**53, 2**53 + 1, 0.0, FAIL, 1.0),  # float64 holds only one of the two
+        (2**53, 2**53 + 1, 0.5, FAIL, 1.0),
+        (2**63 - 1, 2**63 - 301, 100.0, FAIL, 300.0),
+        (2**63 - 1, 2**63 - 301, 300.0, PASS, 300.0),
+        (-(2**63), -(2**63), 1.0, PASS, 0.0),  # whose absolute value int64 does not hold
+        (-(2**63), 2**63 - 1, 1.0, FAIL, 2.0**64),
+        (-(2**63), 2**63 - 1, 0.0, FAIL, 2.0**64),
+    ],
+)
+@pytest.mark.parametrize("shape", [(), (2, 3)], ids=str)
+def test_whole_numbers_are_subtracted_exactly(ref, port, limit, status, difference, shape):
+    row = judge(np.full(shape, ref, np.int64), np.full(shape, port, np.int64), limit)
+    assert (row.status, row.difference) == (status, difference)
+
+
+def test_float16_is_subtracted_in_float64():
+    row = judge(np.array([65504], np.float16), np.array([-65504], np.float16), 1.0)
+    assert (row.status, row.difference) == (FAIL, 131008.0)
+
+
+def test_strings_of_other_lengths_are_compared():
+    assert judge(np.array(["a", "bc"]), np.array(["a", "bc"], "U9")).status == PASS
+    row = judge(np.array(["a", "bc"]), np.array(["a", "bcd"]), 1.0)
+    assert (row.status, row.worst.index, row.worst.ref, row.worst.port) == (FAIL, (1,), "bc", "bcd")
+
+
+@pytest.mark.parametrize("array", [np.array([1j]), np.array([None]), np.array([b"a"]), np.array(["2026"], "M8[Y]")])
+def test_other_kinds_of_arrays_fail(array):
+    row = judge(array, array.copy(), 1.0)
+    assert (row.status, row.reason) == (FAIL, f"dtype {array.dtype} cannot be compared")
+
+
+def test_a_failure_outranks_a_refusal():
+    one = np.ones(3)
+    items = {"refused": one, "passed": one, "failed": one}
+    verdict = compare(items, {**items, "failed": 2 * one}, {"passed": 0.0, "failed": 0.0})
+    assert (verdict.status, verdict.first_failure.name) == (FAIL, "failed")
+    verdict = compare(items, items, {"passed": 0.0, "failed": 0.0})
+    assert (verdict.status, verdict.first_failure.name) == (REFUSED, "refused")
+    verdict = compare(items, items, dict.fromkeys(items, 0.0))
+    assert (verdict.status, verdict.first_failure) == (PASS, None)
+
+
+def test_joined():
+    good = compare({"a": np.ones(2)}, {"a": np.ones(2)}, {"a": 0.0})
+    bad = compare({"b": np.ones(2)}, {"b": np.zeros(2)}, {"b": 0.0})
+    nothing = compare({}, {}, {})
+    assert joined("t", [good, good]).status == PASS
+    assert (joined("t", [good, bad]).status, joined("t", [good, bad]).first_failure.name) == (FAIL, "b")
+    assert joined("t", [good, nothing]).status == REFUSED
+    assert joined("t", [bad, nothing]).status == FAIL
+    assert joined("t", []).status == joined("t", [nothing]).status == joined("t", [Verdict("")]).status == REFUSED
+    assert joined("t", [good]).title == "t"
+
+
+TYPES = {"features.0.0": "Conv2d", "features.0.1": "BatchNorm2d", "classifier.0": "Linear"}
+
+
+def good_verdict() -> Verdict:
+    items = {"features.0.0": np.ones((2, 3)), "logits": np.full(5, 2.0)}
+    return compare(items, items, dict.fromkeys(items, 1e-6), title="eval mode, float32")
+
+
+def bad_verdict() -> Verdict:
+    """The second of three items is off at one place, the third everywhere."""
+    ref = {"features.0.0": np.ones((2, 3)), "features.0.1": np.full((2, 3), 4.0), "logits": np.ones(5)}
+    port = {name: array.copy() for name, array in ref.items()}
+    port["features.0.1"][1, 2] = 4.5
+    port["logits"] += 3
+    return compare(ref, port, dict.fromkeys(ref, 1e-6), title="eval mode, float64")
+
+
+def test_report_of_a_failure():
+    """It names the first failing item, its index and both values, and what agreed before it."""
+    assert render(bad_verdict(), item_group, TYPES).splitlines() == [
+        "eval mode, float64",
+        "  FAIL    features.0  1 of 2 items     max|d| 5.0e-01  limit 1.0e-06  outside 1/6 (16.7%)  at features.0.1",
+        "  FAIL    logits      5                max|d| 3.0e+00  limit 1.0e-06  outside 5/5 (100.0%)",
+        "first difference: features.0.1 (BatchNorm2d): max|d| 5.0e-01  limit 1.0e-06  outside 1/6 (16.7%)",
+        "  worst at (1, 2): reference 4.0, port 4.5, 1.2e-01 of the largest value",
+        "  all 1 items before it agree: look at features.0.1 itself",
+        f"  usual causes: {usual_causes('features.0.1', TYPES)}",
+    ]
+
+
+def test_report_of_a_pass():
+    assert render(good_verdict(), item_group, TYPES).splitlines() == [
+        "eval mode, float32",
+        "  ok      features.0  2x3              max|d| 0.0e+00  limit 1.0e-06",
+        "  ok      logits      5                max|d| 0.0e+00  limit 1.0e-06",
+    ]
+
+
+def test_report_of_a_refusal():
+    lines = render(compare({"a": np.ones(2)}, {"a": np.ones(2)}, {"a": 5.0}), str, {}).splitlines()
+    assert lines[-1] == "first refusal: a: limit 5.0e+00 is not below its largest value 1.0e+00: zeros would pass"
+    assert render(compare({}, {}, {}), str, {}).splitlines()[-1].startswith("  REFUSED there is nothing to compare")
+
+
+def test_a_group_is_shown_by_its_worst_item():
+    """A failure by structure before one by value, that before a refusal, that before a pass."""
+    rows = [
+        Row("passed", PASS, (1,), 0.9, 1.0),
+        Row("refused", REFUSED, (1,), reason="no limit is given for it"),
+        Row("off", FAIL, (1,), 5.0, 1.0),
+        Row("far off", FAIL, (1,), 8e-3, 1e-3),
+        Row("lost", FAIL, (1,), reason="the port does not have it"),
+    ]
+    for count, shown in enumerate(("0.9", "no limit", "5.0e+00", "8.0e-03", "does not have it"), 1):
+        (line,) = table(rows[:count], lambda name: "group")
+        assert shown in line.replace("9.0e-01", "0.9")
+    assert line.split()[:6] == ["FAIL", "group", "4", "of", "5", "items"]
+    assert len(table([*rows, *rows], lambda name: name)) == 10  # runs of one label, in order, never merged
+
+
+def test_a_log_line_is_one_item():
+    first, second, third = (row_line(row) for row in bad_verdict().rows)
+    assert first == "  ok      features.0.0  2x3  max|d| 0.0e+00  limit 1.0e-06"
+    assert second.startswith("  FAIL    features.0.1  2x3  max|d| 5.0e-01")
+    assert row_line(Row("x", FAIL, (), reason="why")) == "  FAIL    x  scalar  why"
+
+
+@pytest.fixture
+def step(tmp_path) -> Step:
+    """A step as it is after its set-up, without models."""
+    step = object.__new__(Step)
+    step.name, step.out, step.types, step.verdicts, step.log = "00_fake", tmp_path, TYPES, [], []
+    return step
+
+
+REFUSED_VERDICT = compare({}, {}, {}, title="nothing")
+
+
+@pytest.mark.parametrize(
+    "verdicts, status, last_line",
+    [
+        ([good_verdict()], 0, "PASS 00_fake: all 2 items within their limits"),
+        (
+            [good_verdict(), bad_verdict()],
+            1,
+            "FAIL 00_fake: 2 of 5 items outside their limits, first features.0.1",
+        ),
+        (
+            [REFUSED_VERDICT, bad_verdict(), good_verdict()],
+            1,
+            "FAIL 00_fake: 2 of 5 items outside their limits, first features.0.1",
+        ),
+        ([good_verdict(), REFUSED_VERDICT], 2, "REFUSED 00_fake: the comparison proves nothing, see above"),
+        ([], 2, "REFUSED 00_fake: the comparison proves nothing, see above"),
+    ],
+    ids=["pass", "fail", "fail-and-refused", "refused", "nothing"],
+)
+def test_a_step_ends_in_its_verdict(step, capsys, verdicts, status, last_line):
+    """On the terminal, in the log, as exit status; and the files hold what was compared."""
+    for verdict in verdicts:
+        assert step.check(verdict) == (verdict.status == PASS)
+    arrays = {"logits": np.ones((2, 3), np.float32)}
+    assert step.finish("fake", arrays, {"logits": 2 * arrays["logits"]}) == status
+    assert capsys.readouterr().out.splitlines()[-1] == last_line
+    log = (step.out / "log" / "fake_diff.log").read_text(encoding="utf-8")
+    assert last_line in log.splitlines()
+    for row in (row for verdict in verdicts for row in verdict.rows):
+        assert row_line(row) in log.splitlines()
+    for side, value in (("ref", 1), ("paddle", 2)):
+        (saved,) = load_npy(step.out / f"fake_{side}.npy").values()
+        np.testing.assert_array_equal(saved, np.full((2, 3), value, np.float32), strict=True)
+
+
+@pytest.mark.parametrize("lost", [1e-13, 1e7, 0.0, float("nan"), float("inf")])
+def test_a_step_refuses_a_lost_signal(step, capsys, lost):
+    alive = {"a": np.ones(2), "labels": np.zeros(2, int)}
+    step.check_signal(alive)
+    assert step.verdicts == []
+    step.check(good_verdict())
+    step.check_signal({**alive, "b": np.array([lost]), "c": np.array([lost])})
+    assert step.status == REFUSED
+    assert capsys.readouterr().out.count("the signal is lost at b") == 1
+
+
+@pytest.mark.parametrize(
+    "name, group",
+    [
+        ("features.0.1.running_mean", "running statistics"),
+        ("features.3.block.0.1.num_batches_tracked", "running statistics"),
+        ("features.3.block.0.1", "features.3"),
+        ("logits", "logits"),
+        ("iter 3/grad/features.0.0.weight", "iter 3/grad"),
+        ("iter 3/features.0.1.running_var", "iter 3"),
+    ],
+)
+def test_item_groups(name, group):
+    assert item_group(name) == group
+
+
+def test_causes_are_known_for_every_module():
+    types = layer_types(MODELS["mobilenet_v3_small"]())
+    unknown = usual_causes("?", {})
+    assert "README" in unknown
+    recorded = [name for name, kind in types.items() if name and kind != "Sequential"]
+    assert [name for name in recorded if usual_causes(name, types) == unknown] == []
+    for name, word in [
+        ("features.0.1.running_mean", "OLD value"),
+        ("features.0.1.running_var", "unbiased"),
+        ("iter 3/lr", "schedule"),
+        ("train/a.JPEG", "crop box"),
+        ("val/a.JPEG", "resize"),
+        ("val/a.JPEG label", "labels off by one"),
+        ("shape/features.0.0.weight", "layer missing"),
+    ]:
+        assert word in usual_causes(name, types)
+
+
+@pytest.mark.parametrize("arch", sorted(MODELS))
+def test_weights_go_to_the_port_and_back(arch, probe):
+    """To exactly its keys and shapes, in its order, and back to the same bits."""
+    arrays, types = probe(arch), layer_types(MODELS[arch]())
+    converted = torch_to_paddle(arrays, types)
+    port = mobilenetv3_paddle.models.MODELS[arch]().state_dict()
+    assert {name: list(array.shape) for name, array in converted.items()} == {n: list(t.shape) for n, t in port.items()}
+    back = paddle_to_torch(converted, types)
+    assert list(back) == list(arrays)
+    for name, array in arrays.items():
+        np.testing.assert_array_equal(back[name], array, err_msg=name, strict=True)
+
+
+@given(
+    st.sampled_from([(kind, leaf) for kind, leaves in RULES.items() for leaf in leaves]),
+    hnp.arrays(np.float32, hnp.array_shapes(min_dims=2, max_dims=2)),
+)
+def test_conversion_keeps_bits_and_transposes_only_linear_weights(rule, array):
+    kind, leaf = rule
+    ((name, there),) = torch_to_paddle({f"m.{leaf}": array}, {"m": kind}).items()
+    is_linear = rule == ("Linear", "weight")
+    assert there.tobytes() == (array.T if is_linear else array).tobytes()
+    assert name == {"running_mean": "m._mean", "running_var": "m._variance"}.get(leaf, f"m.{leaf}")
+    ((back_name, back),) = paddle_to_torch({name: there}, {"m": kind}).items()
+    assert (back_name, back.shape, back.tobytes()) == (f"m.{leaf}", array.shape, array.tobytes())
+
+
+@pytest.mark.parametrize("convert", [torch_to_paddle, paddle_to_torch])
+@pytest.mark.parametrize(
+    "key, types, said",
+    [
+        ("a.weight", {"a": "LayerNorm"}, r"a\.weight \(LayerNorm\)"),
+        ("b.weight", {"a": "Linear"}, r"b\.weight \(no layer of this model\)"),
+        ("a.running_mean", {"a": "Linear"}, r"a\.running_mean \(Linear\)"),
+        ("weight", {"": "MobileNetV3"}, r"weight \(MobileNetV3\)"),
+    ],
+)
+def test_what_no_rule_covers_is_refused(convert, key, types, said):
+    with pytest.raises(UserError, match=f"no rule converts {said}: "):
+        convert({key: np.zeros(2)}, types)
+
+
+def test_dead_branches():
+    types = {"r": "ReLU", "h": "Hardswish", "s": "Hardsigmoid"}
+    alive = {"r": np.array([-1.0, 1, 7]), "h": np.array([[-4.0, 0], [2, 4]]), "s": np.array([-3.5, 0, 3.5])}
+    assert dead_branches(alive, types) == []
+    on_the_bends = {"r": np.array([0.0, 6]), "h": np.array([-3.0, 3, 4])}
+    assert dead_branches(on_the_bends, types) == [
+        "r (ReLU): nothing below 0",
+        "r (ReLU): nothing from 0 to 6",
+        "r (ReLU): nothing above 6",
+        "h (Hardswish): nothing below -3",
+        "h (Hardswish): nothing from -3 to 3",
+    ]
+
+
+def test_flipped():
+    types = {"r": "ReLU", "h": "Hardswish"}
+    one = {"r": np.array([-1.0, 1e-9, 5.9]), "h": np.array([-3.1, -2.9, 3.1, 0])}
+    same = {"r": np.array([-9.0, 1, 6.1]), "h": np.array([-9.0, 2.9, 9, 1])}  # past 6 ReLU does not bend
+    assert flipped(one, same, types) == {}
+    other = {"r": np.array([1.0, -1e-9, 5.9]), "h": np.array([-3.1, -3.1, -3.1, 0])}
+    assert flipped(one, other, types) == {"r": 2, "h": 3}  # 3.1 -> -3.1 crosses both kinks
+
+
+def test_limits():
+    truth = {"x": np.array([-4.0, 1.0]), "n": np.array(3), "z": np.zeros(2)}
+    near = {"x": np.array([-4.0, 1.0 + 1e-9]), "n": np.array(3), "z": np.zeros(2)}
+    far = {"x": np.array([-4.0, 1.5]), "n": np.array(3), "z": np.full(2, 2e-7)}
+    u = 2.0**-24
+    assert limits.semantic_limits(truth, near) == {"x": 4e-12, "n": 0.0, "z": 0.0}
+    assert limits.semantic_limits(truth, far) == {"x": 8 * 0.5 * 2**-29, "n": 0.0, "z": 8 * 2e-7 * 2**-29}
+    assert limits.kernel_limits(truth, far) == {"x": 5 * 0.5 + 16 * u * 4, "n": 0.0, "z": 5 * 2e-7}
+    assert limits.kernel_limits(truth, far, limits.K_GRADIENT)["x"] == 17 * 0.5 + 16 * u * 4
+    assert limits.exact_limits(truth) == {"x": 0.0, "n": 0.0, "z": 0.0}
+    assert (limits.largest(np.array([-3.0, 2])), limits.largest(np.array([]))) == (3.0, 0.0)
