@@ -1,0 +1,47 @@
+"""Predictions: from images to the probability of every class."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image
+from torch.nn import functional as F
+
+from mobilenetv3_ref.data import ClassificationPresetEval
+from mobilenetv3_ref.data.classes import IMAGENET_CLASSES
+from mobilenetv3_ref.device import select_device
+from mobilenetv3_ref.models import MODELS, load_state_dict, read_weights
+from reprod.recipe.cli import UserError
+
+
+class Predictor:
+    """A trained model with its preprocessing: RGB images -> probabilities (N, num_classes), float32.
+
+    The weights, a file of weights or a training checkpoint, say how many classes there are; `class_names` are
+    ImageNet's if that is 1000, else None. Raises UserError for weights that do not fit, a device that is not there, or
+    outputs that are not finite.
+    """
+
+    def __init__(
+        self, model: str, weights: str | Path, device: str = "cpu", *, crop_size: int = 224, resize_size: int = 256
+    ) -> None:
+        self.device = select_device(device)
+        self.weights = weights
+        self.transform = ClassificationPresetEval(crop_size=crop_size, resize_size=resize_size)
+        arrays = read_weights(weights)
+        # Without that key any number does: loading will name what is missing.
+        self.num_classes = np.size(arrays.get("classifier.3.bias", ())) or len(IMAGENET_CLASSES)
+        self.class_names = IMAGENET_CLASSES if self.num_classes == len(IMAGENET_CLASSES) else None
+        self.model = MODELS[model](num_classes=self.num_classes)
+        load_state_dict(self.model, arrays, f"weights {weights}")
+        self.model.to(self.device)
+        self.model.eval()
+
+    @torch.no_grad()
+    def __call__(self, images: Sequence[Image.Image]) -> np.ndarray:
+        batch = torch.stack([self.transform(image) for image in images]).to(self.device)  # (N, 3, crop, crop)
+        logits = self.model(batch)  # (N, num_classes)
+        if not torch.isfinite(logits).all():
+            raise UserError(f"weights {self.weights} give NaN or Inf: use weights from before training diverged")
+        return F.softmax(logits, 1).cpu().numpy()
