@@ -13,6 +13,7 @@ from mobilenetv3_paddle.data.classes import IMAGENET_CLASSES
 from mobilenetv3_paddle.device import select_device
 from mobilenetv3_paddle.models import MODELS, load_state_dict, read_weights
 from reprod.recipe.cli import UserError
+from reprod.recipe.state_dict import num_classes_of
 
 
 class Predictor:
@@ -30,8 +31,7 @@ class Predictor:
         self.weights = weights
         self.transform = ClassificationPresetEval(crop_size=crop_size, resize_size=resize_size)
         arrays = read_weights(weights)
-        # Without that key any number does: loading will name what is missing.
-        self.num_classes = np.size(arrays.get("classifier.3.bias", ())) or len(IMAGENET_CLASSES)
+        self.num_classes = num_classes_of(arrays)
         self.class_names = IMAGENET_CLASSES if self.num_classes == len(IMAGENET_CLASSES) else None
         self.model = MODELS[model](num_classes=self.num_classes)
         load_state_dict(self.model, arrays, f"weights {weights}")

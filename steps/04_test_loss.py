@@ -10,12 +10,10 @@ Stands on: 01 (the model's logits).
 import argparse
 
 import numpy as np
-import paddle
-import torch
 
 import mobilenetv3_paddle.train.criterion
 import mobilenetv3_ref.train.criterion
-from reprod.align import capture_torch
+from reprod.align import capture_paddle, capture_torch
 from reprod.align.compare import compare
 from reprod.align.limits import kernel_limits, semantic_limits
 from reprod.align.probe import probe_images
@@ -44,18 +42,12 @@ def loss_inputs(step: Step) -> tuple[dict[str, np.ndarray], np.ndarray]:
 
 def run_ref(step: Step, logits: np.ndarray, labels: np.ndarray, smoothing: float) -> dict[str, np.ndarray]:
     criterion = mobilenetv3_ref.train.criterion.build_criterion(smoothing)
-    x = torch.tensor(logits, device=step.torch_device, requires_grad=True)
-    loss = criterion(x, torch.tensor(labels, device=step.torch_device))
-    loss.backward()
-    return {"loss": loss.detach().cpu().numpy(), "gradient": x.grad.cpu().numpy()}
+    return capture_torch.loss_and_gradient(criterion, logits, labels, step.torch_device)
 
 
 def run_paddle(step: Step, logits: np.ndarray, labels: np.ndarray, smoothing: float) -> dict[str, np.ndarray]:
     criterion = mobilenetv3_paddle.train.criterion.build_criterion(smoothing)
-    x = paddle.to_tensor(logits, stop_gradient=False)
-    loss = criterion(x, paddle.to_tensor(labels))
-    loss.backward()
-    return {"loss": loss.numpy(), "gradient": x.grad.numpy()}
+    return capture_paddle.loss_and_gradient(criterion, logits, labels, step.paddle_device)
 
 
 def get_args_parser() -> argparse.ArgumentParser:

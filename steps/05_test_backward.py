@@ -13,8 +13,6 @@ import argparse
 from collections.abc import Iterator
 
 import numpy as np
-import paddle
-import torch
 from tqdm import tqdm
 
 from mobilenetv3_paddle.train import criterion as port_criterion
@@ -210,8 +208,8 @@ def check_schedules(step: Step) -> None:
     ref, port = {}, {}
     for name, (lr, step_size, gamma) in SCHEDULES.items():
         recipe = {**RECIPE, "lr": lr, "lr_step_size": step_size, "lr_gamma": gamma}
-        one = ref_optimizer.build_optimizer(torch.nn.Linear(1, 1), **recipe)
-        other = port_optimizer.build_optimizer(paddle.nn.Linear(1, 1), **recipe)
+        one = ref_optimizer.build_optimizer(step.ref_model(), **recipe)
+        other = port_optimizer.build_optimizer(step.paddle_model(), **recipe)
         ref[f"lr, {name}"] = learning_rates(*one, lambda optimizer=one[0]: optimizer.param_groups[0]["lr"])
         port[f"lr, {name}"] = learning_rates(*other, other[0].get_lr)
     step.check(compare(ref, port, exact_limits(ref), title="learning rates of 600 epochs"), group=str)

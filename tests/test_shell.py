@@ -11,7 +11,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 TOOLS = ("cat", "cksum", "cp", "dirname", "ls", "mkdir", "rm", "sh", "tee")
 
-# Makes "environments" that hold a copy of itself, notes every other call of a module or of the ladder, and is Python for the rest.
+# Makes "environments" that hold a copy of itself, notes other calls of a module or of the ladder, and else is Python.
 STAND_IN = f"""#!/bin/sh
 case "$*" in
     "-m pip --version") ;;

@@ -12,7 +12,6 @@ one that has the start of its SHA-256 in its name, as torchvision's have, is che
 """
 
 import argparse
-import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -23,6 +22,7 @@ import numpy as np
 from reprod.align.convert import RULES, keep, paddle_to_torch, torch_to_paddle
 from reprod.recipe.arguments import MODEL_NAMES, HelpFormatter
 from reprod.recipe.cli import UserError, existing_file, run
+from reprod.recipe.state_dict import hash_in_name, num_classes_of
 
 PROG = "convert_weights"
 SUFFIXES = {"torch": (".pth", ".pt", ".safetensors"), "paddle": (".pdparams", ".safetensors")}
@@ -52,15 +52,15 @@ def check_args(args: argparse.Namespace) -> None:
     existing_file(args.input, "weights")
     if args.output.exists() and args.output.samefile(args.input):
         raise UserError(f"output {args.output} is the input: choose another name")
-    hash_in_name = re.search(r"-[0-9a-f]{8,64}$", args.output.stem)
-    if hash_in_name:  # the converted file will have another one, and would be refused as damaged
-        raise UserError(f"output {args.output} would carry a wrong hash: choose a name without {hash_in_name[0]}")
+    if hash_in_name(args.output):  # the converted file will have another one, and would be refused as damaged
+        raise UserError(
+            f"output {args.output} would carry a wrong hash: choose a name without -{hash_in_name(args.output)}"
+        )
 
 
 def build(models: ModuleType, name: str, arrays: Mapping[str, np.ndarray], what: str):
     """One side's model with `arrays` in it; raises UserError unless they fit exactly."""
-    # Without the last bias any number of classes does: loading will name what is missing.
-    model = models.MODELS[name](num_classes=np.size(arrays.get("classifier.3.bias", ())) or 1000)
+    model = models.MODELS[name](num_classes=num_classes_of(arrays))
     models.load_state_dict(model, arrays, what)
     return model
 

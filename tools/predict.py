@@ -26,11 +26,10 @@ from tqdm import tqdm
 
 from reprod.recipe.arguments import MODEL_NAMES, HelpFormatter
 from reprod.recipe.cli import UserError, existing_file, positive_int, run
-from reprod.recipe.images import read_image
+from reprod.recipe.images import IMAGE_SUFFIXES, read_image
 
 PROG = "predict"
 MODULES = {"paddle": "mobilenetv3_paddle.predict", "torch": "mobilenetv3_ref.predict"}
-IMAGE_SUFFIXES = {".bmp", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"}  # as ImageFolder
 
 
 def get_args_parser() -> argparse.ArgumentParser:
@@ -98,7 +97,7 @@ def find_images(folder: Path) -> list[Path]:
     paths = sorted(Path(root, name) for root, _, names in walk for name in names)
     images = [path for path in paths if path.suffix.lower() in IMAGE_SUFFIXES]
     if not images:
-        raise UserError(f"input folder {folder} holds no images ({', '.join(sorted(IMAGE_SUFFIXES))}): check the path")
+        raise UserError(f"input folder {folder} holds no images ({', '.join(IMAGE_SUFFIXES)}): check the path")
     return images
 
 

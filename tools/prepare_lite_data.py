@@ -20,9 +20,9 @@ from PIL import ExifTags, Image
 from tqdm import tqdm
 
 from reprod.recipe.cli import UserError, existing_dir, output_dir, positive_int, run
+from reprod.recipe.images import IMAGE_SUFFIXES
 
 SPLITS = ("train", "val")
-IMAGE_SUFFIXES = {".bmp", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"}  # as ImageFolder
 JPEG_QUALITY = 87
 
 PHOTOGRAPHS = {  # name: (package that ships it, file in the package)

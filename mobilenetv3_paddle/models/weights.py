@@ -45,9 +45,10 @@ def read_weights(path: str | Path) -> dict[str, np.ndarray]:
         return load_safetensors(path)
     if path.suffix not in SUFFIXES:
         raise UserError(f"weights {path} are not {', '.join(SUFFIXES)} or .safetensors: use tools/convert_weights.py")
-    state_dict = load_pickle(path)
-    state_dict = state_dict.get("model", state_dict)
-    if not all(isinstance(value, np.ndarray) for value in state_dict.values()):  # Paddle: tensors are read as arrays
+    content = load_pickle(path)
+    state_dict = content.get("model", content)
+    kind = np.ndarray  # Paddle: tensors are read as arrays
+    if not isinstance(state_dict, dict) or not all(isinstance(value, kind) for value in state_dict.values()):
         raise UserError(f"weights {path} are no state_dict: save model.state_dict(), tensors by name")
     return state_dict  # Paddle: arrays already
 

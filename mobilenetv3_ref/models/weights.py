@@ -54,11 +54,17 @@ def read_weights(path: str | Path) -> dict[str, np.ndarray]:
         return load_safetensors(path)
     if path.suffix not in SUFFIXES:
         raise UserError(f"weights {path} are not {', '.join(SUFFIXES)} or .safetensors: use tools/convert_weights.py")
-    state_dict = load_pickle(path)
-    state_dict = state_dict.get("model", state_dict)
-    if not all(isinstance(value, torch.Tensor) for value in state_dict.values()):
+    content = load_pickle(path)
+    state_dict = content.get("model", content)
+    kind = torch.Tensor
+    if not isinstance(state_dict, dict) or not all(isinstance(value, kind) for value in state_dict.values()):
         raise UserError(f"weights {path} are no state_dict: save model.state_dict(), tensors by name")
-    return to_arrays(state_dict)
+    try:
+        return to_arrays(state_dict)
+    except (TypeError, RuntimeError, NotImplementedError, MemoryError) as error:  # bfloat16, sparse, quantized, ...
+        raise UserError(
+            f"weights {path} hold tensors that are no plain arrays ({error}): save them as float32"
+        ) from error
 
 
 def load_state_dict(model: nn.Module, arrays: Mapping[str, np.ndarray], what: str = "weights") -> None:

@@ -107,3 +107,13 @@ def shapes(model: nn.Layer, types: Mapping[str, str]) -> dict[str, tuple[int, ..
             converted = {name: array}
         result.update({key: value.shape for key, value in converted.items()})
     return result
+
+
+def loss_and_gradient(
+    criterion: nn.Layer, logits: np.ndarray, labels: np.ndarray, device: str
+) -> dict[str, np.ndarray]:
+    """The criterion's loss, and its gradient with respect to the logits (N, C), in their precision."""
+    x = paddle.to_tensor(logits, place=device, stop_gradient=False)
+    loss = criterion(x, paddle.to_tensor(labels, place=device))
+    loss.backward()
+    return {"loss": loss.numpy(), "gradient": x.grad.numpy()}

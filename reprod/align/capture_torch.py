@@ -117,3 +117,13 @@ def parameters(model: nn.Module) -> dict[str, np.ndarray]:
 def gradients(model: nn.Module) -> dict[str, np.ndarray]:
     """The gradients of all trained parameters; one that received none is missing."""
     return to_arrays({name: p.grad for name, p in model.named_parameters() if p.grad is not None})
+
+
+def loss_and_gradient(
+    criterion: nn.Module, logits: np.ndarray, labels: np.ndarray, device: torch.device
+) -> dict[str, np.ndarray]:
+    """The criterion's loss, and its gradient with respect to the logits (N, C), in their precision."""
+    x = torch.tensor(logits, device=device, requires_grad=True)
+    loss = criterion(x, torch.tensor(labels, device=device))
+    loss.backward()
+    return {"loss": loss.detach().cpu().numpy(), "gradient": x.grad.cpu().numpy()}

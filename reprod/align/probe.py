@@ -66,9 +66,12 @@ def probe_weights(model: nn.Module, seed: int) -> dict[str, np.ndarray]:
         key = next((key for key in SPREAD if name.endswith(key)), None)
         if key:
             handles.append(module.register_forward_pre_hook(_spread_hook(*SPREAD[key], rng)))
+    model.train()
+    for module in model.modules():
         if isinstance(module, nn.BatchNorm2d):
             module.momentum, momentum = 1.0, module.momentum  # the running statistics become the batch's
-    model.train()
+        elif isinstance(module, nn.Dropout):
+            module.eval()  # its mask would not come from the seed
     model(torch.from_numpy(probe_images(rng, 16, 96, 64)))
     for handle in handles:
         handle.remove()

@@ -15,6 +15,7 @@ import mobilenetv3_ref.device
 import mobilenetv3_ref.models
 from reprod.recipe.arguments import MODEL_NAMES, HelpFormatter
 from reprod.recipe.cli import UserError, output_dir
+from reprod.recipe.state_dict import num_classes_of
 
 from .capture_torch import layer_types
 from .compare import FAIL, PASS, REFUSED, Verdict
@@ -72,7 +73,7 @@ class Step:
             f"{args.device}, seed {args.seed}, {args.weights or 'probe weights'}"
         )
         self.arrays = self._weights()
-        self.num_classes = len(self.arrays["classifier.3.bias"])
+        self.num_classes = num_classes_of(self.arrays)
         self.types = layer_types(self.ref_model())
 
     def _weights(self) -> dict[str, np.ndarray]:
@@ -85,7 +86,7 @@ class Step:
             arrays = paddle_to_torch(mobilenetv3_paddle.models.read_weights(path), types)
         else:
             arrays = mobilenetv3_ref.models.read_weights(path)
-        model = build(num_classes=len(arrays.get("classifier.3.bias", ())) or 1000)
+        model = build(num_classes=num_classes_of(arrays))
         mobilenetv3_ref.models.load_state_dict(model, arrays, f"weights {path}")
         return arrays
 

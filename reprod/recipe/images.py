@@ -6,6 +6,9 @@ from PIL import Image, UnidentifiedImageError
 
 from reprod.recipe.cli import UserError
 
+# What torchvision's and paddle.vision's image folders take for images.
+IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
+
 
 def read_image(path: str | Path) -> Image.Image:
     """The image in `path` as RGB; raises UserError when it is missing, truncated or no image.

@@ -10,19 +10,30 @@ import numpy as np
 from reprod.recipe.cli import UserError
 
 
+def num_classes_of(arrays: Mapping[str, np.ndarray]) -> int:
+    """How many classes a MobileNetV3's weights tell apart; 1000 when they lack the last bias (loading then says so)."""
+    return int(np.size(arrays.get("classifier.3.bias", ()))) or 1000
+
+
+def hash_in_name(path: Path) -> str | None:
+    """The hash in a name like `mobilenet_v3_small-047dcff4.pth`; digits alone are taken for a date."""
+    named = re.search(r"-([0-9a-f]{8,64})$", path.stem)
+    return named[1] if named and re.search("[a-f]", named[1]) else None
+
+
 def check_hash(path: Path) -> None:
     """Raise UserError when the name carries a hash, as in `mobilenet_v3_small-047dcff4.pth`, that the bytes lack.
 
     The hash is the start of the file's SHA-256, which is torch.hub's convention.
     """
-    named = re.search(r"-([0-9a-f]{8,64})\.[A-Za-z]+$", path.name)
-    if not named:
+    named = hash_in_name(path)
+    if named is None:
         return
     actual = hashlib.sha256(path.read_bytes()).hexdigest()
-    if not actual.startswith(named[1]):
+    if not actual.startswith(named):
         raise UserError(
-            f"weights {path} are damaged: their SHA-256 starts {actual[: len(named[1])]}, the name says {named[1]}; "
-            "fetch them again"
+            f"weights {path} are damaged: their SHA-256 starts {actual[: len(named)]}, the name says {named}; "
+            "fetch them again, or rename them if that is no hash"
         )
 
 
