@@ -434,6 +434,20 @@ def test_initial_weights_are_drawn_from_torchvisions_distributions(arch):
     assert again == [name for name, array in first.items() if expected_std(name, array.shape) is None]
 
 
+@pytest.mark.parametrize("package", [mobilenetv3_ref, mobilenetv3_paddle], ids=["reference", "port"])
+@pytest.mark.parametrize("groups", [None, 8], ids=["batch_norm", "group_norm"])
+def test_reset_reaches_every_parameter(package, groups):
+    nn = torch.nn if package is mobilenetv3_ref else paddle.nn
+    norm_layer = partial(nn.GroupNorm, groups) if groups else None
+    model = package.models.mobilenet_v3_small(norm_layer=norm_layer)
+    trained = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+    for _, parameter in trained:
+        nn.init.constant_(parameter, 7.0)
+    model.reset_parameters()
+    assert len(trained) == 142
+    assert [name for name, p in trained if (p.detach().numpy() == 7.0).any()] == []
+
+
 FAULTY_INIT: dict[str, Callable] = {
     "fan-in": lambda w: paddle.nn.init.kaiming_normal_(w, mode="fan_in"),
     "gain 1": lambda w: paddle.nn.init.kaiming_normal_(w, mode="fan_out", nonlinearity="linear"),

@@ -120,10 +120,10 @@ def test_images_are_read_as_torchvision_does(data_path):
         assert (ours.mode, ours.size, ours.tobytes()) == (theirs.mode, theirs.size, theirs.tobytes()), path
 
 
-@pytest.mark.parametrize("crop_size, resize_size", [(224, 256), (95, 96), (31, 31)])
-def test_eval_preset_is_torchvisions(package, data_path, crop_size, resize_size):
-    presets = package.data.presets
-    preset = presets.ClassificationPresetEval(crop_size=crop_size, resize_size=resize_size)
+@pytest.mark.parametrize("sizes", [{}, {"crop_size": 95, "resize_size": 96}, {"crop_size": 31, "resize_size": 31}])
+def test_eval_preset_is_torchvisions(package, data_path, sizes):
+    preset = package.data.presets.ClassificationPresetEval(**sizes)
+    crop_size, resize_size = sizes.get("crop_size", 224), sizes.get("resize_size", 256)
     oracle = transforms.Compose(
         [
             transforms.Resize(resize_size),
@@ -142,10 +142,13 @@ def test_eval_preset_refuses_a_crop_larger_than_the_image(package):
         package.data.presets.ClassificationPresetEval(resize_size=223)
 
 
-@pytest.mark.parametrize("hflip_prob, seen", [(0.0, {False}), (0.5, {False, True}), (1.0, {True})])
-def test_train_preset_is_torchvisions_for_the_same_draws(package, data_path, hflip_prob, seen):
-    preset = package.data.presets.ClassificationPresetTrain(crop_size=47, hflip_prob=hflip_prob)
-    flips = set()
+@pytest.mark.parametrize(
+    "size, options, seen",
+    [(224, {}, {False, True}), (47, {"crop_size": 47, "hflip_prob": 0.0}, {False}), (224, {"hflip_prob": 1.0}, {True})],
+)
+def test_train_preset_is_torchvisions_for_the_same_draws(package, data_path, size, options, seen):
+    preset = package.data.presets.ClassificationPresetTrain(**options)
+    hflip_prob, flips = options.get("hflip_prob", 0.5), set()
     for number, path in enumerate(image_paths(data_path)):
         image, draws = read_image(path), np.random.default_rng(number)
         box = random_resized_crop_box(draws, image.height, image.width)
@@ -153,7 +156,7 @@ def test_train_preset_is_torchvisions_for_the_same_draws(package, data_path, hfl
         flips.add(flip)
         oracle = transforms.Compose(
             [
-                lambda image, box=box: F.resized_crop(image, *box, [47, 47]),
+                lambda image, box=box: F.resized_crop(image, *box, [size, size]),
                 transforms.RandomHorizontalFlip(float(flip)),
                 transforms.ToTensor(),
                 transforms.Normalize(mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225)),
