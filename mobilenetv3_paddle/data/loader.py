@@ -1,13 +1,74 @@
 """Datasets and loaders of a training run: DATA_PATH/train and DATA_PATH/val, in batches."""
 
+import traceback
+from collections.abc import Iterator
 from pathlib import Path
 
-from paddle.io import DataLoader
+import numpy as np
+from paddle import Tensor, io
 
+from reprod.recipe.cli import UserError
 from reprod.recipe.sampler import BatchSampler
 
 from .dataset import ImageFolder
 from .presets import ClassificationPresetEval, ClassificationPresetTrain
+
+
+class DataLoader:
+    """Batches from a dataset, in this process or from workers, and whatever the dataset raises.
+
+    Paddle: its own loader waits for ever when the dataset raises in this process, and hides the exception when it does
+    in a worker. Here an exception travels as a batch of its own.
+    """
+
+    def __init__(self, dataset: io.Dataset, *, batch_sampler: BatchSampler, num_workers: int) -> None:
+        self.dataset = dataset
+        self.batch_sampler = batch_sampler
+        self._loader = io.DataLoader(
+            _Guarded(dataset), batch_sampler=batch_sampler, num_workers=num_workers, collate_fn=_collate
+        )
+
+    def __len__(self) -> int:
+        return len(self.batch_sampler)
+
+    def __iter__(self) -> Iterator[list[Tensor]]:
+        for images, labels in self._loader:
+            if isinstance(labels, Exception):
+                raise labels
+            yield [images, labels]
+
+
+class _Guarded(io.Dataset):
+    """A dataset that returns what it would raise.
+
+    Paddle: see DataLoader.
+    """
+
+    def __init__(self, dataset: io.Dataset) -> None:
+        self.dataset = dataset
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getitem__(self, index: int) -> tuple[np.ndarray, int] | Exception:
+        try:
+            return self.dataset[index]
+        except UserError as error:
+            return error
+        except Exception:
+            return RuntimeError(traceback.format_exc())
+
+
+def _collate(items: list[tuple[np.ndarray, int] | Exception]) -> tuple[np.ndarray, np.ndarray | Exception]:
+    """(images, labels) of a batch, or a zero and the first exception.
+
+    Paddle: see DataLoader.
+    """
+    for item in items:
+        if isinstance(item, Exception):
+            return np.zeros(1), item  # a batch without any array, or with an empty one, would be lost
+    images, labels = zip(*items, strict=True)
+    return np.stack(images), np.array(labels)
 
 
 def build_dataset(

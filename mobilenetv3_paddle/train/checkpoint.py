@@ -63,7 +63,7 @@ def load_checkpoint(
     missing = {"model", "optimizer", "lr_scheduler", "epoch", "args"} - content.keys()
     if missing:
         raise UserError(f"checkpoint {path} lacks {', '.join(sorted(missing))}: for weights alone use --weights")
-    load_state_dict(model, content["model"], f"checkpoint {path}")
+    load_state_dict(model, content["model"], f"the weights in checkpoint {path}")
     lr_scheduler.set_state_dict(content["lr_scheduler"])
     load_optimizer_state(model, optimizer, lr_scheduler, content["optimizer"])
     return content["epoch"], content["args"]

@@ -11,21 +11,27 @@ from paddle import nn
 def launched_rank() -> tuple[int, int, int]:
     """(rank, local_rank, world_size) that the launcher gave this process; (0, 0, 1) without a launcher."""
     env = os.environ
-    return (
-        int(env.get("PADDLE_TRAINER_ID", 0)),
-        int(env.get("PADDLE_RANK_IN_NODE", 0)),
-        int(env.get("PADDLE_TRAINERS_NUM", 1)),
-    )
+    # Paddle: with --devices 4,5 the cards of the processes 0 and 1 are 4 and 5
+    local_rank = env.get("FLAGS_selected_gpus", env.get("PADDLE_RANK_IN_NODE", "0")).split(",")[0]
+    return int(env.get("PADDLE_TRAINER_ID", 0)), int(local_rank), int(env.get("PADDLE_TRAINERS_NUM", 1))
 
 
 def init_distributed(device: str) -> None:
     """Join the other processes, if there are any: over NCCL on cards, over gloo on CPU."""
     if launched_rank()[2] > 1:
-        dist.init_parallel_env()  # Paddle: takes the backend of the device that is set
+        if device == "cpu":
+            os.environ["PADDLE_DISTRI_BACKEND"] = "gloo"  # Paddle: a build for cards would take NCCL, and the cards
+        dist.init_parallel_env()
+
+
+def log(line: str) -> None:
+    """Print `line` on rank 0 alone."""
+    if launched_rank()[0] == 0:
+        print(line, flush=True)
 
 
 def shut_down() -> None:
-    """Leave the group of processes."""
+    """Leave the group of processes, once all is done."""
     if dist.is_initialized():
         dist.destroy_process_group()
 

@@ -38,7 +38,7 @@ def load_checkpoint(
     missing = {"model", "optimizer", "lr_scheduler", "epoch", "args"} - content.keys()
     if missing:
         raise UserError(f"checkpoint {path} lacks {', '.join(sorted(missing))}: for weights alone use --weights")
-    load_state_dict(model, to_arrays(content["model"]), f"checkpoint {path}")
+    load_state_dict(model, to_arrays(content["model"]), f"the weights in checkpoint {path}")
     optimizer.load_state_dict(content["optimizer"])
     lr_scheduler.load_state_dict(content["lr_scheduler"])
     return content["epoch"], content["args"]

@@ -21,8 +21,14 @@ def init_distributed(device: torch.device) -> None:
         dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
 
 
+def log(line: str) -> None:
+    """Print `line` on rank 0 alone."""
+    if launched_rank()[0] == 0:
+        print(line, flush=True)
+
+
 def shut_down() -> None:
-    """Leave the group of processes."""
+    """Leave the group of processes, once all is done."""
     if dist.is_initialized():
         dist.destroy_process_group()
 
@@ -32,7 +38,7 @@ def data_parallel(model: nn.Module) -> nn.Module:
 
     Batch-norm buffers stay each process's own until `broadcast_buffers`.
     """
-    return DistributedDataParallel(model, broadcast_buffers=False) if dist.is_initialized() else model
+    return DistributedDataParallel(model, forward_sync_buffers=False) if dist.is_initialized() else model
 
 
 def broadcast_buffers(model: nn.Module) -> None:

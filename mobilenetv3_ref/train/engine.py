@@ -6,8 +6,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.utils.data import DataLoader
 
+from mobilenetv3_ref.data.loader import DataLoader
 from reprod.recipe.cli import UserError
 from reprod.recipe.log import TrainingLog
 
@@ -49,17 +49,16 @@ def train_one_epoch(
 ) -> None:
     """Train on every batch, logging as TrainingLog says; raises UserError when the loss is NaN or infinite."""
     set_train_mode(model, freeze_norm)
-    line = TrainingLog(epoch, len(data_loader), print_freq)
+    line = TrainingLog(epoch, len(data_loader), print_freq, log)
     for batch_idx, batch in enumerate(data_loader):
         line.batch_read()
         image, target = (tensor.to(device) for tensor in batch)
         loss, output = train_step(model, criterion, optimizer, image, target)
-        if not math.isfinite(loss.item()):
-            raise UserError(f"the loss is {loss.item()} at epoch {epoch}, iter {batch_idx}: lower --lr, check the data")
+        loss_value = loss.item()
+        if not math.isfinite(loss_value):
+            raise UserError(f"the loss is {loss_value} at epoch {epoch}, iter {batch_idx}: lower --lr, check the data")
         lr = optimizer.param_groups[0]["lr"]
-        due = line.batch_done(loss.item(), lr, correct_at(output.detach(), target, [1])[0], len(target))
-        if due:
-            log(due)
+        line.batch_done(loss_value, lr, correct_at(output.detach(), target, [1])[0], len(target))
 
 
 @torch.no_grad()

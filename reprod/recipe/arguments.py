@@ -4,8 +4,10 @@ Names and defaults follow torchvision's references/classification/train.py where
 """
 
 import argparse
+import math
+from typing import Any
 
-from reprod.recipe.cli import UserError, positive_int
+from reprod.recipe.cli import ArgumentParser, UserError, positive_int
 
 MODEL_NAMES = ("mobilenet_v3_small", "mobilenet_v3_large")
 
@@ -16,7 +18,7 @@ class HelpFormatter(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescript
 
 def get_args_parser(prog: str, framework: str) -> argparse.ArgumentParser:
     """The parser of one side's training command; `framework` only names it in the help text."""
-    parser = argparse.ArgumentParser(
+    parser = ArgumentParser(
         prog=prog, description=f"Train or evaluate MobileNetV3 with {framework}.", formatter_class=HelpFormatter
     )
     add = parser.add_argument_group("data").add_argument
@@ -37,7 +39,7 @@ def get_args_parser(prog: str, framework: str) -> argparse.ArgumentParser:
     )
 
     add = parser.add_argument_group("optimization").add_argument
-    add("--epochs", type=int, default=120, help="the number of the last epoch, counted from 0, plus one")
+    add("--epochs", type=positive_int, default=120, help="in all, those before --resume included")
     add("--batch-size", "-b", type=positive_int, default=32, help="images per process")
     add("--lr", type=float, default=0.1, help="initial learning rate")
     add("--momentum", type=float, default=0.9, help="of SGD")
@@ -51,7 +53,7 @@ def get_args_parser(prog: str, framework: str) -> argparse.ArgumentParser:
     add("--output-dir", default="output", help="where checkpoints go")
     add("--print-freq", type=positive_int, default=10, help="batches from one log line to the next")
     add("--resume", metavar="FILE", help="go on from this checkpoint")
-    add("--test-only", action="store_true", help="evaluate and stop")
+    add("--test-only", action="store_true", help="evaluate --weights or --resume and stop")
     add("--seed", type=int, default=0, help="of initial weights, order, augmentation and dropout")
     return parser
 
@@ -64,17 +66,56 @@ def check_args(args: argparse.Namespace) -> None:
             "make it at least as large"
         )
     bounds = {
-        "workers": (0, float("inf")),
-        "epochs": (0, float("inf")),
+        "workers": (0, math.inf),
         "seed": (0, 2**32 - 1),
         "dropout": (0, 1),
-        "lr": (0, float("inf")),
+        "lr": (0, math.inf),
         "momentum": (0, 1),
-        "weight_decay": (0, float("inf")),
-        "lr_gamma": (0, float("inf")),
+        "weight_decay": (0, math.inf),
+        "lr_gamma": (0, math.inf),
         "label_smoothing": (0, 1),
     }
     for name, (low, high) in bounds.items():
         value = getattr(args, name)
-        if not low <= value <= high:
-            raise UserError(f"--{name.replace('_', '-')} {value} is outside {low} to {high}: choose a value in it")
+        if not (low <= value <= high and math.isfinite(value)):
+            raise UserError(f"{flag(name)} {value} is outside {low} to {high}: choose a value in it")
+    if args.resume and args.weights:
+        raise UserError("--resume and --weights both name the weights to start from: give one of them")
+    if args.test_only and not (args.resume or args.weights):
+        raise UserError("--test-only has nothing to test: name a file with --weights or --resume")
+
+
+def check_resumed(args: argparse.Namespace, saved: dict[str, Any], first_epoch: int) -> None:
+    """Raise UserError when the checkpoint, whose run had the flags `saved`, leaves nothing to do or contradicts `args`.
+
+    The optimizer and its schedule come out of the checkpoint with their settings, so another setting would do nothing.
+    """
+    if first_epoch >= args.epochs:
+        raise UserError(f"checkpoint {args.resume} already has {first_epoch} epochs: raise --epochs {args.epochs}")
+    for name in ("lr", "momentum", "weight_decay", "lr_step_size", "lr_gamma"):
+        if getattr(args, name) != saved[name]:
+            raise UserError(
+                f"{flag(name)} {getattr(args, name)}: checkpoint {args.resume} was trained with {saved[name]}; "
+                "resume with the same, or start anew from it with --weights"
+            )
+
+
+def check_data(args: argparse.Namespace, train_classes: list[str], val_classes: list[str], smallest_batch: int) -> None:
+    """Raise UserError when train/ and val/ differ in their classes, or batch norm cannot train on these batches."""
+    alone = sorted(set(train_classes) ^ set(val_classes))
+    if alone:
+        folder = "train" if alone[0] in train_classes else "val"
+        raise UserError(
+            f"data folder {args.data_path}: {len(alone)} class folders are not in both train and val (first: "
+            f"{alone[0]}, only in {folder}): give both the same"
+        )
+    if smallest_batch == 1 and args.train_crop_size <= 32 and not args.freeze_norm:  # 1 x 1 pixels after stride 32
+        raise UserError(
+            f"--train-crop-size {args.train_crop_size} and a batch of one image leave batch norm one value per "
+            "channel: choose a larger crop, another --batch-size, or --freeze-norm"
+        )
+
+
+def flag(name: str) -> str:
+    """The flag that is stored as `name`."""
+    return f"--{name.replace('_', '-')}"

@@ -1,5 +1,6 @@
 """How every command of this project ends: 0 done, 1 a check failed, 2 the user must mend something."""
 
+import argparse
 import os
 import sys
 from collections.abc import Callable
@@ -11,13 +12,25 @@ class UserError(Exception):
     """A mistake the user can mend; its one-line message names the thing and the mend."""
 
 
+class ArgumentParser(argparse.ArgumentParser):
+    """argparse's, but a mistake is one line here too, and a flag that is not spelled out is one."""
+
+    def __init__(self, **kwargs) -> None:
+        super().__init__(allow_abbrev=False, **kwargs)
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: error: {message} (all flags: --help)\n")
+
+
 def run(main: Callable[[], int | None], prog: str) -> NoReturn:
     """Exit with `main()`'s status (None is 0); a UserError is one line on stderr and status 2."""
     try:
         status = main() or 0
         sys.stdout.flush()
     except UserError as error:
-        print(f"{prog}: error: {error}", file=sys.stderr)
+        # From a loader's worker process it comes with the worker's traceback before it, and the type's name.
+        message = str(error).rstrip().splitlines()[-1].removeprefix(f"{UserError.__module__}.{UserError.__name__}: ")
+        print(f"{prog}: error: {message}", file=sys.stderr)
         status = 2
     except KeyboardInterrupt:
         print(f"{prog}: interrupted", file=sys.stderr)

@@ -1,20 +1,22 @@
 """The training log: one line an interval, in the form of the reproduction guide's section 3.10."""
 
 import time
+from collections.abc import Callable
 
 
 class TrainingLog:
-    """Measures an epoch of training and says when a line is due, and what it says.
+    """Measures one process's epoch of training and writes a line now and then.
 
-    Call `batch_read()` when a batch has arrived and `batch_done(...)` when it has been trained on. Costs are seconds
-    per batch and cover the interval since the last line, as do `acc` (share of right predictions, 0 to 1) and
-    `avg_ips` (images per second, of this process); `loss` is the last batch's.
+    Call `batch_read()` when a batch has arrived and `batch_done(...)` when it has been trained on. A line covers the
+    batches since the one before: acc (share of right predictions, 0 to 1), costs (seconds per batch, without the time
+    to write lines), avg_samples (images per batch) and avg_ips (images per second); its loss is the last batch's.
     """
 
-    def __init__(self, epoch: int, num_batches: int, print_freq: int) -> None:
+    def __init__(self, epoch: int, num_batches: int, print_freq: int, log: Callable[[str], None] = print) -> None:
         self.epoch = epoch
         self.num_batches = num_batches
         self.print_freq = print_freq
+        self.log = log
         self.batch_idx = -1
         self._reset()
 
@@ -31,25 +33,26 @@ class TrainingLog:
         """The loader has delivered a batch."""
         self.reader_cost += self._lap()
 
-    def batch_done(self, loss: float, lr: float, correct: int, samples: int) -> str | None:
-        """The batch is trained on: the log line if one is due (every `print_freq` batches and at the end)."""
+    def batch_done(self, loss: float, lr: float, correct: int, samples: int) -> None:
+        """The batch is trained on; writes a line at batches print_freq, 2 * print_freq, ... from 0, and at the last."""
         self.train_cost += self._lap()
         self.batch_idx += 1
         self.batches += 1
         self.samples += samples
         self.correct += correct
         last = self.batch_idx == self.num_batches - 1
-        if not last and (self.batch_idx == 0 or self.batch_idx % self.print_freq):
-            return None
+        if last or (self.batch_idx > 0 and self.batch_idx % self.print_freq == 0):
+            self.log(self._line(loss, lr))
+            self._reset()
+
+    def _line(self, loss: float, lr: float) -> str:
         cost = self.reader_cost + self.train_cost
-        line = (
+        return (
             f"[Epoch {self.epoch}, iter: {self.batch_idx}] acc: {self.correct / self.samples:.5f}, lr: {lr:.5f}, "
             f"loss: {loss:.5f}, avg_reader_cost: {self.reader_cost / self.batches:.5f} sec, "
             f"avg_batch_cost: {cost / self.batches:.5f} sec, avg_samples: {self.samples / self.batches}, "
             f"avg_ips: {self.samples / cost:.5f} images/sec."
         )
-        self._reset()
-        return line
 
 
 def evaluation_line(epoch: int | None, metrics: dict[str, float]) -> str:

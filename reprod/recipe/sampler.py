@@ -30,8 +30,8 @@ class BatchSampler:
     ) -> None:
         self.length = length
         self.batch_size = batch_size
+        self.total = math.ceil(length / world_size) * world_size if pad else length  # images, repeated ones included
         self.shuffle = shuffle
-        self.pad = pad
         self.seed = seed
         self.rank = rank
         self.world_size = world_size
@@ -46,9 +46,7 @@ class BatchSampler:
         order = np.arange(self.length)
         if self.shuffle:
             order = np.random.default_rng([self.seed, self.epoch]).permutation(self.length)
-        if self.pad:
-            order = np.resize(order, math.ceil(self.length / self.world_size) * self.world_size)
-        return order[self.rank :: self.world_size].tolist()
+        return np.resize(order, self.total)[self.rank :: self.world_size].tolist()
 
     def __iter__(self) -> Iterator[list[int]]:
         indices = self.indices()
@@ -56,4 +54,4 @@ class BatchSampler:
             yield indices[start : start + self.batch_size]
 
     def __len__(self) -> int:
-        return math.ceil(len(self.indices()) / self.batch_size)
+        return math.ceil(len(range(self.rank, self.total, self.world_size)) / self.batch_size)

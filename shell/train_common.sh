@@ -1,0 +1,25 @@
+# Sourced by train.sh and train_dist.sh: what both must know, and the flags of a run that names no data.
+# shellcheck shell=sh disable=SC2034  # the variables are theirs
+
+say() { printf 'train: %s\n' "$*" >&2; }
+fail() {
+    say "error: $*"
+    exit 2
+}
+
+case ${FRAMEWORK:-paddle} in
+    paddle) package=mobilenetv3_paddle ;;
+    torch) package=mobilenetv3_ref ;;
+    *) fail "FRAMEWORK=$FRAMEWORK is neither paddle nor torch: name one of them, or leave it out for paddle" ;;
+esac
+cards=$(nvidia-smi -L 2>/dev/null | grep -c '^GPU ' || true)
+python=$(sh "$here/setup.sh")
+
+case " $* " in
+    *" --help "* | *" -h "*) exec "$python" -m "$package.train" --help ;;
+    *" --data-path "* | *" --data-path="*) ;;
+    *)
+        say "no --data-path: a demonstration, 4 epochs on the 16 images of lite_data, which takes less than a minute"
+        set -- --data-path "$here/../lite_data" --epochs 4 --batch-size 8 --print-freq 1 "$@"
+        ;;
+esac
