@@ -14,7 +14,7 @@ import numpy as np
 from reprod.align import capture_paddle, capture_torch
 from reprod.align.compare import compare
 from reprod.align.gates import dead_branches
-from reprod.align.limits import U, exact_limits, kernel_limits, semantic_limits
+from reprod.align.limits import U64, U, exact_limits, kernel_limits, mean_floors, semantic_limits, with_floors
 from reprod.align.probe import probe_images
 from reprod.align.step import Step, step_parser
 from reprod.recipe.cli import run
@@ -66,6 +66,26 @@ def check_dropout(step: Step) -> None:
     step.check(compare(ref, port, limits, title="dropout (p = 0.2) on ones"), group=lambda name: name)
 
 
+def check_mode(step: Step, images: np.ndarray, train: bool, files: tuple[dict, dict]) -> set[str]:
+    """Every module in eval or train mode, in float64 and in float32 -> the branches of activations never reached."""
+    mode = "train" if train else "eval"
+    truth, ref = run_ref(step, images, "float64", train), run_ref(step, images, "float32", train)
+    step.check_signal({name: array for name, array in truth.outputs.items() if ".running_" not in name})
+    for dtype, reference, bare, unit in (
+        ("float64", truth, semantic_limits(truth.outputs, ref.outputs), U64),
+        ("float32", ref, kernel_limits(truth.outputs, ref.outputs), U),
+    ):
+        port = run_paddle(step, images, dtype, train)
+        limits, zeros = with_floors(bare, mean_floors(truth.input_scales, unit), truth.outputs)
+        title = f"{mode} mode, {dtype}"
+        step.check(compare(reference.outputs, port.outputs, limits, title=title, zeros=zeros))
+        prefix = "" if (mode, dtype) == ("eval", "float32") else f"{mode}/{dtype}/"
+        for kept, recording in zip(files, (reference, port), strict=True):
+            blocks = {k: v for k, v in recording.outputs.items() if k == "logits" or k.count(".") == 1}
+            kept.update({prefix + name: array for name, array in blocks.items()})
+    return dead_branches(truth.gate_inputs, step.types)
+
+
 def get_args_parser() -> argparse.ArgumentParser:
     return step_parser(NAME, __doc__)
 
@@ -73,36 +93,16 @@ def get_args_parser() -> argparse.ArgumentParser:
 def main(args: argparse.Namespace) -> int:
     step = Step(NAME, args)
     images = probe_images(np.random.default_rng([args.seed, 2]), BATCH, HEIGHT, WIDTH)
-    ref_files, port_files = {"input": images}, {"input": images}
-    if not check_structure(step):
-        return step.finish("forward", ref_files, port_files)
-
-    dead = None
-    for train in (False, True):
-        mode = "train" if train else "eval"
-        truth, ref = run_ref(step, images, "float64", train), run_ref(step, images, "float32", train)
-        step.check_signal(truth.outputs)
-        unreached = set(dead_branches(truth.gate_inputs, step.types))
-        dead = unreached if dead is None else dead & unreached
-        limits = {
-            "float64": semantic_limits(truth.outputs, ref.outputs),
-            "float32": kernel_limits(truth.outputs, ref.outputs),
-        }
-        for dtype, reference in (("float64", truth), ("float32", ref)):
-            port = run_paddle(step, images, dtype, train)
-            step.check(compare(reference.outputs, port.outputs, limits[dtype], title=f"{mode} mode, {dtype}"))
-            prefix = "" if (mode, dtype) == ("eval", "float32") else f"{mode}/{dtype}/"
-            for files, recording in ((ref_files, reference), (port_files, port)):
-                files.update(
-                    {prefix + k: v for k, v in recording.outputs.items() if k == "logits" or k.count(".") == 1}
-                )
-    check_dropout(step)
-    step.say(f"branches of activations that no input reached: {len(dead)} of {3 * len(truth.gate_inputs)}")
-    for branch in sorted(dead):
-        step.say(f"  not proved: {branch}")
-    if dead and args.weights is None:
-        step.refuse(f"{len(dead)} branches are never taken, so they may be wrong: choose another --seed")
-    return step.finish("forward", ref_files, port_files)
+    files = {"input": images}, {"input": images}
+    if check_structure(step):
+        dead = check_mode(step, images, False, files) & check_mode(step, images, True, files)
+        check_dropout(step)
+        step.say(f"branches of activations that no input reached in either mode: {len(dead)}")
+        for branch in sorted(dead):
+            step.say(f"  not proved: {branch}")
+        if dead and args.weights is None:
+            step.refuse(f"{len(dead)} branches are never taken, so they may be wrong: choose another --seed")
+    return step.finish("forward", *files)
 
 
 if __name__ == "__main__":

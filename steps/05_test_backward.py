@@ -24,7 +24,18 @@ from mobilenetv3_ref.train import optimizer as ref_optimizer
 from reprod.align import capture_paddle, capture_torch
 from reprod.align.compare import Verdict, compare
 from reprod.align.gates import flipped
-from reprod.align.limits import K_GRADIENT, U64, C, U, exact_limits, kernel_limits, largest, semantic_limits
+from reprod.align.limits import (
+    K_GRADIENT,
+    U64,
+    C,
+    U,
+    exact_limits,
+    kernel_limits,
+    largest,
+    mean_floors,
+    semantic_limits,
+    with_floors,
+)
 from reprod.align.probe import probe_images
 from reprod.align.step import Step, step_parser
 from reprod.recipe.cli import run
@@ -54,8 +65,8 @@ def backwards(gradients: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     return {f"grad/{name}": gradients[name] for name in reversed(gradients)}
 
 
-def run_ref(step: Step, batches: list, dtype: str, train: bool) -> Iterator[tuple[dict, dict]]:
-    """({item: array} after each iteration, gate inputs of its forward pass) of the reference."""
+def run_ref(step: Step, batches: list, dtype: str, train: bool) -> Iterator[tuple[dict, capture_torch.Recording]]:
+    """({item: array} after each iteration, recording of its forward pass) of the reference."""
     model = capture_torch.build(step.ref_model, step.arrays, dtype, step.torch_device)
     criterion = ref_criterion.build_criterion()
     optimizer, lr_scheduler = ref_optimizer.build_optimizer(model, **RECIPE)
@@ -74,11 +85,11 @@ def run_ref(step: Step, batches: list, dtype: str, train: bool) -> Iterator[tupl
                 **{f"param/{name}": array for name, array in capture_torch.parameters(model).items()},
                 **{f"buffer/{name}": array for name, array in capture_torch.buffers(model).items()},
             },
-            record.gate_inputs,
+            record,
         )
 
 
-def run_paddle(step: Step, batches: list, dtype: str, train: bool) -> Iterator[tuple[dict, dict]]:
+def run_paddle(step: Step, batches: list, dtype: str, train: bool) -> Iterator[tuple[dict, capture_torch.Recording]]:
     """The same of the port."""
     model = capture_paddle.build(step.paddle_model, step.arrays, dtype, step.paddle_device, step.types)
     criterion = port_criterion.build_criterion()
@@ -98,25 +109,18 @@ def run_paddle(step: Step, batches: list, dtype: str, train: bool) -> Iterator[t
                 **{f"param/{name}": array for name, array in capture_paddle.parameters(model, step.types).items()},
                 **{f"buffer/{name}": array for name, array in capture_paddle.buffers(model, step.types).items()},
             },
-            record.gate_inputs,
+            record,
         )
 
 
-def gradient_floor(items: dict[str, np.ndarray], unit: float) -> float:
-    """The rounding, in `unit`, of gradients that cancel to zero: such a gradient is a sum of terms of any layer's size.
+def floors(items: dict[str, np.ndarray], input_scales: dict[str, float], unit: float) -> dict[str, float]:
+    """The rounding, in `unit`, of what can cancel to zero by structure: gradients and running means.
 
-    A bias whose shift the next batch norm removes has one; without a floor, rounding would be compared with rounding.
+    Such a gradient is a sum of terms of any layer's size: that of a bias whose shift the next batch norm removes, say.
     """
-    return C * unit * max(largest(array) for name, array in items.items() if name.startswith("grad/"))
-
-
-def with_floor(
-    limits: dict[str, float], truth: dict[str, np.ndarray], unit: float
-) -> tuple[dict[str, float], set[str]]:
-    """(`limits` plus the gradients' floor, and 0 for the learning rate; the names of the gradients that are zero)."""
-    floor = gradient_floor(truth, unit)
-    found = {name: limit + floor if name.startswith("grad/") else limit for name, limit in limits.items()} | {"lr": 0.0}
-    return found, {name for name in found if name.startswith("grad/") and largest(truth[name]) <= found[name]}
+    gradient = C * unit * max(largest(array) for name, array in items.items() if name.startswith("grad/"))
+    means = {f"buffer/{name}": floor for name, floor in mean_floors(input_scales, unit).items()}
+    return dict.fromkeys([name for name in items if name.startswith("grad/")], gradient) | means
 
 
 def check_iterations(step: Step, train: bool, files: tuple[dict, dict]) -> None:
@@ -130,17 +134,21 @@ def check_iterations(step: Step, train: bool, files: tuple[dict, dict]) -> None:
         run_paddle(step, batches, "float64", train),
     )
     rows, zeros = [], set()
-    for i, ((truth, _), (ref, _), (port, _)) in enumerate(
+    for i, ((truth, record), (ref, _), (port, _)) in enumerate(
         tqdm(zip(*runs, strict=True), f"{mode} mode", ITERATIONS, leave=False, disable=None)
     ):
-        limits, zeros = with_floor(semantic_limits(truth, ref), truth, U64)
+        limits, zeros = with_floors(
+            semantic_limits(truth, ref) | {"lr": 0.0}, floors(truth, record.input_scales, U64), truth
+        )
         named = [{f"iteration {i}/{name}": value for name, value in side.items()} for side in (truth, port, limits)]
         rows += compare(*named, zeros={f"iteration {i}/{name}" for name in zeros}).rows
         for kept, side in zip(files, (truth, port), strict=True):
             kept.update({f"{mode}/{name}_{i}": side[name] for name in ("loss", "lr")})
     title = f"{mode} mode, float64, {ITERATIONS} iterations of SGD"
     step.check(Verdict(title, rows), group=lambda name: name.split("/")[0])
-    step.say(f"  {len(zeros)} gradients are zero by structure: both sides' are below the rounding of the others")
+    step.say(
+        f"  {sum(name.startswith('grad/') for name in zeros)} gradients are zero by structure: both sides' are below the rounding of the others"
+    )
 
 
 def check_float32(step: Step, train: bool) -> None:
@@ -152,14 +160,18 @@ def check_float32(step: Step, train: bool) -> None:
     mode = "train" if train else "eval"
     for attempt in range(ATTEMPTS):
         batch = [draw_batch(np.random.default_rng([step.args.seed, 6, attempt]), step.num_classes)]
-        (truth, gates), (ref, ref_gates), (port, port_gates) = (
+        (truth, record), (ref, ref_record), (port, port_record) = (
             next(side(step, batch, dtype, train))
             for side, dtype in ((run_ref, "float64"), (run_ref, "float32"), (run_paddle, "float32"))
         )
-        flips = sum(sum(flipped(gates, other, step.types).values()) for other in (ref_gates, port_gates))
+        flips = sum(
+            sum(flipped(record.gate_inputs, other.gate_inputs, step.types).values())
+            for other in (ref_record, port_record)
+        )
         step.say(f"{mode} mode, float32, input {attempt}: {flips} gates flip under rounding")
         if flips == 0:
-            limits, zeros = with_floor(kernel_limits(truth, ref, K_GRADIENT), truth, U)
+            limits = kernel_limits(truth, ref, K_GRADIENT) | {"lr": 0.0}
+            limits, zeros = with_floors(limits, floors(truth, record.input_scales, U), truth)
             step.check(compare(ref, port, limits, title=f"{mode} mode, float32, 1 iteration of SGD", zeros=zeros))
             return
     step.refuse(

@@ -44,6 +44,7 @@ def recording(model: nn.Layer) -> Iterator[Recording]:
     def hook(name: str, is_gate: bool) -> Callable:
         def store(module, inputs, output) -> None:
             record.outputs[name or "logits"] = output.numpy().copy()
+            record.input_scales[name] = float(inputs[0].abs().max())
             if is_gate:
                 record.gate_inputs[name] = inputs[0].numpy().copy()
 

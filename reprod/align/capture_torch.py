@@ -17,10 +17,11 @@ from .gates import BENDS
 
 @dataclass
 class Recording:
-    """Arrays by module name, in execution order: every module's output, and every gate's input."""
+    """By module name, in execution order: every module's output, every gate's input, the largest value that came in."""
 
     outputs: dict[str, np.ndarray] = field(default_factory=dict)
     gate_inputs: dict[str, np.ndarray] = field(default_factory=dict)
+    input_scales: dict[str, float] = field(default_factory=dict)
 
 
 class ExactHardsigmoid(nn.Module):
@@ -70,6 +71,7 @@ def recording(model: nn.Module) -> Iterator[Recording]:
     def hook(name: str, is_gate: bool) -> Callable:
         def store(module, inputs, output) -> None:
             record.outputs[name or "logits"] = output.detach().cpu().numpy().copy()
+            record.input_scales[name] = float(inputs[0].detach().abs().max())
             if is_gate:
                 record.gate_inputs[name] = inputs[0].detach().cpu().numpy().copy()
 

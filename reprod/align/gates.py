@@ -14,9 +14,9 @@ BENDS = {"ReLU": (0.0, 6.0), "Hardswish": (-3.0, 3.0), "Hardsigmoid": (-3.0, 3.0
 KINKS = {"ReLU": (0.0,), "Hardswish": (-3.0, 3.0), "Hardsigmoid": (-3.0, 3.0)}
 
 
-def dead_branches(gate_inputs: Mapping[str, np.ndarray], types: Mapping[str, str]) -> list[str]:
+def dead_branches(gate_inputs: Mapping[str, np.ndarray], types: Mapping[str, str]) -> set[str]:
     """The branches that no input reaches, as "features.1.block.0.2 (ReLU): nothing above 6"."""
-    dead = []
+    dead = set()
     for name, x in gate_inputs.items():
         low, high = BENDS[types[name]]
         where = {
@@ -24,7 +24,7 @@ def dead_branches(gate_inputs: Mapping[str, np.ndarray], types: Mapping[str, str
             f"from {low:g} to {high:g}": (x > low) & (x < high),
             f"above {high:g}": x > high,
         }
-        dead += [f"{name} ({types[name]}): nothing {place}" for place, reached in where.items() if not reached.any()]
+        dead |= {f"{name} ({types[name]}): nothing {place}" for place, reached in where.items() if not reached.any()}
     return dead
 
 

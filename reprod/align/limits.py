@@ -39,6 +39,15 @@ def exact_limits(ref: Mapping[str, np.ndarray]) -> dict[str, float]:
     return dict.fromkeys(ref, 0.0)
 
 
+def mean_floors(input_scales: Mapping[str, float], unit: float) -> dict[str, float]:
+    """The rounding, in `unit`, of each batch norm's running mean: C of it, of the largest value that is averaged.
+
+    A mean can cancel to zero by structure (behind a batch norm without bias, through a convolution); without a floor,
+    rounding would be compared with rounding. `input_scales` are the largest values that came into each module.
+    """
+    return {f"{name}.running_mean": C * unit * scale for name, scale in input_scales.items()}
+
+
 def semantic_limits(truth: Mapping[str, np.ndarray], ref: Mapping[str, np.ndarray]) -> dict[str, float]:
     """Limits of the float64 check from the float64 run `truth` and the reference's float32 run `ref`.
 
@@ -60,3 +69,11 @@ def kernel_limits(truth: Mapping[str, np.ndarray], ref: Mapping[str, np.ndarray]
         else 0.0
         for name in ref
     }
+
+
+def with_floors(
+    limits: Mapping[str, float], floors: Mapping[str, float], truth: Mapping[str, np.ndarray]
+) -> tuple[dict[str, float], set[str]]:
+    """(`limits` plus the floor of each item that has one, the names of those items that are zero by structure)."""
+    raised = {name: limit + floors.get(name, 0.0) for name, limit in limits.items()}
+    return raised, {name for name in raised if name in floors and largest(truth[name]) <= raised[name]}
