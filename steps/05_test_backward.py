@@ -146,9 +146,8 @@ def check_iterations(step: Step, train: bool, files: tuple[dict, dict]) -> None:
             kept.update({f"{mode}/{name}_{i}": side[name] for name in ("loss", "lr")})
     title = f"{mode} mode, float64, {ITERATIONS} iterations of SGD"
     step.check(Verdict(title, rows), group=lambda name: name.split("/")[0])
-    step.say(
-        f"  {sum(name.startswith('grad/') for name in zeros)} gradients are zero by structure: both sides' are below the rounding of the others"
-    )
+    count = sum(name.startswith("grad/") for name in zeros)
+    step.say(f"  {count} gradients are zero by structure: both sides' are below the rounding of the others")
 
 
 def check_float32(step: Step, train: bool) -> None:

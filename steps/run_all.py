@@ -16,7 +16,7 @@ from reprod.align.compare import FAIL, PASS
 from reprod.align.report import LAST_WORDS
 from reprod.align.step import ROOT
 from reprod.recipe.arguments import MODEL_NAMES, HelpFormatter
-from reprod.recipe.cli import UserError, run
+from reprod.recipe.cli import ArgumentParser, UserError, run
 
 NAME = "run_all"
 RUNGS = ("01_test_forward", "02_test_data", "03_test_metric", "04_test_loss", "05_test_backward")
@@ -31,7 +31,7 @@ def load_rung(name: str) -> ModuleType:
 
 
 def get_args_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog=NAME, description=__doc__, formatter_class=HelpFormatter)
+    parser = ArgumentParser(prog=NAME, description=__doc__, formatter_class=HelpFormatter)
     add = parser.add_argument
     add("--model", choices=[*MODEL_NAMES, "both"], default="both", help="which of the two sizes")
     add("--device", choices=("cpu", "gpu"), default="cpu", help="where both sides run")

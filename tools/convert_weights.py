@@ -21,7 +21,7 @@ import numpy as np
 
 from reprod.align.convert import RULES, keep, paddle_to_torch, torch_to_paddle
 from reprod.recipe.arguments import MODEL_NAMES, HelpFormatter
-from reprod.recipe.cli import UserError, existing_file, run
+from reprod.recipe.cli import ArgumentParser, UserError, existing_file, run
 from reprod.recipe.state_dict import hash_in_name, num_classes_of
 
 PROG = "convert_weights"
@@ -29,7 +29,7 @@ SUFFIXES = {"torch": (".pth", ".pt", ".safetensors"), "paddle": (".pdparams", ".
 
 
 def get_args_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog=PROG, description=__doc__, formatter_class=HelpFormatter)
+    parser = ArgumentParser(prog=PROG, description=__doc__, formatter_class=HelpFormatter)
     required = {"choices": tuple(SUFFIXES), "required": True, "default": argparse.SUPPRESS}
     add = parser.add_argument
     add("input", metavar="INPUT", type=Path, help="weights or checkpoint to read")

@@ -12,14 +12,14 @@ from pathlib import Path
 
 from reprod.align.convert import torch_to_paddle
 from reprod.recipe.arguments import MODEL_NAMES, HelpFormatter
-from reprod.recipe.cli import UserError, positive_int, run
+from reprod.recipe.cli import ArgumentParser, UserError, positive_int, run
 
 PROG = "make_probe_weights"
 SUFFIXES = (".pth", ".pt", ".safetensors", ".pdparams")
 
 
 def get_args_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog=PROG, description=__doc__, formatter_class=HelpFormatter)
+    parser = ArgumentParser(prog=PROG, description=__doc__, formatter_class=HelpFormatter)
     add = parser.add_argument
     add(
         "output",

@@ -24,8 +24,8 @@ import numpy as np
 from PIL import Image
 from tqdm import tqdm
 
-from reprod.recipe.arguments import MODEL_NAMES, HelpFormatter
-from reprod.recipe.cli import UserError, existing_file, positive_int, run
+from reprod.recipe.arguments import MODEL_NAMES, HelpFormatter, check_val_sizes
+from reprod.recipe.cli import ArgumentParser, UserError, existing_file, positive_int, run
 from reprod.recipe.images import IMAGE_SUFFIXES, read_image
 
 PROG = "predict"
@@ -33,7 +33,7 @@ MODULES = {"paddle": "mobilenetv3_paddle.predict", "torch": "mobilenetv3_ref.pre
 
 
 def get_args_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog=PROG, description=__doc__, formatter_class=HelpFormatter)
+    parser = ArgumentParser(prog=PROG, description=__doc__, formatter_class=HelpFormatter)
     required = {"required": True, "default": argparse.SUPPRESS}
     add = parser.add_argument
     add("--framework", choices=tuple(MODULES), default="paddle", help="which package predicts; only this is imported")
@@ -68,11 +68,7 @@ def get_args_parser() -> argparse.ArgumentParser:
 
 def build_predictor(args: argparse.Namespace):
     """The chosen package's Predictor; raises UserError when its framework is missing or a flag does not fit it."""
-    if args.val_resize_size < args.val_crop_size:
-        raise UserError(
-            f"--val-resize-size {args.val_resize_size} is smaller than --val-crop-size {args.val_crop_size}: "
-            "make it at least as large"
-        )
+    check_val_sizes(args)
     try:
         module = import_module(MODULES[args.framework])
     except ImportError as error:

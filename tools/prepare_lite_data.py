@@ -19,7 +19,7 @@ import numpy as np
 from PIL import ExifTags, Image
 from tqdm import tqdm
 
-from reprod.recipe.cli import UserError, existing_dir, output_dir, positive_int, run
+from reprod.recipe.cli import ArgumentParser, UserError, existing_dir, output_dir, positive_int, run
 from reprod.recipe.images import IMAGE_SUFFIXES
 
 SPLITS = ("train", "val")
@@ -215,7 +215,7 @@ class_count.__name__ = "whole number of at least 1, or 'all',"
 
 
 def get_args_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = ArgumentParser(
         prog="prepare_lite_data",
         description="Write a small image set in ImageNet's layout, train/<wnid>/* and val/<wnid>/*: "
         "the standard set of 16 + 16 images (see lite_data/README.md), the same on every call, or, with "

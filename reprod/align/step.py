@@ -14,7 +14,7 @@ import mobilenetv3_paddle.models
 import mobilenetv3_ref.device
 import mobilenetv3_ref.models
 from reprod.recipe.arguments import MODEL_NAMES, HelpFormatter
-from reprod.recipe.cli import UserError, output_dir
+from reprod.recipe.cli import ArgumentParser, UserError, output_dir
 from reprod.recipe.state_dict import num_classes_of
 
 from .capture_torch import layer_types
@@ -31,7 +31,7 @@ LITE_DATA = ROOT / "lite_data"
 
 def step_parser(prog: str, description: str) -> argparse.ArgumentParser:
     """The flags that all steps have."""
-    parser = argparse.ArgumentParser(prog=prog, description=description, formatter_class=HelpFormatter)
+    parser = ArgumentParser(prog=prog, description=description, formatter_class=HelpFormatter)
     add = parser.add_argument
     add("--model", choices=MODEL_NAMES, default=MODEL_NAMES[0], help="which of the two sizes")
     add("--device", choices=("cpu", "gpu"), default="cpu", help="where both sides run")

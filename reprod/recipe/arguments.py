@@ -58,13 +58,18 @@ def get_args_parser(prog: str, framework: str) -> argparse.ArgumentParser:
     return parser
 
 
-def check_args(args: argparse.Namespace) -> None:
-    """Raise UserError for values that argparse lets through but training cannot mean."""
+def check_val_sizes(args: argparse.Namespace) -> None:
+    """Raise UserError when the resized image would be smaller than the crop."""
     if args.val_resize_size < args.val_crop_size:
         raise UserError(
             f"--val-resize-size {args.val_resize_size} is smaller than --val-crop-size {args.val_crop_size}: "
             "make it at least as large"
         )
+
+
+def check_args(args: argparse.Namespace) -> None:
+    """Raise UserError for values that argparse lets through but training cannot mean."""
+    check_val_sizes(args)
     bounds = {
         "workers": (0, math.inf),
         "seed": (0, 2**32 - 1),
