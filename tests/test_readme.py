@@ -1,0 +1,298 @@
+"""The READMEs: what they name exists, what they show is what the programs say, and both say the same.
+
+Measured differences are not measured again, which would take a run of all steps, but are held against their limits.
+"""
+
+import importlib.util
+import re
+import shlex
+import shutil
+import subprocess
+from collections import Counter
+from functools import cache
+from itertools import takewhile
+from pathlib import Path
+from types import ModuleType
+from typing import NamedTuple
+
+import pytest
+from test_faults import FAULTS
+
+from mobilenetv3_ref.models import MODELS
+from reprod.align.capture_torch import layer_types
+from reprod.align.compare import FAIL, PASS, Row, Verdict, Worst
+from reprod.align.report import first_difference
+from reprod.recipe import arguments
+
+ROOT = Path(__file__).resolve().parents[1]
+ENGLISH, CHINESE = "README.md", "README_cn.md"
+
+# What the text leaves out of a path: it speaks of the port's files, of an image folder's, of scripts.
+BASES = ("", "mobilenetv3_paddle", "mobilenetv3_paddle/models", "lite_data", "shell")
+# Not in the repository: the project's commands write it, or the reader fetches it.
+ELSEWHERE = {
+    "result/log/*_diff.log",
+    "checkpoint.pdparams",
+    "model_EPOCH.pdparams",
+    "mobilenet_v3_small-047dcff4.pth",
+    "mobilenet_v3_large-8738ca79.pth",
+}
+# What a shell script passes its flags on to.
+BEHIND = {
+    "shell/run_steps.sh": "python steps/run_all.py",
+    "shell/train.sh": "python -m mobilenetv3_paddle.train --data-path lite_data",
+    "shell/train_dist.sh": "python -m mobilenetv3_paddle.train --data-path lite_data",
+    "shell/test.sh": None,  # pytest
+}
+PIP_FLAGS = {"--index-url"}
+
+
+class Block(NamedTuple):
+    """A heading, a paragraph, a table or a code block."""
+
+    kind: str  # "heading", "text", "table" or "code"
+    detail: str  # a heading's level, a code block's language
+    lines: list[str]
+
+    @property
+    def cells(self) -> list[list[str]]:
+        """A table's rows, of which the second is dashes; a paragraph or heading is one cell."""
+        if self.kind == "table":
+            return [[cell.strip() for cell in line.strip("|").split("|")] for line in self.lines]
+        return [[" ".join(self.lines)]]
+
+
+@cache
+def blocks(name: str) -> list[Block]:
+    found, continues = [], False
+    lines = iter((ROOT / name).read_text(encoding="utf-8").splitlines())
+    for line in lines:
+        kind = "table" if line.startswith("|") else "text"
+        if line.startswith("```"):
+            found.append(Block("code", line[3:], list(takewhile(lambda inner: inner != "```", lines))))
+        elif heading := re.match("#+ ", line):
+            found.append(Block("heading", heading[0], [line]))
+        elif line and continues and found[-1].kind == kind:
+            found[-1].lines.append(line)
+        elif line:
+            found.append(Block(kind, "", [line]))
+        continues = line != ""
+    return found
+
+
+def spans(text: str) -> list[str]:
+    return re.findall(r"`([^`]+)`", text)
+
+
+def links(text: str) -> list[str]:
+    return re.findall(r"(?<=\]\()[^)]+|(?<=<)http[^>]+", text)
+
+
+def numbers(text: str) -> list[str]:
+    """Those outside code and links, in order."""
+    text = re.sub(r"`[^`]+`|\]\([^)]+\)|<[^>]+>", " ", text)
+    return re.findall(r"(?<![A-Za-z\d.])\d+(?:\.\d+)*(?:e-?\d+)?", text)
+
+
+def prose() -> str:
+    """All English text but the code blocks, whose content `code` gives."""
+    return "\n".join(" ".join(block.lines) for block in blocks(ENGLISH) if block.kind != "code")
+
+
+def code(beginning: str) -> list[list[str]]:
+    """The lines of the code blocks that hold a line with this beginning."""
+    found = [block.lines for block in blocks(ENGLISH) if block.kind == "code"]
+    found = [lines for lines in found if any(line.startswith(beginning) for line in lines)]
+    assert found, f"no code block has a line that begins {beginning!r}"
+    return found
+
+
+def table(first_cell: str) -> list[list[str]]:
+    """The rows of the table whose first row's first cell begins so, without the two lines of its head."""
+    tables = [block.cells[2:] for block in blocks(ENGLISH) if block.kind == "table"]
+    return next(rows for rows in tables if rows[0][0].startswith(first_cell))
+
+
+def commands() -> list[str]:
+    """Every command of the project's own, in the order of the text."""
+    shell = [line for block in blocks(ENGLISH) if block.detail == "shell" for line in block.lines]
+    return [line for line in shell + spans(prose()) if line.startswith(("python ", "sh "))]
+
+
+@cache
+def script(path: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(f"readme_{Path(path).stem}", ROOT / path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def options(*paths: str) -> set[str]:
+    """The flags of these scripts."""
+    return {flag for path in paths for flag in script(path).get_args_parser()._option_string_actions}
+
+
+def test_both_languages_say_the_same():
+    """Same blocks in the same order, with the same code, names, links and numbers in each cell and paragraph."""
+    for english, chinese in zip(blocks(ENGLISH), blocks(CHINESE), strict=True):
+        assert (english.kind, english.detail) == (chinese.kind, chinese.detail), (english.lines, chinese.lines)
+        if english.kind == "code":
+            assert english.lines == chinese.lines
+            continue
+        for one_row, other_row in zip(english.cells, chinese.cells, strict=True):
+            for one, other in zip(one_row, other_row, strict=True):
+                for parts in (spans, links, numbers):
+                    assert Counter(parts(one.replace(CHINESE, ENGLISH))) == Counter(parts(other)), (one, other)
+
+
+def test_each_links_to_the_other():
+    assert f"[中文版]({CHINESE})" in blocks(ENGLISH)[1].lines[-1]
+    assert f"[English]({ENGLISH})" in blocks(CHINESE)[1].lines[-1]
+
+
+def test_what_is_named_exists():
+    """Files, folders, modules, and what a path names behind a colon."""
+    path = r"([\w.*-]*/[\w./*-]*|[\w.-]+\.(?:py|sh|md|txt|pth|pdparams))(?::(\w+))?"
+    module = r"((?:mobilenetv3_\w+|reprod)(?:\.\w+)*)()"
+    named = [link for link in links(prose()) if not link.startswith("http")] + spans(prose())
+    found = [match for name in named if (match := re.fullmatch(path, name) or re.fullmatch(module, name))]
+    assert {match[1] for match in found} > ELSEWHERE, "ELSEWHERE lists what the text no longer names"
+    for match in found:
+        if match[1] in ELSEWHERE:
+            continue
+        relative = match[1] if match.re.pattern == path else match[1].replace(".", "/")
+        places = [ROOT / base / relative for base in BASES if (ROOT / base / relative).exists()]
+        assert places, f"{match[0]} does not exist"
+        if match[2]:
+            assert re.search(rf"^(class|def) {match[2]}\b", places[0].read_text(encoding="utf-8"), re.M), match[0]
+
+
+@pytest.mark.parametrize("command", sorted(set(commands())))
+def test_commands_run_scripts_that_know_their_flags(command):
+    words = shlex.split(command)
+    if words[0] == "sh":
+        assert (ROOT / words[1]).is_file()
+        if BEHIND[words[1]] is None:
+            assert len(words) == 2
+            return
+        words = shlex.split(BEHIND[words[1]]) + words[2:]
+    if words[1] == "-m":
+        assert (ROOT / words[2].replace(".", "/") / "__main__.py").is_file()
+        parser, words = arguments.get_args_parser(words[2], "PaddlePaddle"), words[3:]
+    else:
+        parser, words = script(words[1]).get_args_parser(), words[2:]
+    try:
+        parser.parse_args(words)
+    except SystemExit as stop:  # --help ends with 0, a mistake with 2
+        assert stop.code == 0
+
+
+def test_flags_and_variables_are_known():
+    steps = options(*(f"steps/{name}.py" for name in script("steps/run_all.py").RUNGS))
+    train = set(arguments.get_args_parser("train", "")._option_string_actions)
+    known = steps | train | PIP_FLAGS | options(*(f"tools/{path.name}" for path in (ROOT / "tools").glob("*.py")))
+    flags = {word for span in spans(prose()) for word in span.split() if word.startswith("--")}
+    assert flags and not flags - known
+    listed = next(block for block in blocks(ENGLISH) if "Flags:" in block.cells[0][0])
+    assert {span for span in spans(listed.cells[0][0]) if span.startswith("--")} == steps - {"-h"}
+
+    shell = "".join(path.read_text() for path in (ROOT / "shell").glob("*.sh"))
+    variables = re.findall(r"`([A-Z]+)=", prose())
+    assert variables and not [name for name in variables if f"${{{name}:-" not in shell]
+
+
+def test_diff_is_the_diff():
+    if shutil.which("diff") is None:
+        pytest.skip("this machine has no diff command")
+    ((prompt, *shown),) = code("$ diff ")
+    command = prompt.removeprefix("$ ").split()
+    real = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False).stdout
+    assert shown == real.splitlines()
+    counts = {len((ROOT / path).read_text().splitlines()) for path in command[1:]}
+    assert counts == {int(re.search(r"Of (\d+) lines", prose())[1])}
+
+
+def test_failing_reports_are_as_the_program_prints_them():
+    """The first failing item is taken out of each report and reported again: layout, layer type and causes."""
+    types = layer_types(MODELS["mobilenet_v3_small"]())
+    reports = code("first difference: ")
+    assert len(reports) == 2
+    for lines in reports:
+        name, limit = re.search(r"difference: (\S+?)(?: \(\w+\))?: .* limit (\S+)", lines[0]).groups()
+        outside, size = map(int, re.search(r"outside (\d+)/(\d+)", lines[0]).groups())
+        place = r"at \((.*?),?\): reference (\S+), port (\S+), (\S+) of the largest value"
+        index, ref, port, share = re.search(place, lines[1]).groups()
+        worst = Worst(tuple(map(int, index.split(","))), float(ref), float(port), outside, size)
+        difference = abs(worst.ref - worst.port)
+        row = Row(name, FAIL, (), difference, float(limit), difference / float(share), worst=worst)
+        before = [Row("", PASS)] * int(re.search(r"all (\d+) items before", lines[2])[1])
+        assert lines[:4] == first_difference(Verdict("", [*before, row]), types)
+        if lines[4:]:
+            assert lines[4] == "..." and re.fullmatch(rf"FAIL \w+: .*, first {name}", lines[5])
+
+
+def test_ladder_is_that_of_run_all():
+    run_all = script("steps/run_all.py")
+    ((*rows, results, last),) = code("PASS ladder")
+    rungs = [(name, model) for model in arguments.MODEL_NAMES for name in run_all.RUNGS]
+    for row, (name, model) in zip(rows, rungs, strict=True):
+        assert row == f"  {'PASS':<8} {name:<17} {model:<19} {float(row.split()[-2]):5.1f} s"
+    assert re.fullmatch("results and logs: /.*/result", results) and last == "PASS ladder"
+
+    steps = table("`python steps/")
+    assert [row[0] for row in steps] == [f"`python steps/{name}.py`" for name in run_all.RUNGS]
+    assert [row[-1] for row in steps] == [f"`PASS {name}: ...`" for name in run_all.RUNGS]
+
+
+def test_versions_are_the_pinned_ones():
+    text = " ".join((ROOT / ENGLISH).read_text(encoding="utf-8").split())
+    names = "torch|torchvision|paddlepaddle"
+    pinned = set(re.findall(rf"^({names})==(\S+)$", (ROOT / "requirements.txt").read_text(), re.M))
+    assert set(re.findall(rf"\b({names})(?:-gpu)?(?: |==)(\d+\.\d+\.\d+)", text.lower())) == pinned
+
+    project = (ROOT / "pyproject.toml").read_text()
+    low, high = map(int, re.search(r'requires-python = ">=3\.(\d+),<3\.(\d+)"', project).groups())
+    *first, last = (f"3.{minor}" for minor in range(low, high))
+    assert f"Python {', '.join(first)} or {last} " in text
+
+
+def test_counts_are_those_of_the_code():
+    def said(pattern: str) -> set[str]:
+        return set(re.findall(pattern, prose()))
+
+    setup, train = ((ROOT / "shell" / name).read_text() for name in ("setup.sh", "train_common.sh"))
+    assert said(r"(\d+) porting faults") == {str(len(FAULTS))}
+    assert said(r"(\d+) iterations of SGD") == {str(script("steps/05_test_backward.py").ITERATIONS)}
+    assert said(r"fetches (\d+ GB)") == set(re.findall(r"(\d+ GB) to download", setup))
+    assert said(r"installs (\d+ GB)") == set(re.findall(r"(\d+ GB) on disk", setup))
+    assert said(r"train on `lite_data/` for (\d+) epochs") == set(re.findall(r"--epochs (\d+)", train))
+    (photographs,) = said(r"(\d+ \+ \d+) photographs")
+    assert photographs == " + ".join(str(len(list((ROOT / "lite_data" / s).glob("*/*")))) for s in ("train", "val"))
+
+
+def test_measured_differences_are_within_their_limits():
+    limit, below = None, []
+    for _, small, large, text in table("logits"):
+        if text != "the same":
+            number = re.match(r"(\d\S*?)(?::|$)", text)
+            limit = float(number[1]) if number else None
+        if limit is not None:
+            below += [float(small) <= limit, float(large) <= limit]
+    assert len(below) == 8 and all(below)
+
+
+def test_weights_and_predictions_are_made_as_shown(tmp_path, monkeypatch, capsys):
+    """The commands of both sections, one after the other, from a folder that holds lite_data alone."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "lite_data").symlink_to(ROOT / "lite_data")
+    printed = {}
+    for command in [command for command in commands() if command.startswith("python tools/")]:
+        path, *words = shlex.split(command)[1:]
+        assert not script(path).main(script(path).get_args_parser().parse_args(words))
+        printed[command] = capsys.readouterr().out.splitlines()
+
+    ((image, lines),) = [(command.split()[-1], lines) for command, lines in printed.items() if ".JPEG" in command]
+    assert f"`{lines[-1]}`" in prose()
+    class_id, probability = re.fullmatch(r"class_id: (\d+), prob: (\S+)", lines[-1]).groups()
+    (other,) = [line for lines in printed.values() for line in lines if line.startswith(f"{image}: ")]
+    assert re.match(rf"{image}: {class_id} [^,]* {probability},", other)
