@@ -21,6 +21,7 @@ hypothesis.settings.register_profile("repeatable", derandomize=True, deadline=No
 hypothesis.settings.load_profile("repeatable")
 # The models here are small, and threads that wait for one another on a busy machine make seconds into minutes.
 torch.set_num_threads(1)
+paddle.set_device("cpu")  # where it would not be the default, with the GPU build
 
 OPTIONS = {
     "default": {},
