@@ -16,12 +16,11 @@ from reprod.align.compare import compare
 from reprod.align.gates import dead_branches
 from reprod.align.limits import U64, U, exact_limits, kernel_limits, mean_floors, semantic_limits, with_floors
 from reprod.align.probe import probe_images
-from reprod.align.step import Step, step_parser
-from reprod.recipe.cli import run
+from reprod.align.step import Step, run_step, step_parser
 
 NAME = "01_test_forward"
-BATCH, HEIGHT, WIDTH = 3, 224, 160  # odd and not square: a swapped axis cannot pass
-DROPOUT_SIZE = 1 << 16
+BATCH, HEIGHT, WIDTH = 3, 256, 160  # odd and not square, so a swapped axis cannot pass, nor a pool over 7 x 7
+DROPOUT_SHAPE = (256, 256)
 
 
 def run_ref(step: Step, images: np.ndarray, dtype: str, train: bool) -> capture_torch.Recording:
@@ -36,8 +35,8 @@ def run_paddle(step: Step, images: np.ndarray, dtype: str, train: bool) -> captu
 
 def check_structure(step: Step) -> bool:
     """Every parameter and buffer by name and shape, before any of them is loaded."""
-    ref_shapes = {name: tensor.shape for name, tensor in step.ref_model().state_dict().items()}
-    port_shapes = capture_paddle.shapes(step.paddle_model(), step.types)
+    ref_shapes = {name: tensor.shape for name, tensor in step.ref_model(dropout=None).state_dict().items()}
+    port_shapes = capture_paddle.shapes(step.paddle_model(dropout=None), step.types)
     ref, port = (
         {f"shape/{name}": np.array("x".join(map(str, shape)) or "scalar") for name, shape in shapes.items()}
         for shapes in (ref_shapes, port_shapes)
@@ -46,24 +45,44 @@ def check_structure(step: Step) -> bool:
 
 
 def dropout_facts(module, to_tensor) -> dict[str, np.ndarray]:
-    """What a dropout layer does to ones: nothing in eval mode, zeros and 1 / (1 - p) in train mode."""
-    ones = to_tensor(np.ones(DROPOUT_SIZE, np.float32))
+    """What a dropout layer does to ones: nothing in eval mode; in train mode 0 or 1 / (1 - p), anew at each call."""
+    ones = to_tensor(np.ones(DROPOUT_SHAPE, np.float32))
     module.eval()
-    kept = module(ones).numpy()
+    kept = module(ones).cpu().numpy()
     module.train()
-    dropped = module(ones).numpy()
-    share = np.array((dropped != 0).mean())
-    return {"dropout/eval": kept, "dropout/train values": np.unique(dropped), "dropout/train share": share}
+    dropped, again = module(ones).cpu().numpy(), module(ones).cpu().numpy()
+    shares = {f"dropout/train share of axis {axis}": (dropped != 0).mean(axis=axis) for axis in (0, 1)}
+    return {
+        "dropout/eval": kept,
+        "dropout/train values": np.unique(dropped),
+        "dropout/train share": np.array((dropped != 0).mean()),
+        "dropout/another mask each time": np.array(bool((dropped != again).any())),
+        **shares,
+    }
 
 
 def check_dropout(step: Step) -> None:
-    """The masks are each framework's own, so what is compared is their distribution."""
-    ref_model, port_model = step.ref_model(dropout=0.2), step.paddle_model(dropout=0.2)
+    """The masks are each framework's own, so what is compared is their distribution; p is each model's default."""
+    ref_model, port_model = step.ref_model(dropout=None), step.paddle_model(dropout=None)
     ref = dropout_facts(ref_model.classifier[2], lambda array: capture_torch.to_tensor(array, ref_model))
     port = dropout_facts(port_model.classifier[2], lambda array: capture_paddle.to_tensor(array, port_model))
-    deviation = np.sqrt(2 * 0.2 * 0.8 / DROPOUT_SIZE)  # of the difference between two binomial shares
-    limits = {"dropout/eval": 0.0, "dropout/train values": 4 * U, "dropout/train share": 6 * deviation}
-    step.check(compare(ref, port, limits, title="dropout (p = 0.2) on ones"), group=lambda name: name)
+
+    def deviation(count: int) -> float:  # of the difference between two binomial shares, p = 0.2
+        return np.sqrt(2 * 0.2 * 0.8 / count)
+
+    limits = {"dropout/eval": 0.0, "dropout/another mask each time": 0.0, "dropout/train values": 4 * U}
+    limits["dropout/train share"] = 6 * deviation(np.prod(DROPOUT_SHAPE))
+    limits |= {f"dropout/train share of axis {axis}": 6 * deviation(DROPOUT_SHAPE[axis]) for axis in (0, 1)}
+    step.check(compare(ref, port, limits, title="dropout on ones"), group=str)
+
+
+def check_single(step: Step, image: np.ndarray) -> None:
+    """One image alone, in eval mode: an axis of length 1 must not vanish."""
+    truth, ref = (run_ref(step, image, dtype, train=False).outputs["logits"] for dtype in ("float64", "float32"))
+    port = run_paddle(step, image, "float64", train=False).outputs
+    limits = semantic_limits({"logits": truth}, {"logits": ref})
+    port = {"logits": port["logits"]} if "logits" in port else {}
+    step.check(compare({"logits": truth}, port, limits, title="one image, eval mode, float64"))
 
 
 def check_mode(step: Step, images: np.ndarray, train: bool, files: tuple[dict, dict]) -> set[str]:
@@ -77,6 +96,8 @@ def check_mode(step: Step, images: np.ndarray, train: bool, files: tuple[dict, d
     ):
         port = run_paddle(step, images, dtype, train)
         limits, zeros = with_floors(bare, mean_floors(truth.input_scales, unit), truth.outputs)
+        if port.error:
+            step.say(f"the port raised {port.error}")
         title = f"{mode} mode, {dtype}"
         step.check(compare(reference.outputs, port.outputs, limits, title=title, zeros=zeros))
         prefix = "" if (mode, dtype) == ("eval", "float32") else f"{mode}/{dtype}/"
@@ -96,6 +117,7 @@ def main(args: argparse.Namespace) -> int:
     files = {"input": images}, {"input": images}
     if check_structure(step):
         dead = check_mode(step, images, False, files) & check_mode(step, images, True, files)
+        check_single(step, images[:1])
         check_dropout(step)
         step.say(f"branches of activations that no input reached in either mode: {len(dead)}")
         for branch in sorted(dead):
@@ -106,4 +128,4 @@ def main(args: argparse.Namespace) -> int:
 
 
 if __name__ == "__main__":
-    run(lambda: main(get_args_parser().parse_args()), NAME)
+    run_step(NAME, main, get_args_parser())

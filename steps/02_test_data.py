@@ -9,7 +9,9 @@ Stands on: nothing.
 """
 
 import argparse
+import os
 from collections.abc import Iterator
+from itertools import zip_longest
 from pathlib import Path
 
 import numpy as np
@@ -19,8 +21,7 @@ import mobilenetv3_paddle.data
 import mobilenetv3_ref.data
 from reprod.align.compare import Verdict, compare, joined
 from reprod.align.limits import exact_limits
-from reprod.align.step import LITE_DATA, Step, step_parser
-from reprod.recipe.cli import run
+from reprod.align.step import LITE_DATA, Step, run_step, step_parser
 from reprod.recipe.draws import item_rng, random_resized_crop_box
 from reprod.recipe.images import read_image
 
@@ -31,7 +32,7 @@ KEPT = 16  # images whose tensors go into the result files
 
 
 def facts(data, data_path: str, seed: int) -> tuple[dict[str, np.ndarray], dict]:
-    """What one side says of the two folders, and its datasets."""
+    """What one side says of the two folders and its presets, and its datasets."""
     datasets = {
         "val": data.build_dataset(data_path, train=False),
         "train": data.build_dataset(data_path, train=True, seed=seed),
@@ -41,49 +42,61 @@ def facts(data, data_path: str, seed: int) -> tuple[dict[str, np.ndarray], dict]
         root = Path(data_path) / split
         listed[f"length/{split}"] = np.array(len(dataset))
         listed[f"classes/{split}"] = np.array(dataset.classes)
-        listed[f"files/{split}"] = np.array([str(Path(path).relative_to(root)) for path, _ in dataset.samples])
+        listed[f"files/{split}"] = np.array([os.path.relpath(path, root) for path, _ in dataset.samples])
         listed[f"labels/{split}"] = np.array([label for _, label in dataset.samples])
+        for name, value in vars(dataset.transform).items():
+            listed[f"preset/{split} {name}"] = np.array(value)
     return listed, datasets
 
 
-def batches(data, dataset, split: str, epoch: int, workers: int, seed: int) -> Iterator[dict[str, np.ndarray]]:
+def batches(loader, split: str) -> Iterator[dict[str, np.ndarray]]:
     """One side's batches as {"SPLIT/FILE": (3, H, W), "SPLIT/FILE label": ()}, in the order of its own sampler."""
-    loader = data.build_loader(dataset, BATCH_SIZE, train=split == "train", workers=workers, seed=seed)
-    data.set_epoch(loader, epoch)
-    for number, (indices, (images, labels)) in enumerate(zip(loader.batch_sampler, loader, strict=True)):
-        names = [f"{split}/{Path(dataset.samples[i][0]).name}" for i in indices]
+    samples = loader.dataset.samples
+    for number, (indices, (images, labels)) in enumerate(zip(loader.batch_sampler, loader, strict=False)):
+        names = [f"{split}/{Path(samples[i][0]).name}" for i in indices]
         yield {
             f"{split}/order of batch {number}": np.array(indices),
-            **dict(zip(names, images.numpy(), strict=True)),
-            **{f"{name} label": label for name, label in zip(names, labels.numpy(), strict=True)},
+            f"{split}/size of batch {number}": np.array([len(images), len(labels)]),
+            **dict(zip(names, images.numpy(), strict=False)),  # a size that differs is an item of its own
+            **{f"{name} label": label for name, label in zip(names, labels.numpy(), strict=False)},
         }
 
 
-def check_batches(
-    step: Step, datasets: dict, split: str, epoch: int, workers: int, files: tuple[dict, dict]
-) -> Verdict:
-    """Both loaders side by side, batch by batch."""
-    title = f"{split} pipeline, epoch {epoch}, {workers} workers"
-    sides = [
-        batches(data, datasets[data][split], split, epoch, workers, step.args.seed)
-        for data in (mobilenetv3_ref.data, mobilenetv3_paddle.data)
-    ]
+def check_batches(step: Step, loaders: tuple, split: str, title: str, files: tuple[dict, dict]) -> Verdict:
+    """Both loaders side by side, batch by batch; a batch that one of them lacks is missing there."""
+    sides = zip_longest(*(batches(loader, split) for loader in loaders), fillvalue={})
     verdicts = []
-    for ref, port in tqdm(zip(*sides, strict=True), title, unit="batch", leave=False, disable=None):
+    for ref, port in tqdm(sides, title, unit="batch", leave=False, disable=None):
         verdicts.append(compare(ref, port, exact_limits(ref)))
         for kept, batch in zip(files, (ref, port), strict=True):
             if split == "val" and len(kept) < 2 * KEPT:
-                kept.update({name: array for name, array in batch.items() if "order of" not in name})
+                kept.update({name: array for name, array in batch.items() if " of batch " not in name})
     return joined(title, verdicts)
 
 
-def check_draws(step: Step, dataset) -> None:
+def check_pipelines(step: Step, datasets: dict, seed: int, files: tuple[dict, dict]) -> None:
+    """Validation once and training for two epochs of the same loader, without workers and with two."""
+    for workers in (0, 2):
+        for split, epochs in (("val", (0,)), ("train", EPOCHS)):
+            loaders = tuple(
+                data.build_loader(sets[split], BATCH_SIZE, train=split == "train", workers=workers, seed=seed)
+                for data, sets in datasets.items()
+            )
+            for epoch in epochs:
+                for data, loader in zip(datasets, loaders, strict=True):
+                    data.set_epoch(loader, epoch)
+                title = f"{split} pipeline, epoch {epoch}, {workers} workers"
+                verdict = check_batches(step, loaders, split, title, files)
+                step.check(verdict, group=lambda name: name.split("/")[0])
+
+
+def check_draws(step: Step, dataset, seed: int) -> None:
     """Refuse data on which a flip that does not flip, or one class for all, could not be seen."""
     flips = []
     for index, (path, _) in enumerate(dataset.samples[:64]):
         image = read_image(path)
         for epoch in EPOCHS:
-            rng = item_rng(step.args.seed, epoch, index)
+            rng = item_rng(seed, epoch, index)
             random_resized_crop_box(rng, image.height, image.width)
             flips.append(rng.random() < dataset.transform.hflip_prob)
     step.say(f"training draws looked at: {len(flips)}, of which {sum(flips)} flip the image")
@@ -101,22 +114,18 @@ def get_args_parser() -> argparse.ArgumentParser:
 
 def main(args: argparse.Namespace) -> int:
     step = Step(NAME, args)
-    ref_facts, ref_sets = facts(mobilenetv3_ref.data, args.data_path, args.seed)
-    port_facts, port_sets = facts(mobilenetv3_paddle.data, args.data_path, args.seed)
-    datasets = {mobilenetv3_ref.data: ref_sets, mobilenetv3_paddle.data: port_sets}
+    seed = args.seed + 1  # not 0, which both loaders have by default
+    ref_facts, ref_sets = facts(mobilenetv3_ref.data, args.data_path, seed)
+    port_facts, port_sets = facts(mobilenetv3_paddle.data, args.data_path, seed)
     files = ({}, {})
-    title = f"classes, files and labels of {args.data_path}"
+    title = f"classes, files, labels and presets of {args.data_path}"
     if step.check(compare(ref_facts, port_facts, exact_limits(ref_facts), title=title), group=str):
-        check_draws(step, ref_sets["train"])
-        for workers in (0, 2):
-            for split, epochs in (("val", (0,)), ("train", EPOCHS)):
-                for epoch in epochs:
-                    verdict = check_batches(step, datasets, split, epoch, workers, files)
-                    step.check(verdict, group=lambda name: name.split("/")[0])
+        check_draws(step, ref_sets["train"], seed)
+        check_pipelines(step, {mobilenetv3_ref.data: ref_sets, mobilenetv3_paddle.data: port_sets}, seed, files)
     for kept, listed in zip(files, (ref_facts, port_facts), strict=True):
         kept.update({name: array for name, array in listed.items() if array.dtype.kind != "U"})
     return step.finish("data", *files)
 
 
 if __name__ == "__main__":
-    run(lambda: main(get_args_parser().parse_args()), NAME)
+    run_step(NAME, main, get_args_parser())

@@ -25,8 +25,7 @@ import mobilenetv3_ref.train.metric
 from reprod.align import capture_paddle, capture_torch
 from reprod.align.compare import compare
 from reprod.align.limits import C, U, kernel_limits
-from reprod.align.step import LITE_DATA, Step, step_parser
-from reprod.recipe.cli import run
+from reprod.align.step import LITE_DATA, Step, run_step, step_parser
 
 NAME = "03_test_metric"
 BATCH_SIZE = 5  # leaves a partial batch of the 16 images
@@ -73,42 +72,43 @@ def evaluation(side, capture, model, loader, labels: np.ndarray, device) -> dict
     criterion = side.criterion.build_criterion()
     model.train()  # as training leaves it: to evaluate in eval mode is `evaluate`'s own business
     metrics = side.engine.evaluate(model, criterion, relabelled(loader, labels, capture, model), device)
-    counts = {key: np.array(round(metrics[key] * metrics["samples"])) for key in ("top1", "top5")}
-    return {**counts, "samples": np.array(int(metrics["samples"])), "loss": np.array(metrics["loss"])}
+    return {key: np.array(float(metrics[key])) for key in ("samples", "top1", "top5", "loss")}
 
 
 def tie_cases() -> tuple[np.ndarray, np.ndarray]:
-    """Logits with ties at the edge of k, equal everywhere, infinite and NaN, and labels for them."""
+    """Logits with ties at the edge of k, equal everywhere, NaN, infinite, so large that a sigmoid ties them; labels."""
     rows = [
         [3, 1, 3, 0, 2, 2, 2, 1],
         [0] * 8,
         [1, 2, 2, 2, 2, 2, 9, 9],
         [np.nan] * 8,
         [np.inf, 5, 4, 3, 2, 1, 0, -np.inf],
+        list(range(100, 108)),
     ]
     logits = np.repeat(np.array(rows, np.float32), 8, axis=0)
     return logits, np.tile(np.arange(8), len(rows))
 
 
-def correct_by_sorting(logits: np.ndarray, labels: np.ndarray) -> np.ndarray:
+def correct_by_sorting(row: np.ndarray, label: int) -> list[bool]:
     """The definition, slowly: classes sorted by logit, equal ones by number; a NaN logit is never right."""
-    ranks = []
-    for row, label in zip(logits, labels, strict=True):
-        order = sorted(range(len(row)), key=lambda c: (-row[c], c))
-        ranks.append(len(row) if np.isnan(row[label]) else order.index(label))
-    return np.array([sum(rank < k for rank in ranks) for k in TOPK])
+    order = sorted(range(len(row)), key=lambda c: (-row[c], c))
+    rank = len(row) if np.isnan(row[label]) else order.index(label)
+    return [rank < k for k in TOPK]
 
 
 def check_ties(step: Step, ref_model, port_model) -> None:
+    """One image at a time: over all labels, a wrong order of ties would give the same count."""
     logits, labels = tie_cases()
-    truth = {"tie/correct at 1, 2, 5, 7": correct_by_sorting(logits, labels)}
+    name = f"tie/correct at {TOPK}, image by image"
+    truth = {name: np.array([correct_by_sorting(*case) for case in zip(logits, labels, strict=True)], int)}
     for word, side, capture, model in (
         ("reference", mobilenetv3_ref.train, capture_torch, ref_model),
         ("port", mobilenetv3_paddle.train, capture_paddle, port_model),
     ):
-        tensors = capture.to_tensor(logits, model), capture.to_tensor(labels, model)
-        counted = {"tie/correct at 1, 2, 5, 7": np.array(side.metric.correct_at(*tensors, TOPK))}
-        step.check(compare(truth, counted, dict.fromkeys(truth, 0.0), title=f"ties and NaN: the definition, {word}"))
+        x, y = capture.to_tensor(logits, model), capture.to_tensor(labels, model)
+        counted = [side.metric.correct_at(x[i : i + 1], y[i : i + 1], TOPK) for i in range(len(labels))]
+        verdict = compare(truth, {name: np.array(counted, int)}, {name: 0.0}, title=f"ties and NaN, {word}")
+        step.check(verdict, group=str)
 
 
 def check_evaluation(
@@ -125,7 +125,7 @@ def check_evaluation(
     for prefix, word, labels in (("ranked/", "ranked labels", ranked), ("", "the folder's labels", ref_labels)):
         ref, port = (evaluation(*side, labels, device) for *side, device in sides)
         step.check(compare(ref, port, limits, title=f"evaluation, {word}"), group=str)
-        step.say(f"  top1 {ref['top1']} and top5 {ref['top5']} of {ref['samples']}")
+        step.say(f"  top1 {ref['top1']:.4f}, top5 {ref['top5']:.4f} of {ref['samples']:.0f} images")
         for kept, found in zip(files, (ref, port), strict=True):
             kept.update({prefix + key: value for key, value in found.items()})
     return files
@@ -166,4 +166,4 @@ def main(args: argparse.Namespace) -> int:
 
 
 if __name__ == "__main__":
-    run(lambda: main(get_args_parser().parse_args()), NAME)
+    run_step(NAME, main, get_args_parser())

@@ -17,26 +17,28 @@ from reprod.align import capture_paddle, capture_torch
 from reprod.align.compare import compare
 from reprod.align.limits import kernel_limits, semantic_limits
 from reprod.align.probe import probe_images
-from reprod.align.step import Step, step_parser
-from reprod.recipe.cli import run
+from reprod.align.step import Step, run_step, step_parser
 
 NAME = "04_test_loss"
-BATCH = 7
+BATCH = 7  # images
 SMOOTHING = (0.0, 0.1)
 
 
 def loss_inputs(step: Step) -> tuple[dict[str, np.ndarray], np.ndarray]:
-    """Logits (7, C), float64 values that float32 holds, by what they are; labels (7,) with both ends of the range."""
+    """Logits (C, C), float64 values that float32 holds, by what they are; labels (C,): every class once.
+
+    The model's own are those of 7 images, repeated. The extreme ones overflow float32 in exp(), and their rows lie so
+    far apart that one maximum for all would make others vanish.
+    """
     rng = np.random.default_rng([step.args.seed, 4])
     model = capture_torch.build(step.ref_model, step.arrays, "float32", step.torch_device)
-    images = probe_images(rng, BATCH, 96, 64)
+    images, classes = probe_images(rng, BATCH, 96, 64), step.num_classes
     logits = {
-        "model": capture_torch.run_forward(model, images, train=False).outputs["logits"],
-        "drawn": rng.normal(0, 3, (BATCH, step.num_classes)),
-        "extreme": rng.normal(0, 60, (BATCH, step.num_classes)),  # exp() of them overflows float32
+        "model": np.resize(capture_torch.run_forward(model, images, train=False).outputs["logits"], (classes, classes)),
+        "drawn": rng.normal(0, 3, (classes, classes)),
+        "extreme": rng.normal(0, 60, (classes, classes)) + np.linspace(-500, 500, classes)[:, None],
     }
-    labels = rng.integers(0, step.num_classes, BATCH)
-    labels[:2] = 0, step.num_classes - 1
+    labels = rng.permutation(classes)
     return {name: array.astype(np.float32).astype(np.float64) for name, array in logits.items()}, labels
 
 
@@ -75,4 +77,4 @@ def main(args: argparse.Namespace) -> int:
 
 
 if __name__ == "__main__":
-    run(lambda: main(get_args_parser().parse_args()), NAME)
+    run_step(NAME, main, get_args_parser())

@@ -13,6 +13,7 @@ from reprod.recipe.cli import UserError
 from .capture_torch import Recording
 from .convert import paddle_to_torch, torch_to_paddle
 from .gates import BENDS
+from .report import one_line
 
 
 def build(
@@ -68,11 +69,17 @@ def to_tensor(array: np.ndarray, model: nn.Layer) -> paddle.Tensor:
 
 @paddle.no_grad()
 def run_forward(model: nn.Layer, images: np.ndarray, train: bool, types: Mapping[str, str]) -> Recording:
-    """One forward pass of `images` (N, 3, H, W); in train mode the outputs end with the batch-norm buffers after it."""
+    """One forward pass of `images` (N, 3, H, W); in train mode the outputs end with the batch-norm buffers after it.
+
+    A port that raises is recorded up to there, so that the first module without an output is the one that raised.
+    """
     model.train() if train else model.eval()
     with recording(model) as record:
-        model(to_tensor(images, model))
-    if train:
+        try:
+            model(to_tensor(images, model))
+        except Exception as error:  # whatever a wrong port may raise
+            record.error = one_line(error)
+    if train and not record.error:
         record.outputs.update(buffers(model, types))
     return record
 

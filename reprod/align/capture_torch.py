@@ -22,6 +22,7 @@ class Recording:
     outputs: dict[str, np.ndarray] = field(default_factory=dict)
     gate_inputs: dict[str, np.ndarray] = field(default_factory=dict)
     input_scales: dict[str, float] = field(default_factory=dict)
+    error: str = ""  # what the forward pass raised; the recording ends there
 
 
 class ExactHardsigmoid(nn.Module):

@@ -33,5 +33,6 @@ def flipped(one: Mapping[str, np.ndarray], other: Mapping[str, np.ndarray], type
     counts = {
         name: sum(int(((x > kink) != (other[name] > kink)).sum()) for kink in KINKS[types[name]])
         for name, x in one.items()
+        if name in other  # a gate that one side lacks is the comparison's business
     }
     return {name: count for name, count in counts.items() if count}

@@ -10,6 +10,13 @@ LAST_WORDS = {PASS: "PASS", FAIL: "FAIL", REFUSED: "REFUSED"}
 WORDS = {PASS: "ok", FAIL: "FAIL", REFUSED: "REFUSED"}
 
 
+def one_line(error: Exception) -> str:
+    """An exception's type and the first line of its message that says something (Paddle's begins with a stack)."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip(" -")]
+    telling = [line for line in lines if "Error" in line] or lines or [""]
+    return f"{type(error).__name__}: {telling[0]}"
+
+
 def badness(row: Row) -> tuple[int, float]:
     """Sorts rows: failures before refusals before passes, then by difference against limit, NaN above all."""
     share = row.difference / row.limit if row.limit > 0 else row.difference

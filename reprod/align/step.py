@@ -2,8 +2,10 @@
 
 import argparse
 import os
+import traceback
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import NoReturn
 
 import numpy as np
 import paddle
@@ -14,7 +16,7 @@ import mobilenetv3_paddle.models
 import mobilenetv3_ref.device
 import mobilenetv3_ref.models
 from reprod.recipe.arguments import MODEL_NAMES, HelpFormatter
-from reprod.recipe.cli import ArgumentParser, UserError, output_dir
+from reprod.recipe.cli import ArgumentParser, UserError, output_dir, run
 from reprod.recipe.state_dict import num_classes_of
 
 from .capture_torch import layer_types
@@ -23,7 +25,7 @@ from .convert import paddle_to_torch
 from .limits import largest
 from .probe import probe_weights
 from .record import save_record, save_text
-from .report import render, row_line
+from .report import one_line, render, row_line
 
 ROOT = Path(__file__).resolve().parents[2]
 LITE_DATA = ROOT / "lite_data"
@@ -52,6 +54,23 @@ def item_group(name: str) -> str:
     if "/" in name:
         return name.rsplit("/", 1)[0]
     return ".".join(name.split(".")[:2])
+
+
+def run_step(name: str, main: Callable[[argparse.Namespace], int], parser: argparse.ArgumentParser) -> NoReturn:
+    """Run a step as a command; a port that raises fails it, with the traceback for whoever ports."""
+
+    def guarded() -> int:
+        args = parser.parse_args()
+        try:
+            return main(args)
+        except UserError:
+            raise
+        except Exception as error:
+            traceback.print_exc()
+            print(f"FAIL {name}: it raised {one_line(error)}", flush=True)
+            return FAIL
+
+    run(guarded, name)
 
 
 class Step:
@@ -90,17 +109,18 @@ class Step:
         mobilenetv3_ref.models.load_state_dict(model, arrays, f"weights {path}")
         return arrays
 
-    def ref_model(self, **kwargs) -> torch.nn.Module:
-        """A reference model with its own initial weights and the right number of classes; dropout off by default."""
-        return mobilenetv3_ref.models.MODELS[self.args.model](
-            **{"num_classes": self.num_classes, "dropout": 0.0, **kwargs}
-        )
+    def _kwargs(self, dropout: float | None) -> dict[str, float]:
+        """What differs from the models' defaults, and only that: so the defaults are compared too."""
+        kwargs = {} if dropout is None else {"dropout": dropout}
+        return kwargs if self.num_classes == 1000 else {**kwargs, "num_classes": self.num_classes}
 
-    def paddle_model(self, **kwargs) -> paddle.nn.Layer:
+    def ref_model(self, dropout: float | None = 0.0) -> torch.nn.Module:
+        """A reference model with its own initial weights and the right number of classes; None: default dropout."""
+        return mobilenetv3_ref.models.MODELS[self.args.model](**self._kwargs(dropout))
+
+    def paddle_model(self, dropout: float | None = 0.0) -> paddle.nn.Layer:
         """The port's, likewise."""
-        return mobilenetv3_paddle.models.MODELS[self.args.model](
-            **{"num_classes": self.num_classes, "dropout": 0.0, **kwargs}
-        )
+        return mobilenetv3_paddle.models.MODELS[self.args.model](**self._kwargs(dropout))
 
     def say(self, text: str) -> None:
         """Print a line now and keep it for the log."""
