@@ -1,5 +1,5 @@
 # Sourced by train.sh and train_dist.sh: what both must know, and the flags of a run that names no data.
-# shellcheck shell=sh disable=SC2034  # the variables are theirs
+# shellcheck shell=sh disable=SC2034,SC2154  # `here` is theirs, and so is what is set here
 
 say() { printf 'train: %s\n' "$*" >&2; }
 fail() {

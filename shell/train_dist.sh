@@ -23,15 +23,19 @@ here=$(dirname -- "$0")
 # shellcheck source=shell/train_common.sh
 . "$here/train_common.sh"
 
-processes=0
 if [ "$cards" -gt 0 ]; then
     device=gpu
     CUDA_VISIBLE_DEVICES=${DEVICES:-0,1,2,3,4,5,6,7}
     export CUDA_VISIBLE_DEVICES
+    case ,$CUDA_VISIBLE_DEVICES, in
+        *,,* | *[!0-9,]*) fail "DEVICES=$DEVICES is no list of card numbers such as 0,1,2,3: write it so" ;;
+    esac
+    processes=0 seen=,
     for card in $(printf '%s' "$CUDA_VISIBLE_DEVICES" | tr ',' ' '); do
-        [ "$card" -lt "$cards" ] 2>/dev/null || fail "there is no card $card of $CUDA_VISIBLE_DEVICES:" \
+        [ "$card" -lt "$cards" ] || fail "there is no card $card of $CUDA_VISIBLE_DEVICES:" \
             "nvidia-smi lists $cards; name those to use, such as DEVICES=0"
-        processes=$((processes + 1))
+        case $seen in *,"$card",*) fail "DEVICES=$DEVICES names card $card twice: name it once" ;; esac
+        processes=$((processes + 1)) seen=$seen$card,
     done
 else
     device=cpu

@@ -32,10 +32,14 @@ class DataLoader:
         return len(self.batch_sampler)
 
     def __iter__(self) -> Iterator[list[Tensor]]:
-        for images, labels in self._loader:
-            if isinstance(labels, Exception):
-                raise labels
-            yield [images, labels]
+        batches = iter(self._loader)
+        try:
+            for images, labels in batches:
+                if isinstance(labels, Exception):
+                    raise labels
+                yield [images, labels]
+        finally:  # its thread keeps an iterator that was left half-way, and so its workers, alive
+            batches._try_shutdown_all()
 
 
 class _Guarded(io.Dataset):

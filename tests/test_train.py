@@ -1,0 +1,576 @@
+"""The two training commands in one process: what each flag does, how a run is resumed, what is refused and how."""
+
+import argparse
+import errno
+import multiprocessing
+import os
+import re
+import shutil
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import paddle
+import pytest
+import torch
+from PIL import Image
+
+import mobilenetv3_paddle.train.main
+import mobilenetv3_ref.models
+import mobilenetv3_ref.train.main
+from reprod.align.capture_torch import layer_types
+from reprod.align.convert import torch_to_paddle
+from reprod.recipe import log
+from reprod.recipe.arguments import get_args_parser
+from reprod.recipe.cli import UserError
+from reprod.recipe.files import save_safetensors
+
+SIDES = {
+    "reference": SimpleNamespace(package=mobilenetv3_ref, framework=torch, to_tensor=torch.from_numpy),
+    "port": SimpleNamespace(package=mobilenetv3_paddle, framework=paddle, to_tensor=paddle.to_tensor),
+}
+SMALL = "--train-crop-size 32 --val-crop-size 32 --val-resize-size 32 --batch-size 4 --workers 0 --epochs 1 --lr 0.05"
+CLASSES = ("cat", "dog", "emu")
+LINE = re.compile(
+    r"\[Epoch (?P<epoch>\d+), iter: (?P<iter>\d+)\] acc: (?P<acc>\d\.\d{5}), lr: (?P<lr>\d\.\d{5}), "
+    r"loss: (?P<loss>\d+\.\d{5}), avg_reader_cost: (?P<reader>\d+\.\d{5}) sec, "
+    r"avg_batch_cost: (?P<batch>\d+\.\d{5}) sec, avg_samples: (?P<samples>\d+\.\d+), "
+    r"avg_ips: (?P<ips>\d+\.\d{5}) images/sec\."
+)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread() -> Iterator[None]:
+    """At this size a second thread only waits."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(params=SIDES.values(), ids=SIDES.keys())
+def side(request) -> SimpleNamespace:
+    """Each package in turn."""
+    return request.param
+
+
+def write_images(root: Path, train: int = 4, val: int = 2, classes: tuple[str, ...] = CLASSES, seed: int = 0) -> Path:
+    """`root` with `train` and `val` images a class, 40 x 36 pixels."""
+    rng = np.random.default_rng(seed)
+    for split, count in (("train", train), ("val", val)):
+        for name in classes:
+            (root / split / name).mkdir(parents=True)
+            for i in range(count):
+                image = Image.fromarray(rng.integers(0, 256, (36, 40, 3), np.uint8))
+                image.save(root / split / name / f"{i}.png")
+    return root
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory) -> Path:
+    """12 training and 6 validation images in 3 classes."""
+    return write_images(tmp_path_factory.mktemp("data"))
+
+
+@pytest.fixture(scope="module")
+def weights(probe, tmp_path_factory) -> Callable[..., Path]:
+    """weights(side, num_classes=3): a file of probe weights, the same network for both sides."""
+    folder = tmp_path_factory.mktemp("weights")
+
+    def write(side: SimpleNamespace, num_classes: int = 3) -> Path:
+        arrays = probe("mobilenet_v3_small", num_classes=num_classes)
+        if side.package is mobilenetv3_paddle:
+            arrays = torch_to_paddle(arrays, layer_types(mobilenetv3_ref.models.mobilenet_v3_small()))
+        path = folder / f"{side.package.__name__}_{num_classes}.safetensors"
+        save_safetensors(arrays, path)
+        return path
+
+    return write
+
+
+def parse(side: SimpleNamespace, data: Path, out: Path, *flags: str | float | Path) -> argparse.Namespace:
+    flags = (*SMALL.split(), "--data-path", data, "--output-dir", out, *flags)
+    return get_args_parser("train", "either").parse_args([str(flag) for flag in flags])
+
+
+def train(side: SimpleNamespace, data: Path, out: Path, *flags: str | float | Path) -> None:
+    side.package.train.main.main(parse(side, data, out, *flags))
+
+
+def suffix(side: SimpleNamespace) -> str:
+    return side.package.train.checkpoint.SUFFIX
+
+
+def flat(value, name: str = "") -> dict[str, np.ndarray]:
+    """The leaves of nested containers as arrays, by their path."""
+    if isinstance(value, dict | list | tuple):
+        items = value.items() if isinstance(value, dict) else enumerate(value)
+        return {path: leaf for key, item in items for path, leaf in flat(item, f"{name}/{key}").items()}
+    return {name: value.numpy() if isinstance(value, torch.Tensor) else np.asarray(value)}
+
+
+def state(side: SimpleNamespace, out: Path) -> dict[str, np.ndarray]:
+    """All that the checkpoint of a run holds: model, optimizer, schedule, epoch; without the flags."""
+    content = side.package.models.weights.load_pickle(out / f"checkpoint{suffix(side)}")
+    del content["args"]
+    return flat(content)
+
+
+def differing(a: dict[str, np.ndarray], b: dict[str, np.ndarray]) -> list[str]:
+    """The names of what is not in both with the same dtype and the same bits."""
+
+    def bits(arrays: dict[str, np.ndarray], name: str) -> tuple | None:
+        return (arrays[name].dtype, arrays[name].tobytes()) if name in arrays else None
+
+    return [name for name in a | b if bits(a, name) != bits(b, name)]
+
+
+@pytest.fixture(scope="module")
+def trained(data, tmp_path_factory) -> Callable[..., dict[str, np.ndarray]]:
+    """trained(side, *flags): the state after a run, made once."""
+    states = {}
+
+    def run_once(side: SimpleNamespace, *flags: str | float) -> dict[str, np.ndarray]:
+        key = (side.package, *flags)
+        if key not in states:
+            out = tmp_path_factory.mktemp("trained")
+            train(side, data, out, *flags)
+            states[key] = state(side, out)
+        return states[key]
+
+    return run_once
+
+
+# Flags that change the weights: those they are added to, and they.
+CHANGES_WEIGHTS = {
+    "train_crop_size": ((), ("--train-crop-size", 40)),
+    "model": ((), ("--model", "mobilenet_v3_large")),
+    "dropout": ((), ("--dropout", 0.9)),
+    "freeze_norm": ((), ("--freeze-norm",)),
+    "epochs": ((), ("--epochs", 2)),
+    "batch_size": ((), ("-b", 6)),
+    "lr": ((), ("--lr", 0.02)),
+    "momentum": ((), ("--momentum", 0.5)),
+    "weight_decay": ((), ("--wd", 0.01)),
+    "label_smoothing": ((), ("--label-smoothing", 0.1)),
+    "seed": ((), ("--seed", 1)),
+    "lr_step_size": (("--epochs", 2), ("--lr-step-size", 1)),
+    "lr_gamma": (("--epochs", 2, "--lr-step-size", 1), ("--lr-gamma", 0.5)),
+}
+# Where the effect of the others is shown.
+ELSEWHERE = {
+    "data_path": "test_other_images_give_other_weights",
+    "weights": "test_training_starts_from_the_weights",
+    "val_crop_size": "test_only_evaluates",
+    "val_resize_size": "test_only_evaluates",
+    "test_only": "test_only_evaluates",
+    "workers": "test_workers_read_the_images_and_change_no_bit",
+    "device": "test_a_mistake_is_one_line",
+    "output_dir": "test_a_run_writes_and_logs",
+    "print_freq": "test_a_line_covers_the_batches_since_the_one_before",
+    "resume": "test_a_resumed_run_ends_like_an_unbroken_one",
+}
+
+
+def test_every_flag_is_tested():
+    flags = {action.dest for action in get_args_parser("train", "either")._actions} - {"help"}
+    assert flags == CHANGES_WEIGHTS.keys() | ELSEWHERE.keys()
+    assert not CHANGES_WEIGHTS.keys() & ELSEWHERE.keys()
+    assert [name for name in ELSEWHERE.values() if name not in globals()] == []
+
+
+@pytest.mark.parametrize("flag", CHANGES_WEIGHTS)
+def test_flag_changes_the_weights(side, trained, flag):
+    before, added = CHANGES_WEIGHTS[flag]
+    changed = differing(trained(side, *before), trained(side, *before, *added))
+    assert [name for name in changed if name.startswith("/model/") and name.endswith("weight")]
+
+
+def test_the_same_flags_give_the_same_bits(side, data, trained, tmp_path):
+    train(side, data, tmp_path)
+    assert differing(state(side, tmp_path), trained(side)) == []
+
+
+def test_other_images_give_other_weights(side, trained, tmp_path):
+    train(side, write_images(tmp_path / "data", seed=1), tmp_path)
+    assert differing(state(side, tmp_path), trained(side))
+
+
+def test_training_starts_from_the_weights(side, data, weights, tmp_path):
+    """At a learning rate of 0 it ends there, too; only the running statistics move, unless they are frozen."""
+    train(side, data, tmp_path, "--weights", weights(side), "--lr", 0, "--freeze-norm")
+    read = side.package.models.read_weights
+    assert differing(read(tmp_path / f"model_0{suffix(side)}"), read(weights(side))) == []
+
+
+def test_workers_read_the_images_and_change_no_bit(side, data, trained, tmp_path, monkeypatch):
+    def read_image(path):
+        (tmp_path / str(os.getpid())).touch()
+        return read(path)
+
+    read = side.package.data.dataset.read_image
+    monkeypatch.setattr(side.package.data.dataset, "read_image", read_image)
+    for workers, readers in ((0, 1), (2, 4)):  # two each for training and evaluation
+        train(side, data, tmp_path / "out", "--workers", workers)
+        assert differing(state(side, tmp_path / "out"), trained(side)) == []
+        pids = [int(file.name) for file in tmp_path.iterdir() if file.is_file()]
+        assert (len(pids), os.getpid() in pids) == (readers, workers == 0)
+        (tmp_path / str(os.getpid())).unlink(missing_ok=True)
+
+
+def test_each_epoch_has_an_order_of_its_own(side, data, tmp_path, monkeypatch):
+    def read_image(path):
+        if Path(path).parents[1].name == "train":
+            order.append(path)
+        return read(path)
+
+    order = []
+    read = side.package.data.dataset.read_image
+    monkeypatch.setattr(side.package.data.dataset, "read_image", read_image)
+    train(side, data, tmp_path, "--epochs", 3)
+    orders = [order[:12], order[12:24], order[24:]]
+    assert [sorted(epoch) for epoch in orders] == [sorted(map(str, data.glob("train/*/*")))] * 3
+    assert len(set(map(tuple, orders))) == 3
+
+
+def test_a_run_writes_and_logs(side, data, tmp_path, capsys):
+    train(side, data, tmp_path, "--epochs", 2, "--seed", 3)
+    end = suffix(side)
+    assert sorted(file.name for file in tmp_path.iterdir()) == [f"checkpoint{end}", f"model_0{end}", f"model_1{end}"]
+    read = side.package.models.read_weights
+    newest = read(tmp_path / f"model_1{end}")
+    assert differing(read(tmp_path / f"checkpoint{end}"), newest) == []
+    assert differing(read(tmp_path / f"model_0{end}"), newest)
+
+    seed, *lines = capsys.readouterr().out.splitlines()
+    assert seed == "seed 3, 1 process(es), global batch size 4"
+    assert len(lines) == 4
+    for epoch, (training, evaluation) in enumerate(zip(lines[::2], lines[1::2], strict=True)):
+        values = LINE.fullmatch(training).groupdict()
+        assert (values["epoch"], values["iter"], values["lr"], values["samples"]) == (str(epoch), "2", "0.05000", "4.0")
+        assert float(values["acc"]) * 12 == pytest.approx(round(float(values["acc"]) * 12), abs=1e-3)
+        assert float(values["ips"]) == pytest.approx(4 / float(values["batch"]), rel=0.01)
+        assert re.fullmatch(
+            rf"\[Eval, Epoch {epoch}\] top1: \d\.\d{{5}}, top5: 1\.00000, loss: \d\.\d{{5}}, samples: 6", evaluation
+        )
+
+
+class Clock:
+    """Time that passes only when it is told to, and by a sixteenth of a second when something is written."""
+
+    def __init__(self, monkeypatch) -> None:
+        self.now = 100.0
+        self.lines = []
+        monkeypatch.setattr(time, "perf_counter", lambda: self.now)
+
+    def write(self, line: str) -> None:
+        self.now += 0.0625
+        self.lines.append(line)
+
+
+@pytest.mark.parametrize(
+    "num_batches, print_freq, iters",
+    [(1, 10, [0]), (4, 1, [1, 2, 3]), (7, 3, [3, 6]), (8, 3, [3, 6, 7]), (5, 10, [4])],
+)
+def test_a_line_covers_the_batches_since_the_one_before(monkeypatch, num_batches, print_freq, iters):
+    """Against the guide's format, with costs that are exact in binary; the time to write a line is nobody's cost."""
+    clock = Clock(monkeypatch)
+    training = log.TrainingLog(5, num_batches, print_freq, clock.write)
+    form = (
+        "[Epoch {}, iter: {}] acc: {:.5f}, lr: {:.5f}, loss: {:.5f}, avg_reader_cost: {:.5f} sec, "
+        "avg_batch_cost: {:.5f} sec, avg_samples: {}, avg_ips: {:.5f} images/sec."
+    )
+    expected, first = [], 0
+    for i in range(num_batches):
+        clock.now += 0.25
+        training.batch_read()
+        clock.now += 0.5 + i
+        training.batch_done(loss=i / 8, lr=0.1 / (i + 1), correct=i % 3, samples=4 + i)
+        if i in iters:
+            interval = range(first, i + 1)
+            count, samples = len(interval), sum(4 + j for j in interval)
+            cost = sum(0.75 + j for j in interval)
+            acc = sum(j % 3 for j in interval) / samples
+            numbers = (acc, 0.1 / (i + 1), i / 8, 0.25, cost / count, samples / count, samples / cost)
+            expected.append(form.format(5, i, *numbers))
+            first = i + 1
+    assert clock.lines == expected
+
+
+def logits_of(side: SimpleNamespace, model, image: np.ndarray) -> np.ndarray:
+    with side.framework.no_grad():
+        return model(side.to_tensor(image[None])).numpy()[0].astype(np.float64)
+
+
+def oracle(side: SimpleNamespace, data: Path, weights: Path, crop: int, resize: int) -> tuple[float, float, float]:
+    """Mean loss, top-1 and top-5 of the validation set, image by image, in NumPy."""
+    dataset = side.package.data.build_dataset(data, train=False, crop_size=crop, resize_size=resize)
+    model = side.package.models.mobilenet_v3_small(weights=weights, num_classes=len(dataset.classes))
+    model.eval()
+    losses, places = [], []
+    for image, label in dataset:
+        logits = logits_of(side, model, np.asarray(image))
+        losses.append(np.log(np.exp(logits - logits.max()).sum()) - (logits[label] - logits.max()))
+        places.append(int((logits > logits[label]).sum()))
+    return np.mean(losses), np.mean([place < 1 for place in places]), np.mean([place < 5 for place in places])
+
+
+@pytest.fixture(scope="module")
+def wide_data(tmp_path_factory) -> Path:
+    """7 classes, so that top-5 can miss."""
+    return write_images(tmp_path_factory.mktemp("wide"), train=1, val=3, classes=tuple("abcdefg"))
+
+
+@pytest.mark.parametrize("batch_size", [4, 21])
+@pytest.mark.parametrize("crop, resize", [(32, 32), (48, 48), (32, 48)])
+def test_only_evaluates(side, wide_data, weights, tmp_path, capsys, batch_size, crop, resize):
+    """Every image once, whatever the batches; nothing is written; the sizes are those of the flags."""
+    file = weights(side, 7)
+    flags = ("--val-crop-size", crop, "--val-resize-size", resize, "-b", batch_size, "--test-only", "--weights", file)
+    train(side, wide_data, tmp_path / "out", *flags)
+    line = capsys.readouterr().out.splitlines()[-1]
+    found = re.fullmatch(r"\[Eval\] top1: ([\d.]+), top5: ([\d.]+), loss: ([\d.]+), samples: 21", line)
+    loss, top1, top5 = oracle(side, wide_data, file, crop, resize)
+    assert [float(number) for number in found.groups()] == pytest.approx([top1, top5, loss], abs=2e-5)
+    assert not (tmp_path / "out").exists()
+    assert 0 < top5 < 1
+
+
+def test_evaluation_of_a_checkpoint_is_that_of_its_run(side, data, tmp_path, capsys):
+    train(side, data, tmp_path)
+    end = suffix(side)
+    for flags in (("--resume", tmp_path / f"checkpoint{end}"), ("--weights", tmp_path / f"model_0{end}")):
+        train(side, data, tmp_path / "out", "--test-only", *flags)
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("[Eval")]
+    assert [line.replace("Eval, Epoch 0", "Eval") for line in lines] == [lines[1]] * 3
+    assert not (tmp_path / "out").exists()
+
+
+SCHEDULE = ("--dropout", 0.5, "--lr-step-size", 2, "--lr-gamma", 0.5)
+
+
+@pytest.mark.parametrize("flags", [SCHEDULE, (*SCHEDULE, "--momentum", 0, "--freeze-norm", "--label-smoothing", 0.1)])
+def test_a_resumed_run_ends_like_an_unbroken_one(side, data, trained, tmp_path, capsys, flags):
+    """Two epochs and a third one: parameters, buffers, optimizer and schedule to the last bit."""
+    train(side, data, tmp_path, *flags, "--epochs", 2)
+    file = tmp_path / f"checkpoint{suffix(side)}"
+    train(side, data, tmp_path / "resumed", *flags, "--epochs", 3, "--resume", file)
+    assert f"resumed from {file} at epoch 2" in capsys.readouterr().out
+    assert sorted(path.stem for path in (tmp_path / "resumed").iterdir()) == ["checkpoint", "model_2"]
+    unbroken = trained(side, *flags, "--epochs", 3)
+    assert differing(state(side, tmp_path / "resumed"), unbroken) == []
+    for part in ("/model/", "/optimizer/", "/lr_scheduler/", "/epoch"):
+        assert differing({k: v for k, v in state(side, tmp_path).items() if k.startswith(part)}, unbroken)
+
+
+def test_a_batch_of_one_image_is_trained_on(side, tmp_path):
+    """The last of five in batches of four, at 64 pixels, where batch norm still has four values per channel."""
+    data = write_images(tmp_path / "data", train=5, classes=("only",))
+    train(side, data, tmp_path / "out", "--train-crop-size", 64)
+    train(side, data, tmp_path / "frozen", "--train-crop-size", 32, "--freeze-norm")
+    batches = {key: int(value) for key, value in state(side, tmp_path / "out").items() if key.endswith("_tracked")}
+    assert set(batches.values()) == {2}
+    frozen = state(side, tmp_path / "frozen")
+    assert {int(frozen[key]) for key in batches} == {0}
+
+
+class Abort(Exception):
+    """Not the user's mistake."""
+
+
+FULL = OSError(errno.ENOSPC, "No space left on device")
+
+
+@pytest.mark.parametrize("error, raised", [(FULL, UserError), (Abort(), Abort)])
+def test_a_save_that_fails_leaves_the_last_checkpoint(side, data, tmp_path, monkeypatch, error, raised):
+    """Half of a file is on disk when it happens."""
+
+    def save(content, target) -> None:
+        with open(target, "wb") if isinstance(target, str) else target as file:  # noqa: PTH123  as paddle.save does
+            file.write(b"half")
+        raise error
+
+    train(side, data, tmp_path)
+    before = {path: path.read_bytes() for path in tmp_path.iterdir()}
+    monkeypatch.setattr(side.framework, "save", save)
+    with pytest.raises(raised):
+        train(side, data, tmp_path)
+    assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
+@pytest.fixture
+def refused(data, tmp_path, monkeypatch, capfd) -> Callable[..., str]:
+    """refused(side, *flags): the line on stderr of a command that must end with status 2 and write nothing."""
+
+    def command(side: SimpleNamespace, *flags: str | float | Path) -> str:
+        before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+        flags = (*SMALL.split(), "--data-path", data, "--output-dir", tmp_path / "out", *flags)
+        monkeypatch.setattr(sys, "argv", ["train", *map(str, flags)])
+        capfd.readouterr()
+        with pytest.raises(SystemExit) as ended:
+            side.package.train.main.command()
+        [line] = capfd.readouterr().err.splitlines()
+        assert ended.value.code == 2
+        assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+        start = f"python -m {side.package.__name__}.train: error: "
+        assert line.startswith(start)
+        return line.removeprefix(start)
+
+    return command
+
+
+@pytest.mark.parametrize(
+    "flags, words",
+    [
+        ("--device gpu", "--device gpu: this sees no card; use --device cpu"),
+        ("--model mobilenet_v4", "--model 'mobilenet_v4' mobilenet_v3_small"),
+        ("--batch-size 0", "--batch-size '0' at least 1"),
+        ("--batch-size four", "--batch-size 'four'"),
+        ("--epochs 0", "--epochs '0' at least 1"),
+        ("--print-freq 0", "--print-freq '0' at least 1"),
+        ("--train-crop-size 0", "--train-crop-size '0' at least 1"),
+        ("--lr-step-size 0", "--lr-step-size '0' at least 1"),
+        ("--workers -1", "--workers -1 is outside 0"),
+        ("--seed -1", "--seed -1 is outside 0 to 4294967295"),
+        ("--dropout 1.1", "--dropout 1.1 is outside 0 to 1"),
+        ("--label-smoothing 1.5", "--label-smoothing 1.5 is outside 0 to 1"),
+        ("--label-smoothing nan", "--label-smoothing nan is outside 0 to 1"),
+        ("--lr -0.1", "--lr -0.1 is outside 0"),
+        ("--lr inf", "--lr inf is outside 0"),
+        ("--momentum -1", "--momentum -1.0 is outside 0 to 1"),
+        ("--weight-decay -1", "--weight-decay -1.0 is outside 0"),
+        ("--lr-gamma -1", "--lr-gamma -1.0 is outside 0"),
+        ("--val-resize-size 31", "--val-resize-size 31 is smaller than --val-crop-size 32"),
+        ("--batch-size 11", "--train-crop-size 32 one image --batch-size --freeze-norm"),
+        ("--weights nowhere.pth", "weights nowhere.pth does not exist"),
+        ("--resume nowhere.pth", "checkpoint nowhere.pth does not exist"),
+        ("--resume a --weights b", "--resume and --weights both give one"),
+        ("--test-only", "--test-only --weights or --resume"),
+        ("--data-path nowhere", "data folder nowhere/val does not exist"),
+        ("--workers", "--workers expected one argument"),
+        ("--work 2", "unrecognized arguments: --work 2"),
+    ],
+)
+def test_a_mistake_is_one_line(side, refused, flags, words):
+    if flags == "--device gpu" and (torch.cuda.is_available() or paddle.device.cuda.device_count()):
+        pytest.skip("this machine has a card")
+    line = refused(side, *flags.split())
+    assert [word for word in words.split() if word.strip("'") not in line] == []
+
+
+def test_data_that_will_not_do_is_named(side, refused, data, tmp_path):
+    def broken(name: str) -> Path:
+        return shutil.copytree(data, tmp_path / name)
+
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    assert f"data folder {empty / 'val'} does not exist" in refused(side, "--data-path", empty)
+
+    misnamed = broken("misnamed")
+    (misnamed / "train").rename(misnamed / "training")
+    assert f"data folder {misnamed / 'train'} does not exist" in refused(side, "--data-path", misnamed)
+
+    other = broken("other")
+    (other / "train" / "dog").rename(other / "train" / "dogs")
+    assert re.search(f"{other}.* 2 .*dog, only in val", refused(side, "--data-path", other))
+
+    hollow = broken("hollow")
+    shutil.rmtree(hollow / "train" / "emu")
+    (hollow / "train" / "emu").mkdir()
+    assert f"data folder {hollow / 'train'} must hold one folder a class" in refused(side, "--data-path", hollow)
+
+    flat_folder = broken("flat")
+    shutil.rmtree(flat_folder / "val")
+    shutil.copytree(data / "val" / "cat", flat_folder / "val")
+    assert f"data folder {flat_folder / 'val'} must hold one folder a class" in refused(
+        side, "--data-path", flat_folder
+    )
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("split", ["train", "val"])
+def test_a_broken_image_is_named(side, refused, data, tmp_path, workers, split):
+    """A worker's exception comes out as a traceback of many lines; without workers Paddle's loader would hang."""
+    broken = shutil.copytree(data, tmp_path / "data")
+    image = broken / split / "dog" / "1.png"
+    image.write_bytes(image.read_bytes()[:1000])
+    line = refused(side, "--data-path", broken, "--workers", workers)
+    assert line.startswith(f"image {image} cannot be read (")
+    assert line.endswith("): replace or remove it")
+
+
+def test_a_fault_in_the_data_code_is_no_users_mistake(side, data, tmp_path, monkeypatch):
+    """It ends the run, with and without workers, with where it happened."""
+
+    def read_image(path):
+        raise TypeError("a fault in the code")
+
+    monkeypatch.setattr(side.package.data.dataset, "read_image", read_image)
+    for workers in (0, 2):
+        with pytest.raises((TypeError, RuntimeError), match="a fault in the code"):
+            train(side, data, tmp_path, "--workers", workers)
+        assert multiprocessing.active_children() == []
+
+
+@pytest.fixture(scope="module")
+def finished(data, tmp_path_factory) -> Callable[[SimpleNamespace], tuple[Path, Path]]:
+    """finished(side): checkpoint and weights of a run of one epoch."""
+    folders = {}
+
+    def run_once(side: SimpleNamespace) -> tuple[Path, Path]:
+        if side.package not in folders:
+            folders[side.package] = tmp_path_factory.mktemp("finished")
+            train(side, data, folders[side.package])
+        out, end = folders[side.package], suffix(side)
+        return out / f"checkpoint{end}", out / f"model_0{end}"
+
+    return run_once
+
+
+def test_a_checkpoint_that_will_not_do_is_named(side, refused, finished, tmp_path):
+    checkpoint, model = finished(side)
+    content = checkpoint.read_bytes()
+    bad = tmp_path / f"bad{suffix(side)}"
+    for damaged in (b"", content[: len(content) // 2], content[:-1], b"no checkpoint" * 99, bytes(5000)):
+        bad.write_bytes(damaged)
+        for flag in ("--resume", "--weights"):
+            assert str(bad) in refused(side, flag, bad, "--epochs", 2)
+    assert f"{tmp_path} is a folder" in refused(side, "--resume", tmp_path)
+    assert re.search(f"{model} lacks .*optimizer.* --weights", refused(side, "--resume", model, "--epochs", 2))
+    line = refused(side, "--resume", checkpoint, "--epochs", 2, "--model", "mobilenet_v3_large")
+    assert re.search(f"checkpoint {checkpoint} do not fit this model, .*: check --model", line)
+    [foreign] = (finished(other)[0] for other in SIDES.values() if other is not side)
+    assert str(foreign) in refused(side, "--resume", foreign, "--epochs", 2)
+    assert str(foreign) in refused(side, "--weights", foreign)
+
+
+def test_what_a_resumed_run_cannot_change_is_refused(side, refused, finished):
+    checkpoint = finished(side)[0]
+    assert f"{checkpoint} already has 1 epochs: raise --epochs" in refused(side, "--resume", checkpoint)
+    for flags in ("--lr 0.1", "--momentum 0.8", "--weight-decay 0", "--lr-step-size 7", "--lr-gamma 0.2"):
+        line = refused(side, "--resume", checkpoint, "--epochs", 2, *flags.split())
+        assert line.startswith(flags.split()[0])
+        assert f"{checkpoint} was trained with" in line
+
+
+def test_weights_for_other_classes_are_refused_with_both_sizes(side, refused, weights):
+    line = refused(side, "--weights", weights(side, 7))
+    found, wanted = ("(7, 1024)", "(3, 1024)") if side.framework is torch else ("(1024, 7)", "(1024, 3)")
+    assert f"classifier.3.weight {found} for {wanted}" in line
+
+
+def test_an_output_folder_that_cannot_be_is_refused(side, refused, tmp_path):
+    (tmp_path / "file").touch()
+    for out in (tmp_path / "file", tmp_path / "file" / "out"):
+        assert f"output folder {out} cannot be written" in refused(side, "--output-dir", out)
+
+
+@pytest.mark.parametrize("batch_size, place", [(4, "at epoch 0, iter 1"), (12, "in the evaluation of epoch 0")])
+def test_a_loss_that_is_no_number_leaves_the_last_checkpoint(side, refused, data, tmp_path, batch_size, place):
+    """With one batch an epoch the loss of training is still good when the weights are not."""
+    train(side, data, tmp_path / "out")
+    line = refused(side, "--lr", 1e30, "--batch-size", batch_size)
+    assert re.match(rf"the loss is (nan|inf) {place}: lower --lr", line)

@@ -1,0 +1,279 @@
+"""shell/train.sh and shell/train_dist.sh: what they start, with a stand-in for Python, and what really comes of it."""
+
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import paddle
+import pytest
+
+from reprod.recipe.arguments import get_args_parser
+
+ROOT = Path(__file__).parents[1]
+TOOLS = ("awk", "date", "dirname", "find", "grep", "mkdir", "sh", "sort", "tr")
+PACKAGES = {"paddle": "mobilenetv3_paddle", "torch": "mobilenetv3_ref"}
+
+# Notes what it was called with and how; ends as it is told to, and may leave a log as two processes would.
+STAND_IN = """#!/bin/sh
+{
+    echo "cwd $PWD"
+    echo "CUDA_VISIBLE_DEVICES ${CUDA_VISIBLE_DEVICES-none}"
+    echo "OMP_NUM_THREADS ${OMP_NUM_THREADS-none}"
+    for argument; do echo "argument $argument"; done
+} >"$CALL"
+previous=''
+for argument; do
+    if [ "$previous" = --log_dir ] && [ -n "${MESSAGE:-}" ]; then
+        mkdir -p "$argument/1"
+        printf 'Traceback\\n%s\\n' "$MESSAGE" >"$argument/workerlog.0"
+        printf '%s\\n' "$MESSAGE" >"$argument/1/stderr.log"
+    fi
+    previous=$argument
+done
+echo "noise of a launcher" >&2
+exit "${STATUS:-0}"
+"""
+
+
+class Project:
+    """A copy of the scripts beside lite_data, with a set-up that has been done and a PATH of the bare necessities."""
+
+    def __init__(self, folder: Path, python: Path) -> None:
+        self.folder = folder
+        self.root = folder / "a project"
+        (self.root / "shell").mkdir(parents=True)
+        for script in ("train.sh", "train_dist.sh", "train_common.sh"):
+            shutil.copy(ROOT / "shell" / script, self.root / "shell")
+        (self.root / "shell" / "setup.sh").write_text(f"echo '{python}'\n")
+        (self.root / "lite_data").symlink_to(ROOT / "lite_data")
+        self.bin = folder / "bin"
+        self.bin.mkdir()
+        for tool in TOOLS:
+            (self.bin / tool).symlink_to(shutil.which(tool))
+        self.cwd = folder / "somewhere else"
+        self.cwd.mkdir()
+
+    def add_cards(self, count: int) -> None:
+        lines = "".join(f"echo 'GPU {i}: NVIDIA H200 (UUID: GPU-{i})'\n" for i in range(count))
+        self.write_program(self.bin / "nvidia-smi", f'#!/bin/sh\n[ "$1" = -L ] || exit 1\n{lines or "exit 9"}')
+
+    def write_program(self, path: Path, text: str) -> None:
+        path.write_text(text)
+        path.chmod(0o755)
+
+    def sh(self, script: str, *flags: str | Path, **env: str) -> subprocess.CompletedProcess:
+        return subprocess.run(
+            ["sh", str(self.root / "shell" / script), *map(str, flags)],
+            cwd=self.cwd,
+            env={"PATH": str(self.bin), "HOME": str(self.folder), "CALL": str(self.folder / "call"), **env},
+            capture_output=True,
+            text=True,
+            timeout=300,
+            check=False,
+        )
+
+    def call(self) -> tuple[dict[str, str], list[str]]:
+        """(what the stand-in saw, its arguments) at its last call, which is forgotten."""
+        lines = [line.split(" ", 1) for line in (self.folder / "call").read_text().splitlines()]
+        (self.folder / "call").unlink()
+        return {k: v for k, v in lines if k != "argument"}, [v for k, v in lines if k == "argument"]
+
+
+@pytest.fixture
+def project(tmp_path) -> Project:
+    """With a stand-in for Python and without cards."""
+    project = Project(tmp_path, tmp_path / "python")
+    project.write_program(tmp_path / "python", STAND_IN)
+    return project
+
+
+@pytest.fixture(params=PACKAGES)
+def framework(request) -> str:
+    """What FRAMEWORK may be."""
+    return request.param
+
+
+def flags_of(arguments: list[str], package: str):
+    """The flags that the training command gets, as it would read them."""
+    start = arguments.index(f"{package}.train")
+    assert arguments[start - 1] == "-m"
+    return get_args_parser("train", "either").parse_args(arguments[start + 1 :])
+
+
+@pytest.mark.parametrize("cards, device", [(None, "cpu"), (0, "cpu"), (1, "gpu"), (8, "gpu")])
+def test_train_starts_one_process_on_a_card_if_there_is_one(project, framework, cards, device):
+    if cards is not None:
+        project.add_cards(cards)
+    result = project.sh("train.sh", FRAMEWORK=framework)
+    seen, arguments = project.call()
+    args = flags_of(arguments, PACKAGES[framework])
+    assert arguments[0] == "-m"
+    assert (args.device, args.batch_size * args.epochs, Path(args.data_path).resolve()) == (
+        device,
+        32,
+        ROOT / "lite_data",
+    )
+    assert args.lr == pytest.approx(0.1 * 32 / 256)
+    assert seen["cwd"] == str(project.cwd)
+    assert ("no card: on the CPU" in result.stderr) == (device == "cpu")
+    assert "a demonstration, 4 epochs" in result.stderr
+
+
+@pytest.mark.parametrize("script", ["train.sh", "train_dist.sh"])
+@pytest.mark.parametrize("data", [["--data-path", "my images"], ["--data-path=my images"]])
+def test_the_callers_flags_are_passed_on_and_win(project, script, data):
+    result = project.sh(script, *data, "--lr", "0.5", "--device", "cpu", "--epochs", "7")
+    args = flags_of(project.call()[1], "mobilenetv3_paddle")
+    assert (args.data_path, args.lr, args.device, args.epochs, args.batch_size) == ("my images", 0.5, "cpu", 7, 32)
+    assert "demonstration" not in result.stderr
+
+
+@pytest.mark.parametrize(
+    "cards, devices, visible, lr",
+    [
+        (8, None, "0,1,2,3,4,5,6,7", 0.1),
+        (8, "0,1,2,3", "0,1,2,3", 0.05),
+        (8, "6,4", "6,4", 0.025),
+        (1, "0", "0", 0.0125),
+        (None, None, "none", 0.025),
+        (None, "0,1,2", "none", 0.025),
+        (0, None, "none", 0.025),
+    ],
+)
+def test_train_dist_starts_a_process_for_each_card(project, framework, cards, devices, visible, lr):
+    """The learning rate follows from 32 images a process: 0.1 for 256."""
+    if cards is not None:
+        project.add_cards(cards)
+    env = {"FRAMEWORK": framework, "CUDA_VISIBLE_DEVICES": "5"} | ({"DEVICES": devices} if devices else {})
+    result = project.sh("train_dist.sh", "--data-path", "images", "--output-dir", "my output", **env)
+    assert result.returncode == 0, result.stderr
+    seen, arguments = project.call()
+    args = flags_of(arguments, PACKAGES[framework])
+    processes = 2 if visible == "none" else len(visible.split(","))
+    launcher = {"paddle": "paddle.distributed.launch", "torch": "torch.distributed.run"}[framework]
+    assert arguments[:2] == ["-m", launcher]
+    assert arguments[arguments.index("--nproc_per_node") + 1] == str(processes)
+    assert not {"--gpus", "--devices"} & set(arguments)
+    assert (args.device, args.batch_size) == ("cpu" if visible == "none" else "gpu", 32)
+    assert args.lr == pytest.approx(lr) == pytest.approx(0.1 * 32 * processes / 256)
+    assert (seen["CUDA_VISIBLE_DEVICES"], seen["OMP_NUM_THREADS"]) == (visible, "1")
+    assert f"{processes} processes, learning rate {lr:g} unless" in result.stderr
+    assert ("two processes on the CPU" in result.stderr) == (visible == "none")
+
+
+@pytest.mark.parametrize("flags", [["--output-dir", "my output"], ["--output-dir=my output"], []])
+def test_logs_lie_in_the_output_folder(project, framework, flags):
+    result = project.sh("train_dist.sh", *flags, FRAMEWORK=framework, OMP_NUM_THREADS="3")
+    seen, arguments = project.call()
+    log = arguments[arguments.index("--log_dir") + 1]
+    assert re.fullmatch(rf"{'my output' if flags else 'output'}/log/\d{{8}}-\d{{6}}-\d+", log)
+    assert f"logs in {log}\n" in result.stderr
+    assert (project.cwd / log / "launcher.log").read_text() == "noise of a launcher\n"
+    assert [path.name for path in project.cwd.iterdir()] == [log.split("/")[0]]
+    assert seen["OMP_NUM_THREADS"] == "3"
+
+
+def last_line(result: subprocess.CompletedProcess) -> str:
+    return result.stderr.splitlines()[-1]
+
+
+def test_a_failing_process_has_the_last_word(project, framework):
+    message = f"python -m {PACKAGES[framework]}.train: error: image x is broken: replace it"
+    result = project.sh("train_dist.sh", FRAMEWORK=framework, MESSAGE=message, STATUS="1")
+    assert (result.returncode, last_line(result)) == (2, message)
+    assert result.stderr.count("error") == 1
+    assert "noise" not in result.stderr
+    result = project.sh("train_dist.sh", FRAMEWORK=framework, MESSAGE="Killed", STATUS="7")
+    assert (result.returncode, "train: error: a process ended" in last_line(result)) == (7, True)
+    assert (project.cwd / last_line(result).rpartition(" ")[2]).is_dir()
+    result = project.sh("train.sh", FRAMEWORK=framework, STATUS="7")
+    assert result.returncode == 7
+
+
+@pytest.mark.parametrize(
+    "script, cards, env, words",
+    [
+        ("train.sh", 0, {"FRAMEWORK": "jax"}, "FRAMEWORK=jax is neither paddle nor torch"),
+        ("train_dist.sh", 0, {"FRAMEWORK": "Torch"}, "FRAMEWORK=Torch is neither paddle nor torch"),
+        ("train_dist.sh", 4, {}, "no card 4 of 0,1,2,3,4,5,6,7: nvidia-smi lists 4; name those to use"),
+        ("train_dist.sh", 8, {"DEVICES": "0,8"}, "no card 8 of 0,8: nvidia-smi lists 8"),
+        ("train_dist.sh", 8, {"DEVICES": "0,one"}, "DEVICES=0,one is no list"),
+        ("train_dist.sh", 8, {"DEVICES": "-1"}, "DEVICES=-1 is no list"),
+        ("train_dist.sh", 8, {"DEVICES": ","}, "DEVICES=, is no list"),
+        ("train_dist.sh", 8, {"DEVICES": "1,1"}, "DEVICES=1,1 names card 1 twice"),
+    ],
+)
+def test_a_mistake_is_one_line_and_starts_nothing(project, script, cards, env, words):
+    project.add_cards(cards)
+    result = project.sh(script, "--data-path", "images", **env)
+    assert result.returncode == 2
+    [line] = result.stderr.splitlines()
+    assert line.startswith("train: error: ")
+    assert words in line
+    assert not (project.folder / "call").exists()
+    assert list(project.cwd.iterdir()) == []
+
+
+def test_an_output_folder_that_cannot_be_is_named(project):
+    (project.cwd / "file").touch()
+    result = project.sh("train_dist.sh", "--output-dir", "file/out")
+    assert (result.returncode, "output folder file/out cannot be written" in last_line(result)) == (2, True)
+    assert not (project.folder / "call").exists()
+
+
+def test_a_set_up_that_fails_ends_it(project):
+    (project.root / "shell" / "setup.sh").write_text("echo 'setup: error: no network' >&2; exit 2\n")
+    for script in ("train.sh", "train_dist.sh"):
+        result = project.sh(script)
+        assert (result.returncode, result.stderr) == (2, "setup: error: no network\n")
+
+
+@pytest.mark.parametrize("script", ["train.sh", "train_dist.sh"])
+def test_help_is_that_of_the_training_command(project, script, framework):
+    assert project.sh(script, "--help", FRAMEWORK=framework).returncode == 0
+    assert project.call()[1] == ["-m", f"{PACKAGES[framework]}.train", "--help"]
+
+
+@pytest.fixture
+def real(tmp_path, framework) -> Project:
+    """With this Python, and without cards even where there are some."""
+    if framework == "paddle" and paddle.device.cuda.device_count() == 1:
+        pytest.skip("Paddle's launcher starts no more processes than there are cards, not even on the CPU")
+    return Project(tmp_path, Path(sys.executable))
+
+
+LINE = r"\[Epoch 0, iter: 1\] acc: .*, lr: 0.02500, loss: .*, avg_samples: 4.0, avg_ips: .* images/sec\."
+SMALL = "--train-crop-size 64 --val-crop-size 64 --val-resize-size 64 --workers 0 --epochs 1 --batch-size 4"
+
+
+def test_train_dist_trains(real, framework):
+    """On lite_data, as two processes on the CPU: a line of log, one evaluation of all images, what a run leaves."""
+    result = real.sh("train_dist.sh", *SMALL.split(), "--output-dir", "out", FRAMEWORK=framework)
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert "seed 0, 2 process(es), global batch size 8" in result.stdout
+    assert len(re.findall(LINE, result.stdout)) == 1
+    assert len(re.findall(r"\[Eval, Epoch 0\] .* samples: 16\n", result.stdout)) == 1
+    assert sorted(path.stem for path in (real.cwd / "out").iterdir()) == ["checkpoint", "log", "model_0"]
+    assert [path.name for path in real.cwd.iterdir()] == ["out"]
+
+
+def test_the_message_of_any_process_is_seen(real, framework):
+    """The second validation image is the second process's."""
+    data = shutil.copytree(ROOT / "lite_data", real.folder / "data")
+    image = sorted((data / "val").glob("*/*"))[1]
+    image.write_bytes(image.read_bytes()[:3000])
+    flags = [*SMALL.split(), "--output-dir", "out", "--data-path", data]
+    result = real.sh("train_dist.sh", *flags, FRAMEWORK=framework)
+    assert result.returncode == 2
+    assert last_line(result).startswith(f"python -m {PACKAGES[framework]}.train: error: image {image} cannot be read")
+    assert result.stderr.count("error") == 1
+    assert [path.name for path in (real.cwd / "out").iterdir()] == ["log"]
+
+
+def test_train_trains(real, framework):
+    result = real.sh("train.sh", *SMALL.split(), "--lr", "0.025", FRAMEWORK=framework, OMP_NUM_THREADS="1")
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert len(re.findall(LINE.replace("iter: 1", "iter: 3"), result.stdout)) == 1
+    assert sorted(path.stem for path in (real.cwd / "output").iterdir()) == ["checkpoint", "model_0"]
