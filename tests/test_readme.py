@@ -274,7 +274,7 @@ def test_measured_differences_are_within_their_limits():
     limit, below = None, []
     for _, small, large, text in table("logits"):
         if text != "the same":
-            number = re.match(r"(\d\S*?)(?::|$)", text)
+            number = re.match(r"(\d\S*?)(?:[:,]|$)", text)
             limit = float(number[1]) if number else None
         if limit is not None:
             below += [float(small) <= limit, float(large) <= limit]
