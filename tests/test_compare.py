@@ -276,7 +276,7 @@ def test_report_of_a_failure():
         "  FAIL    logits      5                max|d| 3.0e+00  limit 1.0e-06  outside 5/5 (100.0%)",
         "first difference: features.0.1 (BatchNorm2d): max|d| 5.0e-01  limit 1.0e-06  outside 1/6 (16.7%)",
         "  worst at (1, 2): reference 4.0, port 4.5, 1.2e-01 of the largest value",
-        "  all 1 items before it agree: look at features.0.1 itself",
+        "  all items before it agree (1): look at features.0.1 itself",
         f"  usual causes: {usual_causes('features.0.1', TYPES)}",
     ]
 

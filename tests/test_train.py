@@ -2,6 +2,7 @@
 
 import argparse
 import errno
+import gc
 import multiprocessing
 import os
 import re
@@ -192,6 +193,14 @@ def test_flag_changes_the_weights(side, trained, flag):
 def test_the_same_flags_give_the_same_bits(side, data, trained, tmp_path):
     train(side, data, tmp_path)
     assert differing(state(side, tmp_path), trained(side)) == []
+
+
+def test_the_seed_draws_the_initial_weights(side, trained):
+    """With a learning rate of 0 they are still there at the end."""
+    changed = differing(
+        trained(side, "--lr", 0, "--freeze-norm"), trained(side, "--lr", 0, "--freeze-norm", "--seed", 1)
+    )
+    assert [name for name in changed if name.startswith("/model/") and name.endswith("weight")]
 
 
 def test_other_images_give_other_weights(side, trained, tmp_path):
@@ -512,6 +521,7 @@ def test_a_fault_in_the_data_code_is_no_users_mistake(side, data, tmp_path, monk
     for workers in (0, 2):
         with pytest.raises((TypeError, RuntimeError), match="a fault in the code"):
             train(side, data, tmp_path, "--workers", workers)
+        gc.collect()  # the exception's frames hold PyTorch's loader, which ends its workers when it goes
         assert multiprocessing.active_children() == []
 
 

@@ -16,4 +16,4 @@ def correct_at(logits: Tensor, target: Tensor, topk: Sequence[int] = (1, 5)) -> 
     behind = paddle.arange(logits.shape[1]) >= target[:, None]  # (N, C)
     beaten = (logits < own) | ((logits == own) & behind)  # the label beats itself
     rank = logits.shape[1] - beaten.sum(1)  # 0 is the best; C, past every k, if its logit is NaN
-    return [int((rank < k).sum()) for k in topk]
+    return [int((rank < min(k, logits.shape[1])).sum()) for k in topk]

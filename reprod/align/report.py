@@ -71,7 +71,7 @@ def first_difference(verdict: Verdict, types: Mapping[str, str]) -> list[str]:
         lines.append(f"  worst{place}: reference {ref!r}, port {port!r}{relative}")
     before = verdict.rows[: verdict.rows.index(row)]
     if before and all(other.status == PASS for other in before):
-        lines.append(f"  all {len(before)} items before it agree: look at {row.name} itself")
+        lines.append(f"  all items before it agree ({len(before)}): look at {row.name} itself")
     if row.status == FAIL:
         lines.append(f"  usual causes: {usual_causes(row.name, types)}")
     return lines

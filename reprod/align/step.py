@@ -159,15 +159,16 @@ class Step:
         rows = [row for verdict in self.verdicts for row in verdict.rows]
         bad = [row for row in rows if row.status != PASS]
         if self.status == PASS:
-            self.say(f"PASS {self.name}: all {len(rows)} items within their limits")
+            last = f"PASS {self.name}: all {len(rows)} items within their limits"
         elif self.status == FAIL:
             first = next(verdict.first_failure for verdict in self.verdicts if verdict.status == FAIL)
-            self.say(f"FAIL {self.name}: {len(bad)} of {len(rows)} items outside their limits, first {first.name}")
+            last = f"FAIL {self.name}: {len(bad)} of {len(rows)} items outside their limits, first {first.name}"
         else:
-            self.say(f"REFUSED {self.name}: the comparison proves nothing, see above")
+            last = f"REFUSED {self.name}: the comparison proves nothing, see above"
         save_record(ref, self.out / f"{stem}_ref.npy")
         save_record(port, self.out / f"{stem}_paddle.npy")
         every = [line for verdict in self.verdicts for line in (verdict.title, *map(row_line, verdict.rows))]
-        text = "\n".join([*self.log, "", "every item:", *every, ""])
+        text = "\n".join([*self.log, last, "", "every item:", *every, ""])
         save_text(text, self.out / "log" / f"{log_stem or stem}_diff.log")
+        self.say(last)  # only now: a verdict that could not be written is none
         return self.status
