@@ -225,7 +225,7 @@ def test_failing_reports_are_as_the_program_prints_them():
         worst = Worst(tuple(map(int, index.split(","))), float(ref), float(port), outside, size)
         difference = abs(worst.ref - worst.port)
         row = Row(name, FAIL, (), difference, float(limit), difference / float(share), worst=worst)
-        before = [Row("", PASS)] * int(re.search(r"all (\d+) items before", lines[2])[1])
+        before = [Row("", PASS)] * int(re.search(r"before it agree \((\d+)\)", lines[2])[1])
         assert lines[:4] == first_difference(Verdict("", [*before, row]), types)
         if lines[4:]:
             assert lines[4] == "..." and re.fullmatch(rf"FAIL \w+: .*, first {name}", lines[5])

@@ -171,7 +171,7 @@ ELSEWHERE = {
     "workers": "test_workers_read_the_images_and_change_no_bit",
     "device": "test_a_mistake_is_one_line",
     "output_dir": "test_a_run_writes_and_logs",
-    "print_freq": "test_a_line_covers_the_batches_since_the_one_before",
+    "print_freq": "test_print_freq",
     "resume": "test_a_resumed_run_ends_like_an_unbroken_one",
 }
 
@@ -197,9 +197,8 @@ def test_the_same_flags_give_the_same_bits(side, data, trained, tmp_path):
 
 def test_the_seed_draws_the_initial_weights(side, trained):
     """With a learning rate of 0 they are still there at the end."""
-    changed = differing(
-        trained(side, "--lr", 0, "--freeze-norm"), trained(side, "--lr", 0, "--freeze-norm", "--seed", 1)
-    )
+    flags = ("--lr", 0, "--freeze-norm")
+    changed = differing(trained(side, *flags), trained(side, *flags, "--seed", 1))
     assert [name for name in changed if name.startswith("/model/") and name.endswith("weight")]
 
 
@@ -265,6 +264,12 @@ def test_a_run_writes_and_logs(side, data, tmp_path, capsys):
         assert re.fullmatch(
             rf"\[Eval, Epoch {epoch}\] top1: \d\.\d{{5}}, top5: 1\.00000, loss: \d\.\d{{5}}, samples: 6", evaluation
         )
+
+
+@pytest.mark.parametrize("print_freq, iters", [(1, ["1", "2"]), (2, ["2"])])
+def test_print_freq(side, data, tmp_path, capsys, print_freq, iters):
+    train(side, data, tmp_path, "--print-freq", print_freq)
+    assert [line["iter"] for line in LINE.finditer(capsys.readouterr().out)] == iters
 
 
 class Clock:
@@ -404,6 +409,7 @@ def test_a_save_that_fails_leaves_the_last_checkpoint(side, data, tmp_path, monk
 
     train(side, data, tmp_path)
     before = {path: path.read_bytes() for path in tmp_path.iterdir()}
+    assert len(before) == 2
     monkeypatch.setattr(side.framework, "save", save)
     with pytest.raises(raised):
         train(side, data, tmp_path)
