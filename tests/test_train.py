@@ -505,6 +505,7 @@ def test_data_that_will_not_do_is_named(side, refused, data, tmp_path):
     )
 
 
+@pytest.mark.timeout(120, method="thread")  # a signal would not wake Paddle's loader
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("split", ["train", "val"])
 def test_a_broken_image_is_named(side, refused, data, tmp_path, workers, split):
@@ -517,6 +518,7 @@ def test_a_broken_image_is_named(side, refused, data, tmp_path, workers, split):
     assert line.endswith("): replace or remove it")
 
 
+@pytest.mark.timeout(120, method="thread")  # a signal would not wake Paddle's loader
 def test_a_fault_in_the_data_code_is_no_users_mistake(side, data, tmp_path, monkeypatch):
     """It ends the run, with and without workers, with where it happened."""
 
