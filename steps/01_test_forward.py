@@ -111,7 +111,7 @@ def get_args_parser() -> argparse.ArgumentParser:
     return step_parser(NAME, __doc__)
 
 
-def main(args: argparse.Namespace) -> int:
+def main(args: argparse.Namespace) -> Step:
     step = Step(NAME, args)
     images = probe_images(np.random.default_rng([args.seed, 2]), BATCH, HEIGHT, WIDTH)
     files = {"input": images}, {"input": images}

@@ -19,7 +19,7 @@ from tqdm import tqdm
 
 import mobilenetv3_paddle.data
 import mobilenetv3_ref.data
-from reprod.align.compare import Verdict, compare, joined
+from reprod.align.compare import PASS, Verdict, compare, joined
 from reprod.align.limits import exact_limits
 from reprod.align.step import LITE_DATA, Step, run_step, step_parser
 from reprod.recipe.draws import item_rng, random_resized_crop_box
@@ -29,6 +29,7 @@ NAME = "02_test_data"
 BATCH_SIZE = 5  # leaves a partial batch of the 16 images
 EPOCHS = (0, 1)
 KEPT = 16  # images whose tensors go into the result files
+PICTURES = 4  # images that differ, for the report
 
 
 def facts(data, data_path: str, seed: int) -> tuple[dict[str, np.ndarray], dict]:
@@ -62,12 +63,20 @@ def batches(loader, split: str) -> Iterator[dict[str, np.ndarray]]:
         }
 
 
+def keep_pictures(step: Step, verdict: Verdict, ref: dict, port: dict) -> None:
+    """Keep the first few images that differ, both sides', for the report."""
+    for row in verdict.rows:
+        if row.status != PASS and len(row.shape) == 3 and row.name in port and len(step.pictures) < PICTURES:
+            step.pictures.setdefault(row.name, (ref[row.name], port[row.name]))
+
+
 def check_batches(step: Step, loaders: tuple, split: str, title: str, files: tuple[dict, dict]) -> Verdict:
     """Both loaders side by side, batch by batch; a batch that one of them lacks is missing there."""
     sides = zip_longest(*(batches(loader, split) for loader in loaders), fillvalue={})
     verdicts = []
     for ref, port in tqdm(sides, title, unit="batch", leave=False, disable=None):
         verdicts.append(compare(ref, port, exact_limits(ref)))
+        keep_pictures(step, verdicts[-1], ref, port)
         for kept, batch in zip(files, (ref, port), strict=True):
             if split == "val" and len(kept) < 2 * KEPT:
                 kept.update({name: array for name, array in batch.items() if " of batch " not in name})
@@ -112,7 +121,7 @@ def get_args_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def main(args: argparse.Namespace) -> int:
+def main(args: argparse.Namespace) -> Step:
     step = Step(NAME, args)
     seed = args.seed + 1  # not 0, which both loaders have by default
     ref_facts, ref_sets = facts(mobilenetv3_ref.data, args.data_path, seed)

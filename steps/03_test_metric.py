@@ -137,7 +137,7 @@ def get_args_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def main(args: argparse.Namespace) -> int:
+def main(args: argparse.Namespace) -> Step:
     step = Step(NAME, args)
     models = {d: capture_torch.build(step.ref_model, step.arrays, d, step.torch_device) for d in ("float32", "float64")}
     ref_model = models["float32"]

@@ -56,7 +56,7 @@ def get_args_parser() -> argparse.ArgumentParser:
     return step_parser(NAME, __doc__)
 
 
-def main(args: argparse.Namespace) -> int:
+def main(args: argparse.Namespace) -> Step:
     step = Step(NAME, args)
     all_logits, labels = loss_inputs(step)
     step.check_signal({f"{name} logits": logits for name, logits in all_logits.items()})

@@ -135,6 +135,7 @@ def check_iterations(step: Step, train: bool, files: tuple[dict, dict]) -> None:
         run_paddle(step, batches, "float64", train),
     )
     rows, zeros = [], set()
+    curves = {name: ([], []) for name in ("loss", "lr")}
     for i, ((truth, record), (ref, _), (port, _)) in enumerate(
         tqdm(zip(*runs, strict=True), f"{mode} mode", ITERATIONS, leave=False, disable=None)
     ):
@@ -145,6 +146,10 @@ def check_iterations(step: Step, train: bool, files: tuple[dict, dict]) -> None:
         rows += compare(*named, zeros={f"iteration {i}/{name}" for name in zeros}).rows
         for kept, side in zip(files, (truth, port), strict=True):
             kept.update({f"{mode}/{name}_{i}": side[name] for name in ("loss", "lr")})
+        for name, (ref_curve, port_curve) in curves.items():
+            ref_curve.append(truth[name].item())
+            port_curve.append(port[name].item())
+    step.curves |= {f"{mode} mode, {k}": (np.array(one), np.array(other)) for k, (one, other) in curves.items()}
     title = f"{mode} mode, float64, {ITERATIONS} iterations of SGD"
     step.check(Verdict(title, rows), group=lambda name: name.split("/")[0])
     count = sum(name.startswith("grad/") for name in zeros)
@@ -252,7 +257,7 @@ def get_args_parser() -> argparse.ArgumentParser:
     return step_parser(NAME, __doc__)
 
 
-def main(args: argparse.Namespace) -> int:
+def main(args: argparse.Namespace) -> Step:
     step = Step(NAME, args)
     files = ({}, {})
     check_schedules(step)

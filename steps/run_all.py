@@ -49,7 +49,7 @@ def run_rung(name: str, model: str, args: argparse.Namespace) -> int:
     if args.weights:
         flags += ["--weights", args.weights]
     try:
-        return rung.main(rung.get_args_parser().parse_args(flags))
+        return rung.main(rung.get_args_parser().parse_args(flags)).status
     except UserError:
         raise
     except Exception:

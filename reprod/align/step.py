@@ -56,13 +56,13 @@ def item_group(name: str) -> str:
     return ".".join(name.split(".")[:2])
 
 
-def run_step(name: str, main: Callable[[argparse.Namespace], int], parser: argparse.ArgumentParser) -> NoReturn:
+def run_step(name: str, main: Callable[[argparse.Namespace], "Step"], parser: argparse.ArgumentParser) -> NoReturn:
     """Run a step as a command; a port that raises fails it, with the traceback for whoever ports."""
 
     def guarded() -> int:
         args = parser.parse_args()
         try:
-            return main(args)
+            return main(args).status
         except UserError:
             raise
         except Exception as error:
@@ -87,6 +87,8 @@ class Step:
         self.paddle_device = mobilenetv3_paddle.device.select_device(args.device)
         self.verdicts: list[Verdict] = []
         self.log: list[str] = []
+        self.curves: dict[str, tuple[np.ndarray, np.ndarray]] = {}  # what: (reference, port), a value an iteration
+        self.pictures: dict[str, tuple[np.ndarray, np.ndarray]] = {}  # tensors (3, H, W) that differ
         self.say(
             f"{name}: {args.model}, torch {torch.__version__} (reference) and paddle {paddle.__version__} (port), "
             f"{args.device}, seed {args.seed}, {args.weights or 'probe weights'}"
@@ -154,8 +156,8 @@ class Step:
 
     def finish(
         self, stem: str, ref: Mapping[str, np.ndarray], port: Mapping[str, np.ndarray], log_stem: str = ""
-    ) -> int:
-        """Write STEM_ref.npy, STEM_paddle.npy and log/STEM_diff.log, print the last line, return the exit status."""
+    ) -> "Step":
+        """Write STEM_ref.npy, STEM_paddle.npy and log/STEM_diff.log, print the last line; the step itself."""
         rows = [row for verdict in self.verdicts for row in verdict.rows]
         bad = [row for row in rows if row.status != PASS]
         if self.status == PASS:
@@ -171,4 +173,4 @@ class Step:
         text = "\n".join([*self.log, last, "", "every item:", *every, ""])
         save_text(text, self.out / "log" / f"{log_stem or stem}_diff.log")
         self.say(last)  # only now: a verdict that could not be written is none
-        return self.status
+        return self
