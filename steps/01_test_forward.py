@@ -16,6 +16,7 @@ from reprod.align.compare import compare
 from reprod.align.gates import dead_branches
 from reprod.align.limits import U64, U, exact_limits, kernel_limits, mean_floors, semantic_limits, with_floors
 from reprod.align.probe import probe_images
+from reprod.align.recording import Recording
 from reprod.align.step import Step, run_step, step_parser
 
 NAME = "01_test_forward"
@@ -23,12 +24,12 @@ BATCH, HEIGHT, WIDTH = 3, 256, 160  # odd and not square, so a swapped axis cann
 DROPOUT_SHAPE = (256, 256)
 
 
-def run_ref(step: Step, images: np.ndarray, dtype: str, train: bool) -> capture_torch.Recording:
+def run_ref(step: Step, images: np.ndarray, dtype: str, train: bool) -> Recording:
     model = capture_torch.build(step.ref_model, step.arrays, dtype, step.torch_device)
     return capture_torch.run_forward(model, images, train)
 
 
-def run_paddle(step: Step, images: np.ndarray, dtype: str, train: bool) -> capture_torch.Recording:
+def run_paddle(step: Step, images: np.ndarray, dtype: str, train: bool) -> Recording:
     model = capture_paddle.build(step.paddle_model, step.arrays, dtype, step.paddle_device, step.types)
     return capture_paddle.run_forward(model, images, train, step.types)
 

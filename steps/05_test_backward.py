@@ -39,6 +39,7 @@ from reprod.align.limits import (
     with_floors,
 )
 from reprod.align.probe import probe_images
+from reprod.align.recording import Recording
 from reprod.align.step import Step, run_step, step_parser
 from reprod.recipe.cli import UserError
 
@@ -62,7 +63,7 @@ def backwards(gradients: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     return {f"grad/{name}": gradients[name] for name in reversed(gradients)}
 
 
-def run_ref(step: Step, batches: list, dtype: str, train: bool) -> Iterator[tuple[dict, capture_torch.Recording]]:
+def run_ref(step: Step, batches: list, dtype: str, train: bool) -> Iterator[tuple[dict, Recording]]:
     """({item: array} after each iteration, recording of its forward pass) of the reference."""
     model = capture_torch.build(step.ref_model, step.arrays, dtype, step.torch_device)
     criterion = mobilenetv3_ref.train.criterion.build_criterion()
@@ -88,7 +89,7 @@ def run_ref(step: Step, batches: list, dtype: str, train: bool) -> Iterator[tupl
         )
 
 
-def run_paddle(step: Step, batches: list, dtype: str, train: bool) -> Iterator[tuple[dict, capture_torch.Recording]]:
+def run_paddle(step: Step, batches: list, dtype: str, train: bool) -> Iterator[tuple[dict, Recording]]:
     """The same of the port."""
     model = capture_paddle.build(step.paddle_model, step.arrays, dtype, step.paddle_device, step.types)
     criterion = mobilenetv3_paddle.train.criterion.build_criterion()
@@ -192,9 +193,10 @@ def epoch_facts(
     model.eval()
     lines = []
     tensors = [tuple(capture.to_tensor(array, model) for array in batch) for batch in batches]
-    side.engine.train_one_epoch(
-        model, criterion, optimizer, tensors, device, 0, print_freq=1, freeze_norm=freeze_norm, log=lines.append
-    )
+    with capture.exact_constants():
+        side.engine.train_one_epoch(
+            model, criterion, optimizer, tensors, device, 0, print_freq=1, freeze_norm=freeze_norm, log=lines.append
+        )
     untimed = [re.sub(r"(cost|ips): [\d.]+", r"\1", line) for line in lines]
     arrays = {**capture.parameters(model, *types), **capture.buffers(model, *types)}
     return {

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 import paddle
@@ -10,9 +11,10 @@ from paddle import nn
 from mobilenetv3_paddle.models.weights import load_state_dict, to_arrays
 from reprod.recipe.cli import UserError
 
-from .capture_torch import Recording
 from .convert import paddle_to_torch, torch_to_paddle
+from .exact_paddle import exact_constants
 from .gates import BENDS
+from .recording import Call, Recording, map_tensors, tensors_in
 from .report import one_line
 
 
@@ -37,26 +39,59 @@ def is_container(module: nn.Layer) -> bool:
     return isinstance(module, nn.Sequential)
 
 
+def to_array(tensor: paddle.Tensor) -> np.ndarray:
+    """A copy of `tensor`, which a later operation in place cannot change."""
+    return tensor.detach().numpy().copy()
+
+
+def _arrays(value: Any) -> Any:
+    return map_tensors(value, paddle.is_tensor, to_array)
+
+
+def _scale(value: Any) -> float:
+    floats = [tensor for tensor in tensors_in(value, paddle.is_tensor) if tensor.is_floating_point() and tensor.size]
+    return max((float(tensor.detach().abs().max()) for tensor in floats), default=0.0)
+
+
 @contextmanager
-def recording(model: nn.Layer) -> Iterator[Recording]:
-    """Record every forward pass of `model` in this context; the whole model's output is called "logits"."""
-    record, handles = Recording(), []
+def recording(model: nn.Layer, whole: str = "logits", calls: bool = False) -> Iterator[Recording]:
+    """Record every forward pass of `model` in this context, in float64 with exact constants.
 
-    def hook(name: str, is_gate: bool) -> Callable:
-        def store(module, inputs, output) -> None:
-            record.outputs[name or "logits"] = output.numpy().copy()
-            record.input_scales[name] = float(inputs[0].abs().max())
-            if is_gate:
-                record.gate_inputs[name] = inputs[0].numpy().copy()
+    The whole model's output is called `whole`. With `calls` the arguments of every call are kept too, and after a
+    backward pass in this context the loss's gradients for what it returned.
+    """
+    record, handles, running, counts = Recording(), [], [], {}
 
-        return store
+    def before(name: str, is_gate: bool) -> Callable:
+        def hook(module: nn.Layer, args: tuple, kwargs: dict) -> None:
+            call = Call(name, counts.get(name, 0), scale=_scale((args, kwargs)))
+            if calls or is_gate:
+                call.args, call.kwargs = _arrays(args), _arrays(kwargs)
+            counts[name] = call.number + 1
+            running.append(call)
+
+        return hook
+
+    def after(is_gate: bool) -> Callable:
+        def hook(module: nn.Layer, args: tuple, kwargs: dict, output: Any) -> None:
+            call, tensors = running.pop(), tensors_in(output, paddle.is_tensor)
+            call.outputs = [to_array(tensor) for tensor in tensors]
+            call.upstream = [None] * len(tensors)
+            record.add(call, is_gate, whole, calls)
+            for i, tensor in enumerate(tensors if calls else ()):
+                if not tensor.stop_gradient:
+                    tensor.register_hook(lambda gradient, i=i: call.upstream.__setitem__(i, to_array(gradient)))
+
+        return hook
 
     for name, module in model.named_sublayers(include_self=True):
         if not is_container(module):
             is_gate = type(module).__name__ in BENDS
-            handles.append(module.register_forward_post_hook(hook(name, is_gate)))
+            handles.append(module.register_forward_pre_hook(before(name, is_gate), with_kwargs=True))
+            handles.append(module.register_forward_post_hook(after(is_gate), with_kwargs=True))
     try:
-        yield record
+        with exact_constants():
+            yield record
     finally:
         for handle in handles:
             handle.remove()

@@ -3,60 +3,33 @@
 import copy
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
-from torch.nn import functional as F
 
 from mobilenetv3_ref.models.weights import to_arrays
 
+from .exact_torch import exact_constants
 from .gates import BENDS
-
-
-@dataclass
-class Recording:
-    """By module name, in execution order: every module's output, every gate's input, the largest value that came in."""
-
-    outputs: dict[str, np.ndarray] = field(default_factory=dict)
-    gate_inputs: dict[str, np.ndarray] = field(default_factory=dict)
-    input_scales: dict[str, float] = field(default_factory=dict)
-    error: str = ""  # what the forward pass raised; the recording ends there
-
-
-class ExactHardsigmoid(nn.Module):
-    """relu6(x + 3) / 6: the native backward holds 1/6 as a float32 constant, 3e-8 off, even in float64."""
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return F.relu6(x + 3) / 6
+from .recording import Call, Recording, map_tensors, tensors_in
 
 
 def build(
     factory: Callable[[], nn.Module], arrays: Mapping[str, np.ndarray], dtype: str, device: torch.device
 ) -> nn.Module:
-    """`factory()` with the weights `arrays`, in "float32" or as the "float64" truth.
-
-    The truth takes two constants as a float32 run has them, or as they are meant: batch norm's epsilon is the float32
-    nearest to it (4.7e-8 off, the value that both frameworks' float32 kernels use; Paddle's float64 kernel too), and
-    hard-sigmoid's slope is one sixth.
-    """
+    """`factory()` with the weights `arrays`, in "float32" or "float64"."""
     model = factory()
     model.load_state_dict({name: torch.from_numpy(np.array(array)) for name, array in arrays.items()})
     if dtype == "float64":
         model = copy.deepcopy(model).double()
-        for module in model.modules():
-            if isinstance(module, nn.BatchNorm2d):
-                module.eps = float(np.float32(module.eps))
-            for name, child in module.named_children():
-                if isinstance(child, nn.Hardsigmoid):
-                    setattr(module, name, ExactHardsigmoid())
     return model.to(device)
 
 
 def layer_types(model: nn.Module) -> dict[str, str]:
     """{dotted name: class name} of every module."""
-    return {name: type(module).__name__.removeprefix("Exact") for name, module in model.named_modules()}
+    return {name: type(module).__name__ for name, module in model.named_modules()}
 
 
 def is_container(module: nn.Module) -> bool:
@@ -64,26 +37,59 @@ def is_container(module: nn.Module) -> bool:
     return isinstance(module, nn.Sequential)
 
 
+def to_array(tensor: torch.Tensor) -> np.ndarray:
+    """A copy of `tensor`, which a later operation in place cannot change."""
+    return tensor.detach().cpu().numpy().copy()
+
+
+def _arrays(value: Any) -> Any:
+    return map_tensors(value, torch.is_tensor, to_array)
+
+
+def _scale(value: Any) -> float:
+    floats = [tensor for tensor in tensors_in(value, torch.is_tensor) if tensor.is_floating_point() and tensor.numel()]
+    return max((float(tensor.detach().abs().max()) for tensor in floats), default=0.0)
+
+
 @contextmanager
-def recording(model: nn.Module) -> Iterator[Recording]:
-    """Record every forward pass of `model` in this context; the whole model's output is called "logits"."""
-    record, handles = Recording(), []
+def recording(model: nn.Module, whole: str = "logits", calls: bool = False) -> Iterator[Recording]:
+    """Record every forward pass of `model` in this context, in float64 with exact constants.
 
-    def hook(name: str, is_gate: bool) -> Callable:
-        def store(module, inputs, output) -> None:
-            record.outputs[name or "logits"] = output.detach().cpu().numpy().copy()
-            record.input_scales[name] = float(inputs[0].detach().abs().max())
-            if is_gate:
-                record.gate_inputs[name] = inputs[0].detach().cpu().numpy().copy()
+    The whole model's output is called `whole`. With `calls` the arguments of every call are kept too, and after a
+    backward pass in this context the loss's gradients for what it returned.
+    """
+    record, handles, running, counts = Recording(), [], [], {}
 
-        return store
+    def before(name: str, is_gate: bool) -> Callable:
+        def hook(module: nn.Module, args: tuple, kwargs: dict) -> None:
+            call = Call(name, counts.get(name, 0), scale=_scale((args, kwargs)))
+            if calls or is_gate:
+                call.args, call.kwargs = _arrays(args), _arrays(kwargs)
+            counts[name] = call.number + 1
+            running.append(call)
 
-    types = layer_types(model)
+        return hook
+
+    def after(is_gate: bool) -> Callable:
+        def hook(module: nn.Module, args: tuple, kwargs: dict, output: Any) -> None:
+            call, tensors = running.pop(), tensors_in(output, torch.is_tensor)
+            call.outputs = [to_array(tensor) for tensor in tensors]
+            call.upstream = [None] * len(tensors)
+            record.add(call, is_gate, whole, calls)
+            for i, tensor in enumerate(tensors if calls else ()):
+                if tensor.requires_grad:
+                    tensor.register_hook(lambda gradient, i=i: call.upstream.__setitem__(i, to_array(gradient)))
+
+        return hook
+
     for name, module in model.named_modules():
         if not is_container(module):
-            handles.append(module.register_forward_hook(hook(name, types[name] in BENDS)))
+            is_gate = type(module).__name__ in BENDS
+            handles.append(module.register_forward_pre_hook(before(name, is_gate), with_kwargs=True))
+            handles.append(module.register_forward_hook(after(is_gate), with_kwargs=True))
     try:
-        yield record
+        with exact_constants():
+            yield record
     finally:
         for handle in handles:
             handle.remove()

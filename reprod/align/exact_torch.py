@@ -1,0 +1,52 @@
+"""PyTorch's float64 arithmetic as the truth: no constant in it is another one than is meant.
+
+Hard-sigmoid is relu6(x + 3) / 6 and CELU has its own alpha: the native backwards hold 1/6 and 1/alpha as float32
+constants, 3e-8 off, even in float64. A normalization's epsilon is the float32 nearest to it (4.7e-8 off): the value
+that both frameworks' float32 kernels use, and Paddle's float64 kernels too. In float32 nothing is replaced.
+"""
+
+import inspect
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
+
+import numpy as np
+import torch
+from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
+
+
+def _hardsigmoid(input: torch.Tensor, inplace: bool = False) -> torch.Tensor:
+    return F.relu6(input + 3) / 6
+
+
+def _celu(input: torch.Tensor, alpha: float = 1.0, inplace: bool = False) -> torch.Tensor:
+    return input.clamp(min=0) + alpha * torch.expm1(input.clamp(max=0) / alpha)
+
+
+def _with_float32_epsilon(norm: Callable) -> Callable:
+    def call(*args, **kwargs) -> torch.Tensor:
+        bound = inspect.signature(norm).bind(*args, **kwargs)
+        bound.apply_defaults()
+        bound.arguments["eps"] = float(np.float32(bound.arguments["eps"]))
+        return norm(*bound.args, **bound.kwargs)
+
+    return call
+
+
+NORMS = (F.batch_norm, F.layer_norm, F.group_norm, F.instance_norm)
+EXACT = {F.hardsigmoid: _hardsigmoid, F.celu: _celu} | {norm: _with_float32_epsilon(norm) for norm in NORMS}
+
+
+class _Exact(TorchFunctionMode):
+    def __torch_function__(self, func: Callable, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        kwargs = kwargs or {}
+        first = args[0] if args else kwargs.get("input")
+        if func in EXACT and first.dtype == torch.float64:
+            return EXACT[func](*args, **kwargs)
+        return func(*args, **kwargs)
+
+
+def exact_constants() -> AbstractContextManager:
+    """In this context PyTorch's functions on float64 tensors hold the constants that are meant; it may be nested."""
+    return _Exact()
