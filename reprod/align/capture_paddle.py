@@ -64,7 +64,7 @@ def recording(model: nn.Layer, whole: str = "logits", calls: bool = False) -> It
 
     def before(name: str, is_gate: bool) -> Callable:
         def hook(module: nn.Layer, args: tuple, kwargs: dict) -> None:
-            call = Call(name, counts.get(name, 0), scale=_scale((args, kwargs)))
+            call = Call(name, counts.get(name, 0), start=sum(counts.values()), scale=_scale((args, kwargs)))
             if calls or is_gate:
                 call.args, call.kwargs = _arrays(args), _arrays(kwargs)
             counts[name] = call.number + 1

@@ -6,6 +6,8 @@ import numpy as np
 
 from reprod.recipe.cli import UserError
 
+Change = Callable[[np.ndarray], np.ndarray]
+
 
 def keep(array: np.ndarray) -> np.ndarray:
     """The same array: both frameworks store it alike."""
@@ -17,27 +19,61 @@ def transpose(array: np.ndarray) -> np.ndarray:
     return np.ascontiguousarray(array.T)
 
 
-# layer type -> {name in PyTorch: (name in PaddlePaddle, change of layout, which is its own inverse)}
-RULES: dict[str, dict[str, tuple[str, Callable[[np.ndarray], np.ndarray]]]] = {
-    "Conv2d": {"weight": ("weight", keep), "bias": ("bias", keep)},
-    "Linear": {"weight": ("weight", transpose), "bias": ("bias", keep)},
-    "BatchNorm2d": {
-        "weight": ("weight", keep),
-        "bias": ("bias", keep),
-        "running_mean": ("_mean", keep),
-        "running_var": ("_variance", keep),
-        "num_batches_tracked": ("num_batches_tracked", keep),
-    },
+Rules = dict[str, tuple[str, Change]]  # name in PyTorch: (name in PaddlePaddle, change of layout, its own inverse)
+
+AFFINE: Rules = {"weight": ("weight", keep), "bias": ("bias", keep)}
+LINEAR: Rules = {"weight": ("weight", transpose), "bias": ("bias", keep)}
+BATCH_NORM: Rules = {
+    **AFFINE,
+    "running_mean": ("_mean", keep),
+    "running_var": ("_variance", keep),
+    "num_batches_tracked": ("num_batches_tracked", keep),
 }
+INSTANCE_NORM: Rules = {"weight": ("scale", keep), "bias": ("bias", keep)}
+PRELU: Rules = {"weight": ("_weight", keep)}
+RECURRENT: Rules = {
+    f"{kind}_{of}_l{layer}{way}": (f"{kind}_{of}_l{layer}{way}", keep)
+    for layer in range(16)
+    for way in ("", "_reverse")
+    for kind in ("weight", "bias")
+    for of in ("ih", "hh")
+}
+
+RULES: dict[str, Rules] = {  # by layer type, as PyTorch names it
+    **dict.fromkeys(("Conv1d", "Conv2d", "Conv3d"), AFFINE),
+    **dict.fromkeys(("ConvTranspose1d", "ConvTranspose2d", "ConvTranspose3d"), AFFINE),
+    **dict.fromkeys(("BatchNorm1d", "BatchNorm2d", "BatchNorm3d", "SyncBatchNorm"), BATCH_NORM),
+    **dict.fromkeys(("InstanceNorm1d", "InstanceNorm2d", "InstanceNorm3d"), INSTANCE_NORM),
+    **dict.fromkeys(("LayerNorm", "GroupNorm", "Embedding"), AFFINE),
+    **dict.fromkeys(("LSTM", "GRU", "RNN"), RECURRENT),
+    "Linear": LINEAR,
+    "PReLU": PRELU,
+}
+
+# PaddlePaddle's layer types, where the name is another one.
+PADDLE_TYPES = {
+    **{f"{layer}{n}D": f"{layer}{n}d" for layer in ("Conv", "BatchNorm", "InstanceNorm") for n in (1, 2, 3)},
+    **{f"{layer}{n}D": f"{layer}{n}d" for layer in ("AvgPool", "MaxPool", "Dropout") for n in (1, 2, 3)},
+    **{f"Adaptive{layer}{n}D": f"Adaptive{layer}{n}d" for layer in ("AvgPool", "MaxPool") for n in (1, 2, 3)},
+    **{f"Conv{n}DTranspose": f"ConvTranspose{n}d" for n in (1, 2, 3)},
+    "BatchNorm": "BatchNorm2d",
+    "SimpleRNN": "RNN",
+    "Silu": "SiLU",
+    "Swish": "SiLU",
+}
+
+
+def rules_of_port(torch_type: str) -> Rules:
+    """The table of a layer type the other way: {name in PaddlePaddle: (name in PyTorch, change of layout)}."""
+    return {paddle_name: (name, change) for name, (paddle_name, change) in RULES.get(torch_type, {}).items()}
 
 
 def _renamed(arrays: Mapping[str, np.ndarray], layer_types: Mapping[str, str], inverse: bool) -> dict[str, np.ndarray]:
     result = {}
     for key, array in arrays.items():
         module, _, leaf = key.rpartition(".")
-        rules = RULES.get(layer_types.get(module, ""), {})
-        if inverse:
-            rules = {paddle_name: (torch_name, change) for torch_name, (paddle_name, change) in rules.items()}
+        torch_type = layer_types.get(module, "")
+        rules = rules_of_port(torch_type) if inverse else RULES.get(torch_type, {})
         if leaf not in rules:
             layer = layer_types.get(module, "no layer of this model")
             raise UserError(f"no rule converts {key} ({layer}): is it a weight of this model? check --model and --from")

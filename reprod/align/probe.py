@@ -6,7 +6,8 @@ activations of order 1 and reach every branch of every activation: batch-norm we
 defaults, running statistics are measured on probe images, and layers with a bias get biases spread over all branches.
 """
 
-from collections.abc import Callable
+import copy
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
@@ -14,8 +15,12 @@ from torch import nn
 
 from mobilenetv3_ref.models.weights import to_arrays
 
-# Range of a biased layer's mean outputs, by the activation behind it: well past its bends on both sides.
-SPREAD = {"fc1": (-4.0, 9.0), "fc2": (-5.0, 5.0), "classifier.0": (-6.0, 6.0), "classifier.3": (-3.0, 3.0)}
+# Range of a biased layer's mean outputs, by the activation that is called next: well past its bends on both sides.
+SPREAD = {"ReLU": (-4.0, 9.0), "ReLU6": (-4.0, 9.0), "Hardsigmoid": (-5.0, 5.0), "Hardswish": (-6.0, 6.0)}
+SPREAD_ELSE = (-3.0, 3.0)
+BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+OTHER_NORMS = (nn.LayerNorm, nn.GroupNorm, nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d)
+CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Linear)
 
 
 def probe_images(rng: np.random.Generator, n: int, height: int, width: int) -> np.ndarray:
@@ -31,51 +36,75 @@ def probe_images(rng: np.random.Generator, n: int, height: int, width: int) -> n
 
 def _draw(model: nn.Module, rng: np.random.Generator) -> None:
     for module in model.modules():
-        if isinstance(module, nn.Conv2d | nn.Linear):
+        if isinstance(module, CONVOLUTIONS):
             weight = rng.normal(size=module.weight.shape)
             # Every filter of one length, no channel nearly constant: batch norm would magnify its rounding errors.
             weight *= np.sqrt(2) / np.sqrt((weight**2).sum(axis=tuple(range(1, weight.ndim)), keepdims=True))
             module.weight.copy_(torch.from_numpy(weight))
-        elif isinstance(module, nn.BatchNorm2d):
+        elif isinstance(module, (*BATCH_NORMS, *OTHER_NORMS)) and module.weight is not None:
             weight = rng.uniform(0.5, 2, module.weight.shape)
             module.weight.copy_(torch.from_numpy(weight))
             module.bias.copy_(torch.from_numpy(weight * rng.uniform(-0.5, 0.5, weight.shape)))
+        else:  # a parameter of one value throughout says little: all its elements could change places
+            for parameter in module.parameters(recurse=False):
+                if parameter.is_floating_point() and (parameter == parameter.flatten()[0]).all():
+                    parameter.copy_(torch.from_numpy(rng.uniform(0.2, 0.8, parameter.shape)))
 
 
 def _spread_hook(low: float, high: float, rng: np.random.Generator) -> Callable:
     """A pre-hook that scales a layer's outputs to unit size and spreads its channels' means from `low` to `high`."""
 
-    def spread(module, inputs) -> None:
+    done = set()
+
+    def spread(module: nn.Module, inputs: tuple) -> None:
+        if module in done:  # called again in the same pass
+            return
+        done.add(module)
         module.bias.zero_()
-        output = module.forward(inputs[0])
+        output = module.forward(*inputs)
         module.weight.div_(output.std())
-        means = (output / output.std()).mean([d for d in range(output.dim()) if d != 1])
+        channels = output.dim() - 1 if isinstance(module, nn.Linear) else 1
+        means = (output / output.std()).mean([d for d in range(output.dim()) if d != channels])
         targets = torch.from_numpy(rng.permutation(np.linspace(low, high, len(means)))).to(means.dtype)
         module.bias.copy_(targets - means)
 
     return spread
 
 
+def _called_next(model: nn.Module, inputs: Sequence[torch.Tensor]) -> dict[str, str]:
+    """{module without children: the class of the one that is called after its first call}."""
+    model, called, handles = copy.deepcopy(model).eval(), [], []
+    for name, module in model.named_modules():
+        if not any(module.children()):
+            note = lambda module, _, name=name: called.append((name, type(module).__name__))  # noqa: E731
+            handles.append(module.register_forward_pre_hook(note))
+    model(*inputs)
+    pairs = zip(called, [*called[1:], ("", "")], strict=True)
+    return {name: next_type for (name, _), (_, next_type) in reversed(list(pairs))}
+
+
 @torch.no_grad()
-def probe_weights(model: nn.Module, seed: int) -> dict[str, np.ndarray]:
-    """A state_dict for `model`, a MobileNetV3 of `mobilenetv3_ref`, as arrays; `model` itself is left with it."""
+def probe_weights(model: nn.Module, seed: int, inputs: Sequence[np.ndarray] | None = None) -> dict[str, np.ndarray]:
+    """A state_dict for `model` as arrays; `model` itself is left with it, in train mode.
+
+    `inputs` are what running statistics and activations are measured on; without them 16 probe images of 96 x 64.
+    """
     rng = np.random.default_rng([seed, 1])
     _draw(model, rng)
-    handles = []
-    for name, module in model.named_modules():
-        key = next((key for key in SPREAD if name.endswith(key)), None)
-        if key:
-            handles.append(module.register_forward_pre_hook(_spread_hook(*SPREAD[key], rng)))
+    tensors = [torch.from_numpy(np.array(a)) for a in ([probe_images(rng, 16, 96, 64)] if inputs is None else inputs)]
+    called_next, handles, momenta = _called_next(model, tensors), [], {}
     model.train()
-    for module in model.modules():
-        if isinstance(module, nn.BatchNorm2d):
-            module.momentum, momentum = 1.0, module.momentum  # the running statistics become the batch's
-        elif isinstance(module, nn.Dropout):
+    for name, module in model.named_modules():
+        if isinstance(module, CONVOLUTIONS) and module.bias is not None and name in called_next:
+            low, high = SPREAD.get(called_next[name], SPREAD_ELSE)
+            handles.append(module.register_forward_pre_hook(_spread_hook(low, high, rng)))
+        elif isinstance(module, BATCH_NORMS):
+            momenta[module], module.momentum = module.momentum, 1.0  # the running statistics become the batch's
+        elif isinstance(module, nn.modules.dropout._DropoutNd):
             module.eval()  # its mask would not come from the seed
-    model(torch.from_numpy(probe_images(rng, 16, 96, 64)))
+    model(*tensors)
     for handle in handles:
         handle.remove()
-    for module in model.modules():
-        if isinstance(module, nn.BatchNorm2d):
-            module.momentum = momentum
+    for module, momentum in momenta.items():
+        module.momentum = momentum
     return to_arrays(model.state_dict())

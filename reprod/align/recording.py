@@ -32,6 +32,7 @@ class Call:
 
     name: str  # the module's dotted name; "" is the model itself
     number: int  # 0 for the module's first call
+    start: int = 0  # how many calls, of any module, had begun before it
     args: tuple = ()  # positional arguments, tensors as arrays
     kwargs: dict = field(default_factory=dict)
     scale: float = 0.0  # the largest value among the tensors that came in
