@@ -2,21 +2,26 @@
 
   python steps/run_all.py                ends in a table of the rungs, and PASS ladder
 
-The small model's files go to OUTPUT_DIR, the large one's to OUTPUT_DIR/mobilenet_v3_large.
+The small model's files go to OUTPUT_DIR, the large one's to OUTPUT_DIR/mobilenet_v3_large. OUTPUT_DIR/report.html shows
+all of the run on one page, OUTPUT_DIR/summary.json holds it for machines.
 """
 
 import argparse
 import importlib.util
+import os
 import time
 import traceback
 from pathlib import Path
 from types import ModuleType
 
-from reprod.align.compare import FAIL, PASS
-from reprod.align.report import LAST_WORDS
+import torch
+
+from reprod.align.page import write_page
+from reprod.align.report import LAST_WORDS, one_line
 from reprod.align.step import ROOT
+from reprod.align.summary import LadderResult, RungResult, environment, write_summary
 from reprod.recipe.arguments import MODEL_NAMES, HelpFormatter
-from reprod.recipe.cli import ArgumentParser, UserError, run
+from reprod.recipe.cli import ArgumentParser, UserError, output_dir, run
 
 NAME = "run_all"
 RUNGS = ("01_test_forward", "02_test_data", "03_test_metric", "04_test_loss", "05_test_backward")
@@ -41,39 +46,76 @@ def get_args_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def run_rung(name: str, model: str, args: argparse.Namespace) -> int:
-    """One rung's exit status; a port that raises fails the rung, and the next ones still run."""
+def run_rung(name: str, model: str, args: argparse.Namespace) -> RungResult:
+    """One rung; a port that raises fails it, and the next ones still run."""
     rung = load_rung(name)
     out = Path(args.output_dir) / ("" if model == MODEL_NAMES[0] else model)
     flags = ["--model", model, "--device", args.device, "--seed", str(args.seed), "--output-dir", str(out)]
     if args.weights:
         flags += ["--weights", args.weights]
+    start = time.perf_counter()
+    step, error = None, ""
     try:
-        return rung.main(rung.get_args_parser().parse_args(flags)).status
+        step = rung.main(rung.get_args_parser().parse_args(flags))
     except UserError:
         raise
-    except Exception:
+    except Exception as raised:
         traceback.print_exc()
-        print(f"FAIL {name}: it raised, see above", flush=True)
-        return FAIL
+        error = one_line(raised)
+        print(f"FAIL {name}: it raised {error}", flush=True)
+    return RungResult(name, model, time.perf_counter() - start, step, error)
+
+
+def reports(folder: str) -> tuple[Path, Path]:
+    """The paths of page and summary, at which nothing lies: what an earlier run wrote must not pass for this one's."""
+    paths = output_dir(folder) / "report.html", Path(folder) / "summary.json"
+    try:
+        for path in paths:
+            path.unlink(missing_ok=True)
+    except OSError as error:
+        raise UserError(
+            f"{path} cannot be replaced ({error.strerror}): delete it or choose another --output-dir"
+        ) from error
+    return paths
+
+
+def write_reports(result: LadderResult, page: Path, summary: Path) -> None:
+    """Write both; whatever goes wrong is a UserError, since the verdict that was just printed stands."""
+    try:
+        write_summary(result, summary)
+        write_page(result, page)
+    except UserError:
+        raise
+    except Exception as error:
+        raise UserError(f"no report at {page} ({one_line(error)}): the verdicts are above and in the logs") from error
+
+
+def machine(device: str) -> dict[str, str]:
+    """What torch knows of where it runs."""
+    return {
+        "device": f"gpu, {torch.cuda.get_device_name()}" if device == "gpu" else device,
+        "threads": f"torch {torch.get_num_threads()}, OMP_NUM_THREADS {os.environ.get('OMP_NUM_THREADS', 'not set')}",
+    }
 
 
 def main(args: argparse.Namespace) -> int:
     models = MODEL_NAMES if args.model == "both" else (args.model,)
     if args.weights and len(models) > 1:
         raise UserError("--weights are one model's: name it with --model")
-    table, worst = [], PASS
+    page, summary = reports(args.output_dir)
+    rungs = []
     for model in models:
         for name in RUNGS:
-            start = time.perf_counter()
-            status = run_rung(name, model, args)
-            table.append(f"  {LAST_WORDS[status]:<8} {name:<17} {model:<19} {time.perf_counter() - start:5.1f} s")
-            worst = FAIL if FAIL in (worst, status) else max(worst, status)
+            rungs.append(run_rung(name, model, args))
             print(flush=True)
-    print("\n".join(table))
+    result = LadderResult(rungs, environment(args, "steps/run_all.py") | machine(args.device))
+    for rung in rungs:
+        print(f"  {LAST_WORDS[rung.status]:<8} {rung.name:<17} {rung.model:<19} {rung.seconds:5.1f} s")
+    write_reports(result, page, summary)
     print(f"results and logs: {args.output_dir}")
-    print(f"{LAST_WORDS[worst]} ladder")
-    return worst
+    print(f"report: {page}")
+    print(f"{LAST_WORDS[result.status]} ladder")
+    return result.status
 
 
 if __name__ == "__main__":

@@ -86,6 +86,7 @@ class Step:
         self.torch_device = mobilenetv3_ref.device.select_device(args.device)
         self.paddle_device = mobilenetv3_paddle.device.select_device(args.device)
         self.verdicts: list[Verdict] = []
+        self.groups: list[Callable[[str], str]] = []  # the label of an item, for each verdict
         self.log: list[str] = []
         self.curves: dict[str, tuple[np.ndarray, np.ndarray]] = {}  # what: (reference, port), a value an iteration
         self.pictures: dict[str, tuple[np.ndarray, np.ndarray]] = {}  # tensors (3, H, W) that differ
@@ -132,6 +133,7 @@ class Step:
     def check(self, verdict: Verdict, group: Callable[[str], str] = item_group) -> bool:
         """Print the verdict, keep it, and tell whether it passed."""
         self.verdicts.append(verdict)
+        self.groups.append(group)
         self.say(render(verdict, group, self.types))
         return verdict.status == PASS
 
