@@ -66,7 +66,8 @@ def batches(loader, split: str) -> Iterator[dict[str, np.ndarray]]:
 def keep_pictures(step: Step, verdict: Verdict, ref: dict, port: dict) -> None:
     """Keep the first few images that differ, both sides', for the report."""
     for row in verdict.rows:
-        if row.status != PASS and len(row.shape) == 3 and row.name in port and len(step.pictures) < PICTURES:
+        both = row.name in ref and row.name in port
+        if row.status != PASS and len(row.shape) == 3 and both and len(step.pictures) < PICTURES:
             step.pictures.setdefault(row.name, (ref[row.name], port[row.name]))
 
 
