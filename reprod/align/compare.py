@@ -6,6 +6,7 @@ broadcast, cast or transposed to make it fit, NaN never passes, and an item on w
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -45,6 +46,8 @@ class Verdict:
     title: str
     rows: list[Row] = field(default_factory=list)
     refusal: str = ""  # why nothing could be compared
+    location: Any = None  # locate.Location: where a failure begins, if that was looked for
+    notes: list[str] = field(default_factory=list)  # what a reader should know beside the rows
 
     @property
     def status(self) -> int:
@@ -52,6 +55,11 @@ class Verdict:
         if FAIL in statuses:
             return FAIL
         return REFUSED if self.refusal or REFUSED in statuses else PASS
+
+    def __str__(self) -> str:
+        from .report import render_sections  # which needs this module
+
+        return render_sections(self)
 
     @property
     def first_failure(self) -> Row | None:

@@ -116,11 +116,6 @@ def _tensor_pairs(ref: Side, port: Side, modules: Mapping[str, str]) -> tuple[di
     return tensors, problems
 
 
-def through(names: NameMap, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """The reference's arrays under the port's keys."""
-    return {other: arrays[one] for one, other in names.tensors.items() if one in arrays}
-
-
 def _alike(one: list[np.ndarray], other: list[np.ndarray]) -> bool:
     floats = [[array for array in side if array.dtype.kind == "f"] for side in (one, other)]
     return len(floats[0]) == len(floats[1]) and all(
@@ -163,14 +158,10 @@ class _Trial:
 
         They are of one signature, and either receive the same (branches) or one of them is where values part.
         """
-        calls = sorted(
-            (c for c in self.ref_run.record.calls.values() if c.name in modules), key=lambda call: call.start
-        )
-        first = {call.name: call for call in reversed(calls)}
+        calls = [call for call in self.ref_run.record.calls.values() if call.name in modules]
+        calls.sort(key=lambda call: call.start)
         parting = calls[reached].name if reached < len(calls) else ""
-        for one, other in combinations(first.values(), 2):
-            if one.start > other.start:
-                one, other = other, one
+        for one, other in combinations([call for call in calls if call.number == 0], 2):
             same_kind = signature(self.ref.modules[one.name]) == signature(self.ref.modules[other.name])
             if same_kind and (parting in (one.name, other.name) or _alike(one.inputs, other.inputs)):
                 yield one.name, other.name
@@ -277,6 +268,8 @@ def match_calls(
     for anchor in groups[0]:
         pairs.update(_leaf_pairs(ref, port, groups[0][anchor], groups[1].get(anchor, [])))
     pairs.update(_block_pairs(ref, port, ref_record, port_labels, modules))
+    if all(one == other for one, other in modules.items()):
+        pairs.update({label: label for label in ref_record.calls if label in port_record.calls})
     pairs["output"] = "output"
     return {label: pairs[label] for label in ref_record.calls if label in pairs}
 

@@ -83,3 +83,29 @@ def render(verdict: Verdict, group: Callable[[str], str], types: Mapping[str, st
     if verdict.refusal:
         lines.append(f"  REFUSED {verdict.refusal}")
     return "\n".join(lines + first_difference(verdict, types))
+
+
+def section(name: str) -> str:
+    """What an item of `align` is shown under: its section and kind, "eval mode, float64/forward"."""
+    parts = name.split("/")
+    return "/".join(parts[: min(2, len(parts) - 1)])
+
+
+def render_sections(verdict: Verdict) -> str:
+    """A verdict of `align` as text: notes, a line a section, the first failing item, where it begins, the last line."""
+    lines = [*verdict.notes, *table(verdict.rows, section)]
+    if verdict.refusal:
+        lines.append(f"  REFUSED {verdict.refusal}")
+    lines += first_difference(verdict, {})
+    lines += verdict.location.lines() if verdict.location else []
+    return "\n".join([*lines, last_line(verdict.title, verdict)])
+
+
+def last_line(name: str, verdict: Verdict) -> str:
+    """PASS, FAIL or REFUSED, in one line."""
+    if verdict.status == PASS:
+        return f"PASS {name}: all {len(verdict.rows)} items within their limits"
+    if verdict.status == REFUSED:
+        return f"REFUSED {name}: the comparison proves nothing, see above"
+    bad = sum(row.status != PASS for row in verdict.rows)
+    return f"FAIL {name}: {bad} of {len(verdict.rows)} items outside their limits, first {verdict.first_failure.name}"

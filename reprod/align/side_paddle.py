@@ -121,7 +121,11 @@ class PaddleSide:
         return run
 
     def _backward(self, outputs: list[paddle.Tensor], upstream: list, dtype: str) -> None:
-        pairs = [(t, g) for t, g in zip(outputs, upstream, strict=False) if g is not None and not t.stop_gradient]
+        pairs = [
+            (t, g)
+            for t, g in zip(outputs, upstream, strict=False)
+            if g is not None and g.shape == tuple(t.shape) and not t.stop_gradient
+        ]
         if pairs:
             paddle.autograd.backward([t for t, _ in pairs], [self._tensors(g, dtype, False) for _, g in pairs])
 

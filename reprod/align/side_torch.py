@@ -105,7 +105,11 @@ class TorchSide:
         return run
 
     def _backward(self, outputs: list[torch.Tensor], upstream: list, dtype: str) -> None:
-        pairs = [(t, g) for t, g in zip(outputs, upstream, strict=True) if g is not None and t.requires_grad]
+        pairs = [
+            (t, g)
+            for t, g in zip(outputs, upstream, strict=False)
+            if g is not None and g.shape == tuple(t.shape) and t.requires_grad
+        ]
         if pairs:
             torch.autograd.backward([t for t, _ in pairs], [self._tensors(g, dtype, False) for _, g in pairs])
 
@@ -120,6 +124,8 @@ class TorchSide:
         call = Call("", 0, args=tuple(inputs), upstream=list(cotangent or ()))
         return self._run(self._copy(self.model, dtype, train), call, dtype, cotangent is not None, calls)
 
-    def run_module(self, name: str, call: Call, dtype: str, train: bool, backward: bool) -> Run:
-        module = self.model.get_submodule(name)
-        return self._run(self._copy(module, dtype, train), call, dtype, backward, calls=True)
+    def run_module(self, name: str, call: Call, dtype: str, train: bool, backward: bool, change=None) -> Run:
+        """`change`, if given, is applied to the copy of the module first, and the module that it returns is run."""
+        module = self._copy(self.model.get_submodule(name), dtype, train)
+        module = module if change is None else change(module)
+        return self._run(module, call, dtype, backward, calls=True)

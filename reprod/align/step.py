@@ -20,12 +20,12 @@ from reprod.recipe.cli import ArgumentParser, UserError, output_dir, run
 from reprod.recipe.state_dict import num_classes_of
 
 from .capture_torch import layer_types
-from .compare import FAIL, PASS, REFUSED, Verdict
+from .compare import FAIL, PASS, REFUSED, Verdict, joined
 from .convert import paddle_to_torch
 from .limits import largest
 from .probe import probe_weights
 from .record import save_record, save_text
-from .report import one_line, render, row_line
+from .report import last_line, one_line, render, row_line
 
 ROOT = Path(__file__).resolve().parents[2]
 LITE_DATA = ROOT / "lite_data"
@@ -160,15 +160,7 @@ class Step:
         self, stem: str, ref: Mapping[str, np.ndarray], port: Mapping[str, np.ndarray], log_stem: str = ""
     ) -> "Step":
         """Write STEM_ref.npy, STEM_paddle.npy and log/STEM_diff.log, print the last line; the step itself."""
-        rows = [row for verdict in self.verdicts for row in verdict.rows]
-        bad = [row for row in rows if row.status != PASS]
-        if self.status == PASS:
-            last = f"PASS {self.name}: all {len(rows)} items within their limits"
-        elif self.status == FAIL:
-            first = next(verdict.first_failure for verdict in self.verdicts if verdict.status == FAIL)
-            last = f"FAIL {self.name}: {len(bad)} of {len(rows)} items outside their limits, first {first.name}"
-        else:
-            last = f"REFUSED {self.name}: the comparison proves nothing, see above"
+        last = last_line(self.name, joined(self.name, self.verdicts))
         save_record(ref, self.out / f"{stem}_ref.npy")
         save_record(port, self.out / f"{stem}_paddle.npy")
         every = [line for verdict in self.verdicts for line in (verdict.title, *map(row_line, verdict.rows))]

@@ -1,0 +1,193 @@
+"""Any reference against any port: their map, both precisions, both modes, forward and backward, and where they part."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from reprod.recipe.cli import UserError
+
+from .compare import FAIL, PASS, Row, Verdict, compare, joined
+from .limits import U64, C, K, U, exact_limits, kernel_limits, largest, mean_floors, semantic_limits, with_floors
+from .locate import Bench, layers_alone, locate
+from .mapping import NameMap, propose
+from .probe import probe_weights
+from .side import Run, Side
+from .side_paddle import PaddleSide
+from .side_torch import TorchSide
+
+WEIGHTS = ("probe", "reference", "own")
+MODES = ("eval", "train")
+
+
+@dataclass
+class Pair:
+    """Two models, the map between them, and what they are run on."""
+
+    ref: Side
+    port: Side
+    names: NameMap
+    inputs: Sequence[np.ndarray]
+    cotangent: Sequence[np.ndarray]  # the gradient that is sent back, an array an output
+
+
+def renamed(outputs: Mapping[str, np.ndarray], calls: Mapping[str, str]) -> dict[str, np.ndarray]:
+    """The port's outputs under the reference's names; those without a counterpart are left out."""
+    back = {other: one for one, other in calls.items()}
+    pairs = ((name.partition("["), array) for name, array in outputs.items())
+    return {back[label] + bracket + rest: array for (label, bracket, rest), array in pairs if label in back}
+
+
+def items(run: Run, names: NameMap, is_port: bool) -> dict[str, np.ndarray]:
+    """What one side computed, by the reference's names: forward, then gradients from the output back, then buffers."""
+    keys = {other: one for one, other in names.tensors.items()} if is_port else {k: k for k in names.tensors}
+    outputs = renamed(run.record.outputs, names.calls if is_port else {label: label for label in names.calls})
+    gradients = {keys[k]: array for k, array in run.gradients.items() if k in keys}
+    order = [key for key in reversed(list(names.tensors)) if key in gradients]
+    return {
+        **{f"forward/{name}": array for name, array in outputs.items()},
+        **{f"gradient/{key}": gradients[key] for key in order},
+        **{f"gradient/input {i}": array for i, array in enumerate(run.input_gradients) if array is not None},
+        **{f"buffer/{keys[k]}": array for k, array in run.buffers.items() if k in keys},
+    }
+
+
+def _floors(truth: Mapping[str, np.ndarray], scales: Mapping[str, float], unit: float) -> dict[str, float]:
+    """The rounding of what can cancel to zero by structure (see limits.py): gradients and running means."""
+    gradients = [name for name in truth if name.startswith("gradient/")]
+    floor = C * unit * max((largest(truth[name]) for name in gradients), default=0.0)
+    means = {f"buffer/{name}": value for name, value in mean_floors(scales, unit).items()}
+    return dict.fromkeys(gradients, floor) | {name: value for name, value in means.items() if name in truth}
+
+
+def _forward(found: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    return {name: array for name, array in found.items() if name.startswith("forward/")}
+
+
+def _compare_mode(pair: Pair, train: bool) -> Iterator[Verdict]:
+    """float64: everything. float32: the forward pass; its gradients are judged module by module (see locate.py)."""
+    mode = MODES[train]
+    runs = {d: pair.ref.run(pair.inputs, d, train, pair.cotangent) for d in ("float64", "float32")}
+    truth, ref = (items(runs[d], pair.names, False) for d in ("float64", "float32"))
+    for name, array in truth.items():
+        if array.dtype.kind == "f" and not np.isfinite(array).all():
+            yield Verdict(f"{mode} mode", refusal=f"the reference itself gives NaN or infinity at {name}")
+            return
+    scales = runs["float64"].record.input_scales
+    dead = {name for name, array in truth.items() if not largest(array) and name != "forward/output"}
+    for dtype, unit, reference in (("float64", U64, truth), ("float32", U, _forward(ref))):
+        run = pair.port.run(pair.inputs, dtype, train, pair.cotangent if dtype == "float64" else None)
+        port = items(run, pair.names, True)
+        if dtype == "float64":
+            limits = semantic_limits(truth, ref)
+        else:
+            port = _forward(port)
+            limits = kernel_limits(truth, reference, K)
+        limits, zeros = with_floors(limits, _floors(reference, scales, unit), truth)
+        title = f"{mode} mode, {dtype}"
+        named = [{f"{title}/{name}": value for name, value in side.items()} for side in (reference, port, limits)]
+        verdict = compare(*named, title=title, zeros={f"{title}/{name}" for name in zeros | dead})
+        yield _with_error(verdict, run.record.error)
+    yield _backward_alone(pair, train)
+
+
+def _with_error(verdict: Verdict, error: str) -> Verdict:
+    if not error:
+        return verdict
+    row = Row(f"{verdict.title}/the port runs", FAIL, reason=f"it raised {error}")
+    return Verdict(verdict.title, [*verdict.rows, row])
+
+
+def _structure(names: NameMap) -> Verdict:
+    """Every tensor of the reference, whether it has its counterpart, of its shape."""
+    rows = [Row(f"structure/{name}", FAIL, reason=reason) for name, reason in names.problems.items()]
+    fine = {f"structure/{one}": np.array(other) for one, other in names.tensors.items()}
+    return Verdict("parameters and buffers", rows + compare(fine, fine, exact_limits(fine)).rows)
+
+
+def _own_weights(pair: Pair, port_arrays: Mapping[str, np.ndarray]) -> Verdict:
+    """The port's own weights against the reference's, bit for bit."""
+    ref = {f"weights/{one}": pair.ref.arrays()[one] for one in pair.names.tensors}
+    port = {f"weights/{one}": port_arrays[other] for one, other in pair.names.tensors.items()}
+    return compare(ref, port, exact_limits(ref), title="weights as they were given")
+
+
+def _check_inputs(ref: Side, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
+    run = ref.run(inputs, "float32", train=False)
+    if run.record.error:
+        raise UserError(f"the reference cannot run on these inputs: it raised {run.record.error}: check their shapes")
+    if not run.output:
+        raise UserError("the reference returns no tensor: wrap it in a module that does")
+    return run.output
+
+
+def _prepare(
+    ref: Any, port: Any, inputs, names, weights: str, seed: int, device: str
+) -> tuple[Pair, dict[str, np.ndarray]]:
+    """(the pair with equal weights, the port's own weights)."""
+    inputs = [np.asarray(array) for array in inputs]
+    ref_side, port_side = TorchSide(ref, device), PaddleSide(port, device)
+    own = port_side.arrays()
+    _check_inputs(ref_side, inputs)
+    if weights == "probe":
+        ref_side.load(probe_weights(ref_side.model, seed, inputs))
+    outputs = _check_inputs(ref_side, inputs)
+    rng = np.random.default_rng([seed, 8])
+    cotangent = [rng.normal(size=output.shape) for output in outputs]
+    return Pair(ref_side, port_side, propose(ref_side, port_side, inputs, names), inputs, cotangent), own
+
+
+def judge(
+    ref: Any,
+    port: Any,
+    inputs: Sequence[np.ndarray],
+    names: Mapping[str, str] | None,
+    weights: str,
+    modes: Sequence[str],
+    seed: int,
+    device: str,
+) -> Verdict:
+    """What `reprod.align.align` does."""
+    if weights not in WEIGHTS or not modes or not set(modes) <= set(MODES):
+        raise UserError(f"weights {weights!r}, modes {modes!r}: weights are one of {WEIGHTS}, modes some of {MODES}")
+    pair, own = _prepare(ref, port, inputs, names, weights, seed, device)
+    structure = _structure(pair.names)
+    notes = [f"map: {len(pair.names.tensors)} tensors, {len(pair.names.calls)} outputs, {pair.names.how}"]
+    if pair.names.ambiguous:
+        return Verdict("align", structure.rows, refusal=pair.names.ambiguous, notes=notes)
+    verdicts = [structure]
+    if weights == "own":
+        verdicts.append(_own_weights(pair, own))
+        pair.port.load(own)
+    failed, location = [], None
+    for mode in modes if structure.status == PASS else ():
+        found = list(_compare_mode(pair, mode == "train"))
+        verdicts += found
+        failed += [mode == "train"] * any(verdict.status == FAIL for verdict in found)
+    if any(verdict.status == FAIL for verdict in verdicts):
+        location = locate(*_sides(pair), modes=failed, cotangent=pair.cotangent, dtype=_precision(verdicts))
+    return replace(joined("align", verdicts), location=location, notes=notes)
+
+
+def _sides(pair: Pair) -> tuple:
+    return pair.ref, pair.port, pair.names, pair.inputs
+
+
+def _precision(verdicts: Sequence[Verdict]) -> str:
+    """The precision to look for a fault in: float64, unless only float32 shows it."""
+    exact = [verdict for verdict in verdicts if "float32" not in verdict.title]
+    return "float64" if any(verdict.status == FAIL for verdict in exact) else "float32"
+
+
+def _backward_alone(pair: Pair, train: bool) -> Verdict:
+    """float32 gradients, layer by layer, each on the reference's own inputs and upstream gradients.
+
+    Through a whole network they cannot be judged: one activation on the other side of a kink by rounding moves them by
+    a percent, on either framework. A layer alone receives the same on both sides, so none lands elsewhere.
+    """
+    title = f"{MODES[train]} mode, float32, layers alone"
+    calls = pair.ref.run(pair.inputs, "float32", train, pair.cotangent, calls=True).record.calls
+    bench = Bench(pair.ref, pair.port, pair.names, train)
+    found = [(label, row) for label, rows in layers_alone(bench, calls, "float32") for row in rows]
+    return Verdict(title, [replace(row, name=f"{title}/{label} {row.name}") for label, row in found])
