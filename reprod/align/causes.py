@@ -19,6 +19,13 @@ BY_LAYER = {
 
 # The first pattern found in the item's name decides.
 BY_NAME = [
+    (
+        r"/(std|mean|quantiles|largest|all [01])$",
+        "reset_parameters not called or past this layer; fan-in or the fan of a group, another gain, no normal; an "
+        "initializer that is built and dropped (Paddle's nn.initializer.Normal(weight) fills nothing)",
+    ),
+    (r"/(distinct|correlation, .*|other tensors)$", "one draw used twice: broadcast, or the generator seeded again"),
+    (r"/same seed again$", "a generator that the seed does not reach (NumPy's, or one made anew)"),
     (r"running_mean$", "batch-norm momentum: Paddle's is the share of the OLD value, 1 - PyTorch's"),
     (r"running_var$", "biased instead of unbiased batch variance (factor n / (n - 1)); batch-norm momentum convention"),
     (r"num_batches_tracked$", "batch norm in eval mode, or statistics not updated"),
