@@ -1,9 +1,10 @@
 """The report of a run of the ladder as one HTML page, which needs no other file and no network."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import jinja2
 
@@ -13,7 +14,10 @@ from .pictures import picture_row
 from .plots import KINDS, curve_plot, depth_plot, depth_rows, shares, shares_plot
 from .record import save_text
 from .report import LAST_WORDS, WORDS, badness, first_difference
-from .summary import LadderResult, RungResult, location_lines
+from .summary import LadderResult, RungResult
+
+if TYPE_CHECKING:  # a step imports both frameworks
+    from .step import Step
 
 FEWEST = 8  # items that make a depth
 
@@ -78,6 +82,24 @@ def worst_share(verdicts: Sequence[Verdict]) -> str:
     return "equal" if rows and all(row.difference == 0 for row in rows) else "–"
 
 
+def outline(verdict: Verdict) -> str:
+    """How many items, how close to their limits, and the first that did not pass."""
+    count, share = len(verdict.rows), worst_share([verdict])
+    parts = [f"{count:,} item{'' if count == 1 else 's'}"]
+    if share == "equal":
+        parts.append("all equal")
+    elif share not in ("unequal", "–"):
+        parts.append(f"worst share {share}")
+    if verdict.first_failure:
+        parts.append(f"first {verdict.first_failure.name}")
+    return ", ".join(parts)
+
+
+def first_lines(verdict: Verdict, types: Mapping[str, str]) -> list[str]:
+    """What the text report says of the first failure, and where it begins."""
+    return first_difference(verdict, types) + (verdict.location.lines() if verdict.location else [])
+
+
 def _values(row: Row) -> Iterator[tuple[str, str]]:
     if row.worst:
         place = f" at {row.worst.index}" if row.worst.index else ""
@@ -129,15 +151,15 @@ def first_failure(result: LadderResult) -> list[tuple[str, str]]:
     facts.append(("Item", f"{row.name}{f' ({layer})' if layer else ''}, {shape(row)}"))
     facts += _values(row)
     facts.append(("Agreed before", "; ".join(_before(result, rung, verdict, row))))
-    if lines := location_lines(verdict):
-        facts.append(("Location", "\n".join(lines)))
+    if verdict.location:
+        facts.append(("Location", "\n".join(verdict.location.lines())))
     if row.status == FAIL:
         facts.append(("Usual causes", usual_causes(row.name, rung.step.types)))
     return facts
 
 
-def _depth_plots(rung: RungResult, salt: str) -> Iterator[Plot]:
-    for i, verdict in enumerate(rung.verdicts):
+def _depth_plots(step: "Step", salt: str) -> Iterator[Plot]:
+    for i, verdict in enumerate(step.verdicts):
         rows = depth_rows(verdict.rows)
         if len(rows) < FEWEST:
             continue
@@ -149,26 +171,24 @@ def _depth_plots(rung: RungResult, salt: str) -> Iterator[Plot]:
         yield Plot(title, depth_plot(rows, x_label, f"{salt}-depth-{i}"), text)
 
 
-def _share_plots(rung: RungResult, salt: str) -> Iterator[Plot]:
-    for i, verdict in enumerate(rung.verdicts):
+def _share_plots(step: "Step", salt: str) -> Iterator[Plot]:
+    for i, verdict in enumerate(step.verdicts):
         if curves := shares(verdict.rows):
             over = sorted({k for curve in curves.values() for k, value in enumerate(curve) if value > 1})
             text = f"outside at iteration {', '.join(map(str, over))}" if over else ""
             yield Plot(verdict.title, shares_plot(curves, f"{salt}-shares-{i}"), text)
 
 
-def _curve_plots(rung: RungResult, salt: str) -> Iterator[Plot]:
-    for i, (name, (ref, port)) in enumerate(rung.step.curves.items()):
+def _curve_plots(step: "Step", salt: str) -> Iterator[Plot]:
+    for i, (name, (ref, port)) in enumerate(step.curves.items()):
         what = {"lr": "learning rate", "loss": "loss"}.get(name.rpartition(", ")[2], "value")
         yield Plot(name, curve_plot(ref, port, what, f"{salt}-curve-{i}"))
 
 
-def plots_of(rung: RungResult, salt: str) -> dict[str, list[Plot]]:
-    """The plots of one rung, by what they show; `salt` keeps the ids of different rungs apart."""
-    if rung.step is None:
-        return {}
+def plots_of(step: "Step", salt: str) -> dict[str, list[Plot]]:
+    """The plots of a step, by what they show; `salt` keeps the ids of different steps apart."""
     kinds = {"depth": _depth_plots, "shares": _share_plots, "curves": _curve_plots}
-    return {kind: list(draw(rung, salt)) for kind, draw in kinds.items()}
+    return {kind: list(draw(step, salt)) for kind, draw in kinds.items()}
 
 
 def render_page(result: LadderResult) -> str:
@@ -180,7 +200,13 @@ def render_page(result: LadderResult) -> str:
         lstrip_blocks=True,
         undefined=jinja2.StrictUndefined,
     )
-    environment.filters |= {"number": number, "shape": shape, "share": share, "worst_share": worst_share}
+    environment.filters |= {
+        "number": number,
+        "shape": shape,
+        "share": share,
+        "worst_share": worst_share,
+        "outline": outline,
+    }
     return environment.get_template("report.html.j2").render(
         result=result,
         facts=first_failure(result),
@@ -193,7 +219,7 @@ def render_page(result: LadderResult) -> str:
         groups_of=groups_of,
         plots_of=plots_of,
         picture_row=picture_row,
-        first_difference=first_difference,
+        first_lines=first_lines,
     )
 
 

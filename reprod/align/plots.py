@@ -38,6 +38,13 @@ RC = {
 }
 
 
+def _drawable(values: ArrayLike) -> np.ndarray:
+    """float64, NaN where infinite, and kept from the ends of float64, near which an axis cannot be laid out."""
+    array = np.array(values, np.float64)
+    array[np.isinf(array)] = np.nan
+    return np.sign(array) * np.clip(np.abs(array), 0, 1e300) * (np.abs(array) >= 1e-300)
+
+
 def depth_rows(rows: Sequence[Row]) -> list[Row]:
     """The rows to draw along the network: gradients of the first iteration if there are any, else modules.
 
@@ -89,11 +96,10 @@ def depth_plot(rows: Sequence[Row], x_label: str, salt: str) -> str:
     A failing row is marked; at the upper edge if it has no finite difference. A difference of 0 is a tick at the
     lower edge. A vertical line parts modules from the running statistics behind them.
     """
-    difference = np.array([row.difference for row in rows], np.float64)
-    limit = np.array([row.limit for row in rows], np.float64)
+    difference, limit = (_drawable([getattr(row, name) for row in rows]) for name in ("difference", "limit"))
     bad = np.array([row.status != PASS for row in rows])
     x = np.arange(1, len(rows) + 1)
-    drawn = np.isfinite(difference) & (difference > 0)
+    drawn = difference > 0
     with matplotlib.rc_context(RC):
         figure, axes = _axes(x_label, "largest difference")
         _log_scale(axes)
@@ -136,10 +142,10 @@ def shares_plot(curves: dict[str, list[float]], salt: str) -> str:
         axes.axhline(1, color=LIMIT, linewidth=1.4)
         for kind, style in zip(KINDS, STYLES, strict=True):
             share = np.array(curves.get(kind, []), np.float64)
-            x, drawn = np.arange(len(share)), np.isfinite(share) & (share > 0)
-            axes.plot(x, np.where(drawn, share, np.nan), style, color=DATA, linewidth=1.3)
-            over = drawn & (share > 1)
-            axes.plot(x[over], share[over], "X", color=BAD, markersize=5.5, markeredgewidth=0)
+            x, drawn = np.arange(len(share)), _drawable(share)
+            axes.plot(x, np.where(drawn > 0, drawn, np.nan), style, color=DATA, linewidth=1.3)
+            over = drawn > 1
+            axes.plot(x[over], drawn[over], "X", color=BAD, markersize=5.5, markeredgewidth=0)
             endless = np.isinf(share)
             edge = axes.get_xaxis_transform()
             axes.plot(x[endless], np.full(endless.sum(), 0.97), "X", color=BAD, markersize=5.5, transform=edge)
@@ -150,6 +156,6 @@ def curve_plot(ref: ArrayLike, port: ArrayLike, what: str, salt: str) -> str:
     """One number an iteration, of both sides; `what` names it on the axis."""
     with matplotlib.rc_context(RC):
         figure, axes = _axes("iteration", what)
-        axes.plot(ref, color=LIMIT, linewidth=4, solid_capstyle="round")
-        axes.plot(port, "o--", color=DATA, linewidth=1.3, markersize=3)
+        axes.plot(_drawable(ref), color=LIMIT, linewidth=4, solid_capstyle="round")
+        axes.plot(_drawable(port), "o--", color=DATA, linewidth=1.3, markersize=3)
         return _to_svg(figure, f"{what} of both sides at each iteration", salt)

@@ -7,7 +7,7 @@
     sentence      the outcome in words
     environment   {what: text}
     rungs         a list of {name, model, status, seconds, error, verdicts}; error: the exception of one that raised
-    verdicts      a list of {title, status, refusal, location, rows}; location: a list of lines, or null
+    verdicts      a list of {title, status, refusal, notes, location, rows}; location: lines of text, or null
     rows          a list of {name, status, shape, difference, limit, scale, reason, note, worst}
     worst         {index, reference, port, outside, size}, the place of the largest difference, or null
 
@@ -138,12 +138,6 @@ def _processor() -> str:
     return names[0] if names else platform.processor() or platform.machine()
 
 
-def location_lines(verdict: Verdict) -> list[str]:
-    """Where inside the first failing item the fault lies, if that was looked for."""
-    location = getattr(verdict, "location", None)
-    return [] if location is None else location.lines()
-
-
 def _json_value(value: object) -> object:
     """`value` as strict JSON has it: no NaN and no infinity."""
     if isinstance(value, float) and not math.isfinite(value):
@@ -177,7 +171,8 @@ def _verdict_data(verdict: Verdict) -> dict[str, Any]:
         "title": verdict.title,
         "status": LAST_WORDS[verdict.status],
         "refusal": verdict.refusal,
-        "location": location_lines(verdict) or None,
+        "notes": verdict.notes,
+        "location": verdict.location and verdict.location.lines(),
         "rows": [_row_data(row) for row in verdict.rows],
     }
 

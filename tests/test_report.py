@@ -1,0 +1,629 @@
+"""The report of run_all, looked at in a real browser, and its summary, read by a strict parser.
+
+The runs are made of verdicts that `compare` gave on small arrays, so that every kind of failure takes no time.
+"""
+
+import base64
+import importlib.util
+import io
+import json
+import os
+import re
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+
+import numpy as np
+import pytest
+from PIL import Image
+from playwright.sync_api import Browser, Page, sync_playwright
+
+import mobilenetv3_paddle.data.presets
+import mobilenetv3_ref.data.presets
+from reprod.align import pictures
+from reprod.align.compare import FAIL, PASS, REFUSED, Row, Verdict, compare
+from reprod.align.locate import Location
+from reprod.align.page import render_page, worst_share, write_page
+from reprod.align.plots import depth_rows, shares
+from reprod.align.report import LAST_WORDS, WORDS
+from reprod.align.step import Step, step_parser
+from reprod.align.summary import DISTRIBUTIONS, SCHEMA, LadderResult, RungResult, environment, write_summary
+from reprod.recipe.cli import UserError
+
+ROOT = Path(__file__).resolve().parents[1]
+SMALL = "mobilenet_v3_small"
+DESKTOP, PHONE = (1280, 720), (390, 844)
+FLAGS = [
+    "--no-sandbox",
+    "--disable-gpu",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+]
+MODULES = [f"features.{block}.{layer}" for block in range(6) for layer in range(3)]
+HOSTILE = "<script>alert(1)</script>&amp;\"'$x^$\udcff"
+
+
+class Outcome(Step):
+    """A step that is given its verdicts instead of models to compare."""
+
+    def __init__(self, *verdicts: Verdict, curves: dict | None = None, pictures: dict | None = None) -> None:
+        self.verdicts, self.groups, self.log = [], [], []
+        self.curves, self.pictures = curves or {}, pictures or {}
+        self.types = dict.fromkeys(MODULES, "BatchNorm2d")
+        for verdict in verdicts:
+            self.check(verdict)
+
+
+def outputs(names: list[str] = MODULES) -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(0)
+    return {name: rng.standard_normal((2, 3)) for name in names}
+
+
+def forward(change: dict[str, np.ndarray | None], title: str = "eval mode, float64") -> Verdict:
+    """All modules, of which the port has some changed, or, if None, not at all."""
+    ref = outputs()
+    port = {name: array + 1e-13 for name, array in ref.items()} | change
+    port = {name: array for name, array in port.items() if array is not None}
+    return compare(ref, port, dict.fromkeys(ref, 1e-12), title=title)
+
+
+def located() -> Verdict:
+    """A failure of which it was found where it begins."""
+    location = Location(
+        "features.2.1",
+        "BatchNorm2d",
+        "forward",
+        "features.2.1",
+        "BatchNorm2D",
+        proof=["alone, fed the reference's input: <max|d| 1.0e-03>"],
+        causes=["epsilon is 1e-05, not 0.001"],
+        tree=[f"features.{i}" + ("  <--- here" if i == 2 else "") for i in range(6)],
+    )
+    return replace(forward({"features.2.1": BAD + 1e-3}), location=location, notes=["a note & more"])
+
+
+def backward(wrong_from: int) -> Verdict:
+    """Four iterations, of which the gradients are off from `wrong_from` on."""
+    names = [f"iteration {i}/{item}" for i in range(4) for item in ("loss", *(f"grad/{name}" for name in MODULES))]
+    ref = outputs(names)
+    port = {
+        name: array + (1e-6 if "grad/" in name and int(name.split()[1][0]) >= wrong_from else 1e-13)
+        for name, array in ref.items()
+    }
+    return compare(ref, port, dict.fromkeys(ref, 1e-12), title="train mode, float64, 4 iterations")
+
+
+def normalized(pixels: np.ndarray) -> np.ndarray:
+    """(H, W, 3) uint8 -> (3, H, W) float32, as the presets do it."""
+    return ((pixels / 255 - pictures.MEAN) / pictures.STD).transpose(2, 0, 1).astype(np.float32)
+
+
+def photographs() -> tuple[np.ndarray, np.ndarray]:
+    pixels = np.random.default_rng(0).integers(0, 256, (40, 50, 3), np.uint8)
+    other = pixels.copy()
+    other[3, 4] = 255 - other[3, 4]
+    return normalized(pixels), normalized(other)
+
+
+def data_outcome() -> Outcome:
+    ref, port = photographs()
+    name = "val/n02123045_cat.JPEG"
+    verdict = compare({name: ref}, {name: port}, {name: 0.0}, title="val pipeline, epoch 0, 0 workers")
+    return Outcome(verdict, pictures={name: (ref, port)})
+
+
+def hostile_outcome() -> Outcome:
+    ref = {f"{HOSTILE}{name}": array for name, array in outputs().items()}
+    port = {name: array + 1 for name, array in ref.items()}
+    image = np.zeros((3, 8, 8), np.float32)
+    return Outcome(
+        compare(ref, port, dict.fromkeys(ref, 1e-12), title=HOSTILE),
+        Verdict("refused", refusal=HOSTILE),
+        curves={HOSTILE: (np.zeros(3), np.ones(3))},
+        pictures={HOSTILE: (image, image + 1)},
+    )
+
+
+def good() -> list[RungResult]:
+    """Two rungs that pass."""
+    curves = {"train mode, loss": (np.arange(4.0), np.arange(4.0)), "train mode, lr": (np.ones(4), np.ones(4))}
+    return [
+        RungResult("01_test_forward", SMALL, 1.0, Outcome(forward({}))),
+        RungResult("05_test_backward", SMALL, 2.0, Outcome(backward(wrong_from=4), curves=curves)),
+    ]
+
+
+def ladder(bad: RungResult) -> LadderResult:
+    """A run whose second rung is `bad`."""
+    first, last = good()
+    return LadderResult([first, bad, last], {"date": "today", "device": "cpu", "seed": "0", "command": "python x"})
+
+
+def rung(outcome: Step | None, error: str = "") -> RungResult:
+    return RungResult("02_test_data", SMALL, 3.25, outcome, error)
+
+
+BAD = outputs()["features.2.1"]
+# name: the run, its status, what the item that is shown first is called, how many plots and pictures there are
+CASES = {
+    "pass": (lambda: LadderResult(good()), PASS, None, 5, 0),
+    "value": (lambda: ladder(rung(Outcome(forward({"features.2.1": BAD + 1e-3})))), FAIL, "features.2.1", 6, 0),
+    "located": (lambda: ladder(rung(Outcome(located()))), FAIL, "features.2.1", 6, 0),
+    "missing": (lambda: ladder(rung(Outcome(forward({"features.2.1": None})))), FAIL, "features.2.1", 6, 0),
+    "nan": (lambda: ladder(rung(Outcome(forward({"features.2.1": BAD * np.nan})))), FAIL, "features.2.1", 6, 0),
+    "gradient": (lambda: ladder(rung(Outcome(backward(2)))), FAIL, f"iteration 2/grad/{MODULES[0]}", 7, 0),
+    "data": (lambda: ladder(rung(data_outcome())), FAIL, "val/n02123045_cat.JPEG", 5, 3),
+    "raised": (lambda: ladder(rung(None, "ValueError: no such layer")), FAIL, "ValueError: no such layer", 5, 0),
+    "refused": (
+        lambda: ladder(rung(Outcome(compare({"a": np.zeros(3)}, {"a": np.zeros(3)}, {"a": 1e-3}, title="zeros")))),
+        REFUSED,
+        "a",
+        5,
+        0,
+    ),
+    "hostile": (lambda: ladder(rung(hostile_outcome())), FAIL, HOSTILE.replace("\udcff", "\\udcff"), 6, 3),
+}
+
+
+@pytest.fixture(scope="session", params=CASES)
+def case(request, tmp_path_factory) -> SimpleNamespace:
+    """Each run in turn, with what is expected of its page, which lies at `path`."""
+    make, status, first, plots, images = CASES[request.param]
+    result, path = make(), tmp_path_factory.mktemp("report") / "report.html"
+    write_page(result, path)
+    return SimpleNamespace(
+        result=result, path=path, status=status, word=LAST_WORDS[status], first=first, plots=plots, images=images
+    )
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Browser]:
+    """Debian's Chromium with a profile of its own; Playwright's own download is never used."""
+    chromium = shutil.which("chromium")
+    if chromium is None:
+        message = "there is no chromium: on Debian or Ubuntu run 'apt install chromium'"
+        pytest.fail(message) if os.environ.get("CHROMIUM_REQUIRED") else pytest.skip(message)
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=chromium, args=FLAGS)
+        yield browser
+        browser.close()
+
+
+def visit(browser: Browser, path: Path, size: tuple[int, int] = DESKTOP, scheme: str = "light") -> Page:
+    """The page, opened; a message of the console, an error, a dialog or any request but the page itself fails."""
+    problems, requests = [], []
+    page = browser.new_page(viewport={"width": size[0], "height": size[1]}, color_scheme=scheme)
+    page.on("console", lambda message: problems.append(message.text))
+    page.on("pageerror", lambda error: problems.append(str(error)))
+    page.on("dialog", lambda dialog: (problems.append(f"dialog {dialog.message}"), dialog.dismiss()))
+    page.on("request", lambda request: requests.append(request.url))
+    page.goto(path.as_uri(), wait_until="load")
+    assert problems == []
+    assert [url for url in requests if not url.startswith("data:")] == [path.as_uri()]
+    return page
+
+
+def show(browser: Browser, result: LadderResult, folder: Path) -> Page:
+    write_page(result, folder / "report.html")
+    return visit(browser, folder / "report.html")
+
+
+def fits_sideways(page: Page) -> bool:
+    return page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
+
+
+@pytest.mark.parametrize(("size", "scheme"), [(DESKTOP, "light"), (PHONE, "dark")], ids=["desktop", "phone"])
+def test_page_renders(browser, case, size, scheme):
+    page = visit(browser, case.path, size, scheme)
+    assert page.title().startswith(case.word)
+    heading = page.inner_text("h1")
+    assert heading.startswith(case.word)
+    assert case.result.sentence.encode("utf-8", "backslashreplace").decode() in heading
+
+    widths = page.evaluate("[...document.images].map(image => image.naturalWidth)")
+    assert len(widths) == case.images and all(widths)
+    plots = page.locator("figure.plot > svg")
+    assert plots.count() == case.plots
+    for plot in plots.all():
+        assert plot.bounding_box()["width"] > 300 and plot.locator("path, use").count() > 10
+    ids = page.evaluate("[...document.querySelectorAll('[id]')].map(element => element.id)")
+    assert len(ids) == len(set(ids))
+
+    assert fits_sideways(page)
+    page.evaluate("document.querySelectorAll('details').forEach(details => details.open = true)")
+    assert fits_sideways(page)
+    assert page.evaluate("document.scripts.length") == 0
+    page.close()
+
+
+def test_what_failed_first_is_seen_without_scrolling(browser, case):
+    page = visit(browser, case.path)
+    item = page.locator("#first-item")
+    assert item.count() == (case.status != PASS)
+    if case.status == PASS:
+        return
+    assert item.inner_text().startswith(case.first)
+    for element in (item, page.locator("#first")):
+        box = element.bounding_box()
+        assert box["y"] >= 0 and box["y"] + box["height"] <= DESKTOP[1]
+        assert box["x"] >= 0 and box["x"] + box["width"] <= DESKTOP[0]
+    page.close()
+
+
+def test_what_failed_first_is_told_in_full(browser, tmp_path):
+    result = CASES["value"][0]()
+    page = show(browser, result, tmp_path)
+    terms, texts = page.locator("#first dt").all_inner_texts(), page.locator("#first dd").all_inner_texts()
+    facts = dict(zip(terms, texts, strict=True))
+    row = result.rungs[1].verdicts[0].first_failure
+    assert facts["Rung"] == f"02_test_data, {SMALL}"
+    assert facts["Check"] == "eval mode, float64"
+    assert facts["Item"] == "features.2.1 (BatchNorm2d), 2x3"
+    assert float(facts[f"Reference at {row.worst.index}"]) == row.worst.ref
+    assert float(facts[f"Port at {row.worst.index}"]) == row.worst.port
+    assert facts["Difference"].startswith("1.000e-03, limit 1.000e-12: 1.0e+09 times the limit, ")
+    assert facts["Outside"] == "6 of 6 values (100.0%)"
+    assert facts["Agreed before"] == "01_test_forward; no checks of this rung; 7 of 7 items of this check agree"
+    assert facts["Usual causes"].startswith("epsilon;")
+    page.locator("#first a").click()
+    assert page.locator("#rung-2").bounding_box()["y"] < DESKTOP[1]
+    page.close()
+
+
+def test_what_was_not_measured_is_not_told(browser, tmp_path):
+    page = show(browser, CASES["missing"][0](), tmp_path)
+    facts = dict(
+        zip(page.locator("#first dt").all_inner_texts(), page.locator("#first dd").all_inner_texts(), strict=True)
+    )
+    assert facts["Reason"] == "the port does not have it" and "Difference" not in facts
+    page.close()
+
+
+def test_location_and_notes_are_shown(browser, tmp_path):
+    result = CASES["located"][0]()
+    page = show(browser, result, tmp_path)
+    lines = result.rungs[1].verdicts[0].location.lines()
+    assert len(lines) > 8 and "\n".join(lines) in page.inner_text("#first")
+    assert "\n".join(lines) in page.inner_text("#rung-2 details.check > pre")
+    assert "a note & more" in page.inner_text("#rung-2")
+    page.close()
+
+
+def test_every_item_is_in_a_table_and_failing_groups_come_first(browser, tmp_path):
+    result = CASES["value"][0]()
+    page = show(browser, result, tmp_path)
+    for place, ran in enumerate(result.rungs, 1):
+        shown = page.locator(f"#rung-{place} details details table tbody tr")
+        (verdict,) = ran.verdicts
+        assert shown.count() == len(verdict.rows)
+        cells = page.evaluate(
+            "place => [...document.querySelectorAll(`#rung-${place} details details tbody tr`)]"
+            ".map(row => [row.cells[0].textContent, row.cells[1].textContent])",
+            place,
+        )
+        assert cells == [[WORDS[row.status], row.name] for row in verdict.rows]
+    visible = page.locator("#rung-2 details.check > div tbody tr")
+    assert visible.first.is_visible()
+    firsts = [row.split("\t")[:2] for row in visible.all_inner_texts()]
+    assert firsts[0] == ["FAIL", "features.2"] and [word for word, _ in firsts[1:]] == ["ok"] * 5
+    assert page.locator("#rung-1 tbody tr").first.is_hidden()
+    page.close()
+
+
+def test_rungs_are_listed_and_link_to_their_sections(browser, tmp_path):
+    result = CASES["raised"][0]()
+    page = show(browser, result, tmp_path)
+    rows = [row.split("\t") for row in page.locator("#rungs tbody tr").all_inner_texts()]
+    assert [row[0] for row in rows] == ["PASS", "FAIL", "PASS"]
+    assert rows[1] == ["FAIL", "02_test_data", SMALL, "0", "–", "3.2"]
+    assert rows[0][3:5] == [str(len(MODULES)), "0.1"]
+    for place, link in enumerate(page.locator("#rungs a").all(), 1):
+        assert link.get_attribute("href") == f"#rung-{place}"
+        assert page.locator(f"#rung-{place} h2").inner_text().startswith(link.inner_text())
+    page.close()
+
+
+def test_page_names_nothing_outside_itself(case):
+    html = case.path.read_text(encoding="utf-8")
+    names = re.findall(r"(?:src|href|action|data|poster|srcset)\s*=\s*[\"']?([^\"'\s>]*)", html)
+    names += re.findall(r"url\(\s*[\"']?([^\"')]*)", html)
+    assert names and all(name.startswith(("#", "data:")) for name in names)
+    assert "@import" not in html and "<script" not in html and '<link rel="stylesheet' not in html
+
+
+def test_failing_items_are_marked_in_the_plots():
+    def marks(outcome: Outcome) -> int:
+        html = render_page(LadderResult([rung(outcome)]))
+        return len(re.findall(r"<use [^>]*var\(--fail\)", html))
+
+    assert marks(Outcome(forward({}))) == 0
+    assert marks(Outcome(forward({"features.2.1": BAD + 1, "features.0.0": None}))) == 2
+    assert marks(Outcome(backward(4))) == 0
+    # the gradients of iteration 0 and, of each iteration, the worst
+    assert marks(Outcome(backward(0))) == len(MODULES) + 4
+    assert marks(Outcome(backward(3))) == 1
+
+
+def test_rows_drawn_along_the_network():
+    modules = [Row("features.0", PASS, limit=1.0), Row("a/b", PASS, limit=1.0), Row("counter", PASS, limit=0.0)]
+    assert depth_rows(modules) == modules[:1]
+    assert depth_rows([Row("counter", FAIL, limit=0.0)]) == [Row("counter", FAIL, limit=0.0)]
+    gradients = [Row(f"iteration {i}/grad/a", PASS, limit=1.0) for i in range(2)]
+    assert depth_rows([*modules, *gradients]) == gradients[:1]
+
+
+def test_shares_of_each_iteration():
+    rows = [
+        Row("iteration 0/grad/a", PASS, difference=1.0, limit=4.0),
+        Row("iteration 0/grad/b", PASS, difference=1.0, limit=2.0),
+        Row("iteration 2/grad/a", FAIL, reason="not finite"),
+        Row("iteration 1/lr", PASS, difference=0.0, limit=0.0),
+        Row("elsewhere/grad/a", PASS, difference=1.0, limit=2.0),
+    ]
+    (curve,) = shares(rows).values()
+    np.testing.assert_array_equal(curve, [0.5, np.nan, np.inf])
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize(
+    "numbers",
+    [
+        (np.inf, 1e-12),
+        (1e308, 5e-324),
+        (5e-324, 1e308),
+        (0.0, 1e-12),
+        (np.nan, np.nan),
+        (1.0, 0.0),
+        (1.0, np.inf),
+    ],
+)
+def test_odd_numbers_break_nothing(numbers):
+    difference, limit = numbers
+    rows = [Row(f"{kind}{i}", FAIL, (), difference, limit) for i in range(9) for kind in ("m", f"iteration {i}/grad/")]
+    curves = {"a, loss": (np.full(3, difference), np.full(2, limit)), "nothing": (np.empty(0), np.empty(0))}
+    render_page(LadderResult([rung(Outcome(Verdict("odd", rows), curves=curves))]))
+
+
+def test_worst_share():
+    exact, unequal = Row("a", PASS, (), 0.0, 0.0), Row("b", FAIL, (), 1.0, 0.0)
+    assert worst_share([]) == "–"
+    assert worst_share([Verdict("", [exact])]) == "equal"
+    assert worst_share([Verdict("", [exact, unequal])]) == "unequal"
+    assert worst_share([Verdict("", [exact]), Verdict("", [Row("c", PASS, (), 1.0, 4.0)])]) == "0.25"
+    assert worst_share([Verdict("", [exact, Row("d", FAIL, reason="missing")])]) == "–"
+
+
+def decoded(picture: pictures.Picture) -> np.ndarray:
+    head, _, data = picture.uri.partition(",")
+    assert head == "data:image/png;base64"
+    with Image.open(io.BytesIO(base64.b64decode(data))) as image:
+        return np.array(image.convert("RGB"))
+
+
+def test_pictures_are_the_images():
+    pixels = np.random.default_rng(1).integers(0, 256, (9, 7, 3), np.uint8)
+    ref = normalized(pixels)
+    port = ref.copy()
+    port[1, 2, 3] += 0.5
+    shown = pictures.picture_row(ref, port)
+    np.testing.assert_array_equal(decoded(shown[0]), pixels)
+    changed = (decoded(shown[1]) != pixels).any(axis=2)
+    brightness = decoded(shown[2]).astype(int).sum(axis=2)
+    expected = np.zeros((9, 7), bool)
+    expected[2, 3] = True
+    np.testing.assert_array_equal(changed, expected)
+    np.testing.assert_array_equal(brightness == brightness.max(), expected)
+    assert shown[2].text == "1 of 63 pixels differ, by up to 0.5"
+    for presets in (mobilenetv3_ref.data.presets, mobilenetv3_paddle.data.presets):
+        np.testing.assert_array_equal(np.array([presets.MEAN, presets.STD]), [pictures.MEAN, pictures.STD])
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize(
+    "port",
+    [
+        np.zeros((8, 6, 3), np.float32),
+        np.zeros((3, 4, 4), np.float32),
+        np.zeros((3, 0, 6), np.float32),
+        np.full((3, 8, 6), np.nan, np.float32),
+        np.full((3, 8, 6), np.inf, np.float32),
+        np.zeros((3, 8, 6), np.uint8),
+        np.zeros((3, 8, 6), bool),
+        np.array("text"),
+        np.zeros(()),
+    ],
+    ids=lambda array: f"{array.dtype}-{array.shape}-{array.flat[:1]}",
+)
+def test_pictures_of_any_tensor(port):
+    assert [picture.title for picture in pictures.picture_row(np.zeros((3, 8, 6), np.float32), port)] == [
+        "reference",
+        "port",
+        "difference",
+    ]
+
+
+def refuse_constant(text: str) -> None:
+    raise ValueError(f"{text} is no JSON")
+
+
+def strict(path: Path) -> dict:
+    return json.loads(path.read_text(encoding="utf-8"), parse_constant=refuse_constant)
+
+
+def test_summary_says_what_the_verdicts_say(tmp_path, case):
+    write_summary(case.result, tmp_path / "summary.json")
+    data = strict(tmp_path / "summary.json")
+    assert (data["schema"], data["status"], data["sentence"]) == (SCHEMA, case.word, case.result.sentence)
+    assert data["environment"] == case.result.environment
+    for ran, told in zip(case.result.rungs, data["rungs"], strict=True):
+        assert (told["name"], told["model"], told["seconds"], told["error"]) == (
+            ran.name,
+            ran.model,
+            ran.seconds,
+            ran.error,
+        )
+        assert told["status"] == LAST_WORDS[ran.status]
+        for verdict, content in zip(ran.verdicts, told["verdicts"], strict=True):
+            location = verdict.location.lines() if verdict.location else None
+            assert (content["notes"], content["location"]) == (verdict.notes, location)
+            assert (content["title"], content["refusal"]) == (verdict.title, verdict.refusal)
+            assert content["status"] == LAST_WORDS[verdict.status]
+            for row, fields in zip(verdict.rows, content["rows"], strict=True):
+                assert (fields["name"], fields["status"], fields["reason"], fields["note"], fields["shape"]) == (
+                    row.name,
+                    LAST_WORDS[row.status],
+                    row.reason,
+                    row.note,
+                    list(row.shape),
+                )
+                for name in ("difference", "limit", "scale"):
+                    value = float("nan") if fields[name] is None else fields[name]
+                    np.testing.assert_equal(value, getattr(row, name))
+                if row.worst:
+                    assert fields["worst"] == {
+                        "index": list(row.worst.index),
+                        "reference": row.worst.ref,
+                        "port": row.worst.port,
+                        "outside": row.worst.outside,
+                        "size": row.worst.size,
+                    }
+                else:
+                    assert fields["worst"] is None
+
+
+def test_summary_of_what_json_has_no_number_for(tmp_path):
+    array = np.array([1.7e308])
+    verdict = compare({"a": array}, {"a": -array}, {"a": 1e-12})
+    write_summary(LadderResult([rung(Outcome(verdict))]), tmp_path / "summary.json")
+    (row,) = strict(tmp_path / "summary.json")["rungs"][0]["verdicts"][0]["rows"]
+    assert (row["difference"], row["status"]) == ("Infinity", "FAIL")
+
+
+def test_sentence():
+    assert LadderResult(good()).sentence == "All 94 items of 2 rungs are within their limits."
+    assert LadderResult([]).sentence == "No rung was run." and LadderResult([]).status == REFUSED
+    assert LadderResult([CASES[name][0]().rungs[1] for name in ("refused", "value")]).status == FAIL
+    value = CASES["value"][0]().sentence
+    assert value == f"1 of 3 rungs failed; the first, 02_test_data, {SMALL}, first differs at features.2.1."
+    assert CASES["raised"][0]().sentence == f"1 of 3 rungs failed; the first, 02_test_data, {SMALL}, raised an error."
+    refused = CASES["refused"][0]().sentence
+    assert refused == f"1 of 3 rungs could not be judged; the first is 02_test_data, {SMALL}."
+
+
+def test_environment_names_command_and_versions():
+    args = SimpleNamespace(model=SMALL, seed=3, weights=None, output_dir="a b")
+    found = environment(args, "steps/run_all.py")
+    assert found["command"] == f"python steps/run_all.py --model {SMALL} --seed 3 --output-dir 'a b'"
+    versions = [found[name] for name in ("python", *DISTRIBUTIONS)]
+    assert all(re.match(r"\d+\.\d+", version) for version in versions), versions
+    assert re.match(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d[+-]", found["date"])
+
+
+def test_colours_can_be_told_apart():
+    """Contrast by the Web Content Accessibility Guidelines 2.1, section 1.4.3: 4.5 for text, in light and in dark."""
+
+    def luminance(colour: str) -> float:
+        digits = colour[1:] if len(colour) == 7 else "".join(2 * digit for digit in colour[1:])
+        parts = [int(digits[i : i + 2], 16) / 255 for i in (0, 2, 4)]
+        red, green, blue = (part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts)
+        return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+    def contrast(one: str, other: str) -> float:
+        low, high = sorted((luminance(one), luminance(other)))
+        return (high + 0.05) / (low + 0.05)
+
+    css = (ROOT / "reprod" / "align" / "templates" / "report.html.j2").read_text()
+    palettes = [dict(re.findall(r"--(\w+): (#\w+);", block)) for block in re.findall(r":root \{(.*?)\}", css, re.S)]
+    assert len(palettes) == 2
+    for palette in palettes:
+        for name in ("ink", "muted", "data", "pass", "fail", "refused"):
+            for ground in ("card", "paper"):
+                assert contrast(palette[name], palette[ground]) >= 4.5, (name, ground)
+        for name in ("pass", "fail", "refused"):
+            assert contrast(palette["on"], palette[name]) >= 4.5, name
+
+
+@pytest.fixture
+def run_all() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("report_run_all", ROOT / "steps" / "run_all.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def run(run_all: ModuleType, folder: Path) -> int:
+    return run_all.main(run_all.get_args_parser().parse_args(["--model", SMALL, "--output-dir", str(folder)]))
+
+
+def give_rungs(run_all: ModuleType, monkeypatch, **mains) -> None:
+    """Rungs of these names, each with this for its main."""
+    modules = {
+        name: SimpleNamespace(main=main, get_args_parser=lambda: step_parser("rung", ""))
+        for name, main in mains.items()
+    }
+    monkeypatch.setattr(run_all, "RUNGS", tuple(modules))
+    monkeypatch.setattr(run_all, "load_rung", modules.__getitem__)
+
+
+def raising(error: Exception) -> Callable:
+    def main(_args):
+        raise error
+
+    return main
+
+
+def test_real_rungs_are_reported(run_all, monkeypatch, tmp_path, capsys, browser):
+    monkeypatch.setattr(run_all, "RUNGS", ("02_test_data", "03_test_metric"))
+    assert run(run_all, tmp_path) == PASS
+    assert capsys.readouterr().out.splitlines()[-2:] == [f"report: {tmp_path / 'report.html'}", "PASS ladder"]
+    data = strict(tmp_path / "summary.json")
+    assert [told["status"] for told in data["rungs"]] == ["PASS", "PASS"]
+    assert data["environment"]["device"] == "cpu" and data["environment"]["threads"].startswith("torch ")
+    page = visit(browser, tmp_path / "report.html")
+    assert page.inner_text("h1").startswith("PASS")
+    assert page.locator("#rungs tbody tr").count() == 2
+    page.close()
+
+
+def test_a_rung_that_raises_is_reported_and_the_next_one_runs(run_all, monkeypatch, tmp_path, capsys):
+    give_rungs(run_all, monkeypatch, one=raising(ValueError("no such layer")), two=lambda _args: Outcome(forward({})))
+    assert run(run_all, tmp_path) == FAIL
+    one, two = strict(tmp_path / "summary.json")["rungs"]
+    assert (one["status"], one["error"], two["status"]) == ("FAIL", "ValueError: no such layer", "PASS")
+    assert "ValueError: no such layer" in (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert capsys.readouterr().out.splitlines()[-1] == "FAIL ladder"
+
+
+def test_an_earlier_report_does_not_outlive_a_run_that_ends_early(run_all, monkeypatch, tmp_path):
+    for name in ("report.html", "summary.json"):
+        (tmp_path / name).write_text("PASS")
+    give_rungs(run_all, monkeypatch, one=raising(UserError("the folder is gone")))
+    with pytest.raises(UserError, match="the folder is gone"):
+        run(run_all, tmp_path)
+    assert not (tmp_path / "report.html").exists() and not (tmp_path / "summary.json").exists()
+
+
+def test_a_report_that_cannot_be_written_is_a_user_error(run_all, monkeypatch, tmp_path, capsys):
+    give_rungs(run_all, monkeypatch, one=lambda _args: Outcome(forward({})))
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match="choose another with --output-dir"):
+        run(run_all, tmp_path / "file")
+    (tmp_path / "a" / "report.html").mkdir(parents=True)
+    with pytest.raises(UserError, match="delete it or choose another --output-dir"):
+        run(run_all, tmp_path / "a")
+    capsys.readouterr()
+    monkeypatch.setattr(run_all, "write_page", lambda *_: 1 / 0)
+    with pytest.raises(UserError, match="no report at .*division by zero"):
+        run(run_all, tmp_path)
+    assert "  PASS     one" in capsys.readouterr().out
+
+
+def test_folder_that_vanishes_during_the_run_is_a_user_error(tmp_path):
+    (tmp_path / "file").write_text("")
+    for write in (write_page, write_summary):
+        with pytest.raises(UserError, match="cannot be written"):
+            write(LadderResult(good()), tmp_path / "file" / "report.html")
