@@ -21,7 +21,7 @@ from reprod.align.step import Step, run_step, step_parser
 
 NAME = "01_test_forward"
 BATCH, HEIGHT, WIDTH = 3, 256, 160  # odd and not square, so a swapped axis cannot pass, nor a pool over 7 x 7
-DROPOUT_SHAPE = (256, 256)
+DROPOUT, DROPOUT_SHAPE = "classifier.2", (256, 256)
 
 
 def run_ref(step: Step, images: np.ndarray, dtype: str, train: bool) -> Recording:
@@ -52,28 +52,29 @@ def dropout_facts(module, to_tensor) -> dict[str, np.ndarray]:
     kept = module(ones).cpu().numpy()
     module.train()
     dropped, again = module(ones).cpu().numpy(), module(ones).cpu().numpy()
-    shares = {f"dropout/train share of axis {axis}": (dropped != 0).mean(axis=axis) for axis in (0, 1)}
-    return {
-        "dropout/eval": kept,
-        "dropout/train values": np.unique(dropped),
-        "dropout/train share": np.array((dropped != 0).mean()),
-        "dropout/another mask each time": np.array(bool((dropped != again).any())),
-        **shares,
+    facts = {
+        "eval": kept,
+        "train values": np.unique(dropped),
+        "train share": np.array((dropped != 0).mean()),
+        "another mask each time": np.array(bool((dropped != again).any())),
+        **{f"train share of axis {axis}": (dropped != 0).mean(axis=axis) for axis in (0, 1)},
     }
+    return {f"{DROPOUT}/{name}": array for name, array in facts.items()}
 
 
 def check_dropout(step: Step) -> None:
     """The masks are each framework's own, so what is compared is their distribution; p is each model's default."""
     ref_model, port_model = step.ref_model(dropout=None), step.paddle_model(dropout=None)
-    ref = dropout_facts(ref_model.classifier[2], lambda array: capture_torch.to_tensor(array, ref_model))
-    port = dropout_facts(port_model.classifier[2], lambda array: capture_paddle.to_tensor(array, port_model))
+    ref = dropout_facts(ref_model.get_submodule(DROPOUT), lambda array: capture_torch.to_tensor(array, ref_model))
+    port = dropout_facts(port_model.get_sublayer(DROPOUT), lambda array: capture_paddle.to_tensor(array, port_model))
 
     def deviation(count: int) -> float:  # of the difference between two binomial shares, p = 0.2
         return np.sqrt(2 * 0.2 * 0.8 / count)
 
-    limits = {"dropout/eval": 0.0, "dropout/another mask each time": 0.0, "dropout/train values": 4 * U}
-    limits["dropout/train share"] = 6 * deviation(np.prod(DROPOUT_SHAPE))
-    limits |= {f"dropout/train share of axis {axis}": 6 * deviation(DROPOUT_SHAPE[axis]) for axis in (0, 1)}
+    limits = {"eval": 0.0, "another mask each time": 0.0, "train values": 4 * U}
+    limits["train share"] = 6 * deviation(np.prod(DROPOUT_SHAPE))
+    limits |= {f"train share of axis {axis}": 6 * deviation(DROPOUT_SHAPE[axis]) for axis in (0, 1)}
+    limits = {f"{DROPOUT}/{name}": limit for name, limit in limits.items()}
     step.check(compare(ref, port, limits, title="dropout on ones"), group=str)
 
 
@@ -83,7 +84,8 @@ def check_single(step: Step, image: np.ndarray) -> None:
     port = run_paddle(step, image, "float64", train=False).outputs
     limits = semantic_limits({"logits": truth}, {"logits": ref})
     port = {"logits": port["logits"]} if "logits" in port else {}
-    step.check(compare({"logits": truth}, port, limits, title="one image, eval mode, float64"))
+    step.check(compare({"logits": truth}, port, limits, title="eval mode, float64, one image"))
+    step.locate([image])
 
 
 def check_mode(step: Step, images: np.ndarray, train: bool, files: tuple[dict, dict]) -> set[str]:
@@ -116,8 +118,11 @@ def main(args: argparse.Namespace) -> Step:
     step = Step(NAME, args)
     images = probe_images(np.random.default_rng([args.seed, 2]), BATCH, HEIGHT, WIDTH)
     files = {"input": images}, {"input": images}
-    if check_structure(step):
+    if not check_structure(step):
+        step.locate([images])
+    else:
         dead = check_mode(step, images, False, files) & check_mode(step, images, True, files)
+        step.locate([images])
         check_single(step, images[:1])
         check_dropout(step)
         step.say(f"branches of activations that no input reached in either mode: {len(dead)}")

@@ -1,4 +1,4 @@
-"""The proof that a port is exact: capture, compare, calibrate, map, locate, convert, report. No framework is imported."""
+"""The proof that a port is exact: capture, compare, calibrate, map, locate, convert, report."""
 
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING

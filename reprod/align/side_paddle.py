@@ -43,6 +43,15 @@ def _default_dtype(dtype: str) -> Iterator[None]:
         paddle.set_default_dtype(before)
 
 
+def _double(module: nn.Layer) -> None:
+    """To float64; Layer.double() makes floats of whole numbers too, such as counts and indices."""
+    owned = ((layer, *item) for layer in module.sublayers(include_self=True) for item in layer.named_buffers("", False))
+    whole = [(layer, name, tensor.clone()) for layer, name, tensor in owned if not tensor.is_floating_point()]
+    module.double()
+    for layer, name, tensor in whole:
+        setattr(layer, name, tensor)
+
+
 class PaddleSide:
     """Raises UserError for anything but a paddle.nn.Layer."""
 
@@ -85,7 +94,8 @@ class PaddleSide:
 
     def _copy(self, module: nn.Layer, dtype: str, train: bool) -> nn.Layer:
         module = copy.deepcopy(module)
-        module = module.double() if dtype == "float64" else module
+        if dtype == "float64":
+            _double(module)
         module.train() if train else module.eval()
         for child in module.sublayers(include_self=True):
             if isinstance(child, DROPOUTS):

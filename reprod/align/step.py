@@ -3,7 +3,8 @@
 import argparse
 import os
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn
 
@@ -19,13 +20,18 @@ from reprod.recipe.arguments import MODEL_NAMES, HelpFormatter
 from reprod.recipe.cli import ArgumentParser, UserError, output_dir, run
 from reprod.recipe.state_dict import num_classes_of
 
+from . import capture_paddle, capture_torch
 from .capture_torch import layer_types
 from .compare import FAIL, PASS, REFUSED, Verdict, joined
 from .convert import paddle_to_torch
 from .limits import largest
+from .locate import locate
+from .mapping import propose
 from .probe import probe_weights
 from .record import save_record, save_text
 from .report import last_line, one_line, render, row_line
+from .side_paddle import PaddleSide
+from .side_torch import TorchSide
 
 ROOT = Path(__file__).resolve().parents[2]
 LITE_DATA = ROOT / "lite_data"
@@ -149,6 +155,36 @@ class Step:
                     f"the signal is lost at {name}: its largest value is {largest(array):.1e}; use other weights"
                 )
                 return
+
+    def locate(self, inputs: Sequence[np.ndarray], cotangent: Sequence[np.ndarray] | None = None) -> None:
+        """If a comparison has failed, say at which module the port departs from the reference; done once.
+
+        With a `cotangent` (the loss's gradient for each output) the backward pass is searched too. It is searched in
+        the modes and the precision that the failed verdicts' titles name.
+        """
+        failed = [i for i, verdict in enumerate(self.verdicts) if verdict.status == FAIL]
+        if not failed or any(verdict.location for verdict in self.verdicts):
+            return
+        titles = [self.verdicts[i].title for i in failed]
+        modes = [word == "train" for word in ("eval", "train") if any(f"{word} mode" in title for title in titles)]
+        dtype = "float64" if any("float32" not in title for title in titles) else "float32"
+        ref_model = capture_torch.build(self.ref_model, self.arrays, "float32", self.torch_device)
+        ref = TorchSide(ref_model, self.torch_device)
+        try:
+            build = capture_paddle.build
+            port_model = build(self.paddle_model, self.arrays, "float32", self.paddle_device, self.types)
+        except UserError:  # the weights do not fit, which is a difference of structure
+            port_model = self.paddle_model()
+        port = PaddleSide(port_model, self.paddle_device)
+        loaded = port.arrays()
+        names = propose(ref, port, inputs)
+        port.load(loaded)  # as the port's own code loaded them: that is judged too
+        location = locate(ref, port, names, inputs, modes=modes, cotangent=cotangent, dtype=dtype)
+        if location is None:
+            self.say("not located: each module alone gives what the reference's gives; look at what surrounds them")
+            return
+        self.say("\n".join(location.lines()))
+        self.verdicts[failed[0]] = replace(self.verdicts[failed[0]], location=location)
 
     @property
     def status(self) -> int:
