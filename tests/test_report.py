@@ -81,7 +81,7 @@ def located() -> Verdict:
         "BatchNorm2D",
         proof=["alone, fed the reference's input: <max|d| 1.0e-03>"],
         causes=["epsilon is 1e-05, not 0.001"],
-        tree=[f"features.{i}" + ("  <--- here" if i == 2 else "") for i in range(6)],
+        tree=[f"features.{i}" + ("  <--- here" if i == 2 else "") for i in range(40)],
     )
     return replace(forward({"features.2.1": BAD + 1e-3}), location=location, notes=["a note & more"])
 
@@ -287,7 +287,7 @@ def test_location_and_notes_are_shown(browser, tmp_path):
     result = CASES["located"][0]()
     page = show(browser, result, tmp_path)
     lines = result.rungs[1].verdicts[0].location.lines()
-    assert len(lines) > 8 and "\n".join(lines) in page.inner_text("#first")
+    assert len(lines) > 40 and "\n".join(lines) in page.inner_text("#first")
     assert "\n".join(lines) in page.inner_text("#rung-2 details.check > pre")
     assert "a note & more" in page.inner_text("#rung-2")
     page.close()
