@@ -1,0 +1,162 @@
+"""One process of several: a package's own training command in float64, recorded. Started by `distributed.launch`.
+
+    LAUNCHER -m reprod.align.distributed_worker FOLDER
+
+FOLDER/job.json is {"package": ..., "types": the reference's layer types by module, "runs": {name: flags}}, where
+`--weights` is a .safetensors file of the reference's names for either package. Each process writes FOLDER/RANK.log (all
+that it prints), FOLDER/RANK.stage (how far it came) and FOLDER/RANK.NAME.npz (what `recorded_run` returns).
+"""
+
+import importlib
+import json
+import os
+import sys
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+from unittest import mock
+
+import numpy as np
+
+from reprod.recipe.arguments import get_args_parser
+from reprod.recipe.files import load_safetensors
+from reprod.recipe.state_dict import num_classes_of
+
+STARTED, JOINING, JOINED, ENDED = "started", "joining", "joined", "ended"
+
+
+class Recorder:
+    """Records one run of `PACKAGE.train.main`, from inside, while its functions do what they do.
+
+    Items, in the order in which they arise, by the reference's names; "own" are those of this process alone:
+
+        epoch E, batch B/own/images     the indices that it trains on, (n,)
+        epoch E, batch B/own/loss       its mean over them
+        epoch E, batch B/grad/NAME      after the processes have averaged them
+        epoch E/own/buffer/NAME         batch norm's statistics at the end of the epoch
+        epoch E/param|buffer/NAME       the model that is evaluated and saved
+        epoch E/samples|top1|top5|loss  of its evaluation; evaluation/... where nothing is trained
+    """
+
+    def __init__(self, package: str, types: Mapping[str, str], dtype: str) -> None:
+        self.training = importlib.import_module(f"{package}.train.main")
+        self.engine = importlib.import_module(f"{package}.train.engine")
+        port = package == "mobilenetv3_paddle"
+        self.capture = importlib.import_module(f"reprod.align.capture_{'paddle' if port else 'torch'}")
+        self.types = (types,) if port else ()
+        self.dtype = dtype
+        self.record: dict[str, np.ndarray] = {}
+        self.model: Any = None
+        self.epoch = "evaluation"
+        self.batches: Iterator[tuple[int, list[int]]] = iter(())
+
+    def keep(self, place: str, items: Mapping[str, Any]) -> None:
+        self.record.update({f"{place}/{name}": np.asarray(item) for name, item in items.items()})
+
+    def build(self, build: Any, *, weights: str, num_classes: int, dropout: float) -> Any:
+        """The model that main asks for, in the precision of this record; its classes are those of the weights."""
+        arrays = load_safetensors(weights)
+        factory = partial(build, num_classes=num_classes_of(arrays), dropout=dropout)
+        self.model = self.capture.build(factory, arrays, self.dtype, self.training.select_device("cpu"), *self.types)
+        self.model.register_forward_pre_hook(lambda model, inputs: self.capture.to_tensor(inputs[0].numpy(), model))
+        return self.model
+
+    def train_step(self, train_step: Any, *args) -> tuple:
+        loss, output = train_step(*args)
+        batch, indices = next(self.batches)
+        place = f"{self.epoch}, batch {batch}"
+        self.keep(f"{place}/own", {"images": np.array(indices, int), "loss": loss.detach().numpy()})
+        self.keep(f"{place}/grad", self.capture.gradients(self.model, *self.types))
+        return loss, output
+
+    def train_one_epoch(self, train_one_epoch: Any, model, criterion, optimizer, loader, device, epoch, *args) -> None:
+        self.epoch, self.batches = f"epoch {epoch}", enumerate(list(loader.batch_sampler))
+        train_one_epoch(model, criterion, optimizer, loader, device, epoch, *args)
+        self.keep(f"{self.epoch}/own/buffer", self.capture.buffers(self.model, *self.types))
+
+    def evaluate(self, evaluate: Any, *args) -> dict[str, float]:
+        metrics = evaluate(*args)
+        if self.epoch != "evaluation":
+            self.keep(f"{self.epoch}/param", self.capture.parameters(self.model, *self.types))
+            self.keep(f"{self.epoch}/buffer", self.capture.buffers(self.model, *self.types))
+        self.keep(self.epoch, {name: np.float64(value) for name, value in metrics.items()})
+        return metrics
+
+    @contextmanager
+    def patches(self) -> Iterator[None]:
+        """In this context the package's functions are recorded."""
+        training, engine = self.training, self.engine
+        models = {name: partial(self.build, build) for name, build in training.MODELS.items()}
+        with ExitStack() as stack:
+            stack.enter_context(mock.patch.object(training, "MODELS", models))
+            for module, name in ((engine, "train_step"), (training, "train_one_epoch"), (training, "evaluate")):
+                recorded = partial(getattr(self, name), getattr(module, name))
+                stack.enter_context(mock.patch.object(module, name, recorded))
+            stack.enter_context(self.capture.exact_constants())
+            yield
+
+
+def recorded_run(
+    package: str, flags: Sequence[str], types: Mapping[str, str], dtype: str = "float64"
+) -> dict[str, np.ndarray]:
+    """What `python -m PACKAGE.train FLAGS` does, in this process: the items of `Recorder`."""
+    recorder = Recorder(package, types, dtype)
+    with recorder.patches():
+        recorder.training.main(get_args_parser("train", "either").parse_args(flags))
+    return recorder.record
+
+
+@contextmanager
+def one_group(training: ModuleType, stage: Any) -> Iterator[None]:
+    """All runs share the group of processes that the first one makes: no framework promises that of a second."""
+    init_distributed, made = training.init_distributed, []
+
+    def join(device: Any) -> None:
+        if not made:
+            stage(JOINING)
+            init_distributed(device)
+            stage(JOINED)
+            made.append(True)
+
+    with mock.patch.object(training, "init_distributed", join), mock.patch.object(training, "shut_down"):
+        yield
+
+
+def end_with_parent() -> None:
+    """End this process when the one that holds the other end of stdin does, however that ends."""
+
+    def watch() -> None:
+        os.read(0, 1)  # nothing is ever written
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+def main(folder: Path) -> None:
+    rank = os.environ.get("PADDLE_TRAINER_ID") or os.environ["RANK"]
+    log = os.open(folder / f"{rank}.log", os.O_WRONLY | os.O_CREAT)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    end_with_parent()
+
+    def stage(name: str) -> None:
+        (folder / f"{rank}.stage").write_text(name)
+
+    stage(STARTED)
+    job = json.loads((folder / "job.json").read_text(encoding="utf-8"))
+    training = importlib.import_module(f"{job['package']}.train.main")
+    with one_group(training, stage):
+        for name, flags in job["runs"].items():
+            record = recorded_run(job["package"], flags, job["types"])
+            np.savez(folder / f"{rank}.part.npz", **record)
+            (folder / f"{rank}.part.npz").rename(folder / f"{rank}.{name}.npz")
+    training.shut_down()
+    stage(ENDED)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
