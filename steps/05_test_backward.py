@@ -153,6 +153,7 @@ def check_iterations(step: Step, train: bool, files: tuple[dict, dict]) -> None:
     step.curves |= {f"{mode} mode, {k}": (np.array(one), np.array(other)) for k, (one, other) in curves.items()}
     title = f"{mode} mode, float64, {ITERATIONS} iterations of SGD"
     step.check(Verdict(title, rows), group=lambda name: name.split("/")[0])
+    step.locate([batches[0][0]], [rng.normal(size=(BATCH, step.num_classes))])
     count = sum(name.startswith("grad/") for name in zeros)
     step.say(f"  {count} gradients are zero by structure: both sides' are below the rounding of the others")
 
@@ -179,6 +180,7 @@ def check_float32(step: Step, train: bool) -> None:
             limits = kernel_limits(truth, ref, K_GRADIENT) | {"lr": 0.0}
             limits, zeros = with_floors(limits, floors(truth, record.input_scales, U), truth)
             step.check(compare(ref, port, limits, title=f"{mode} mode, float32, 1 iteration of SGD", zeros=zeros))
+            step.locate([batch[0][0]], [np.random.default_rng(attempt).normal(size=(BATCH, step.num_classes))])
             return
     step.refuse(
         f"gates flipped on each of {ATTEMPTS} inputs, so float32 gradients cannot be judged: choose another --seed"

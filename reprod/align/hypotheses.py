@@ -96,7 +96,7 @@ class Alone:
     port: Items  # what the port's gave
     bad: list[str]  # the items that differ
     inputs: list[np.ndarray]
-    train: bool
+    inner: Items  # what the modules inside it gave, by their names
     rerun: Callable[[Change], Items]  # the reference's module, changed, on the same
 
 
@@ -282,6 +282,15 @@ def _statistics(alone: Alone) -> Iterator[tuple[str, Items]]:
     yield "the running statistics are not updated", before
 
 
+def _broadcast(operation: Callable, one: np.ndarray, other: np.ndarray, like: np.ndarray) -> np.ndarray:
+    """`operation` on both where their shapes broadcast to that of `like`, else nothing that could explain anything."""
+    try:
+        result = operation(one, other)
+    except ValueError:
+        return np.empty(0)
+    return result if result.shape == like.shape else np.empty(0)
+
+
 def _relations(alone: Alone) -> Iterator[tuple[str, Items]]:
     """(cause, items) for outputs or gradients that are related as a whole: scaled, shifted, permuted, the input."""
     name = alone.bad[0]
@@ -296,6 +305,14 @@ def _relations(alone: Alone) -> Iterator[tuple[str, Items]]:
             if x.shape == ref.shape:
                 yield f"it does not add {what} (a residual connection is missing)", rest | {name: ref - x}
                 yield f"it adds {what} (a residual connection too many)", rest | {name: ref + x}
+            for child, array in alone.inner.items() if name.startswith("output") else ():
+                yield f"it adds {what} to what {child} gives", rest | {name: _broadcast(np.add, array, x, ref)}
+                yield (
+                    f"it multiplies {what} with what {child} gives",
+                    rest | {name: _broadcast(np.multiply, array, x, ref)},
+                )
+    for child, array in alone.inner.items() if name.startswith("output") else ():
+        yield f"it returns what {child} gives", rest | {name: array}
     if ref.ndim >= 2:
         for a in range(ref.ndim):
             yield f"axis {a} is reversed", rest | {name: np.flip(ref, a)}

@@ -146,20 +146,29 @@ def _in_mode(
     bench: Bench, inputs: Sequence[np.ndarray], cotangent: Sequence[np.ndarray] | None, dtype: str
 ) -> Iterator[Location]:
     """Every module that is at fault itself, forward first; of nested ones the innermost."""
+    backward = cotangent is not None
     calls = bench.ref.run(inputs, "float64", bench.train, cotangent, calls=True).record.calls
     guilty: list[str] = []
-    for backward in (False, True)[: 1 + (cotangent is not None)]:
-        for label in backward_order(calls, bench.names) if backward else forward_order(calls, bench.names):
-            call = calls[label]
-            if any(name == call.name or name.startswith(f"{call.name}." if call.name else "") for name in guilty):
-                continue  # known, or a block around what is known
-            if backward and not any_upstream(call):
-                continue
-            trial = bench.alone(label, call, dtype, backward)
-            bad = [row for row in trial.rows if row.status == FAIL and row.name.startswith("gradient") == backward]
-            if bad:
-                guilty.append(call.name)
-                yield _location(bench, label, call, bad, trial, dtype, backward)
+    suspects: dict[str, Trial] = {}  # whose gradients differ, though not what they give
+
+    def is_known(call: Call) -> bool:
+        """Whether it, or a module inside it, has been found at fault."""
+        prefix = f"{call.name}." if call.name else ""
+        return any(name == call.name or name.startswith(prefix) for name in guilty)
+
+    for label in forward_order(calls, bench.names):
+        if not is_known(calls[label]):
+            trial = bench.alone(label, calls[label], dtype, backward and any_upstream(calls[label]))
+            bad = [row for row in trial.rows if row.status == FAIL]
+            if any(not row.name.startswith("gradient") for row in bad):
+                guilty.append(calls[label].name)
+                yield _location(bench, label, calls[label], bad, trial, dtype, False)
+            elif bad:
+                suspects[label] = replace(trial, rows=bad)
+    for label in backward_order(calls, bench.names):
+        if label in suspects and not is_known(calls[label]):
+            guilty.append(calls[label].name)
+            yield _location(bench, label, calls[label], suspects[label].rows, suspects[label], dtype, True)
 
 
 def locate(
@@ -227,6 +236,7 @@ def _as_loaded(arrays: dict[str, np.ndarray], key: str) -> Iterator[tuple[str, n
 def _location(
     bench: Bench, label: str, call: Call, bad: list[Row], trial: Trial, dtype: str, backward: bool
 ) -> Location:
+    bad = [row for row in bad if row.name.startswith("gradient") == backward]
     ref, port = bench.ref.modules[call.name], bench.port.modules[port_module(bench.names, label)]
     phase = "backward" if backward else "forward" if bad[0].name.startswith("output") else "buffers"
     where = f"{' and upstream gradients' * backward}, {'train' if bench.train else 'eval'} mode, {dtype}"
@@ -238,11 +248,19 @@ def _location(
         trial.port,
         [row.name for row in bad],
         call.inputs,
-        bench.train,
+        _inner(bench, call),
         lambda change: bench.ref_items(call, dtype, backward, change),
     )
     causes = [] if trial.run.record.error else tested_causes(alone)
     return Location(call.name, ref.type, phase, port.name, port.type, bad[0], proof, causes, tree(bench.ref, call.name))
+
+
+def _inner(bench: Bench, call: Call) -> dict[str, np.ndarray]:
+    """What the modules inside a block give, on the reference's side."""
+    if bench.ref.modules[call.name].is_leaf:
+        return {}
+    record = bench.ref.run_module(call.name, call, "float64", bench.train, backward=False).record
+    return {name: array for name, array in record.outputs.items() if not name.startswith("output")}
 
 
 def _numbers(row: Row) -> list[str]:

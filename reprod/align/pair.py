@@ -10,7 +10,7 @@ from reprod.recipe.cli import UserError
 
 from .compare import FAIL, PASS, Row, Verdict, compare, joined
 from .limits import U64, C, K, U, exact_limits, kernel_limits, largest, mean_floors, semantic_limits, with_floors
-from .locate import Bench, layers_alone, locate
+from .locate import Bench, Location, layers_alone, locate
 from .mapping import NameMap, propose
 from .probe import probe_weights
 from .side import Run, Side
@@ -153,7 +153,7 @@ def judge(
         raise UserError(f"weights {weights!r}, modes {modes!r}: weights are one of {WEIGHTS}, modes some of {MODES}")
     pair, own = _prepare(ref, port, inputs, names, weights, seed, device)
     structure = _structure(pair.names)
-    notes = [f"map: {len(pair.names.tensors)} tensors, {len(pair.names.calls)} outputs, {pair.names.how}"]
+    notes = [_map_note(pair.names)]
     if pair.names.ambiguous:
         return Verdict("align", structure.rows, refusal=pair.names.ambiguous, notes=notes)
     verdicts = [structure]
@@ -168,6 +168,33 @@ def judge(
     if any(verdict.status == FAIL for verdict in verdicts):
         location = locate(*_sides(pair), modes=failed, cotangent=pair.cotangent, dtype=_precision(verdicts))
     return replace(joined("align", verdicts), location=location, notes=notes)
+
+
+def search(
+    ref: Any,
+    port: Any,
+    inputs: Sequence[np.ndarray],
+    names: Mapping[str, str] | None,
+    weights: str,
+    seed: int,
+    device: str,
+) -> tuple[Location | None, str]:
+    """(where the port departs from the reference, what the map rests on): `judge` without the comparison of the whole.
+
+    Raises UserError as `judge` does, and where the map is ambiguous.
+    """
+    pair, own = _prepare(ref, port, inputs, names, weights, seed, device)
+    if pair.names.ambiguous:
+        raise UserError(f"the map is ambiguous: {pair.names.ambiguous}")
+    if weights == "own":
+        pair.port.load(own)
+    location = locate(*_sides(pair), cotangent=pair.cotangent)
+    location = location or locate(*_sides(pair), cotangent=pair.cotangent, dtype="float32")
+    return location, _map_note(pair.names)
+
+
+def _map_note(names: NameMap) -> str:
+    return f"map: {len(names.tensors)} tensors, {len(names.calls)} outputs, {names.how}"
 
 
 def _sides(pair: Pair) -> tuple:

@@ -63,6 +63,8 @@ class PaddleSide:
         self.modules, seen = {}, set()
         for name, module in self.model.named_sublayers(include_self=True):
             self.modules[name] = self._describe(name, module, seen)
+        self._slots = {slot.key: slot for module in self.modules.values() for slot in module.slots.values()}
+        self._layers = dict(self.model.named_sublayers(include_self=True))
 
     def _describe(self, name: str, module: nn.Layer, seen: set[int]) -> Module:
         prefix, kind = f"{name}." if name else "", _kind(module)
@@ -79,7 +81,7 @@ class PaddleSide:
         return Module(name, type(module).__name__, kind if kind in RULES or not slots else "", slots, is_leaf)
 
     def _torch_layout(self, arrays: Mapping[str, np.ndarray], prefix: str = "") -> dict[str, np.ndarray]:
-        slots = {slot.key: slot for module in self.modules.values() for slot in module.slots.values()}
+        slots = self._slots
         return {key: slots[prefix + key].change(array) for key, array in arrays.items() if prefix + key in slots}
 
     def arrays(self) -> dict[str, np.ndarray]:
@@ -151,6 +153,5 @@ class PaddleSide:
         return self._run(self._copy(self.model, dtype, train), "", call, dtype, cotangent is not None, calls)
 
     def run_module(self, name: str, call: Call, dtype: str, train: bool, backward: bool) -> Run:
-        module = dict(self.model.named_sublayers(include_self=True))[name]
         prefix = f"{name}." if name else ""
-        return self._run(self._copy(module, dtype, train), prefix, call, dtype, backward, calls=True)
+        return self._run(self._copy(self._layers[name], dtype, train), prefix, call, dtype, backward, calls=True)

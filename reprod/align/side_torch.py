@@ -34,10 +34,10 @@ def _is_array(value: Any) -> bool:
 class TorchSide:
     """Raises UserError for anything but a torch.nn.Module."""
 
-    def __init__(self, model: nn.Module, device: str = "cpu") -> None:
+    def __init__(self, model: nn.Module, device: str | torch.device = "cpu") -> None:
         if not isinstance(model, nn.Module):
             raise UserError(f"the reference is a {type(model).__name__}, no torch.nn.Module: give a model")
-        self.model, self.device = copy.deepcopy(model).float(), device
+        self.model, self.device = copy.deepcopy(model).float(), "cuda" if device == "gpu" else device
         self.modules = {name: self._describe(name, module) for name, module in self.model.named_modules()}
 
     def _describe(self, name: str, module: nn.Module) -> Module:
