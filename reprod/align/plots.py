@@ -66,7 +66,8 @@ def _to_svg(figure: Figure, label: str, salt: str) -> str:
     svg = re.sub(r' (?:width|height)="[\d.]+pt"', "", svg, count=2)
     used = set(re.findall(r"#([\w.-]+)", svg))  # other ids are the same in every plot
     svg = re.sub(r' id="([\w.-]+)"', lambda match: match[0] if match[1] in used else "", svg)
-    svg = re.sub(r"font: ([\d.]+px)[^;\"]*", r"font-size: \1", svg)
+    svg = re.sub(r"font-family: [^;\"]*; ?", "", svg)  # the page's
+    svg = re.sub(r"\s+", " ", svg)
     for colour, variable in VARIABLES.items():
         svg = svg.replace(colour, f"var({variable})")
     return svg.replace("<svg", f'<svg role="img" aria-label="{label}"', 1)
