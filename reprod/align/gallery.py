@@ -248,7 +248,8 @@ def try_fault(
             if rung == fault.rung or (below and fault.file in control.result().imported):
                 run = run_rung(context, rung, folder)
                 if control.result().status != PASS:
-                    raise UserError(f"{rung} does not pass without a fault, so it proves nothing: run steps/{rung}.py")
+                    last = (control.result().output.splitlines() or ["it printed nothing"])[-1]
+                    raise UserError(f"{rung} does not pass without a fault ({last}): run steps/{rung}.py")
                 if run.status != PASS:
                     return judge(fault, rung, run, control.result())
     return Outcome(fault, "", "", "", "missed: every rung passes")
