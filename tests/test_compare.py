@@ -481,6 +481,6 @@ def test_limits():
     assert limits.semantic_limits(truth, near) == {"x": 4e-12, "n": 0.0, "z": 0.0}
     assert limits.semantic_limits(truth, far) == {"x": 8 * 0.5 * 2**-29, "n": 0.0, "z": 8 * 2e-7 * 2**-29}
     assert limits.kernel_limits(truth, far) == {"x": 5 * 0.5 + 16 * u * 4, "n": 0.0, "z": 5 * 2e-7}
-    assert limits.kernel_limits(truth, far, limits.K_GRADIENT)["x"] == 17 * 0.5 + 16 * u * 4
+    assert limits.kernel_limits(truth, far, 16.0)["x"] == 17 * 0.5 + 16 * u * 4
     assert limits.exact_limits(truth) == {"x": 0.0, "n": 0.0, "z": 0.0}
     assert (limits.largest(np.array([-3.0, 2])), limits.largest(np.array([]))) == (3.0, 0.0)

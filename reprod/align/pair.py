@@ -65,7 +65,7 @@ def _forward(found: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     return {name: array for name, array in found.items() if name.startswith("forward/")}
 
 
-def _compare_mode(pair: Pair, train: bool) -> Iterator[Verdict]:
+def compare_mode(pair: Pair, train: bool) -> Iterator[Verdict]:
     """float64: everything. float32: the forward pass; its gradients are judged module by module (see locate.py)."""
     mode = MODES[train]
     runs = {d: pair.ref.run(pair.inputs, d, train, pair.cotangent) for d in ("float64", "float32")}
@@ -89,7 +89,7 @@ def _compare_mode(pair: Pair, train: bool) -> Iterator[Verdict]:
         named = [{f"{title}/{name}": value for name, value in side.items()} for side in (reference, port, limits)]
         verdict = compare(*named, title=title, zeros={f"{title}/{name}" for name in zeros | dead})
         yield _with_error(verdict, run.record.error)
-    yield _backward_alone(pair, train)
+    yield backward_alone(pair, train)
 
 
 def _with_error(verdict: Verdict, error: str) -> Verdict:
@@ -122,7 +122,7 @@ def _check_inputs(ref: Side, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
     return run.output
 
 
-def _prepare(
+def prepare(
     ref: Any, port: Any, inputs, names, weights: str, seed: int, device: str
 ) -> tuple[Pair, dict[str, np.ndarray]]:
     """(the pair with equal weights, the port's own weights)."""
@@ -151,7 +151,7 @@ def judge(
     """What `reprod.align.align` does."""
     if weights not in WEIGHTS or not modes or not set(modes) <= set(MODES):
         raise UserError(f"weights {weights!r}, modes {modes!r}: weights are one of {WEIGHTS}, modes some of {MODES}")
-    pair, own = _prepare(ref, port, inputs, names, weights, seed, device)
+    pair, own = prepare(ref, port, inputs, names, weights, seed, device)
     structure = _structure(pair.names)
     notes = [_map_note(pair.names)]
     if pair.names.ambiguous:
@@ -162,7 +162,7 @@ def judge(
         pair.port.load(own)
     failed, location = [], None
     for mode in modes if structure.status == PASS else ():
-        found = list(_compare_mode(pair, mode == "train"))
+        found = list(compare_mode(pair, mode == "train"))
         verdicts += found
         failed += [mode == "train"] * any(verdict.status == FAIL for verdict in found)
     if any(verdict.status == FAIL for verdict in verdicts):
@@ -183,7 +183,7 @@ def search(
 
     Raises UserError as `judge` does, and where the map is ambiguous.
     """
-    pair, own = _prepare(ref, port, inputs, names, weights, seed, device)
+    pair, own = prepare(ref, port, inputs, names, weights, seed, device)
     if pair.names.ambiguous:
         raise UserError(f"the map is ambiguous: {pair.names.ambiguous}")
     if weights == "own":
@@ -207,7 +207,7 @@ def _precision(verdicts: Sequence[Verdict]) -> str:
     return "float64" if any(verdict.status == FAIL for verdict in exact) else "float32"
 
 
-def _backward_alone(pair: Pair, train: bool) -> Verdict:
+def backward_alone(pair: Pair, train: bool) -> Verdict:
     """float32 gradients, layer by layer, each on the reference's own inputs and upstream gradients.
 
     Through a whole network they cannot be judged: one activation on the other side of a kink by rounding moves them by

@@ -27,6 +27,7 @@ from .convert import paddle_to_torch
 from .limits import largest
 from .locate import locate
 from .mapping import propose
+from .pair import Pair
 from .probe import probe_weights
 from .record import save_record, save_text
 from .report import last_line, one_line, render, row_line
@@ -156,6 +157,20 @@ class Step:
                 )
                 return
 
+    def pair(self, inputs: Sequence[np.ndarray], cotangent: Sequence[np.ndarray] | None = None) -> Pair:
+        """Both models with the weights, as each side's own code loads them, and the map between them; dropout is 0."""
+        ref_model = capture_torch.build(self.ref_model, self.arrays, "float32", self.torch_device)
+        try:
+            build = capture_paddle.build
+            port_model = build(self.paddle_model, self.arrays, "float32", self.paddle_device, self.types)
+        except UserError:  # the weights do not fit, which is a difference of structure
+            port_model = self.paddle_model()
+        ref, port = TorchSide(ref_model, self.torch_device), PaddleSide(port_model, self.paddle_device)
+        loaded = port.arrays()
+        names = propose(ref, port, inputs)
+        port.load(loaded)  # what the proposal loaded is the reference's
+        return Pair(ref, port, names, inputs, cotangent)
+
     def locate(self, inputs: Sequence[np.ndarray], cotangent: Sequence[np.ndarray] | None = None) -> None:
         """If a comparison has failed, say at which module the port departs from the reference; done once.
 
@@ -168,18 +183,8 @@ class Step:
         titles = [self.verdicts[i].title for i in failed]
         modes = [word == "train" for word in ("eval", "train") if any(f"{word} mode" in title for title in titles)]
         dtype = "float64" if any("float32" not in title for title in titles) else "float32"
-        ref_model = capture_torch.build(self.ref_model, self.arrays, "float32", self.torch_device)
-        ref = TorchSide(ref_model, self.torch_device)
-        try:
-            build = capture_paddle.build
-            port_model = build(self.paddle_model, self.arrays, "float32", self.paddle_device, self.types)
-        except UserError:  # the weights do not fit, which is a difference of structure
-            port_model = self.paddle_model()
-        port = PaddleSide(port_model, self.paddle_device)
-        loaded = port.arrays()
-        names = propose(ref, port, inputs)
-        port.load(loaded)  # as the port's own code loaded them: that is judged too
-        location = locate(ref, port, names, inputs, modes=modes, cotangent=cotangent, dtype=dtype)
+        pair = self.pair(inputs, cotangent)
+        location = locate(pair.ref, pair.port, pair.names, inputs, modes=modes, cotangent=cotangent, dtype=dtype)
         if location is None:
             self.say("not located: each module alone gives what the reference's gives; look at what surrounds them")
             return
