@@ -1,42 +1,32 @@
-"""Several processes against one, on both sides: which images, which gradients, which buffers, which evaluation.
+"""Several processes against one: the sampler's shares, rung 08 with and without faults, and how processes end.
 
-With batch norm in train mode several processes are not one, since each normalizes with its own share of the batch. So
-equality is shown with `--freeze-norm --dropout 0`, and of train mode that all processes end with the same buffers.
+That two processes of either side are one is rung 08's to show; here it is shown to see what goes wrong.
 """
 
-import importlib
+import importlib.util
 import itertools
-import json
 import math
-import os
-import shutil
 import subprocess
 import sys
+import time
 from collections import Counter
-from collections.abc import Callable, Iterator
-from functools import cache
+from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 
 import numpy as np
-import paddle
 import pytest
 import torch
-from distributed_runs import recorded_run
 
-import mobilenetv3_ref.models
-from reprod.align.capture_torch import layer_types
-from reprod.align.convert import torch_to_paddle
-from reprod.recipe.files import save_safetensors
+from reprod.align import distributed, gallery
+from reprod.align.compare import PASS, REFUSED
+from reprod.align.distributed import CouldNotStart, Died, launch
+from reprod.recipe.files import load_npy
 from reprod.recipe.sampler import BatchSampler
 
-ROOT = Path(__file__).parents[1]
-LITE_DATA = ROOT / "lite_data"
+ROOT = Path(__file__).resolve().parents[1]
+RUNG = "08_test_dist"
 PACKAGES = ("mobilenetv3_ref", "mobilenetv3_paddle")
-SMALL = "--train-crop-size 64 --val-crop-size 64 --val-resize-size 64 --workers 0 --epochs 2 --lr 0.001"
-FROZEN = ["--freeze-norm", "--dropout", "0"]
-FAULTS = ("summed", "same share")
-COUNTS = (16, 2)  # images to evaluate; of two, a third process gets none
-GLOBAL_BATCH = 8
 
 
 def sampled(length: int, batch_size: int, world_size: int, **kwargs) -> list[list[list[int]]]:
@@ -93,12 +83,6 @@ def test_order_is_a_new_permutation_for_every_epoch_and_seed():
     assert order(1, 2, shuffle=False) == tuple(range(50))
 
 
-@pytest.fixture(params=PACKAGES)
-def package(request) -> str:
-    """Each package in turn."""
-    return request.param
-
-
 @pytest.fixture(scope="module", autouse=True)
 def one_thread() -> Iterator[None]:
     """As the launched processes have it."""
@@ -109,142 +93,191 @@ def one_thread() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def flags(probe, tmp_path_factory) -> Callable[..., list[str]]:
-    """flags(package, world_size): those of a run on lite_data from probe weights, in batches of 8 over all processes.
-
-    With a network's initial weights in eval mode the gradients are all but zero, and any two runs end alike.
-    """
-    folder = tmp_path_factory.mktemp("weights")
-
-    def make(package: str, world_size: int, data: Path = LITE_DATA) -> list[str]:
-        num_classes = len(list((data / "val").iterdir()))
-        arrays = probe("mobilenet_v3_small", num_classes=num_classes)
-        if package == "mobilenetv3_paddle":
-            arrays = torch_to_paddle(arrays, layer_types(mobilenetv3_ref.models.mobilenet_v3_small()))
-        weights = folder / f"{package}_{num_classes}.safetensors"
-        save_safetensors(arrays, weights)
-        paths = ["--data-path", data, "--output-dir", tmp_path_factory.mktemp("out"), "--weights", weights]
-        return [*map(str, paths), "--batch-size", str(GLOBAL_BATCH // world_size), *SMALL.split()]
-
-    return make
+def rung() -> ModuleType:
+    """The step script as a module."""
+    spec = importlib.util.spec_from_file_location("step_08", ROOT / "steps" / f"{RUNG}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
-@pytest.fixture(scope="module")
-def evaluations(flags, tmp_path_factory) -> Callable[[str, int], list[dict]]:
-    """evaluations(package, world_size): the runs that evaluate each of COUNTS images."""
-    few = tmp_path_factory.mktemp("few")
-    for name in ("n02123045/n02123045_chelsea_2.JPEG", "n03877845/n03877845_china_3.JPEG"):
-        (few / "val" / name).parent.mkdir(parents=True)
-        shutil.copy(LITE_DATA / "val" / name, few / "val" / name)
-    folders = dict(zip(COUNTS, (LITE_DATA, few), strict=True))
+def new_step(rung: ModuleType, folder: Path):
+    return rung.Step(RUNG, rung.get_args_parser().parse_args(["--output-dir", str(folder)]))
 
-    def make(package: str, world_size: int) -> list[dict]:
-        return [
-            {"name": f"{count} images", "flags": [*flags(package, world_size, folder), "--test-only"]}
-            for count, folder in folders.items()
+
+def test_the_rung_passes_and_leaves_its_files(rung, tmp_path, capsys):
+    step = rung.main(rung.get_args_parser().parse_args(["--output-dir", str(tmp_path), "--seed", "2"]))
+    assert step.status == PASS
+    assert capsys.readouterr().out.endswith("items within their limits\n")
+    assert len(step.verdicts) == 7
+    ref, port = (load_npy(tmp_path / f"dist_{side}.npy") for side in ("ref", "paddle"))
+    assert ref.keys() == port.keys()
+    for processes in ("one process", "2 processes"):
+        assert [ref[f"{processes}/{n}/evaluation/samples"] for n in ("16 images", "15 images", "1 image")] == [
+            16,
+            15,
+            1,
         ]
+        seen = [ref[f"{processes}/frozen/epoch 1, batch {batch}/own/images"] for batch in range(3)]
+        assert list(map(len, seen)) == [6, 6, 4] and set(np.concatenate(seen)) == set(range(16))
 
-    return make
+
+FIRST = "features.0.0.weight"
+FAULTS = {
+    "gradients added up": (
+        "train/engine.py",
+        "    loss.backward()\n",
+        "    (loss * paddle.distributed.get_world_size()).backward()\n",
+        rf"frozen/epoch 0, batch 0/grad/{FIRST}",
+    ),
+    "group not joined": (
+        "train/main.py",
+        "    init_distributed(device)\n",
+        "",
+        rf"frozen/epoch 0, batch 0/grad/{FIRST}",
+    ),
+    "same share in every process": (
+        "train/main.py",
+        '"rank": rank,',
+        '"rank": 0,',
+        "frozen/epoch 0, batch 0/own/images",
+    ),
+    "learning rate times the processes": (
+        "train/main.py",
+        "lr=args.lr,",
+        "lr=args.lr * world_size,",
+        "frozen/epoch 0, batch 1/own/loss",
+    ),
+    "set_epoch missing": (
+        "train/main.py",
+        "        set_epoch(train_loader, epoch)\n",
+        "",
+        "frozen/epoch 1, batch 0/own/images",
+    ),
+    "buffers not made equal": (
+        "train/main.py",
+        "        broadcast_buffers(model)\n",
+        "",
+        r"live/epoch 0/buffer/features\.0\.1\.running_mean",
+    ),
+    "evaluation of the first share only": (
+        "train/engine.py",
+        "    loss_sum, top1, top5, samples = all_reduce_sum([loss_sum, *correct, samples], device)\n",
+        "    top1, top5 = correct\n",
+        "frozen/epoch 0/loss",
+    ),
+    "evaluation padded": ("data/loader.py", "pad=train", "pad=True", "val, 3 processes/each image once"),
+    "a process that dies": (
+        "train/main.py",
+        "    init_distributed(device)\n",
+        "    init_distributed(device)\n    if rank:\n        raise RuntimeError('lost')\n",
+        "port, 2 processes",
+    ),
+}
 
 
-def launch(package: str, world_size: int, runs: list[dict], folder: Path) -> list[dict[str, dict[str, np.ndarray]]]:
-    """Of every process {name of the run: its record}."""
-    if package == "mobilenetv3_paddle" and 0 < paddle.device.cuda.device_count() < world_size:
-        pytest.skip("Paddle's launcher starts no more processes than there are cards, not even on the CPU")
-    script = [str(Path(__file__).with_name("distributed_runs.py")), package, str(folder / "runs.json"), str(folder)]
-    (folder / "runs.json").write_text(json.dumps(runs), encoding="utf-8")
-    if package == "mobilenetv3_ref":
-        launcher = ["torch.distributed.run", "--standalone"]
-    else:
-        launcher = ["paddle.distributed.launch", "--log_dir", str(folder / "log")]
-    command = [sys.executable, "-m", *launcher, "--nproc_per_node", str(world_size), *script]
-    env = os.environ | {"OMP_NUM_THREADS": "1"}
-    ended = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=300, check=False)
-    assert ended.returncode == 0, ended.stdout + ended.stderr
-    return [
-        {run["name"]: dict(np.load(folder / f"{run['name']}_{rank}.npz")) for run in runs} for rank in range(world_size)
-    ]
+def fault_of(name: str) -> gallery.Fault:
+    file, right, wrong, expected = FAULTS[name]
+    return gallery.Fault(name, "training", "", "", RUNG, file, right, wrong, expected)
 
 
 @pytest.fixture(scope="module")
-def several_processes(flags, evaluations, tmp_path_factory) -> Callable[[str, int], list[dict[str, dict]]]:
-    """several_processes(package, world_size): the records of all, from one launch; three processes only evaluate."""
-
-    @cache
-    def run(package: str, world_size: int) -> list[dict[str, dict]]:
-        runs = evaluations(package, world_size)
-        if world_size == 2:
-            own = flags(package, 2)
-            runs += [{"name": "frozen", "flags": own + FROZEN}, {"name": "live", "flags": own}]
-            runs += [{"name": fault, "flags": own + FROZEN, "fault": fault} for fault in FAULTS]
-        return launch(package, world_size, runs, tmp_path_factory.mktemp("launch"))
-
-    return run
+def outcomes(request) -> dict[str, gallery.Outcome]:
+    """The outcomes of the selected faults; a run without one must pass before."""
+    items = [item for item in request.session.items if "outcomes" in getattr(item, "fixturenames", ())]
+    faults = [fault_of(item.callspec.params["name"]) for item in items]
+    _, found = gallery.run_gallery(faults, {RUNG}, jobs=2, below=False)
+    return {outcome.fault.name: outcome for outcome in found}
 
 
-def parameters(record: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    return {key: array for key, array in record.items() if key.startswith("after/")}
+# All faults are tried before the first of these; each starts six processes.
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("name", FAULTS)
+def test_the_rung_fails_and_names_the_fault(outcomes, name):
+    assert outcomes[name].problem == ""
 
 
-def distance(a: dict[str, np.ndarray], b: dict[str, np.ndarray]) -> float:
-    """The largest difference of any parameter or buffer."""
-    a, b = parameters(a), parameters(b)
-    assert a.keys() == b.keys()
-    assert len(a) > 200
-    return max(float(np.abs(a[key].astype(np.float64) - b[key]).max()) for key in a)
+@pytest.mark.parametrize("package", PACKAGES)
+def test_three_processes_evaluate_every_image_once(rung, package, tmp_path):
+    """One image, of which two processes get none; 15 and 16."""
+    if distributed.too_many(package, 3):
+        pytest.skip("Paddle's launcher starts no more processes than there are cards, not even on the CPU")
+    step = new_step(rung, tmp_path)
+    runs = {name: flags for name, flags in rung.make_runs(step, tmp_path).items() if "image" in name}
+    one = rung.one_process(step, package, runs)
+    (tmp_path / "launch").mkdir()
+    flags = {name: [*own, "--batch-size=2"] for name, own in runs.items()}
+    for records in launch(package, 3, flags, step.types, tmp_path / "launch"):
+        found = rung.joined(records)
+        assert found.keys() == one.keys() and len(found) == 12
+        for name, value in one.items():
+            assert found[name] == (pytest.approx(value, rel=1e-12) if name.endswith("loss") else value)
 
 
-def test_two_processes_train_like_one(package, flags, several_processes, monkeypatch):
-    """After four steps on the same global batches all parameters are those of one process, within float32 rounding.
-
-    Two processes differ from one in the order in which a batch is summed: each half, then the halves. One process whose
-    images are permuted inside each batch differs from itself in that order, too, so it shows how far rounding carries:
-    6e-8 to 2.4e-7 on either side, which is one unit in the last place of weights near 1. The limit is 16 times the
-    largest of four such runs, since halves are another sort of order; each fault lies 2000 limits away.
-    """
-    training = importlib.import_module(f"{package}.train.main")
-    one = recorded_run(training, flags(package, 1) + FROZEN)
-    in_order = BatchSampler.__iter__
-    permuted = []
-    for seed in range(4):
-        rng = np.random.default_rng(seed)
-        monkeypatch.setattr(BatchSampler, "__iter__", lambda self, rng=rng: map(rng.permutation, in_order(self)))
-        permuted.append(distance(recorded_run(training, flags(package, 1) + FROZEN), one))
-    limit = 16 * max(permuted)
-    assert 0 < limit < 1e-5
-
-    first, second = several_processes(package, 2)
-    assert distance(first["frozen"], one) <= limit
-    assert distance(first["frozen"], second["frozen"]) == 0
-    assert [fault for fault in FAULTS if distance(first[fault], one) <= 100 * limit] == []
+def test_a_launcher_that_cannot_start_is_refused(rung, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(distributed, "command", lambda *args: [sys.executable, "-c", "raise OSError('no network')"])
+    step = rung.main(rung.get_args_parser().parse_args(["--output-dir", str(tmp_path)]))
+    assert step.status == REFUSED
+    printed = capsys.readouterr().out
+    assert "REFUSED the launcher ended with an error before all processes ran: OSError: no network" in printed
+    assert printed.splitlines()[-1].startswith(f"REFUSED {RUNG}: ")
 
 
-def test_all_processes_end_with_the_buffers_of_the_first(package, several_processes):
-    """Batch norm in train mode gives each process statistics of its own, until they are made equal."""
-    first, second = (record["live"] for record in several_processes(package, 2))
-    buffers = [key for key in first if key.startswith("before/") and key.endswith(("mean", "var", "variance"))]
-    assert len(buffers) == 2 * 34
-    for key in buffers:
-        assert not np.array_equal(first[key], second[key])
-        assert np.array_equal(first[key.replace("before/", "after/")], first[key])
-    assert distance(first, second) == 0
+def test_more_processes_than_cards_are_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr("paddle.device.cuda.device_count", lambda: 1)
+    with pytest.raises(CouldNotStart, match="no more processes than there are cards"):
+        launch("mobilenetv3_paddle", 2, {}, {}, tmp_path)
+    assert not distributed.too_many("mobilenetv3_paddle", 1) and not distributed.too_many("mobilenetv3_ref", 2)
 
 
-@pytest.mark.parametrize("world_size", [2, 3])
-def test_evaluation_counts_every_image_once_on_any_number_of_processes(
-    package, evaluations, several_processes, world_size
-):
-    """Every process learns what one process finds. The loss is a float32 mean over other batches: a few units apart.
+def processes_in(folder: Path) -> list[int]:
+    """Those whose command line names the folder."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            if str(folder).encode() in path.read_bytes():
+                found.append(int(path.parent.name))
+        except OSError:  # it has just ended
+            continue
+    return found
 
-    An image too few, or one twice, would change it by a percent.
-    """
-    training = importlib.import_module(f"{package}.train.main")
-    for count, run in zip(COUNTS, evaluations(package, 1), strict=True):
-        one = recorded_run(training, run["flags"])
-        assert one["samples"] == count
-        for record in several_processes(package, world_size):
-            found = record[run["name"]]
-            assert [found[key] for key in ("samples", "top1", "top5")] == [
-                one[key] for key in ("samples", "top1", "top5")
-            ]
-            assert found["loss"] == pytest.approx(one["loss"], rel=1e-6)
+
+def wait_until(condition, seconds: float = 60) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.1)
+
+
+@pytest.fixture(params=PACKAGES)
+def stuck(request, tmp_path, monkeypatch) -> tuple[str, Path]:
+    """Each package in turn with a training command that waits for ever, and a folder to launch it in."""
+    package = tmp_path / request.param / "train"
+    package.mkdir(parents=True)
+    (package / "main.py").write_text("import time; time.sleep(600)")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    (tmp_path / "launch").mkdir()
+    return request.param, tmp_path / "launch"
+
+
+def test_processes_that_never_end_are_ended(stuck, monkeypatch):
+    package, folder = stuck
+    monkeypatch.setattr(distributed, "TIMEOUT", 15)
+    with pytest.raises(Died, match=r"process \d of 2 did not end within 15 s"):
+        launch(package, 2, {"a run": []}, {}, folder)
+    wait_until(lambda: processes_in(folder) == [])
+
+
+def test_no_process_outlives_the_step(stuck):
+    """Not even one that is killed."""
+    package, folder = stuck
+    code = (
+        "import pathlib, sys; from reprod.align.distributed import launch; "
+        "launch(sys.argv[1], 2, {}, {}, pathlib.Path(sys.argv[2]))"
+    )
+    step = subprocess.Popen([sys.executable, "-c", code, package, str(folder)], cwd=ROOT)
+    wait_until(lambda: all((folder / f"{rank}.stage").is_file() for rank in range(2)))
+    assert len(processes_in(folder)) >= 4  # this one, the launcher and its two
+    step.kill()
+    step.wait()
+    wait_until(lambda: processes_in(folder) == [])
