@@ -352,5 +352,6 @@ def tested_causes(alone: Alone) -> list[str]:
             found.append(text)
     if not found and isinstance(alone.module, NORMS):
         found = [text for text in [_fitted_epsilon(alone)] if text]
-    found += [text for text, items in _relations(alone) if explains(items, alone)] if not found else []
+    if not found:
+        found = [text for text, items in _relations(alone) if explains(items, alone)][:1]
     return found[:3]
