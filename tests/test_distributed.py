@@ -254,6 +254,8 @@ def stuck(request, tmp_path, monkeypatch) -> tuple[str, Path]:
     """Each package in turn with a training command that waits for ever, and a folder to launch it in."""
     package = tmp_path / request.param / "train"
     package.mkdir(parents=True)
+    for folder in (package, package.parent):
+        (folder / "__init__.py").touch()
     (package / "main.py").write_text("import time; time.sleep(600)")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     (tmp_path / "launch").mkdir()
