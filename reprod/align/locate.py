@@ -43,16 +43,20 @@ class Location:
         lines += [f"  {line}" for line in self.proof]
         lines += [f"  cause, tested: {cause}" for cause in self.causes]
         lines += [f"  {line}" for line in self.tree]
-        return lines + _also(self.also)
+        return lines + [f"also at fault by itself: {line}" for line in _by_kind(self.also)]
+
+    def summary(self) -> list[str]:
+        """One line for each kind of fault: its first module, how many more, in what they differ, the causes."""
+        return _by_kind([self, *self.also])
 
 
-def _also(locations: list[Location]) -> list[str]:
-    """One line for each kind of further fault."""
+def _by_kind(locations: list[Location]) -> list[str]:
+    """One line for each kind of fault, with the first module that has it."""
     groups = defaultdict(list)
-    for other in locations:
-        groups[other.type, other.phase, tuple(other.causes)].append(other.name)
+    for one in locations:
+        groups[one.type, one.phase, tuple(one.causes)].append(one.name)
     return [
-        f"also at fault by itself: {names[0]} ({kind})"
+        f"{names[0]} ({kind})"
         + (f" and {len(names) - 1} more of that kind" if len(names) > 1 else "")
         + f": {phase}{': ' if causes else ''}{'; '.join(causes)}"
         for (kind, phase, causes), names in groups.items()
