@@ -1,0 +1,108 @@
+"""tools/compare_records.py: other people's result files, read without running what may hide in them."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from reprod_log import ReprodLogger
+
+from reprod.recipe.files import save_safetensors
+
+TOOL = Path(__file__).resolve().parents[1] / "tools" / "compare_records.py"
+
+
+def write(path: Path, arrays: dict[str, np.ndarray]) -> Path:
+    """As reprod_log writes it."""
+    logger = ReprodLogger()
+    for name, array in arrays.items():
+        logger.add(name, array)
+    logger.save(str(path))
+    return path
+
+
+def run_tool(*args: object) -> tuple[int, str, str]:
+    command = [sys.executable, str(TOOL), *map(str, args)]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    return result.returncode, result.stdout, result.stderr
+
+
+@pytest.fixture
+def arrays(rng) -> dict[str, np.ndarray]:
+    return {"logits": rng.normal(size=(3, 7)).astype(np.float32), "labels": np.arange(3)}
+
+
+def test_equal_files_pass(tmp_path, arrays):
+    ref, port = write(tmp_path / "ref.npy", arrays), write(tmp_path / "port.npy", dict(reversed(arrays.items())))
+    code, out, _ = run_tool(ref, port, "--rtol", "0")
+    assert code == 0 and out.splitlines()[-1] == "PASS port.npy: all 2 items within their limits"
+
+
+# What reprod_log 1.0.1 lets pass, or cannot tell: NaN, broadcasting, a transposed array, a mean that hides the worst.
+WRONG = {
+    "NaN": lambda x: x | {"logits": x["logits"] * np.nan},
+    "broadcast": lambda x: x | {"logits": x["logits"][:, :1]},
+    "transposed": lambda x: x | {"logits": x["logits"].T},
+    "one value": lambda x: x | {"logits": x["logits"] + np.float32(1e-3) * (np.arange(21) == 5).reshape(3, 7)},
+    "dtype": lambda x: x | {"logits": x["logits"].astype(np.float64)},
+    "a label": lambda x: x | {"labels": np.array([0, 2, 2])},
+    "missing": lambda x: {"labels": x["labels"]},
+    "extra": lambda x: x | {"more": np.ones(2)},
+}
+
+
+@pytest.mark.parametrize("kind", WRONG)
+def test_what_differs_fails(tmp_path, arrays, kind):
+    ref, port = write(tmp_path / "ref.npy", arrays), write(tmp_path / "port.npy", WRONG[kind](arrays))
+    code, out, _ = run_tool(ref, port, "--rtol", "1e-5")
+    assert code == 1 and out.splitlines()[-1].startswith("FAIL port.npy: 1 of ")
+    assert "first difference: " in out
+
+
+def test_the_limit_comes_from_the_truth(tmp_path, arrays):
+    truth = arrays | {"logits": arrays["logits"].astype(np.float64) + 1e-7}
+    near, far = (arrays | {"logits": arrays["logits"] + np.float32(error)} for error in (1e-6, 1e-5))
+    files = {"ref": arrays, "truth": truth, "near": near, "far": far}
+    ref, true, one, other = (write(tmp_path / f"{name}.npy", content) for name, content in files.items())
+    assert run_tool(ref, one, "--truth", true)[0] == 0
+    assert run_tool(ref, other, "--truth", true)[0] == 1
+    code, _, err = run_tool(ref, one, "--truth", ref)  # float32 is no truth
+    assert code == 2 and "has no float64 logits of shape (3, 7)" in err
+
+
+def test_safetensors_and_plain_arrays_are_read(tmp_path, arrays):
+    save_safetensors(arrays, tmp_path / "port.safetensors")
+    assert run_tool(write(tmp_path / "ref.npy", arrays), tmp_path / "port.safetensors", "--rtol", "0")[0] == 0
+    np.save(tmp_path / "plain.npy", arrays["logits"])
+    assert run_tool(tmp_path / "plain.npy", tmp_path / "plain.npy", "--rtol", "0")[0] == 0
+
+
+class Hostile:
+    def __reduce__(self):
+        return os.mkdir, ("ran",)
+
+
+def test_a_file_that_asks_to_run_code_is_refused(tmp_path, arrays):
+    np.save(tmp_path / "bad.npy", np.array({"logits": Hostile()}, dtype=object), allow_pickle=True)
+    command = [sys.executable, str(TOOL), "bad.npy", "bad.npy", "--rtol", "0"]
+    result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+    assert result.returncode == 2 and "the file asks to run" in result.stderr
+    assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize(
+    "args, words",
+    [
+        (("no.npy", "no.npy", "--rtol", "0"), "does not exist"),
+        (("ref.npy", "ref.npy"), "--truth --rtol"),
+        (("ref.npy", "ref.npy", "--rtol", "-1"), "no share"),
+        (("ref.txt", "ref.npy", "--rtol", "0"), "neither .npy nor .safetensors"),
+    ],
+)
+def test_a_users_mistake_is_one_line(tmp_path, arrays, args, words):
+    write(tmp_path / "ref.npy", arrays)
+    (tmp_path / "ref.txt").write_text("text")
+    code, _, err = run_tool(*(tmp_path / a if a.startswith(("ref", "no")) else a for a in args))
+    assert code == 2 and words in err.splitlines()[-1] and "Traceback" not in err

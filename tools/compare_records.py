@@ -1,0 +1,74 @@
+"""Compare two result files that anybody wrote: reprod_log's .npy, a plain .npy, or .safetensors.
+
+  python tools/compare_records.py forward_ref.npy forward_paddle.npy --truth forward_ref_float64.npy
+  python tools/compare_records.py forward_ref.npy forward_paddle.npy --rtol 1e-6
+
+reprod_log's files are pickles, which may call any function when they are read: here nothing but arrays is read out of
+them, and a file that asks for more is refused. The verdict is the steps' own: missing and extra items, shapes, dtypes,
+NaN and the largest difference are judged, not the mean. No tolerance is assumed: with --truth, the reference's own run
+in float64, the limit is derived from the reference's distance to it; with --rtol it is that share of an item's largest
+value. Whole numbers and text have to be equal. Exit status: 0 within the limits, 1 not, 2 could not compare.
+"""
+
+import argparse
+from pathlib import Path
+
+import numpy as np
+
+from reprod.align.compare import Verdict, compare
+from reprod.align.limits import kernel_limits, largest
+from reprod.align.report import first_difference, last_line, row_line
+from reprod.recipe.arguments import HelpFormatter
+from reprod.recipe.cli import ArgumentParser, UserError, existing_file, run
+from reprod.recipe.files import load_npy, load_safetensors
+
+PROG = "compare_records"
+
+
+def get_args_parser() -> argparse.ArgumentParser:
+    parser = ArgumentParser(prog=PROG, description=__doc__, formatter_class=HelpFormatter)
+    add = parser.add_argument
+    add("ref", metavar="REF", help="the reference's file")
+    add("port", metavar="PORT", help="the port's file")
+    limit = parser.add_mutually_exclusive_group(required=True)
+    limit.add_argument("--truth", metavar="FILE", help="the reference's items again, computed in float64")
+    limit.add_argument("--rtol", type=float, metavar="X", help="allowed share of an item's largest value, 0 or more")
+    return parser
+
+
+def read(path: str, what: str) -> dict[str, np.ndarray]:
+    """A file's arrays by name; raises UserError for a file that is missing, damaged or holds anything else."""
+    suffix = existing_file(path, what).suffix
+    if suffix == ".safetensors":
+        return load_safetensors(path)
+    if suffix != ".npy":
+        raise UserError(f"{what} {path} is neither .npy nor .safetensors: save it as one of these")
+    return load_npy(path)
+
+
+def limits_of(args: argparse.Namespace, ref: dict[str, np.ndarray]) -> dict[str, float]:
+    """Each item's limit from --truth or --rtol."""
+    floats = {name: array for name, array in ref.items() if array.dtype.kind == "f"}
+    if args.rtol is not None:
+        if not 0 <= args.rtol < float("inf"):
+            raise UserError(f"--rtol {args.rtol} is no share: choose 0 or more, such as 1e-6")
+        limits = {name: args.rtol * largest(array.astype(np.float64)) for name, array in floats.items()}
+    else:
+        truth = read(args.truth, "truth")
+        for name, array in floats.items():
+            if name not in truth or truth[name].shape != array.shape or truth[name].dtype != np.float64:
+                raise UserError(f"truth {args.truth} has no float64 {name} of shape {array.shape}: write it again")
+        limits = kernel_limits({name: truth[name] for name in floats}, floats)
+    return dict.fromkeys(ref, 0.0) | limits
+
+
+def main(args: argparse.Namespace) -> int:
+    ref, port = read(args.ref, "reference"), read(args.port, "port")
+    verdict: Verdict = compare(ref, port, limits_of(args, ref))
+    lines = [row_line(row) for row in verdict.rows] + [f"  REFUSED {verdict.refusal}"] * bool(verdict.refusal)
+    print("\n".join([*lines, *first_difference(verdict, {}), last_line(Path(args.port).name, verdict)]))
+    return verdict.status
+
+
+if __name__ == "__main__":
+    run(lambda: main(get_args_parser().parse_args()), PROG)
