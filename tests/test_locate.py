@@ -263,14 +263,6 @@ def run_tool(*args: str) -> subprocess.CompletedProcess:
     return subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
 
 
-def test_the_command_names_the_first_difference_between_two_libraries():
-    pair = ("torchvision.models:squeezenet1_1", "paddle.vision.models:squeezenet1_1")
-    result = run_tool("--ref", pair[0], "--port", pair[1], "--input", "2,3,64,96")
-    assert result.returncode == 1, result.stderr
-    assert "located: features.0 (Conv2d), the port's _conv (Conv2D): forward" in result.stdout
-    assert "cause, tested: padding is 1, not 0" in result.stdout
-
-
 @pytest.mark.parametrize(
     "args, words",
     [

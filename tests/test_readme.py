@@ -21,6 +21,7 @@ from test_faults import FAULTS
 from mobilenetv3_ref.models import MODELS
 from reprod.align.capture_torch import layer_types
 from reprod.align.compare import FAIL, PASS, Row, Verdict, Worst
+from reprod.align.locate import Location
 from reprod.align.report import first_difference
 from reprod.recipe import arguments
 
@@ -32,6 +33,8 @@ BASES = ("", "mobilenetv3_paddle", "mobilenetv3_paddle/models", "lite_data", "sh
 # Not in the repository: the project's commands write it, or the reader fetches it.
 ELSEWHERE = {
     "result/log/*_diff.log",
+    "result/report.html",
+    "result/summary.json",
     "checkpoint.pdparams",
     "model_EPOCH.pdparams",
     "mobilenet_v3_small-047dcff4.pth",
@@ -178,7 +181,9 @@ def test_commands_run_scripts_that_know_their_flags(command):
         words = shlex.split(BEHIND[words[1]]) + words[2:]
     if words[1] == "-m":
         assert (ROOT / words[2].replace(".", "/") / "__main__.py").is_file()
-        parser, words = arguments.get_args_parser(words[2], "PaddlePaddle"), words[3:]
+        main = importlib.import_module(f"{words[2]}.__main__")
+        own = getattr(main, "get_args_parser", lambda: arguments.get_args_parser(words[2], "PaddlePaddle"))
+        parser, words = own(), words[3:]
     else:
         parser, words = script(words[1]).get_args_parser(), words[2:]
     try:
@@ -228,16 +233,40 @@ def test_failing_reports_are_as_the_program_prints_them():
         before = [Row("", PASS)] * int(re.search(r"before it agree \((\d+)\)", lines[2])[1])
         assert lines[:4] == first_difference(Verdict("", [*before, row]), types)
         if lines[4:]:
-            assert lines[4] == "..." and re.fullmatch(rf"FAIL \w+: .*, first {name}", lines[5])
+            assert lines[4] == "..." and re.fullmatch(rf"FAIL \w+: .*, first {name}", lines[-1])
+
+
+def test_locations_are_as_the_program_prints_them():
+    """Each is taken apart and put together again; that the faults are located there is the business of other tests."""
+    shown = [line for lines in code("located: ") for line in lines]
+    starts = [i for i, line in enumerate(shown) if line.startswith("located: ")]
+    assert len(starts) == 2
+    head = r"located: (\S+) \((\w+)\), the port's (\S+) \((\w+)\): (\w+)"
+    for start in starts:
+        name, kind, port_name, port_kind, phase = re.fullmatch(head, shown[start]).groups()
+        inner = [line[2:] for line in takewhile(lambda line: line.startswith("  "), shown[start + 1 :])]
+        causes = [line.removeprefix("cause, tested: ") for line in inner if line.startswith("cause, tested: ")]
+        proof = [line for line in inner if not line.startswith("cause, tested: ")]
+        location = Location(name, kind, phase, port_name, port_kind, proof=proof, causes=causes)
+        assert location.lines() == shown[start : start + 1 + len(inner)]
+    also = re.search(
+        r"also at fault by itself: (\S+) \((\w+)\) and (\d+) more of that kind: (\w+): (.*)", "\n".join(shown)
+    )
+    name, kind, more, phase, cause = also.groups()
+    others = [Location(name, kind, phase, causes=[cause])] * (int(more) + 1)
+    assert Location("", "", "", also=others).lines()[-1] == also[0]
 
 
 def test_ladder_is_that_of_run_all():
     run_all = script("steps/run_all.py")
-    ((*rows, results, last),) = code("PASS ladder")
-    rungs = [(name, model) for model in arguments.MODEL_NAMES for name in run_all.RUNGS]
+    ((*rows, results, report, last),) = code("PASS ladder")
+    small, large = arguments.MODEL_NAMES
+    rungs = [(name, small) for name in run_all.RUNGS]
+    rungs += [(name, large) for name in run_all.RUNGS if name not in run_all.ONCE]
     for row, (name, model) in zip(rows, rungs, strict=True):
         assert row == f"  {'PASS':<8} {name:<17} {model:<19} {float(row.split()[-2]):5.1f} s"
     assert re.fullmatch("results and logs: /.*/result", results) and last == "PASS ladder"
+    assert re.fullmatch("report: /.*/result/report.html", report)
 
     steps = table("`python steps/")
     assert [row[0] for row in steps] == [f"`python steps/{name}.py`" for name in run_all.RUNGS]
@@ -286,7 +315,10 @@ def test_weights_and_predictions_are_made_as_shown(tmp_path, monkeypatch, capsys
     monkeypatch.chdir(tmp_path)
     (tmp_path / "lite_data").symlink_to(ROOT / "lite_data")
     printed = {}
-    for command in [command for command in commands() if command.startswith("python tools/")]:
+    made = ("make_probe_weights", "convert_weights", "predict")
+    for command in [
+        command for command in commands() if command.startswith(tuple(f"python tools/{m}.py" for m in made))
+    ]:
         path, *words = shlex.split(command)[1:]
         assert not script(path).main(script(path).get_args_parser().parse_args(words))
         printed[command] = capsys.readouterr().out.splitlines()
@@ -296,3 +328,12 @@ def test_weights_and_predictions_are_made_as_shown(tmp_path, monkeypatch, capsys
     class_id, probability = re.fullmatch(r"class_id: (\d+), prob: (\S+)", lines[-1]).groups()
     (other,) = [line for lines in printed.values() for line in lines if line.startswith(f"{image}: ")]
     assert re.match(rf"{image}: {class_id} [^,]* {probability},", other)
+
+
+def test_the_difference_between_two_libraries_is_found_as_shown(capsys):
+    (command,) = [command for command in commands() if command.startswith("python tools/locate.py")]
+    tool = script("tools/locate.py")
+    assert tool.main(tool.get_args_parser().parse_args(shlex.split(command)[2:])) == 1
+    printed = capsys.readouterr().out.splitlines()
+    (shown,) = [lines for lines in code("located: ") if lines[0].startswith("located: ")]
+    assert shown == printed[printed.index(shown[0]) :][: len(shown)]
