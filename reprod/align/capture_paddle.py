@@ -14,7 +14,7 @@ from reprod.recipe.cli import UserError
 from .convert import paddle_to_torch, torch_to_paddle
 from .exact_paddle import exact_constants
 from .gates import BENDS
-from .recording import Call, Recording, map_tensors, tensors_in
+from .recording import Call, Recording, call_label, map_tensors, tensors_at, tensors_in
 from .report import one_line
 
 
@@ -36,7 +36,7 @@ def build(
 
 def is_container(module: nn.Layer) -> bool:
     """Whether its output is only its last child's."""
-    return isinstance(module, nn.Sequential)
+    return isinstance(module, nn.Sequential) and type(module).forward is nn.Sequential.forward
 
 
 def to_array(tensor: paddle.Tensor) -> np.ndarray:
@@ -74,18 +74,18 @@ def recording(model: nn.Layer, whole: str = "logits", calls: bool = False) -> It
 
     def after(is_gate: bool) -> Callable:
         def hook(module: nn.Layer, args: tuple, kwargs: dict, output: Any) -> None:
-            call, tensors = running.pop(), tensors_in(output, paddle.is_tensor)
-            call.outputs = [to_array(tensor) for tensor in tensors]
+            call, tensors = running.pop(), tensors_at(output, paddle.is_tensor)
+            call.places, call.outputs = list(tensors), [to_array(tensor) for tensor in tensors.values()]
             call.upstream = [None] * len(tensors)
             record.add(call, is_gate, whole, calls)
-            for i, tensor in enumerate(tensors if calls else ()):
+            for i, tensor in enumerate(tensors.values() if calls else ()):
                 if not tensor.stop_gradient:
                     tensor.register_hook(lambda gradient, i=i: call.upstream.__setitem__(i, to_array(gradient)))
 
         return hook
 
     for name, module in model.named_sublayers(include_self=True):
-        if not is_container(module):
+        if name == "" or not is_container(module):
             is_gate = type(module).__name__ in BENDS
             handles.append(module.register_forward_pre_hook(before(name, is_gate), with_kwargs=True))
             handles.append(module.register_forward_post_hook(after(is_gate), with_kwargs=True))
@@ -95,6 +95,8 @@ def recording(model: nn.Layer, whole: str = "logits", calls: bool = False) -> It
     finally:
         for handle in handles:
             handle.remove()
+        for call in reversed(running if calls else ()):  # what was running when the model raised, the innermost first
+            record.calls[call_label(call.name or whole, call.number)] = call
 
 
 def to_tensor(array: np.ndarray, model: nn.Layer) -> paddle.Tensor:

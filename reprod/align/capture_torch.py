@@ -13,7 +13,7 @@ from mobilenetv3_ref.models.weights import to_arrays
 
 from .exact_torch import exact_constants
 from .gates import BENDS
-from .recording import Call, Recording, map_tensors, tensors_in
+from .recording import Call, Recording, call_label, map_tensors, tensors_at, tensors_in
 
 
 def build(
@@ -34,7 +34,7 @@ def layer_types(model: nn.Module) -> dict[str, str]:
 
 def is_container(module: nn.Module) -> bool:
     """Whether its output is only its last child's."""
-    return isinstance(module, nn.Sequential)
+    return isinstance(module, nn.Sequential) and type(module).forward is nn.Sequential.forward
 
 
 def to_array(tensor: torch.Tensor) -> np.ndarray:
@@ -72,18 +72,18 @@ def recording(model: nn.Module, whole: str = "logits", calls: bool = False) -> I
 
     def after(is_gate: bool) -> Callable:
         def hook(module: nn.Module, args: tuple, kwargs: dict, output: Any) -> None:
-            call, tensors = running.pop(), tensors_in(output, torch.is_tensor)
-            call.outputs = [to_array(tensor) for tensor in tensors]
+            call, tensors = running.pop(), tensors_at(output, torch.is_tensor)
+            call.places, call.outputs = list(tensors), [to_array(tensor) for tensor in tensors.values()]
             call.upstream = [None] * len(tensors)
             record.add(call, is_gate, whole, calls)
-            for i, tensor in enumerate(tensors if calls else ()):
+            for i, tensor in enumerate(tensors.values() if calls else ()):
                 if tensor.requires_grad:
                     tensor.register_hook(lambda gradient, i=i: call.upstream.__setitem__(i, to_array(gradient)))
 
         return hook
 
     for name, module in model.named_modules():
-        if not is_container(module):
+        if name == "" or not is_container(module):
             is_gate = type(module).__name__ in BENDS
             handles.append(module.register_forward_pre_hook(before(name, is_gate), with_kwargs=True))
             handles.append(module.register_forward_hook(after(is_gate), with_kwargs=True))
@@ -93,6 +93,8 @@ def recording(model: nn.Module, whole: str = "logits", calls: bool = False) -> I
     finally:
         for handle in handles:
             handle.remove()
+        for call in reversed(running if calls else ()):  # what was running when the model raised, the innermost first
+            record.calls[call_label(call.name or whole, call.number)] = call
 
 
 def to_tensor(array: np.ndarray, model: nn.Module) -> torch.Tensor:

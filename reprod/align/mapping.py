@@ -1,27 +1,24 @@
 """Which module and tensor of the port stands for which of the reference: by name, else by order, type and shape.
 
-A proposal is only as good as what confirms it. Weights are loaded through it and values are sent through both models:
-where every layer receives and gives the same, the map is right. Where layers of one type and shape stand side by side
-in another order (branches), swapping them is tried. Where two maps explain the values equally well, none is chosen.
+A proposal is only as good as what confirms it: weights are loaded through it and values are sent through both models
+(see confirm.py). Where every layer receives and gives the same, the map is right; where values cannot tell, it is not
+guessed.
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import SequenceMatcher
-from itertools import combinations
 
 import numpy as np
 
 from reprod.recipe.cli import UserError
 
-from .convert import PADDLE_TYPES
-from .recording import Call, Recording, module_of
-from .side import Module, Run, Side
+from .calls import match_calls
+from .confirm import Trial
+from .recording import Recording, module_of
+from .side import Module, Side, Slot
 
-SAME = 1e-4  # of the largest value: far above rounding in float64, far below what another layer would give
-TRIES = 60  # swaps, each two runs
-SILENT = ("Identity", "Flatten", "Dropout")  # modules that one side may leave out
 OPTIONAL = "num_batches_tracked"  # PaddlePaddle does not have it
 
 
@@ -44,51 +41,66 @@ def bearers(side: Side, record: Recording) -> list[Module]:
     return [side.modules[name] for name in names if side.modules[name].slots]
 
 
+def _shapes(module: Module) -> tuple:
+    return tuple(sorted(slot.shape for leaf, slot in module.slots.items() if leaf != OPTIONAL))
+
+
 def signature(module: Module) -> tuple:
     """What two modules must share to stand for each other: the kind of layer and the shapes of its tensors."""
+    if not module.kind:
+        return "", _shapes(module)
     shapes = {leaf: slot.shape for leaf, slot in module.slots.items() if leaf != OPTIONAL}
-    kind = module.kind.rstrip("123d").replace("SyncBatchNorm", "BatchNorm")
-    return kind, tuple(sorted(shapes.items())) if module.kind else tuple(shapes.values())
+    return module.kind.rstrip("123d").replace("SyncBatchNorm", "BatchNorm"), tuple(sorted(shapes.items()))
+
+
+def _in_turn(ref: Sequence[Module], port: Sequence[Module], sign: Callable[[Module], tuple]) -> dict[str, str]:
+    """The n-th of a signature with the n-th, if both sides have as many of each; else nothing."""
+    if Counter(map(sign, ref)) != Counter(map(sign, port)):
+        return {}
+    queues = defaultdict(list)
+    for module in port:
+        queues[sign(module)].append(module.name)
+    return {module.name: queues[sign(module)].pop(0) for module in ref}
 
 
 def _by_order(ref: Sequence[Module], port: Sequence[Module]) -> dict[str, str]:
-    """Pairs of one signature: the n-th with the n-th if there are as many, else where the sequences run alike."""
-    ref_signs, port_signs = [signature(m) for m in ref], [signature(m) for m in port]
-    pairs = {}
-    if Counter(ref_signs) == Counter(port_signs):
-        queues = defaultdict(list)
-        for module, sign in zip(port, port_signs, strict=True):
-            queues[sign].append(module.name)
-        return {module.name: queues[sign].pop(0) for module, sign in zip(ref, ref_signs, strict=True)}
-    matcher = SequenceMatcher(None, ref_signs, port_signs, autojunk=False)
+    """Pairs of one signature, or at least of the same shapes, in turn; else where the sequences run alike."""
+    pairs = _in_turn(ref, port, signature) or _in_turn(ref, port, _shapes)
+    if pairs:
+        return pairs
+    matcher = SequenceMatcher(None, [signature(m) for m in ref], [signature(m) for m in port], autojunk=False)
     for tag, i1, i2, j1, j2 in matcher.get_opcodes():
-        gap = zip(ref[i1:i2], port[j1:j2], strict=False)
-        if tag == "equal":
-            pairs.update({one.name: other.name for one, other in gap})
-        elif tag == "replace" and [m.kind for m in ref[i1:i2]] == [m.kind for m in port[j1:j2]]:
-            pairs.update({one.name: other.name for one, other in gap})  # the same layers, of another size
+        same_layers = [m.kind for m in ref[i1:i2]] == [m.kind for m in port[j1:j2]]  # if of another size
+        if tag == "equal" or tag == "replace" and same_layers:
+            pairs.update({one.name: other.name for one, other in zip(ref[i1:i2], port[j1:j2], strict=True)})
     return pairs
 
 
-def _pair_up(ref: Sequence[Module], port: Sequence[Module], given: Mapping[str, str]) -> tuple[dict[str, str], str]:
-    """(pairs of modules, what they rest on)."""
-    names, port_names = [m.name for m in ref], {m.name for m in port}
-    common = [name for name in names if name in port_names]
-    if 2 * len(common) > max(len(names), len(port_names)):
-        pairs, how = {name: name for name in common}, "by name"
-    else:
-        pairs, how = {}, "by order, type and shape"
-    pairs = {one: other for one, other in pairs.items() if one not in given and other not in given.values()} | dict(
-        given
-    )
+def _completed(pairs: dict[str, str], ref: Sequence[Module], port: Sequence[Module]) -> dict[str, str]:
+    """`pairs` and those of the modules left, by order; in the reference's order."""
     left = [m for m in ref if m.name not in pairs], [m for m in port if m.name not in pairs.values()]
-    more = _by_order(*left)
-    if pairs and more and how == "by name":
-        how += f", {len(more)} by order, type and shape"
-    return {name: {**pairs, **more}[name] for name in names if name in pairs or name in more}, how
+    pairs = pairs | _by_order(*left)
+    return {module.name: pairs[module.name] for module in ref if module.name in pairs}
 
 
-def _tensor_pairs(ref: Side, port: Side, modules: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:
+def _leaf_pairs(one: Module, other: Module) -> dict[str, str]:
+    """{tensor of a module: its counterpart in the other}: by name; in modules of one's own then by shape, in order."""
+    pairs = {leaf: leaf for leaf in one.slots if leaf in other.slots}
+    if one.kind and one.kind == other.kind:
+        return pairs
+
+    def fits(slot: Slot, mate: Slot, strictness: int) -> bool:
+        return strictness == 0 or slot.shape == mate.shape and (strictness == 1 or slot.trained == mate.trained)
+
+    for strictness in (2, 1, 0):
+        for leaf, slot in one.slots.items():
+            mates = [m for m in other.slots if m not in pairs.values() and fits(slot, other.slots[m], strictness)]
+            if leaf not in pairs and mates and leaf != OPTIONAL:
+                pairs[leaf] = mates[0]
+    return pairs
+
+
+def tensor_pairs(ref: Side, port: Side, modules: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:
     """({reference's key: port's key}, {tensor or module: what does not fit})."""
     tensors, problems = {}, {}
     for name, module in ref.modules.items():
@@ -98,106 +110,20 @@ def _tensor_pairs(ref: Side, port: Side, modules: Mapping[str, str]) -> tuple[di
         if module.slots and name not in modules.values():
             problems[f"port's {name}"] = f"the reference has no {module.type} for it"
     for ref_name, port_name in modules.items():
-        one, other = ref.modules[ref_name].slots, port.modules[port_name].slots
-        leaves = dict(zip(one, one, strict=True))
-        if not ref.modules[ref_name].kind and set(one) != set(other) and len(one) == len(other):
-            leaves = dict(zip(one, other, strict=True))  # a module of one's own: its tensors in order
-        for leaf, slot in one.items():
-            mate = other.get(leaves[leaf])
+        one, other = ref.modules[ref_name], port.modules[port_name]
+        leaves = _leaf_pairs(one, other)
+        for leaf, slot in one.slots.items():
+            mate = other.slots.get(leaves.get(leaf, ""))
             if mate is None and leaf != OPTIONAL:
                 problems[slot.key] = f"the port's {port_name} does not have it"
             elif mate is not None and mate.shape != slot.shape:
                 problems[slot.key] = f"shape: reference {slot.shape}, port {mate.shape}"
             elif mate is not None:
                 tensors[slot.key] = mate.key
-        for leaf, slot in other.items():
+        for leaf, slot in other.slots.items():
             if leaf not in leaves.values() and leaf != OPTIONAL:
                 problems[f"port's {slot.key}"] = f"the reference's {ref_name} does not have it"
     return tensors, problems
-
-
-def _alike(one: list[np.ndarray], other: list[np.ndarray]) -> bool:
-    floats = [[array for array in side if array.dtype.kind == "f"] for side in (one, other)]
-    return len(floats[0]) == len(floats[1]) and all(
-        a.shape == b.shape and np.abs(a - b).max(initial=0) <= SAME * np.abs(a).max(initial=0)
-        for a, b in zip(*floats, strict=True)
-    )
-
-
-def _agreeing(ref: Run, port: Run, modules: Mapping[str, str]) -> int:
-    """How many calls of mapped layers, in the reference's order, receive the same before the first that does not."""
-    calls = sorted((c for c in ref.record.calls.values() if c.name in modules), key=lambda call: call.start)
-    mates = {(c.name, c.number): c for c in port.record.calls.values()}
-    for i, call in enumerate(calls):
-        mate = mates.get((modules[call.name], call.number))
-        if mate is None or not _alike(call.inputs, mate.inputs):
-            return i
-    return len(calls) + _alike(ref.output, port.output)
-
-
-class _Trial:
-    """Maps tried by loading weights through them and sending values through both models."""
-
-    def __init__(self, ref: Side, port: Side, inputs: Sequence[np.ndarray]) -> None:
-        self.ref, self.port, self.inputs = ref, port, inputs
-        self.arrays = ref.arrays()
-        self.ref_run = ref.run(inputs, "float64", train=False, calls=True)
-
-    def agreeing(self, modules: dict[str, str]) -> int:
-        tensors, _ = _tensor_pairs(self.ref, self.port, modules)
-        self.port.load({other: self.arrays[one] for one, other in tensors.items()})
-        run = self.port.run(self.inputs, "float64", train=False, calls=True)
-        return _agreeing(self.ref_run, run, modules)
-
-    def full(self, modules: dict[str, str]) -> int:
-        """What `agreeing` gives if nothing differs."""
-        return sum(call.name in modules for call in self.ref_run.record.calls.values()) + 1
-
-    def swaps(self, modules: dict[str, str], reached: int) -> Iterator[tuple[str, str]]:
-        """Pairs of modules whose swap could let values agree further than the first `reached` calls.
-
-        They are of one signature, and either receive the same (branches) or one of them is where values part.
-        """
-        calls = [call for call in self.ref_run.record.calls.values() if call.name in modules]
-        calls.sort(key=lambda call: call.start)
-        parting = calls[reached].name if reached < len(calls) else ""
-        for one, other in combinations([call for call in calls if call.number == 0], 2):
-            same_kind = signature(self.ref.modules[one.name]) == signature(self.ref.modules[other.name])
-            if same_kind and (parting in (one.name, other.name) or _alike(one.inputs, other.inputs)):
-                yield one.name, other.name
-
-
-def _swapped(modules: dict[str, str], one: str, other: str) -> dict[str, str]:
-    return modules | {one: modules[other], other: modules[one]}
-
-
-def _resolve(trial: _Trial, modules: dict[str, str]) -> tuple[dict[str, str], int]:
-    """Swap layers of one signature as long as that lets values agree further -> (modules, how far they agree)."""
-    reached, tries = trial.agreeing(modules), 0
-    while reached < trial.full(modules) and tries < TRIES:
-        for one, other in trial.swaps(modules, reached):
-            tries += 1
-            if tries > TRIES:
-                break
-            further = trial.agreeing(_swapped(modules, one, other))
-            if further > reached:
-                modules, reached = _swapped(modules, one, other), further
-                break
-        else:
-            break
-    return modules, reached
-
-
-def _symmetric(trial: _Trial, modules: dict[str, str], reached: int) -> str:
-    """Two layers that receive the same and could be swapped without any value telling; "" if there are none."""
-    for one, other in trial.swaps(modules, reached):
-        by_name = one == modules[one] and other == modules[other]
-        if not by_name and trial.agreeing(_swapped(modules, one, other)) >= reached:
-            return (
-                f"{one} and {other} may be the port's {modules[one]} and {modules[other]}, or the other way round:"
-                " values are the same; say which in a map"
-            )
-    return ""
 
 
 def checked_map(given: Mapping[str, str], ref: Side, port: Side) -> dict[str, str]:
@@ -212,102 +138,46 @@ def checked_map(given: Mapping[str, str], ref: Side, port: Side) -> dict[str, st
     return dict(given)
 
 
+def _pair_up(ref: Side, port: Side, trial: Trial, given: dict[str, str]) -> tuple[dict[str, str], set[str], str]:
+    """(pairs of modules, those that names fix, what they rest on).
+
+    By name where most names are common, unless by order fewer tensors are left over: the numbers in a Sequential are
+    names too, which one layer more or less moves.
+    """
+    ones, others = bearers(ref, trial.ref_run.record), bearers(port, trial.port_run.record)
+    names, port_names = [m.name for m in ones], {m.name for m in others}
+    common = {n: n for n in names if n in port_names and n not in given and n not in given.values()}
+    by_order, order = _completed(given, ones, others), "by order, type and shape"
+    if 2 * (len(common) + len(given)) <= max(len(names), len(port_names)):
+        return by_order, set(given), order
+    by_name = _completed(given | common, ones, others)
+    if len(tensor_pairs(ref, port, by_order)[1]) < len(tensor_pairs(ref, port, by_name)[1]):
+        return by_order, set(given), order
+    rest = len(by_name) - len(common) - len(given)
+    same_set = set(names) == port_names  # else a number may be the same by accident
+    fixed = {name for name in common if same_set or not name.rpartition(".")[2].isdigit()}
+    return by_name, fixed | set(given), f"by name, {rest} {order}" if rest else "by name"
+
+
 def propose(ref: Side, port: Side, inputs: Sequence[np.ndarray], given: Mapping[str, str] | None = None) -> NameMap:
     """The map between two models with the reference's weights, which the port is left with.
 
     `given` fixes some modules, {reference's name: port's name}. Raises UserError where it names what is not there.
     """
-    trial = _Trial(ref, port, inputs)
-    port_record = port.run(inputs, "float64", train=False, calls=True).record
-    given = checked_map(given or {}, ref, port)
-    modules, how = _pair_up(bearers(ref, trial.ref_run.record), bearers(port, port_record), given)
-    tensors, problems = _tensor_pairs(ref, port, modules)
+    trial = Trial(ref, port, inputs, signature, lambda modules: tensor_pairs(ref, port, modules)[0])
+    modules, fixed, how = _pair_up(ref, port, trial, checked_map(given or {}, ref, port))
+    tensors, problems = tensor_pairs(ref, port, modules)
     names = NameMap(modules, tensors, how=how, problems=problems)
     if not problems:
-        modules, reached = _resolve(trial, modules)
-        names.modules, names.tensors = modules, _tensor_pairs(ref, port, modules)[0]
-        total = trial.full(modules)
-        if reached == total:
-            names.how += ", confirmed by values everywhere"
-            names.ambiguous = _symmetric(trial, modules, reached)
-        else:
-            names.how += f", confirmed by values up to layer {reached} of {total - 1}"
+        found = trial.resolve(modules, fixed)
+        names.modules, names.tensors = found.modules, tensor_pairs(ref, port, found.modules)[0]
+        names.how += f", confirmed by values {found.extent}"
+        names.ambiguous = trial.symmetric(found, fixed)
     port.load({other: trial.arrays[one] for one, other in names.tensors.items()})
-    ref_calls, port_calls = trial.ref_run.record, port.run(inputs, "float64", train=False, calls=True).record
-    names.calls = match_calls(ref, port, ref_calls, port_calls, names.modules)
+    for train in (False, True):  # some modules run in one mode only
+        runs = [side.run(inputs, "float64", train, calls=True) for side in (ref, port)]
+        names.calls = match_calls(ref, port, *runs, names.modules) | names.calls
     return names
-
-
-def _following(side: Side, record: Recording, anchors: Mapping[tuple, str]) -> dict[str, list[Call]]:
-    """{label of a layer's call: the calls of leaves without tensors that follow it, up to the next such layer}."""
-    groups, current = defaultdict(list), ""
-    for label, call in sorted(record.calls.items(), key=lambda item: item[1].start):
-        if (call.name, call.number) in anchors:
-            current = anchors[call.name, call.number]
-        elif side.modules[call.name].is_leaf and not side.modules[call.name].type.startswith(SILENT):
-            groups[current].append((label, call))
-    return groups
-
-
-def match_calls(
-    ref: Side, port: Side, ref_record: Recording, port_record: Recording, modules: Mapping[str, str]
-) -> dict[str, str]:
-    """{reference's output: port's output}, in the reference's order of execution.
-
-    Layers with tensors by `modules`; between them activations and pools in order, or by type where their numbers
-    differ; blocks by the layers that they contain. What has no counterpart (a function on the other side) is left out.
-    """
-    port_labels = {(call.name, call.number): label for label, call in port_record.calls.items()}
-    ref_anchors, port_anchors, pairs = {}, {}, {}
-    for label, call in ref_record.calls.items():
-        mate = (modules.get(call.name), call.number)
-        if mate in port_labels:
-            pairs[label] = port_labels[mate]
-            ref_anchors[call.name, call.number] = port_anchors[mate] = label
-    groups = _following(ref, ref_record, ref_anchors), _following(port, port_record, port_anchors)
-    for anchor in groups[0]:
-        pairs.update(_leaf_pairs(ref, port, groups[0][anchor], groups[1].get(anchor, [])))
-    pairs.update(_block_pairs(ref, port, ref_record, port_labels, modules))
-    if all(one == other for one, other in modules.items()):
-        pairs.update({label: label for label in ref_record.calls if label in port_record.calls})
-    pairs["output"] = "output"
-    return {label: pairs[label] for label in ref_record.calls if label in pairs}
-
-
-def _leaf_pairs(ref: Side, port: Side, ones: list, others: list) -> dict[str, str]:
-    if len(ones) == len(others):
-        return {one: other for (one, _), (other, _) in zip(ones, others, strict=True)}
-    types = [ref.modules[call.name].type for _, call in ones]
-    port_types = [PADDLE_TYPES.get(t, t) for t in (port.modules[call.name].type for _, call in others)]
-    blocks = SequenceMatcher(None, types, port_types, autojunk=False).get_matching_blocks()
-    return {ones[i + n][0]: others[j + n][0] for i, j, size in blocks for n in range(size)}
-
-
-def _contents(side: Side, names: Mapping[str, str] | None = None) -> dict[str, frozenset[str]]:
-    """{block: the layers with tensors in it}, under the other side's names if `names` are given."""
-    result = {}
-    for block, module in side.modules.items():
-        if block and not module.is_leaf:
-            inside = [n for n, m in side.modules.items() if m.slots and n.startswith(f"{block}.")]
-            result[block] = frozenset((names or {}).get(n, n) for n in inside)
-    return result
-
-
-def _block_pairs(
-    ref: Side, port: Side, ref_record: Recording, port_labels: Mapping[tuple, str], modules: Mapping[str, str]
-) -> dict[str, str]:
-    groups = defaultdict(list)
-    for block, inside in _contents(port).items():
-        if (block, 0) in port_labels:
-            groups[inside].append(block)
-    pairs, found = {}, _contents(ref, modules)
-    counts = Counter(found[c.name] for c in ref_record.calls.values() if c.name in found and c.number == 0)
-    for label, call in sorted(ref_record.calls.items(), key=lambda item: item[1].start):
-        inside = found.get(call.name)
-        if inside and call.number == 0 and counts[inside] == len(groups[inside]):
-            pairs[label] = port_labels[groups[inside].pop(0), 0]
-            counts[inside] -= 1
-    return pairs
 
 
 def port_module(names: NameMap, label: str) -> str:

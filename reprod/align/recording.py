@@ -19,11 +19,20 @@ def map_tensors(value: Any, is_tensor: Callable[[Any], bool], change: Callable[[
     return value
 
 
+def tensors_at(value: Any, is_tensor: Callable[[Any], bool], place: str = "") -> dict[str, Any]:
+    """{place in `value`: tensor}: [1] in a tuple or list, [key] in a dict, whose keys are sorted; "" is `value`."""
+    if is_tensor(value):
+        return {place: value}
+    if isinstance(value, dict):
+        items = sorted(value.items(), key=lambda item: str(item[0]))
+    else:
+        items = enumerate(value) if isinstance(value, tuple | list) else ()
+    return {k: t for key, item in items for k, t in tensors_at(item, is_tensor, f"{place}[{key}]").items()}
+
+
 def tensors_in(value: Any, is_tensor: Callable[[Any], bool]) -> list:
-    """Every tensor in `value`, in order."""
-    found = []
-    map_tensors(value, is_tensor, found.append)
-    return found
+    """Every tensor in `value`, in the order of `tensors_at`."""
+    return list(tensors_at(value, is_tensor).values())
 
 
 @dataclass
@@ -37,6 +46,7 @@ class Call:
     kwargs: dict = field(default_factory=dict)
     scale: float = 0.0  # the largest value among the tensors that came in
     outputs: list[np.ndarray] = field(default_factory=list)  # every tensor of what it returned
+    places: list[str] = field(default_factory=list)  # where each of them was in it
     upstream: list[np.ndarray | None] = field(default_factory=list)  # the loss's gradient for each of them
 
     @property
@@ -47,7 +57,10 @@ class Call:
 
 @dataclass
 class Recording:
-    """One forward pass. Outputs are named after their module: NAME, from its second call on NAME#2; NAME[1] if many."""
+    """One forward pass.
+
+    Outputs are named after their module: NAME, from its second call on NAME#2; of several NAME[1] or NAME[key].
+    """
 
     outputs: dict[str, np.ndarray] = field(default_factory=dict)  # in the order of execution
     gate_inputs: dict[str, np.ndarray] = field(default_factory=dict)  # of each call of each activation, likewise
@@ -59,7 +72,8 @@ class Recording:
         """Take in a call that has ended; `whole` is what the model's own output is called."""
         label = call_label(call.name or whole, call.number)
         many = len(call.outputs) > 1
-        self.outputs.update({f"{label}[{i}]" if many else label: array for i, array in enumerate(call.outputs)})
+        named = zip(call.places, call.outputs, strict=True)
+        self.outputs.update({label + place if many else label: array for place, array in named})
         self.input_scales[call.name] = max(call.scale, self.input_scales.get(call.name, 0.0))
         if is_gate:
             self.gate_inputs[label] = call.inputs[0]
