@@ -13,7 +13,7 @@ from paddle import nn
 
 import mobilenetv3_paddle.models
 import mobilenetv3_ref.models
-from reprod.align.hypotheses import Alone, explains
+from reprod.align.explanations import Alone, explains
 from reprod.align.locate import Location, locate, tree
 from reprod.align.mapping import propose
 from reprod.align.probe import probe_images, probe_weights

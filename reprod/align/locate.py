@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from .compare import FAIL, Row, compare
-from .hypotheses import Alone, tested_causes
+from .explanations import Alone, tested_causes
 from .limits import U64, C, U, kernel_limits, largest, mean_floors, semantic_limits, with_floors
 from .mapping import NameMap, port_module
 from .recording import Call, module_of
