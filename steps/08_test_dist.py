@@ -18,10 +18,11 @@ import io
 import math
 import shutil
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
+import torch
 
 from reprod.align.compare import FAIL, Row, Verdict, compare
 from reprod.align.distributed import CouldNotStart, LaunchError, launch
@@ -78,12 +79,23 @@ def joined(records: Mapping[str, Record]) -> Record:
     return {f"{run}/{item}": array for run, record in records.items() for item, array in record.items()}
 
 
+@contextlib.contextmanager
+def one_thread() -> Iterator[None]:
+    """As the launched processes have it; on a busy machine, threads that wait for each other take ten times as long."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
 def one_process(step: Step, package: str, runs: Mapping[str, list[str]], dtype: str = "float64") -> Record:
     """What one process does in each run but the live one, with the whole global batch."""
     records = {}
     for name, flags in runs.items():
         if name != "live":
-            with contextlib.redirect_stdout(io.StringIO()):
+            with one_thread(), contextlib.redirect_stdout(io.StringIO()):
                 records[name] = recorded_run(package, [*flags, f"--batch-size={GLOBAL_BATCH}"], step.types, dtype)
     return joined(records)
 
