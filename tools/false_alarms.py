@@ -11,7 +11,6 @@ Exit status: 0 no alarm, 1 alarms, named with the draw's seed.
 """
 
 import argparse
-from collections import defaultdict
 from dataclasses import dataclass
 
 import numpy as np
@@ -76,20 +75,21 @@ def main(args: argparse.Namespace) -> int:
         from reprod.align.report import row_line
     except ImportError as error:
         raise UserError(f"both frameworks are needed ({error}): pip install -e '.[align]'") from error
-    alarms, items, worst = 0, 0, defaultdict(float)
+    alarms, items, worst = 0, 0, {}
     for seed in tqdm(range(args.seed, args.seed + args.draws), "draws", disable=None):
         draw = draw_of(seed)
         for verdict in judged(draw):
             items += len(verdict.rows)
             bad = [row for row in verdict.rows if row.status != PASS]
             check = verdict.title.partition(", ")[2]
-            worst[check] = max([worst[check], *(row.difference / row.limit for row in verdict.rows if row.limit > 0)])
+            shares = [(row.difference / row.limit, seed, row.name) for row in verdict.rows if row.limit > 0]
+            worst[check] = max([*shares, worst.get(check, (0.0, seed, ""))])
             if bad or verdict.refusal:
                 alarms += 1
                 tqdm.write(f"{draw}: {verdict.title}: {verdict.refusal or row_line(bad[0]).strip()}")
     print(f"{args.draws} draws from seed {args.seed}, {items} items, {alarms} alarms")
-    for check, share in worst.items():
-        print(f"  {check}: the worst item came to {share:.2f} of its limit")
+    for check, (share, seed, name) in worst.items():
+        print(f"  {check}: the worst item came to {share:.2f} of its limit: {name} of {draw_of(seed)}")
     print(f"{'FAIL' if alarms else 'PASS'} {PROG}")
     return 1 if alarms else 0
 
