@@ -7,12 +7,13 @@ from typing import Any
 
 import numpy as np
 import paddle
+from paddle import _C_ops as ops
 from paddle import nn
 
 from reprod.recipe.cli import UserError
 
 from .capture_paddle import recording, to_array
-from .convert import PADDLE_TYPES, RULES, keep, rules_of_port
+from .convert import PADDLE_TYPES, RULES, Change, keep, rules_of_port
 from .recording import Call, map_tensors, tensors_in
 from .report import one_line
 from .side import Module, Run, Slot
@@ -41,6 +42,25 @@ def _default_dtype(dtype: str) -> Iterator[None]:
         yield
     finally:
         paddle.set_default_dtype(before)
+
+
+@contextmanager
+def _without_dropout() -> Iterator[None]:
+    """Dropout that is called as a function, also inside other layers, is as in eval mode."""
+    natives = {name: getattr(ops, name) for name in ("dropout", "dropout_")}
+    for name, native in natives.items():
+        off = lambda x, seed, p, is_test, *rest, native=native: native(x, seed, p, True, *rest)  # noqa: E731
+        setattr(ops, name, off)
+    try:
+        yield
+    finally:
+        for name, native in natives.items():
+            setattr(ops, name, native)
+
+
+def _folded(shape: Sequence[int]) -> Change:
+    """A LayerNorm's weight over several axes, which Paddle keeps flat; its own inverse."""
+    return lambda array: array.reshape(-1 if array.ndim > 1 else tuple(shape))
 
 
 def _double(module: nn.Layer) -> None:
@@ -74,7 +94,9 @@ class PaddleSide:
         for leaf, tensor in own:
             if id(tensor) not in seen and prefix + leaf in saved:  # a recurrent layer's cells hold its own tensors
                 torch_leaf, change = rules.get(leaf, (leaf, keep))
-                shape = tuple(tensor.shape)[:: -1 if change is not keep else 1]
+                if kind == "LayerNorm" and len(module._normalized_shape) > 1:
+                    change = _folded(module._normalized_shape)
+                shape = change(to_array(tensor)).shape
                 slots[torch_leaf] = Slot(prefix + leaf, shape, change, not tensor.stop_gradient)
                 seen.add(id(tensor))
         is_leaf = next(module.children(), None) is None
@@ -102,6 +124,9 @@ class PaddleSide:
         for child in module.sublayers(include_self=True):
             if isinstance(child, DROPOUTS):
                 child.eval()
+            elif isinstance(child, nn.layer.rnn.RNNBase):
+                child.dropout = 0.0
+                child.train()  # in eval mode its kernel keeps nothing for a backward pass; without dropout they are one
         return module
 
     def _tensors(self, value: Any, dtype: str, needs_grad: bool) -> Any:
@@ -116,7 +141,12 @@ class PaddleSide:
         args, kwargs = self._tensors((call.args, call.kwargs), dtype, backward)
         # An operation in place may not change a leaf that needs a gradient.
         given = map_tensors((args, kwargs), paddle.is_tensor, lambda t: t if t.stop_gradient else t.clone())
-        with _default_dtype(dtype), recording(model, "output", calls) as record, paddle.set_grad_enabled(backward):
+        with (
+            _default_dtype(dtype),
+            _without_dropout(),
+            paddle.set_grad_enabled(backward),
+            recording(model, "output", calls) as record,
+        ):
             run = Run(record)
             try:
                 outputs = tensors_in(model(*given[0], **given[1]), paddle.is_tensor)

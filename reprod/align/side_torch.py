@@ -1,12 +1,15 @@
 """A PyTorch model as a side of a comparison (see side.py)."""
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
+from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
 
 from reprod.recipe.cli import UserError
 
@@ -17,6 +20,27 @@ from .report import one_line
 from .side import Module, Run, Slot
 
 DROPOUTS = (nn.modules.dropout._DropoutNd,)  # the base of all of them has no public name
+DROPOUT_FUNCTIONS = {
+    *(F.dropout, F.dropout1d, F.dropout2d, F.dropout3d, F.alpha_dropout, F.feature_alpha_dropout),
+    *(torch.dropout, torch.feature_dropout, torch.alpha_dropout, torch.feature_alpha_dropout),
+}
+
+
+class _NoDropout(TorchFunctionMode):
+    def __torch_function__(self, func: Callable, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        kwargs = dict(kwargs or {})
+        if func in DROPOUT_FUNCTIONS:
+            return args[0] if args else kwargs["input"]
+        if func is F.scaled_dot_product_attention and len(args) > 4:
+            args = (*args[:4], 0.0, *args[5:])
+        elif func is F.scaled_dot_product_attention:
+            kwargs["dropout_p"] = 0.0
+        return func(*args, **kwargs)
+
+
+def without_dropout() -> AbstractContextManager:
+    """In this context dropout that is called as a function gives back what it gets."""
+    return _NoDropout()
 
 
 def _kind(module: nn.Module) -> str:
@@ -38,9 +62,10 @@ class TorchSide:
         if not isinstance(model, nn.Module):
             raise UserError(f"the reference is a {type(model).__name__}, no torch.nn.Module: give a model")
         self.model, self.device = copy.deepcopy(model).float(), "cuda" if device == "gpu" else device
-        self.modules = {name: self._describe(name, module) for name, module in self.model.named_modules()}
+        seen: set[torch.Tensor] = set()
+        self.modules = {name: self._describe(name, module, seen) for name, module in self.model.named_modules()}
 
-    def _describe(self, name: str, module: nn.Module) -> Module:
+    def _describe(self, name: str, module: nn.Module, seen: set[torch.Tensor]) -> Module:
         prefix, kind = f"{name}." if name else "", _kind(module)
         own = {leaf: (tensor, True) for leaf, tensor in module.named_parameters(recurse=False)}
         own |= {leaf: (tensor, False) for leaf, tensor in module.named_buffers(recurse=False)}
@@ -48,8 +73,9 @@ class TorchSide:
         slots = {
             leaf: Slot(prefix + leaf, tuple(tensor.shape), keep, trained and tensor.requires_grad)
             for leaf, (tensor, trained) in own.items()
-            if prefix + leaf in saved
+            if prefix + leaf in saved and tensor not in seen  # of tied weights the first is the tensor
         }
+        seen.update(tensor for tensor, _ in own.values())
         return Module(
             name, type(module).__name__, kind if kind in RULES or not slots else "", slots, not any(module.children())
         )
@@ -73,6 +99,8 @@ class TorchSide:
         for child in module.modules():
             if isinstance(child, DROPOUTS):
                 child.eval()
+            elif isinstance(child, nn.RNNBase | nn.MultiheadAttention):
+                child.dropout = 0.0
         return module
 
     def _tensors(self, value: Any, dtype: str, needs_grad: bool) -> Any:
@@ -88,7 +116,7 @@ class TorchSide:
         args, kwargs = self._tensors((call.args, call.kwargs), dtype, backward)
         # An operation in place may not change a leaf that needs a gradient.
         given = map_tensors((args, kwargs), torch.is_tensor, lambda t: t.clone() if t.requires_grad else t)
-        with recording(model, "output", calls) as record, torch.set_grad_enabled(backward):
+        with recording(model, "output", calls) as record, without_dropout(), torch.set_grad_enabled(backward):
             run = Run(record)
             try:
                 outputs = tensors_in(model(*given[0], **given[1]), torch.is_tensor)
