@@ -39,7 +39,7 @@ port; the rungs of the ladder then ran on it from the lowest up, until one faile
   `diff_threshold=1e-6`), on the two files that the same rung wrote: "always fails" where it also fails on what that
   rung writes without a fault, so that its alarm says nothing; "-" where the rung stopped before all was recorded.
 
-This page is generated from `tools/faults.yaml` by `python tools/fault_gallery.py`; the tests hold a sample of it to that.
+This page is generated from `tools/faults.yaml` by `python tools/fault_gallery.py`; the tests try a sample of it.
 """
 COLUMNS = "| fault | edit | stands for | public issue | caught by | named | reprod_log |\n" + "| --- " * 7 + "|\n"
 
