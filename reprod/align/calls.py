@@ -9,7 +9,6 @@ from .convert import PADDLE_TYPES
 from .recording import Call
 from .side import Run, Side
 
-SILENT = ("Identity", "Flatten", "Dropout")  # modules that one side may leave out
 EXACT = 1e-9  # of the largest value: two float64 runs closer than this are of one function, however it is put together
 
 Labelled = list[tuple[str, Call]]  # in the order in which the calls began
@@ -133,7 +132,7 @@ def _following(side: Side, calls: Labelled, anchors: Mapping[str, str]) -> dict[
         module = side.modules[call.name]
         if label in anchors:
             current = anchors[label]
-        elif module.is_leaf and not module.slots and not module.type.startswith(SILENT):
+        elif module.is_leaf and not module.slots:
             groups[current].append((label, call))
     return groups
 

@@ -142,7 +142,7 @@ def tested_causes(alone: Alone) -> list[str]:
         if isinstance(alone.module, BATCH_NORMS):
             found = [text for text, items in _statistics(alone) if explains(items, alone)]
         return found[:1]
-    if all(name not in alone.port for name in alone.bad):
+    if all(name.startswith("gradient") and name not in alone.port for name in alone.bad):
         return ["the port sends no gradient through (stop_gradient, detach, no_grad)"]
     for text, change in changes(alone.module):
         try:

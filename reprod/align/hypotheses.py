@@ -204,6 +204,6 @@ def changes(module: nn.Module) -> Iterator[tuple[str, Change]]:
         yield from _linear_changes(module)
     elif isinstance(module, POOLS):
         yield from _pool_changes(module)
-    elif not any(module.children()) and not any(module.parameters()):
+    elif not any(module.children()) and not list(module.parameters()):
         for name, factory in ACTIVATIONS.items():
             yield f"it is {name}, not {type(module).__name__}", instead(factory)

@@ -9,6 +9,7 @@ import numpy as np
 from reprod.recipe.cli import UserError
 
 from .compare import FAIL, PASS, Row, Verdict, compare, joined
+from .confirm import alike
 from .limits import U64, C, K, U, exact_limits, kernel_limits, largest, mean_floors, semantic_limits, with_floors
 from .locate import Bench, Location, layers_alone, locate
 from .mapping import NameMap, propose
@@ -69,6 +70,7 @@ def compare_mode(pair: Pair, train: bool) -> Iterator[Verdict]:
     """float64: everything. float32: the forward pass; its gradients are judged module by module (see locate.py)."""
     mode = MODES[train]
     runs = {d: pair.ref.run(pair.inputs, d, train, pair.cotangent) for d in ("float64", "float32")}
+    _check(runs["float64"], train)
     truth, ref = (items(runs[d], pair.names, False) for d in ("float64", "float32"))
     for name, array in truth.items():
         if array.dtype.kind == "f" and not np.isfinite(array).all():
@@ -115,13 +117,12 @@ def _own_weights(pair: Pair, port_arrays: Mapping[str, np.ndarray]) -> Verdict:
     return compare(ref, port, exact_limits(ref), title="weights as they were given")
 
 
-def _check_inputs(ref: Side, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
-    run = ref.run(inputs, "float32", train=False)
+def _check(run: Run, train: bool) -> None:
     if run.record.error:
-        raise UserError(f"the reference cannot run on these inputs: it raised {run.record.error}: check their shapes")
+        what = f"the reference cannot run on these inputs in {MODES[train]} mode: it raised {run.record.error}"
+        raise UserError(f"{what}: check their shapes" + "; batch norm needs 2 samples at least" * train)
     if not run.output:
         raise UserError("the reference returns no tensor: wrap it in a module that does")
-    return run.output
 
 
 def prepare(
@@ -129,12 +130,14 @@ def prepare(
 ) -> tuple[Pair, dict[str, np.ndarray]]:
     """(the pair with equal weights, the port's own weights)."""
     inputs = [np.asarray(array) for array in inputs]
+    inputs = [array.astype(np.float32) if array.dtype.kind == "f" else array for array in inputs]
     ref_side, port_side = TorchSide(ref, device), PaddleSide(port, device)
     own = port_side.arrays()
-    _check_inputs(ref_side, inputs)
+    for train in (False, True) if weights == "probe" else (False,):  # probe weights are measured in train mode
+        _check(ref_side.run(inputs, "float32", train), train)
     if weights == "probe":
         ref_side.load(probe_weights(ref_side.model, seed, inputs))
-    outputs = _check_inputs(ref_side, inputs)
+    outputs = ref_side.run(inputs, "float32", train=False).output
     rng = np.random.default_rng([seed, 8])
     cotangent = [rng.normal(size=output.shape) for output in outputs]
     return Pair(ref_side, port_side, propose(ref_side, port_side, inputs, names), inputs, cotangent), own
@@ -165,6 +168,7 @@ def judge(
     failed, location = [], None
     for mode in modes if structure.status == PASS else ():
         found = list(compare_mode(pair, mode == "train"))
+        found = _if_not_random(pair, mode == "train", found)
         verdicts += found
         failed += [mode == "train"] * any(verdict.status == FAIL for verdict in found)
     if any(verdict.status == FAIL for verdict in verdicts):
@@ -193,6 +197,21 @@ def search(
     location = locate(*_sides(pair), cotangent=pair.cotangent)
     location = location or locate(*_sides(pair), cotangent=pair.cotangent, dtype="float32")
     return location, _map_note(pair.names)
+
+
+def _if_not_random(pair: Pair, train: bool, found: list[Verdict]) -> list[Verdict]:
+    """`found`, unless it failed and a side gives another result each time: then that is what there is to say."""
+    if all(verdict.status != FAIL for verdict in found):
+        return found
+    for what, side in (("reference", pair.ref), ("port", pair.port)):
+        runs = [side.run(pair.inputs, "float32", train).output for _ in range(2)]
+        if not alike(*runs):
+            mode = f"{MODES[train]} mode"
+            reason = f"the {what} gives another result each time it runs"
+            if what == "port" and not train:  # where the reference is not random the port has no reason to be
+                return [Verdict(mode, [Row(f"{mode}/the same each time", FAIL, reason=f"{reason}: is dropout on?")])]
+            return [Verdict(mode, refusal=f"{reason} in {mode}, dropout layers aside: judge the other mode")]
+    return found
 
 
 def _map_note(names: NameMap) -> str:

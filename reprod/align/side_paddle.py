@@ -1,14 +1,15 @@
 """A PaddlePaddle model as a side of a comparison (see side.py)."""
 
 import copy
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import numpy as np
 import paddle
 from paddle import _C_ops as ops
 from paddle import nn
+from paddle.nn.functional import common
 
 from reprod.recipe.cli import UserError
 
@@ -47,15 +48,21 @@ def _default_dtype(dtype: str) -> Iterator[None]:
 @contextmanager
 def _without_dropout() -> Iterator[None]:
     """Dropout that is called as a function, also inside other layers, is as in eval mode."""
-    natives = {name: getattr(ops, name) for name in ("dropout", "dropout_")}
-    for name, native in natives.items():
-        off = lambda x, seed, p, is_test, *rest, native=native: native(x, seed, p, True, *rest)  # noqa: E731
-        setattr(ops, name, off)
+
+    def off(native: Callable) -> Callable:
+        return lambda x, seed, p, is_test, *rest: native(x, seed, p, True, *rest)
+
+    def off_along_axes(*args, **kwargs) -> paddle.Tensor:
+        return natives[common, "dropout"](*args, **kwargs | {"training": False})
+
+    natives = {(at, name): getattr(at, name) for at, name in ((ops, "dropout"), (ops, "dropout_"), (common, "dropout"))}
+    ops.dropout, ops.dropout_ = off(ops.dropout), off(ops.dropout_)
+    common.dropout = off_along_axes  # what dropout2d and dropout3d call
     try:
         yield
     finally:
-        for name, native in natives.items():
-            setattr(ops, name, native)
+        for (at, name), native in natives.items():
+            setattr(at, name, native)
 
 
 def _folded(shape: Sequence[int]) -> Change:
@@ -137,13 +144,15 @@ class PaddleSide:
 
         return map_tensors(value, _is_array, convert)
 
-    def _run(self, model: nn.Layer, prefix: str, call: Call, dtype: str, backward: bool, calls: bool) -> Run:
+    def _run(
+        self, model: nn.Layer, prefix: str, call: Call, dtype: str, train: bool, backward: bool, calls: bool
+    ) -> Run:
         args, kwargs = self._tensors((call.args, call.kwargs), dtype, backward)
         # An operation in place may not change a leaf that needs a gradient.
         given = map_tensors((args, kwargs), paddle.is_tensor, lambda t: t if t.stop_gradient else t.clone())
         with (
             _default_dtype(dtype),
-            _without_dropout(),
+            _without_dropout() if train else nullcontext(),  # in eval mode there should be none
             paddle.set_grad_enabled(backward),
             recording(model, "output", calls) as record,
         ):
@@ -180,8 +189,8 @@ class PaddleSide:
         calls: bool = False,
     ) -> Run:
         call = Call("", 0, args=tuple(inputs), upstream=list(cotangent or ()))
-        return self._run(self._copy(self.model, dtype, train), "", call, dtype, cotangent is not None, calls)
+        return self._run(self._copy(self.model, dtype, train), "", call, dtype, train, cotangent is not None, calls)
 
     def run_module(self, name: str, call: Call, dtype: str, train: bool, backward: bool) -> Run:
         prefix = f"{name}." if name else ""
-        return self._run(self._copy(self._layers[name], dtype, train), prefix, call, dtype, backward, calls=True)
+        return self._run(self._copy(self._layers[name], dtype, train), prefix, call, dtype, train, backward, calls=True)

@@ -2,7 +2,7 @@
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -116,7 +116,8 @@ class TorchSide:
         args, kwargs = self._tensors((call.args, call.kwargs), dtype, backward)
         # An operation in place may not change a leaf that needs a gradient.
         given = map_tensors((args, kwargs), torch.is_tensor, lambda t: t.clone() if t.requires_grad else t)
-        with recording(model, "output", calls) as record, without_dropout(), torch.set_grad_enabled(backward):
+        dropout = without_dropout() if model.training else nullcontext()  # in eval mode there should be none
+        with recording(model, "output", calls) as record, dropout, torch.set_grad_enabled(backward):
             run = Run(record)
             try:
                 outputs = tensors_in(model(*given[0], **given[1]), torch.is_tensor)
