@@ -322,7 +322,7 @@ def test_a_log_line_is_one_item():
 def step(tmp_path) -> Step:
     """A step as it is after its set-up, without models."""
     step = object.__new__(Step)
-    step.name, step.out, step.types, step.verdicts, step.log = "00_fake", tmp_path, TYPES, [], []
+    step.name, step.out, step.types, step.verdicts, step.groups, step.log = "00_fake", tmp_path, TYPES, [], [], []
     return step
 
 
@@ -353,7 +353,7 @@ def test_a_step_ends_in_its_verdict(step, capsys, verdicts, status, last_line):
     for verdict in verdicts:
         assert step.check(verdict) == (verdict.status == PASS)
     arrays = {"logits": np.ones((2, 3), np.float32)}
-    assert step.finish("fake", arrays, {"logits": 2 * arrays["logits"]}) == status
+    assert step.finish("fake", arrays, {"logits": 2 * arrays["logits"]}).status == status
     assert capsys.readouterr().out.splitlines()[-1] == last_line
     log = (step.out / "log" / "fake_diff.log").read_text(encoding="utf-8")
     assert last_line in log.splitlines()
@@ -439,7 +439,7 @@ def test_conversion_keeps_bits_and_transposes_only_linear_weights(rule, array):
 @pytest.mark.parametrize(
     "key, types, said",
     [
-        ("a.weight", {"a": "LayerNorm"}, r"a\.weight \(LayerNorm\)"),
+        ("a.weight", {"a": "RMSNorm"}, r"a\.weight \(RMSNorm\)"),
         ("b.weight", {"a": "Linear"}, r"b\.weight \(no layer of this model\)"),
         ("a.running_mean", {"a": "Linear"}, r"a\.running_mean \(Linear\)"),
         ("weight", {"": "MobileNetV3"}, r"weight \(MobileNetV3\)"),
