@@ -65,7 +65,7 @@ def _statistics(alone: Alone) -> Iterator[tuple[str, Items]]:
     module, x = alone.module, alone.inputs[0]
     count = x.size // x.shape[1]
     means = [name for name in alone.ref if name.endswith(("running_mean", "running_var"))]
-    before = {name: getattr(module, name.rpartition(".")[2]).double().numpy() for name in means}
+    before = {name: getattr(module, name.removeprefix("buffer ").rpartition(".")[2]).double().numpy() for name in means}
     m = module.momentum
     if m is None:
         return

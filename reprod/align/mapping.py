@@ -9,6 +9,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import SequenceMatcher
+from itertools import combinations
 
 import numpy as np
 
@@ -100,8 +101,10 @@ def _leaf_pairs(one: Module, other: Module) -> dict[str, str]:
     return pairs
 
 
-def tensor_pairs(ref: Side, port: Side, modules: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:
-    """({reference's key: port's key}, {tensor or module: what does not fit})."""
+def tensor_pairs(
+    ref: Side, port: Side, modules: Mapping[str, str], chosen: Mapping[str, str] | None = None
+) -> tuple[dict[str, str], dict[str, str]]:
+    """({reference's key: port's key}, {tensor or module: what does not fit}); `chosen` are pairs of keys to use."""
     tensors, problems = {}, {}
     for name, module in ref.modules.items():
         if module.slots and name not in modules:
@@ -123,7 +126,19 @@ def tensor_pairs(ref: Side, port: Side, modules: Mapping[str, str]) -> tuple[dic
         for leaf, slot in other.slots.items():
             if leaf not in leaves.values() and leaf != OPTIONAL:
                 problems[f"port's {slot.key}"] = f"the reference's {ref_name} does not have it"
-    return tensors, problems
+    return tensors | dict(chosen or {}), problems
+
+
+def _exchanges(ref: Side, port: Side, modules: Mapping[str, str], tensors: Mapping[str, str]) -> list[dict[str, str]]:
+    """Pairs of keys with two tensors of one module and shape exchanged, which no name tells apart."""
+    result = []
+    for name, mate in modules.items():
+        one, other = ref.modules[name], port.modules[mate]
+        loose = [slot for leaf, slot in one.slots.items() if leaf not in other.slots and not one.kind]
+        for a, b in combinations(loose, 2):
+            if a.shape == b.shape:
+                result.append({a.key: tensors[b.key], b.key: tensors[a.key]})
+    return result
 
 
 def checked_map(given: Mapping[str, str], ref: Side, port: Side) -> dict[str, str]:
@@ -164,13 +179,23 @@ def propose(ref: Side, port: Side, inputs: Sequence[np.ndarray], given: Mapping[
 
     `given` fixes some modules, {reference's name: port's name}. Raises UserError where it names what is not there.
     """
-    trial = Trial(ref, port, inputs, signature, lambda modules: tensor_pairs(ref, port, modules)[0])
+    chosen: dict[str, str] = {}
+    trial = Trial(ref, port, inputs, signature, lambda modules: tensor_pairs(ref, port, modules, chosen)[0])
     modules, fixed, how = _pair_up(ref, port, trial, checked_map(given or {}, ref, port))
     tensors, problems = tensor_pairs(ref, port, modules)
     names = NameMap(modules, tensors, how=how, problems=problems)
     if not problems:
         found = trial.resolve(modules, fixed)
-        names.modules, names.tensors = found.modules, tensor_pairs(ref, port, found.modules)[0]
+        tensors = tensor_pairs(ref, port, found.modules)[0]
+        for exchange in _exchanges(ref, port, found.modules, tensors) if found.reached < found.total else ():
+            before = dict(chosen)
+            chosen.update(exchange)
+            further = trial.resolve(found.modules, fixed)
+            if further.reached > found.reached:
+                found = further
+            else:
+                chosen = before
+        names.modules, names.tensors = found.modules, tensor_pairs(ref, port, found.modules, chosen)[0]
         names.how += f", confirmed by values {found.extent}"
         names.ambiguous = trial.symmetric(found, fixed)
     port.load({other: trial.arrays[one] for one, other in names.tensors.items()})

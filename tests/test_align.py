@@ -1,0 +1,339 @@
+"""`align` on right ports: every layer, several inputs and outputs, both modes; and pairs that two libraries ship."""
+
+import numpy as np
+import paddle
+import pytest
+import torch
+from paddle.nn import functional as PF
+from pairs import Port, Ref, assert_aligned, assert_located, assert_refused, normal
+from torch.nn import functional as TF
+
+from reprod.align import align
+from reprod.align.compare import FAIL, PASS, REFUSED
+from reprod.recipe.cli import UserError
+
+T, P = torch.nn, paddle.nn
+TorchSeq, PaddleSeq = T.Sequential, P.Sequential
+IDS = np.random.default_rng(0).integers(0, 10, (2, 5))
+
+LAYERS = {  # (reference, port, shape of the input)
+    "Conv1d": (T.Conv1d(3, 4, 3, padding=1), P.Conv1D(3, 4, 3, padding=1), (2, 3, 8)),
+    "Conv2d": (T.Conv2d(4, 6, 3, 2, 1, groups=2), P.Conv2D(4, 6, 3, 2, 1, groups=2), (2, 4, 8, 7)),
+    "dilated Conv2d": (T.Conv2d(3, 4, 3, dilation=2), P.Conv2D(3, 4, 3, dilation=2), (2, 3, 8, 8)),
+    "Conv3d": (T.Conv3d(3, 4, 3), P.Conv3D(3, 4, 3), (2, 3, 5, 5, 5)),
+    "ConvTranspose1d": (T.ConvTranspose1d(3, 4, 3, 2), P.Conv1DTranspose(3, 4, 3, 2), (2, 3, 5)),
+    "ConvTranspose2d": (T.ConvTranspose2d(3, 4, 3, 2, 1, 1), P.Conv2DTranspose(3, 4, 3, 2, 1, 1), (2, 3, 5, 5)),
+    "Linear, square": (T.Linear(6, 6), P.Linear(6, 6), (4, 6)),
+    "LayerNorm": (T.LayerNorm(6), P.LayerNorm(6), (4, 5, 6)),
+    "LayerNorm over two axes": (T.LayerNorm((5, 6)), P.LayerNorm((5, 6)), (4, 5, 6)),
+    "LayerNorm without bias": (T.LayerNorm(6, bias=False), P.LayerNorm(6, bias_attr=False), (4, 6)),
+    "GroupNorm": (T.GroupNorm(2, 6), P.GroupNorm(2, 6), (4, 6, 5, 5)),
+    "InstanceNorm2d": (T.InstanceNorm2d(6, affine=True), P.InstanceNorm2D(6), (4, 6, 5, 5)),
+    "PReLU": (T.PReLU(), P.PReLU(), (4, 6)),
+    "PReLU by channel": (T.PReLU(6), P.PReLU(6), (4, 6, 3, 3)),
+    "Hardswish": (T.Hardswish(), P.Hardswish(), (16, 6)),
+    "GELU": (T.GELU(), P.GELU(), (16, 6)),
+    "GELU by tanh": (T.GELU("tanh"), P.GELU(True), (16, 6)),
+    "ELU": (T.ELU(), P.ELU(), (16, 6)),
+    "SELU": (T.SELU(), P.SELU(), (16, 6)),
+    "SiLU": (T.SiLU(), P.Swish(), (16, 6)),
+    "Softmax": (T.Softmax(-1), P.Softmax(-1), (4, 6)),
+    "AvgPool2d": (T.AvgPool2d(3, 2, 1), P.AvgPool2D(3, 2, 1, exclusive=False), (2, 3, 7, 7)),
+    "AvgPool2d without padding": (T.AvgPool2d(3, 2, 1, count_include_pad=False), P.AvgPool2D(3, 2, 1), (2, 3, 7, 7)),
+    "AvgPool2d, ceil": (T.AvgPool2d(3, 2, ceil_mode=True), P.AvgPool2D(3, 2, ceil_mode=True), (2, 3, 8, 8)),
+    "AvgPool3d": (T.AvgPool3d(3, 2), P.AvgPool3D(3, 2), (2, 3, 7, 7, 7)),
+    "MaxPool2d": (T.MaxPool2d(3, 2, 1), P.MaxPool2D(3, 2, 1), (2, 3, 7, 7)),
+    "AdaptiveAvgPool2d": (T.AdaptiveAvgPool2d((3, 2)), P.AdaptiveAvgPool2D((3, 2)), (2, 3, 7, 7)),
+    "Upsample, nearest": (T.Upsample(scale_factor=2), P.Upsample(scale_factor=2), (2, 3, 5, 5)),
+    "Upsample, bilinear": (T.Upsample((9, 13), mode="bilinear"), P.Upsample((9, 13), mode="bilinear"), (2, 3, 5, 7)),
+    "Upsample, bicubic": (T.Upsample((9, 13), mode="bicubic"), P.Upsample((9, 13), mode="bicubic"), (2, 3, 5, 7)),
+    "Upsample, corners": (
+        T.Upsample(scale_factor=1.7, mode="bilinear", align_corners=True),
+        P.Upsample(scale_factor=1.7, mode="bilinear", align_corners=True),
+        (2, 3, 5, 7),
+    ),
+    "Dropout": (T.Dropout(0.5), P.Dropout(0.5), (4, 6)),
+    "Flatten": (T.Flatten(), P.Flatten(), (4, 2, 3)),
+}
+
+
+@pytest.mark.parametrize(("layer", "port_layer", "shape"), LAYERS.values(), ids=LAYERS)
+def test_a_layer(layer, port_layer, shape):
+    """In front of it a layer that can be wrong, so that what it sends back is judged too."""
+    ones = {2: (T.Linear, P.Linear), 3: (T.Conv1d, P.Conv1D), 4: (T.Conv2d, P.Conv2D), 5: (T.Conv3d, P.Conv3D)}
+    first, port_first = (factory(shape[1], shape[1], *[1] * (len(shape) > 2)) for factory in ones[len(shape)])
+    assert_aligned(TorchSeq(first, layer), PaddleSeq(port_first, port_layer), normal(*shape))
+
+
+BATCH_NORMS = {
+    "BatchNorm1d": (T.BatchNorm1d(6), P.BatchNorm1D(6), (4, 6)),
+    "BatchNorm1d in time": (T.BatchNorm1d(6), P.BatchNorm1D(6), (4, 6, 5)),
+    "BatchNorm2d": (T.BatchNorm2d(6), P.BatchNorm2D(6), (4, 6, 5, 5)),
+    "BatchNorm3d": (T.BatchNorm3d(6), P.BatchNorm3D(6), (4, 6, 3, 3, 3)),
+}
+
+
+@pytest.mark.parametrize(("layer", "port_layer", "shape"), BATCH_NORMS.values(), ids=BATCH_NORMS)
+def test_batch_norm_is_right_in_eval_mode_and_paddles_variance_is_named_in_train_mode(layer, port_layer, shape):
+    assert_aligned(layer, port_layer, normal(*shape), modes=("eval",))
+    cause = "the running variance is the biased one, sum / n"
+    verdict = assert_located(layer, port_layer, normal(*shape), at="", phase="buffers", cause=cause)
+    failed = {row.name for row in verdict.rows if row.status == FAIL}
+    assert failed == {"train mode, float64/buffer/running_var"}
+
+
+@pytest.mark.parametrize("kind", ["LSTM", "GRU", "RNN"])
+@pytest.mark.parametrize("way", ["one way", "both ways", "two layers with dropout"])
+def test_a_recurrent_layer(kind, way):
+    options = {"one way": {}, "both ways": {"bidirectional": True}}.get(way, {"num_layers": 2, "dropout": 0.5})
+    port_options = {"direction": "bidirect"} if way == "both ways" else options
+    width = 16 if way == "both ways" else 8
+    port_kind = getattr(P, kind.replace("RNN", "SimpleRNN"))
+    ref = Ref(
+        lambda m, x: m.fc(m.rnn(x)[0]), rnn=getattr(T, kind)(6, 8, batch_first=True, **options), fc=T.Linear(width, 3)
+    )
+    port = Port(lambda m, x: m.fc(m.rnn(x)[0]), rnn=port_kind(6, 8, **port_options), fc=P.Linear(width, 3))
+    assert_aligned(ref, port, normal(2, 5, 6))
+
+
+def layers() -> tuple[dict, dict]:
+    return {"a": T.Linear(5, 6), "o": T.Linear(6, 3)}, {"a": P.Linear(5, 6), "o": P.Linear(6, 3)}
+
+
+# Inputs and outputs.
+
+
+def both(code, port_code=None) -> tuple[Ref, Port]:
+    ref, port = layers()
+    return Ref(code, **ref), Port(port_code or code, **port)
+
+
+def test_two_inputs():
+    code = lambda m, x, y: m.o(m.a(x) * m.b(y))  # noqa: E731
+    ref, port = layers()
+    pair = Ref(code, **ref, b=T.Linear(4, 6)), Port(code, **port, b=P.Linear(4, 6))
+    verdict = assert_aligned(*pair, normal(4, 5), normal(4, 4))
+    names = {row.name for row in verdict.rows}
+    assert {f"eval mode, float64/gradient/input {i}" for i in (0, 1)} <= names
+
+
+@pytest.mark.parametrize("dtype", [np.int64, np.int32])
+def test_whole_numbers_into_an_embedding(dtype):
+    code = lambda m, ids, x: m.o(m.embed(ids).mean(1) * m.a(x))  # noqa: E731
+    ref, port = layers()
+    pair = Ref(code, **ref, embed=T.Embedding(10, 6)), Port(code, **port, embed=P.Embedding(10, 6))
+    assert_aligned(*pair, IDS.astype(dtype), normal(2, 5))
+
+
+def test_two_embeddings_of_one_size_are_told_apart_by_their_indices():
+    ref = Ref(lambda m, i, j: m.one(i) - m.two(j).tanh(), one=T.Embedding(10, 6), two=T.Embedding(10, 6))
+
+    def turned(m, i, j):
+        later = m.b(j)
+        return m.a(i) - later.tanh()
+
+    port = Port(turned, b=P.Embedding(10, 6), a=P.Embedding(10, 6))
+    assert_aligned(ref, port, IDS, IDS[::-1].copy())
+
+
+def test_a_mask_of_booleans():
+    mask = np.random.default_rng(1).random((4, 6)) > 0.5
+    pair = both(
+        lambda m, x, mask: m.o(m.a(x).masked_fill(mask, 0.0)),
+        lambda m, x, mask: m.o(paddle.where(mask, paddle.zeros([1]), m.a(x))),
+    )
+    assert_aligned(*pair, normal(4, 5), mask)
+
+
+@pytest.mark.parametrize("dtype", [np.float64, np.float16])
+def test_inputs_of_any_float_type(dtype):
+    assert_aligned(*both(lambda m, x: m.o(m.a(x))), normal(4, 5).astype(dtype))
+
+
+OUTPUTS = {
+    "a tuple": lambda m, x: (m.a(x), m.o(m.a(x))),
+    "a dict": lambda m, x: {"one": m.a(x), "two": m.o(m.a(x))},
+    "nested": lambda m, x: [m.a(x), {"one": (m.o(m.a(x)),)}],
+    "one without a gradient": lambda m, x: (m.o(m.a(x)), m.a(x).detach()),
+    "one of whole numbers": lambda m, x: (m.o(m.a(x)), m.a(x).argmax(1)),
+}
+
+
+@pytest.mark.parametrize("code", OUTPUTS.values(), ids=OUTPUTS)
+def test_several_outputs(code):
+    verdict = assert_aligned(*both(code), normal(4, 5))
+    assert sum(row.name.startswith("eval mode, float64/forward/output[") for row in verdict.rows) == 2
+
+
+def test_a_dict_in_another_order_is_the_same():
+    pair = both(OUTPUTS["a dict"], lambda m, x: {"two": m.o(m.a(x)), "one": m.a(x)})
+    assert_aligned(*pair, normal(4, 5))
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        lambda m, x: {"one": m.a(x), "three": m.o(m.a(x))},
+        lambda m, x: {"one": m.o(m.a(x)), "two": m.a(x)},
+        lambda m, x: m.a(x),
+    ],
+    ids=["another key", "exchanged", "only one"],
+)
+def test_outputs_that_do_not_fit(code):
+    verdict = align(*both(OUTPUTS["a dict"], code), [normal(4, 5)])
+    assert verdict.status == FAIL
+    assert verdict.first_failure.name.startswith("eval mode, float64/forward/output[")
+
+
+# State of one's own.
+
+
+class Table(T.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc, self.gain = T.Linear(5, 6), T.Parameter(torch.ones(6))
+        self.register_buffer("table", torch.arange(6.0))
+        self.register_buffer("steps", torch.zeros((), dtype=torch.int64))
+
+    def forward(self, x):
+        if self.training:
+            self.table.mul_(0.5)
+            self.steps.add_(1)
+        return self.fc(x) * self.gain + self.table
+
+
+class PortTable(P.Layer):
+    def __init__(self, updates: bool = True) -> None:
+        super().__init__()
+        self.updates = updates
+        self.fc, self.gain = P.Linear(5, 6), self.create_parameter([6])
+        self.register_buffer("table", paddle.arange(6).astype("float32"))
+        self.register_buffer("steps", paddle.zeros([], "int64"))
+
+    def forward(self, x):
+        if self.training and self.updates:
+            self.table.set_value(self.table * 0.5)
+            self.steps.set_value(self.steps + 1)
+        return self.fc(x) * self.gain + self.table
+
+
+def test_parameters_and_buffers_of_ones_own():
+    verdict = assert_aligned(Table(), PortTable(), normal(4, 5))
+    assert {"train mode, float64/buffer/steps", "train mode, float64/gradient/gain"} <= {r.name for r in verdict.rows}
+
+
+def test_a_buffer_that_is_not_updated():
+    verdict = assert_located(Table(), PortTable(updates=False), normal(4, 5), at="", phase="forward")
+    failed = {row.name for row in verdict.rows if row.status == FAIL}
+    assert {"train mode, float64/buffer/table", "train mode, float64/buffer/steps"} <= failed
+    assert not any(name.startswith("eval mode") for name in failed)
+
+
+def test_frozen_on_both_sides():
+    ref, port = both(lambda m, x: m.o(m.a(x)))
+    ref.a.weight.requires_grad, port.a.weight.stop_gradient = False, True
+    verdict = align(ref, port, [normal(4, 5)])
+    assert verdict.status == PASS, str(verdict)
+
+
+# Randomness.
+
+DROPOUTS = {
+    "layers": (lambda m, x: m.o(m.drop(m.a(x))),) * 2,
+    "functions": (
+        lambda m, x: m.o(TF.dropout(m.a(x), 0.5, m.training)),
+        lambda m, x: m.o(PF.dropout(m.a(x), 0.5, training=m.training)),
+    ),
+    "a layer here, a function there": (
+        lambda m, x: m.o(m.drop(m.a(x))), lambda m, x: m.o(PF.dropout(m.a(x), 0.5, training=m.training))
+    ),
+    "here only": (lambda m, x: m.o(m.drop(m.a(x))), lambda m, x: m.o(m.a(x))),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("code", "port_code"), DROPOUTS.values(), ids=DROPOUTS)
+def test_dropout_is_off_in_train_mode(code, port_code):
+    ref, port = layers()
+    assert_aligned(Ref(code, **ref, drop=T.Dropout(0.5)), Port(port_code, **port, drop=P.Dropout(0.5)), normal(4, 5))
+
+
+def test_dropout_that_is_left_on_in_eval_mode_is_a_fault():
+    verdict = align(*both(lambda m, x: m.o(m.a(x)), lambda m, x: m.o(PF.dropout(m.a(x), 0.5))), [normal(4, 5)])
+    assert verdict.status == FAIL and verdict.first_failure.name == "eval mode/the same each time"
+    assert verdict.first_failure.reason == "the port gives another result each time it runs: is dropout on?"
+
+
+def test_dropout_that_scales_in_eval_mode_is_named():
+    ref, port = layers()
+    code = lambda m, x: m.o(m.drop(m.a(x)))  # noqa: E731
+    pair = Ref(code, **ref, drop=T.Dropout(0.5)), Port(code, **port, drop=P.Dropout(0.5, mode="downscale_in_infer"))
+    assert_located(*pair, normal(4, 5), at="drop", phase="forward", cause="it is 0.5 times the reference's, everywhere")
+
+
+def noisy(m, x):
+    return m.o(m.a(x) + (torch.randn(6, dtype=x.dtype) if m.training else 0.0))
+
+
+def noisy_port(m, x):
+    return m.o(m.a(x) + (paddle.randn([6], x.dtype) if m.training else 0.0))
+
+
+@pytest.mark.parametrize(
+    ("code", "what"), [(noisy, "reference"), (lambda m, x: m.o(m.a(x)), "port")], ids=["both", "the port"]
+)
+def test_what_is_random_in_train_mode_is_refused_there_and_judged_in_eval_mode(code, what):
+    pair = both(code, noisy_port)
+    assert_refused(*pair, normal(4, 5), text=f"the {what} gives another result each time it runs in train mode")
+    assert_aligned(*pair, normal(4, 5), modes=("eval",))
+
+
+# What cannot be judged.
+
+
+def test_nan_in_the_reference_is_refused():
+    pair = both(lambda m, x: torch.log(-m.a(x).abs()), lambda m, x: paddle.log(-m.a(x).abs()))
+    verdict = align(*pair, [normal(4, 5)])
+    assert (
+        verdict.status == REFUSED and "the reference itself gives NaN or infinity at forward/output" in verdict.refusal
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((normal(4, 7),), "the reference cannot run on these inputs in eval mode: it raised RuntimeError"),
+        ((normal(4, 5), normal(4, 5)), "the reference cannot run on these inputs in eval mode: it raised TypeError"),
+    ],
+)
+def test_inputs_that_do_not_fit_the_reference(arguments, message):
+    with pytest.raises(UserError, match=message):
+        align(*both(lambda m, x: m.o(m.a(x))), arguments)
+
+
+def test_one_sample_where_batch_norm_trains():
+    pair = TorchSeq(T.Linear(5, 6), T.BatchNorm1d(6)), PaddleSeq(P.Linear(5, 6), P.BatchNorm1D(6))
+    with pytest.raises(UserError, match="in train mode.*batch norm needs 2 samples at least"):
+        align(*pair, [normal(1, 5)])
+
+
+@pytest.mark.parametrize("options", [{"weights": "none"}, {"modes": ()}, {"modes": ("test",)}])
+def test_options_that_are_none(options):
+    with pytest.raises(UserError, match="weights are one of .*, modes some of"):
+        align(*both(lambda m, x: m.o(m.a(x))), [normal(4, 5)], **options)
+
+
+def test_what_is_no_model():
+    ref, port = both(lambda m, x: m.o(m.a(x)))
+    with pytest.raises(UserError, match="the reference is a Port, no torch.nn.Module"):
+        align(port, port, [normal(4, 5)])
+    with pytest.raises(UserError, match="the port is a Ref, no paddle.nn.Layer"):
+        align(ref, ref, [normal(4, 5)])
+
+
+def test_neither_model_is_changed():
+    ref, port = both(lambda m, x: m.o(m.a(x)))
+    before = [tensor.clone() for tensor in ref.parameters()], [tensor.clone() for tensor in port.parameters()]
+    assert_aligned(ref, port, normal(4, 5))
+    assert all(torch.equal(one, other) for one, other in zip(before[0], ref.parameters(), strict=True))
+    assert all(bool((one == other).all()) for one, other in zip(before[1], port.parameters(), strict=True))
+    assert ref.training and port.training and all(p.grad is None for p in [*ref.parameters(), *port.parameters()])
