@@ -162,13 +162,16 @@ class Step:
         ref_model = capture_torch.build(self.ref_model, self.arrays, "float32", self.torch_device)
         try:
             build = capture_paddle.build
-            port_model = build(self.paddle_model, self.arrays, "float32", self.paddle_device, self.types)
+            port_model, fits = build(self.paddle_model, self.arrays, "float32", self.paddle_device, self.types), True
         except UserError:  # the weights do not fit, which is a difference of structure
-            port_model = self.paddle_model()
+            port_model, fits = self.paddle_model(), False
         ref, port = TorchSide(ref_model, self.torch_device), PaddleSide(port_model, self.paddle_device)
         loaded = port.arrays()
         names = propose(ref, port, inputs)
-        port.load(loaded)  # what the proposal loaded is the reference's
+        if fits:
+            port.load(loaded)  # what the proposal loaded is the reference's
+            calls = ref.run(inputs, "float32", train=False, calls=True).record.calls  # a mirror: one name, one module
+            names.calls = {k: k for k, call in calls.items() if not call.name or call.name in port.modules}
         return Pair(ref, port, names, inputs, cotangent)
 
     def locate(self, inputs: Sequence[np.ndarray], cotangent: Sequence[np.ndarray] | None = None) -> None:
