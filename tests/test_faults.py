@@ -44,7 +44,7 @@ def load_tool() -> ModuleType:
 @pytest.fixture(scope="module")
 def outcomes(request) -> dict[str, gallery.Outcome]:
     """{name: outcome} of the selected faults; a rung that does not pass without a fault raises."""
-    items = [item for item in request.session.items if "outcomes" in getattr(item, "fixturenames", ())]
+    items = [item for item in request.session.items if item.path == request.path and "outcomes" in item.fixturenames]
     chosen = [item.callspec.params["fault"] for item in items]
     _, found = gallery.run_gallery(chosen, {fault.rung for fault in chosen}, jobs=2, below=False)
     return {outcome.fault.name: outcome for outcome in found}
