@@ -11,6 +11,8 @@ import numpy as np
 
 from reprod.recipe.cli import UserError, existing_file
 
+from .report import one_line
+
 
 def add_pair_arguments(parser: argparse.ArgumentParser, required: bool) -> None:
     """--ref, --port, --input, --weights, --port-weights, --map, --seed, --device."""
@@ -46,20 +48,22 @@ def load_factory(text: str, flag: str) -> Callable[[], Any]:
     except (SyntaxError, ValueError) as error:
         raise UserError(f"{flag} {text!r} is no PKG.MOD:FACTORY nor PKG.MOD:FACTORY(KEYWORD=VALUE, ...)") from error
     try:
-        factory = getattr(importlib.import_module(module_name), node.id)
-    except ImportError as error:
-        raise UserError(f"{flag} {text!r}: {error}: run it from the folder that holds the package") from error
-    except AttributeError as error:
-        raise UserError(f"{flag} {text!r}: {module_name} has no {node.id}") from error
-    return lambda: factory(**kwargs)
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        raise UserError(f"{flag} {text!r}: {error}: put the folder that holds it into PYTHONPATH") from error
+    except Exception as error:  # whatever a module of the user's may raise
+        raise UserError(f"{flag} {text!r}: importing {module_name} raised {one_line(error)}") from error
+    if not callable(getattr(module, node.id, None)):
+        raise UserError(f"{flag} {text!r}: {module_name} has no {node.id} that can be called")
+    return lambda: getattr(module, node.id)(**kwargs)
 
 
 def make(factory: Callable[[], Any], flag: str) -> Any:
-    """The model; raises UserError for keywords that it does not take."""
+    """The model; raises UserError where making it raises, as for keywords that it does not take."""
     try:
         return factory()
-    except TypeError as error:
-        raise UserError(f"{flag}: it cannot be called so: {error}") from error
+    except Exception as error:  # whatever a factory of the user's may raise
+        raise UserError(f"{flag}: making it raised {one_line(error)}") from error
 
 
 def draw_input(text: str, rng: np.random.Generator) -> np.ndarray:

@@ -1,0 +1,256 @@
+"""`python -m reprod.align` and `tools/locate.py`: what they say of any pair, their exit codes, and users' mistakes."""
+
+import importlib.util
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import paddle
+import pytest
+import torch
+from safetensors.numpy import save_file
+
+from reprod.recipe import cli
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def load_tool(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, ROOT / "tools" / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+ALIGN, LOCATE = importlib.import_module("reprod.align.__main__"), load_tool("locate")
+PAIR = """
+import paddle
+import torch
+
+
+class Ref(torch.nn.Module):
+    def __init__(self, classes=3):
+        super().__init__()
+        self.first, self.act, self.last = torch.nn.Linear(5, 6), torch.nn.ReLU(), torch.nn.Linear(6, classes)
+
+    def forward(self, x):
+        return self.last(self.act(self.first(x)))
+
+
+class Port(paddle.nn.Layer):
+    def __init__(self, activation="ReLU"):
+        super().__init__()
+        self.one, self.act, self.two = paddle.nn.Linear(5, 6), getattr(paddle.nn, activation)(), paddle.nn.Linear(6, 3)
+
+    def forward(self, x):
+        return self.two(self.act(self.one(x)))
+
+
+class Sum(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = torch.nn.Linear(5, 6), torch.nn.Linear(5, 6)
+
+    def forward(self, x):
+        return self.a(x) + self.b(x)
+
+
+class PortSum(paddle.nn.Layer):
+    def __init__(self):
+        super().__init__()
+        self.u, self.v = paddle.nn.Linear(5, 6), paddle.nn.Linear(5, 6)
+
+    def forward(self, x):
+        return self.u(x) + self.v(x)
+
+
+def broken():
+    raise RuntimeError("no such size")
+"""
+DEFAULTS = {"--ref": "a_pair:Ref", "--port": "a_pair:Port", "--input": "4,5"}
+
+
+@dataclass
+class Ended:
+    """How a command ended."""
+
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """The current folder, from which modules are imported: the pair, and a module that cannot be."""
+    (tmp_path / "a_pair.py").write_text(PAIR, encoding="utf-8")
+    (tmp_path / "no_module.py").write_text("import paddle\n1 / 0\n", encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    yield tmp_path
+    sys.modules.pop("a_pair", None)
+
+
+@pytest.fixture
+def run(folder, capsys) -> Callable[..., Ended]:
+    """run(program, flags) -> how it ended, in this process; the pair of PAIR unless the flags say otherwise."""
+
+    def run(program: ModuleType, **flags: object) -> Ended:
+        given = DEFAULTS | {f"--{name.replace('_', '-')}": value for name, value in flags.items()}
+        words = [str(word) for flag, value in given.items() if value is not None for word in (flag, value)]
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as ended:
+            cli.run(lambda: program.main(program.get_args_parser().parse_args(words)), program.PROG)
+        return Ended(ended.value.code, *capsys.readouterr())
+
+    return run
+
+
+def last_line(text: str) -> str:
+    return text.strip().splitlines()[-1]
+
+
+def test_an_aligned_pair(run):
+    result = run(ALIGN)
+    assert result.returncode == 0, result.stderr
+    assert last_line(result.stdout).startswith("PASS align: all ")
+    assert "a_pair:Port against a_pair:Ref, cpu, seed 0, probe weights" in result.stdout
+    assert "map: 4 tensors, 4 outputs, by order, type and shape, confirmed by values everywhere" in result.stdout
+
+
+def test_a_fault(run):
+    result = run(ALIGN, port="a_pair:Port(activation='ReLU6')", mode="eval")
+    assert result.returncode == 1, result.stderr
+    assert last_line(result.stdout).startswith("FAIL align: ") and "train mode" not in result.stdout
+    assert "located: act (ReLU), the port's act (ReLU6): forward" in result.stdout
+    assert "cause, tested: it is ReLU6, not ReLU" in result.stdout
+
+
+def test_an_ambiguous_map_and_what_settles_it(run, folder):
+    pair = {"ref": "a_pair:Sum", "port": "a_pair:PortSum"}
+    result = run(ALIGN, **pair)
+    assert result.returncode == 2, result.stdout
+    assert "REFUSED a and b may be the port's u and v, or the other way round" in result.stdout
+    (folder / "map.yaml").write_text("a: u\n", encoding="utf-8")
+    assert run(ALIGN, **pair, map="map.yaml").returncode == 0
+    refused = run(LOCATE, **pair)
+    assert refused.returncode == 2 and "the map is ambiguous" in last_line(refused.stderr)
+
+
+@pytest.mark.parametrize("activation", ["ReLU", "ReLU6"])
+def test_the_locator(run, activation):
+    result = run(LOCATE, port=f"a_pair:Port(activation={activation!r})")
+    if activation == "ReLU":
+        assert result.returncode == 0, result.stderr
+        assert last_line(result.stdout) == "not located: each module alone gives what the reference's gives"
+    else:
+        assert result.returncode == 1, result.stderr
+        assert "located: act (ReLU), the port's act (ReLU6): forward" in result.stdout
+
+
+def save_weights(folder: Path, change: float = 0.0) -> None:
+    """ref.safetensors and port.pdparams of the same random weights, but for one element of the port's."""
+    rng = np.random.default_rng(0)
+    shapes = {"first.weight": (6, 5), "first.bias": (6,), "last.weight": (3, 6), "last.bias": (3,)}
+    arrays = {name: rng.normal(size=shape).astype(np.float32) for name, shape in shapes.items()}
+    save_file(arrays, folder / "ref.safetensors")
+    names = {name: name.replace("first", "one").replace("last", "two") for name in arrays}
+    port = {names[name]: np.ascontiguousarray(array.T) for name, array in arrays.items()}
+    port["two.bias"][1] += change
+    paddle.save({name: paddle.to_tensor(array) for name, array in port.items()}, str(folder / "port.pdparams"))
+
+
+def test_weights_of_the_reference(run, folder):
+    save_weights(folder)
+    result = run(ALIGN, weights="ref.safetensors")
+    assert result.returncode == 0, result.stderr + result.stdout
+    assert "reference weights" in result.stdout
+
+
+@pytest.mark.parametrize("change", [0.0, 1e-6])
+def test_weights_of_the_port(run, folder, change):
+    save_weights(folder, change)
+    result = run(ALIGN, weights="ref.safetensors", port_weights="port.pdparams")
+    assert "own weights" in result.stdout, result.stderr
+    if change:
+        assert result.returncode == 1
+        assert "located: last (Linear), the port's two (Linear): weights" in result.stdout
+    else:
+        assert result.returncode == 0, result.stdout
+
+
+MISTAKES = {
+    "no such module": (
+        {"ref": "nothing:Net"},
+        "No module named 'nothing': put the folder that holds it into PYTHONPATH",
+    ),
+    "a module that raises": ({"port": "no_module:Net"}, "importing no_module raised ZeroDivisionError"),
+    "no such factory": ({"ref": "a_pair:Net"}, "a_pair has no Net that can be called"),
+    "no factory": ({"port": "math:pi"}, "math has no pi that can be called"),
+    "no colon": ({"ref": "a_pair"}, "is no PKG.MOD:FACTORY"),
+    "a positional argument": ({"ref": "a_pair:Ref(3)"}, "is no PKG.MOD:FACTORY"),
+    "an expression": ({"ref": "a_pair:Ref(classes=1 + x)"}, "is no PKG.MOD:FACTORY"),
+    "no such keyword": ({"ref": "a_pair:Ref(depth=3)"}, "--ref: making it raised TypeError"),
+    "a factory that raises": ({"ref": "a_pair:broken"}, "--ref: making it raised RuntimeError: no such size"),
+    "the sides exchanged": (
+        {"ref": "a_pair:Port", "port": "a_pair:Ref"},
+        "the reference is a Port, no torch",
+    ),
+    "no shape": ({"input": "4,x"}, "--input '4,x' is no shape"),
+    "an empty input": ({"input": "4,0"}, "--input '4,0' is no shape"),
+    "a type that is none": ({"input": "4,5:float99"}, "--input '4,5:float99' is no shape"),
+    "a shape that does not fit": ({"input": "4,6"}, "the reference cannot run on these inputs in eval mode"),
+    "a negative seed": ({"seed": -1}, "--seed -1 is negative"),
+    "no map": ({"map": "nothing.yaml"}, "map nothing.yaml does not exist"),
+    "a list for a map": ({"map": "list.yaml"}, "map list.yaml holds no lines NAME: NAME"),
+    "no YAML": ({"map": "bad.yaml"}, "map bad.yaml is no YAML"),
+    "a map of what is not there": ({"map": "wrong.yaml"}, "the port has no module with weights of that name"),
+    "no weights": ({"weights": "nothing.pth"}, "weights nothing.pth does not exist"),
+    "weights that do not fit": ({"weights": "other.safetensors"}, "weights other.safetensors"),
+    "weights of the port alone": ({"port_weights": "port.pdparams"}, "--port-weights are compared with --weights"),
+}
+
+
+@pytest.mark.parametrize(("flags", "message"), MISTAKES.values(), ids=MISTAKES)
+def test_a_mistake_is_one_line_and_status_2(run, folder, flags, message):
+    for name, text in {"list": "- a\n", "bad": "a: [b\n", "wrong": "first: nothing\n"}.items():
+        (folder / f"{name}.yaml").write_text(text, encoding="utf-8")
+    save_file({"first.weight": np.zeros((2, 2), np.float32)}, folder / "other.safetensors")
+    for program in (ALIGN, LOCATE) if "ref" in flags else (ALIGN,):
+        result = run(program, **flags)
+        assert result.returncode == 2, result.stdout + result.stderr
+        line = last_line(result.stderr)
+        assert ": error: " in line and message in line, line
+        assert "Traceback" not in result.stderr
+
+
+def test_flags_that_are_missing(run):
+    assert "required: --ref" in last_line(run(ALIGN, ref=None).stderr)
+    assert "--ref and --port are a pair" in last_line(run(LOCATE, ref=None).stderr)
+
+
+PROGRAMS = {"align": ("-m", "reprod.align"), "locate": (str(ROOT / "tools" / "locate.py"),)}
+
+
+@pytest.mark.parametrize("program", PROGRAMS.values(), ids=PROGRAMS)
+def test_as_commands(folder, program):
+    """Their help, and a pair in a folder that PYTHONPATH names."""
+    path = os.pathsep.join([str(folder), *filter(None, [os.environ.get("PYTHONPATH")])])
+    flags = [word for pair in DEFAULTS.items() for word in pair]
+    for words, status, text in ((flags, 0, "a_pair:Port against a_pair:Ref"), (["--help"], 0, "--port-weights FILE")):
+        result = subprocess.run(
+            [sys.executable, *program, *words], env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
+            cwd=folder, capture_output=True, text=True, timeout=120, check=False,
+        )  # fmt: skip
+        assert result.returncode == status, result.stderr
+        assert text in result.stdout
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="says what is said where there is no card")
+def test_a_card_that_is_not_there(run):
+    result = run(ALIGN, device="gpu")
+    assert result.returncode == 2 and "sees no card" in last_line(result.stderr)
