@@ -1,0 +1,63 @@
+"""`align` on torchvision's models against paddle.vision's: aligned, or every true difference named and nothing else."""
+
+import numpy as np
+import paddle.vision.models
+import pytest
+import torchvision.models
+
+from reprod.align import align
+from reprod.align.compare import FAIL, PASS
+from reprod.align.locate import Location
+
+IMAGES = np.random.default_rng(0).normal(size=(2, 3, 64, 64)).astype(np.float32)
+BIASED = "the running variance is the biased one, sum / n (torch's is sum / (n - 1))"
+
+
+def judged(name: str, modes: tuple[str, ...]):
+    ref, port = getattr(torchvision.models, name)(weights=None), getattr(paddle.vision.models, name)()
+    return align(ref, port, [IMAGES], modes=modes)
+
+
+def faults(location: Location) -> dict[tuple[str, str, str], int]:
+    """{(class, phase, causes): how many modules} of everything that was located."""
+    found: dict[tuple[str, str, str], int] = {}
+    for one in [location, *location.also]:
+        key = one.type, one.phase, "; ".join(one.causes)
+        found[key] = found.get(key, 0) + 1
+    return found
+
+
+@pytest.mark.parametrize(
+    ("name", "norms", "names"),
+    [
+        ("resnet18", 20, "by name"),
+        ("mobilenet_v2", 52, "by name"),
+        ("shufflenet_v2_x1_0", 56, "by order, type and shape"),
+    ],
+)
+def test_aligned_but_for_running_variances(name, norms, names):
+    verdict = judged(name, ("eval", "train"))
+    assert f"{names}, confirmed by values everywhere" in verdict.notes[0]
+    failed = [row.name for row in verdict.rows if row.status != PASS]
+    assert len(failed) == norms and all(item.startswith("train mode, float64/buffer/") for item in failed), failed
+    assert all(item.endswith("running_var") for item in failed)
+    assert faults(verdict.location) == {("BatchNorm2d", "buffers", BIASED): norms}
+
+
+def test_mobilenet_v3_small_and_its_hard_sigmoid():
+    """Its slope is the float32 number nearest to 0.1666667: 1e-7 off, which float64 shows and float32 does not."""
+    verdict = judged("mobilenet_v3_small", ("eval", "train"))
+    assert "by order, type and shape, confirmed by values everywhere" in verdict.notes[0]
+    assert verdict.location.name == "features.1.block.1.scale_activation"
+    slope = "it is hard-sigmoid with slope 0.1666667, Paddle's default, not Hardsigmoid"
+    assert faults(verdict.location) == {("Hardsigmoid", "forward", slope): 9, ("BatchNorm2d", "buffers", BIASED): 34}
+    assert not any(row.status == FAIL and "float32" in row.name for row in verdict.rows)
+
+
+def test_squeezenet1_1_its_first_padding_and_its_dropout():
+    verdict = judged("squeezenet1_1", ("eval",))
+    assert verdict.location.name == "features.0"
+    assert faults(verdict.location) == {
+        ("Conv2d", "forward", "padding is 1, not 0"): 1,
+        ("Dropout", "forward", "it is 0.5 times the reference's, everywhere"): 1,
+    }
