@@ -49,12 +49,16 @@ class BatchNorm2D(nn.BatchNorm2D):
         # With momentum 0 the native kernel leaves the batch statistics in these two.
         mean, variance = paddle.zeros_like(self._mean), paddle.zeros_like(self._variance)
         y = F.batch_norm(x, mean, variance, self.weight, self.bias, training=True, momentum=0.0, epsilon=self._epsilon)
-        with paddle.no_grad():
-            paddle.assign(self.num_batches_tracked + 1, self.num_batches_tracked)
-            new, old = 1 - self._momentum, self._momentum
-            paddle.assign(old * self._mean + new * mean, self._mean)
-            paddle.assign(old * self._variance + new * variance * (n / (n - 1)), self._variance)
+        self.update_running_statistics(mean, variance * (n / (n - 1)))
         return y
+
+    @paddle.no_grad()
+    def update_running_statistics(self, mean: Tensor, variance: Tensor) -> None:
+        """running = momentum * running + (1 - momentum) * batch, with the unbiased variance."""
+        paddle.assign(self.num_batches_tracked + 1, self.num_batches_tracked)
+        new, old = 1 - self._momentum, self._momentum
+        paddle.assign(old * self._mean + new * mean, self._mean)
+        paddle.assign(old * self._variance + new * variance, self._variance)
 
 
 class Hardsigmoid(nn.Layer):

@@ -10,7 +10,7 @@ from paddle import nn
 
 from reprod.recipe.cli import UserError, existing_file
 from reprod.recipe.files import atomic_path, load_pdparams, load_safetensors, save_safetensors
-from reprod.recipe.state_dict import check_hash, check_state_dict
+from reprod.recipe.state_dict import check_hash, check_state_dict, keep_last_layer
 
 SUFFIXES = (".pdparams",)
 
@@ -62,6 +62,17 @@ def load_state_dict(model: nn.Layer, arrays: Mapping[str, np.ndarray], what: str
 def load_weights(model: nn.Layer, path: str | Path) -> None:
     """Load the weight file `path` into `model`; raises UserError as `read_weights` and `load_state_dict` do."""
     load_state_dict(model, read_weights(path), f"weights {path}")
+
+
+def load_finetune(model: nn.Layer, path: str | Path) -> list[str]:
+    """Load `path` to train on from it, and return the names that keep their initial draw instead.
+
+    These are the last layer's if the weights are for another number of classes, else none. Raises UserError as
+    `load_weights` does for whatever else does not fit.
+    """
+    arrays, kept = keep_last_layer(read_weights(path), to_arrays(model.state_dict()))
+    load_state_dict(model, arrays, f"weights {path}")
+    return kept
 
 
 def save_weights(model: nn.Layer, path: str | Path) -> None:

@@ -9,10 +9,26 @@ import numpy as np
 
 from reprod.recipe.cli import UserError
 
+LAST_LAYER = "classifier.3."  # what the names of its parameters begin with
 
 def num_classes_of(arrays: Mapping[str, np.ndarray]) -> int:
     """How many classes a MobileNetV3's weights tell apart; 1000 when they lack the last bias (loading then says so)."""
     return int(np.size(arrays.get("classifier.3.bias", ()))) or 1000
+
+
+def keep_last_layer(
+    given: Mapping[str, np.ndarray], own: Mapping[str, np.ndarray]
+) -> tuple[dict[str, np.ndarray], list[str]]:
+    """(`given`, with `own`'s last layer if the two differ in the number of classes; the names that were replaced).
+
+    A last layer that differs in anything else stays, for `check_state_dict` to name.
+    """
+    names = [name for name in own if name.startswith(LAST_LAYER)]
+    classes, own_classes = num_classes_of(given), num_classes_of(own)
+    fits = all(name in given and given[name].size * own_classes == own[name].size * classes for name in names)
+    if classes == own_classes or not fits:
+        return dict(given), []
+    return {**given, **{name: own[name] for name in names}}, names
 
 
 def hash_in_name(path: Path) -> str | None:
@@ -56,9 +72,10 @@ def check_state_dict(given: Mapping[str, np.ndarray], expected: Mapping[str, np.
         key = dtypes[0]
         problems.append(f"{len(dtypes)} of another dtype (first: {key} {given[key].dtype} for {expected[key].dtype})")
     if problems:
-        raise UserError(
-            f"{what} do not fit this model, {', '.join(problems)}: check --model and which framework they are for"
-        )
+        mend = "check --model and which framework they are for"
+        if len(problems) == 1 and shapes and all(key.startswith(LAST_LAYER) for key in shapes):
+            mend = "for another number of classes train on from them with --finetune"
+        raise UserError(f"{what} do not fit this model, {', '.join(problems)}: {mend}")
     for key in common:
         if not np.isfinite(given[key]).all():
             raise UserError(f"{what} hold NaN or Inf in {key}: use weights from before training diverged")
