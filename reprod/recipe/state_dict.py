@@ -11,6 +11,7 @@ from reprod.recipe.cli import UserError
 
 LAST_LAYER = "classifier.3."  # what the names of its parameters begin with
 
+
 def num_classes_of(arrays: Mapping[str, np.ndarray]) -> int:
     """How many classes a MobileNetV3's weights tell apart; 1000 when they lack the last bias (loading then says so)."""
     return int(np.size(arrays.get("classifier.3.bias", ()))) or 1000
