@@ -25,6 +25,7 @@ LOOSE = ("train/checkpoint.py", "train/distributed.py", "train/main.py")  # of t
 SPELLING = [
     (r"\bmobilenetv3_ref\b", "mobilenetv3_paddle"),
     (r"\btorch\.device\b", "str"),  # Paddle names devices
+    (r"\btorch\.autograd\.Function\b", "paddle.autograd.PyLayer"),
     (r"\btorch\.(?!optim\.SGD)", "paddle."),  # whose formula both document
     (r"\bnn\.Module\b", "nn.Layer"),
     (r"\b(Conv|BatchNorm|AdaptiveAvgPool)2d\b", r"\g<1>2D"),

@@ -7,6 +7,9 @@ import paddle
 import paddle.distributed as dist
 from paddle import nn
 
+from mobilenetv3_paddle.models.layers import BatchNorm2D
+from mobilenetv3_paddle.models.sync_batch_norm import SyncBatchNorm2D
+
 
 def launched_rank() -> tuple[int, int, int]:
     """(rank, local_rank, world_size) that the launcher gave this process; (0, 0, 1) without a launcher."""
@@ -34,6 +37,17 @@ def shut_down() -> None:
     """Leave the group of processes, once all is done."""
     if dist.is_initialized():
         dist.destroy_process_group()
+
+
+def convert_sync_batchnorm(model: nn.Layer) -> nn.Layer:
+    """The model, changed in place, whose batch norm in train mode takes all processes' images for one batch.
+
+    With the project's own layer on the CPU and on cards. Parameters, buffers and their names stay.
+    """
+    for m in model.sublayers(include_self=True):
+        if isinstance(m, BatchNorm2D):
+            m.__class__ = SyncBatchNorm2D  # a new layer would need new references in optimizers and hooks
+    return model
 
 
 def data_parallel(model: nn.Layer) -> nn.Layer:

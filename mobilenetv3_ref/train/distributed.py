@@ -8,6 +8,8 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from mobilenetv3_ref.models.sync_batch_norm import SyncBatchNorm2d
+
 
 def launched_rank() -> tuple[int, int, int]:
     """(rank, local_rank, world_size) that the launcher gave this process; (0, 0, 1) without a launcher."""
@@ -31,6 +33,20 @@ def shut_down() -> None:
     """Leave the group of processes, once all is done."""
     if dist.is_initialized():
         dist.destroy_process_group()
+
+
+def convert_sync_batchnorm(model: nn.Module) -> nn.Module:
+    """The model, changed in place, whose batch norm in train mode takes all processes' images for one batch.
+
+    On cards with torch's own layer, which refuses the CPU, and with the project's own there. Parameters, buffers and
+    their names stay.
+    """
+    if next(model.parameters()).is_cuda:
+        return nn.SyncBatchNorm.convert_sync_batchnorm(model)
+    for m in model.modules():
+        if isinstance(m, nn.BatchNorm2d):
+            m.__class__ = SyncBatchNorm2d  # a new layer would need new references in optimizers and hooks
+    return model
 
 
 def data_parallel(model: nn.Module) -> nn.Module:
