@@ -46,7 +46,7 @@ def facts(data, data_path: str, seed: int) -> tuple[dict[str, np.ndarray], dict]
         listed[f"files/{split}"] = np.array([os.path.relpath(path, root) for path, _ in dataset.samples])
         listed[f"labels/{split}"] = np.array([label for _, label in dataset.samples])
         for name, value in vars(dataset.transform).items():
-            listed[f"preset/{split} {name}"] = np.array(value)
+            listed[f"preset/{split} {name}"] = np.array("none" if value is None else value)
     return listed, datasets
 
 

@@ -6,7 +6,7 @@ from paddle import Tensor, nn
 
 
 class CrossEntropyLoss(nn.Layer):
-    """Mean cross entropy against (1 - e) * one_hot + e / C, as torch.nn.CrossEntropyLoss(label_smoothing=e).
+    """Mean cross entropy against (1 - e) * target + e / C, as torch.nn.CrossEntropyLoss(label_smoothing=e).
 
     Paddle: on CPU the native kernel cuts log-probabilities off at -64 and so reports no loss above it (its gradient is
     right), and it holds e as a float32 constant, 3.5e-8 off; written out, neither happens.
@@ -21,14 +21,17 @@ class CrossEntropyLoss(nn.Layer):
         shifted = logits - logits.max(axis=1, keepdim=True).detach()  # (N, C); exp() cannot overflow
         # As a product, because Paddle's `sum` adds naively (3 times the rounding over 1000 classes).
         log_sum = shifted.exp().matmul(paddle.ones([num_classes, 1], logits.dtype)).squeeze(1).log()  # (N,)
-        soft = F.one_hot(target, num_classes).astype(logits.dtype)  # raises ValueError for a label out of range
+        soft = target
+        if target.ndim == 1:
+            soft = F.one_hot(target, num_classes).astype(logits.dtype)  # raises ValueError for a label out of range
         soft = soft * (1 - self.label_smoothing) + self.label_smoothing / num_classes
         return (log_sum - (soft * shifted).sum(axis=1)).mean()
 
 
 def build_criterion(label_smoothing: float = 0.0) -> nn.Layer:
-    """Mean cross entropy of logits (N, C), float, and labels (N,), int64 -> scalar, in nats.
+    """Mean cross entropy of logits (N, C), float, and a target -> scalar, in nats.
 
-    With label smoothing e the target is (1 - e) * one_hot + e / C (arXiv:1512.00567, section 7).
+    The target is labels (N,), int64, or soft targets (N, C): probabilities in the logits' precision. With label
+    smoothing e it becomes (1 - e) * target + e / C, labels as one-hot (arXiv:1512.00567, section 7).
     """
     return CrossEntropyLoss(label_smoothing)

@@ -11,11 +11,30 @@ from .presets import ClassificationPresetEval, ClassificationPresetTrain
 
 
 def build_dataset(
-    data_path: str | Path, *, train: bool, crop_size: int = 224, resize_size: int = 256, seed: int = 0
+    data_path: str | Path,
+    *,
+    train: bool,
+    crop_size: int = 224,
+    resize_size: int = 256,
+    seed: int = 0,
+    auto_augment: str | None = None,
+    random_erase: float = 0.0,
+    crop_scale: float = 0.08,
+    hflip_prob: float = 0.5,
 ) -> ImageFolder:
-    """The training or validation images with their preset; raises UserError as ImageFolder does."""
+    """The training or validation images with their preset, to which the options go; raises UserError as ImageFolder.
+
+    `resize_size` is the validation preset's alone, what follows `seed` the training preset's.
+    """
     if train:
-        return ImageFolder(Path(data_path) / "train", ClassificationPresetTrain(crop_size=crop_size), seed)
+        transform = ClassificationPresetTrain(
+            crop_size=crop_size,
+            hflip_prob=hflip_prob,
+            auto_augment=auto_augment,
+            random_erase=random_erase,
+            crop_scale=crop_scale,
+        )
+        return ImageFolder(Path(data_path) / "train", transform, seed)
     transform = ClassificationPresetEval(crop_size=crop_size, resize_size=resize_size)
     return ImageFolder(Path(data_path) / "val", transform, seed)
 
