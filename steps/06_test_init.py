@@ -2,8 +2,9 @@
 
 Proves: every parameter of both sides is drawn from the distribution that torchvision's code means (fan-out Kaiming
 normal for convolutions, N(0, 0.01) for linear weights) or is the constant that it sets; the draws follow the seed, and
-are independent along every axis and of each other. Does not prove: that both sides draw the same numbers (their
-generators differ).
+are independent along every axis and of each other. Of the shared draw (--shared-init) it proves the same, and that
+both sides hold the same bits, whatever was created or drawn before. Does not prove: that without --shared-init both
+sides draw the same numbers (their generators differ).
 Stands on: 01 (names and shapes). Of --weights only the number of classes is used.
 
   python steps/06_test_init.py           ends in: PASS 06_test_init: all ... items within their limits
@@ -12,11 +13,14 @@ Stands on: 01 (names and shapes). Of --weights only the number of classes is use
 import argparse
 import math
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 
 import mobilenetv3_paddle.device
+import mobilenetv3_paddle.models
 import mobilenetv3_ref.device
+import mobilenetv3_ref.models
 from reprod.align import capture_paddle, capture_torch
 from reprod.align.compare import compare
 from reprod.align.distribution import between, expectations, statistics
@@ -32,17 +36,23 @@ VALUES, FEWEST_SEEDS, SEEDS = 1024, 2, 8
 Arrays = dict[str, np.ndarray]  # by the reference's names
 
 
-def run_ref(step: Step, seed: int) -> Arrays:
-    """What a model is built with."""
-    mobilenetv3_ref.device.seed_everything(seed)
+def run_ref(step: Step, seed: int, shared: bool = False) -> Arrays:
+    """What a model starts from; for the `shared` draw the framework's generators stay as they happen to be."""
+    if not shared:
+        mobilenetv3_ref.device.seed_everything(seed)
     model = step.ref_model(dropout=None)
+    if shared:
+        mobilenetv3_ref.models.shared_init(model, seed)
     return capture_torch.parameters(model) | capture_torch.buffers(model)
 
 
-def run_paddle(step: Step, seed: int) -> Arrays:
+def run_paddle(step: Step, seed: int, shared: bool = False) -> Arrays:
     """The same of the port."""
-    mobilenetv3_paddle.device.seed_everything(seed)
+    if not shared:
+        mobilenetv3_paddle.device.seed_everything(seed)
     model = step.paddle_model(dropout=None)
+    if shared:
+        mobilenetv3_paddle.models.shared_init(model, seed)
     return capture_paddle.parameters(model, step.types) | capture_paddle.buffers(model, step.types)
 
 
@@ -114,6 +124,15 @@ def check_side(step: Step, who: str, side: Callable[[Step, int], Arrays], sample
     step.check(compare(exact, found, limits, title=title, zeros=zeros), group=kind)
 
 
+def check_shared(step: Step) -> None:
+    """The shared draw: the reference's against the exact distributions, and the port's against the reference's."""
+    ref, port = (draw(partial(side, shared=True), step) for side in (run_ref, run_paddle))
+    check_side(step, "reference, shared draw", partial(run_ref, shared=True), ref, ref)
+    ref, port = ({f"{name}/shared draw": sample for name, sample in side.items()} for side in (ref, port))
+    title = "port, shared draw, against the reference's, bit for bit"
+    step.check(compare(ref, port, dict.fromkeys(ref, 0.0), title=title), group=kind)
+
+
 def kind(name: str) -> str:
     """The statistic that an item is."""
     return name.rpartition("/")[2]
@@ -134,6 +153,7 @@ def main(args: argparse.Namespace) -> Step:
     port = draw(run_paddle, step)
     check_side(step, "reference", run_ref, ref, ref)
     check_side(step, "port", run_paddle, port, ref)
+    check_shared(step)
     return step.finish("init", summary(ref), summary(port))
 
 

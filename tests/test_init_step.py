@@ -1,16 +1,21 @@
 """Rung 06 sees whatever initial weights can have wrong, and what a right sample shows stays within its limits."""
 
 import importlib.util
+import math
 import re
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import ModuleType
 
 import numpy as np
 import pytest
+import torch
 
 from reprod.align import distribution, gallery
-from reprod.align.compare import PASS, REFUSED, compare
+from reprod.align.compare import FAIL, PASS, REFUSED, compare
+from reprod.align.step import Step
 from reprod.recipe.files import load_npy
+from reprod.recipe.initial import draw_initial
 
 ROOT = Path(__file__).resolve().parents[1]
 RUNG = "06_test_init"
@@ -98,7 +103,7 @@ def test_the_rung_passes_and_leaves_its_files(rung, tmp_path, arch, capsys):
 def test_nothing_drawn_proves_nothing(rung, tmp_path, monkeypatch):
     """As in a port and a reference whose parameters are all constants."""
 
-    def constants(step, seed):
+    def constants(step, seed, shared=False):
         return {"features.0.1.weight": np.ones(16, np.float32), "features.0.1.bias": np.zeros(16, np.float32)}
 
     monkeypatch.setattr(rung, "run_ref", constants)
@@ -107,15 +112,90 @@ def test_nothing_drawn_proves_nothing(rung, tmp_path, monkeypatch):
 
 
 def test_a_parameter_on_one_side_only_fails(rung, tmp_path, monkeypatch, capsys):
-    def renamed(step, seed):
-        arrays = rung.run_ref(step, seed)
+    def renamed(step, seed, shared=False):
+        arrays = rung.run_ref(step, seed, shared)
         return {name.replace("classifier.3.weight", "classifier.4.weight"): array for name, array in arrays.items()}
 
     monkeypatch.setattr(rung, "SEEDS", 2)
     monkeypatch.setattr(rung, "run_paddle", renamed)
     step = run_rung(rung, tmp_path)
-    missing = [row.name for row in step.verdicts[-1].rows if row.reason.startswith(("the port", "the reference"))]
+    missing = [row.name for row in step.verdicts[1].rows if row.reason.startswith(("the port", "the reference"))]
     assert {"classifier.3.weight/std", "classifier.4.weight"} <= set(missing)
+
+
+def rescaled(factor: Callable[[Sequence[int]], float]) -> Callable[..., np.ndarray]:
+    """`draw_initial` with convolutions times `factor(shape)`."""
+
+    def draw(name: str, shape: Sequence[int], seed: int) -> np.ndarray:
+        return draw_initial(name, shape, seed) * np.float32(factor(shape) if len(shape) == 4 else 1)
+
+    return draw
+
+
+def uniform(name: str, shape: Sequence[int], seed: int) -> np.ndarray:
+    """Convolutions uniform, of the right variance."""
+    bound = math.sqrt(6 / (shape[0] * math.prod(shape[2:])))
+    rng = np.random.default_rng([seed, *name.encode()])
+    return (rng.uniform(-bound, bound, shape) if len(shape) == 4 else draw_initial(name, shape, seed)).astype("f4")
+
+
+def drawn_before(name: str, shape: Sequence[int], seed: int) -> np.ndarray:
+    """Draws that go on where the last ended."""
+    return draw_initial(name, shape, int(torch.randint(2**31, ()))) if len(shape) > 1 else draw_initial(name, shape, 0)
+
+
+# In what both sides share, so that the port is no different from the reference.
+SHARED_FAULTS = {
+    "fan-in": (rescaled(lambda shape: (shape[0] / shape[1]) ** 0.5), "features.0.0.weight/std"),
+    "gain 1": (rescaled(lambda shape: 0.5**0.5), "features.0.0.weight/std"),
+    "fan-out divided by the groups": (
+        rescaled(lambda shape: shape[0] ** 0.5 if shape[1] == 1 else 1),
+        "features.1.block.0.0.weight/std",
+    ),
+    "uniform": (uniform, "features.0.0.weight/largest"),
+    "linear deviation 0.02": (
+        lambda name, shape, seed: draw_initial(name, shape, seed) * np.float32(2 if len(shape) == 2 else 1),
+        "classifier.0.weight/std",
+    ),
+    "batch-norm weights 0": (
+        lambda name, shape, seed: draw_initial("bias" if len(shape) == 1 else name, shape, seed),
+        "features.0.1.weight/all 1",
+    ),
+    "one stream for all": (
+        lambda name, shape, seed: draw_initial("weight" if name.endswith("weight") else "bias", shape, seed),
+        "features.0.0.weight/other tensors",
+    ),
+    "seed left out": (lambda name, shape, seed: draw_initial(name, shape, 0), "features.0.0.weight/distinct"),
+    "what was drawn before": (drawn_before, "features.0.0.weight/same seed again"),
+}
+
+
+@pytest.mark.parametrize("name", SHARED_FAULTS)
+def test_a_wrong_shared_draw_is_seen_though_both_sides_have_it(name, rung, tmp_path, monkeypatch):
+    wrong, item = SHARED_FAULTS[name]
+    monkeypatch.setattr("mobilenetv3_ref.models.initial.draw_initial", wrong)
+    monkeypatch.setattr("mobilenetv3_paddle.models.initial.draw_initial", wrong)
+    args = rung.get_args_parser().parse_args(["--output-dir", str(tmp_path)])
+    rung.check_shared(step := Step(RUNG, args))
+    exact, equal = step.verdicts
+    assert item in {row.name for row in exact.rows if row.status == FAIL}
+    assert equal.status == (FAIL if name == "what was drawn before" else PASS)
+
+
+def test_the_shared_draw_is_seen_to_differ(rung, tmp_path, monkeypatch):
+    """In one bit of one value of one seed."""
+
+    def one_bit(name: str, shape: Sequence[int], seed: int) -> np.ndarray:
+        array = draw_initial(name, shape, seed)
+        if name == "classifier.3.weight":
+            array[-1, -1] = np.nextafter(array[-1, -1], np.float32(1))
+        return array
+
+    monkeypatch.setattr("mobilenetv3_paddle.models.initial.draw_initial", one_bit)
+    args = rung.get_args_parser().parse_args(["--output-dir", str(tmp_path)])
+    rung.check_shared(step := Step(RUNG, args))
+    assert [row.name for row in step.verdicts[1].rows if row.status == FAIL] == ["classifier.3.weight/shared draw"]
+    assert step.verdicts[0].status == PASS
 
 
 SHAPES = [(8, 8, 16, 1, 1), (2, 48, 64), (10, 16, 3, 3, 3), (3, 5000)]

@@ -23,8 +23,8 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from scipy import special
 
-# Both sides of both models make about 2000 such items, so a faultless port is called faulty once in 50 000 runs; and as
-# draws follow the seed, a seed that passes passes again.
+# Both sides of both models and the shared draw make about 3000 such items, so a faultless port is called faulty once in
+# 30 000 runs; and as draws follow the seed, a seed that passes passes again.
 P = 1e-8
 DISTINCT = 0.25
 
