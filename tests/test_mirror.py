@@ -28,10 +28,13 @@ SPELLING = [
     (r"\btorch\.autograd\.Function\b", "paddle.autograd.PyLayer"),
     (r"\btorch\.(?!optim\.SGD)", "paddle."),  # whose formula both document
     (r"\bnn\.Module\b", "nn.Layer"),
+    (r"\bnn\.ModuleDict\b", "nn.LayerDict"),
     (r"\b(Conv|BatchNorm|AdaptiveAvgPool)2d\b", r"\g<1>2D"),
     (r"\beps=", "epsilon="),
     (r"\bbias=", "bias_attr="),
     (r"\.modules\(\)", ".sublayers()"),
+    (r"\.named_modules\(\)", ".named_sublayers(include_self=True)"),
+    (r"\bregister_forward_hook\b", "register_forward_post_hook"),
     (r"\.detach\(\)\.cpu\(\)\.numpy\(\)", ".numpy()"),
     (r"\btake_along_dim\b", "take_along_axis"),
     (r", device=logits\.device\b", ""),  # Paddle's device is a global setting
