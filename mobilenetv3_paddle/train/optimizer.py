@@ -1,33 +1,248 @@
-"""SGD with momentum, and the step schedule that drives its learning rate."""
+"""The optimizers of torchvision's references/classification/train.py, its parameter groups and its settings."""
 
-from paddle import nn
-from paddle.optimizer import Momentum
+import math
+from typing import Any
+
+import numpy as np
+import paddle
+from paddle import Tensor, _C_ops, nn
+from paddle.optimizer import Optimizer
 from paddle.optimizer.lr import LRScheduler
 
+from reprod.recipe.cli import UserError
 
-class StepLR(LRScheduler):
-    """The learning rate times `gamma` every `step_size` calls of `step()`.
+from .lr_scheduler import build_lr_scheduler
 
-    Paddle: `StepDecay` computes lr * gamma ** n, up to 4 units in the last place off torch's repeated product.
+# Paddle: its names of the base classes
+NORMS = (nn.layer.norm._BatchNormBase, nn.layer.norm._InstanceNormBase, nn.LayerNorm, nn.GroupNorm)
+
+
+class TorchOptimizer(Optimizer):
+    """What the optimizers below share: groups of parameters, and updates in place, one parameter at a time.
+
+    Paddle: its own optimizers hold coefficients as float32 constants, 2e-8 off in float64, and RMSProp has another
+    formula. These are put together from kernels that take such numbers as they are. A rate is a tensor (1,) of the
+    parameters' precision.
     """
 
-    def __init__(self, learning_rate: float, step_size: int, gamma: float) -> None:
-        self.step_size = step_size
-        self.gamma = gamma
-        super().__init__(learning_rate)
+    ACCUMULATORS: tuple[str, ...] = ()  # names, in the order in which `update` takes them
 
-    def get_lr(self) -> float:
-        due = self.last_epoch > 0 and self.last_epoch % self.step_size == 0
-        return self.last_lr * self.gamma if due else self.last_lr
+    def __init__(self, groups: list[dict[str, Any]], learning_rate: LRScheduler) -> None:
+        super().__init__(learning_rate, groups)
+        self.zero = paddle.zeros([1], self._dtype)
+
+    def update(
+        self, parameter: Tensor, gradient: Tensor, weight_decay: float, lr: Tensor, *accumulators: Tensor
+    ) -> None:
+        """Change `parameter` and its `accumulators` in place; `gradient` stays as it is."""
+        raise NotImplementedError
+
+    def adam_(
+        self,
+        target: Tensor,
+        gradient: Tensor,
+        rate: Tensor,
+        moment1: Tensor,
+        moment2: Tensor,
+        betas: tuple[float, float],
+        epsilon: float,
+    ) -> None:
+        """target <- target - rate * moment1 / (sqrt(moment2) + epsilon), all but `gradient` and `rate` in place, with
+
+        moment1 <- beta1 * moment1 + (1 - beta1) * gradient;  moment2 <- beta2 * moment2 + (1 - beta2) * gradient^2.
+        """
+        powers = (self.zero, self.zero)  # the kernel corrects no bias
+        fixed = (False, 1000, False, True, False)  # not lazy, no master weight, powers stay, no AMSGrad
+        _C_ops.adam_(target, gradient, rate, moment1, moment2, None, *powers, None, None, *betas, epsilon, *fixed)
+
+    def create_accumulators(self, parameter: Tensor) -> dict[str, Tensor]:
+        """The accumulators of `parameter` by name; made, of zeros, if there are none yet."""
+        for name in self.ACCUMULATORS:
+            if parameter.name not in self._accumulators[name]:
+                self._add_accumulator(name, parameter)
+        return {name: self._accumulators[name][parameter.name] for name in self.ACCUMULATORS}
+
+    def _create_regularization_of_grad(self, param: Tensor, grad: Tensor, regularization: Any = None) -> Tensor:
+        return grad  # `update` decays the weights
+
+    def _create_accumulators(self, block: Any, parameters: dict[str, Any]) -> None:
+        for parameter in parameters["params"]:
+            self.create_accumulators(parameter)
+
+    def _append_optimize_op(self, block: Any, param_and_grad: dict[str, Any]) -> None:
+        parameter, gradient = param_and_grad["params"]
+        accumulators = self.create_accumulators(parameter).values()
+        self.update(parameter, gradient, param_and_grad["weight_decay"], self._global_learning_rate(), *accumulators)
+
+
+class SGD(TorchOptimizer):
+    """v <- momentum * v + g;  w <- w - lr * v  (torch.optim.SGD), with g = gradient + weight_decay * w.
+
+    With Nesterov's momentum w <- w - lr * (g + momentum * v).
+
+    Paddle: its Momentum has the same formulas, and float32 coefficients.
+    """
+
+    ACCUMULATORS = ("velocity",)
+
+    def __init__(
+        self, groups: list[dict[str, Any]], learning_rate: LRScheduler, *, momentum: float, nesterov: bool
+    ) -> None:
+        super().__init__(groups, learning_rate)
+        self.momentum = momentum
+        self.nesterov = nesterov
+
+    def update(self, parameter: Tensor, gradient: Tensor, weight_decay: float, lr: Tensor, velocity: Tensor) -> None:
+        if weight_decay:
+            gradient = parameter.scale(weight_decay).add_(gradient)
+        velocity.scale_(self.momentum).add_(gradient)
+        direction = gradient + velocity.scale(self.momentum) if self.nesterov else velocity
+        _C_ops.sgd_(parameter, lr, direction, None, False)
+
+
+class RMSprop(TorchOptimizer):
+    """s <- alpha * s + (1 - alpha) * g^2;  b <- momentum * b + g / (sqrt(s) + eps);  w <- w - lr * b
+    (torch.optim.RMSprop), with g = gradient + weight_decay * w.
+
+    Paddle: its RMSProp adds epsilon under the root and multiplies by the learning rate before the momentum; after 3
+    steps with eps 0.0316 a weight of 1.0 is 0.167 there and 0.067 here. Adam's kernel has the root right.
+    """
+
+    ACCUMULATORS = ("square_avg", "momentum_buffer")
+
+    def __init__(
+        self, groups: list[dict[str, Any]], learning_rate: LRScheduler, *, momentum: float, alpha: float, eps: float
+    ) -> None:
+        super().__init__(groups, learning_rate)
+        self.momentum = momentum
+        self.alpha = alpha
+        self.eps = eps
+        self.minus_one = paddle.full([1], -1.0, self._dtype)
+
+    def update(
+        self, parameter: Tensor, gradient: Tensor, weight_decay: float, lr: Tensor, square_avg: Tensor, buffer: Tensor
+    ) -> None:
+        if weight_decay:
+            gradient = parameter.scale(weight_decay).add_(gradient)
+        buffer.scale_(self.momentum)
+        # With beta1 = 0 the first moment is the gradient, so the gradient can be it.
+        self.adam_(buffer, gradient, self.minus_one, gradient, square_avg, (0.0, self.alpha), self.eps)
+        _C_ops.sgd_(parameter, lr, buffer, None, False)
+
+
+class AdamW(TorchOptimizer):
+    """m <- 0.9 * m + 0.1 * gradient;  v <- 0.999 * v + 0.001 * gradient^2;  w <- (1 - lr * weight_decay) * w;
+    w <- w - lr / (1 - 0.9^t) * m / (sqrt(v / (1 - 0.999^t)) + 1e-8) at step t  (torch.optim.AdamW).
+
+    Paddle: its AdamW holds weight decay as float32, and in float32 also 1 - 0.999^t, 3e-5 off at the first step.
+    """
+
+    ACCUMULATORS = ("moment1", "moment2", "step")
+    EPS = 1e-8
+
+    def __init__(self, groups: list[dict[str, Any]], learning_rate: LRScheduler) -> None:
+        super().__init__(groups, learning_rate)
+        # As the kernel has them: with another 0.999 the correction for it would not fit, 1.3e-5 off in float32.
+        self.betas = tuple(paddle.to_tensor([0.9, 0.999], self._dtype).astype("float64").tolist())
+
+    def create_accumulators(self, parameter: Tensor) -> dict[str, Tensor]:
+        if parameter.name not in self._accumulators["step"]:  # on the CPU, where reading it waits for nothing
+            self._add_accumulator("step", parameter, "float64", shape=[1], device="cpu")
+        return super().create_accumulators(parameter)
+
+    def update(
+        self,
+        parameter: Tensor,
+        gradient: Tensor,
+        weight_decay: float,
+        lr: Tensor,
+        moment1: Tensor,
+        moment2: Tensor,
+        step: Tensor,
+    ) -> None:
+        if weight_decay:
+            parameter.scale_(1 - self.get_lr() * weight_decay)
+        t = step.scale_(1.0, 1.0).item()
+        unbias1, unbias2 = 1 - self.betas[0] ** t, math.sqrt(1 - self.betas[1] ** t)
+        self.adam_(parameter, gradient, lr.scale(unbias2 / unbias1), moment1, moment2, self.betas, self.EPS * unbias2)
+
+
+def parameter_groups(
+    model: nn.Layer, weight_decay: float, norm_weight_decay: float | None, bias_weight_decay: float | None
+) -> list[dict[str, Any]]:
+    """[{"params": [...], "weight_decay": float}] of all trained parameters: biases, normalization layers', others.
+
+    As torchvision's `set_weight_decay`: None leaves those parameters among the others, and the bias of a normalization
+    layer is a bias first.
+    """
+    decays = {"other": weight_decay, "norm": norm_weight_decay, "bias": bias_weight_decay}
+    params = {kind: [] for kind in decays}
+    for _, module in model.named_sublayers(include_self=True):  # Paddle: would leave the model itself out
+        for name, parameter in module.named_parameters(include_sublayers=False):
+            if parameter.stop_gradient:  # Paddle: running statistics are parameters, too
+                continue
+            if bias_weight_decay is not None and name == "bias":
+                params["bias"].append(parameter)
+            elif norm_weight_decay is not None and isinstance(module, NORMS):
+                params["norm"].append(parameter)
+            else:
+                params["other"].append(parameter)
+    return [{"params": params[kind], "weight_decay": float(decays[kind])} for kind in decays if params[kind]]
 
 
 def build_optimizer(
-    model: nn.Layer, *, lr: float, momentum: float, weight_decay: float, lr_step_size: int, lr_gamma: float
-) -> tuple[Momentum, StepLR]:
-    """SGD over all parameters, and its schedule: times `lr_gamma` every `lr_step_size` calls of `step()`.
+    model: nn.Layer,
+    *,
+    lr: float,
+    weight_decay: float,
+    opt: str = "sgd",
+    momentum: float = 0.9,
+    norm_weight_decay: float | None = None,
+    bias_weight_decay: float | None = None,
+    **schedule: Any,
+) -> tuple[Optimizer, LRScheduler]:
+    """The optimizer `opt` (sgd, sgd_nesterov, rmsprop or adamw) and its schedule, to be stepped once an epoch.
 
-    v <- momentum * v + (gradient + weight_decay * w);  w <- w - lr * v  (torch.optim.SGD).
+    Weight decay is added to the gradient, but for adamw, which shrinks the weights; adamw has no `momentum`. Decays of
+    None are as `weight_decay`. `schedule` goes to `build_lr_scheduler`. Raises ValueError for another name.
     """
-    lr_scheduler = StepLR(lr, lr_step_size, lr_gamma)  # Paddle: the schedule comes first, the optimizer holds it
-    optimizer = Momentum(lr_scheduler, momentum, parameters=model.parameters(), weight_decay=weight_decay)
-    return optimizer, lr_scheduler
+    groups = parameter_groups(model, weight_decay, norm_weight_decay, bias_weight_decay)
+    learning_rate = build_lr_scheduler(lr, **schedule)  # Paddle: the schedule comes first, the optimizer holds it
+    if opt in ("sgd", "sgd_nesterov"):
+        optimizer = SGD(groups, learning_rate, momentum=momentum, nesterov=opt == "sgd_nesterov")
+    elif opt == "rmsprop":
+        optimizer = RMSprop(groups, learning_rate, momentum=momentum, alpha=0.9, eps=0.0316)
+    elif opt == "adamw":
+        optimizer = AdamW(groups, learning_rate)
+    else:
+        raise ValueError(f"opt {opt!r}: choose sgd, sgd_nesterov, rmsprop or adamw")
+    return optimizer, learning_rate
+
+
+def optimizer_state(model: nn.Layer, optimizer: TorchOptimizer) -> dict[str, np.ndarray]:
+    """The accumulators of every parameter that has been updated, as {"features.0.0.weight/velocity": array}.
+
+    Paddle: its own keys begin with generated names (conv2d_7.w_0) that another model built before would shift.
+    """
+    return {
+        f"{name}/{kind}": tensors[parameter.name].numpy().copy()
+        for name, parameter in model.named_parameters()
+        for kind, tensors in optimizer._accumulators.items()
+        if parameter.name in tensors
+    }
+
+
+def load_optimizer_state(model: nn.Layer, optimizer: TorchOptimizer, state: dict[str, np.ndarray]) -> None:
+    """Restore what `optimizer_state` returned; raises UserError when it is another optimizer's or another model's.
+
+    Paddle: see `optimizer_state`.
+    """
+    parameters = dict(model.named_parameters())
+    names = dict.fromkeys(key.rpartition("/")[0] for key in state)
+    odd = state.keys() ^ {f"{name}/{kind}" for name in names for kind in optimizer.ACCUMULATORS if name in parameters}
+    if odd:
+        raise UserError(f"the optimizer's state does not fit this optimizer and model (first: {min(odd)})")
+    optimizer._accumulators.clear()
+    for name in names:
+        for kind, tensor in optimizer.create_accumulators(parameters[name]).items():
+            tensor.copy_(paddle.to_tensor(state[f"{name}/{kind}"], place=tensor.place), True)
