@@ -8,6 +8,7 @@ import numpy as np
 from paddle import Tensor, io
 
 from reprod.recipe.cli import UserError
+from reprod.recipe.preemption import ignore_sigterm
 from reprod.recipe.sampler import BatchSampler
 
 from .dataset import ImageFolder
@@ -25,7 +26,11 @@ class DataLoader:
         self.dataset = dataset
         self.batch_sampler = batch_sampler
         self._loader = io.DataLoader(
-            _Guarded(dataset), batch_sampler=batch_sampler, num_workers=num_workers, collate_fn=_collate
+            _Guarded(dataset),
+            batch_sampler=batch_sampler,
+            num_workers=num_workers,
+            collate_fn=_collate,
+            worker_init_fn=ignore_sigterm,
         )
 
     def __len__(self) -> int:
@@ -125,7 +130,7 @@ def build_loader(
     return DataLoader(dataset, batch_sampler=batch_sampler, num_workers=workers)
 
 
-def set_epoch(loader: DataLoader, epoch: int) -> None:
-    """Choose the order and the draws of the next pass over the data; workers started later see it."""
-    loader.batch_sampler.set_epoch(epoch)
+def set_epoch(loader: DataLoader, epoch: int, first_batch: int = 0) -> None:
+    """Choose the order and the draws of the next pass over the data, and its first batch; later workers see it."""
+    loader.batch_sampler.set_epoch(epoch, first_batch)
     loader.dataset.set_epoch(epoch)

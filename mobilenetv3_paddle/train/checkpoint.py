@@ -1,69 +1,73 @@
 """Checkpoints: the whole state of a training run in one file, written whole or not at all."""
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from paddle import nn
 from paddle.optimizer import Optimizer
 from paddle.optimizer.lr import LRScheduler
 
 from mobilenetv3_paddle.models.weights import load_pickle, load_state_dict, save_pickle, to_arrays
 from reprod.recipe.cli import UserError, existing_file
+from reprod.recipe.state_dict import digest
+
+from .amp import Amp
+from .ema import ModelEma
+from .optimizer import load_optimizer_state, optimizer_state
 
 SUFFIX = ".pdparams"
+KEYS = {"model", "optimizer", "lr_scheduler", "scaler", "ema", "epoch", "batch", "world_size", "args", "digest"}
 
 
-def optimizer_state(model: nn.Layer, optimizer: Optimizer) -> dict[str, np.ndarray]:
-    """The optimizer's accumulators as {"features.0.0.weight/velocity_0": array}.
+@dataclass
+class TrainingState:
+    """What changes while a run goes on; random draws do not belong to it, since they are keyed by where it is."""
 
-    Paddle: its own keys begin with generated names (conv2d_7.w_0) that another model built before would shift.
-    """
-    state = optimizer.state_dict()
-    return {
-        f"{name}/{key.removeprefix(parameter.name + '_')}": value.numpy()
-        for name, parameter in model.named_parameters()
-        for key, value in state.items()
-        if key.startswith(parameter.name + "_")
-    }
-
-
-def load_optimizer_state(
-    model: nn.Layer, optimizer: Optimizer, lr_scheduler: LRScheduler, state: dict[str, np.ndarray]
-) -> None:
-    """Restore what `optimizer_state` returned; the schedule stays as it is."""
-    parameters = dict(model.named_parameters())
-    split = [(*key.rsplit("/", 1), value) for key, value in state.items()]
-    own_keys = {f"{parameters[name].name}_{kind}": value for name, kind, value in split}
-    optimizer.set_state_dict({**own_keys, "LR_Scheduler": lr_scheduler.state_dict()})
+    model: nn.Layer
+    optimizer: Optimizer
+    lr_scheduler: LRScheduler
+    amp: Amp
+    ema: ModelEma | None
 
 
 def save_checkpoint(
-    path: Path, model: nn.Layer, optimizer: Optimizer, lr_scheduler: LRScheduler, epoch: int, args: dict[str, Any]
+    path: Path, state: TrainingState, *, epoch: int, batch: int, world_size: int, args: dict[str, Any]
 ) -> None:
-    """Write the state after `epoch` to `path`; raises UserError when it cannot be written."""
+    """Write `state`, with which the run goes on at `batch` of `epoch`; raises UserError when it cannot be written.
+
+    One file, so that model and optimizer cannot be of different steps. `args` are the flags of the run.
+    """
     content = {
-        "model": to_arrays(model.state_dict()),
-        "optimizer": optimizer_state(model, optimizer),
-        "lr_scheduler": lr_scheduler.state_dict(),
+        "model": to_arrays(state.model.state_dict()),
+        "optimizer": optimizer_state(state.model, state.optimizer),
+        "lr_scheduler": state.lr_scheduler.state_dict(),
+        "scaler": state.amp.scaler.state_dict(),
+        "ema": to_arrays(state.ema.state_dict()) if state.ema else None,
         "epoch": epoch,
+        "batch": batch,
+        "world_size": world_size,
         "args": args,
     }
-    save_pickle(content, path)
+    save_pickle({**content, "digest": digest(content)}, path)
 
 
-def load_checkpoint(
-    path: str | Path, model: nn.Layer, optimizer: Optimizer, lr_scheduler: LRScheduler
-) -> tuple[int, dict[str, Any]]:
-    """Restore the state in `path` -> (epoch it was written after, flags of that run).
-
-    Raises UserError when the file is missing, damaged, no checkpoint, or of another model.
-    """
+def read_checkpoint(path: str | Path) -> dict[str, Any]:
+    """The content of a checkpoint; raises UserError when the file is missing, damaged or no checkpoint."""
     content = load_pickle(existing_file(path, "checkpoint"))
-    missing = {"model", "optimizer", "lr_scheduler", "epoch", "args"} - content.keys()
+    missing = KEYS - content.keys()
     if missing:
         raise UserError(f"checkpoint {path} lacks {', '.join(sorted(missing))}: for weights alone use --weights")
-    load_state_dict(model, content["model"], f"the weights in checkpoint {path}")
-    lr_scheduler.set_state_dict(content["lr_scheduler"])
-    load_optimizer_state(model, optimizer, lr_scheduler, content["optimizer"])
-    return content["epoch"], content["args"]
+    if content.pop("digest") != digest(content):
+        raise UserError(f"checkpoint {path} is damaged, its digest does not fit: resume from another")
+    return content
+
+
+def restore(state: TrainingState, content: dict[str, Any], path: str | Path) -> None:
+    """Bring `state` to what the checkpoint `path` holds; raises UserError when that is of another model."""
+    load_state_dict(state.model, content["model"], f"the weights in checkpoint {path}")
+    state.lr_scheduler.set_state_dict(content["lr_scheduler"])
+    load_optimizer_state(state.model, state.optimizer, content["optimizer"])
+    state.amp.scaler.load_state_dict(content["scaler"])
+    if state.ema:
+        state.ema.load_state_dict(content["ema"], f"the averaged weights in checkpoint {path}")

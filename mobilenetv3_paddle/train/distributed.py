@@ -58,6 +58,11 @@ def data_parallel(model: nn.Layer) -> nn.Layer:
     return paddle.DataParallel(model) if dist.is_initialized() else model
 
 
+def unwrap(model: nn.Layer) -> nn.Layer:
+    """The model that `data_parallel` was given."""
+    return getattr(model, "_layers", model)  # Paddle: it has no public name for it
+
+
 def broadcast_buffers(model: nn.Layer) -> None:
     """Give every process rank 0's batch-norm buffers, so that all evaluate and save the same model."""
     if dist.is_initialized():

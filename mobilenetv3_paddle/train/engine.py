@@ -2,17 +2,24 @@
 
 import math
 from collections.abc import Callable
+from contextlib import nullcontext
 
 import paddle
 from paddle import Tensor, nn
 from paddle.optimizer import Optimizer
 
 from mobilenetv3_paddle.data.loader import DataLoader
+from mobilenetv3_paddle.data.mix import RandomMix
 from reprod.recipe.cli import UserError
 from reprod.recipe.log import TrainingLog
+from reprod.recipe.preemption import Stopped, StopRequest
 
-from .distributed import all_reduce_sum
+from .amp import Amp
+from .distributed import all_reduce_sum, unwrap
 from .metric import correct_at
+from .nonfinite import first_nonfinite
+
+FULL_PRECISION = Amp()
 
 
 def set_train_mode(model: nn.Layer, freeze_norm: bool = False) -> None:
@@ -24,15 +31,53 @@ def set_train_mode(model: nn.Layer, freeze_norm: bool = False) -> None:
                 m.eval()
 
 
+def clip_gradients(model: nn.Layer, max_norm: float | None) -> float:
+    """The 2-norm of all gradients as one vector, which is then scaled down to `max_norm` if it is longer.
+
+    g <- g * min(1, max_norm / (norm + 1e-6))  (torch.nn.utils.clip_grad_norm_); None only measures.
+    """
+    # Paddle: its clip_grad_norm_ has this formula, too, but always rewrites the gradients.
+    gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
+    norm = paddle.stack([paddle.linalg.vector_norm(gradient) for gradient in gradients]).norm().item()
+    if max_norm is not None and norm + 1e-6 > max_norm:
+        for gradient in gradients:
+            gradient.scale_(max_norm / (norm + 1e-6))
+    return norm
+
+
 def train_step(
-    model: nn.Layer, criterion: nn.Layer, optimizer: Optimizer, image: Tensor, target: Tensor
+    model: nn.Layer,
+    criterion: nn.Layer,
+    optimizer: Optimizer,
+    image: Tensor,
+    target: Tensor,
+    *,
+    amp: Amp = FULL_PRECISION,
+    clip_grad_norm: float | None = None,
+    accumulation: tuple[int, int] = (0, 1),
 ) -> tuple[Tensor, Tensor]:
-    """Forward, backward, update -> (loss, logits); the gradients stay in the parameters until the next step."""
-    optimizer.clear_grad()
-    output = model(image)
-    loss = criterion(output, target)
-    loss.backward()
-    optimizer.step()
+    """Forward, backward, update -> (loss, logits); the gradients stay in the parameters until the next step.
+
+    `accumulation` is (place of this batch in its group, batches in the group): the first clears the gradients, each
+    adds its share of the group's mean, and the last updates. Raises FloatingPointError instead of updating when a
+    gradient is not finite; with float16 the scaler leaves that update out.
+    """
+    place, size = accumulation
+    if place == 0:
+        optimizer.clear_grad()
+    last = place == size - 1
+    # Several processes average their gradients once a group.
+    with nullcontext() if last or not hasattr(model, "no_sync") else model.no_sync():
+        output = amp.forward(model, image)
+        loss = criterion(output, target)
+        amp.scaler.scale(loss / size).backward()
+    if last:
+        amp.scaler.unscale_(optimizer)
+        norm = clip_gradients(model, clip_grad_norm)
+        if not math.isfinite(norm) and not amp.scaler.is_enable():
+            raise FloatingPointError(f"the norm of the gradients is {norm}")
+        amp.scaler.step(optimizer)
+        amp.scaler.update()
     return loss, output
 
 
@@ -46,27 +91,78 @@ def train_one_epoch(
     print_freq: int,
     freeze_norm: bool = False,
     log: Callable[[str], None] = print,
+    *,
+    epochs: int | None = None,
+    first_batch: int = 0,
+    mix: RandomMix | None = None,
+    amp: Amp = FULL_PRECISION,
+    clip_grad_norm: float | None = None,
+    accumulation_steps: int = 1,
+    before_batch: Callable[[int], None] = lambda batch: None,
+    after_step: Callable[[int], None] = lambda batches: None,
+    record: Callable[[int, dict[str, float]], None] = lambda batch, metrics: None,
 ) -> None:
-    """Train on every batch, logging as TrainingLog says; raises UserError when the loss is NaN or infinite."""
+    """Train on every batch from `first_batch` on, logging as TrainingLog says.
+
+    The loader begins with `first_batch`, too. `before_batch` gets the number of the batch that comes, `after_step` how
+    many batches of the epoch the updated model has seen, `record` what the log has of the batch that a line ends with.
+    Raises UserError when the loss or a gradient is NaN or infinite, before that reaches the parameters.
+    """
     set_train_mode(model, freeze_norm)
-    line = TrainingLog(epoch, len(data_loader), print_freq, log)
-    for batch_idx, batch in enumerate(data_loader):
+    batches = len(data_loader)
+    line = TrainingLog(epoch, batches, print_freq, log, first_batch=first_batch, epochs=epochs)
+    for batch_idx, batch in enumerate(data_loader, first_batch):
         line.batch_read()
-        image, target = (tensor.to(device) for tensor in batch)
-        loss, output = train_step(model, criterion, optimizer, image, target)
-        loss_value = loss.item()
-        if not math.isfinite(loss_value):
-            raise UserError(f"the loss is {loss_value} at epoch {epoch}, iter {batch_idx}: lower --lr, check the data")
+        image, label = (tensor.to(device) for tensor in batch)
+        image, target = mix(image, label, epoch, batch_idx) if mix else (image, label)
+        place = batch_idx % accumulation_steps
+        size = min(accumulation_steps, batches - batch_idx + place)
+        before_batch(batch_idx)
+        try:
+            loss, output = train_step(
+                model,
+                criterion,
+                optimizer,
+                image,
+                target,
+                amp=amp,
+                clip_grad_norm=clip_grad_norm,
+                accumulation=(place, size),
+            )
+            loss_value = loss.item()
+            if not math.isfinite(loss_value):
+                raise FloatingPointError(f"the loss is {loss_value}")
+        except FloatingPointError as error:
+            before_batch(batch_idx)  # the same dropout again
+            where = first_nonfinite(unwrap(model), criterion, image, target)
+            raise UserError(
+                f"{error} at epoch {epoch}, iter {batch_idx}: {where}; lower --lr, check the data"
+            ) from error
         lr = optimizer.get_lr()
-        line.batch_done(loss_value, lr, correct_at(output.detach(), target, [1])[0], len(target))
+        correct = correct_at(output.detach(), label, [1])[0]
+        if line.batch_done(loss_value, lr, correct, len(label)):
+            record(batch_idx, {"loss": loss_value, "lr": lr, "top1": correct / len(label)})
+        if place == size - 1:
+            after_step(batch_idx + 1)
 
 
 @paddle.no_grad()
-def evaluate(model: nn.Layer, criterion: nn.Layer, data_loader: DataLoader, device: str) -> dict[str, float]:
-    """loss (mean), top1, top5 (shares, 0 to 1) and samples, over all processes; every image counts once."""
+def evaluate(
+    model: nn.Layer,
+    criterion: nn.Layer,
+    data_loader: DataLoader,
+    device: str,
+    stop: StopRequest | None = None,
+) -> dict[str, float]:
+    """loss (mean), top1, top5 (shares, 0 to 1) and samples, over all processes; every image counts once.
+
+    Raises Stopped between two batches once `stop` is asked for.
+    """
     model.eval()
     loss_sum, samples, correct = 0.0, 0, [0, 0]
     for batch in data_loader:
+        if stop and stop.asked:
+            raise Stopped
         image, target = (tensor.to(device) for tensor in batch)
         output = model(image)
         loss_sum += criterion(output, target).item() * len(target)

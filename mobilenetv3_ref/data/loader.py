@@ -4,6 +4,7 @@ from pathlib import Path
 
 from torch.utils.data import DataLoader
 
+from reprod.recipe.preemption import ignore_sigterm
 from reprod.recipe.sampler import BatchSampler
 
 from .dataset import ImageFolder
@@ -57,10 +58,10 @@ def build_loader(
     batch_sampler = BatchSampler(
         len(dataset), batch_size, shuffle=train, pad=train, seed=seed, rank=rank, world_size=world_size
     )
-    return DataLoader(dataset, batch_sampler=batch_sampler, num_workers=workers)
+    return DataLoader(dataset, batch_sampler=batch_sampler, num_workers=workers, worker_init_fn=ignore_sigterm)
 
 
-def set_epoch(loader: DataLoader, epoch: int) -> None:
-    """Choose the order and the draws of the next pass over the data; workers started later see it."""
-    loader.batch_sampler.set_epoch(epoch)
+def set_epoch(loader: DataLoader, epoch: int, first_batch: int = 0) -> None:
+    """Choose the order and the draws of the next pass over the data, and its first batch; later workers see it."""
+    loader.batch_sampler.set_epoch(epoch, first_batch)
     loader.dataset.set_epoch(epoch)

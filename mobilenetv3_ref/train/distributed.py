@@ -57,6 +57,11 @@ def data_parallel(model: nn.Module) -> nn.Module:
     return DistributedDataParallel(model, forward_sync_buffers=False) if dist.is_initialized() else model
 
 
+def unwrap(model: nn.Module) -> nn.Module:
+    """The model that `data_parallel` was given."""
+    return getattr(model, "module", model)
+
+
 def broadcast_buffers(model: nn.Module) -> None:
     """Give every process rank 0's batch-norm buffers, so that all evaluate and save the same model."""
     if dist.is_initialized():

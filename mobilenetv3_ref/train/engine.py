@@ -2,17 +2,24 @@
 
 import math
 from collections.abc import Callable
+from contextlib import nullcontext
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from mobilenetv3_ref.data.loader import DataLoader
+from mobilenetv3_ref.data.mix import RandomMix
 from reprod.recipe.cli import UserError
 from reprod.recipe.log import TrainingLog
+from reprod.recipe.preemption import Stopped, StopRequest
 
-from .distributed import all_reduce_sum
+from .amp import Amp
+from .distributed import all_reduce_sum, unwrap
 from .metric import correct_at
+from .nonfinite import first_nonfinite
+
+FULL_PRECISION = Amp()
 
 
 def set_train_mode(model: nn.Module, freeze_norm: bool = False) -> None:
@@ -24,15 +31,51 @@ def set_train_mode(model: nn.Module, freeze_norm: bool = False) -> None:
                 m.eval()
 
 
+def clip_gradients(model: nn.Module, max_norm: float | None) -> float:
+    """The 2-norm of all gradients as one vector, which is then scaled down to `max_norm` if it is longer.
+
+    g <- g * min(1, max_norm / (norm + 1e-6))  (torch.nn.utils.clip_grad_norm_); None only measures.
+    """
+    parameters = [parameter for parameter in model.parameters() if parameter.grad is not None]
+    norm = nn.utils.get_total_norm([parameter.grad for parameter in parameters])
+    if max_norm is not None:
+        nn.utils.clip_grads_with_norm_(parameters, max_norm, norm)
+    return norm.item()
+
+
 def train_step(
-    model: nn.Module, criterion: nn.Module, optimizer: Optimizer, image: Tensor, target: Tensor
+    model: nn.Module,
+    criterion: nn.Module,
+    optimizer: Optimizer,
+    image: Tensor,
+    target: Tensor,
+    *,
+    amp: Amp = FULL_PRECISION,
+    clip_grad_norm: float | None = None,
+    accumulation: tuple[int, int] = (0, 1),
 ) -> tuple[Tensor, Tensor]:
-    """Forward, backward, update -> (loss, logits); the gradients stay in the parameters until the next step."""
-    optimizer.zero_grad()
-    output = model(image)
-    loss = criterion(output, target)
-    loss.backward()
-    optimizer.step()
+    """Forward, backward, update -> (loss, logits); the gradients stay in the parameters until the next step.
+
+    `accumulation` is (place of this batch in its group, batches in the group): the first clears the gradients, each
+    adds its share of the group's mean, and the last updates. Raises FloatingPointError instead of updating when a
+    gradient is not finite; with float16 the scaler leaves that update out.
+    """
+    place, size = accumulation
+    if place == 0:
+        optimizer.zero_grad()
+    last = place == size - 1
+    # Several processes average their gradients once a group.
+    with nullcontext() if last or not hasattr(model, "no_sync") else model.no_sync():
+        output = amp.forward(model, image)
+        loss = criterion(output, target)
+        amp.scaler.scale(loss / size).backward()
+    if last:
+        amp.scaler.unscale_(optimizer)
+        norm = clip_gradients(model, clip_grad_norm)
+        if not math.isfinite(norm) and not amp.scaler.is_enabled():
+            raise FloatingPointError(f"the norm of the gradients is {norm}")
+        amp.scaler.step(optimizer)
+        amp.scaler.update()
     return loss, output
 
 
@@ -46,27 +89,78 @@ def train_one_epoch(
     print_freq: int,
     freeze_norm: bool = False,
     log: Callable[[str], None] = print,
+    *,
+    epochs: int | None = None,
+    first_batch: int = 0,
+    mix: RandomMix | None = None,
+    amp: Amp = FULL_PRECISION,
+    clip_grad_norm: float | None = None,
+    accumulation_steps: int = 1,
+    before_batch: Callable[[int], None] = lambda batch: None,
+    after_step: Callable[[int], None] = lambda batches: None,
+    record: Callable[[int, dict[str, float]], None] = lambda batch, metrics: None,
 ) -> None:
-    """Train on every batch, logging as TrainingLog says; raises UserError when the loss is NaN or infinite."""
+    """Train on every batch from `first_batch` on, logging as TrainingLog says.
+
+    The loader begins with `first_batch`, too. `before_batch` gets the number of the batch that comes, `after_step` how
+    many batches of the epoch the updated model has seen, `record` what the log has of the batch that a line ends with.
+    Raises UserError when the loss or a gradient is NaN or infinite, before that reaches the parameters.
+    """
     set_train_mode(model, freeze_norm)
-    line = TrainingLog(epoch, len(data_loader), print_freq, log)
-    for batch_idx, batch in enumerate(data_loader):
+    batches = len(data_loader)
+    line = TrainingLog(epoch, batches, print_freq, log, first_batch=first_batch, epochs=epochs)
+    for batch_idx, batch in enumerate(data_loader, first_batch):
         line.batch_read()
-        image, target = (tensor.to(device) for tensor in batch)
-        loss, output = train_step(model, criterion, optimizer, image, target)
-        loss_value = loss.item()
-        if not math.isfinite(loss_value):
-            raise UserError(f"the loss is {loss_value} at epoch {epoch}, iter {batch_idx}: lower --lr, check the data")
+        image, label = (tensor.to(device) for tensor in batch)
+        image, target = mix(image, label, epoch, batch_idx) if mix else (image, label)
+        place = batch_idx % accumulation_steps
+        size = min(accumulation_steps, batches - batch_idx + place)
+        before_batch(batch_idx)
+        try:
+            loss, output = train_step(
+                model,
+                criterion,
+                optimizer,
+                image,
+                target,
+                amp=amp,
+                clip_grad_norm=clip_grad_norm,
+                accumulation=(place, size),
+            )
+            loss_value = loss.item()
+            if not math.isfinite(loss_value):
+                raise FloatingPointError(f"the loss is {loss_value}")
+        except FloatingPointError as error:
+            before_batch(batch_idx)  # the same dropout again
+            where = first_nonfinite(unwrap(model), criterion, image, target)
+            raise UserError(
+                f"{error} at epoch {epoch}, iter {batch_idx}: {where}; lower --lr, check the data"
+            ) from error
         lr = optimizer.param_groups[0]["lr"]
-        line.batch_done(loss_value, lr, correct_at(output.detach(), target, [1])[0], len(target))
+        correct = correct_at(output.detach(), label, [1])[0]
+        if line.batch_done(loss_value, lr, correct, len(label)):
+            record(batch_idx, {"loss": loss_value, "lr": lr, "top1": correct / len(label)})
+        if place == size - 1:
+            after_step(batch_idx + 1)
 
 
 @torch.no_grad()
-def evaluate(model: nn.Module, criterion: nn.Module, data_loader: DataLoader, device: torch.device) -> dict[str, float]:
-    """loss (mean), top1, top5 (shares, 0 to 1) and samples, over all processes; every image counts once."""
+def evaluate(
+    model: nn.Module,
+    criterion: nn.Module,
+    data_loader: DataLoader,
+    device: torch.device,
+    stop: StopRequest | None = None,
+) -> dict[str, float]:
+    """loss (mean), top1, top5 (shares, 0 to 1) and samples, over all processes; every image counts once.
+
+    Raises Stopped between two batches once `stop` is asked for.
+    """
     model.eval()
     loss_sum, samples, correct = 0.0, 0, [0, 0]
     for batch in data_loader:
+        if stop and stop.asked:
+            raise Stopped
         image, target = (tensor.to(device) for tensor in batch)
         output = model(image)
         loss_sum += criterion(output, target).item() * len(target)

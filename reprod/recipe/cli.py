@@ -1,4 +1,4 @@
-"""How every command of this project ends: 0 done, 1 a check failed, 2 the user must mend something."""
+"""How every command of this project ends: 0 done, 1 a check failed, 2 the user must mend something, 143 preempted."""
 
 import argparse
 import os
@@ -6,6 +6,8 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
+
+from reprod.recipe.preemption import Stopped
 
 
 class UserError(Exception):
@@ -32,6 +34,9 @@ def run(main: Callable[[], int | None], prog: str) -> NoReturn:
         message = str(error).rstrip().splitlines()[-1].removeprefix(f"{UserError.__module__}.{UserError.__name__}: ")
         print(f"{prog}: error: {message}", file=sys.stderr)
         status = 2
+    except Stopped as stopped:
+        print(f"{prog}: {stopped}", file=sys.stderr)
+        status = 143  # 128 + SIGTERM, as the shell has it
     except KeyboardInterrupt:
         print(f"{prog}: interrupted", file=sys.stderr)
         status = 130

@@ -35,11 +35,12 @@ class BatchSampler:
         self.seed = seed
         self.rank = rank
         self.world_size = world_size
-        self.epoch = 0
+        self.epoch = self.first_batch = 0
 
-    def set_epoch(self, epoch: int) -> None:
-        """Choose the permutation of the next iteration."""
+    def set_epoch(self, epoch: int, first_batch: int = 0) -> None:
+        """Choose the permutation of the next iteration, and the batch that it begins with."""
         self.epoch = epoch
+        self.first_batch = first_batch
 
     def indices(self) -> list[int]:
         """This process's images in order."""
@@ -50,8 +51,9 @@ class BatchSampler:
 
     def __iter__(self) -> Iterator[list[int]]:
         indices = self.indices()
-        for start in range(0, len(indices), self.batch_size):
+        for start in range(self.first_batch * self.batch_size, len(indices), self.batch_size):
             yield indices[start : start + self.batch_size]
 
     def __len__(self) -> int:
+        """Batches of a whole epoch, those before `first_batch` included."""
         return math.ceil(len(range(self.rank, self.total, self.world_size)) / self.batch_size)

@@ -1,0 +1,191 @@
+"""A training run: epoch after epoch, saved so that it can be stopped at any moment and ends all the same."""
+
+import argparse
+import math
+from functools import partial
+from pathlib import Path
+
+from paddle import nn
+
+from mobilenetv3_paddle.data import build_mix, set_epoch
+from mobilenetv3_paddle.data.loader import DataLoader
+from mobilenetv3_paddle.device import seed_everything
+from mobilenetv3_paddle.models import save_weights
+from reprod.recipe.arguments import check_resumed, optimizer_options
+from reprod.recipe.cli import UserError, output_dir
+from reprod.recipe.log import evaluation_line
+from reprod.recipe.metrics import NAME, MetricsLog
+from reprod.recipe.preemption import Stopped, StopRequest
+from reprod.recipe.seeds import derive_seed
+
+from .amp import Amp
+from .checkpoint import SUFFIX, TrainingState, read_checkpoint, restore, save_checkpoint
+from .distributed import all_reduce_sum, broadcast_buffers, data_parallel, launched_rank, log
+from .ema import ModelEma, ema_decay
+from .engine import evaluate, train_one_epoch
+from .event_log import EventLog
+from .optimizer import build_optimizer
+
+
+class Trainer:
+    """All of a run but its model, criterion and data; raises UserError for flags that do not go together."""
+
+    def __init__(
+        self,
+        args: argparse.Namespace,
+        model: nn.Layer,
+        criterion: nn.Layer,
+        train_loader: DataLoader,
+        val_loader: DataLoader,
+        device: str,
+    ) -> None:
+        self.args = args
+        self.model = model
+        self.criterion = criterion
+        self.train_loader = train_loader
+        self.val_loader = val_loader
+        self.device = device
+        self.rank, _, self.world_size = launched_rank()
+        self.stop = StopRequest()
+        self.accumulation_steps = args.gradient_accumulation_steps
+        optimizer, lr_scheduler = build_optimizer(model, **optimizer_options(args))
+        images = args.batch_size * self.accumulation_steps
+        decay = ema_decay(args.model_ema_decay, self.world_size, images, args.model_ema_steps, args.epochs)
+        ema = ModelEma(model, decay) if args.model_ema else None
+        self.state = TrainingState(model, optimizer, lr_scheduler, Amp(args.amp, device), ema)
+
+    def train(self, stop: StopRequest) -> None:
+        """Train what is left of --epochs.
+
+        Raises UserError for a checkpoint that does not fit and where training fails, Stopped once `stop` is asked for
+        and all is saved.
+        """
+        self.stop = stop
+        first_epoch, first_batch = self.resume()
+        self.out = output_dir(self.args.output_dir)
+        self.open_logs(first_epoch, self.step(first_epoch, first_batch))
+        model = data_parallel(self.model)
+        for epoch in range(first_epoch, self.args.epochs):
+            self.train_epoch(model, epoch, first_batch)
+            self.end_epoch(epoch)
+            first_batch = 0
+        if self.rank == 0:
+            self.metrics.close()
+
+    def resume(self) -> tuple[int, int]:
+        """Restore the checkpoint --resume, if there is one -> (epoch, batch) to go on with."""
+        path = self.args.resume
+        if not path:
+            return 0, 0
+        content = read_checkpoint(path)
+        epoch, batch = content["epoch"], content["batch"]
+        check_resumed(self.args, content["args"], content["world_size"], self.world_size, epoch)
+        restore(self.state, content, path)
+        log(f"resumed from {path} at epoch {epoch}" + (f", iter {batch}" if batch else ""))
+        return epoch, batch
+
+    def open_logs(self, epoch: int, step: int) -> None:
+        """metrics.jsonl and, with --event-log, the curves for a viewer; on rank 0 alone."""
+        if self.rank == 0:
+            self.metrics = MetricsLog(self.out / NAME, epoch=epoch, step=step)
+            self.events = EventLog(self.out / "events", step) if self.args.event_log else None
+
+    def step(self, epoch: int, batches: int) -> int:
+        """How many steps of the optimizer lie before the batch after `batches` of `epoch`."""
+        size = self.accumulation_steps
+        return epoch * math.ceil(len(self.train_loader) / size) + math.ceil(batches / size)
+
+    def train_epoch(self, model: nn.Layer, epoch: int, first_batch: int) -> None:
+        """Every batch from `first_batch` on; `model` is the one whose backward averages over the processes."""
+        args, state = self.args, self.state
+        set_epoch(self.train_loader, epoch, first_batch)
+        alphas = {"mixup_alpha": args.mixup_alpha, "cutmix_alpha": args.cutmix_alpha}
+        train_one_epoch(
+            model,
+            self.criterion,
+            state.optimizer,
+            self.train_loader,
+            self.device,
+            epoch,
+            args.print_freq,
+            args.freeze_norm,
+            log,
+            epochs=args.epochs,
+            first_batch=first_batch,
+            mix=build_mix(len(self.val_loader.dataset.classes), **alphas, seed=args.seed),
+            amp=state.amp,
+            clip_grad_norm=args.clip_grad_norm,
+            accumulation_steps=self.accumulation_steps,
+            before_batch=partial(self.before_batch, epoch),
+            after_step=partial(self.after_step, epoch),
+            record=lambda batch, metrics: self.record("train", epoch, self.step(epoch, batch + 1), metrics),
+        )
+
+    def before_batch(self, epoch: int, batch: int) -> None:
+        """Seed dropout by where the run is, so that a resumed run draws what an unbroken one does."""
+        seed_everything(derive_seed(self.args.seed, epoch, batch, self.rank))
+
+    def after_step(self, epoch: int, batches: int) -> None:
+        """Average, save and stop, as they fall due, after `batches` of the epoch."""
+        args, ema = self.args, self.state.ema
+        step = self.step(0, batches)
+        if ema and (step - 1) % args.model_ema_steps == 0:
+            ema.update(self.model)
+            if epoch < args.lr_warmup_epochs:
+                ema.reset()
+        stop = all_reduce_sum([self.stop.asked], self.device)[0] > 0  # all processes end after the same step
+        if stop or (args.checkpoint_freq and step % args.checkpoint_freq == 0):
+            self.save(epoch, batches)
+        if stop:
+            all_reduce_sum([0], self.device)  # none ends before rank 0 has written, since the launcher then ends all
+            raise Stopped(f"stopped by SIGTERM after iter {batches - 1} of epoch {epoch}{self.go_on()}")
+
+    def end_epoch(self, epoch: int) -> None:
+        """Evaluate, step the schedule, save; stop if SIGTERM came meanwhile."""
+        state = self.state
+        broadcast_buffers(self.model)
+        self.evaluate(self.model, epoch, "Eval", "model")
+        if state.ema:
+            broadcast_buffers(state.ema.module)
+            self.evaluate(state.ema.module, epoch, "Eval, EMA", "model_ema")
+        state.lr_scheduler.step()
+        self.save(epoch + 1, 0)
+        if all_reduce_sum([self.stop.asked], self.device)[0] > 0 and epoch + 1 < self.args.epochs:
+            raise Stopped(f"stopped by SIGTERM after epoch {epoch}{self.go_on()}")
+
+    def evaluate(self, model: nn.Layer, epoch: int, what: str, name: str) -> None:
+        """Evaluate `model`, log it as `what`, and write its weights to `name`_EPOCH."""
+        try:
+            # Of several processes rank 0, which writes, ends first; the launcher ends the others.
+            stop = self.stop if self.rank == 0 else None
+            metrics = evaluate(model, self.criterion, self.val_loader, self.device, stop)
+        except Stopped as stopped:
+            self.save(epoch, len(self.train_loader))
+            raise Stopped(f"stopped by SIGTERM before the evaluation of epoch {epoch}{self.go_on()}") from stopped
+        if not math.isfinite(metrics["loss"]):
+            raise UserError(f"the loss is {metrics['loss']} in the evaluation of epoch {epoch}: lower --lr")
+        log(evaluation_line(epoch, metrics, what))
+        self.record("eval" if name == "model" else "eval_ema", epoch, self.step(epoch + 1, 0), metrics)
+        if self.rank == 0:
+            save_weights(model, self.out / f"{name}_{epoch}{SUFFIX}")
+
+    def record(self, kind: str, epoch: int, step: int, metrics: dict[str, float]) -> None:
+        """Write the numbers to metrics.jsonl and to the viewer's log."""
+        if self.rank == 0:
+            self.metrics.write(kind, epoch=epoch, step=step, **metrics)
+            if self.events:
+                self.events.write({f"{kind}/{name}": value for name, value in metrics.items()}, step)
+
+    def save(self, epoch: int, batch: int) -> None:
+        """Write the checkpoint with which the run goes on at `batch` of `epoch`."""
+        if self.rank == 0:
+            args = vars(self.args)
+            save_checkpoint(
+                self.checkpoint(), self.state, epoch=epoch, batch=batch, world_size=self.world_size, args=args
+            )
+
+    def checkpoint(self) -> Path:
+        return self.out / f"checkpoint{SUFFIX}"
+
+    def go_on(self) -> str:
+        return f"; go on with --resume {self.checkpoint()}"

@@ -1,0 +1,24 @@
+"""Mixed precision."""
+
+import torch
+from torch import Tensor, nn
+
+
+class Amp:
+    """Forward passes in `dtype` where that is safe; with float16 a scaler, so that small gradients do not vanish.
+
+    dtype None: everything in the precision that the model has, and a scaler that does nothing.
+    """
+
+    def __init__(self, dtype: str | None = None, device: str = "cpu") -> None:
+        self.dtype = getattr(torch, dtype) if dtype else None
+        self.device_type = torch.device(device).type
+        self.scaler = torch.amp.GradScaler(self.device_type, enabled=dtype == "float16")
+
+    def forward(self, model: nn.Module, image: Tensor) -> Tensor:
+        """The logits; float32 where the pass was mixed."""
+        if self.dtype is None:
+            return model(image)
+        with torch.autocast(self.device_type, self.dtype):
+            output = model(image)
+        return output.float()
