@@ -1,13 +1,15 @@
 """Rung 04: the criterion and its gradient.
 
-Proves: the loss and its gradient with respect to the logits, with and without label smoothing, on ordinary and on
-extreme logits, and on the model's own. Does not prove: the gradients inside the model (05).
+Proves: the loss and its gradient with respect to the logits, for labels and for soft targets as mixup makes them, with
+and without label smoothing, on ordinary and on extreme logits, and on the model's own. Does not prove: the gradients
+inside the model (05).
 Stands on: 01 (the model's logits).
 
   python steps/04_test_loss.py           ends in: PASS 04_test_loss: all ... items within their limits
 """
 
 import argparse
+from itertools import product
 
 import numpy as np
 
@@ -22,13 +24,15 @@ from reprod.align.step import Step, run_step, step_parser
 NAME = "04_test_loss"
 BATCH = 7  # images
 SMOOTHING = (0.0, 0.1)
+DTYPES = ("float64", "float32")
 
 
-def loss_inputs(step: Step) -> tuple[dict[str, np.ndarray], np.ndarray]:
-    """Logits (C, C), float64 values that float32 holds, by what they are; labels (C,): every class once.
+def loss_inputs(step: Step) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+    """Logits (C, C), float64 values that float32 holds, and targets, each by what they are.
 
-    The model's own are those of 7 images, repeated. The extreme ones overflow float32 in exp(), and their rows lie so
-    far apart that one maximum for all would make others vanish.
+    The model's own logits are those of 7 images, repeated. The extreme ones overflow float32 in exp(), and their rows
+    lie so far apart that one maximum for all would make others vanish. Labels (C,) are every class once; soft targets
+    (C, C) are theirs mixed with others', in shares whose sum float32 rounds.
     """
     rng = np.random.default_rng([step.args.seed, 4])
     model = capture_torch.build(step.ref_model, step.arrays, "float32", step.torch_device)
@@ -39,17 +43,25 @@ def loss_inputs(step: Step) -> tuple[dict[str, np.ndarray], np.ndarray]:
         "extreme": rng.normal(0, 60, (classes, classes)) + np.linspace(-500, 500, classes)[:, None],
     }
     labels = rng.permutation(classes)
-    return {name: array.astype(np.float32).astype(np.float64) for name, array in logits.items()}, labels
+    share, one_hot = rng.random((classes, 1)), np.eye(classes)[labels]
+    soft = share * one_hot + (1 - share) * np.roll(one_hot, 1, 0)
+    exact = {name: array.astype(np.float32).astype(np.float64) for name, array in {**logits, "soft": soft}.items()}
+    return exact, {"labels": labels, "soft targets": exact.pop("soft")}
 
 
-def run_ref(step: Step, logits: np.ndarray, labels: np.ndarray, smoothing: float) -> dict[str, np.ndarray]:
+def in_precision(target: np.ndarray, dtype: str) -> np.ndarray:
+    """Soft targets in the logits' precision; labels as they are."""
+    return target.astype(dtype) if target.dtype.kind == "f" else target
+
+
+def run_ref(step: Step, logits: np.ndarray, target: np.ndarray, smoothing: float) -> dict[str, np.ndarray]:
     criterion = mobilenetv3_ref.train.criterion.build_criterion(smoothing)
-    return capture_torch.loss_and_gradient(criterion, logits, labels, step.torch_device)
+    return capture_torch.loss_and_gradient(criterion, logits, target, step.torch_device)
 
 
-def run_paddle(step: Step, logits: np.ndarray, labels: np.ndarray, smoothing: float) -> dict[str, np.ndarray]:
+def run_paddle(step: Step, logits: np.ndarray, target: np.ndarray, smoothing: float) -> dict[str, np.ndarray]:
     criterion = mobilenetv3_paddle.train.criterion.build_criterion(smoothing)
-    return capture_paddle.loss_and_gradient(criterion, logits, labels, step.paddle_device)
+    return capture_paddle.loss_and_gradient(criterion, logits, target, step.paddle_device)
 
 
 def get_args_parser() -> argparse.ArgumentParser:
@@ -58,19 +70,19 @@ def get_args_parser() -> argparse.ArgumentParser:
 
 def main(args: argparse.Namespace) -> Step:
     step = Step(NAME, args)
-    all_logits, labels = loss_inputs(step)
+    all_logits, targets = loss_inputs(step)
     step.check_signal({f"{name} logits": logits for name, logits in all_logits.items()})
     ref_files, port_files = {}, {}
-    for smoothing in SMOOTHING:
-        for name, logits in all_logits.items():
-            truth = run_ref(step, logits, labels, smoothing)
-            ref = run_ref(step, logits.astype(np.float32), labels, smoothing)
-            limits = {"float64": semantic_limits(truth, ref), "float32": kernel_limits(truth, ref)}
-            for dtype, reference in (("float64", truth), ("float32", ref)):
-                port = run_paddle(step, logits.astype(dtype), labels, smoothing)
-                title = f"{name} logits, label smoothing {smoothing}, {dtype}"
-                step.check(compare(reference, port, limits[dtype], title=title))
-                prefix = "" if (name, smoothing, dtype) == ("model", 0.0, "float32") else f"{title}/"
+    for smoothing, name, kind in product(SMOOTHING, all_logits, targets):
+        inputs = {dtype: (all_logits[name].astype(dtype), in_precision(targets[kind], dtype)) for dtype in DTYPES}
+        truth, ref = (run_ref(step, *inputs[dtype], smoothing) for dtype in DTYPES)
+        limits = {"float64": semantic_limits(truth, ref), "float32": kernel_limits(truth, ref)}
+        for dtype, reference in zip(DTYPES, (truth, ref), strict=True):
+            port = run_paddle(step, *inputs[dtype], smoothing)
+            title = f"{name} logits, {kind}, label smoothing {smoothing}, {dtype}"
+            step.check(compare(reference, port, limits[dtype], title=title))
+            prefix = "" if (name, smoothing, dtype) == ("model", 0.0, "float32") else f"{title}/"
+            if kind == "labels":  # the files are 70 MB as it is
                 ref_files.update({prefix + key: value for key, value in reference.items()})
                 port_files.update({prefix + key: value for key, value in port.items()})
     return step.finish("loss", ref_files, port_files)

@@ -250,28 +250,29 @@ def test_hardsigmoid_on_and_beside_its_kinks(dtype):
     assert ((ref.grad.numpy() != 0) == inside).all()
 
 
-def cross_entropy(logits: np.ndarray, labels: np.ndarray, smoothing: float) -> tuple[float, np.ndarray]:
-    """(loss, its gradient), written out."""
+def cross_entropy(logits: np.ndarray, target: np.ndarray, smoothing: float) -> tuple[float, np.ndarray]:
+    """(loss, its gradient) for soft targets, which need not add up to 1, written out."""
     n, num_classes = logits.shape
     shifted = logits - logits.max(axis=1, keepdims=True)
     log_p = shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))
-    target = np.full(logits.shape, smoothing / num_classes)
-    target[np.arange(n), labels] += 1 - smoothing
-    return -(target * log_p).sum() / n, (np.exp(log_p) - target) / n
+    target = target * (1 - smoothing) + smoothing / num_classes
+    return -(target * log_p).sum() / n, (np.exp(log_p) * target.sum(axis=1, keepdims=True) - target) / n
 
 
+@pytest.mark.parametrize("soft", [False, True])
 @pytest.mark.parametrize("smoothing", [0.0, 0.1, 1.0])
 @pytest.mark.parametrize("spread", [1.0, 300.0])  # exp(300) overflows float32, and the loss exceeds 64
 @pytest.mark.parametrize("dtype, rtol", [("float32", 4e-6), ("float64", 1e-14)])
-def test_criterion(side, smoothing, spread, dtype, rtol, rng):
+def test_criterion(side, soft, smoothing, spread, dtype, rtol, rng):
     package, to_tensor, to_array = side
     logits = rng.normal(0, spread, (5, 7)).astype(dtype)
     labels = np.array([0, 6, 3, 3, 1])
+    shares = rng.random((5, 7)).astype(dtype) if soft else np.eye(7)[labels]
     x = to_tensor(logits)
     x.requires_grad = True
-    loss = package.criterion.build_criterion(smoothing)(x, to_tensor(labels))
+    loss = package.criterion.build_criterion(smoothing)(x, to_tensor(shares if soft else labels))
     loss.backward()
-    expected, gradient = cross_entropy(logits.astype("float64"), labels, smoothing)
+    expected, gradient = cross_entropy(logits.astype("float64"), shares.astype("float64"), smoothing)
     assert loss.shape == () or list(loss.shape) == []
     np.testing.assert_allclose(to_array(loss), expected, rtol=rtol)
     np.testing.assert_allclose(to_array(x.grad), gradient, rtol=rtol, atol=rtol)

@@ -20,12 +20,12 @@ class CrossEntropyLoss(nn.Layer):
         num_classes = logits.shape[1]
         shifted = logits - logits.max(axis=1, keepdim=True).detach()  # (N, C); exp() cannot overflow
         # As a product, because Paddle's `sum` adds naively (3 times the rounding over 1000 classes).
-        log_sum = shifted.exp().matmul(paddle.ones([num_classes, 1], logits.dtype)).squeeze(1).log()  # (N,)
+        log_sum = shifted.exp().matmul(paddle.ones([num_classes, 1], logits.dtype)).log()  # (N, 1)
         soft = target
         if target.ndim == 1:
             soft = F.one_hot(target, num_classes).astype(logits.dtype)  # raises ValueError for a label out of range
         soft = soft * (1 - self.label_smoothing) + self.label_smoothing / num_classes
-        return (log_sum - (soft * shifted).sum(axis=1)).mean()
+        return (soft * (log_sum - shifted)).sum(axis=1).mean()
 
 
 def build_criterion(label_smoothing: float = 0.0) -> nn.Layer:
