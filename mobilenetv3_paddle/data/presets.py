@@ -21,7 +21,8 @@ def normalize_image(image: Image.Image) -> np.ndarray:
     Paddle: an array and NumPy's arithmetic, with the same bits. A Tensor that a loader worker sends can be gone before
     it is read (the loader then raises "File descriptor ... open failed" or hangs); an array cannot.
     """
-    array = np.asarray(image, dtype=np.float32).transpose(2, 0, 1) / np.float32(255)
+    # In C order, since what follows takes three times as long on a transposed view.
+    array = np.asarray(image).transpose(2, 0, 1).astype(np.float32, order="C") / np.float32(255)
     mean, std = (np.array(values, dtype=np.float32).reshape(3, 1, 1) for values in (MEAN, STD))
     return (array - mean) / std
 
