@@ -76,6 +76,11 @@ def _record(line: str, what: str) -> dict[str, Any]:
         record = json.loads(line)
     except ValueError as error:
         raise UserError(f"{what} is no JSON ({error}): name a {NAME} of a training run") from error
-    if not isinstance(record, dict) or not {"kind", "epoch", "step"} <= record.keys():
+    numbers = {**record} if isinstance(record, dict) else {}
+    if not isinstance(numbers.pop("kind", None), str) or not all(
+        type(numbers.get(name)) is int for name in ("epoch", "step")
+    ):
         raise UserError(f"{what} lacks kind, epoch or step: name a {NAME} of a training run")
+    if not all(value is None or type(value) in (int, float) for value in numbers.values()):
+        raise UserError(f"{what} holds what is no number: name a {NAME} of a training run")
     return record
