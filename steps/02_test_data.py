@@ -1,8 +1,9 @@
 """Rung 02: the data, from the folder to the batch, for validation and training.
 
 Proves: both sides list the same classes, files and labels, and every tensor of the validation and of the training
-pipeline is equal to the last bit, without loader workers and with two. Does not prove: that the draws of crops and
-flips are distributed as torchvision's (both sides take them from one source, which the tests hold against torchvision).
+pipeline, plain and with AutoAugment, RandomErasing, mixup and CutMix, is equal to the last bit, without loader workers
+and with two. Does not prove: that the draws are distributed as torchvision's (both sides take them from one source,
+which the tests hold against torchvision).
 Stands on: nothing.
 
   python steps/02_test_data.py           ends in: PASS 02_test_data: all ... items within their limits
@@ -10,11 +11,13 @@ Stands on: nothing.
 
 import argparse
 import os
-from collections.abc import Iterator
-from itertools import zip_longest
+from collections.abc import Callable, Iterator
+from itertools import product, zip_longest
 from pathlib import Path
 
 import numpy as np
+import paddle
+import torch
 from tqdm import tqdm
 
 import mobilenetv3_paddle.data
@@ -22,7 +25,16 @@ import mobilenetv3_ref.data
 from reprod.align.compare import PASS, Verdict, compare, joined
 from reprod.align.limits import exact_limits
 from reprod.align.step import LITE_DATA, Step, run_step, step_parser
-from reprod.recipe.draws import item_rng, random_resized_crop_box
+from reprod.recipe.draws import (
+    IMAGENET_POLICY,
+    MAGNITUDES,
+    auto_augment_operations,
+    batch_rng,
+    item_rng,
+    random_erasing_box,
+    random_mix,
+    random_resized_crop_box,
+)
 from reprod.recipe.images import read_image
 
 NAME = "02_test_data"
@@ -30,6 +42,16 @@ BATCH_SIZE = 5  # leaves a partial batch of the 16 images
 EPOCHS = (0, 1)
 KEPT = 16  # images whose tensors go into the result files
 PICTURES = 4  # images that differ, for the report
+# All options of the training preset, none at its default.
+OPTIONS = {"auto_augment": "imagenet", "random_erase": 0.5, "crop_scale": 0.25, "hflip_prob": 0.4}
+DRAWN_IMAGES = 64  # of which draws are looked at
+DRAWS = 30_000  # looked at for AutoAugment's rarest operation, which one image of 250 gets
+MIXES = {
+    "mixup": {"mixup_alpha": 0.2},
+    "cutmix": {"cutmix_alpha": 1.0},
+    "mixup or cutmix": {"mixup_alpha": 0.8, "cutmix_alpha": 0.5},
+}
+MIXED_BATCHES, MIXED_SIZE = 16, (96, 64)  # height and width are parts of images, for speed
 
 
 def facts(data, data_path: str, seed: int) -> tuple[dict[str, np.ndarray], dict]:
@@ -37,14 +59,16 @@ def facts(data, data_path: str, seed: int) -> tuple[dict[str, np.ndarray], dict]
     datasets = {
         "val": data.build_dataset(data_path, train=False),
         "train": data.build_dataset(data_path, train=True, seed=seed),
+        "augmented": data.build_dataset(data_path, train=True, seed=seed, **OPTIONS),
     }
     listed = {}
     for split, dataset in datasets.items():
-        root = Path(data_path) / split
-        listed[f"length/{split}"] = np.array(len(dataset))
-        listed[f"classes/{split}"] = np.array(dataset.classes)
-        listed[f"files/{split}"] = np.array([os.path.relpath(path, root) for path, _ in dataset.samples])
-        listed[f"labels/{split}"] = np.array([label for _, label in dataset.samples])
+        if split != "augmented":
+            root = Path(data_path) / split
+            listed[f"length/{split}"] = np.array(len(dataset))
+            listed[f"classes/{split}"] = np.array(dataset.classes)
+            listed[f"files/{split}"] = np.array([os.path.relpath(path, root) for path, _ in dataset.samples])
+            listed[f"labels/{split}"] = np.array([label for _, label in dataset.samples])
         for name, value in vars(dataset.transform).items():
             listed[f"preset/{split} {name}"] = np.array("none" if value is None else value)
     return listed, datasets
@@ -86,34 +110,118 @@ def check_batches(step: Step, loaders: tuple, split: str, title: str, files: tup
 
 def check_pipelines(step: Step, datasets: dict, seed: int, files: tuple[dict, dict]) -> None:
     """Validation once and training for two epochs of the same loader, without workers and with two."""
-    for workers in (0, 2):
-        for split, epochs in (("val", (0,)), ("train", EPOCHS)):
-            loaders = tuple(
-                data.build_loader(sets[split], BATCH_SIZE, train=split == "train", workers=workers, seed=seed)
-                for data, sets in datasets.items()
-            )
-            for epoch in epochs:
-                for data, loader in zip(datasets, loaders, strict=True):
-                    data.set_epoch(loader, epoch)
-                title = f"{split} pipeline, epoch {epoch}, {workers} workers"
-                verdict = check_batches(step, loaders, split, title, files)
-                step.check(verdict, group=lambda name: name.split("/")[0])
+    for workers, split in product((0, 2), ("val", "train", "augmented")):
+        loaders = tuple(
+            data.build_loader(sets[split], BATCH_SIZE, train=split != "val", workers=workers, seed=seed)
+            for data, sets in datasets.items()
+        )
+        for epoch in EPOCHS if split != "val" else (0,):
+            for data, loader in zip(datasets, loaders, strict=True):
+                data.set_epoch(loader, epoch)
+            title = f"{split} pipeline, epoch {epoch}, {workers} workers"
+            verdict = check_batches(step, loaders, split, title, files)
+            step.check(verdict, group=lambda name: name.split("/")[0])
 
 
-def check_draws(step: Step, dataset, seed: int) -> None:
-    """Refuse data on which a flip that does not flip, or one class for all, could not be seen."""
-    flips = []
-    for index, (path, _) in enumerate(dataset.samples[:64]):
-        image = read_image(path)
-        for epoch in EPOCHS:
-            rng = item_rng(seed, epoch, index)
-            random_resized_crop_box(rng, image.height, image.width)
-            flips.append(rng.random() < dataset.transform.hflip_prob)
-    step.say(f"training draws looked at: {len(flips)}, of which {sum(flips)} flip the image")
-    if not 0 < sum(flips) < len(flips):
-        step.refuse("no image, or every image, is flipped: use more images or another --seed")
+def image_sizes(dataset) -> list[tuple[int, int]]:
+    """(height, width) of the first images."""
+    return [(image.height, image.width) for image in (read_image(path) for path, _ in dataset.samples[:DRAWN_IMAGES])]
+
+
+def item_draws(dataset, size: tuple[int, int], epoch: int, index: int) -> tuple[bool, list[tuple[str, float]], bool]:
+    """Whether image `index` of (height, width) is flipped, AutoAugment's operations, whether a part is erased."""
+    preset, rng = dataset.transform, item_rng(dataset.seed, epoch, index)
+    random_resized_crop_box(rng, *size, (preset.crop_scale, 1.0))
+    flipped = rng.random() < preset.hflip_prob
+    operations = auto_augment_operations(rng) if preset.auto_augment else []
+    erased = rng.random() < preset.random_erase and bool(random_erasing_box(rng, preset.crop_size, preset.crop_size))
+    return flipped, operations, erased
+
+
+def check_draws(step: Step, dataset, augmented) -> None:
+    """Refuse data on which a flip that does not flip, a missing erasing or one class for all could not be seen."""
+    sizes = image_sizes(dataset)
+    items = list(product(EPOCHS, enumerate(sizes)))
+    for what, drawn in {
+        "flipped": [item_draws(dataset, size, epoch, index)[0] for epoch, (index, size) in items],
+        "flipped, with all options": [item_draws(augmented, size, epoch, index)[0] for epoch, (index, size) in items],
+        "erased in part": [item_draws(augmented, size, epoch, index)[2] for epoch, (index, size) in items],
+    }.items():
+        step.say(f"training draws looked at: {len(drawn)}, of which {sum(drawn)} are {what}")
+        if not 0 < sum(drawn) < len(drawn):
+            step.refuse(f"no image, or every image, is {what}: use more images or another --seed")
     if len(dataset.classes) < 2:
         step.refuse("there is one class only, so labels prove nothing: use a folder with more")
+
+
+def check_operations(step: Step, ref_set, port_set) -> None:
+    """Compare images that show between them all that AutoAugment can draw; refuse if it never does."""
+    every = {(operation, bin_) for policy in IMAGENET_POLICY for operation, _, bin_ in policy}
+    signs = {operation: (1, -1) if signed else (1,) for operation, (_, signed) in MAGNITUDES.items()}
+    unseen = {(name, sign * MAGNITUDES[name][0][bin_]) for name, bin_ in every for sign in signs[name]}
+    sizes, ref, port, count = image_sizes(ref_set), {}, {}, len(unseen)
+    for number in range(DRAWS):
+        epoch, index = divmod(number, len(sizes))
+        operations = set(item_draws(ref_set, sizes[index], epoch, index)[1])
+        if operations & unseen:
+            unseen -= operations
+            name = f"augmented/{Path(ref_set.samples[index][0]).name} epoch {epoch}"
+            for images, dataset in ((ref, ref_set), (port, port_set)):
+                dataset.set_epoch(epoch)
+                images[name] = np.asarray(dataset[index][0])
+        if not unseen:
+            break
+    step.say(f"AutoAugment: {count - len(unseen)} of {count} operations and magnitudes drawn, in {len(ref)} images")
+    if unseen:
+        step.refuse(f"AutoAugment never draws {', '.join(sorted(name for name, _ in unseen))}: use another --seed")
+    title = f"AutoAugment's {len({name for name, _ in every})} operations"
+    verdict = compare(ref, port, exact_limits(ref), title=title)
+    keep_pictures(step, verdict, ref, port)
+    step.check(verdict, group=lambda name: "augmented")
+
+
+def mixed(data, kind: str, to_tensor: Callable, dataset, seed: int) -> dict[str, np.ndarray]:
+    """One side's batches after mixing: images (N, 3, H, W) and soft targets (N, C), by batch."""
+    mix = data.build_mix(len(dataset.classes), seed=seed, **MIXES[kind])
+    chosen = [int(i) for i in np.linspace(0, len(dataset) - 1, BATCH_SIZE)]  # of several classes
+    images = np.stack([np.asarray(dataset[i][0])[:, : MIXED_SIZE[0], : MIXED_SIZE[1]] for i in chosen])
+    labels = np.array([dataset.samples[i][1] for i in chosen])
+    outputs = {}
+    for batch in range(MIXED_BATCHES):
+        image, target = mix(to_tensor(images), to_tensor(labels), 1, batch)
+        outputs[f"{kind}/batch {batch} image"] = image.cpu().numpy()
+        outputs[f"{kind}/batch {batch} target"] = target.cpu().numpy()
+    return outputs
+
+
+def check_mixes(step: Step, dataset, seed: int) -> None:
+    """Mixup, CutMix and both on a few batches; refuse draws under which a side that does not mix could not be seen."""
+    for kind, alphas in MIXES.items():
+        mixes = [
+            random_mix(
+                batch_rng(seed, 1, batch), *MIXED_SIZE, alphas.get("mixup_alpha", 0), alphas.get("cutmix_alpha", 0)
+            )
+            for batch in range(MIXED_BATCHES)
+        ]
+        shares, boxes = [mix.share for mix in mixes], [mix for mix in mixes if mix.box]
+        step.say(
+            f"{kind}: {len(mixes)} batches drawn, {len(boxes)} of them CutMix, the median share {np.median(shares):.2f}"
+        )
+        if not any(0.01 < share < 0.99 for share in shares):
+            step.refuse(f"{kind} leaves every batch as it is: use another --seed")
+        if len(alphas) == 2 and len(boxes) in (0, len(mixes)):
+            step.refuse(f"{kind} takes one of the two only: use another --seed")
+        ref = mixed(
+            mobilenetv3_ref.data, kind, lambda array: torch.tensor(array, device=step.torch_device), dataset, seed
+        )
+        port = mixed(
+            mobilenetv3_paddle.data,
+            kind,
+            lambda array: paddle.to_tensor(array, place=step.paddle_device),
+            dataset,
+            seed,
+        )
+        step.check(compare(ref, port, exact_limits(ref), title=f"{kind} of {MIXED_BATCHES} batches"))
 
 
 def get_args_parser() -> argparse.ArgumentParser:
@@ -130,8 +238,10 @@ def main(args: argparse.Namespace) -> Step:
     files = ({}, {})
     title = f"classes, files, labels and presets of {args.data_path}"
     if step.check(compare(ref_facts, port_facts, exact_limits(ref_facts), title=title), group=str):
-        check_draws(step, ref_sets["train"], seed)
+        check_draws(step, ref_sets["train"], ref_sets["augmented"])
         check_pipelines(step, {mobilenetv3_ref.data: ref_sets, mobilenetv3_paddle.data: port_sets}, seed, files)
+        check_operations(step, ref_sets["augmented"], port_sets["augmented"])
+        check_mixes(step, ref_sets["train"], seed)
     for kept, listed in zip(files, (ref_facts, port_facts), strict=True):
         kept.update({name: array for name, array in listed.items() if array.dtype.kind != "U"})
     return step.finish("data", *files)
