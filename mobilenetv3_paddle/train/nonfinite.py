@@ -34,15 +34,18 @@ class Call:
 def first_nonfinite(model: nn.Layer, criterion: nn.Layer, image: Tensor, target: Tensor) -> str:
     """Run the batch that gave NaN or infinity again -> one line that says where it began.
 
-    In this order: the batch itself; in forward order a module, the criterion last, whose output is not finite though
-    its inputs are; in backward order one whose gradients are not finite though that of its output is. Modules within
-    a module come before it. `model` is the one that is not wrapped for several processes, in the mode in which it
-    trained. Neither it nor its gradients change, nor does this process wait for others: it works on a copy, whose
-    batch norm takes this process's batch alone. What is random is drawn anew: seed dropout as it was.
+    In this order: the batch itself; a parameter; in forward order a module, the criterion last, whose output is not
+    finite though its inputs are; in backward order one whose gradients are not finite though that of its output is.
+    Modules within a module come before it. `model` is the one that is not wrapped for several processes, in the mode
+    in which it trained. Neither it nor its gradients change, nor does this process wait for others: it works on a
+    copy, whose batch norm takes this process's batch alone. What is random is drawn anew: seed dropout as it was.
     """
     for what, tensor in (("images", image), ("targets", target)):
         if not is_finite(tensor):
             return f"the batch itself: {describe(tensor)} of its {what}"
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad and not is_finite(parameter):
+            return f"parameter {name}, before this batch: {describe(parameter)}"
     watched = copy.deepcopy(nn.LayerDict({"model": model, CRITERION: criterion}))
     for m in watched.sublayers():
         if isinstance(m, SyncBatchNorm2D):  # Paddle: on cards, too
@@ -106,7 +109,7 @@ def note(call: Call, what: str, gradient: Tensor) -> None:
 
 
 def reason(call: Call, output: Tensor) -> str:
-    """Its own parameter that is not finite, or else what it received and what it gave."""
+    """Its own statistic or frozen parameter that is not finite, or else what it received and what it gave."""
     for name, tensor in own_state(call.module):
         if not is_finite(tensor):
             return f"{describe(tensor)} of its {name}"
