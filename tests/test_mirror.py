@@ -26,7 +26,7 @@ SPELLING = [
     (r"\bmobilenetv3_ref\b", "mobilenetv3_paddle"),
     (r"\btorch\.device\b", "str"),  # Paddle names devices
     (r"\btorch\.autograd\.Function\b", "paddle.autograd.PyLayer"),
-    (r"\btorch\.(?!optim\.SGD)", "paddle."),  # whose formula both document
+    (r"\btorch\.(?!nn\.utils\.clip_grad_norm_)", "paddle."),  # whose formula both document
     (r"\bnn\.Module\b", "nn.Layer"),
     (r"\bnn\.ModuleDict\b", "nn.LayerDict"),
     (r"\b(Conv|BatchNorm|AdaptiveAvgPool)2d\b", r"\g<1>2D"),
@@ -43,7 +43,6 @@ SPELLING = [
     (r"\bzero_grad\(\)", "clear_grad()"),
     (r'\bparam_groups\[0\]\["lr"\]', "get_lr()"),
     (r"\bnn\.CrossEntropyLoss\(label_smoothing=label_smoothing\)", "CrossEntropyLoss(label_smoothing)"),
-    (r"\btuple\[SGD, StepLR\]", "tuple[Momentum, StepLR]"),
     (r'\(".pth", ".pt"\)', '(".pdparams",)'),
     (r"PyTorch's own", "PaddlePaddle's own"),
 ]

@@ -1,4 +1,4 @@
-"""The port computes what the reference computes: the whole model in float64, its own layers, loss, schedule, metric.
+"""The port computes what the reference computes: the whole model in float64, its own layers, loss, metric.
 
 Oracles are PyTorch where it is the definition, and otherwise NumPy written out.
 """
@@ -15,11 +15,9 @@ import torch
 import mobilenetv3_paddle.models
 import mobilenetv3_paddle.train.criterion
 import mobilenetv3_paddle.train.metric
-import mobilenetv3_paddle.train.optimizer
 import mobilenetv3_ref.models
 import mobilenetv3_ref.train.criterion
 import mobilenetv3_ref.train.metric
-import mobilenetv3_ref.train.optimizer
 from mobilenetv3_paddle.models.layers import AdaptiveAvgPool2D, BatchNorm2D, Hardsigmoid
 from mobilenetv3_ref.models.mobilenet_v3 import InvertedResidual
 from reprod.align import capture_paddle, capture_torch
@@ -284,75 +282,6 @@ def test_criterion_refuses_a_label_out_of_range(side):
     for label in (-1, 3):
         with pytest.raises((ValueError, IndexError)):
             criterion(to_tensor(np.zeros((1, 3), np.float32)), to_tensor(np.array([label])))
-
-
-def schedule(package, lr: float, step_size: int, gamma: float) -> tuple:
-    """One side's (optimizer, schedule)."""
-    model = torch.nn.Linear(1, 1) if package is mobilenetv3_ref.train else paddle.nn.Linear(1, 1)
-    return package.optimizer.build_optimizer(
-        model, lr=lr, momentum=0.9, weight_decay=0.0, lr_step_size=step_size, lr_gamma=gamma
-    )
-
-
-RECIPES = [(0.064, 2, 0.973), (0.1, 30, 0.1), (0.8, 1, 0.99), (1 / 3, 7, 1.1), (1e-3, 1000, 0.5)]
-
-
-@pytest.mark.parametrize("lr, step_size, gamma", RECIPES)
-def test_schedule_is_torchs_to_the_last_bit(lr, step_size, gamma):
-    parameter = torch.nn.Parameter(torch.zeros(1))
-    torch_optimizer = torch.optim.SGD([parameter], lr)
-    oracle = torch.optim.lr_scheduler.StepLR(torch_optimizer, step_size, gamma)
-    (ref, ref_schedule), (port, port_schedule) = (
-        schedule(package, lr, step_size, gamma) for package in (mobilenetv3_ref.train, mobilenetv3_paddle.train)
-    )
-    for epoch in range(600):
-        expected = torch_optimizer.param_groups[0]["lr"]
-        assert (ref.param_groups[0]["lr"], port.get_lr()) == (expected, expected), epoch
-        torch_optimizer.step()  # torch warns about a schedule that steps first
-        ref.step()
-        for each in (oracle, ref_schedule, port_schedule):
-            each.step()
-
-
-@pytest.mark.parametrize("lr, step_size, gamma", RECIPES)
-@pytest.mark.parametrize("epoch", [0, 1, 7, 31])
-def test_schedule_goes_on_where_it_was(lr, step_size, gamma, epoch):
-    _, unbroken = schedule(mobilenetv3_paddle.train, lr, step_size, gamma)
-    for _ in range(epoch):
-        unbroken.step()
-    optimizer, resumed = schedule(mobilenetv3_paddle.train, lr, step_size, gamma)
-    resumed.set_state_dict(unbroken.state_dict())
-    for _ in range(40):
-        assert optimizer.get_lr() == resumed() == unbroken()
-        resumed.step()
-        unbroken.step()
-
-
-@pytest.mark.parametrize("momentum, weight_decay", [(0.9, 1e-4), (0.9, 0.0), (0.0, 1e-2), (0.5, 0.3)])
-def test_sgd_over_100_steps(side, momentum, weight_decay, rng):
-    """Paddle's kernel holds its two coefficients in float32; with the same numbers it agrees to rounding."""
-    package, to_tensor, to_array = side
-    start, factors = rng.normal(size=7), rng.normal(size=(100, 7))
-    if package is mobilenetv3_ref.train:
-        model = torch.nn.Module()
-        model.w = torch.nn.Parameter(to_tensor(start.copy()))
-        coefficients = momentum, weight_decay
-    else:
-        model = paddle.nn.Layer()
-        model.w = model.create_parameter([7], dtype="float64")
-        model.w.set_value(start)
-        coefficients = float(np.float32(momentum)), float(np.float32(weight_decay))
-    optimizer, _ = package.optimizer.build_optimizer(
-        model, lr=0.05, momentum=momentum, weight_decay=weight_decay, lr_step_size=30, lr_gamma=0.1
-    )
-    w, velocity = start, 0.0
-    for factor in factors:  # the loss is sum(factor * w^2) / 2
-        model.w.grad = None
-        (to_tensor(factor) * model.w * model.w / 2).sum().backward()
-        optimizer.step()
-        velocity = coefficients[0] * velocity + (factor * w + coefficients[1] * w)
-        w = w - 0.05 * velocity
-        np.testing.assert_allclose(to_array(model.w), w, rtol=1e-13)
 
 
 def correct_by_definition(logits: np.ndarray, labels: np.ndarray, k: int) -> int:

@@ -128,7 +128,7 @@ class SequentialLR(LRScheduler):
 
 
 def build_lr_scheduler(
-    learning_rate: float,  # Paddle: the schedule comes first, the optimizer holds it
+    learning_rate: float,
     *,
     epochs: int = 1,
     lr_scheduler: str = "steplr",
@@ -145,8 +145,9 @@ def build_lr_scheduler(
     cosineannealinglr: half a cosine down to `lr_min`, over `epochs` less the warm-up. The warm-up begins with the rate
     times `lr_warmup_decay`; it stays there (constant) or rises to the whole rate (linear). Raises ValueError for
     another name.
+
+    Paddle: a schedule is given the rate, where PyTorch's finds it in the optimizer.
     """
-    # Paddle: a schedule is given the rate, where PyTorch's finds it in the optimizer
     if lr_scheduler == "steplr":
         main = StepLR(learning_rate, lr_step_size, lr_gamma)
     elif lr_scheduler == "cosineannealinglr":

@@ -67,11 +67,13 @@ class TorchOptimizer(Optimizer):
 
     def _create_accumulators(self, block: Any, parameters: dict[str, Any]) -> None:
         for parameter in parameters["params"]:
-            self.create_accumulators(parameter)
+            if parameter.name not in self._accumulators[self.ACCUMULATORS[0]]:
+                self.create_accumulators(parameter)
 
     def _append_optimize_op(self, block: Any, param_and_grad: dict[str, Any]) -> None:
         parameter, gradient = param_and_grad["params"]
-        accumulators = self.create_accumulators(parameter).values()
+        name = parameter.name
+        accumulators = [self._accumulators[kind][name] for kind in self.ACCUMULATORS]
         self.update(parameter, gradient, param_and_grad["weight_decay"], self._global_learning_rate(), *accumulators)
 
 
@@ -111,12 +113,12 @@ class RMSprop(TorchOptimizer):
     ACCUMULATORS = ("square_avg", "momentum_buffer")
 
     def __init__(
-        self, groups: list[dict[str, Any]], learning_rate: LRScheduler, *, momentum: float, alpha: float, eps: float
+        self, groups: list[dict[str, Any]], learning_rate: LRScheduler, *, momentum: float, alpha: float, epsilon: float
     ) -> None:
         super().__init__(groups, learning_rate)
         self.momentum = momentum
         self.alpha = alpha
-        self.eps = eps
+        self.epsilon = epsilon
         self.minus_one = paddle.full([1], -1.0, self._dtype)
 
     def update(
@@ -126,7 +128,7 @@ class RMSprop(TorchOptimizer):
             gradient = parameter.scale(weight_decay).add_(gradient)
         buffer.scale_(self.momentum)
         # With beta1 = 0 the first moment is the gradient, so the gradient can be it.
-        self.adam_(buffer, gradient, self.minus_one, gradient, square_avg, (0.0, self.alpha), self.eps)
+        self.adam_(buffer, gradient, self.minus_one, gradient, square_avg, (0.0, self.alpha), self.epsilon)
         _C_ops.sgd_(parameter, lr, buffer, None, False)
 
 
@@ -138,7 +140,7 @@ class AdamW(TorchOptimizer):
     """
 
     ACCUMULATORS = ("moment1", "moment2", "step")
-    EPS = 1e-8
+    EPSILON = 1e-8
 
     def __init__(self, groups: list[dict[str, Any]], learning_rate: LRScheduler) -> None:
         super().__init__(groups, learning_rate)
@@ -164,7 +166,9 @@ class AdamW(TorchOptimizer):
             parameter.scale_(1 - self.get_lr() * weight_decay)
         t = step.scale_(1.0, 1.0).item()
         unbias1, unbias2 = 1 - self.betas[0] ** t, math.sqrt(1 - self.betas[1] ** t)
-        self.adam_(parameter, gradient, lr.scale(unbias2 / unbias1), moment1, moment2, self.betas, self.EPS * unbias2)
+        self.adam_(
+            parameter, gradient, lr.scale(unbias2 / unbias1), moment1, moment2, self.betas, self.EPSILON * unbias2
+        )
 
 
 def parameter_groups(
@@ -207,16 +211,16 @@ def build_optimizer(
     None are as `weight_decay`. `schedule` goes to `build_lr_scheduler`. Raises ValueError for another name.
     """
     groups = parameter_groups(model, weight_decay, norm_weight_decay, bias_weight_decay)
-    learning_rate = build_lr_scheduler(lr, **schedule)  # Paddle: the schedule comes first, the optimizer holds it
+    lr = build_lr_scheduler(lr, **schedule)  # Paddle: the schedule comes first, and is the optimizer's rate
     if opt in ("sgd", "sgd_nesterov"):
-        optimizer = SGD(groups, learning_rate, momentum=momentum, nesterov=opt == "sgd_nesterov")
+        optimizer = SGD(groups, lr, momentum=momentum, nesterov=opt == "sgd_nesterov")
     elif opt == "rmsprop":
-        optimizer = RMSprop(groups, learning_rate, momentum=momentum, alpha=0.9, eps=0.0316)
+        optimizer = RMSprop(groups, lr, momentum=momentum, alpha=0.9, epsilon=0.0316)
     elif opt == "adamw":
-        optimizer = AdamW(groups, learning_rate)
+        optimizer = AdamW(groups, lr)
     else:
         raise ValueError(f"opt {opt!r}: choose sgd, sgd_nesterov, rmsprop or adamw")
-    return optimizer, learning_rate
+    return optimizer, lr  # Paddle: see above
 
 
 def optimizer_state(model: nn.Layer, optimizer: TorchOptimizer) -> dict[str, np.ndarray]:
