@@ -31,6 +31,7 @@ def set_train_mode(model: nn.Layer, freeze_norm: bool = False) -> None:
                 m.eval()
 
 
+@paddle.no_grad()
 def clip_gradients(model: nn.Layer, max_norm: float | None) -> float:
     """The 2-norm of all gradients as one vector, which is then scaled down to `max_norm` if it is longer.
 
