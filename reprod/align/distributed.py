@@ -40,19 +40,24 @@ def command(package: str, world_size: int, folder: Path) -> list[str]:
     """The launcher's command line; either launcher chooses a free port itself."""
     count, log = ("--nproc_per_node", str(world_size)), ("--log_dir", str(folder / "launcher"))
     if package == "mobilenetv3_paddle":
-        launcher = ["paddle.distributed.launch", *count, *log, sys.executable]  # it knows no -m, but starts any program
+        # It knows no -m, but starts any program.
+        launcher = ["paddle.distributed.launch", *count, *log, *one_card(world_size), sys.executable]
     else:
         launcher = ["torch.distributed.run", "--standalone", *count, *log]
     return [sys.executable, "-m", *launcher, "-m", WORKER, str(folder)]
 
 
-def too_many(package: str, world_size: int) -> bool:
-    """Whether this machine's cards keep the launcher from starting so many processes, also on the CPU."""
-    if package != "mobilenetv3_paddle":
-        return False
+def one_card(world_size: int) -> list[str]:
+    """Flags for Paddle's launcher, which wants a card for every process where it sees any, also on the CPU.
+
+    They name the first card for all of them; none of them uses it.
+    """
     import paddle
 
-    return 0 < paddle.device.cuda.device_count() < world_size
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is None and paddle.device.cuda.device_count() == 0:
+        return []
+    return ["--devices", ",".join([(visible or "0").split(",")[0]] * world_size)]
 
 
 def last_words(path: Path, count: int = 40) -> str:
@@ -106,8 +111,6 @@ def launch(
 
     `types` are the reference's layer types. Files go to the empty folder `folder`. Raises CouldNotStart or Died.
     """
-    if too_many(package, world_size):
-        raise CouldNotStart("Paddle's launcher starts no more processes than there are cards, not even on the CPU")
     job = {"package": package, "types": dict(types), "runs": {name: list(flags) for name, flags in runs.items()}}
     (folder / "job.json").write_text(json.dumps(job), encoding="utf-8")
     ended = _run(command(package, world_size, folder), folder)
