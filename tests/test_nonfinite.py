@@ -114,6 +114,14 @@ def test_running_statistics_are_blamed_where_they_are_used(side, train, weights)
         assert line == f"forward, features.2.block.0.1 (BatchNorm2d): NaN or infinity in 1 of 72 values of its {own}"
 
 
+def test_running_statistics_do_not_explain_an_overflow_in_train_mode(side, weights):
+    arrays = weights({"features.0.1.weight": 3.3e38, "features.0.1.running_var": np.nan})
+    line = blamed(side, build(side, arrays))
+    assert re.match(
+        r"forward, features\.0\.1 \(BatchNorm2d\): NaN or infinity in \d+ of \d+ values of its output,", line
+    )
+
+
 @pytest.mark.parametrize(
     "name, place",
     [
@@ -221,11 +229,12 @@ POINT = np.array([[1.0, 2.0], [3.0, 4.0]], np.float32)
 
 
 def test_an_infinite_slope(side):
-    """Whose infinity reaches every layer before it."""
+    """Whose infinity reaches every layer before it, and the block around it."""
     _, linear, root, square, product = parts(side)
-    model = framework(side).nn.Sequential(linear(0.0), square(), root(), linear(1.0))
+    sequential = framework(side).nn.Sequential
+    model = sequential(linear(0.0), square(), sequential(root(), linear(1.0)))
     line = blamed(side, model, product(), POINT, np.ones((2, 2), np.float32))
-    assert line == "backward, 2 (Root): its output's gradient is finite, that of its input is not"
+    assert line == "backward, 2.0 (Root): its output's gradient is finite, that of its input is not"
 
 
 def test_a_gradient_of_two_uses(side):
@@ -281,6 +290,23 @@ def test_a_modules_own_code(side, nested):
     model = framework(side).nn.Sequential(linear(1.0), Block()) if nested else Block()
     line = blamed(side, model, product(), POINT, np.ones((2, 2), np.float32))
     assert line.startswith("forward, 1 (Block): " if nested else "forward, the model itself (Block): "), line
+
+
+def test_an_infinite_slope_in_a_modules_own_code(side):
+    """The part before it receives infinity, the part after it gives none."""
+    base, linear, _, _, product = parts(side)
+
+    class Block(base):
+        def __init__(self):
+            super().__init__()
+            self.inner, self.last = linear(0.0), linear(1.0)
+
+        def forward(self, x):
+            return self.last(self.inner(x).sqrt())
+
+    model = framework(side).nn.Sequential(linear(1.0), Block())
+    line = blamed(side, model, product(), POINT, np.ones((2, 2), np.float32))
+    assert line == "backward, 1 (Block): its output's gradient is finite, that of its input is not"
 
 
 def test_a_module_called_twice(side):
