@@ -3,7 +3,6 @@
 What both packages have in common with torchvision (image folders, presets, errors) is asked of both.
 """
 
-import math
 from functools import partial
 from pathlib import Path
 
@@ -11,7 +10,6 @@ import numpy as np
 import pytest
 import torch
 import torchvision
-from PIL import Image
 from torch import nn
 from torchvision import datasets, transforms
 from torchvision.models._utils import _make_divisible
@@ -165,58 +163,6 @@ def test_train_preset_is_torchvisions_for_the_same_draws(package, data_path, siz
         got = preset(image, np.random.default_rng(number))
         np.testing.assert_array_equal(np.asarray(got), oracle(image).numpy(), err_msg=str(path), strict=True)
     assert flips == seen
-
-
-def box_features(boxes: list[tuple[int, int, int, int]]) -> dict[str, np.ndarray]:
-    """What is compared of many crop boxes; area and ratio show at once what `scale` and `ratio` bound."""
-    top, left, height, width = np.array(boxes, dtype=float).T
-    return {"top": top, "left": left, "height": height, "width": width, "area": height * width, "ratio": width / height}
-
-
-def differently_distributed(one: dict[str, np.ndarray], other: dict[str, np.ndarray]) -> list[str]:
-    """The features in which a two-sample Kolmogorov-Smirnov test tells the two apart at p < 1e-6.
-
-    P(D > d) <= 2 exp(-2 d^2 n m / (n + m)) from 458 draws a side on, n = m (Wei and Dudley, arXiv:1107.5356).
-    """
-    found = []
-    for name in one:
-        sides = np.sort(one[name]), np.sort(other[name])
-        points = np.concatenate(sides)
-        cdfs = [np.searchsorted(side, points, side="right") / len(side) for side in sides]
-        bound = math.sqrt(math.log(2 / 1e-6) / 2 * sum(1 / len(side) for side in sides))
-        if np.abs(cdfs[0] - cdfs[1]).max() > bound:
-            found.append(name)
-    return found
-
-
-def drawn_boxes(rng: np.random.Generator, width: int, height: int, **bounds) -> dict[str, np.ndarray]:
-    return box_features([random_resized_crop_box(rng, height, width, **bounds) for _ in range(20_000)])
-
-
-def torchvisions_boxes(width: int, height: int) -> dict[str, np.ndarray]:
-    image, crop = Image.new("1", (width, height)), transforms.RandomResizedCrop(224)
-    return box_features([crop.get_params(image, crop.scale, crop.ratio) for _ in range(20_000)])
-
-
-@pytest.mark.parametrize("width, height", [(500, 375), (11, 17), (20, 100), (7, 2)])
-def test_crop_boxes_are_distributed_as_torchvisions(rng, width, height):
-    assert differently_distributed(drawn_boxes(rng, width, height), torchvisions_boxes(width, height)) == []
-
-
-def test_that_test_sees_other_bounds(rng):
-    oracle = torchvisions_boxes(500, 375)
-    for scale in ((0.1, 1.0), (0.08, 0.8), (0.0, 1.0)):
-        assert "area" in differently_distributed(drawn_boxes(rng, 500, 375, scale=scale), oracle)
-    for ratio in ((4 / 5, 4 / 3), (3 / 4, 5 / 4), (2 / 3, 3 / 2)):
-        assert "ratio" in differently_distributed(drawn_boxes(rng, 500, 375, ratio=ratio), oracle)
-
-
-def test_the_crop_when_no_draw_fits_is_torchvisions(rng):
-    """No box holds twice the image's area."""
-    for width, height in [(400, 100), (101, 400), (1, 9), (23, 3), (640, 479), (3, 4), (1, 1)]:
-        box = random_resized_crop_box(rng, height, width, scale=(2.0, 2.0))
-        image = Image.new("1", (width, height))
-        assert box == transforms.RandomResizedCrop.get_params(image, scale=(2.0, 2.0), ratio=(3 / 4, 4 / 3))
 
 
 def test_image_folder_is_torchvisions(package, data_path):
