@@ -46,6 +46,11 @@ BY_NAME = [
     (r"label", "class folders sorted otherwise; labels off by one; samples in another order"),
     (r"^val/", "resize filter or size, crop, channel order (BGR for RGB), mean and std, scaling by 255"),
     (r"^train/", "crop box, flip, order of the random draws, interpolation, channel order, normalization"),
+    (
+        r"^augmented/",
+        "AutoAugment: its place (after the flip), both operations, signs, magnitudes, bilinear; erasing after normalization",
+    ),
+    (r"^(mixup|cutmix)", "the draw's key (seed, epoch, batch), the partner, labels not mixed, CutMix's clipped box"),
     (r"^tie|top[15]", "ties, the k of top-k, the last partial batch, an average of averages"),
     (r"^shape/", "a layer missing, added or of another size; another width, kernel or number of classes"),
     (r"^logits", "the classifier, or a function between modules (flatten, residual)"),
