@@ -1,6 +1,10 @@
 """SIGTERM, which a cluster sends before it takes a machine away: training ends after its step, and is saved."""
 
+import multiprocessing
+import os
 import signal
+import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -31,8 +35,16 @@ def stop_request() -> Iterator[StopRequest]:
 
 
 def ignore_sigterm(_worker_id: int = 0) -> None:
-    """For a loader's worker processes: they live as long as the process that reads from them, which sees to its end.
+    """For a loader's worker processes: they live as long as the process that reads from them, and no longer.
 
-    A cluster sends SIGTERM to every process, and without its workers training could not finish its step.
+    A cluster sends SIGTERM to every process, and without its workers training could not finish its step. A process that
+    is killed cannot end its workers, and PaddlePaddle's would wait for an order for ever.
     """
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    threading.Thread(target=_end_after, args=(multiprocessing.parent_process().pid,), daemon=True).start()
+
+
+def _end_after(parent: int) -> None:
+    while os.getppid() == parent:
+        time.sleep(1)
+    os._exit(1)
