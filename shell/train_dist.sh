@@ -4,8 +4,15 @@
 #     sh shell/train_dist.sh [flags of `python -m mobilenetv3_paddle.train`]
 #     DEVICES=0,1,2,3 sh shell/train_dist.sh ...     these cards instead of the eight 0,1,2,3,4,5,6,7
 #     FRAMEWORK=torch sh shell/train_dist.sh ...     the reference instead of the port
+#     MASTER=10.0.0.1:29500 NNODES=2 NODE_RANK=0 sh shell/train_dist.sh ...     on the first of two machines
+#     MASTER=10.0.0.1:29500 NNODES=2 NODE_RANK=1 sh shell/train_dist.sh ...     on the second
 #
-# On a machine without cards two processes share the CPU. Without --data-path it shows on lite_data that it runs.
+# Several machines need the same project, flags, number of cards and data each; MASTER is an address of the first and a
+# port that is free there, and the machines must reach each other at any port. The first writes the checkpoints, and all
+# must find the one that --resume names.
+#
+# On a machine without cards two processes, or PROCESSES of them, share the CPU. Without --data-path it shows on
+# lite_data that it runs.
 # By default each process takes 32 images at a time and the learning rate is 0.1 for 256 images, in proportion
 # (arXiv:1706.02677, section 2.1):
 #
@@ -13,15 +20,20 @@
 #     global batch size     32       64     128    256
 #     learning rate     0.0125    0.025    0.05    0.1
 #
+# where cards are those of all machines together.
 # With another --batch-size give the --lr that follows from it: 0.8 for eight cards with 256 images each.
 # Works from any folder: paths among the flags are relative to where it is called. What each process and
-# the launcher write lies under OUTPUT_DIR/log. Exit status: 0 done, 2 the user must mend something, anything else as the
-# launcher has it. VENV and PYTHON: see setup.sh.
+# the launcher write lies under OUTPUT_DIR/log. SIGTERM lets training finish its step and write a checkpoint, for which
+# the launchers give it 30 s; so does Ctrl-C, with 10 s. When a process dies the others are ended, too. Exit status: 0
+# done, 2 the user must mend something, 143 stopped by SIGTERM (130: by Ctrl-C), anything else as the launcher has it.
+# VENV and PYTHON: see setup.sh.
 set -eu
 
 here=$(dirname -- "$0")
 # shellcheck source=shell/train_common.sh
 . "$here/train_common.sh"
+
+is_count() { case $1 in '' | 0* | *[!0-9]*) return 1 ;; esac; }
 
 if [ "$cards" -gt 0 ]; then
     device=gpu
@@ -40,10 +52,36 @@ if [ "$cards" -gt 0 ]; then
 else
     device=cpu
     unset CUDA_VISIBLE_DEVICES # whose mention makes Paddle's launcher expect cards
-    processes=2
-    say "nvidia-smi lists no card: two processes on the CPU"
+    processes=${PROCESSES:-2}
+    is_count "$processes" || fail "PROCESSES=$processes is no number of processes: choose 1 or more"
+    say "nvidia-smi lists no card: $processes process(es) on the CPU"
 fi
-lr=$(awk "BEGIN { print 0.0125 * $processes }")
+
+nodes=1
+if [ -n "${MASTER:-}${NNODES:-}${NODE_RANK:-}" ]; then
+    case ,${MASTER:-},${NNODES:-},${NODE_RANK:-}, in
+        *,,*) fail "MASTER=${MASTER:-} NNODES=${NNODES:-} NODE_RANK=${NODE_RANK:-}: give all three, or none" ;;
+    esac
+    is_count "$NNODES" || fail "NNODES=$NNODES is no number of machines: choose 1 or more"
+    nodes=$NNODES
+    { [ "$NODE_RANK" = 0 ] || is_count "$NODE_RANK"; } && [ "$NODE_RANK" -lt "$nodes" ] ||
+        fail "NODE_RANK=$NODE_RANK is no place among $nodes machines: choose 0 to $((nodes - 1))"
+    host=${MASTER%:*} port=${MASTER##*:}
+    case $host in '' | *:*) port='' ;; esac
+    is_count "$port" && [ "$port" -lt 65536 ] ||
+        fail "MASTER=$MASTER is no HOST:PORT: give an address of the first machine and a free port, 10.0.0.1:29500 say"
+    # Paddle's launchers find each other only by the addresses that they have for each other; nothing is sent here.
+    addresses=$("$python" -c 'import socket, sys
+master = socket.gethostbyname(sys.argv[1])
+with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as own:
+    own.connect((master, int(sys.argv[2])))
+    print(master, own.getsockname()[0])' "$host" "$port" 2>/dev/null) ||
+        fail "MASTER=$MASTER: no way to $host from here; give an address of the first machine that all can reach"
+    host=${addresses% *} own=${addresses#* }
+    [ "$NODE_RANK" -gt 0 ] || [ "$host" = "$own" ] ||
+        fail "MASTER=$MASTER is not this machine, which is $own there: NODE_RANK=0 belongs to the machine in MASTER"
+fi
+lr=$(awk "BEGIN { print 0.0125 * $processes * $nodes }")
 
 output=output previous=''
 for flag; do
@@ -53,23 +91,72 @@ for flag; do
 done
 log=$output/log/$(date +%Y%m%d-%H%M%S)-$$
 mkdir -p "$log" 2>/dev/null || fail "output folder $output cannot be written: choose another with --output-dir"
-say "$processes processes, learning rate $lr unless --lr says another, logs in $log"
+say "$((processes * nodes)) processes, learning rate $lr unless --lr says another, logs in $log"
 
 set -- "$package.train" --device "$device" --lr "$lr" "$@"
 case $package in
     mobilenetv3_paddle)
         # Paddle's launcher knows no -m, but starts any program.
-        set -- paddle.distributed.launch --nproc_per_node "$processes" --log_dir "$log" --log_level ERROR \
-            "$python" -m "$@"
+        set -- --nproc_per_node "$processes" --log_dir "$log" --log_level ERROR "$python" -m "$@"
+        [ "$nodes" = 1 ] || set -- --master "$host:$port" --host "$own" --nnodes "$nodes" --rank "$NODE_RANK" "$@"
+        set -- paddle.distributed.launch "$@"
         ;;
     mobilenetv3_ref)
-        set -- torch.distributed.run --standalone --nproc_per_node "$processes" --log_dir "$log" --redirects 2 \
-            -m "$@"
+        set -- --nproc_per_node "$processes" --log_dir "$log" --redirects 2 --signals_to_handle SIGTERM -m "$@"
+        if [ "$nodes" = 1 ]; then
+            set -- --standalone "$@"
+        else
+            set -- --nnodes "$nodes" --node_rank "$NODE_RANK" --master_addr "$host" --master_port "$port" "$@"
+        fi
+        set -- torch.distributed.run "$@"
         ;;
 esac
+
+# The launcher runs in the background, because a shell that waits for a command handles no signal until it ends.
+launcher='' stopped=0
+stop() {
+    stopped=$1
+    [ -z "$launcher" ] || kill -TERM "$launcher" 2>/dev/null || true
+}
+trap 'stop 143' TERM
+trap 'stop 130' INT
+trap 'stop 129' HUP
 # The processes share the cores, and a launcher would say so with a warning.
-if OMP_NUM_THREADS=${OMP_NUM_THREADS:-1} "$python" -m "$@" 2>"$log/launcher.log"; then exit 0; else status=$?; fi
+OMP_NUM_THREADS=${OMP_NUM_THREADS:-1} "$python" -m "$@" 2>"$log/launcher.log" &
+launcher=$!
+[ "$stopped" = 0 ] || stop "$stopped"
+while :; do # a signal ends `wait`, but not the launcher
+    status=0
+    wait "$launcher" || status=$?
+    kill -0 "$launcher" 2>/dev/null || break
+done
+[ "$status" != 0 ] || exit 0
+
 # The launchers report at length that a process failed; what it said itself is what the user must know.
-if find "$log" -type f -exec grep -hF "python -m $package.train: error: " {} + | sort -u | grep . >&2; then exit 2; fi
-say "error: a process ended with an error: see the files in $log"
+logs() { find "$log" \( -name 'workerlog.*' -o -name stderr.log \) -exec "$@" {} +; }
+words="python -m $package.train: "
+if logs grep -hF "${words}error: " | sort -u | grep . >&2; then exit 2; fi
+
+# Which process ended first the launcher says, unless others, which lost their connection to it, ended before it looked.
+case $package in
+    mobilenetv3_paddle)
+        first=$(awk '/^Container rank .* log / { sub(/.* log /, ""); sub(/ *$/, ""); print; exit }' "$log/launcher.log")
+        ;;
+    mobilenetv3_ref)
+        rank=$(awk '/^Root Cause/ { seen = 1 }
+            seen && /local_rank:/ { sub(/.*local_rank: /, ""); sub(/\).*/, ""); print; exit }' "$log/launcher.log")
+        first=$(find "$log" -path "*/$rank/stderr.log")
+        ;;
+esac
+if [ ! -f "$first" ] || grep -q 'gloo/transport' "$first"; then
+    silent=$(logs grep -L 'gloo/transport' | awk 'NR == 1')
+    first=${silent:-${first:-$log/launcher.log}}
+fi
+
+# A cluster may send SIGTERM to the processes themselves, too.
+if [ "$stopped" != 0 ] || grep -qF "${words}stopped" "$first"; then
+    logs grep -hF "${words}stopped" | sort -u | grep . >&2 || say "stopped before there was anything to save"
+    exit $((stopped ? stopped : 143))
+fi
+say "error: a process was killed or failed, and the others were ended: see $first"
 exit "$status"
