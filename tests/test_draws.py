@@ -6,6 +6,7 @@ be seen: the tests break the draws by that.
 
 import math
 from collections import Counter
+from functools import cache
 
 import numpy as np
 import pytest
@@ -81,7 +82,9 @@ def crops(rng: np.random.Generator, width: int, height: int, **bounds) -> dict[s
     return features([random_resized_crop_box(rng, height, width, **bounds) for _ in range(COUNT)])
 
 
+@cache
 def torchvisions_crops(width: int, height: int, scale: tuple[float, float] = (0.08, 1.0)) -> dict[str, np.ndarray]:
+    torch.manual_seed(0)
     image, crop = Image.new("1", (width, height)), transforms.RandomResizedCrop(224, scale)
     return features([crop.get_params(image, crop.scale, crop.ratio) for _ in range(COUNT)])
 
@@ -184,7 +187,9 @@ def erased(rng: np.random.Generator, height: int, width: int, **bounds) -> dict[
     }
 
 
+@cache
 def torchvisions_erased(height: int, width: int) -> dict[str, np.ndarray]:
+    torch.manual_seed(0)
     image, erasing = torch.zeros(1, height, width), transforms.RandomErasing()
     drawn = [erasing.get_params(image, erasing.scale, erasing.ratio, [0.0]) for _ in range(COUNT)]
     none = np.array([value is image for *_, value in drawn])

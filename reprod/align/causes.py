@@ -48,7 +48,7 @@ BY_NAME = [
     (r"^train/", "crop box, flip, order of the random draws, interpolation, channel order, normalization"),
     (
         r"^augmented/",
-        "AutoAugment: its place (after the flip), both operations, signs, magnitudes, bilinear; erasing after normalization",
+        "AutoAugment after the flip: both operations, signs, magnitudes, interpolation; erasing after normalization",
     ),
     (r"^(mixup|cutmix)", "the draw's key (seed, epoch, batch), the partner, labels not mixed, CutMix's clipped box"),
     (r"^tie|top[15]", "ties, the k of top-k, the last partial batch, an average of averages"),
