@@ -1,9 +1,11 @@
-"""Rung 05: gradients, optimizer, schedule and batch-norm statistics, over many iterations.
+"""Rung 05: gradients, optimizers, schedules and batch-norm statistics, over several iterations.
 
-Proves: over 12 iterations of SGD with momentum and weight decay, in train and in eval mode, the loss, the learning
-rate, every gradient by name, every parameter and every batch-norm buffer agree after each iteration; the schedule gives
-the same learning rates for 600 epochs; and every layer's gradients agree in float32. Does not prove: that float32 runs
-stay together (none do for long, not even one framework's with itself).
+Proves: every optimizer moves every parameter alike at the official settings, with weight decay of its own for biases
+and normalization layers; over 4 iterations of training, in train and in eval mode, with RMSprop and SGD, the loss, the
+learning rate, every gradient by name (clipped, too), every parameter and every batch-norm buffer agree after each
+iteration; gradients added up over two batches are those of both as one; every schedule moves a parameter by the same
+rates for 600 epochs; and every layer's gradients agree in float32. Does not prove: that float32 runs stay together
+(none do for long, not even one framework's with itself).
 Stands on: 01 (forward), 04 (loss).
 
   python steps/05_test_backward.py       ends in: PASS 05_test_backward: all ... items within their limits
@@ -13,8 +15,11 @@ import argparse
 import copy
 import re
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
 import numpy as np
+import paddle
+import torch
 from tqdm import tqdm
 
 import mobilenetv3_paddle.train.criterion
@@ -25,8 +30,10 @@ import mobilenetv3_ref.train.engine
 import mobilenetv3_ref.train.optimizer
 from reprod.align import capture_paddle, capture_torch
 from reprod.align.compare import Verdict, compare
+from reprod.align.convert import torch_to_paddle
 from reprod.align.gates import flipped
 from reprod.align.limits import (
+    SEMANTIC_RTOL,
     U64,
     C,
     U,
@@ -44,13 +51,57 @@ from reprod.align.step import Step, run_step, step_parser
 from reprod.recipe.cli import UserError
 
 NAME = "05_test_backward"
-ITERATIONS = 12
+ITERATIONS = 4  # of each run: momentum has a past, and the rate has fallen
 BATCH, HEIGHT, WIDTH = 5, 96, 64  # small, so that few activations lie near a kink; no power of two in any mean
-# A small rate, so that rounding is not magnified from one iteration to the next; the schedule steps twice. Paddle's
-# Momentum holds momentum and weight decay as float32, so both are numbers that float32 holds, and no usual defaults.
-RECIPE = {"lr": 0.0005, "momentum": 0.875, "weight_decay": 2**-12, "lr_step_size": 5, "lr_gamma": 0.5}
+# The official recipe, but that the rate falls every other iteration, where it does every other epoch.
+OFFICIAL = {"lr": 0.064, "momentum": 0.9, "weight_decay": 1e-5, "lr_step_size": 2, "lr_gamma": 0.973}
+# Through the whole network at a small rate, so that rounding is not magnified from one iteration to the next.
+RECIPE = {**OFFICIAL, "lr": 0.0005}
+OPTIMIZERS = {
+    "sgd": {},
+    "sgd_nesterov": {"bias_weight_decay": 0.0},
+    "rmsprop": {"norm_weight_decay": 0.0},
+    "adamw": {"norm_weight_decay": 0.1, "bias_weight_decay": 0.0},
+}
+
+
+@dataclass(frozen=True)
+class Run:
+    """Some iterations of training, the same on both sides."""
+
+    opt: str
+    train: bool
+    clip_grad_norm: float | None = None
+
+    @property
+    def recipe(self) -> dict[str, float]:
+        return {**RECIPE, **OPTIMIZERS[self.opt]}
+
+    @property
+    def title(self) -> str:
+        mode = "train" if self.train else "eval"
+        clipped = "" if self.clip_grad_norm is None else f", gradients clipped to {self.clip_grad_norm:g}"
+        return f"{mode} mode, float64, {ITERATIONS} iterations of {self.opt}{clipped}"
+
+
+RUNS = (Run("rmsprop", True), Run("sgd", True, clip_grad_norm=1.0), Run("sgd_nesterov", False))
 EPOCH_RECIPE = {**RECIPE, "lr": 0.002, "lr_step_size": 1}  # a rate that shows in the log, a schedule that would step
-SCHEDULES = {"official": (0.064, 2, 0.973), "simple": (0.1, 30, 0.1)}
+WARMUP = {"lr_warmup_epochs": 5, "lr_warmup_decay": 0.01}
+SCHEDULES = {
+    "official": {"lr_step_size": 2, "lr_gamma": 0.973},
+    "simple": {"lr": 0.1, "lr_step_size": 30, "lr_gamma": 0.1},
+    "step after a constant warm-up": {"lr_step_size": 2, "lr_gamma": 0.973, **WARMUP},
+    "exponential": {"lr_scheduler": "exponentiallr", "lr_gamma": 0.973},
+    "exponential after a linear warm-up": {
+        "lr_scheduler": "exponentiallr",
+        "lr_gamma": 0.973,
+        "lr_warmup_method": "linear",
+        **WARMUP,
+    },
+    "cosine": {"lr_scheduler": "cosineannealinglr", "lr_min": 1e-5},
+    "cosine after a linear warm-up": {"lr_scheduler": "cosineannealinglr", "lr_warmup_method": "linear", **WARMUP},
+}
+EPOCHS = 600
 
 
 def draw_batch(rng: np.random.Generator, num_classes: int) -> tuple[np.ndarray, np.ndarray]:
@@ -62,19 +113,23 @@ def backwards(gradients: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     return {f"grad/{name}": gradients[name] for name in reversed(gradients)}
 
 
-def run_ref(step: Step, batches: list, dtype: str, train: bool) -> Iterator[tuple[dict, Recording]]:
-    """({item: array} after each iteration, recording of its forward pass) of the reference."""
+def run_ref(step: Step, run: Run, batches: list, dtype: str, record: bool) -> Iterator[tuple[dict, Recording | None]]:
+    """({item: array} after each iteration, recording of its forward pass if asked for) of the reference."""
     model = capture_torch.build(step.ref_model, step.arrays, dtype, step.torch_device)
     criterion = mobilenetv3_ref.train.criterion.build_criterion()
-    optimizer, lr_scheduler = mobilenetv3_ref.train.optimizer.build_optimizer(model, **RECIPE)
+    optimizer, lr_scheduler = mobilenetv3_ref.train.optimizer.build_optimizer(
+        model, opt=run.opt, **{**RECIPE, **run.recipe}
+    )
     for images, labels in batches:
         model.eval()
-        if train:
+        if run.train:
             mobilenetv3_ref.train.engine.set_train_mode(model)
         inputs = [capture_torch.to_tensor(array, model) for array in (images, labels)]
         lr = optimizer.param_groups[0]["lr"]
-        with capture_torch.recording(model) as record:
-            loss, _ = mobilenetv3_ref.train.engine.train_step(model, criterion, optimizer, *inputs)
+        with capture_torch.recording(model) if record else capture_torch.exact_constants() as recorded:
+            loss, _ = mobilenetv3_ref.train.engine.train_step(
+                model, criterion, optimizer, *inputs, clip_grad_norm=run.clip_grad_norm
+            )
         lr_scheduler.step()
         yield (
             {
@@ -84,23 +139,29 @@ def run_ref(step: Step, batches: list, dtype: str, train: bool) -> Iterator[tupl
                 **{f"param/{name}": array for name, array in capture_torch.parameters(model).items()},
                 **{f"buffer/{name}": array for name, array in capture_torch.buffers(model).items()},
             },
-            record,
+            recorded,
         )
 
 
-def run_paddle(step: Step, batches: list, dtype: str, train: bool) -> Iterator[tuple[dict, Recording]]:
+def run_paddle(
+    step: Step, run: Run, batches: list, dtype: str, record: bool
+) -> Iterator[tuple[dict, Recording | None]]:
     """The same of the port."""
     model = capture_paddle.build(step.paddle_model, step.arrays, dtype, step.paddle_device, step.types)
     criterion = mobilenetv3_paddle.train.criterion.build_criterion()
-    optimizer, lr_scheduler = mobilenetv3_paddle.train.optimizer.build_optimizer(model, **RECIPE)
+    optimizer, lr_scheduler = mobilenetv3_paddle.train.optimizer.build_optimizer(
+        model, opt=run.opt, **{**RECIPE, **run.recipe}
+    )
     for images, labels in batches:
         model.eval()
-        if train:
+        if run.train:
             mobilenetv3_paddle.train.engine.set_train_mode(model)
         inputs = [capture_paddle.to_tensor(array, model) for array in (images, labels)]
         lr = optimizer.get_lr()
-        with capture_paddle.recording(model) as record:
-            loss, _ = mobilenetv3_paddle.train.engine.train_step(model, criterion, optimizer, *inputs)
+        with capture_paddle.recording(model) if record else capture_paddle.exact_constants() as recorded:
+            loss, _ = mobilenetv3_paddle.train.engine.train_step(
+                model, criterion, optimizer, *inputs, clip_grad_norm=run.clip_grad_norm
+            )
         lr_scheduler.step()
         yield (
             {
@@ -110,7 +171,7 @@ def run_paddle(step: Step, batches: list, dtype: str, train: bool) -> Iterator[t
                 **{f"param/{name}": array for name, array in capture_paddle.parameters(model, step.types).items()},
                 **{f"buffer/{name}": array for name, array in capture_paddle.buffers(model, step.types).items()},
             },
-            record,
+            recorded,
         )
 
 
@@ -125,37 +186,108 @@ def floors(items: dict[str, np.ndarray], input_scales: dict[str, float], unit: f
     return dict.fromkeys([name for name in items if name.startswith("grad/")], gradient) | means
 
 
-def check_iterations(step: Step, train: bool, files: tuple[dict, dict]) -> None:
+def check_iterations(step: Step, run: Run, files: tuple[dict, dict]) -> None:
     """float64: all iterations, three runs side by side, so that only one iteration is held at a time."""
-    mode = "train" if train else "eval"
+    mode = "train" if run.train else "eval"
     rng = np.random.default_rng([step.args.seed, 5])
     batches = [draw_batch(rng, step.num_classes) for _ in range(ITERATIONS)]
     runs = (
-        run_ref(step, batches, "float64", train),
-        run_ref(step, batches, "float32", train),
-        run_paddle(step, batches, "float64", train),
+        run_ref(step, run, batches, "float64", record=True),  # what comes into each batch norm sets floors
+        run_ref(step, run, batches, "float32", record=False),
+        run_paddle(step, run, batches, "float64", record=False),
     )
-    rows, zeros = [], set()
+    rows, zeros, norms = [], set(), []
     curves = {name: ([], []) for name in ("loss", "lr")}
     for i, ((truth, record), (ref, _), (port, _)) in enumerate(
-        tqdm(zip(*runs, strict=True), f"{mode} mode", ITERATIONS, leave=False, disable=None)
+        tqdm(zip(*runs, strict=True), run.title, ITERATIONS, leave=False, disable=None)
     ):
         limits, zeros = with_floors(
             semantic_limits(truth, ref) | {"lr": 0.0}, floors(truth, record.input_scales, U64), truth
         )
         named = [{f"iteration {i}/{name}": value for name, value in side.items()} for side in (truth, port, limits)]
         rows += compare(*named, zeros={f"iteration {i}/{name}" for name in zeros}).rows
+        norms.append(np.sqrt(sum((truth[name] ** 2).sum() for name in truth if name.startswith("grad/"))))
         for kept, side in zip(files, (truth, port), strict=True):
-            kept.update({f"{mode}/{name}_{i}": side[name] for name in ("loss", "lr")})
+            kept.update({f"{mode}/{run.opt}/{name}_{i}": side[name] for name in ("loss", "lr")})
         for name, (ref_curve, port_curve) in curves.items():
             ref_curve.append(truth[name].item())
             port_curve.append(port[name].item())
-    step.curves |= {f"{mode} mode, {k}": (np.array(one), np.array(other)) for k, (one, other) in curves.items()}
-    title = f"{mode} mode, float64, {ITERATIONS} iterations of SGD"
-    step.check(Verdict(title, rows), group=lambda name: name.split("/")[0])
+    step.curves |= {f"{mode} mode, {run.opt}, {k}": (np.array(one), np.array(two)) for k, (one, two) in curves.items()}
+    step.check(Verdict(run.title, rows), group=lambda name: name.split("/")[0])
     step.locate([batches[0][0]], [rng.normal(size=(BATCH, step.num_classes))])
     count = sum(name.startswith("grad/") for name in zeros)
     step.say(f"  {count} gradients are zero by structure: both sides' are below the rounding of the others")
+    if run.clip_grad_norm is not None and max(norms) < 0.999 * run.clip_grad_norm:
+        step.refuse(f"gradients whose norm is {max(norms):.1e} at most are not clipped to {run.clip_grad_norm:g}")
+
+
+def check_optimizers(step: Step) -> None:
+    """float64, the official values: the same drawn gradients on both sides, so that no network magnifies rounding."""
+    rng = np.random.default_rng([step.args.seed, 9])
+    shapes = {name: parameter.shape for name, parameter in step.ref_model().named_parameters()}
+    drawn = [{name: rng.normal(size=shape) for name, shape in shapes.items()} for _ in range(ITERATIONS)]
+    converted = [torch_to_paddle(gradients, step.types) for gradients in drawn]
+    ref_start = capture_torch.build(step.ref_model, step.arrays, "float64", step.torch_device)
+    port_start = capture_paddle.build(step.paddle_model, step.arrays, "float64", step.paddle_device, step.types)
+    ref, port = {}, {}
+    for opt, groups in OPTIMIZERS.items():
+        recipe = {**OFFICIAL, **groups, "opt": opt}
+        model = copy.deepcopy(ref_start)
+        move(mobilenetv3_ref.train, model, recipe, lambda array: torch.tensor(array, device=step.torch_device), drawn)
+        ref.update({f"{opt}/{name}": array for name, array in capture_torch.parameters(model).items()})
+        model = copy.deepcopy(port_start)
+        move(mobilenetv3_paddle.train, model, recipe, paddle.to_tensor, converted)
+        port.update({f"{opt}/{name}": array for name, array in capture_paddle.parameters(model, step.types).items()})
+    limits = {name: SEMANTIC_RTOL * largest(array) for name, array in ref.items()}
+    title = f"parameters after {ITERATIONS} updates with drawn gradients at rate {OFFICIAL['lr']:g}, float64"
+    step.check(compare(ref, port, limits, title=title), group=lambda name: name.split("/")[0])
+
+
+def move(side, model, recipe: dict, to_tensor: Callable, drawn: list[dict[str, np.ndarray]]) -> None:
+    """Update `model` once with each of the `drawn` gradients, by parameter; the schedule steps after each."""
+    optimizer, lr_scheduler = side.optimizer.build_optimizer(model, **recipe)
+    for gradients in drawn:
+        for name, parameter in model.named_parameters():
+            if name in gradients:
+                parameter.grad = to_tensor(gradients[name])
+        optimizer.step()
+        lr_scheduler.step()
+
+
+def check_accumulation(step: Step) -> None:
+    """float64, eval mode: two batches whose gradients are added up, on either side, against both as one batch.
+
+    With fixed statistics every image counts for itself, so that the mean over all of them is all there is to get wrong.
+    """
+    rng = np.random.default_rng([step.args.seed, 8])
+    halves = [draw_batch(rng, step.num_classes) for _ in range(2)]
+    joined = [tuple(np.concatenate(arrays) for arrays in zip(*halves, strict=True))]
+    truth, ref = (accumulated(step, capture_torch, joined, dtype) for dtype in ("float64", "float32"))
+    limits, zeros = with_floors(semantic_limits(truth, ref), floors(truth, {}, U64), truth)
+    for word, capture in (("reference", capture_torch), ("port", capture_paddle)):
+        title = f"the {word}'s gradients of two batches added up, against the reference's of both as one, float64"
+        step.check(compare(truth, accumulated(step, capture, halves, "float64"), limits, title=title, zeros=zeros))
+
+
+def accumulated(step: Step, capture, batches: list, dtype: str) -> dict[str, np.ndarray]:
+    """Gradients and parameters of one side after one update of the optimizer from all `batches`."""
+    if capture is capture_torch:
+        side, types = mobilenetv3_ref.train, ()
+        model = capture.build(step.ref_model, step.arrays, dtype, step.torch_device)
+    else:
+        side, types = mobilenetv3_paddle.train, (step.types,)
+        model = capture.build(step.paddle_model, step.arrays, dtype, step.paddle_device, *types)
+    model.eval()
+    criterion, (optimizer, _) = side.criterion.build_criterion(), side.optimizer.build_optimizer(model, **RECIPE)
+    for i, batch in enumerate(batches):
+        inputs = [capture.to_tensor(array, model) for array in batch]
+        with capture.exact_constants():
+            side.engine.train_step(model, criterion, optimizer, *inputs, accumulation=(i, len(batches)))
+    parameters = capture.parameters(model, *types)
+    return {
+        **backwards(capture.gradients(model, *types)),
+        **{f"param/{name}": array for name, array in parameters.items()},
+    }
 
 
 def check_float32(step: Step, train: bool) -> None:
@@ -168,7 +300,7 @@ def check_float32(step: Step, train: bool) -> None:
     mode = "train" if train else "eval"
     images, labels = draw_batch(np.random.default_rng([step.args.seed, 6]), step.num_classes)
     (truth, record), (ref, ref_record), (port, port_record) = (
-        next(side(step, [(images, labels)], dtype, train))
+        next(side(step, Run("sgd", train), [(images, labels)], dtype, record=True))
         for side, dtype in ((run_ref, "float64"), (run_ref, "float32"), (run_paddle, "float32"))
     )
     for word, other in (("reference", ref_record), ("port", port_record)):
@@ -239,25 +371,34 @@ def check_epoch(step: Step, freeze_norm: bool) -> None:
     step.say(f"  {facts['float64']['log'][-1]}")
 
 
-def learning_rates(optimizer, lr_scheduler, get_lr) -> np.ndarray:
-    """The learning rate of each of 600 epochs, as the optimizer has it."""
-    rates = []
-    for _ in range(600):
-        rates.append(get_lr())
+def learning_rates(side, model, load: Callable[[dict], object], zero, recipe: dict) -> np.ndarray:
+    """How far SGD without momentum moves a parameter whose gradient is 1, in each of 600 epochs: what the rate is.
+
+    `model` is a linear layer of one weight, float64, which `load` makes `zero` again before each step.
+    """
+    optimizer, lr_scheduler = side.optimizer.build_optimizer(
+        model, **{**OFFICIAL, "momentum": 0.0, "weight_decay": 0.0, "epochs": EPOCHS, **recipe}
+    )
+    moves = []
+    for _ in range(EPOCHS):
+        load({"weight": zero})
+        model.weight.grad = zero + 1
         optimizer.step()
         lr_scheduler.step()
-    return np.array(rates)
+        moves.append(-model.weight.item())
+    return np.array(moves)
 
 
 def check_schedules(step: Step) -> None:
     ref, port = {}, {}
-    for name, (lr, step_size, gamma) in SCHEDULES.items():
-        recipe = {**RECIPE, "lr": lr, "lr_step_size": step_size, "lr_gamma": gamma}
-        one = mobilenetv3_ref.train.optimizer.build_optimizer(step.ref_model(), **recipe)
-        other = mobilenetv3_paddle.train.optimizer.build_optimizer(step.paddle_model(), **recipe)
-        ref[f"lr, {name}"] = learning_rates(*one, lambda optimizer=one[0]: optimizer.param_groups[0]["lr"])
-        port[f"lr, {name}"] = learning_rates(*other, other[0].get_lr)
-    step.check(compare(ref, port, exact_limits(ref), title="learning rates of 600 epochs"), group=str)
+    for name, recipe in SCHEDULES.items():
+        one = torch.nn.Linear(1, 1, bias=False, dtype=torch.float64)
+        other = paddle.nn.Linear(1, 1, bias_attr=False)
+        other.to(dtype="float64")
+        zeros = torch.zeros(1, 1, dtype=torch.float64), paddle.zeros([1, 1], "float64")
+        ref[f"lr, {name}"] = learning_rates(mobilenetv3_ref.train, one, one.load_state_dict, zeros[0], recipe)
+        port[f"lr, {name}"] = learning_rates(mobilenetv3_paddle.train, other, other.set_state_dict, zeros[1], recipe)
+    step.check(compare(ref, port, exact_limits(ref), title=f"learning rates of {EPOCHS} epochs"), group=str)
 
 
 def get_args_parser() -> argparse.ArgumentParser:
@@ -268,8 +409,11 @@ def main(args: argparse.Namespace) -> Step:
     step = Step(NAME, args)
     files = ({}, {})
     check_schedules(step)
+    check_optimizers(step)
+    for run in RUNS:
+        check_iterations(step, run, files)
+    check_accumulation(step)
     for train in (True, False):
-        check_iterations(step, train, files)
         check_float32(step, train)
         check_epoch(step, freeze_norm=not train)
     return step.finish("losses", *files, log_stem="backward")
