@@ -7,11 +7,13 @@ import multiprocessing
 import os
 import re
 import shutil
+import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
+from unittest import mock
 
 import numpy as np
 import paddle
@@ -28,6 +30,8 @@ from reprod.recipe import log
 from reprod.recipe.arguments import get_args_parser
 from reprod.recipe.cli import UserError
 from reprod.recipe.files import save_safetensors
+from reprod.recipe.metrics import read_metrics
+from reprod.recipe.preemption import Stopped
 
 SIDES = {
     "reference": SimpleNamespace(package=mobilenetv3_ref, framework=torch, to_tensor=torch.from_numpy),
@@ -39,7 +43,7 @@ LINE = re.compile(
     r"\[Epoch (?P<epoch>\d+), iter: (?P<iter>\d+)\] acc: (?P<acc>\d\.\d{5}), lr: (?P<lr>\d\.\d{5}), "
     r"loss: (?P<loss>\d+\.\d{5}), avg_reader_cost: (?P<reader>\d+\.\d{5}) sec, "
     r"avg_batch_cost: (?P<batch>\d+\.\d{5}) sec, avg_samples: (?P<samples>\d+\.\d+), "
-    r"avg_ips: (?P<ips>\d+\.\d{5}) images/sec\."
+    r"avg_ips: (?P<ips>\d+\.\d{5}) images/sec\., eta: (?P<eta>\d:\d\d:\d\d)"
 )
 
 
@@ -116,7 +120,7 @@ def flat(value, name: str = "") -> dict[str, np.ndarray]:
 def state(side: SimpleNamespace, out: Path) -> dict[str, np.ndarray]:
     """All that the checkpoint of a run holds: model, optimizer, schedule, epoch; without the flags."""
     content = side.package.models.weights.load_pickle(out / f"checkpoint{suffix(side)}")
-    del content["args"]
+    del content["args"], content["digest"]
     return flat(content)
 
 
@@ -160,6 +164,23 @@ CHANGES_WEIGHTS = {
     "seed": ((), ("--seed", 1)),
     "lr_step_size": (("--epochs", 2), ("--lr-step-size", 1)),
     "lr_gamma": (("--epochs", 2, "--lr-step-size", 1), ("--lr-gamma", 0.5)),
+    "train_crop_scale": ((), ("--train-crop-scale", 0.9)),
+    "hflip_prob": ((), ("--hflip-prob", 0)),
+    "auto_augment": ((), ("--auto-augment", "imagenet")),
+    "random_erase": ((), ("--random-erase", 1)),
+    "mixup_alpha": ((), ("--mixup-alpha", 1)),
+    "cutmix_alpha": ((), ("--cutmix-alpha", 1)),
+    "shared_init": ((), ("--shared-init",)),
+    "opt": ((), ("--opt", "rmsprop")),
+    "norm_weight_decay": ((), ("--norm-weight-decay", 0.1)),
+    "bias_weight_decay": ((), ("--bias-weight-decay", 0.1)),
+    "clip_grad_norm": ((), ("--clip-grad-norm", 0.1)),
+    "gradient_accumulation_steps": ((), ("--gradient-accumulation-steps", 2)),
+    "lr_scheduler": (("--epochs", 2), ("--lr-scheduler", "exponentiallr")),
+    "lr_min": (("--epochs", 2, "--lr-scheduler", "cosineannealinglr"), ("--lr-min", 0.04)),
+    "lr_warmup_epochs": (("--epochs", 2), ("--lr-warmup-epochs", 1)),
+    "lr_warmup_method": (("--epochs", 3, "--lr-warmup-epochs", 2), ("--lr-warmup-method", "linear")),
+    "lr_warmup_decay": (("--epochs", 2, "--lr-warmup-epochs", 1), ("--lr-warmup-decay", 0.5)),
 }
 # Where the effect of the others is shown.
 ELSEWHERE = {
@@ -173,6 +194,14 @@ ELSEWHERE = {
     "output_dir": "test_a_run_writes_and_logs",
     "print_freq": "test_print_freq",
     "resume": "test_a_resumed_run_ends_like_an_unbroken_one",
+    "finetune": "test_finetunes_for_other_classes",
+    "sync_bn": "test_sync_bn_alone_changes_nothing",
+    "model_ema": "test_the_average_is_evaluated_and_saved",
+    "model_ema_steps": "test_the_average_is_evaluated_and_saved",
+    "model_ema_decay": "test_the_average_is_evaluated_and_saved",
+    "amp": "test_mixed_precision",
+    "checkpoint_freq": "test_saves_within_an_epoch",
+    "event_log": "test_event_log",
 }
 
 
@@ -247,7 +276,8 @@ def test_each_epoch_has_an_order_of_its_own(side, data, tmp_path, monkeypatch):
 def test_a_run_writes_and_logs(side, data, tmp_path, capsys):
     train(side, data, tmp_path, "--epochs", 2, "--seed", 3)
     end = suffix(side)
-    assert sorted(file.name for file in tmp_path.iterdir()) == [f"checkpoint{end}", f"model_0{end}", f"model_1{end}"]
+    names = [f"checkpoint{end}", "metrics.jsonl", f"model_0{end}", f"model_1{end}"]
+    assert sorted(file.name for file in tmp_path.iterdir()) == names
     read = side.package.models.read_weights
     newest = read(tmp_path / f"model_1{end}")
     assert differing(read(tmp_path / f"checkpoint{end}"), newest) == []
@@ -373,7 +403,7 @@ def test_a_resumed_run_ends_like_an_unbroken_one(side, data, trained, tmp_path, 
     file = tmp_path / f"checkpoint{suffix(side)}"
     train(side, data, tmp_path / "resumed", *flags, "--epochs", 3, "--resume", file)
     assert f"resumed from {file} at epoch 2" in capsys.readouterr().out
-    assert sorted(path.stem for path in (tmp_path / "resumed").iterdir()) == ["checkpoint", "model_2"]
+    assert sorted(path.stem for path in (tmp_path / "resumed").iterdir()) == ["checkpoint", "metrics", "model_2"]
     unbroken = trained(side, *flags, "--epochs", 3)
     assert differing(state(side, tmp_path / "resumed"), unbroken) == []
     for part in ("/model/", "/optimizer/", "/lr_scheduler/", "/epoch"):
@@ -409,11 +439,16 @@ def test_a_save_that_fails_leaves_the_last_checkpoint(side, data, tmp_path, monk
 
     train(side, data, tmp_path)
     before = {path: path.read_bytes() for path in tmp_path.iterdir()}
-    assert len(before) == 2
+    assert len(before) == 3
     monkeypatch.setattr(side.framework, "save", save)
     with pytest.raises(raised):
         train(side, data, tmp_path)
     assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
+def files(folder: Path) -> dict[Path, bytes]:
+    """All that a run leaves but the record of its numbers, which an attempt may have begun anew."""
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file() and path.name != "metrics.jsonl"}
 
 
 @pytest.fixture
@@ -421,7 +456,7 @@ def refused(data, tmp_path, monkeypatch, capfd) -> Callable[..., str]:
     """refused(side, *flags): the line on stderr of a command that must end with status 2 and write nothing."""
 
     def command(side: SimpleNamespace, *flags: str | float | Path) -> str:
-        before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+        before = files(tmp_path)
         flags = (*SMALL.split(), "--data-path", data, "--output-dir", tmp_path / "out", *flags)
         monkeypatch.setattr(sys, "argv", ["train", *map(str, flags)])
         capfd.readouterr()
@@ -429,7 +464,7 @@ def refused(data, tmp_path, monkeypatch, capfd) -> Callable[..., str]:
             side.package.train.main.command()
         [line] = capfd.readouterr().err.splitlines()
         assert ended.value.code == 2
-        assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+        assert files(tmp_path) == before
         start = f"python -m {side.package.__name__}.train: error: "
         assert line.startswith(start)
         return line.removeprefix(start)
@@ -558,8 +593,8 @@ def test_a_checkpoint_that_will_not_do_is_named(side, refused, finished, tmp_pat
             assert str(bad) in refused(side, flag, bad, "--epochs", 2)
     assert f"{tmp_path} is a folder" in refused(side, "--resume", tmp_path)
     assert re.search(f"{model} lacks .*optimizer.* --weights", refused(side, "--resume", model, "--epochs", 2))
-    line = refused(side, "--resume", checkpoint, "--epochs", 2, "--model", "mobilenet_v3_large")
-    assert re.search(f"checkpoint {checkpoint} do not fit this model, .*: check --model", line)
+    line = refused(side, "--resume", checkpoint, "--test-only", "--model", "mobilenet_v3_large")
+    assert re.search(f"{checkpoint} do not fit this model, .*: check --model", line)
     [foreign] = (finished(other)[0] for other in SIDES.values() if other is not side)
     assert str(foreign) in refused(side, "--resume", foreign, "--epochs", 2)
     assert str(foreign) in refused(side, "--weights", foreign)
@@ -591,4 +626,201 @@ def test_a_loss_that_is_no_number_leaves_the_last_checkpoint(side, refused, data
     """With one batch an epoch the loss of training is still good when the weights are not."""
     train(side, data, tmp_path / "out")
     line = refused(side, "--lr", 1e30, "--batch-size", batch_size)
-    assert re.match(rf"the loss is (nan|inf) {place}: lower --lr", line)
+    assert re.match(rf"the loss is (nan|inf)(, the norm of its gradients (nan|inf),)? {place}: .*lower --lr", line)
+
+
+def test_finetunes_for_other_classes(side, data, weights, tmp_path, capsys):
+    """All but the last layer comes from the file, and that one from its draw; at a learning rate of 0 they stay."""
+    still = ("--lr", 0, "--freeze-norm")
+    train(side, data, tmp_path / "fresh", *still)
+    train(side, data, tmp_path / "tuned", *still, "--finetune", weights(side, 7))
+    assert "from their initial draw: classifier.3.weight, classifier.3.bias\n" in capsys.readouterr().out
+    read = side.package.models.read_weights
+    tuned = read(tmp_path / "tuned" / f"model_0{suffix(side)}")
+    last = ["classifier.3.bias", "classifier.3.weight"]
+    assert sorted(differing(tuned, read(weights(side, 7)))) == last
+    assert not set(last) & set(differing(tuned, read(tmp_path / "fresh" / f"model_0{suffix(side)}")))
+
+
+def test_both_sides_start_from_the_shared_draw(data, tmp_path):
+    flags = ("--shared-init", "--lr", 0, "--freeze-norm", "--seed", 4)
+    for name, side in SIDES.items():
+        train(side, data, tmp_path / name, *flags)
+    ref, port = (
+        side.package.models.read_weights(tmp_path / name / f"model_0{suffix(side)}") for name, side in SIDES.items()
+    )
+    assert differing(torch_to_paddle(ref, layer_types(mobilenetv3_ref.models.mobilenet_v3_small())), port) == []
+
+
+def test_sync_bn_alone_changes_nothing(side, trained):
+    """One process has all of the batch; rung 08 has several."""
+    assert differing(trained(side, "--sync-bn"), trained(side)) == []
+
+
+def test_the_average_is_evaluated_and_saved(side, data, trained, tmp_path, capsys):
+    """Against the averages of the weights that checkpoints after every step hold, in float64."""
+    share, steps = 0.75, 2
+    decay = 1 - (1 - share) / (4 * steps)  # torchvision scales the new share by images a step, steps and 1 / epochs
+    train(side, data, tmp_path, "--model-ema", "--model-ema-steps", steps, "--model-ema-decay", decay)
+    name = "features.0.0.weight"
+    snapshots = [trained(side)[f"/model/{name}"]]  # after the third step
+    first = tmp_path / "first"
+    with pytest.raises(Stopped):
+        stop_after(side, data, first, 1)
+    snapshots.insert(0, state(side, first)[f"/model/{name}"])
+    expected = share * snapshots[0].astype(np.float64) + (1 - share) * snapshots[1]
+    read = side.package.models.read_weights
+    averaged = read(tmp_path / f"model_ema_0{suffix(side)}")
+    assert np.abs(averaged[name] - expected).max() <= 2**-22 * np.abs(expected).max()  # two float32 roundings
+    assert differing(read(tmp_path / f"model_0{suffix(side)}"), averaged)
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.partition("]")[0] for line in lines if line.startswith("[Eval")] == [
+        "[Eval, Epoch 0",
+        "[Eval, EMA, Epoch 0",
+    ]
+    train(side, data, tmp_path / "out", "--test-only", "--weights", tmp_path / f"model_ema_0{suffix(side)}")
+    [averaged_line] = [line for line in lines if line.startswith("[Eval, EMA")]
+    assert capsys.readouterr().out.splitlines()[-1].partition("]")[2] == averaged_line.partition("]")[2]
+
+
+def stop_after(side: SimpleNamespace, data: Path, out: Path, steps: int, *flags: str | float | Path) -> None:
+    """A run that SIGTERM reaches within step `steps`, counted from 1; raises Stopped if it obeys."""
+    engine = side.package.train.engine
+    done = []
+
+    def train_step(*args, **kwargs):
+        done.append(1)
+        if len(done) == steps:
+            signal.raise_signal(signal.SIGTERM)
+        return real(*args, **kwargs)
+
+    real = engine.train_step
+    with mock.patch.object(engine, "train_step", train_step):
+        train(side, data, out, *flags)
+
+
+@pytest.mark.parametrize("steps", [1, 2, 3, 4])
+def test_sigterm_ends_a_run_after_its_step(side, data, trained, tmp_path, steps):
+    """It goes on to the same bits; after the third step an epoch is over but not evaluated."""
+    flags = ("--epochs", 2, "--dropout", 0.5)
+    with pytest.raises(Stopped, match=f"checkpoint{suffix(side)}"):
+        stop_after(side, data, tmp_path, steps, *flags)
+    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+    train(side, data, tmp_path, *flags, "--resume", tmp_path / f"checkpoint{suffix(side)}")
+    assert differing(state(side, tmp_path), trained(side, *flags)) == []
+
+
+def test_sigterm_in_an_evaluation(side, data, trained, tmp_path):
+    trainer = side.package.train.trainer
+    real = trainer.evaluate
+
+    def evaluate(*args):
+        signal.raise_signal(signal.SIGTERM)
+        return real(*args)
+
+    flags = ("--epochs", 2, "--model-ema")
+    with (
+        mock.patch.object(trainer, "evaluate", evaluate),
+        pytest.raises(Stopped, match="before the evaluation of epoch 0"),
+    ):
+        train(side, data, tmp_path, *flags)
+    train(side, data, tmp_path, *flags, "--resume", tmp_path / f"checkpoint{suffix(side)}")
+    assert differing(state(side, tmp_path), trained(side, *flags)) == []
+
+
+def test_sigterm_in_the_last_epoch_changes_nothing(side, data, trained, tmp_path):
+    """Once the last evaluation has begun to be saved there is nothing to stop."""
+    trainer = side.package.train.trainer
+    real = trainer.evaluation_line
+
+    def evaluation_line(*args):
+        signal.raise_signal(signal.SIGTERM)
+        return real(*args)
+
+    with mock.patch.object(trainer, "evaluation_line", evaluation_line):
+        train(side, data, tmp_path)
+    assert differing(state(side, tmp_path), trained(side)) == []
+
+
+def test_saves_within_an_epoch(side, data, tmp_path, monkeypatch):
+    """With batches 0 and 1 as one step and batch 2 as another, and after the epoch."""
+    trainer = side.package.train.trainer
+    saved = []
+
+    def save_checkpoint(path, state, *, epoch, batch, **more):
+        saved.append((epoch, batch))
+
+    monkeypatch.setattr(trainer, "save_checkpoint", save_checkpoint)
+    train(side, data, tmp_path, "--checkpoint-freq", 1, "--gradient-accumulation-steps", 2)
+    assert saved == [(0, 2), (0, 3), (1, 0)]
+    saved.clear()
+    train(side, data, tmp_path, "--checkpoint-freq", 2)
+    assert saved == [(0, 2), (1, 0)]
+
+
+def test_accumulated_batches_are_one(side, data, trained, weights):
+    """Without batch norm's statistics of each batch. Of 12 images the float32 sums differ in their order only: by some
+    2^-24 of the largest term for each of the 50 or so additions that lie on one path through the network."""
+    flags = ("--freeze-norm", "--dropout", 0, "--weights", weights(side))
+    before = side.package.models.read_weights(weights(side))
+    joined = trained(side, *flags, "-b", 12)
+    apart = trained(side, *flags, "-b", 4, "--gradient-accumulation-steps", 3)
+    moved = max(np.abs(joined[f"/model/{name}"] - before[name]).max() for name in before)
+    for name in before:
+        assert np.abs(joined[f"/model/{name}"] - apart[f"/model/{name}"]).max() <= 50 * 2**-24 * max(1, moved), name
+    assert moved > 1e-3
+
+
+def test_mixed_precision(side, refused, data, trained, tmp_path):
+    """bfloat16 has 8 bits, so a run comes out near, and not the same. Paddle has none on the CPU."""
+    assert "--amp float16 needs --device gpu" in refused(side, "--amp", "float16")
+    if side.framework is paddle:
+        assert "--amp bfloat16: PaddlePaddle has no mixed precision on the CPU" in refused(side, "--amp", "bfloat16")
+        return
+    train(side, data, tmp_path, "--amp", "bfloat16")
+    mixed, full = state(side, tmp_path), trained(side)
+    assert mixed["/model/classifier.3.weight"].dtype == np.float32
+    assert 0 < np.abs(mixed["/model/classifier.3.weight"] - full["/model/classifier.3.weight"]).max() < 0.05
+
+
+def test_event_log(side, data, tmp_path):
+    train(side, data, tmp_path, "--event-log", "--model-ema")
+    assert [path.name for path in (tmp_path / "events").iterdir()]
+
+
+def test_the_record_of_a_run(side, data, tmp_path, capsys):
+    """metrics.jsonl holds what the log says; a run that was stopped and resumed leaves the same."""
+    flags = ("--epochs", 2, "--print-freq", 1)
+    train(side, data, tmp_path / "unbroken", *flags)
+    records = read_metrics(tmp_path / "unbroken" / "metrics.jsonl")
+    assert [(r["kind"], r["epoch"], r["step"]) for r in records] == [
+        *[("train", 0, step) for step in (2, 3)],
+        ("eval", 0, 3),
+        *[("train", 1, step) for step in (5, 6)],
+        ("eval", 1, 6),
+    ]
+    lines = capsys.readouterr().out.splitlines()[1:]
+    for record, line in zip(records, lines, strict=True):
+        assert f"loss: {record['loss']:.5f}," in line
+    with pytest.raises(Stopped):
+        stop_after(side, data, tmp_path / "stopped", 5, *flags)
+    train(side, data, tmp_path / "stopped", *flags, "--resume", tmp_path / "stopped" / f"checkpoint{suffix(side)}")
+    assert read_metrics(tmp_path / "stopped" / "metrics.jsonl") == records
+
+
+def test_damage_inside_a_checkpoint_is_found(side, refused, finished, tmp_path):
+    """One bit of one number, which every reader takes for another number."""
+    checkpoint = finished(side)[0]
+    content = bytearray(checkpoint.read_bytes())
+    content[len(content) // 2] ^= 1
+    bad = tmp_path / f"bad{suffix(side)}"
+    bad.write_bytes(content)
+    line = refused(side, "--resume", bad, "--epochs", 2)
+    assert str(bad) in line and ("is damaged" in line or "cannot be read" in line)
+
+
+def test_another_number_of_processes_is_refused(side, refused, finished, monkeypatch):
+    trainer = side.package.train.trainer
+    monkeypatch.setattr(trainer, "launched_rank", lambda: (0, 0, 2))
+    line = refused(side, "--resume", finished(side)[0], "--epochs", 2)
+    assert line.startswith("2 process(es): checkpoint") and "was trained with 1" in line

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from contextlib import nullcontext
 
 import paddle
-from paddle import Tensor, nn
+from paddle import Tensor, _C_ops, nn
 from paddle.optimizer import Optimizer
 
 from mobilenetv3_paddle.data.loader import DataLoader
@@ -39,7 +39,8 @@ def clip_gradients(model: nn.Layer, max_norm: float | None) -> float:
     """
     # Paddle: its clip_grad_norm_ has this formula, too, but always rewrites the gradients.
     gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
-    norm = paddle.stack([paddle.linalg.vector_norm(gradient) for gradient in gradients]).norm().item()
+    # And its vector_norm takes 12 times as long as the square of it, for a norm that is 1e-4 off.
+    norm = paddle.stack([_C_ops.squared_l2_norm(gradient) for gradient in gradients]).sum().sqrt().item()
     if max_norm is not None and norm + 1e-6 > max_norm:
         for gradient in gradients:
             gradient.scale_(max_norm / (norm + 1e-6))
@@ -76,7 +77,7 @@ def train_step(
         amp.scaler.unscale_(optimizer)
         norm = clip_gradients(model, clip_grad_norm)
         if not math.isfinite(norm) and not amp.scaler.is_enable():
-            raise FloatingPointError(f"the norm of the gradients is {norm}")
+            raise FloatingPointError(f"the loss is {loss.item()}, the norm of its gradients {norm},")
         amp.scaler.step(optimizer)
         amp.scaler.update()
     return loss, output

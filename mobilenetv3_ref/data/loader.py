@@ -4,7 +4,7 @@ from pathlib import Path
 
 from torch.utils.data import DataLoader
 
-from reprod.recipe.preemption import ignore_sigterm
+from reprod.recipe.preemption import outlive_stop_request
 from reprod.recipe.sampler import BatchSampler
 
 from .dataset import ImageFolder
@@ -58,7 +58,7 @@ def build_loader(
     batch_sampler = BatchSampler(
         len(dataset), batch_size, shuffle=train, pad=train, seed=seed, rank=rank, world_size=world_size
     )
-    return DataLoader(dataset, batch_sampler=batch_sampler, num_workers=workers, worker_init_fn=ignore_sigterm)
+    return DataLoader(dataset, batch_sampler=batch_sampler, num_workers=workers, worker_init_fn=outlive_stop_request)
 
 
 def set_epoch(loader: DataLoader, epoch: int, first_batch: int = 0) -> None:

@@ -74,7 +74,7 @@ def train_step(
         amp.scaler.unscale_(optimizer)
         norm = clip_gradients(model, clip_grad_norm)
         if not math.isfinite(norm) and not amp.scaler.is_enabled():
-            raise FloatingPointError(f"the norm of the gradients is {norm}")
+            raise FloatingPointError(f"the loss is {loss.item()}, the norm of its gradients {norm},")
         amp.scaler.step(optimizer)
         amp.scaler.update()
     return loss, output

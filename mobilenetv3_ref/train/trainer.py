@@ -2,7 +2,7 @@
 
 import argparse
 import math
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 
 import torch
@@ -64,14 +64,12 @@ class Trainer:
         self.stop = stop
         first_epoch, first_batch = self.resume()
         self.out = output_dir(self.args.output_dir)
-        self.open_logs(first_epoch, self.step(first_epoch, first_batch))
+        self.begin = {"epoch": first_epoch, "step": self.step(first_epoch, first_batch)}
         model = data_parallel(self.model)
         for epoch in range(first_epoch, self.args.epochs):
             self.train_epoch(model, epoch, first_batch)
             self.end_epoch(epoch)
             first_batch = 0
-        if self.rank == 0:
-            self.metrics.close()
 
     def resume(self) -> tuple[int, int]:
         """Restore the checkpoint --resume, if there is one -> (epoch, batch) to go on with."""
@@ -85,11 +83,15 @@ class Trainer:
         log(f"resumed from {path} at epoch {epoch}" + (f", iter {batch}" if batch else ""))
         return epoch, batch
 
-    def open_logs(self, epoch: int, step: int) -> None:
-        """metrics.jsonl and, with --event-log, the curves for a viewer; on rank 0 alone."""
-        if self.rank == 0:
-            self.metrics = MetricsLog(self.out / NAME, epoch=epoch, step=step)
-            self.events = EventLog(self.out / "events", step) if self.args.event_log else None
+    @cached_property
+    def metrics(self) -> MetricsLog:
+        """metrics.jsonl, opened with the first line: a run that never comes so far leaves an older one alone."""
+        return MetricsLog(self.out / NAME, **self.begin)
+
+    @cached_property
+    def events(self) -> EventLog:
+        """The curves for a viewer."""
+        return EventLog(self.out / "events", self.begin["step"])
 
     def step(self, epoch: int, batches: int) -> int:
         """How many steps of the optimizer lie before the batch after `batches` of `epoch`."""
@@ -174,7 +176,7 @@ class Trainer:
         """Write the numbers to metrics.jsonl and to the viewer's log."""
         if self.rank == 0:
             self.metrics.write(kind, epoch=epoch, step=step, **metrics)
-            if self.events:
+            if self.args.event_log:
                 self.events.write({f"{kind}/{name}": value for name, value in metrics.items()}, step)
 
     def save(self, epoch: int, batch: int) -> None:

@@ -5,6 +5,7 @@ it finds only the stand-ins below, which build arrays and containers and nothing
 before its bytes have been seen, so that a short file cannot claim a large one.
 """
 
+import glob
 import io
 import os
 import pickle
@@ -29,6 +30,7 @@ def atomic_path(path: str | Path) -> Iterator[Path]:
     # In the same folder, since a rename is atomic only there; with the suffix, since numpy.save appends one.
     temporary = path.parent / f".{path.stem}.{os.getpid()}{path.suffix}"
     try:
+        _remove_leftovers(path)
         if path.exists() and not path.is_file():  # a folder, or /dev/null, which a rename would replace
             raise UserError(f"{path} is not a regular file: choose another name to write to")
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -41,6 +43,18 @@ def atomic_path(path: str | Path) -> Iterator[Path]:
     finally:
         with suppress(OSError):
             temporary.unlink()
+
+
+def _remove_leftovers(path: Path) -> None:
+    """Remove what processes that were killed while they wrote `path` have left of it."""
+    for leftover in path.parent.glob(f".{glob.escape(path.stem)}.*{path.suffix}"):
+        owner = leftover.name.removeprefix(f".{path.stem}.").removesuffix(path.suffix)
+        try:
+            os.kill(int(owner), 0)
+        except ProcessLookupError:
+            leftover.unlink(missing_ok=True)
+        except (ValueError, PermissionError):  # not named by us; another user's process, which is alive
+            continue
 
 
 def load_pdparams(path: str | Path) -> dict[str, Any]:

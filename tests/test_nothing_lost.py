@@ -1,0 +1,159 @@
+"""Training that is killed, preempted or out of disk space: what is on disk then, and that it ends all the same.
+
+Killed runs are 20 a side; KILLS=1000 sh shell/test.sh tests/test_nothing_lost.py kills more.
+"""
+
+import importlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+ROOT = Path(__file__).parents[1]
+PACKAGES = ("mobilenetv3_ref", "mobilenetv3_paddle")
+KILLS = int(os.environ.get("KILLS", "20"))
+# All that has a state or draws: of 12 images, batches of 4, the last of which is a step of its own.
+RECIPE = [
+    *("--train-crop-size", "32", "--val-crop-size", "32", "--val-resize-size", "32", "--batch-size", "4"),
+    *("--workers", "0", "--epochs", "3", "--print-freq", "1", "--opt", "rmsprop", "--lr", "0.01", "--dropout", "0.5"),
+    *("--lr-warmup-epochs", "1", "--gradient-accumulation-steps", "2", "--model-ema", "--model-ema-steps", "1"),
+    *("--auto-augment", "imagenet", "--random-erase", "0.5", "--mixup-alpha", "0.2", "--checkpoint-freq", "1"),
+]
+
+
+@pytest.fixture(params=PACKAGES)
+def package(request) -> str:
+    """Each package in turn."""
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory) -> Path:
+    """12 training and 6 validation images in 3 classes."""
+    root = tmp_path_factory.mktemp("data")
+    rng = np.random.default_rng(0)
+    for split, count in (("train", 4), ("val", 2)):
+        for name in ("cat", "dog", "emu"):
+            (root / split / name).mkdir(parents=True)
+            for i in range(count):
+                image = Image.fromarray(rng.integers(0, 256, (36, 40, 3), np.uint8))
+                image.save(root / split / name / f"{i}.png")
+    return root
+
+
+def content(folder: Path, package: str) -> dict[str, bytes]:
+    """All that a run leaves, by file: its weights and checkpoint without the flags, and its record."""
+    checkpoints = importlib.import_module(f"{package}.train.checkpoint")
+    digest = importlib.import_module("reprod.recipe.state_dict").digest
+    found = {"metrics.jsonl": (folder / "metrics.jsonl").read_bytes()}
+    for path in folder.glob(f"*{checkpoints.SUFFIX}"):
+        value = checkpoints.load_pickle(path)
+        found[path.name] = digest({key: item for key, item in value.items() if key not in ("args", "digest")}).encode()
+    return found
+
+
+def environment() -> dict[str, str]:
+    return os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+
+
+@pytest.mark.timeout(300 + 30 * KILLS)
+def test_killed_runs_end_like_an_unbroken_one(package, data, tmp_path):
+    command = [sys.executable, ROOT / "tests" / "killed_runs.py", package, str(KILLS), "0", tmp_path]
+    done = subprocess.run(
+        [*map(str, command), *RECIPE, f"--data-path={data}"],
+        env=environment(),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1].startswith(f"killed {KILLS} times")
+    unbroken = content(tmp_path / "unbroken", package)
+    assert len(unbroken) == 8  # three epochs' weights and averages, a checkpoint, the record
+    runs = sorted(tmp_path.glob("killed_*"))
+    for folder in runs:
+        assert content(folder, package) == unbroken
+        assert sorted(path.name for path in folder.iterdir()) == sorted(unbroken)  # nothing half-written
+
+
+def command(package: str, data: Path, out: Path, *flags: str | Path) -> list[str]:
+    line = [sys.executable, "-m", f"{package}.train", *RECIPE, "--data-path", data, "--output-dir", out, *flags]
+    return list(map(str, line))
+
+
+def wait_for(path: Path, process: subprocess.Popen) -> None:
+    while not path.exists():
+        assert process.poll() is None, process.stderr.read()
+        time.sleep(0.01)
+
+
+def test_sigterm_to_all_processes_saves_and_exits(package, data, tmp_path):
+    """As a cluster sends it, to the loader's workers, too."""
+    out = tmp_path / "out"
+    suffix = importlib.import_module(f"{package}.train.checkpoint").SUFFIX
+    flags = ("--workers", "2", "--epochs", "100")
+    process = subprocess.Popen(
+        command(package, data, out, *flags),
+        env=environment(),
+        start_new_session=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    wait_for(out / f"checkpoint{suffix}", process)
+    os.killpg(process.pid, signal.SIGTERM)
+    stdout, stderr = process.communicate(timeout=60)
+    last = stderr.splitlines()[-1]
+    assert process.returncode == 143, stderr
+    assert last.startswith(f"python -m {package}.train: stopped by SIGTERM ")
+    assert last.endswith(f"go on with --resume {out / f'checkpoint{suffix}'}")
+    assert "Traceback" not in stderr
+    saved = importlib.import_module(f"{package}.train.checkpoint").read_checkpoint(out / f"checkpoint{suffix}")
+    assert saved["epoch"] < 100
+
+
+# A process that may not write files above a size finds a disk full in the middle of a file, and with an OSError, too.
+FULL_DISK = """
+import resource, signal, sys
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[1]), resource.RLIM_INFINITY))
+sys.argv[:2] = ["train"]
+from {package}.train.main import command
+command()
+"""
+
+
+def test_a_full_disk_leaves_the_last_checkpoint(package, data, tmp_path):
+    """It takes the weights of the first epoch (6.2 MB), and no more of the checkpoint than 20 MB."""
+    out = tmp_path / "out"
+    suffix = importlib.import_module(f"{package}.train.checkpoint").SUFFIX
+    line = [*command(package, data, out, "--epochs", "1", "--lr-warmup-epochs", "0")[3:]]
+    first = subprocess.run(
+        [sys.executable, "-c", FULL_DISK.format(package=package), "1000000000", *line],
+        env=environment(),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert first.returncode == 0, first.stderr
+    before = {path.name: path.read_bytes() for path in out.iterdir() if path.name != "metrics.jsonl"}
+    second = subprocess.run(
+        [sys.executable, "-c", FULL_DISK.format(package=package), "7000000", *line, "--seed", "1"],
+        env=environment(),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert second.returncode == 2, second.stderr
+    last = second.stderr.splitlines()[-1]
+    assert f"{out / f'checkpoint{suffix}'} cannot be written" in last and last.endswith(
+        "free space or choose another folder"
+    )
+    after = {path.name: path.read_bytes() for path in out.iterdir() if path.name != "metrics.jsonl"}
+    assert after == before
