@@ -20,6 +20,8 @@ if TYPE_CHECKING:  # a step imports both frameworks
     from .step import Step
 
 FEWEST = 8  # items that make a depth
+# What is on the axis of a curve whose name ends so.
+CURVES = {"lr": "learning rate", "loss": "loss", "training top-1": "top-1 in training", "top-1": "top-1 in evaluation"}
 
 
 @dataclass(frozen=True)
@@ -181,7 +183,7 @@ def _share_plots(step: "Step", salt: str) -> Iterator[Plot]:
 
 def _curve_plots(step: "Step", salt: str) -> Iterator[Plot]:
     for i, (name, (ref, port)) in enumerate(step.curves.items()):
-        what = {"lr": "learning rate", "loss": "loss"}.get(name.rpartition(", ")[2], "value")
+        what = CURVES.get(name.rpartition(", ")[2], "value")
         yield Plot(name, curve_plot(ref, port, what, f"{salt}-curve-{i}"))
 
 

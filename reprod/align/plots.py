@@ -154,9 +154,19 @@ def shares_plot(curves: dict[str, list[float]], salt: str) -> str:
 
 
 def curve_plot(ref: ArrayLike, port: ArrayLike, what: str, salt: str) -> str:
-    """One number an iteration, of both sides; `what` names it on the axis."""
+    """One number an iteration, of both sides; `what` names it on the axis.
+
+    `ref` may hold several runs, (runs, n): their mean in a band from the lowest to the highest. These are by epoch.
+    """
+    ref = _drawable(ref)
+    x_label = "epoch" if ref.ndim == 2 else "iteration"
     with matplotlib.rc_context(RC):
-        figure, axes = _axes("iteration", what)
-        axes.plot(_drawable(ref), color=LIMIT, linewidth=4, solid_capstyle="round")
+        figure, axes = _axes(x_label, what)
+        if ref.ndim == 2:
+            band = (ref.min(axis=0), ref.max(axis=0))
+            axes.fill_between(np.arange(ref.shape[1]), *band, color=LIMIT, alpha=0.4, linewidth=0)
+            axes.plot(ref.mean(axis=0), color=LIMIT, linewidth=1.4)
+        else:
+            axes.plot(ref, color=LIMIT, linewidth=4, solid_capstyle="round")
         axes.plot(_drawable(port), "o--", color=DATA, linewidth=1.3, markersize=3)
-        return _to_svg(figure, f"{what} of both sides at each iteration", salt)
+        return _to_svg(figure, f"{what} of both sides at each {x_label}", salt)

@@ -95,7 +95,7 @@ class Step:
         self.verdicts: list[Verdict] = []
         self.groups: list[Callable[[str], str]] = []  # the label of an item, for each verdict
         self.log: list[str] = []
-        self.curves: dict[str, tuple[np.ndarray, np.ndarray]] = {}  # what: (reference, port), a value an iteration
+        self.curves: dict[str, tuple[np.ndarray, np.ndarray]] = {}  # what: (reference, port), see plots.curve_plot
         self.pictures: dict[str, tuple[np.ndarray, np.ndarray]] = {}  # tensors (3, H, W) that differ
         self.say(
             f"{name}: {args.model}, torch {torch.__version__} (reference) and paddle {paddle.__version__} (port), "
