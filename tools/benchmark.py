@@ -56,6 +56,7 @@ def get_args_parser() -> argparse.ArgumentParser:
     add("--data-path", default=str(ROOT / "lite_data"), help="folder with train/, which the loaders read")
     add("--loader-images", type=positive_int, default=256, help="a pass of a loader; the folder's are repeated")
     add("--rounds", type=positive_int, default=5, help="how often both sides run")
+    add("--turn", type=float, default=0.2, metavar="SECONDS", help="what takes less is run several times in a round")
     add("--threads", type=positive_int, default=1, help="of each framework")
     add("--clock", choices=("wall", "cpu"), default="wall", help="cpu: computing time, of no use with --device gpu")
     add("--output-dir", default=str(ROOT / "result"), help="where benchmark.json is written")
@@ -131,7 +132,7 @@ def main(args: argparse.Namespace) -> int:
 
     results = []
     for contest in tqdm(contests(args), "comparisons", disable=None):
-        results.append(result := speed.measure(contest, args.rounds, speed.CLOCKS[args.clock]))
+        results.append(result := speed.measure(contest, args.rounds, speed.CLOCKS[args.clock], args.turn))
         name, against, ours, theirs, ratio, bound, _ = cells(result)
         mark = "ok  " if result.met else "SLOW"
         tqdm.write(f"{mark} {result.part:8} {name:55} {ours:>15} {against:>27} {theirs:>15}  {ratio} (bound {bound})")

@@ -16,7 +16,6 @@ from typing import Any
 
 import numpy as np
 
-LEAST_ROUND = 0.2  # seconds that one side's turn takes at least: what is shorter is called several times
 RMSPROP = {"lr": 1e-3, "weight_decay": 1e-5, "opt": "rmsprop"}  # with the official recipe's alpha, epsilon and momentum
 OFFICIAL = {"auto_augment": "imagenet", "random_erase": 0.2}  # the official recipe's augmentation
 NAMES = {  # package, framework, library of models, tensor from an array, forgetting of gradients
@@ -65,8 +64,11 @@ def cpu_time() -> float:
 CLOCKS = {"wall": time.perf_counter, "cpu": cpu_time}
 
 
-def measure(contest: Contest, rounds: int, clock: Callable[[], float]) -> Result:
-    """Run both `rounds` times, in turns; who goes first changes from round to round."""
+def measure(contest: Contest, rounds: int, clock: Callable[[], float], turn: float) -> Result:
+    """Run both `rounds` times, in turns; who goes first changes from round to round.
+
+    What takes less than `turn` seconds is called as often as fills them.
+    """
 
     def seconds(run: Callable[[], Any], calls: int) -> float:
         start = clock()
@@ -76,7 +78,7 @@ def measure(contest: Contest, rounds: int, clock: Callable[[], float]) -> Result
 
     for run in (contest.ours, contest.theirs):
         run()  # the first call also makes what the others find: accumulators, chosen kernels, files in memory
-    calls = math.ceil(LEAST_ROUND / max(seconds(contest.theirs, 1), LEAST_ROUND / 1000))
+    calls = max(1, math.ceil(turn / max(seconds(contest.theirs, 1), 1e-6)))
     ours, theirs = [], []
     for number in range(rounds):
         turns = [(contest.ours, ours), (contest.theirs, theirs)]
