@@ -1,5 +1,7 @@
 """Mixed precision."""
 
+from contextlib import AbstractContextManager, nullcontext
+
 import paddle
 from paddle import Tensor, nn
 
@@ -19,12 +21,15 @@ class Amp:
         if dtype and device == "cpu":
             raise UserError(f"--amp {dtype}: PaddlePaddle has no mixed precision on the CPU; use --device gpu")
         self.dtype = dtype
-        self.scaler = paddle.amp.GradScaler(enable=dtype == "float16")
+        self.scales = dtype == "float16"
+        self.scaler = paddle.amp.GradScaler(enable=self.scales)
+
+    def autocast(self) -> AbstractContextManager:
+        """In this context layers take `dtype` where that is safe."""
+        return paddle.amp.auto_cast(dtype=self.dtype) if self.dtype else nullcontext()
 
     def forward(self, model: nn.Layer, image: Tensor) -> Tensor:
         """The logits; float32 where the pass was mixed."""
-        if self.dtype is None:
-            return model(image)
-        with paddle.amp.auto_cast(dtype=self.dtype):
+        with self.autocast():
             output = model(image)
-        return output.astype("float32")
+        return output.astype("float32") if self.dtype else output

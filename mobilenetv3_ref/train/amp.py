@@ -1,5 +1,7 @@
 """Mixed precision."""
 
+from contextlib import AbstractContextManager, nullcontext
+
 import torch
 from torch import Tensor, nn
 
@@ -13,12 +15,15 @@ class Amp:
     def __init__(self, dtype: str | None = None, device: str = "cpu") -> None:
         self.dtype = getattr(torch, dtype) if dtype else None
         self.device_type = torch.device(device).type
-        self.scaler = torch.amp.GradScaler(self.device_type, enabled=dtype == "float16")
+        self.scales = dtype == "float16"
+        self.scaler = torch.amp.GradScaler(self.device_type, enabled=self.scales)
+
+    def autocast(self) -> AbstractContextManager:
+        """In this context layers take `dtype` where that is safe."""
+        return torch.autocast(self.device_type, self.dtype) if self.dtype else nullcontext()
 
     def forward(self, model: nn.Module, image: Tensor) -> Tensor:
         """The logits; float32 where the pass was mixed."""
-        if self.dtype is None:
-            return model(image)
-        with torch.autocast(self.device_type, self.dtype):
+        with self.autocast():
             output = model(image)
-        return output.float()
+        return output.float() if self.dtype else output

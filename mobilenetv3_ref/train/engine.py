@@ -73,7 +73,7 @@ def train_step(
     if last:
         amp.scaler.unscale_(optimizer)
         norm = clip_gradients(model, clip_grad_norm)
-        if not math.isfinite(norm) and not amp.scaler.is_enabled():
+        if not math.isfinite(norm) and not amp.scales:
             raise FloatingPointError(f"the loss is {loss.item()}, the norm of its gradients {norm},")
         amp.scaler.step(optimizer)
         amp.scaler.update()
@@ -133,7 +133,8 @@ def train_one_epoch(
                 raise FloatingPointError(f"the loss is {loss_value}")
         except FloatingPointError as error:
             before_batch(batch_idx)  # the same dropout again
-            where = first_nonfinite(unwrap(model), criterion, image, target)
+            with amp.autocast():
+                where = first_nonfinite(unwrap(model), criterion, image, target)
             raise UserError(
                 f"{error} at epoch {epoch}, iter {batch_idx}: {where}; lower --lr, check the data"
             ) from error
