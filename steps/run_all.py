@@ -2,7 +2,7 @@
 
   python steps/run_all.py                ends in a table of the rungs, and PASS ladder
 
-Rung 08 runs for the first model only. The small model's files go to OUTPUT_DIR, the large one's to
+Rungs 07 and 08 run for the first model only, and 07 in its short mode unless --full is given. The small model's files go to OUTPUT_DIR, the large one's to
 OUTPUT_DIR/mobilenet_v3_large. OUTPUT_DIR/report.html shows all of the run on one page, OUTPUT_DIR/summary.json holds it
 for machines.
 """
@@ -32,9 +32,11 @@ RUNGS = (
     "04_test_loss",
     "05_test_backward",
     "06_test_init",
+    "07_test_train",
     "08_test_dist",
 )
-ONCE = ("08_test_dist",)  # launches are slow, and how processes share work does not depend on the size
+# Training runs and launches are slow, and neither how a run goes nor how processes share it depends on the size.
+ONCE = ("07_test_train", "08_test_dist")
 
 
 def load_rung(name: str) -> ModuleType:
@@ -53,6 +55,7 @@ def get_args_parser() -> argparse.ArgumentParser:
     add("--weights", metavar="FILE", help="weights for both sides, of the one --model, instead of probe weights")
     add("--seed", type=int, default=0, help="of inputs and probe weights")
     add("--output-dir", default=str(ROOT / "result"), help="where results and logs are written")
+    add("--full", action="store_true", help="rung 07 trains until both sides have learned, a quarter of an hour")
     return parser
 
 
@@ -63,6 +66,8 @@ def run_rung(name: str, model: str, args: argparse.Namespace) -> RungResult:
     flags = ["--model", model, "--device", args.device, "--seed", str(args.seed), "--output-dir", str(out)]
     if args.weights:
         flags += ["--weights", args.weights]
+    if name == "07_test_train" and not args.full:
+        flags += ["--short"]
     start = time.perf_counter()
     step, error = None, ""
     try:
