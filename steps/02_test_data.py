@@ -173,7 +173,7 @@ def check_operations(step: Step, ref_set, port_set) -> None:
             break
     step.say(f"AutoAugment: {count - len(unseen)} of {count} operations and magnitudes drawn, in {len(ref)} images")
     if unseen:
-        step.refuse(f"AutoAugment never draws {', '.join(sorted(name for name, _ in unseen))}: use another --seed")
+        step.refuse(f"AutoAugment never draws {', '.join(sorted({name for name, _ in unseen}))}: use another --seed")
     title = f"AutoAugment's {len({name for name, _ in every})} operations"
     verdict = compare(ref, port, exact_limits(ref), title=title)
     keep_pictures(step, verdict, ref, port)
