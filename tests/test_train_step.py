@@ -1,0 +1,245 @@
+"""Rung 07: its test is calibrated and has power, its float64 half sees one wrong number, its digits are real.
+
+The rung itself takes minutes. What it says of the port, and of a port with a fault in it, is tried by
+
+    python steps/07_test_train.py --short
+    python tools/fault_gallery.py --quick --only "parameters kept in half precision"
+"""
+
+import importlib.util
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import mobilenetv3_ref.models
+from reprod.align import trajectory
+from reprod.align.capture_torch import layer_types
+from reprod.align.compare import FAIL, PASS, REFUSED
+from reprod.align.step import Step
+from reprod.align.trajectory_worker import Recipe, Side
+from reprod.recipe.cli import UserError
+from reprod.recipe.digits import write_digits
+
+ROOT = Path(__file__).resolve().parents[1]
+PACKAGES = ("mobilenetv3_ref", "mobilenetv3_paddle")
+
+
+@pytest.fixture(scope="module")
+def rung() -> ModuleType:
+    """The step script as a module."""
+    spec = importlib.util.spec_from_file_location("step_07", ROOT / "steps" / "07_test_train.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def digits(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("digits") / "small"
+    assert write_digits(folder, 4, 2) == (40, 20)
+    return folder
+
+
+# The digits
+
+
+def test_all_digits_are_written_once_and_split_by_class(tmp_path):
+    assert write_digits(tmp_path / "digits") == (1442, 355)
+    numbers = sorted(int(path.stem) for path in (tmp_path / "digits").rglob("*.png"))
+    assert numbers == list(range(1797))
+    for label in range(10):
+        train, val = (len(list((tmp_path / "digits" / split / str(label)).iterdir())) for split in ("train", "val"))
+        assert val == (train + val) // 5
+
+
+def test_a_digit_is_scikit_learns(digits):
+    from sklearn.datasets import load_digits
+
+    known = load_digits()
+    for path in digits.rglob("*.png"):
+        pixels = np.asarray(Image.open(path))
+        assert pixels.shape == (8, 8) and pixels.dtype == np.uint8
+        np.testing.assert_allclose(pixels / 255 * 16, known.images[int(path.stem)], atol=16 / 255 / 2)
+        assert path.parent.name == str(known.target[int(path.stem)])
+
+
+def test_digits_that_are_there_are_left_and_others_refused(digits):
+    path = digits / "train" / "0" / "0000.png"
+    before = path.stat().st_mtime_ns
+    assert write_digits(digits, 4, 2) == (40, 20)
+    assert path.stat().st_mtime_ns == before
+    with pytest.raises(UserError, match="not this set"):
+        write_digits(digits, 5, 2)
+    with pytest.raises(UserError, match="ask for fewer"):
+        write_digits(digits.parent / "many", 4, 60)
+    assert not (digits.parent / "many").exists() and not list(digits.parent.glob(".digits-*"))
+
+
+def test_the_tool_says_what_it_wrote_and_names_a_mistake_in_a_line(tmp_path):
+    def tool(*flags: str) -> subprocess.CompletedProcess:
+        command = [sys.executable, str(ROOT / "tools" / "make_digits.py"), *flags]
+        return subprocess.run(command, capture_output=True, text=True, check=False)
+
+    done = tool("--output-dir", str(tmp_path / "digits"), "--train-per-class", "2", "--val-per-class", "1")
+    assert (done.returncode, done.stdout) == (0, f"{tmp_path / 'digits'} holds 20 + 10 images\n")
+    (tmp_path / "file").touch()
+    refused = tool("--output-dir", str(tmp_path / "file"))
+    assert refused.returncode == 2 and refused.stderr.count("\n") == 1 and "remove it" in refused.stderr
+
+
+# The test of hypotheses
+
+
+def verdicts(draw, rounds: int, seeds: int, runs: int, alpha: float, shift: float = 0.0) -> float:
+    """The share of rounds in which a port, `shift` deviations off in one of five features, fails."""
+    features = {f"f{i}": trajectory.Feature(lambda record, i=i: float(record["x"][i])) for i in range(5)}
+    bad = 0
+    for _ in range(rounds):
+        centres = [100 * draw(5) for _ in range(seeds)]  # seeds differ by far more than runs of one seed
+        ref = [[{"x": centre + draw(5)} for _ in range(runs)] for centre in centres]
+        port = [{"x": centre + draw(5) + shift * np.eye(5)[0]} for centre in centres]
+        bad += trajectory.judge(ref, port, features, "synthetic", alpha).status == FAIL
+    return bad / rounds
+
+
+@pytest.mark.parametrize(("seeds", "runs"), [(1, 8), (2, 4)])
+def test_a_faultless_port_fails_as_often_as_alpha_says(seeds, runs, rng):
+    """At alpha = 0.1, a rate that 600 rounds can show; Bonferroni's bound is nearly exact for independent features."""
+    rate = verdicts(rng.standard_normal, 600, seeds, runs, alpha=0.1)
+    assert 0.06 < rate < 0.14
+
+
+def test_skewed_features_do_not_raise_the_rate_beyond_thrice_alpha(rng):
+    assert verdicts(lambda n: rng.gumbel(size=n), 600, 1, 8, alpha=0.05) < 0.15
+
+
+@pytest.mark.parametrize(("seeds", "runs", "shift"), [(1, 8, 14), (2, 4, 12)])
+def test_a_shift_of_so_many_deviations_is_seen(seeds, runs, shift, rng):
+    """At the rung's own alpha, in nine of ten runs; with a tenth of the shift in next to none."""
+    assert verdicts(rng.standard_normal, 100, seeds, runs, trajectory.ALPHA, shift) > 0.9
+    assert verdicts(rng.standard_normal, 100, seeds, runs, trajectory.ALPHA, shift / 10) < 0.1
+
+
+def test_rounded_values_that_agree_by_chance_still_allow_one_step():
+    same = np.full((1, 8), 0.98)
+    assert trajectory.prediction_limit(same, 0.0, 1e-4) < 1e-12
+    assert 1 / 355 < trajectory.prediction_limit(same, 1 / 355, 1e-4) < 4 / 355
+
+
+def test_nan_fails(rng):
+    features = {"f": trajectory.Feature(lambda record: float(record["x"]))}
+    ref = [[{"x": value} for value in rng.normal(size=8)]]
+    assert trajectory.judge(ref, [{"x": np.nan}], features, "nan").status == FAIL
+
+
+# The records of real runs
+
+
+@pytest.fixture(scope="module")
+def types() -> dict[str, str]:
+    return layer_types(mobilenetv3_ref.models.MODELS["mobilenet_v3_small"]())
+
+
+@pytest.fixture(scope="module")
+def records(digits, types, tmp_path_factory) -> dict[str, dict]:
+    """Of a run of one epoch of five batches, by each package, in its own process."""
+    runs = {package: {"run": {"seed": 3, "draw": 0}} for package in PACKAGES}
+    folder = tmp_path_factory.mktemp("runs")
+    done = trajectory.launch(folder, digits, Recipe("mobilenet_v3_small", epochs=1, batch_size=8), types, runs)
+    return {package: done[package]["run"] for package in PACKAGES}
+
+
+def test_both_packages_leave_the_same_record(records):
+    ref, port = records.values()
+    assert {name: array.shape for name, array in ref.items()} == {name: array.shape for name, array in port.items()}
+    assert ref["losses"].shape == ref["right"].shape == (5,)
+    assert ref["eval"][2] == port["eval"][2] == 20
+    np.testing.assert_allclose(port["losses"][0], ref["losses"][0], rtol=0.02)  # the same weights, other dropout masks
+
+
+def test_features_measure_what_they_say(records):
+    """Each against a record that was changed in one respect."""
+    features = trajectory.FEATURES | trajectory.TOP1
+    for record in records.values():
+        assert all(np.isfinite(feature.value(record)) for feature in features.values())
+    record = records["mobilenetv3_ref"]
+
+    def change(prefix: str, edit) -> dict[str, float]:
+        """The features that differ, and by how much, when `edit` was applied to what begins with `prefix`."""
+        other = record | {name: edit(name, array) for name, array in record.items() if name.startswith(prefix)}
+        pairs = {name: (feature.value(record), feature.value(other)) for name, feature in features.items()}
+        return {
+            name: pytest.approx(after - before, abs=1e-4) for name, (before, after) in pairs.items() if after != before
+        }
+
+    twice = np.log(2)
+    halved = change("parameters/", lambda name, array: array / 2)
+    assert halved == {"norm of kernels": -twice, "norm of vectors": -twice}
+    assert change("moved/", lambda name, array: array * 2) == {"length of the last epoch": twice}
+    settled = {**{name.replace("reestimated/", "running/"): array for name, array in record.items()}}
+    lag = change(
+        "running/", lambda name, array: settled[name] + (record[name] - settled[name]) / 2 if "_mean" in name else array
+    )
+    assert lag == {"lag of running means": -2 * twice}
+    larger = change("running/", lambda name, array: array * 2 if name.endswith("_var") else array)
+    assert larger == {"lag of running variances": twice}
+    assert change("mirrored_eval", lambda name, array: array * 2) == {"mirrored to upright loss": twice}
+    last = change("losses", lambda name, array: array * np.array([1, 1, 1, 1, 2]))
+    assert last == {"loss, last third": twice}
+
+
+def test_runs_that_end_early_are_told(digits, types, tmp_path):
+    runs = {package: {"run": {"seed": 3, "draw": 0}} for package in PACKAGES}
+    (tmp_path / "runs").mkdir()
+    recipe = Recipe("mobilenet_v3_small", epochs=1)
+    done = trajectory.launch(tmp_path / "runs", tmp_path / "nowhere", recipe, types, runs)
+    for package in PACKAGES:
+        assert isinstance(done[package], trajectory.RunFailed)
+        assert "nowhere" in str(done[package]) and "Traceback" in done[package].log
+
+
+# The float64 half, over 15 steps
+
+
+def exact(rung: ModuleType, digits: Path, folder: Path, port: type[Side] = Side) -> Step:
+    step = Step(rung.NAME, rung.get_args_parser().parse_args(["--output-dir", str(folder)]))
+    sides = {rung.REF: Side(rung.REF, step.types), rung.PORT: port(rung.PORT, step.types)}
+    rung.check_exact(step, sides, digits)
+    return step
+
+
+def test_the_float64_half_passes(rung, digits, tmp_path):
+    step = exact(rung, digits, tmp_path)
+    assert step.status == PASS
+    [verdict] = step.verdicts
+    assert len(verdict.rows) == 1 + 142 + 102 and verdict.rows[0].shape == (15,)
+
+
+class OneMoreDecay(Side):
+    """A port whose weight decay is one in a million too large."""
+
+    def build_optimizer(self, model, recipe):
+        return super().build_optimizer(model, replace(recipe, weight_decay=recipe.weight_decay * (1 + 1e-6)))
+
+
+class OtherOrder(Side):
+    """A port whose training images have another order."""
+
+    def loaders(self, data_path, recipe, seed):
+        return super().loaders(data_path, recipe, seed + 1)
+
+
+@pytest.mark.parametrize("port", [OneMoreDecay, OtherOrder])
+def test_the_float64_half_sees_one_wrong_step(rung, digits, tmp_path, port):
+    assert exact(rung, digits, tmp_path, port).status == FAIL
+
+
+def test_a_rate_that_magnifies_rounding_proves_nothing(rung, digits, tmp_path, monkeypatch):
+    monkeypatch.setitem(rung.EXACT, "lr", 0.5)
+    assert exact(rung, digits, tmp_path).status == REFUSED
