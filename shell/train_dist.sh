@@ -70,14 +70,13 @@ if [ -n "${MASTER:-}${NNODES:-}${NODE_RANK:-}" ]; then
     case $host in '' | *:*) port='' ;; esac
     is_count "$port" && [ "$port" -lt 65536 ] ||
         fail "MASTER=$MASTER is no HOST:PORT: give an address of the first machine and a free port, 10.0.0.1:29500 say"
-    # Paddle's launchers find each other only by the addresses that they have for each other; nothing is sent here.
-    addresses=$("$python" -c 'import socket, sys
-master = socket.gethostbyname(sys.argv[1])
-with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as own:
-    own.connect((master, int(sys.argv[2])))
-    print(master, own.getsockname()[0])' "$host" "$port" 2>/dev/null) ||
+    place=$("$python" -m reprod.recipe.network "$host" "$port" 2>/dev/null) ||
         fail "MASTER=$MASTER: no way to $host from here; give an address of the first machine that all can reach"
-    host=${addresses% *} own=${addresses#* }
+    # shellcheck disable=SC2086  # three words
+    set -- $place "$@"
+    host=$1 own=$2
+    export GLOO_SOCKET_IFNAME="${GLOO_SOCKET_IFNAME:-$3}" # else gloo listens where the machine's own name points
+    shift 3
     [ "$NODE_RANK" -gt 0 ] || [ "$host" = "$own" ] ||
         fail "MASTER=$MASTER is not this machine, which is $own there: NODE_RANK=0 belongs to the machine in MASTER"
 fi

@@ -1,9 +1,16 @@
 """shell/train.sh and shell/train_dist.sh: what they start, with a stand-in for Python, and what really comes of it."""
 
+import contextlib
+import os
 import re
 import shutil
+import signal
+import socket
 import subprocess
 import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import paddle
@@ -17,10 +24,15 @@ PACKAGES = {"paddle": "mobilenetv3_paddle", "torch": "mobilenetv3_ref"}
 
 # Notes what it was called with and how; ends as it is told to, and may leave a log as two processes would.
 STAND_IN = """#!/bin/sh
+if [ "$2" = reprod.recipe.network ]; then
+    echo "10.0.0.1 ${OWN:-10.0.0.1} eth7"
+    exit "${NO_WAY:-0}"
+fi
 {
     echo "cwd $PWD"
     echo "CUDA_VISIBLE_DEVICES ${CUDA_VISIBLE_DEVICES-none}"
     echo "OMP_NUM_THREADS ${OMP_NUM_THREADS-none}"
+    echo "GLOO_SOCKET_IFNAME ${GLOO_SOCKET_IFNAME-none}"
     for argument; do echo "argument $argument"; done
 } >"$CALL"
 previous=''
@@ -160,7 +172,22 @@ def test_train_dist_starts_a_process_for_each_card(project, framework, cards, de
     assert args.lr == pytest.approx(lr) == pytest.approx(0.1 * 32 * processes / 256)
     assert (seen["CUDA_VISIBLE_DEVICES"], seen["OMP_NUM_THREADS"]) == (visible, "1")
     assert f"{processes} processes, learning rate {lr:g} unless" in result.stderr
-    assert ("two processes on the CPU" in result.stderr) == (visible == "none")
+    assert ("2 process(es) on the CPU" in result.stderr) == (visible == "none")
+
+
+def test_machines_find_each_other(project, framework):
+    env = {"MASTER": "first:29500", "NNODES": "3", "NODE_RANK": "2", "OWN": "10.0.0.3", "FRAMEWORK": framework}
+    project.add_cards(4)
+    result = project.sh("train_dist.sh", "--data-path", "images", DEVICES="0,1,2,3", **env)
+    assert result.returncode == 0, result.stderr
+    seen, arguments = project.call()
+    wanted = {
+        "paddle": "--master 10.0.0.1:29500 --host 10.0.0.3 --nnodes 3 --rank 2 --nproc_per_node 4",
+        "torch": "--nnodes 3 --node_rank 2 --master_addr 10.0.0.1 --master_port 29500 --nproc_per_node 4",
+    }
+    assert " ".join(arguments[2:12]) == wanted[framework]
+    assert flags_of(arguments, PACKAGES[framework]).lr == pytest.approx(0.1 * 32 * 12 / 256)
+    assert seen["GLOO_SOCKET_IFNAME"] == "eth7"
 
 
 @pytest.mark.parametrize("flags", [["--output-dir", "my output"], ["--output-dir=my output"], []])
@@ -175,6 +202,10 @@ def test_logs_lie_in_the_output_folder(project, framework, flags):
     assert seen["OMP_NUM_THREADS"] == "3"
 
 
+def machines(**env: str) -> dict[str, str]:
+    return {"MASTER": "first:29500", "NNODES": "2", "NODE_RANK": "0", **env}
+
+
 def last_line(result: subprocess.CompletedProcess) -> str:
     return result.stderr.splitlines()[-1]
 
@@ -186,8 +217,8 @@ def test_a_failing_process_has_the_last_word(project, framework):
     assert result.stderr.count("error") == 1
     assert "noise" not in result.stderr
     result = project.sh("train_dist.sh", FRAMEWORK=framework, MESSAGE="Killed", STATUS="7")
-    assert (result.returncode, "train: error: a process ended" in last_line(result)) == (7, True)
-    assert (project.cwd / last_line(result).rpartition(" ")[2]).is_dir()
+    assert (result.returncode, "train: error: a process was killed" in last_line(result)) == (7, True)
+    assert (project.cwd / last_line(result).rpartition(" ")[2]).read_text().endswith("Killed\n")
     result = project.sh("train.sh", FRAMEWORK=framework, STATUS="7")
     assert result.returncode == 7
 
@@ -203,6 +234,15 @@ def test_a_failing_process_has_the_last_word(project, framework):
         ("train_dist.sh", 8, {"DEVICES": "-1"}, "DEVICES=-1 is no list"),
         ("train_dist.sh", 8, {"DEVICES": ","}, "DEVICES=, is no list"),
         ("train_dist.sh", 8, {"DEVICES": "1,1"}, "DEVICES=1,1 names card 1 twice"),
+        ("train_dist.sh", 8, {"NNODES": "2"}, "MASTER= NNODES=2 NODE_RANK=: give all three, or none"),
+        ("train_dist.sh", 8, machines(NNODES="two"), "NNODES=two is no number of machines"),
+        ("train_dist.sh", 8, machines(NODE_RANK="2"), "NODE_RANK=2 is no place among 2 machines: choose 0 to 1"),
+        ("train_dist.sh", 8, machines(NODE_RANK="-1"), "NODE_RANK=-1 is no place among 2 machines"),
+        ("train_dist.sh", 8, machines(MASTER="first"), "MASTER=first is no HOST:PORT"),
+        ("train_dist.sh", 8, machines(MASTER=":29500"), "MASTER=:29500 is no HOST:PORT"),
+        ("train_dist.sh", 8, machines(MASTER="first:65536"), "MASTER=first:65536 is no HOST:PORT"),
+        ("train_dist.sh", 8, machines(NO_WAY="1"), "no way to first from here"),
+        ("train_dist.sh", 8, machines(OWN="10.0.0.2"), "MASTER=first:29500 is not this machine, which is 10.0.0.2"),
     ],
 )
 def test_a_mistake_is_one_line_and_starts_nothing(project, script, cards, env, words):
@@ -277,3 +317,81 @@ def test_train_trains(real, framework):
     assert result.returncode == 0, result.stdout + result.stderr
     assert len(re.findall(LINE.replace("iter: 1", "iter: 3"), result.stdout)) == 1
     assert sorted(path.stem for path in (real.cwd / "output").iterdir()) == ["checkpoint", "model_0"]
+
+
+@pytest.fixture
+def running(real, framework) -> Iterator[subprocess.Popen]:
+    """Two processes on the CPU, with loader workers, that would train for long; they are in the second epoch."""
+    flags = [*SMALL.split(), "--epochs", "1000", "--workers", "1", "--output-dir", "my output"]
+    line = ["sh", str(real.root / "shell" / "train_dist.sh"), *flags]
+    env = {"PATH": str(real.bin), "HOME": str(real.folder), "FRAMEWORK": framework}
+    with (real.cwd / "err").open("wb") as err:
+        process = subprocess.Popen(line, cwd=real.cwd, env=env, stdout=subprocess.PIPE, stderr=err, text=True)
+        try:
+            assert any("[Eval, Epoch 0]" in line for line in process.stdout)
+            yield process
+        finally:
+            process.stdout.close()
+            for pid in trainers(real.cwd):
+                os.kill(pid, signal.SIGKILL)
+            process.wait()
+
+
+def trainers(folder: Path) -> dict[int, str]:
+    """{pid: rank, or "" for the launcher and the script} of all that runs in `folder`."""
+    found = {}
+    for path in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):  # it has just ended
+            if (path / "cwd").readlink() == folder:
+                rank = re.search(rb"\0(?:PADDLE_TRAINER_ID|RANK)=(\d+)\0", (path / "environ").read_bytes())
+                found[int(path.name)] = rank[1].decode() if rank else ""
+    return found
+
+
+def ended(folder: Path, seconds: float = 20) -> bool:
+    end = time.monotonic() + seconds
+    while trainers(folder) and time.monotonic() < end:
+        time.sleep(0.1)
+    return not trainers(folder)
+
+
+def test_a_killed_process_takes_the_others_down_and_is_named(running, real, framework):
+    os.kill(min(pid for pid, rank in trainers(real.cwd).items() if rank == "1"), signal.SIGKILL)  # not its workers
+    assert running.wait(60) not in (0, 2, 143)
+    assert ended(real.cwd)
+    line = (real.cwd / "err").read_text().splitlines()[-1]
+    log = Path(line.partition("see ")[2])
+    assert "error: a process was killed or failed" in line and (real.cwd / log).is_file()
+    assert (log.name if framework == "paddle" else log.parent.name) == {"paddle": "workerlog.1", "torch": "1"}[
+        framework
+    ]
+
+
+def test_sigterm_reaches_training(running, real, framework):
+    running.terminate()
+    assert running.wait(60) == 143
+    assert ended(real.cwd)
+    line = (real.cwd / "err").read_text().splitlines()[-1]
+    assert line.startswith(f"python -m {PACKAGES[framework]}.train: stopped by SIGTERM")
+    assert (real.cwd / line.partition("--resume ")[2]).is_file()
+
+
+def test_two_machines_are_one(real, framework):
+    """Two launchers, here on one machine: the weights of two processes of one launcher, to the last bit."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        master = f"127.0.0.1:{free.getsockname()[1]}"
+    env = {"FRAMEWORK": framework, "NNODES": "2", "PROCESSES": "1", "MASTER": master}
+    with ThreadPoolExecutor() as pool:
+        launched = [
+            pool.submit(real.sh, "train_dist.sh", *SMALL.split(), "--output-dir", rank, NODE_RANK=rank, **env)
+            for rank in "01"
+        ]
+    for result in (
+        *(each.result() for each in launched),
+        real.sh("train_dist.sh", *SMALL.split(), FRAMEWORK=framework),
+    ):
+        assert result.returncode == 0, result.stdout + result.stderr
+    [several] = (real.cwd / "0").glob("model_0.*")
+    assert several.read_bytes() == (real.cwd / "output" / several.name).read_bytes()
+    assert list((real.cwd / "1").glob("model_0.*")) == []

@@ -57,7 +57,8 @@ def one_card(world_size: int) -> list[str]:
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is None and paddle.device.cuda.device_count() == 0:
         return []
-    return ["--devices", ",".join([(visible or "0").split(",")[0]] * world_size)]
+    first = "0" if visible is None else visible.split(",")[0]
+    return ["--devices", ",".join([first] * world_size)]
 
 
 def last_words(path: Path, count: int = 40) -> str:
