@@ -179,7 +179,7 @@ def launch(
 
     A process with one thread for each package, side by side.
     """
-    job = {"data_path": str(data_path), "recipe": recipe.to_json(), "types": dict(types), "runs": runs}
+    job = {"data_path": str(data_path.absolute()), "recipe": recipe.to_json(), "types": dict(types), "runs": runs}
     (folder / "job.json").write_text(json.dumps(job), encoding="utf-8")
     env = os.environ | {"OMP_NUM_THREADS": "1"}
     processes = {}
@@ -187,7 +187,8 @@ def launch(
         for package in runs:
             log = stack.enter_context((folder / f"{package}.log").open("wb"))
             command = [sys.executable, "-m", "reprod.align.trajectory_worker", str(folder), package]
-            processes[package] = subprocess.Popen(command, env=env, stdout=log, stderr=subprocess.STDOUT)
+            # In `folder`, since Python looks for packages in the current one first.
+            processes[package] = subprocess.Popen(command, cwd=folder, env=env, stdout=log, stderr=subprocess.STDOUT)
             stack.callback(processes[package].wait)
             stack.callback(processes[package].kill)  # first: this is what happens to it when the other raises
         for process in processes.values():
