@@ -83,7 +83,7 @@ def make_runs(step: Step, folder: Path) -> dict[int, dict[str, list[str]]]:
     evaluated |= {"15 images": folder_of(folder, "15 images", val[1:]), "1 image": folder_of(folder, "1", val[:1])}
     two = {
         "frozen": [*flags, f"--data-path={LITE_DATA}", "--epochs=1", "--freeze-norm"],
-        "live": [*flags, f"--data-path={twelve}", "--epochs=1"],
+        "live": [*flags, f"--data-path={twelve}", "--epochs=1", "--model-ema", "--model-ema-steps=1"],
         "synchronized": [*flags, f"--data-path={twelve}", "--epochs=1", "--sync-bn"],
         **{name: [*flags, f"--data-path={path}", "--test-only"] for name, path in evaluated.items()},
     }

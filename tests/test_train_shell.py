@@ -324,7 +324,7 @@ def running(real, framework) -> Iterator[subprocess.Popen]:
     """Two processes on the CPU, with loader workers, that would train for long; they are in the second epoch."""
     flags = [*SMALL.split(), "--epochs", "1000", "--workers", "1", "--output-dir", "my output"]
     line = ["sh", str(real.root / "shell" / "train_dist.sh"), *flags]
-    env = {"PATH": str(real.bin), "HOME": str(real.folder), "FRAMEWORK": framework}
+    env = {"PATH": str(real.bin), "HOME": str(real.folder), "FRAMEWORK": framework, "PYTHONUNBUFFERED": "1"}
     with (real.cwd / "err").open("wb") as err:
         process = subprocess.Popen(line, cwd=real.cwd, env=env, stdout=subprocess.PIPE, stderr=err, text=True)
         try:
