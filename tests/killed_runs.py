@@ -52,6 +52,13 @@ def wait(pid: int, seconds: float) -> bool:
     return False
 
 
+def is_done(package: str, folder: Path) -> bool:
+    """Whether the run was killed after its last checkpoint, so that nothing is left to resume."""
+    checkpoint = importlib.import_module(f"{package}.train.checkpoint")
+    saved = [checkpoint.read_checkpoint(path) for path in folder.glob("checkpoint.*")]
+    return any(content["epoch"] == content["args"]["epochs"] for content in saved)
+
+
 def main(args: argparse.Namespace) -> None:
     moments = random.Random(args.seed)
     begin = time.monotonic()
@@ -63,7 +70,7 @@ def main(args: argparse.Namespace) -> None:
         folder = args.folder / f"killed_{number}"
         ended = wait(start(args.package, args.flags, folder), moments.uniform(0, length))
         kills += not ended
-        number += ended
+        number += ended or is_done(args.package, folder)
         if ended:  # in less time than it takes from the beginning
             length = max(time.monotonic() - begin, 0.8 * length)
     wait(start(args.package, args.flags, args.folder / f"killed_{number}"), 600)

@@ -78,7 +78,7 @@ def test_killed_runs_end_like_an_unbroken_one(package, data, tmp_path):
     assert len(unbroken) == 8  # three epochs' weights and averages, a checkpoint, the record
     runs = sorted(tmp_path.glob("killed_*"))
     for folder in runs:
-        assert content(folder, package) == unbroken
+        assert content(folder, package) == unbroken, folder
         assert sorted(path.name for path in folder.iterdir()) == sorted(unbroken)  # nothing half-written
 
 

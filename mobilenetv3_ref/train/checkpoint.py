@@ -1,5 +1,6 @@
 """Checkpoints: the whole state of a training run in one file, written whole or not at all."""
 
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -67,6 +68,8 @@ def restore(state: TrainingState, content: dict[str, Any], path: str | Path) -> 
     load_state_dict(state.model, to_arrays(content["model"]), f"the weights in checkpoint {path}")
     state.optimizer.load_state_dict(content["optimizer"])
     state.lr_scheduler.load_state_dict(content["lr_scheduler"])
+    # torch: it wonders where the optimizer's steps are when the checkpoint lies between an epoch's last and its end
+    warnings.filterwarnings("ignore", "Detected call of `lr_scheduler.step")
     state.amp.scaler.load_state_dict(content["scaler"])
     if state.ema:
         state.ema.load_state_dict(to_arrays(content["ema"]), f"the averaged weights in checkpoint {path}")

@@ -120,6 +120,10 @@ def check_args(args: argparse.Namespace) -> None:
             f"--lr-warmup-epochs {args.lr_warmup_epochs} leaves none of --epochs {args.epochs} for the schedule: "
             "make it smaller"
         )
+    if args.opt == "sgd_nesterov" and args.momentum == 0:
+        raise UserError("--opt sgd_nesterov without --momentum is --opt sgd: choose that, or a momentum above 0")
+    if args.lr_warmup_epochs and args.lr_warmup_method == "linear" and args.lr_warmup_decay == 0:
+        raise UserError("--lr-warmup-decay 0 has nothing to rise from: choose a share above 0 for a linear warm-up")
     if args.amp == "float16" and args.device == "cpu":
         raise UserError("--amp float16 needs --device gpu: on the CPU use bfloat16")
     starts = [flag(name) for name in ("weights", "finetune", "resume") if getattr(args, name)]
