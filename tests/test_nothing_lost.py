@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
+from test_train_shell import trainers
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("mobilenetv3_ref", "mobilenetv3_paddle")
@@ -85,6 +86,44 @@ def test_killed_runs_end_like_an_unbroken_one(package, data, tmp_path):
 def command(package: str, data: Path, out: Path, *flags: str | Path) -> list[str]:
     line = [sys.executable, "-m", f"{package}.train", *RECIPE, "--data-path", data, "--output-dir", out, *flags]
     return list(map(str, line))
+
+
+@pytest.mark.timeout(200 + 60 * KILLS // 20)
+def test_killed_processes_end_like_unbroken_ones(package, data, tmp_path):
+    """Of two that train together one is killed, once for every 20 kills of a single one."""
+    suffix = importlib.import_module(f"{package}.train.checkpoint").SUFFIX
+    rng = np.random.default_rng(0)
+
+    def start(out: Path) -> subprocess.Popen:
+        resume = [f"--resume={path}" for path in out.glob(f"checkpoint{suffix}")]
+        flags = [*RECIPE, "--data-path", data, "--output-dir", out, *resume]
+        return subprocess.Popen(
+            ["sh", str(ROOT / "shell" / "train_dist.sh"), *map(str, flags)],
+            cwd=tmp_path,
+            env=environment() | {"FRAMEWORK": {"mobilenetv3_ref": "torch"}.get(package, "paddle")},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def finish(process: subprocess.Popen) -> int:
+        stderr = process.communicate(timeout=100)[1]
+        assert "Traceback" not in stderr
+        return process.returncode
+
+    assert finish(start(tmp_path / "unbroken")) == 0
+    out = tmp_path / "killed"
+    for _ in range(max(1, KILLS // 20)):
+        process = start(out)
+        wait_for(out / f"checkpoint{suffix}", process)
+        time.sleep(rng.uniform(0, 0.5))
+        ranks = [pid for pid, rank in trainers(tmp_path).items() if rank]
+        if not ranks:  # it has ended
+            break
+        os.kill(int(rng.choice(ranks)), signal.SIGKILL)
+        assert finish(process) != 0
+    assert finish(start(out)) == 0
+    assert content(out, package) == content(tmp_path / "unbroken", package)
 
 
 def wait_for(path: Path, process: subprocess.Popen) -> None:

@@ -27,7 +27,7 @@ def set_train_mode(model: nn.Layer, freeze_norm: bool = False) -> None:
     model.train()
     if freeze_norm:
         for m in model.sublayers():
-            if isinstance(m, nn.BatchNorm2D):
+            if isinstance(m, nn.BatchNorm2D):  # Paddle: the synchronized one here is one of them
                 m.eval()
 
 

@@ -1,5 +1,6 @@
 """Weight files: read without running code, loaded all or not at all, written whole or not at all."""
 
+import io
 import pickle
 from collections.abc import Mapping
 from pathlib import Path
@@ -38,9 +39,11 @@ def load_pickle(path: Path) -> dict[str, Any]:
 
 def save_pickle(content: Mapping[str, Any], path: Path) -> None:
     """Write `content` to `path`, whole or not at all; raises UserError when it cannot be written."""
-    # Given a path instead of a file, torch would report a full disk as a RuntimeError.
-    with atomic_path(path) as temporary, temporary.open("wb") as file:
-        torch.save(content, file)
+    # Given a path or a file, torch would report a full disk as a RuntimeError.
+    buffer = io.BytesIO()
+    torch.save(content, buffer)
+    with atomic_path(path) as temporary:
+        temporary.write_bytes(buffer.getbuffer())
 
 
 def read_weights(path: str | Path) -> dict[str, np.ndarray]:

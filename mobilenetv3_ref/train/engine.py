@@ -27,7 +27,7 @@ def set_train_mode(model: nn.Module, freeze_norm: bool = False) -> None:
     model.train()
     if freeze_norm:
         for m in model.modules():
-            if isinstance(m, nn.BatchNorm2d):
+            if isinstance(m, nn.BatchNorm2d | nn.SyncBatchNorm):
                 m.eval()
 
 
