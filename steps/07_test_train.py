@@ -4,8 +4,9 @@ Proves: in float64, where rounding is not yet magnified, both sides' own loaders
 60 steps of 3 epochs, in every loss and at the end in every parameter and buffer; in float32, with dropout, the port's
 whole runs are runs of the reference, by a test that fails a faultless port once in a thousand runs of this rung; and
 both sides learn: 98 % top-1 in eval mode, with the running statistics and with re-estimated ones. Does not prove: that
-float32 runs stay together step for step (none do), or that ImageNet is learned. With --short the runs are too short to
-learn the digits and too few to show less than gross faults; the test and its rate of false alarms are the same.
+float32 runs stay together step for step (none do), or that ImageNet is learned. With --short one run of the port is
+judged, of 75 steps, too few to learn the digits: top-1 needs to be 30 % then, is judged as re-estimated only, and is
+none of the test's features. The test and its rate of false alarms are the same.
 Stands on: 01 to 06. Runs on the CPU whatever --device says, and from initial weights whatever --weights says.
 
   python steps/07_test_train.py --short  ends in: PASS 07_test_train: all ... items within their limits
@@ -61,7 +62,7 @@ class Plan:
 
 
 FULL = Plan(epochs=20, lr_gamma=0.8, seeds=2, draws=4, train_per_class=136, val_per_class=None, top1=0.98)
-SHORT = Plan(epochs=5, lr_gamma=0.85, seeds=1, draws=8, train_per_class=24, val_per_class=8, top1=0.4)
+SHORT = Plan(epochs=5, lr_gamma=0.85, seeds=1, draws=8, train_per_class=24, val_per_class=8, top1=0.3)
 
 
 class Exact:
