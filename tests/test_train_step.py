@@ -3,7 +3,7 @@
 The rung itself takes minutes. What it says of the port, and of a port with a fault in it, is tried by
 
     python steps/07_test_train.py --short
-    python tools/fault_gallery.py --quick --only "parameters kept in half precision"
+    python tools/fault_gallery.py --quick --only "momentum lost between epochs"
 """
 
 import importlib.util
