@@ -1,5 +1,6 @@
 """Weight files: read without running code, loaded all or not at all, written whole or not at all."""
 
+import io
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -31,7 +32,9 @@ def load_pickle(path: Path) -> dict[str, Any]:
 def save_pickle(content: Mapping[str, Any], path: Path) -> None:
     """Write `content` to `path`, whole or not at all; raises UserError when it cannot be written."""
     with atomic_path(path) as temporary:
-        paddle.save(content, str(temporary))  # Paddle: reports a full disk as an OSError
+        buffer = io.BytesIO()  # a full disk would be a RuntimeError of PyTorch
+        paddle.save(content, buffer)
+        temporary.write_bytes(buffer.getbuffer())
 
 
 def read_weights(path: str | Path) -> dict[str, np.ndarray]:

@@ -39,10 +39,9 @@ def load_pickle(path: Path) -> dict[str, Any]:
 
 def save_pickle(content: Mapping[str, Any], path: Path) -> None:
     """Write `content` to `path`, whole or not at all; raises UserError when it cannot be written."""
-    # Given a path or a file, torch would report a full disk as a RuntimeError.
-    buffer = io.BytesIO()
-    torch.save(content, buffer)
     with atomic_path(path) as temporary:
+        buffer = io.BytesIO()  # a full disk would be a RuntimeError of PyTorch
+        torch.save(content, buffer)
         temporary.write_bytes(buffer.getbuffer())
 
 
