@@ -8,4 +8,5 @@ set -eu
 
 python=$(sh "$(dirname -- "$0")/setup.sh")
 CDPATH='' cd -- "$(dirname -- "$0")/.."
-exec "$python" -m pytest "$@"
+# Two at a time: more would take 3 GB of memory each.
+exec "$python" -m pytest -n auto --maxprocesses 2 --dist loadfile "$@"

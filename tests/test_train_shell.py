@@ -56,8 +56,8 @@ class Project:
         self.folder = folder
         self.root = folder / "a project"
         (self.root / "shell").mkdir(parents=True)
-        for script in ("train.sh", "train_dist.sh", "train_common.sh"):
-            shutil.copy(ROOT / "shell" / script, self.root / "shell")
+        for script in (ROOT / "shell").glob("*.sh"):
+            shutil.copy(script, self.root / "shell")
         (self.root / "shell" / "setup.sh").write_text(f"echo '{python}'\n")
         (self.root / "lite_data").symlink_to(ROOT / "lite_data")
         self.bin = folder / "bin"
@@ -270,7 +270,42 @@ def test_a_set_up_that_fails_ends_it(project):
         assert (result.returncode, result.stderr) == (2, "setup: error: no network\n")
 
 
-@pytest.mark.parametrize("script", ["train.sh", "train_dist.sh"])
+RECIPES = {
+    "train_official.sh": {
+        **{"epochs": 600, "batch_size": 128, "opt": "rmsprop", "lr": 0.064, "momentum": 0.9, "weight_decay": 1e-5},
+        **{"lr_scheduler": "steplr", "lr_step_size": 2, "lr_gamma": 0.973},
+        **{"auto_augment": "imagenet", "random_erase": 0.2, "label_smoothing": 0, "model_ema": False},
+    },
+    "train_simple.sh": {
+        **{"epochs": 120, "batch_size": 256, "opt": "sgd", "lr": 0.8, "momentum": 0.9, "weight_decay": 1e-4},
+        **{"lr_scheduler": "steplr", "lr_step_size": 30, "lr_gamma": 0.1, "auto_augment": None, "random_erase": 0},
+    },
+}
+
+
+@pytest.mark.parametrize("script", RECIPES)
+def test_a_recipe_trains_on_eight_cards(project, framework, script):
+    """The flags of torchvision's pull request 3354, which the caller's own follow."""
+    project.add_cards(8)
+    result = project.sh(script, "--data-path", "images", "--epochs", "7", FRAMEWORK=framework)
+    assert result.returncode == 0, result.stderr
+    arguments = project.call()[1]
+    assert arguments[arguments.index("--nproc_per_node") + 1] == "8"
+    args = vars(flags_of(arguments, PACKAGES[framework]))
+    expected = {**RECIPES[script], "epochs": 7, "data_path": "images", "model": "mobilenet_v3_small", "device": "gpu"}
+    assert {name: args[name] for name in expected} == expected
+
+
+@pytest.mark.parametrize("script", RECIPES)
+def test_a_recipe_without_data_is_refused(project, script):
+    result = project.sh(script, "--epochs", "7")
+    assert result.returncode == 2
+    [line] = result.stderr.splitlines()
+    assert line.startswith("train: error: no --data-path: name a folder")
+    assert not (project.folder / "call").exists()
+
+
+@pytest.mark.parametrize("script", ["train.sh", "train_dist.sh", *RECIPES])
 def test_help_is_that_of_the_training_command(project, script, framework):
     assert project.sh(script, "--help", FRAMEWORK=framework).returncode == 0
     assert project.call()[1] == ["-m", f"{PACKAGES[framework]}.train", "--help"]
@@ -295,7 +330,7 @@ def test_train_dist_trains(real, framework):
     assert "seed 0, 2 process(es), global batch size 8" in result.stdout
     assert len(re.findall(LINE, result.stdout)) == 1
     assert len(re.findall(r"\[Eval, Epoch 0\] .* samples: 16\n", result.stdout)) == 1
-    assert sorted(path.stem for path in (real.cwd / "out").iterdir()) == ["checkpoint", "log", "model_0"]
+    assert sorted(path.stem for path in (real.cwd / "out").iterdir()) == ["checkpoint", "log", "metrics", "model_0"]
     assert [path.name for path in real.cwd.iterdir()] == ["out"]
 
 
@@ -316,7 +351,7 @@ def test_train_trains(real, framework):
     result = real.sh("train.sh", *SMALL.split(), "--lr", "0.025", FRAMEWORK=framework, OMP_NUM_THREADS="1")
     assert result.returncode == 0, result.stdout + result.stderr
     assert len(re.findall(LINE.replace("iter: 1", "iter: 3"), result.stdout)) == 1
-    assert sorted(path.stem for path in (real.cwd / "output").iterdir()) == ["checkpoint", "model_0"]
+    assert sorted(path.stem for path in (real.cwd / "output").iterdir()) == ["checkpoint", "metrics", "model_0"]
 
 
 @pytest.fixture
