@@ -3,10 +3,11 @@
 Proves: in float64, where rounding is not yet magnified, both sides' own loaders and training loops stay together over
 60 steps of 3 epochs, in every loss and at the end in every parameter and buffer; in float32, with dropout, the port's
 whole runs are runs of the reference, by a test that fails a faultless port once in a thousand runs of this rung; and
-both sides learn: 98 % top-1 in eval mode, with the running statistics and with re-estimated ones. Does not prove: that
-float32 runs stay together step for step (none do), or that ImageNet is learned. With --short one run of the port is
-judged, of 75 steps, too few to learn the digits: top-1 needs to be 30 % then, is judged as re-estimated only, and is
-none of the test's features. The test and its rate of false alarms are the same.
+both sides learn: 98 % top-1 in eval mode, once batch norm's statistics are re-estimated with the final weights, which
+the running ones with momentum 0.01 lag behind for thousands of steps. Does not prove: that float32 runs stay together
+step for step (none do), or that ImageNet is learned. With --short one run of the port is judged, of 75 steps, too few
+to learn the digits: top-1 needs to be 30 % then, and is none of the test's features. The test and its rate of false
+alarms are the same.
 Stands on: 01 to 06. Runs on the CPU whatever --device says, and from initial weights whatever --weights says.
 
   python steps/07_test_train.py --short  ends in: PASS 07_test_train: all ... items within their limits
@@ -52,17 +53,18 @@ TOGETHER = 1e-9
 class Plan:
     """The float32 runs: of the reference `draws` for each seed, of the port one."""
 
-    epochs: int
-    lr_gamma: float  # in a long run the rate ends so low that the running statistics settle
+    recipe: dict[str, float]
     seeds: int
     draws: int
-    train_per_class: int
+    train_per_class: int | None
     val_per_class: int | None
-    top1: float  # that both sides must have
+    top1: float  # that both sides must have on average, with re-estimated statistics
 
 
-FULL = Plan(epochs=20, lr_gamma=0.8, seeds=2, draws=4, train_per_class=136, val_per_class=None, top1=0.98)
-SHORT = Plan(epochs=5, lr_gamma=0.85, seeds=1, draws=8, train_per_class=24, val_per_class=8, top1=0.3)
+# Mirrored digits are hard to tell apart: of runs that must learn them only a few see them so.
+LEARNS = {"epochs": 16, "batch_size": 32, "lr": 0.1, "lr_gamma": 0.73, "crop_scale": 0.9, "hflip_prob": 0.2}
+FULL = Plan(LEARNS, seeds=2, draws=4, train_per_class=None, val_per_class=None, top1=0.98)
+SHORT = Plan({"epochs": 5}, seeds=1, draws=8, train_per_class=24, val_per_class=8, top1=0.3)
 
 
 class Exact:
@@ -151,7 +153,7 @@ def cpu_time(step: Step, what: str) -> Iterator[None]:
 
 def train(step: Step, plan: Plan, data_path: Path) -> tuple[list, list] | None:
     """([[the reference's records of a seed]], [the port's record of a seed]); None if there are none."""
-    recipe = Recipe(step.args.model, plan.epochs, lr_gamma=plan.lr_gamma)
+    recipe = Recipe(step.args.model, **plan.recipe)
     seeds = [derive_seed(step.args.seed, 7, number) for number in range(plan.seeds)]
     runs = {
         REF: {f"{i}.{k}": {"seed": seed, "draw": k} for i, seed in enumerate(seeds) for k in range(plan.draws)},
@@ -182,12 +184,11 @@ def check_runs(step: Step, plan: Plan, ref: list, port: list) -> None:
     step.say(f"  each limit is what a faultless port exceeds once in {len(features) / trajectory.ALPHA:.0f} runs")
     reached = {}
     for who, records in (("reference", sum(ref, [])), ("port", port)):
-        for what in ("eval", "reestimated_eval") if plan is FULL else ("reestimated_eval",):
-            statistics = "running" if what == "eval" else "re-estimated"
-            reached[f"{who}, {statistics} statistics"] = np.array([record[what][1] for record in records])
-    for name, top1 in reached.items():
-        step.say(f"  top-1 of the {name}: {', '.join(f'{value:.2%}' for value in top1)}")
-    whole = {name: np.ones_like(top1) for name, top1 in reached.items()}
+        for what, statistics in (("eval", "running"), ("reestimated_eval", "re-estimated")):
+            top1 = np.array([record[what][1] for record in records])
+            step.say(f"  top-1 of the {who}, {statistics} statistics: {', '.join(f'{value:.2%}' for value in top1)}")
+        reached[f"{who}, mean top-1"] = top1.mean()
+    whole = dict.fromkeys(reached, np.float64(1))
     title = f"top-1 in eval mode (as the port) against 1 (as the reference), {plan.top1:.0%} needed"
     step.check(compare(whole, reached, dict.fromkeys(reached, 1 - plan.top1), title=title), group=str)
 
@@ -196,7 +197,7 @@ def draw_curves(step: Step, plan: Plan, ref: list, port: list) -> tuple[dict, di
     """Keep the curves of each seed for the report; (those of the reference's first run, the port's)."""
     kept: tuple[dict, dict] = ({}, {})
     for i, (records, record) in enumerate(zip(ref, port, strict=True)):
-        sides = [{what: by_epoch(one, plan.epochs)[what] for what in CURVES} for one in (*records, record)]
+        sides = [by_epoch(one) for one in (*records, record)]
         for what in CURVES:
             name = f"seed {i}, {what}"
             step.curves[name] = np.array([side[what] for side in sides[:-1]]), sides[-1][what]
@@ -208,9 +209,9 @@ def draw_curves(step: Step, plan: Plan, ref: list, port: list) -> tuple[dict, di
 CURVES = ("loss", "lr", "training top-1", "top-1")
 
 
-def by_epoch(record: trajectory.Record, epochs: int) -> dict[str, np.ndarray]:
+def by_epoch(record: trajectory.Record) -> dict[str, np.ndarray]:
     """Each curve's value at each epoch, (epochs,)."""
-    losses, right = (record[name].reshape(epochs, -1).mean(axis=1) for name in ("losses", "right"))
+    losses, right = (record[name].reshape(len(record["lr"]), -1).mean(axis=1) for name in ("losses", "right"))
     return dict(zip(CURVES, (losses, record["lr"], right, record["top1"]), strict=True))
 
 

@@ -2,9 +2,9 @@
 
   python steps/run_all.py                ends in a table of the rungs, and PASS ladder
 
-Rungs 07 and 08 run for the first model only, and 07 in its short mode unless --full is given. The small model's files go to OUTPUT_DIR, the large one's to
-OUTPUT_DIR/mobilenet_v3_large. OUTPUT_DIR/report.html shows all of the run on one page, OUTPUT_DIR/summary.json holds it
-for machines.
+Rungs 07 and 08 run for the first model only, and 07 in its short mode unless --full is given. The small model's files
+go to OUTPUT_DIR, the large one's to OUTPUT_DIR/mobilenet_v3_large. OUTPUT_DIR/report.html shows all of the run on one
+page, OUTPUT_DIR/summary.json holds it for machines.
 """
 
 import argparse

@@ -35,6 +35,7 @@ class Recipe:
     weight_decay: float = 1e-3  # as large as shows within a hundred steps
     lr_gamma: float = 0.85  # once an epoch
     crop_scale: float = 0.8  # digits cut in half are other digits
+    hflip_prob: float = 0.5
 
     def to_json(self) -> dict[str, str | float]:
         return asdict(self)
@@ -81,7 +82,8 @@ class Side:
     def loaders(self, data_path: str, recipe: Recipe, seed: int) -> tuple[Any, Any]:
         """Of training and of validation."""
         build, size = self.data.build_dataset, recipe.size
-        train = build(data_path, train=True, crop_size=size, seed=seed, crop_scale=recipe.crop_scale)
+        augmentation = {"crop_scale": recipe.crop_scale, "hflip_prob": recipe.hflip_prob}
+        train = build(data_path, train=True, crop_size=size, seed=seed, **augmentation)
         val = build(data_path, train=False, crop_size=size, resize_size=size)
         return (
             self.data.build_loader(train, recipe.batch_size, train=True, seed=seed),
