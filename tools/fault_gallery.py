@@ -31,8 +31,7 @@ port; the rungs of the ladder then ran on it from the lowest up, until one faile
 
 {totals}
 
-- **Caught by** is the lowest rung that fails. Those below it that import the edited file ran too when this page was
-  made, and passed.
+- **Caught by** is {caught_by}.
 - **Named** is what that rung's report says first: the item that differs, or for a fault in the model or its weights
   the module in which it lies.
 - **reprod_log** is the verdict of its `ReprodDiffHelper`, with the limit that its users take (`diff_method="mean"`,
@@ -41,6 +40,10 @@ port; the rungs of the ladder then ran on it from the lowest up, until one faile
 
 This page is generated from `tools/faults.yaml` by `python tools/fault_gallery.py`; the tests try a sample of it.
 """
+BELOW = """\
+the lowest rung that fails. Those below it that import the edited file ran too when this page was
+  made, and passed"""
+ALONE = "the rung that should fail and did. Those below it were not tried when this page was made"
 COLUMNS = "| fault | edit | stands for | public issue | caught by | named | reprod_log |\n" + "| --- " * 7 + "|\n"
 
 
@@ -83,9 +86,9 @@ def row(outcome: Outcome) -> str:
     return f"| {' | '.join(cells)} |"
 
 
-def render(controls: dict[str, Run], outcomes: Sequence[Outcome]) -> str:
-    """The page."""
-    text = HEAD.format(totals=totals(controls, outcomes))
+def render(controls: dict[str, Run], outcomes: Sequence[Outcome], below: bool) -> str:
+    """The page; `below` says whether the rungs below the one that should catch a fault were tried."""
+    text = HEAD.format(totals=totals(controls, outcomes), caught_by=BELOW if below else ALONE)
     for area in AREAS:
         rows = [row(outcome) for outcome in outcomes if outcome.fault.area == area]
         if rows:
@@ -117,7 +120,7 @@ def main(args: argparse.Namespace) -> int:
     faults = load_faults(FAULTS)
     rungs = {fault.rung for fault in faults}
     controls, outcomes = run_gallery(chosen(faults, args.only), rungs, args.jobs, below=not args.quick)
-    page = render(controls, outcomes)
+    page = render(controls, outcomes, below=not args.quick)
     wrong = [outcome for outcome in outcomes if outcome.problem]
     for outcome in wrong:
         print(f"{outcome.fault.name}: {outcome.problem}")
