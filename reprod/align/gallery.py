@@ -38,7 +38,7 @@ AREAS = ("model", "weights", "data", "metric", "loss", "optimizer", "schedule", 
 LOCATED_AREAS = ("model", "weights")  # where the module itself has to be named
 PRELOADED = ["reprod.align.gallery", "torch", "torchvision", "paddle", "reprod_log"]
 FLAGS = {"07_test_train": ["--short"]}  # all of it takes a quarter of an hour
-TIMEOUT = 300  # seconds a rung; the longest takes 20 on one core
+TIMEOUT = 600  # seconds a rung; the longest takes 100 of one core
 
 
 @dataclass(frozen=True)
