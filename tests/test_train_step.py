@@ -4,9 +4,11 @@ The rung itself takes minutes. What it says of the port, and of a port with a fa
 
     python steps/07_test_train.py --short
     python tools/fault_gallery.py --quick --only "momentum lost between epochs"
+    TRAIN_FAULTS=1 python -m pytest tests/test_train_step.py     four minutes of two cores
 """
 
 import importlib.util
+import os
 import subprocess
 import sys
 from dataclasses import replace
@@ -18,7 +20,7 @@ import pytest
 from PIL import Image
 
 import mobilenetv3_ref.models
-from reprod.align import trajectory
+from reprod.align import gallery, trajectory
 from reprod.align.capture_torch import layer_types
 from reprod.align.compare import FAIL, PASS, REFUSED
 from reprod.align.step import Step
@@ -243,3 +245,47 @@ def test_the_float64_half_sees_one_wrong_step(rung, digits, tmp_path, port):
 def test_a_rate_that_magnifies_rounding_proves_nothing(rung, digits, tmp_path, monkeypatch):
     monkeypatch.setitem(rung.EXACT, "lr", 0.5)
     assert exact(rung, digits, tmp_path).status == REFUSED
+
+
+# Real runs of a port with a mistake that hardly shows in one step, against those of the reference
+
+MISTAKES = {
+    "none": ("__init__.py", "", ""),
+    "weight decay off": ("train/optimizer.py", "float(decays[kind])", "0.0"),
+    "another gamma": (
+        "train/lr_scheduler.py",
+        "self.last_lr * self.gamma if due",
+        "self.last_lr * self.gamma**0.5 if due",
+    ),
+    "batch-norm momentum inverted": ("models/mobilenet_v3.py", "momentum=0.99", "momentum=0.01"),
+    "flip missing": ("data/presets.py", "if rng.random() < self.hflip_prob:", "if rng.random() < 0:"),
+}
+
+
+@pytest.fixture(scope="module")
+def short_runs(rung, types, tmp_path_factory):
+    """(recipe, images, seed, the reference's runs) of the short mode."""
+    plan, seed = rung.SHORT, 11
+    images = tmp_path_factory.mktemp("short") / "digits"
+    write_digits(images, plan.train_per_class, plan.val_per_class)
+    recipe = Recipe("mobilenet_v3_small", **plan.recipe)
+    runs = {rung.REF: {f"{k}": {"seed": seed, "draw": k} for k in range(plan.draws)}}
+    done = trajectory.launch(tmp_path_factory.mktemp("ref"), images, recipe, types, runs)[rung.REF]
+    return recipe, images, seed, list(done.values())
+
+
+@pytest.mark.skipif("TRAIN_FAULTS" not in os.environ, reason="minutes of training: TRAIN_FAULTS=1 runs it")
+@pytest.mark.parametrize("name", MISTAKES)
+def test_runs_with_a_mistake_are_no_runs_of_the_reference(rung, types, short_runs, tmp_path, name):
+    """The float32 half alone, without the learning rates, which are compared exactly."""
+    recipe, images, seed, ref = short_runs
+    file, right, wrong = MISTAKES[name]
+    fault = gallery.Fault(name, "", "", "", "", file, right, wrong, "")
+    gallery.copy_port(tmp_path, fault if name != "none" else None)
+    assert name == "none" or (gallery.ROOT / rung.PORT / file).read_text().count(right) == 1
+    runs = {rung.PORT: {"run": {"seed": seed, "draw": 0}}}  # the worker takes the copy, which lies where it runs
+    done = trajectory.launch(tmp_path, images, recipe, types, runs)[rung.PORT]
+    verdict = trajectory.judge([ref], [done["run"]], trajectory.FEATURES, name)
+    shares = {row.name: row.difference / row.limit for row in verdict.rows}
+    print(name, {feature: f"{share:.2f}" for feature, share in sorted(shares.items(), key=lambda item: -item[1])})
+    assert verdict.status == (PASS if name == "none" else FAIL)
