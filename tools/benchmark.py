@@ -1,6 +1,6 @@
 """How fast the port and the reference are, against the libraries' own models, optimizers and loaders.
 
-  python tools/benchmark.py                        all of it on the CPU, in 5 minutes on two idle cores
+  python tools/benchmark.py                        all of it on the CPU, in a quarter of an hour
   python tools/benchmark.py --device gpu           on a card, in float32 and in mixed precision
   python tools/benchmark.py --clock cpu            computing time instead of time passed, on a machine that others use
 
@@ -55,7 +55,7 @@ def get_args_parser() -> argparse.ArgumentParser:
     add("--image-size", type=positive_int, default=224, help="pixels")
     add("--data-path", default=str(ROOT / "lite_data"), help="folder with train/, which the loaders read")
     add("--loader-images", type=positive_int, default=256, help="a pass of a loader; the folder's are repeated")
-    add("--rounds", type=positive_int, default=5, help="how often both sides run")
+    add("--rounds", type=positive_int, default=13, help="how often both sides run")
     add("--turn", type=float, default=0.2, metavar="SECONDS", help="what takes less is run several times in a round")
     add("--threads", type=positive_int, default=1, help="of each framework")
     add("--clock", choices=("wall", "cpu"), default="wall", help="cpu: computing time, of no use with --device gpu")
