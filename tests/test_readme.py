@@ -195,7 +195,7 @@ def test_commands_run_scripts_that_know_their_flags(command):
 
 
 def test_flags_and_variables_are_known():
-    steps = options(*(f"steps/{name}.py" for name in script("steps/run_all.py").RUNGS))
+    steps = options("steps/run_all.py", *(f"steps/{name}.py" for name in script("steps/run_all.py").RUNGS))
     train = set(arguments.get_args_parser("train", "")._option_string_actions)
     known = steps | train | PIP_FLAGS | options(*(f"tools/{path.name}" for path in (ROOT / "tools").glob("*.py")))
     flags = {word for span in spans(prose()) for word in span.split() if word.startswith("--")}
