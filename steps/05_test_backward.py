@@ -117,9 +117,7 @@ def run_ref(step: Step, run: Run, batches: list, dtype: str, record: bool) -> It
     """({item: array} after each iteration, recording of its forward pass if asked for) of the reference."""
     model = capture_torch.build(step.ref_model, step.arrays, dtype, step.torch_device)
     criterion = mobilenetv3_ref.train.criterion.build_criterion()
-    optimizer, lr_scheduler = mobilenetv3_ref.train.optimizer.build_optimizer(
-        model, opt=run.opt, **{**RECIPE, **run.recipe}
-    )
+    optimizer, lr_scheduler = mobilenetv3_ref.train.optimizer.build_optimizer(model, opt=run.opt, **run.recipe)
     for images, labels in batches:
         model.eval()
         if run.train:
@@ -149,9 +147,7 @@ def run_paddle(
     """The same of the port."""
     model = capture_paddle.build(step.paddle_model, step.arrays, dtype, step.paddle_device, step.types)
     criterion = mobilenetv3_paddle.train.criterion.build_criterion()
-    optimizer, lr_scheduler = mobilenetv3_paddle.train.optimizer.build_optimizer(
-        model, opt=run.opt, **{**RECIPE, **run.recipe}
-    )
+    optimizer, lr_scheduler = mobilenetv3_paddle.train.optimizer.build_optimizer(model, opt=run.opt, **run.recipe)
     for images, labels in batches:
         model.eval()
         if run.train:

@@ -37,8 +37,7 @@ from reprod.recipe.seeds import derive_seed
 NAME = "07_test_train"
 REF = "mobilenetv3_ref"
 
-# float64. Numbers that float32 holds, as which Paddle keeps momentum and weight decay. At this rate rounding grows a
-# thousandfold in 60 steps, at five times the rate a millionfold.
+# float64. At this rate rounding grows a thousandfold in 60 steps, at five times the rate a millionfold.
 EXACT = {"epochs": 3, "batch_size": 6, "lr": 0.01, "momentum": 0.875, "weight_decay": 2**-10, "lr_gamma": 0.5}
 EXACT_PER_CLASS = 12  # 20 batches an epoch
 # The growth of rounding is measured: a second run of the reference, in which every pixel and every parameter moves by

@@ -42,7 +42,7 @@ SIDES = {"reference": "mobilenetv3_ref", "port": "mobilenetv3_paddle"}
 GLOBAL_BATCH = 6  # 16 images leave a partial batch of 4
 EPOCHS = 2
 SHARES = (1, 2, 3, 5, 20)  # numbers of processes; with 20 some have no image to evaluate
-# Numbers that float32 holds, as which Paddle's optimizers keep them; a rate that does not magnify rounding.
+# A rate that does not magnify rounding.
 RECIPE = {"lr": 2**-12, "momentum": 0.875, "weight-decay": 2**-12, "lr-step-size": 1, "lr-gamma": 0.5, "dropout": 0}
 SIZES = {"train-crop-size": 64, "val-crop-size": 64, "val-resize-size": 64, "workers": 0}
 # Three processes have an even number of images each, whose pairs mixup then mixes as one process does.

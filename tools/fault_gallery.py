@@ -124,7 +124,7 @@ def main(args: argparse.Namespace) -> int:
     wrong = [outcome for outcome in outcomes if outcome.problem]
     for outcome in wrong:
         print(f"{outcome.fault.name}: {outcome.problem}")
-    if args.only:
+    if args.only or wrong:  # else the page has them
         print(*[row(outcome) for outcome in outcomes], sep="\n")
     if wrong:
         print(f"FAIL {NAME}: {len(wrong)} of {len(outcomes)} faults are not caught as they should be")

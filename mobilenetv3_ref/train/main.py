@@ -41,7 +41,7 @@ def main(args: argparse.Namespace) -> None:
         if args.sync_bn:
             model = convert_sync_batchnorm(model)
         with stop_request() as stop:
-            Trainer(args, model, criterion, train_loader, val_loader, device).train(stop)
+            Trainer(args, model, criterion, train_loader, val_loader, device, stop).train()
     shut_down()  # not in a `finally`: a process that fails must end at once, for the launcher to stop the others
 
 

@@ -39,6 +39,7 @@ class Trainer:
         train_loader: DataLoader,
         val_loader: DataLoader,
         device: torch.device,
+        stop: StopRequest,
     ) -> None:
         self.args = args
         self.model = model
@@ -46,8 +47,8 @@ class Trainer:
         self.train_loader = train_loader
         self.val_loader = val_loader
         self.device = device
+        self.stop = stop
         self.rank, _, self.world_size = launched_rank()
-        self.stop = StopRequest()
         self.accumulation_steps = args.gradient_accumulation_steps
         optimizer, lr_scheduler = build_optimizer(model, **optimizer_options(args))
         images = args.batch_size * self.accumulation_steps
@@ -55,13 +56,12 @@ class Trainer:
         ema = ModelEma(model, decay) if args.model_ema else None
         self.state = TrainingState(model, optimizer, lr_scheduler, Amp(args.amp, device), ema)
 
-    def train(self, stop: StopRequest) -> None:
+    def train(self) -> None:
         """Train what is left of --epochs.
 
         Raises UserError for a checkpoint that does not fit and where training fails, Stopped once `stop` is asked for
         and all is saved.
         """
-        self.stop = stop
         first_epoch, first_batch = self.resume()
         self.out = output_dir(self.args.output_dir)
         self.begin = {"epoch": first_epoch, "step": self.step(first_epoch, first_batch)}
@@ -70,6 +70,10 @@ class Trainer:
             self.train_epoch(model, epoch, first_batch)
             self.end_epoch(epoch)
             first_batch = 0
+        if self.rank == 0:
+            self.metrics.close()
+            if self.args.event_log:
+                self.events.close()
 
     def resume(self) -> tuple[int, int]:
         """Restore the checkpoint --resume, if there is one -> (epoch, batch) to go on with."""

@@ -53,7 +53,7 @@ def _remove_leftovers(path: Path) -> None:
             os.kill(int(owner), 0)
         except ProcessLookupError:
             leftover.unlink(missing_ok=True)
-        except (ValueError, PermissionError):  # not named by us; another user's process, which is alive
+        except (ValueError, OverflowError, PermissionError):  # not named by us; another user's process, which is alive
             continue
 
 
