@@ -1,0 +1,227 @@
+"""The FAQ runs: every snippet holds, every question has an entry, every pair differs as the catalogue says."""
+
+import importlib.util
+import os
+from dataclasses import replace
+from functools import cache
+
+import numpy as np
+import pytest
+from pages import ROOT, links, numbers, spans
+
+from reprod.docs.catalogue import CatalogueError, difference, measure
+from reprod.docs.entries import FRAMEWORKS, Entry, Pair, load_entries, load_sources, parse_entry
+from reprod.docs.pages import catalogue_pages, coverage_pages, guide_pages, topic_pages
+from reprod.docs.snippets import ENTRIES, Run, run_snippets
+from reprod.recipe.cli import UserError
+
+ALL = {entry.slug: entry for entry in load_entries(ENTRIES)}
+SNIPPETS = [(framework, slug) for framework in FRAMEWORKS for slug in ALL if framework in ALL[slug].snippets]
+SOURCES = load_sources(ENTRIES.parent / "questions.yaml")
+
+
+def needs_mindspore() -> None:
+    """Skip where MindSpore is not installed; fail where it has to be."""
+    if importlib.util.find_spec("mindspore") is None:
+        message = "MindSpore is not installed: pip install -e '.[mindspore]'"
+        pytest.fail(message) if os.environ.get("MINDSPORE_REQUIRED") else pytest.skip(message)
+
+
+@pytest.fixture(scope="module")
+def runs(request):
+    """Runs a framework's snippets the first time one is asked for: those that this session tests, and no others."""
+    wanted = {item.callspec.params.get("slug") for item in request.session.items if hasattr(item, "callspec")}
+    entries = [ALL[slug] for slug in sorted(wanted & set(ALL))]
+
+    @cache
+    def of(framework):
+        if framework == "mindspore":
+            needs_mindspore()
+        return {run.slug: run for run in run_snippets(entries, framework)}
+
+    return of
+
+
+@pytest.mark.parametrize(("framework", "slug"), SNIPPETS)
+def test_snippet_holds(runs, framework, slug):
+    run = runs(framework)[slug]
+    assert not run.error, run.error
+
+
+@pytest.mark.parametrize("slug", [slug for slug, entry in ALL.items() if entry.pair])
+def test_pair_differs_as_said(runs, slug):
+    row = measure(ALL[slug], {framework: runs(framework)[slug] for framework in ("torch", "paddle")})
+    # The sizes on the page are what the snippets give, but for the last digit of what rounding made.
+    for name, text in catalogue_pages([row]).items():
+        (expected,) = [line for line in text.splitlines() if f"[{slug}](" in line]
+        (written,) = [line for line in page(name) if f"[{slug}](" in line]
+        assert similar(expected, written)
+
+
+def similar(expected: str, written: str) -> bool:
+    """Whether two rows of the catalogue are the same, but for numbers that differ by no more than a factor of 2."""
+    if numbers(expected) != numbers(written) and len(numbers(expected)) == len(numbers(written)):
+        pairs = zip(map(float, numbers(expected)), map(float, numbers(written)), strict=True)
+        return all(a == b or 0 < a < 2 * b < 4 * a for a, b in pairs)
+    return expected == written
+
+
+def page(name: str) -> list[str]:
+    return (ROOT / "docs" / name).read_text(encoding="utf-8").splitlines()
+
+
+def test_pages_are_what_the_entries_say():
+    entries = list(ALL.values())
+    (guide,) = [source for source in SOURCES if source.sections]
+    pages = {**topic_pages(entries), **coverage_pages(entries, SOURCES), **guide_pages(entries, guide)}
+    for name, text in pages.items():
+        assert page(name) == text.splitlines(), f"docs/{name} is stale: run 'python tools/write_docs.py'"
+
+
+@pytest.mark.parametrize("slug", ALL)
+def test_both_languages_say_the_same(slug):
+    entry = ALL[slug]
+    texts = [(entry.question["en"], entry.question["zh"])]
+    english, chinese = (entry.answer[language].split("\n\n") for language in ("en", "zh"))
+    texts += zip(english, chinese, strict=True)
+    if entry.note:
+        texts.append((entry.note["en"], entry.note["zh"]))
+    for one, other in texts:
+        for parts in (spans, links, numbers):
+            assert sorted(parts(one)) == sorted(parts(other)), (one, other)
+
+
+def test_chapters_of_the_guide_exist():
+    for source in SOURCES:
+        for _, _, chapter in source.sections:
+            assert (ROOT / "docs" / "en" / chapter).is_file(), chapter
+
+
+def test_every_question_has_one_entry():
+    asked = [question.id for source in SOURCES for question in source.questions]
+    answered = [name for entry in ALL.values() for name in entry.questions]
+    assert len(asked) == 104  # what the five documents ask
+    assert sorted(answered) == sorted(asked)
+
+
+ENTRY = """\
+---
+topic: layers
+questions: []
+status: holds
+---
+## en: Why?
+Because.
+## zh: 为什么？
+因为。
+```python torch
+assert True
+```
+"""
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("---\ntopic", "topic", "must begin with a head of YAML"),
+        ("topic: layers", "topic: cooking", "topic must be one of"),
+        ("status: holds", "status: maybe", "status one of"),
+        ("status: holds", "status: changed", "a note in both languages"),
+        ("status: holds", "status: holds\nauthor: me", "unknown in the head: author"),
+        ("## zh: 为什么？\n因为。\n", "", "in each language"),
+        ("Because.", "", "in each language"),
+        ("python torch", "python numpy", "of torch, paddle, mindspore"),
+        ("python torch", "python", "of torch, paddle, mindspore"),
+        ("questions: []\n", "", "questions"),
+        ("status: holds", "status: holds\npair: {torch: a}", "paddle"),
+    ],
+)
+def test_an_entry_that_is_not_as_it_must_be_is_refused(tmp_path, old, new, message):
+    path = tmp_path / "entry.md"
+    path.write_text(ENTRY)
+    assert parse_entry(path).answer == {"en": "Because.", "zh": "因为。"}
+    path.write_text(ENTRY.replace(old, new, 1))
+    with pytest.raises(UserError, match=message):
+        parse_entry(path)
+
+
+def entry_of(**code: str) -> Entry:
+    return Entry("made", "layers", (), "holds", {}, Pair("a", "b", ""), {}, {}, code)
+
+
+@pytest.fixture
+def made(tmp_path):
+    """Runs snippets of entries that are made for it, by name, in the order of names."""
+
+    def run(**code: str) -> dict[str, Run]:
+        for name, text in code.items():
+            (tmp_path / f"{name}.md").write_text(ENTRY.replace("assert True", text))
+        return {run.slug: run for run in run_snippets(load_entries(tmp_path), "torch", tmp_path)}
+
+    return run
+
+
+def test_a_snippet_that_fails_is_reported_and_the_others_run(made):
+    runs = made(a="assert 1 == 2, 'a claim'", b="default = [1, 2]", c="raise SystemExit(0)")
+    assert "a claim" in runs["a"].error
+    assert not runs["b"].error and runs["b"].results["default"].tolist() == [1, 2]
+    assert "SystemExit" in runs["c"].error
+
+
+def test_a_snippet_that_ends_the_process_is_named(made):
+    runs = made(a="pass", b="import os; os._exit(3)", c="pass")
+    assert not runs["a"].error
+    assert "ended with 3" in runs["b"].error
+
+
+def test_snippets_do_not_see_each_other(made):
+    change = "import torch; torch.set_default_dtype(torch.float64); open('file', 'w').close(); left = 1"
+    look = "import os, torch; assert torch.zeros(1).dtype == torch.float32 and not os.path.exists('file'); assert left"
+    runs = made(a=change, b=look)
+    assert not runs["a"].error
+    assert "NameError: name 'left'" in runs["b"].error
+
+
+@pytest.mark.parametrize(
+    ("ref", "port", "found"),
+    [
+        (np.float64([1, 2]), np.float64([1, 2 + 1e-13]), ""),
+        (np.float64([1, 2]), np.float64([1, 2 + 1e-11]), "1e-11, largest value 2"),
+        (np.float32([1]), np.float32([1 + 5e-7]), ""),
+        (np.float32([1]), np.float32([1 + 2e-6]), "2e-06, largest value 1"),
+        (np.int64([1]), np.int64([2]), "1, largest value 1"),
+        (np.float64([np.nan]), np.float64([np.nan]), ""),
+        (np.float64([np.nan]), np.float64([1]), "not a number against 1.0"),
+        (np.zeros((2, 1)), np.zeros((1, 2)), "shape (2, 1) against (1, 2)"),
+        (np.array("raises ValueError"), np.array("raises ValueError"), ""),
+        (np.array("raises ValueError"), np.float64(3), "raises ValueError against 3.0"),
+    ],
+)
+def test_differences_are_told(ref, port, found):
+    assert difference(ref, port) == found
+
+
+@pytest.mark.parametrize(
+    ("arguments", "default", "same", "message"),
+    [
+        ("x=1", (1, 2), (1, 1), None),
+        ("", (1, 1), None, None),
+        ("", (1, 2), None, None),
+        ("x=1", (1, 1), (1, 1), "no argument is needed"),
+        ("x=1", (1, 2), (1, 2), "leaves a difference"),
+        ("x=1", (1, 2), None, "must leave `same`"),
+        ("", None, None, "must leave `default`"),
+    ],
+)
+def test_a_pair_that_is_not_as_said_is_refused(arguments, default, same, message):
+    entry = replace(entry_of(), pair=Pair("a", "b", arguments))
+    runs = {}
+    for side, framework in enumerate(("torch", "paddle")):
+        values = {"default": default, "same": same}
+        results = {name: np.asarray(pair[side]) for name, pair in values.items() if pair}
+        runs[framework] = Run("made", framework, 0.0, "", results)
+    if message is None:
+        assert measure(entry, runs).same is (default[0] == default[1])
+    else:
+        with pytest.raises(CatalogueError, match=message):
+            measure(entry, runs)
