@@ -8,14 +8,13 @@ import re
 import shlex
 import shutil
 import subprocess
-from collections import Counter
 from functools import cache
 from itertools import takewhile
 from pathlib import Path
 from types import ModuleType
-from typing import NamedTuple
 
 import pytest
+from pages import ROOT, assert_same_content, blocks, links, spans
 from test_faults import FAULTS
 
 from mobilenetv3_ref.models import MODELS
@@ -25,7 +24,6 @@ from reprod.align.locate import Location
 from reprod.align.report import first_difference
 from reprod.recipe import arguments
 
-ROOT = Path(__file__).resolve().parents[1]
 ENGLISH, CHINESE = "README.md", "README_cn.md"
 
 # What the text leaves out of a path: it speaks of the port's files, of an image folder's, of scripts.
@@ -35,6 +33,7 @@ ELSEWHERE = {
     "result/log/*_diff.log",
     "result/report.html",
     "result/summary.json",
+    "site/",
     "checkpoint.pdparams",
     "model_EPOCH.pdparams",
     "mobilenet_v3_small-047dcff4.pth",
@@ -50,53 +49,6 @@ BEHIND = {
     "shell/test.sh": None,  # pytest
 }
 PIP_FLAGS = {"--index-url"}
-
-
-class Block(NamedTuple):
-    """A heading, a paragraph, a table or a code block."""
-
-    kind: str  # "heading", "text", "table" or "code"
-    detail: str  # a heading's level, a code block's language
-    lines: list[str]
-
-    @property
-    def cells(self) -> list[list[str]]:
-        """A table's rows, of which the second is dashes; a paragraph or heading is one cell."""
-        if self.kind == "table":
-            return [[cell.strip() for cell in line.strip("|").split("|")] for line in self.lines]
-        return [[" ".join(self.lines)]]
-
-
-@cache
-def blocks(name: str) -> list[Block]:
-    found, continues = [], False
-    lines = iter((ROOT / name).read_text(encoding="utf-8").splitlines())
-    for line in lines:
-        kind = "table" if line.startswith("|") else "text"
-        if line.startswith("```"):
-            found.append(Block("code", line[3:], list(takewhile(lambda inner: inner != "```", lines))))
-        elif heading := re.match("#+ ", line):
-            found.append(Block("heading", heading[0], [line]))
-        elif line and continues and found[-1].kind == kind:
-            found[-1].lines.append(line)
-        elif line:
-            found.append(Block(kind, "", [line]))
-        continues = line != ""
-    return found
-
-
-def spans(text: str) -> list[str]:
-    return re.findall(r"`([^`]+)`", text)
-
-
-def links(text: str) -> list[str]:
-    return re.findall(r"(?<=\]\()[^)]+|(?<=<)http[^>]+", text)
-
-
-def numbers(text: str) -> list[str]:
-    """Those outside code and links, in order."""
-    text = re.sub(r"`[^`]+`|\]\([^)]+\)|<[^>]+>", " ", text)
-    return re.findall(r"(?<![A-Za-z\d.])\d+(?:\.\d+)*(?:e-?\d+)?", text)
 
 
 def prose() -> str:
@@ -139,15 +91,7 @@ def options(*paths: str) -> set[str]:
 
 def test_both_languages_say_the_same():
     """Same blocks in the same order, with the same code, names, links and numbers in each cell and paragraph."""
-    for english, chinese in zip(blocks(ENGLISH), blocks(CHINESE), strict=True):
-        assert (english.kind, english.detail) == (chinese.kind, chinese.detail), (english.lines, chinese.lines)
-        if english.kind == "code":
-            assert english.lines == chinese.lines
-            continue
-        for one_row, other_row in zip(english.cells, chinese.cells, strict=True):
-            for one, other in zip(one_row, other_row, strict=True):
-                for parts in (spans, links, numbers):
-                    assert Counter(parts(one.replace(CHINESE, ENGLISH))) == Counter(parts(other)), (one, other)
+    assert_same_content(ENGLISH, CHINESE)
 
 
 def test_each_links_to_the_other():

@@ -1,0 +1,194 @@
+"""The tutorial is true: its commands run, in order, in a copy of the project, and print what the page shows.
+
+How outputs are compared is said on the tutorial's first page. What a page quotes from the code is in the code.
+"""
+
+import math
+import os
+import re
+import shutil
+import subprocess
+import sys
+import textwrap
+import venv
+from pathlib import Path
+
+import pytest
+from pages import ROOT, Block, assert_same_content, blocks
+
+LANGUAGES = ROOT / "docs"
+ENGLISH = sorted(path.relative_to(ROOT).as_posix() for path in (LANGUAGES / "en").rglob("*.md"))
+CHAPTERS = [name for name in ENGLISH if any(block.detail == "shell" for block in blocks(name))]
+ROUNDING, MEASURED = 10, 0.01  # a factor between two roundings; the relative difference of two other numbers
+NUMBER = re.compile(r"(?<![\w.])-?\d+(?:\.\d+)?(?:e[+-]?\d+)?(?![\w])")
+TIME = re.compile(r"\d+(?:\.\d+)?(?= (?:s|sec|min|images/sec)\b)|(?<=eta: )[\d:]+")
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    """A copy of the project with an environment of its own, in which the installed packages are this one's."""
+    listed = subprocess.run(
+        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+        cwd=ROOT,
+        capture_output=True,
+        check=True,
+    )
+    copy = tmp_path / "project"
+    for name in listed.stdout.decode().split("\0"):
+        if (ROOT / name).is_file():
+            (copy / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(ROOT / name, copy / name)
+    venv.create(copy / ".venv", symlinks=True)
+    (site,) = (copy / ".venv").glob("lib/python*/site-packages")
+    (installed,) = (Path(path) for path in sys.path if path.endswith("site-packages"))
+    (site / "project.pth").write_text(f"{copy}\n{installed}\n")
+    # What shell/setup.sh leaves when all is installed.
+    state = f'cd "{copy}" && {{ .venv/bin/python -V && echo "{copy}" && cat requirements.txt pyproject.toml; }} | cksum'
+    stamp = subprocess.run(["sh", "-c", state], capture_output=True, text=True, check=True).stdout
+    (copy / ".venv" / "setup.stamp").write_text(stamp)
+    return copy
+
+
+def environment(project: Path) -> dict[str, str]:
+    path = os.pathsep.join([str(project / ".venv" / "bin"), str(Path(sys.executable).parent), os.environ["PATH"]])
+    rest = {name: value for name, value in os.environ.items() if name not in ("OMP_NUM_THREADS", "VENV", "PYTHONPATH")}
+    # Paddle warns of a compiler cache that it does not find.
+    return {**rest, "PATH": path, "LC_ALL": "C.UTF-8", "PYTHONWARNINGS": "ignore::UserWarning"}
+
+
+@pytest.mark.parametrize("chapter", CHAPTERS)
+def test_commands_print_what_the_page_shows(chapter, project):
+    page = blocks(chapter)
+    for number, block in enumerate(page):
+        comment = page[number - 1].lines[0] if page[number - 1].kind == "comment" else ""
+        if written := re.fullmatch(r"<!-- write: (\S+) -->", comment):
+            (project / written[1]).write_text("\n".join(block.lines) + "\n", encoding="utf-8")
+        elif block.detail == "shell" and not comment.startswith("<!-- not run: "):
+            follows = page[number + 1] if number + 1 < len(page) else Block("", "", [])
+            run_block(project, block.lines, follows.lines if follows.detail == "text" else None)
+
+
+def run_block(project: Path, commands: list[str], shown: list[str] | None) -> None:
+    """Run the commands as a reader types them; the last one's exit status is what its output says."""
+    done = subprocess.run(
+        ["bash", "-c", "\n".join(commands)],
+        cwd=project,
+        env=environment(project),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=500,
+        check=False,
+    )
+    printed = "\n".join(line.split("\r")[-1] for line in done.stdout.splitlines())
+    expected = status(shown or [])
+    assert done.returncode == expected, f"{commands} ended with {done.returncode}, not {expected}:\n{printed[-6000:]}"
+    if shown is not None:
+        problem = mismatch(shown, printed.splitlines())
+        assert not problem, f"{commands}: {problem}\n{printed[-6000:]}"
+
+
+def status(shown: list[str]) -> int:
+    """0; 1 where a check is shown to fail; 2 where it is shown that nothing could be checked."""
+    if any(re.match(r"[\w.]+: error: |REFUSED ", line) for line in shown):
+        return 2
+    return int(any(re.match(r"FAIL \S+: |.*: skipped: ", line) for line in shown))
+
+
+def mismatch(shown: list[str], printed: list[str]) -> str:
+    """What of the shown lines is not among the printed ones, in order; "" if all are."""
+    position, gap = 0, False
+    for line in shown:
+        if line == "...":
+            gap = True
+            continue
+        ends = range(position, len(printed)) if gap else range(position, min(position + 1, len(printed)))
+        found = next((i for i in ends if same_line(line, printed[i])), None)
+        if found is None:
+            return (
+                f"line {line!r} is not printed{' from here on' if gap else ' here'}: {printed[position : position + 3]}"
+            )
+        position, gap = found + 1, False
+    return "" if gap or position == len(printed) else f"more is printed than shown: {printed[position : position + 3]}"
+
+
+def same_line(shown: str, printed: str) -> bool:
+    """Whether a printed line is the shown one; a shown line may break off with ` ...`."""
+    if shown.endswith(" ..."):
+        shown = shown.removesuffix(" ...")
+        return same_line(shown, printed[: len(shown)])
+    rounding = shown.startswith("  ok ")
+    if rounding:  # where the largest rounding error lies is the machine's
+        shown, printed = (line.partition("  at ")[0] for line in (shown, printed))
+    one, other = (TIME.sub("T", line) for line in (shown, printed))
+    if [" ".join(part.split()) for part in NUMBER.split(one)] != [
+        " ".join(part.split()) for part in NUMBER.split(other)
+    ]:
+        return False
+    pairs = zip(NUMBER.findall(one), NUMBER.findall(other), strict=True)
+    return all(same_number(a, b, rounding) for a, b in pairs)
+
+
+def same_number(shown: str, printed: str, rounding: bool) -> bool:
+    if re.fullmatch(r"-?\d+", shown) or shown == printed:
+        return shown == printed
+    a, b = float(shown), float(printed)
+    if rounding and "e" in shown:
+        return (a == 0) == (b == 0) and (a == b or max(a, b) <= ROUNDING * min(a, b))
+    return math.isclose(a, b, rel_tol=MEASURED)
+
+
+@pytest.mark.parametrize(
+    ("shown", "printed", "same"),
+    [
+        (["a 1", "..."], ["a 1", "b", "c"], True),
+        (["a 1"], ["a 1", "b"], False),
+        (["...", "c"], ["a", "b", "c"], True),
+        (["a", "c"], ["a", "b", "c"], False),
+        (["a 1"], ["a 2"], False),
+        (["a 1.00"], ["a 1.001"], True),
+        (["a 1.00"], ["a 1.02"], False),
+        (["  ok x 3 items max|d| 1.0e-15  at y"], ["  ok x 3 items max|d| 9.0e-15  at z"], True),
+        (["  ok x 3 items max|d| 1.0e-15"], ["  ok x 3 items max|d| 1.1e-14"], False),
+        (["  ok x 3 items max|d| 1.0e-15"], ["  ok x 3 items max|d| 0.0e+00"], False),
+        (["  FAIL x max|d| 1.0e-05"], ["  FAIL x max|d| 2.0e-05"], False),
+        (["took 3.1 s"], ["took 99.0 s"], True),
+        (["error: this ..."], ["error: this and that"], True),
+    ],
+)
+def test_outputs_are_compared_as_the_first_page_says(shown, printed, same):
+    assert (mismatch(shown, printed) == "") is same
+
+
+QUOTES = [
+    (name, comment.lines[0].split()[2], block)
+    for name in ENGLISH
+    for comment, block in zip(blocks(name), blocks(name)[1:], strict=False)
+    if comment.kind == "comment" and comment.lines[0].startswith("<!-- from: ")
+]
+
+
+@pytest.mark.parametrize(("chapter", "source", "block"), QUOTES, ids=[f"{name}-{source}" for name, source, _ in QUOTES])
+def test_code_is_quoted_from_the_source(chapter, source, block):
+    lines = textwrap.dedent("\n".join(block.lines)).splitlines()
+    code = (ROOT / source).read_text(encoding="utf-8").splitlines()
+    windows = (code[i : i + len(lines)] for i in range(len(code) - len(lines) + 1))
+    assert any(textwrap.dedent("\n".join(window)).splitlines() == lines for window in windows)
+
+
+def test_comments_are_known():
+    """A misspelt one would leave a command out."""
+    for name in ENGLISH:
+        for block in blocks(name):
+            if block.kind == "comment":
+                assert re.fullmatch(r"<!-- (?:(?:write|from): \S+|not run: \S.*) -->", " ".join(block.lines)), name
+
+
+@pytest.mark.parametrize("english", ENGLISH)
+def test_both_languages_say_the_same(english):
+    assert_same_content(english, english.replace("docs/en/", "docs/zh/"))
+
+
+def test_no_page_is_in_one_language_only():
+    chinese = sorted(path.relative_to(LANGUAGES / "zh").as_posix() for path in (LANGUAGES / "zh").rglob("*.md"))
+    assert [name.removeprefix("docs/en/") for name in ENGLISH] == chinese
