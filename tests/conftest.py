@@ -1,7 +1,9 @@
 """Fixtures of several test files: seeds, the model options, probe arrays made once, a folder of awkward images."""
 
+import os
 import random
-from collections.abc import Callable
+import shutil
+from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 
@@ -11,6 +13,8 @@ import paddle
 import pytest
 import torch
 from PIL import Image
+from playwright.sync_api import Browser, sync_playwright
+from screens import CHROMIUM_FLAGS
 
 import mobilenetv3_ref.models
 from reprod.align.probe import probe_images, probe_weights
@@ -120,3 +124,16 @@ def data_path(tmp_path_factory) -> Path:
     for seed, split in enumerate(("train", "val")):
         _write_images(root / split, np.random.default_rng(seed))
     return root
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Browser]:
+    """Debian's Chromium with a profile of its own; Playwright's own download is never used."""
+    chromium = shutil.which("chromium")
+    if chromium is None:
+        message = "there is no chromium: on Debian or Ubuntu run 'apt install chromium'"
+        pytest.fail(message) if os.environ.get("CHROMIUM_REQUIRED") else pytest.skip(message)
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=chromium, args=CHROMIUM_FLAGS)
+        yield browser
+        browser.close()

@@ -7,10 +7,8 @@ import base64
 import importlib.util
 import io
 import json
-import os
 import re
-import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -18,7 +16,8 @@ from types import ModuleType, SimpleNamespace
 import numpy as np
 import pytest
 from PIL import Image
-from playwright.sync_api import Browser, Page, sync_playwright
+from playwright.sync_api import Browser, Page
+from screens import DESKTOP, PHONE, fits_sideways
 
 import mobilenetv3_paddle.data.presets
 import mobilenetv3_ref.data.presets
@@ -34,15 +33,6 @@ from reprod.recipe.cli import UserError
 
 ROOT = Path(__file__).resolve().parents[1]
 SMALL = "mobilenet_v3_small"
-DESKTOP, PHONE = (1280, 720), (390, 844)
-FLAGS = [
-    "--no-sandbox",
-    "--disable-gpu",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-]
 MODULES = [f"features.{block}.{layer}" for block in range(6) for layer in range(3)]
 HOSTILE = "<script>alert(1)</script>&amp;\"'$x^$\udcff"
 
@@ -180,19 +170,6 @@ def case(request, tmp_path_factory) -> SimpleNamespace:
     )
 
 
-@pytest.fixture(scope="session")
-def browser() -> Iterator[Browser]:
-    """Debian's Chromium with a profile of its own; Playwright's own download is never used."""
-    chromium = shutil.which("chromium")
-    if chromium is None:
-        message = "there is no chromium: on Debian or Ubuntu run 'apt install chromium'"
-        pytest.fail(message) if os.environ.get("CHROMIUM_REQUIRED") else pytest.skip(message)
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=chromium, args=FLAGS)
-        yield browser
-        browser.close()
-
-
 def visit(browser: Browser, path: Path, size: tuple[int, int] = DESKTOP, scheme: str = "light") -> Page:
     """The page, opened; a message of the console, an error, a dialog or any request but the page itself fails."""
     problems, requests = [], []
@@ -210,10 +187,6 @@ def visit(browser: Browser, path: Path, size: tuple[int, int] = DESKTOP, scheme:
 def show(browser: Browser, result: LadderResult, folder: Path) -> Page:
     write_page(result, folder / "report.html")
     return visit(browser, folder / "report.html")
-
-
-def fits_sideways(page: Page) -> bool:
-    return page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
 
 
 @pytest.mark.parametrize(("size", "scheme"), [(DESKTOP, "light"), (PHONE, "dark")], ids=["desktop", "phone"])
