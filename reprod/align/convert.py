@@ -1,4 +1,4 @@
-"""Weights from one framework to the other, by layer type, from one table; no bit is lost either way."""
+"""Weights from one framework to another, by layer type, from one table each; no bit is lost either way."""
 
 from collections.abc import Callable, Mapping
 
@@ -19,7 +19,7 @@ def transpose(array: np.ndarray) -> np.ndarray:
     return np.ascontiguousarray(array.T)
 
 
-Rules = dict[str, tuple[str, Change]]  # name in PyTorch: (name in PaddlePaddle, change of layout, its own inverse)
+Rules = dict[str, tuple[str, Change]]  # name in PyTorch: (name in the other, change of layout, its own inverse)
 
 AFFINE: Rules = {"weight": ("weight", keep), "bias": ("bias", keep)}
 LINEAR: Rules = {"weight": ("weight", transpose), "bias": ("bias", keep)}
@@ -50,6 +50,23 @@ RULES: dict[str, Rules] = {  # by layer type, as PyTorch names it
     "PReLU": PRELU,
 }
 
+# The same for MindSpore, whose fully connected layer, too, is (out_features, in_features).
+GAMMA_BETA: Rules = {"weight": ("gamma", keep), "bias": ("beta", keep)}
+MINDSPORE_BATCH_NORM: Rules = {
+    **GAMMA_BETA,
+    "running_mean": ("moving_mean", keep),
+    "running_var": ("moving_variance", keep),
+}
+MINDSPORE_RULES: dict[str, Rules] = {  # what tests/test_convert_mindspore.py has seen MindSpore compute
+    **dict.fromkeys(("Conv2d", "Linear"), AFFINE),
+    **dict.fromkeys(("BatchNorm1d", "BatchNorm2d"), MINDSPORE_BATCH_NORM),
+    **dict.fromkeys(("LayerNorm", "GroupNorm"), GAMMA_BETA),
+    "Embedding": {"weight": ("embedding_table", keep)},
+}
+
+# MindSpore's batch norm does not count its batches. Nor does PyTorch's use the count unless its momentum is None.
+COUNT = "num_batches_tracked"
+
 # PaddlePaddle's layer types, where the name is another one.
 PADDLE_TYPES = {
     **{f"{layer}{n}D": f"{layer}{n}d" for layer in ("Conv", "BatchNorm", "InstanceNorm") for n in (1, 2, 3)},
@@ -65,15 +82,22 @@ PADDLE_TYPES = {
 
 def rules_of_port(torch_type: str) -> Rules:
     """The table of a layer type the other way: {name in PaddlePaddle: (name in PyTorch, change of layout)}."""
-    return {paddle_name: (name, change) for name, (paddle_name, change) in RULES.get(torch_type, {}).items()}
+    return _inverse(RULES.get(torch_type, {}))
 
 
-def _renamed(arrays: Mapping[str, np.ndarray], layer_types: Mapping[str, str], inverse: bool) -> dict[str, np.ndarray]:
+def _inverse(rules: Rules) -> Rules:
+    return {its_name: (name, change) for name, (its_name, change) in rules.items()}
+
+
+def _renamed(
+    arrays: Mapping[str, np.ndarray], layer_types: Mapping[str, str], table: Mapping[str, Rules], inverse: bool
+) -> dict[str, np.ndarray]:
     result = {}
     for key, array in arrays.items():
         module, _, leaf = key.rpartition(".")
-        torch_type = layer_types.get(module, "")
-        rules = rules_of_port(torch_type) if inverse else RULES.get(torch_type, {})
+        rules = table.get(layer_types.get(module, ""), {})
+        if inverse:
+            rules = _inverse(rules)
         if leaf not in rules:
             layer = layer_types.get(module, "no layer of this model")
             raise UserError(f"no rule converts {key} ({layer}): is it a weight of this model? check --model and --from")
@@ -87,9 +111,22 @@ def torch_to_paddle(arrays: Mapping[str, np.ndarray], types: Mapping[str, str]) 
 
     Raises UserError for a key that no rule covers.
     """
-    return _renamed(arrays, types, inverse=False)
+    return _renamed(arrays, types, RULES, inverse=False)
 
 
 def paddle_to_torch(arrays: Mapping[str, np.ndarray], types: Mapping[str, str]) -> dict[str, np.ndarray]:
     """The inverse of `torch_to_paddle`, bit for bit."""
-    return _renamed(arrays, types, inverse=True)
+    return _renamed(arrays, types, RULES, inverse=True)
+
+
+def torch_to_mindspore(arrays: Mapping[str, np.ndarray], types: Mapping[str, str]) -> dict[str, np.ndarray]:
+    """A PyTorch state_dict's arrays under MindSpore's names, without the counts of batches, as `torch_to_paddle`."""
+    kept = {key: array for key, array in arrays.items() if key.rpartition(".")[2] != COUNT}
+    return _renamed(kept, types, MINDSPORE_RULES, inverse=False)
+
+
+def mindspore_to_torch(arrays: Mapping[str, np.ndarray], types: Mapping[str, str]) -> dict[str, np.ndarray]:
+    """The inverse of `torch_to_mindspore`, bit for bit; every count of batches is 0, as in a new network."""
+    result = _renamed(arrays, types, MINDSPORE_RULES, inverse=True)
+    means = [key for key in result if key.endswith(".running_mean")]
+    return result | {f"{key.removesuffix('running_mean')}{COUNT}": np.zeros((), np.int64) for key in means}
