@@ -64,7 +64,7 @@ class Conv2dNormActivation(nn.Sequential):
             norm_layer(out_channels),
         ]
         if activation_layer is not None:
-            layers.append(activation_layer())
+            layers.append(activation_layer())  # Paddle: its activation layers do not work in place
         super().__init__(*layers)
 
 
@@ -122,7 +122,9 @@ class InvertedResidual(nn.Layer):
 
     def forward(self, x: Tensor) -> Tensor:
         result = self.block(x)
-        return result + x if self.use_res_connect else result
+        if self.use_res_connect:
+            result += x
+        return result
 
 
 class MobileNetV3(nn.Layer):
