@@ -30,6 +30,10 @@ def get_args_parser() -> argparse.ArgumentParser:
 def main(args: argparse.Namespace) -> int:
     """Raises UserError for an entry that is not as it must be."""
     entries, sources = load_entries(ENTRIES), load_sources(ENTRIES.parent / "questions.yaml")
+    answered = {name for entry in entries for name in entry.questions}
+    if unanswered := [q.id for source in sources for q in source.questions if q.id not in answered]:
+        print(f"no entry answers {', '.join(unanswered)}")
+        return 1
     pages = {**topic_pages(entries), **coverage_pages(entries, sources)}
     (guide,) = [source for source in sources if source.sections]
     pages |= guide_pages(entries, guide)

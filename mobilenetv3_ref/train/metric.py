@@ -10,7 +10,7 @@ def correct_at(logits: Tensor, target: Tensor, topk: Sequence[int] = (1, 5)) -> 
     """How many of the logits (N, C), float, have their label (N,), int64, among the k largest, for each k.
 
     Equal logits rank by class number, lowest first; a label whose logit is NaN is wrong for every k. (`topk` itself
-    breaks ties as the kernel happens to, differently in the two frameworks.)
+    breaks ties as the kernel happens to, which neither framework documents.)
     """
     own = torch.take_along_dim(logits, target[:, None], 1)  # (N, 1)
     behind = torch.arange(logits.shape[1], device=logits.device) >= target[:, None]  # (N, C)

@@ -87,9 +87,16 @@ def _explain(folder: Path, world_size: int, ended: str, records: list[dict[str, 
     return kind(f"process {rank} of {world_size} {ended}", logs[rank], records)
 
 
+def worker_environment() -> dict[str, str]:
+    """Of processes that run in another folder and share the cores: they import the packages that this one does."""
+    paths = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    absolute = os.pathsep.join(str(Path(path).absolute()) for path in paths if path)
+    return os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": absolute}
+
+
 def _run(arguments: list[str], folder: Path) -> str:
     """Run a launcher to its end -> how it ended; no process is left behind."""
-    env = os.environ | {"OMP_NUM_THREADS": "1"}  # the processes share the cores
+    env = worker_environment()
     streams = {"stdin": subprocess.PIPE, "stderr": subprocess.STDOUT}
     with (folder / "launcher.log").open("wb") as log:
         process = subprocess.Popen(arguments, cwd=folder, env=env, stdout=log, start_new_session=True, **streams)

@@ -15,7 +15,6 @@ the features of the reference's runs are normal this fails a faultless port once
 
 import json
 import math
-import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Mapping
@@ -28,7 +27,7 @@ import numpy as np
 from scipy import stats
 
 from .compare import Verdict, compare
-from .distributed import last_words
+from .distributed import last_words, worker_environment
 from .trajectory_worker import Recipe
 
 ALPHA = 1e-3
@@ -181,7 +180,7 @@ def launch(
     """
     job = {"data_path": str(data_path.absolute()), "recipe": recipe.to_json(), "types": dict(types), "runs": runs}
     (folder / "job.json").write_text(json.dumps(job), encoding="utf-8")
-    env = os.environ | {"OMP_NUM_THREADS": "1"}
+    env = worker_environment()
     processes = {}
     with ExitStack() as stack:
         for package in runs:

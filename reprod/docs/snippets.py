@@ -49,16 +49,18 @@ def run_snippets(entries: Iterable[Entry], framework: str, folder: Path = ENTRIE
     """
     waiting = [entry.slug for entry in entries if framework in entry.snippets]
     runs = []
+    # Files, since a process that a snippet leaves behind would hold a pipe open.
     with tempfile.TemporaryDirectory() as output:
         command = [sys.executable, "-m", __name__, framework, str(folder), output, *waiting]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT, check=False)
-        for line in done.stdout.splitlines():
-            if line.startswith("{"):
-                said = json.loads(line)
-                results = _read(output, said["entry"], framework)
-                runs.append(Run(said["entry"], framework, said["seconds"], said["error"], results))
+        with Path(output, "stdout").open("w") as out, Path(output, "stderr").open("w") as err:
+            done = subprocess.run(command, stdout=out, stderr=err, timeout=TIMEOUT, check=False)
+        for line in Path(output, "stdout").read_text().splitlines():
+            said = json.loads(line)
+            results = _read(output, said["entry"], framework)
+            runs.append(Run(said["entry"], framework, said["seconds"], said["error"], results))
+        last_words = Path(output, "stderr").read_text(errors="replace")[-2000:]
         for slug in waiting[len(runs) :]:
-            error = f"the process ended with {done.returncode} before this: {done.stderr[-2000:]}"
+            error = f"the process ended with {done.returncode} before this: {last_words}"
             runs.append(Run(slug, framework, 0.0, error, {}))
     return runs
 
