@@ -48,6 +48,8 @@ def run_snippets(entries: Iterable[Entry], framework: str, folder: Path = ENTRIE
     The entries are of `folder`, and sorted by name.
     """
     waiting = [entry.slug for entry in entries if framework in entry.snippets]
+    if not waiting:
+        return []
     runs = []
     # Files, since a process that a snippet leaves behind would hold a pipe open.
     with tempfile.TemporaryDirectory() as output:
