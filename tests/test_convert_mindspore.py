@@ -318,7 +318,8 @@ def in_both(model: torch.nn.Module, x: torch.Tensor) -> tuple[np.ndarray, np.nda
 def exchanged(tmp_path_factory, probe, images) -> Path:
     """The folder through which files went to MindSpore and came back."""
     if subprocess.run([MINDSPORE, "-c", "import mindspore"], capture_output=True, check=False).returncode:
-        pytest.skip("MindSpore is not installed: pip install -e '.[mindspore]', and see MINDSPORE_PYTHON")
+        reason = "MindSpore is not installed: pip install -e '.[mindspore]', or name its interpreter in MINDSPORE_PYTHON"
+        pytest.fail(reason) if os.environ.get("MINDSPORE_REQUIRED") else pytest.skip(reason)
     folder = tmp_path_factory.mktemp("exchanged")
     for suffix in (".ckpt", ".safetensors"):
         convert("torch", "mindspore", save_torch(probe(SMALL), folder / "a.pth"), folder / f"small{suffix}")
