@@ -318,7 +318,7 @@ def in_both(model: torch.nn.Module, x: torch.Tensor) -> tuple[np.ndarray, np.nda
 def exchanged(tmp_path_factory, probe, images) -> Path:
     """The folder through which files went to MindSpore and came back."""
     if subprocess.run([MINDSPORE, "-c", "import mindspore"], capture_output=True, check=False).returncode:
-        reason = "MindSpore is not installed: pip install -e '.[mindspore]', or name its interpreter in MINDSPORE_PYTHON"
+        reason = "MindSpore is not installed: pip install -e '.[mindspore]', or name its Python in MINDSPORE_PYTHON"
         pytest.fail(reason) if os.environ.get("MINDSPORE_REQUIRED") else pytest.skip(reason)
     folder = tmp_path_factory.mktemp("exchanged")
     for suffix in (".ckpt", ".safetensors"):
