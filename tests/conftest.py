@@ -28,7 +28,14 @@ torch.set_num_threads(1)
 paddle.set_device("cpu")  # where it would not be the default, with the GPU build
 
 # Two processes take the files from the top: with the longest first, neither ends minutes after the other.
-LONGEST = ["test_tutorial.py", "test_faults.py", "test_distributed.py", "test_nothing_lost.py", "test_site.py", "test_faq.py"]
+LONGEST = [
+    "test_tutorial.py",
+    "test_faults.py",
+    "test_distributed.py",
+    "test_nothing_lost.py",
+    "test_site.py",
+    "test_faq.py",
+]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -11,7 +11,8 @@ from paddle.optimizer.lr import LRScheduler
 class RecursiveLR(LRScheduler):
     """A schedule each of whose rates is computed from the one before it, `last_lr`, as PyTorch's are.
 
-    Paddle: its own compute lr * gamma ** n and the like from the first rate, up to 19 units in the last place off.
+    Paddle: its own compute lr * gamma ** n and the like from the first rate, at 0.064 * 0.973 ** n up to 13
+    units in the last place off.
     """
 
     def restart_lr(self) -> float:
@@ -90,7 +91,7 @@ class ConstantLR(RecursiveLR):
 class LinearLR(RecursiveLR):
     """From `start_factor` times the learning rate up to all of it, by equal steps, in `total_iters` calls of `step()`.
 
-    Paddle: see RecursiveLR; its LinearLR is the closed form.
+    Paddle: its LinearLR gives the same rates; this one has the state that SequentialLR sets.
     """
 
     def __init__(self, learning_rate: float, start_factor: float, total_iters: int) -> None:

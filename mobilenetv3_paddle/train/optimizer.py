@@ -107,7 +107,7 @@ class RMSprop(TorchOptimizer):
     (torch.optim.RMSprop), with g = gradient + weight_decay * w.
 
     Paddle: its RMSProp adds epsilon under the root and multiplies by the learning rate before the momentum; after 3
-    steps with eps 0.0316 a weight of 1.0 is 0.167 there and 0.067 here. Adam's kernel has the root right.
+    steps with gradient 1 and eps 0.0316 a weight of 1.0 is 0.147 there, 0.125 here. Adam's kernel has the root right.
     """
 
     ACCUMULATORS = ("square_avg", "momentum_buffer")
@@ -136,7 +136,7 @@ class AdamW(TorchOptimizer):
     """m <- 0.9 * m + 0.1 * gradient;  v <- 0.999 * v + 0.001 * gradient^2;  w <- (1 - lr * weight_decay) * w;
     w <- w - lr / (1 - 0.9^t) * m / (sqrt(v / (1 - 0.999^t)) + 1e-8) at step t  (torch.optim.AdamW).
 
-    Paddle: its AdamW holds weight decay as float32, and in float32 also 1 - 0.999^t, 3e-5 off at the first step.
+    Paddle: its AdamW holds weight decay as float32, and in float32 also 1 - 0.999^t, a step 3e-6 off.
     """
 
     ACCUMULATORS = ("moment1", "moment2", "step")

@@ -39,7 +39,7 @@ def difference(ref: np.ndarray, port: np.ndarray) -> str:
     distance, largest = np.abs(ref.astype(np.float64) - port).max(), np.abs(ref).max()
     if distance <= largest * LIMITS.get(max(ref.dtype.name, port.dtype.name, key=lambda n: LIMITS.get(n, 0)), 0):
         return ""
-    return f"{distance:.2g}, largest value {largest:.2g}"
+    return f"{distance:.3g}, largest value {largest:.3g}"
 
 
 def _short(value: np.ndarray) -> str:

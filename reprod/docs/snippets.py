@@ -91,6 +91,8 @@ def _reset(framework: str) -> None:
     else:
         import mindspore
 
+        with contextlib.suppress(SystemError, ImportError):  # NumPy 2: MindSpore 2.10.0 fails in its first operation
+            mindspore.ops.add(mindspore.Tensor(0), 1)
         mindspore.set_context(mode=mindspore.PYNATIVE_MODE)
         mindspore.set_seed(0)
 
