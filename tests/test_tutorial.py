@@ -194,6 +194,14 @@ def test_both_languages_say_the_same(english):
     assert_same_content(english, english.replace("docs/en/", "docs/zh/"))
 
 
+def test_no_line_breaks_within_chinese():
+    """They would be shown as blanks between the words."""
+    for path in sorted((LANGUAGES / "zh").rglob("*.md")):
+        for block in blocks(path.relative_to(ROOT).as_posix()):
+            if block.kind == "text":
+                assert all(re.match(r"\s*(?:[-*]|\d+\.) ", line) for line in block.lines[1:]), (path, block.lines)
+
+
 def test_no_page_is_in_one_language_only():
     chinese = sorted(path.relative_to(LANGUAGES / "zh").as_posix() for path in (LANGUAGES / "zh").rglob("*.md"))
     assert [name.removeprefix("docs/en/") for name in ENGLISH] == chinese

@@ -55,6 +55,7 @@ WORDS = {
         "yes": "yes",
         "no": "**no**",
         "nothing": "nothing does",
+        "sizes": {},
         "guide": "The guide, section by section",
         "guide_text": "Where this tutorial covers each section, and answers each question, of",
         "guide_head": "| section of the guide | here |",
@@ -102,6 +103,14 @@ WORDS = {
         "yes": "是",
         "no": "**否**",
         "nothing": "没有办法",
+        "sizes": {
+            ", largest value ": "，最大值 ",
+            "values of shape ": "形状为 ",
+            "shape ": "形状 ",
+            "not a number": "非数",
+            "raises ": "抛出 ",
+            " against ": " 对 ",
+        },
         "guide": "与指南逐节对照",
         "guide_text": "下列指南的每一节在本教程的何处，每一个问题在何处回答：",
         "guide_head": "| 指南的章节 | 本教程 |",
@@ -163,7 +172,10 @@ def catalogue_pages(rows: Sequence[Row]) -> dict[str, str]:
             arguments = f"`{pair.arguments}`" if pair.arguments else ("" if row.same else words["nothing"])
             proof = f"[{entry.slug}](faq/{entry.topic}.md#{entry.slug})"
             same = words["yes"] if row.same else words["no"]
-            table.append(_row((f"`{pair.torch}`", f"`{pair.paddle}`", same, arguments, row.size, proof)))
+            size = row.size
+            for english, own in words["sizes"].items():
+                size = size.replace(english, own)
+            table.append(_row((f"`{pair.torch}`", f"`{pair.paddle}`", same, arguments, size, proof)))
         name = "api_differences.md"
         parts = [f"# {words['catalogue']}", _switch(language, name, 1), words["catalogue_text"], "\n".join(table)]
         pages[f"{language}/{name}"] = _page(parts)
