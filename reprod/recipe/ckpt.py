@@ -14,10 +14,12 @@ MindSpore be imported after PaddlePaddle in one process: each brings a oneDNN of
 import math
 import textwrap
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
+from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+from google.protobuf.message import DecodeError, Message
 
 from reprod.recipe.cli import UserError, existing_file
 from reprod.recipe.files import atomic_path
@@ -30,8 +32,35 @@ TYPES = {
 }
 NAMES = {np.dtype(dtype): name for name, dtype in TYPES.items()}
 
-VARINT, BYTES = 0, 2  # the two encodings that checkpoint.proto uses
 CRC = b"crc_num"  # with save_checkpoint(crc_check=True) the file ends in this and ten bytes: the CRC-32 of all before
+
+
+def _checkpoint_type() -> type[Message]:
+    """The class of the messages above, of which no file of definitions is installed."""
+    field = descriptor_pb2.FieldDescriptorProto
+    definitions = {
+        "TensorProto": [
+            ("dims", field.LABEL_REPEATED, field.TYPE_INT64, ""),
+            ("tensor_type", field.LABEL_REQUIRED, field.TYPE_STRING, ""),
+            ("tensor_content", field.LABEL_REQUIRED, field.TYPE_BYTES, ""),
+        ],
+        "Value": [
+            ("tag", field.LABEL_REQUIRED, field.TYPE_STRING, ""),
+            ("tensor", field.LABEL_OPTIONAL, field.TYPE_MESSAGE, ".reprod.TensorProto"),
+        ],
+        "Checkpoint": [("value", field.LABEL_REPEATED, field.TYPE_MESSAGE, ".reprod.Value")],
+    }
+    file = descriptor_pb2.FileDescriptorProto(name="reprod/checkpoint.proto", package="reprod", syntax="proto2")
+    for name, fields in definitions.items():
+        message = file.message_type.add(name=name)
+        for number, (field_name, label, kind, type_name) in enumerate(fields, 1):
+            message.field.add(name=field_name, number=number, label=label, type=kind, type_name=type_name or None)
+    pool = descriptor_pool.DescriptorPool()
+    pool.Add(file)
+    return message_factory.GetMessageClass(pool.FindMessageTypeByName("reprod.Checkpoint"))
+
+
+Checkpoint = _checkpoint_type()
 
 
 def load_ckpt(path: str | Path) -> dict[str, np.ndarray]:
@@ -54,7 +83,14 @@ def load_ckpt(path: str | Path) -> dict[str, np.ndarray]:
 def save_ckpt(arrays: Mapping[str, np.ndarray], path: str | Path) -> None:
     """Write `arrays`, whole or not at all; mindspore.load_checkpoint reads the file."""
     with atomic_path(path) as temporary:
-        temporary.write_bytes(b"".join(_value(name, array) for name, array in arrays.items()))
+        checkpoint = Checkpoint()
+        for name, array in arrays.items():
+            little = np.asarray(array).astype(array.dtype.newbyteorder("<"), copy=False)
+            value = checkpoint.value.add(tag=name)
+            value.tensor.dims.extend(array.shape)
+            value.tensor.tensor_type = NAMES[little.dtype]
+            value.tensor.tensor_content = little.tobytes()
+        temporary.write_bytes(checkpoint.SerializeToString())
 
 
 def _checked(data: bytes) -> bytes:
@@ -68,16 +104,21 @@ def _checked(data: bytes) -> bytes:
 
 
 def _arrays(data: bytes) -> dict[str, np.ndarray]:
+    try:
+        checkpoint = Checkpoint.FromString(data)
+    except DecodeError as error:
+        raise ValueError(f"it ends early, or is no checkpoint of MindSpore ({error})") from error
     parts: dict[str, tuple[tuple[int, ...], str, list[bytes]]] = {}  # by name: dims, type, content in slices
     last = ""
-    for value in _all(_fields(data), 1):
-        fields = list(_fields(value))
-        name = _text(_one(fields, 1))
-        tensor = list(_fields(_one(fields, 2)))
-        dims, type_name = tuple(_all(tensor, 1, VARINT)), _text(_one(tensor, 2))
+    for value in checkpoint.value:
+        if not isinstance(value.tag, str):  # bytes are what the library gives for a string that is no UTF-8
+            raise ValueError(f"the name {value.tag!r} is no text")
+        if not value.HasField("tensor"):
+            raise ValueError(f"{value.tag or 'a parameter without a name'} is no plain array")
+        name, dims, type_name = value.tag, tuple(value.tensor.dims), value.tensor.tensor_type
         if name in parts and (name != last or parts[name][:2] != (dims, type_name)):
             raise ValueError(f"it holds {name} twice")
-        parts.setdefault(name, (dims, type_name, []))[2].append(_one(tensor, 3))  # above 512 MB it is in slices
+        parts.setdefault(name, (dims, type_name, []))[2].append(value.tensor.tensor_content)  # above 512 MB in slices
         last = name
     if not parts:
         raise ValueError("it holds no parameters")
@@ -93,73 +134,3 @@ def _array(name: str, dims: tuple[int, ...], type_name: str, content: bytes) -> 
     if math.prod(dims) * dtype.itemsize != len(content):
         raise ValueError(f"{name} has {len(content)} bytes for the shape {dims} of {type_name}")
     return np.frombuffer(content, dtype).reshape(dims).copy()
-
-
-def _value(name: str, array: np.ndarray) -> bytes:
-    """The message of one parameter."""
-    array = np.ascontiguousarray(array).reshape(array.shape)  # NumPy: ascontiguousarray makes a number one-dimensional
-    little = array.astype(array.dtype.newbyteorder("<"), copy=False)
-    dims = b"".join(_varint(1 << 3 | VARINT) + _varint(size) for size in array.shape)
-    tensor = dims + _bytes(2, NAMES[little.dtype].encode()) + _bytes(3, little.tobytes())
-    return _bytes(1, _bytes(1, name.encode()) + _bytes(2, tensor))
-
-
-def _bytes(number: int, content: bytes) -> bytes:
-    return _varint(number << 3 | BYTES) + _varint(len(content)) + content
-
-
-def _varint(value: int) -> bytes:
-    """Seven bits a byte, the lowest first; the eighth says that more follow."""
-    groups = bytearray()
-    while value > 0x7F:
-        groups.append(value & 0x7F | 0x80)
-        value >>= 7
-    return bytes([*groups, value])
-
-
-def _read_varint(data: bytes, start: int) -> tuple[int, int]:
-    """The number at `start`, and where it ends."""
-    value = 0
-    for i in range(10):  # 64 bits at most
-        if start + i >= len(data):
-            raise ValueError("it ends early")
-        value |= (data[start + i] & 0x7F) << 7 * i
-        if data[start + i] <= 0x7F:
-            return value, start + i + 1
-    raise ValueError("it is no checkpoint of MindSpore")
-
-
-def _fields(data: bytes) -> Iterator[tuple[int, int, int | bytes]]:
-    """(number, encoding, value) of every field of a message."""
-    position = 0
-    while position < len(data):
-        key, position = _read_varint(data, position)
-        value, position = _read_varint(data, position)
-        if key & 7 == BYTES:
-            start, position = position, position + value
-            if position > len(data):
-                raise ValueError("it ends early")
-            value = data[start:position]
-        elif key & 7 != VARINT:
-            raise ValueError("it is no checkpoint of MindSpore")
-        yield key >> 3, key & 7, value
-
-
-def _all(fields, number: int, encoding: int = BYTES) -> Iterator:
-    """The values of the fields `number`, each of which must be of that encoding."""
-    for found, its, value in fields:
-        if found == number:
-            if its != encoding:
-                raise ValueError("it is no checkpoint of MindSpore")
-            yield value
-
-
-def _one(fields, number: int) -> bytes:
-    values = list(_all(fields, number))
-    if len(values) != 1:
-        raise ValueError("it is no checkpoint of plain arrays")
-    return values[0]
-
-
-def _text(data: bytes) -> str:
-    return data.decode()  # UnicodeDecodeError is a ValueError
