@@ -51,9 +51,11 @@ def project(tmp_path: Path) -> Path:
 
 def environment(project: Path) -> dict[str, str]:
     path = os.pathsep.join([str(project / ".venv" / "bin"), str(Path(sys.executable).parent), os.environ["PATH"]])
-    rest = {name: value for name, value in os.environ.items() if name not in ("OMP_NUM_THREADS", "VENV", "PYTHONPATH")}
-    # Paddle warns of a compiler cache that it does not find.
-    return {**rest, "PATH": path, "LC_ALL": "C.UTF-8", "PYTHONWARNINGS": "ignore::UserWarning"}
+    rest = {name: value for name, value in os.environ.items() if name not in ("VENV", "PYTHONPATH")}
+    # One thread, since two that wait for each other beside other tests make seconds into minutes. Without the warning
+    # Paddle would speak of a compiler cache that it does not find.
+    own = {"PATH": path, "LC_ALL": "C.UTF-8", "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore::UserWarning"}
+    return rest | own
 
 
 @pytest.mark.parametrize("chapter", CHAPTERS)
