@@ -55,6 +55,7 @@ def get_args_parser() -> argparse.ArgumentParser:
     add("--weights", metavar="FILE", help="weights for both sides, of the one --model, instead of probe weights")
     add("--seed", type=int, default=0, help="of inputs and probe weights")
     add("--output-dir", default=str(ROOT / "result"), help="where results and logs are written")
+    add("--rungs", nargs="+", choices=RUNGS, default=RUNGS, metavar="RUNG", help="these only, such as 01_test_forward")
     add("--full", action="store_true", help="rung 07 trains until both sides have learned, a quarter of an hour")
     return parser
 
@@ -120,7 +121,7 @@ def main(args: argparse.Namespace) -> int:
     page, summary = reports(args.output_dir)
     rungs = []
     for model in models:
-        for name in RUNGS:
+        for name in args.rungs:
             if model == models[0] or name not in ONCE:
                 rungs.append(run_rung(name, model, args))
                 print(flush=True)

@@ -131,9 +131,12 @@ def test_a_fault_named_otherwise_is_a_problem():
     assert "which does not match" in outcome_of(expected=r"classifier\.0").problem
 
 
-@pytest.mark.timeout(1500)  # 4 minutes of two cores, which other tests share
+@pytest.mark.timeout(1500)  # 3 minutes of two cores, which other tests share
 def test_without_a_fault_every_rung_passes(tmp_path):
+    """All but 07 and 08, which the tutorial runs."""
+    rungs = [path.stem for path in sorted((ROOT / "steps").glob("0[1-6]*.py"))]
     command = ["sh", str(ROOT / "shell" / "run_steps.sh"), "--output-dir", str(tmp_path), "--seed", "1"]
+    command += ["--rungs", *rungs]
     result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stdout[-3000:] + result.stderr[-3000:]
     assert result.stdout.splitlines()[-1] == "PASS ladder"
