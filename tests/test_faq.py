@@ -188,7 +188,7 @@ def test_snippets_do_not_see_each_other(made):
         (np.float64([1, 2]), np.float64([1, 2 + 1e-13]), ""),
         (np.float64([1, 2]), np.float64([1, 2 + 1e-11]), "1e-11, largest value 2"),
         (np.float32([1]), np.float32([1 + 5e-7]), ""),
-        (np.float32([1]), np.float32([1 + 2e-6]), "2e-06, largest value 1"),
+        (np.float32([1]), np.float32([1 + 2e-6]), "2.03e-06, largest value 1"),
         (np.int64([1]), np.int64([2]), "1, largest value 1"),
         (np.float64([np.nan]), np.float64([np.nan]), ""),
         (np.float64([np.nan]), np.float64([1]), "not a number against 1.0"),
