@@ -1,9 +1,9 @@
-"""Write the pages of docs/ that are generated from faq/: run every snippet, measure every pair.
+"""Write the pages of docs/ that are generated from faq/, for which the snippets of every pair run and are measured.
 
   python tools/write_docs.py            writes docs/*/faq/, docs/*/api_differences.md and docs/*/guide_map.md
   python tools/write_docs.py --check    says which of them are not what a run gives
 
-Exits with 1 if a snippet fails, or if a page is not as it should be. Takes some minutes.
+Exits with 1 if a question has no answer, a snippet fails, a pair is not as it is said to be, or a page is stale.
 """
 
 import argparse

@@ -8,8 +8,8 @@ import numpy as np
 from .entries import Entry
 from .snippets import Run
 
-# Of the largest value. A snippet's arithmetic is some ten operations long, each rounds by 2^-53 or 2^-24 of its value,
-# and a sum of up to a hundred terms may be added in another order: 1000 roundings of float64, 16 of float32's.
+# Of the largest value: 9000 roundings of float64, 2^-53 each, and 16 of float32's, 2^-24. A snippet that compares in
+# float32 has some ten operations; one that adds up more, or takes many steps, compares in float64.
 LIMITS = {"float64": 1e-12, "float32": 1e-6}
 
 
