@@ -54,7 +54,8 @@ def main(args: argparse.Namespace) -> int:
         return 1
     pages |= catalogue_pages(rows)
 
-    stale = [name for name, text in pages.items() if not (DOCS / name).is_file() or (DOCS / name).read_text() != text]
+    written = {name: (DOCS / name).read_text(encoding="utf-8") for name in pages if (DOCS / name).is_file()}
+    stale = [name for name, text in pages.items() if written.get(name) != text]
     for name in stale:
         print(f"{'stale' if args.check else 'wrote'}: docs/{name}")
         if not args.check:
