@@ -7,6 +7,12 @@ fail() {
     exit 2
 }
 
+# Parsing and computing must not depend on the user's locale, which may write 0.1 as 0,1; what is started keeps it.
+awk() { LC_ALL=C command awk "$@"; }
+find() { LC_ALL=C command find "$@"; }
+grep() { LC_ALL=C command grep "$@"; }
+sort() { LC_ALL=C command sort "$@"; }
+
 case ${FRAMEWORK:-paddle} in
     paddle) package=mobilenetv3_paddle ;;
     torch) package=mobilenetv3_ref ;;

@@ -33,14 +33,14 @@ here=$(dirname -- "$0")
 # shellcheck source=shell/train_common.sh
 . "$here/train_common.sh"
 
-is_count() { case $1 in '' | 0* | *[!0-9]*) return 1 ;; esac; }
+is_count() { case $1 in '' | 0* | *[!0123456789]*) return 1 ;; esac; }
 
 if [ "$cards" -gt 0 ]; then
     device=gpu
     CUDA_VISIBLE_DEVICES=${DEVICES:-0,1,2,3,4,5,6,7}
     export CUDA_VISIBLE_DEVICES
     case ,$CUDA_VISIBLE_DEVICES, in
-        *,,* | *[!0-9,]*) fail "DEVICES=$DEVICES is no list of card numbers such as 0,1,2,3: write it so" ;;
+        *,,* | *[!0123456789,]*) fail "DEVICES=$DEVICES is no list of card numbers such as 0,1,2,3: write it so" ;;
     esac
     processes=0 seen=,
     for card in $(printf '%s' "$CUDA_VISIBLE_DEVICES" | tr ',' ' '); do

@@ -3,6 +3,7 @@
 import os
 import random
 import shutil
+import subprocess
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
@@ -24,7 +25,8 @@ hypothesis.configuration.set_hypothesis_home_dir(Path(__file__).parents[1] / ".p
 hypothesis.settings.register_profile("repeatable", derandomize=True, deadline=None, database=None)
 hypothesis.settings.load_profile("repeatable")
 # The models here are small, and threads that wait for one another on a busy machine make seconds into minutes.
-torch.set_num_threads(1)
+if "OMP_NUM_THREADS" not in os.environ:
+    torch.set_num_threads(1)
 paddle.set_device("cpu")  # where it would not be the default, with the GPU build
 
 # Two processes take the files from the top: with the longest first, neither ends minutes after the other.
@@ -141,6 +143,20 @@ def data_path(tmp_path_factory) -> Path:
     for seed, split in enumerate(("train", "val")):
         _write_images(root / split, np.random.default_rng(seed))
     return root
+
+
+@pytest.fixture(scope="session")
+def comma_locale(tmp_path_factory) -> dict[str, str]:
+    """Environment variables of a user who writes 0.1 as 0,1; {} where glibc's sources of such a locale are missing."""
+    folder = tmp_path_factory.mktemp("locale")
+    variables = {"LOCPATH": str(folder), "LC_ALL": "de_DE.UTF-8"}
+    commands = ["localedef", "-i", "de_DE", "-f", "UTF-8", str(folder / "de_DE.UTF-8")], ["locale", "decimal_point"]
+    try:
+        for command in commands:
+            done = subprocess.run(command, env=os.environ | variables, capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        return {}
+    return variables if done.stdout == ",\n" else {}
 
 
 @pytest.fixture(scope="session")

@@ -38,7 +38,8 @@ def script(path: Path, text: str) -> Path:
 class Project:
     """A copy of the scripts and of the two files they read, with a PATH that holds no Python but what a test adds."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, locale: dict[str, str]) -> None:
+        self.locale = locale
         self.root = folder / "a project"
         shutil.copytree(ROOT / "shell", self.root / "shell")
         for name in ("requirements.txt", "pyproject.toml"):
@@ -57,7 +58,12 @@ class Project:
         return subprocess.run(
             ["sh", str(self.root / "shell" / name), *args],
             cwd=cwd or self.root,
-            env={"PATH": str(self.bin), "CALLS": str(self.calls_file)} | {k: str(v) for k, v in env.items()},
+            env={
+                "PATH": str(self.bin),
+                "CALLS": str(self.calls_file),
+                **self.locale,
+                **{k: str(v) for k, v in env.items()},
+            },
             capture_output=True,
             text=True,
             timeout=20,
@@ -75,8 +81,9 @@ class Project:
 
 
 @pytest.fixture
-def project(tmp_path: Path) -> Project:
-    return Project(tmp_path)
+def project(tmp_path: Path, comma_locale) -> Project:
+    """Of a user with a decimal comma."""
+    return Project(tmp_path, comma_locale)
 
 
 def python_of_version(version: str) -> str:

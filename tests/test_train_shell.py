@@ -52,8 +52,8 @@ exit "${STATUS:-0}"
 class Project:
     """A copy of the scripts beside lite_data, with a set-up that has been done and a PATH of the bare necessities."""
 
-    def __init__(self, folder: Path, python: Path) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, python: Path, locale: dict[str, str]) -> None:
+        self.folder, self.locale = folder, locale
         self.root = folder / "a project"
         (self.root / "shell").mkdir(parents=True)
         for script in (ROOT / "shell").glob("*.sh"):
@@ -67,6 +67,10 @@ class Project:
         self.cwd = folder / "somewhere else"
         self.cwd.mkdir()
 
+    @property
+    def environment(self) -> dict[str, str]:
+        return {"PATH": str(self.bin), "HOME": str(self.folder), **self.locale}
+
     def add_cards(self, count: int) -> None:
         lines = "".join(f"echo 'GPU {i}: NVIDIA H200 (UUID: GPU-{i})'\n" for i in range(count))
         self.write_program(self.bin / "nvidia-smi", f'#!/bin/sh\n[ "$1" = -L ] || exit 1\n{lines or "exit 9"}')
@@ -79,7 +83,7 @@ class Project:
         return subprocess.run(
             ["sh", str(self.root / "shell" / script), *map(str, flags)],
             cwd=self.cwd,
-            env={"PATH": str(self.bin), "HOME": str(self.folder), "CALL": str(self.folder / "call"), **env},
+            env=self.environment | {"CALL": str(self.folder / "call"), **env},
             capture_output=True,
             text=True,
             timeout=300,
@@ -94,9 +98,9 @@ class Project:
 
 
 @pytest.fixture
-def project(tmp_path) -> Project:
-    """With a stand-in for Python and without cards."""
-    project = Project(tmp_path, tmp_path / "python")
+def project(tmp_path, comma_locale) -> Project:
+    """With a stand-in for Python and without cards, for a user with a decimal comma."""
+    project = Project(tmp_path, tmp_path / "python", comma_locale)
     project.write_program(tmp_path / "python", STAND_IN)
     return project
 
@@ -173,6 +177,18 @@ def test_train_dist_starts_a_process_for_each_card(project, framework, cards, de
     assert (seen["CUDA_VISIBLE_DEVICES"], seen["OMP_NUM_THREADS"]) == (visible, "1")
     assert f"{processes} processes, learning rate {lr:g} unless" in result.stderr
     assert ("2 process(es) on the CPU" in result.stderr) == (visible == "none")
+
+
+@pytest.mark.parametrize("comma", [False, True])
+def test_the_learning_rate_has_a_point_in_any_locale(project, comma):
+    if comma and not project.locale:
+        message = "no locale with a decimal comma can be made: on Debian or Ubuntu run 'apt install locales'"
+        pytest.fail(message) if os.environ.get("LOCALES_REQUIRED") else pytest.skip(message)
+    if not comma:
+        project.locale = {}
+    assert project.sh("train_dist.sh", "--data-path", "images", PROCESSES="3").returncode == 0
+    arguments = project.call()[1]
+    assert arguments[arguments.index("--lr") + 1] == "0.0375"
 
 
 def test_machines_find_each_other(project, framework):
@@ -312,11 +328,11 @@ def test_help_is_that_of_the_training_command(project, script, framework):
 
 
 @pytest.fixture
-def real(tmp_path, framework) -> Project:
+def real(tmp_path, framework, comma_locale) -> Project:
     """With this Python, and without cards even where there are some."""
     if framework == "paddle" and paddle.device.cuda.device_count() == 1:
         pytest.skip("Paddle's launcher starts no more processes than there are cards, not even on the CPU")
-    return Project(tmp_path, Path(sys.executable))
+    return Project(tmp_path, Path(sys.executable), comma_locale)
 
 
 LINE = r"\[Epoch 0, iter: 1\] acc: .*, lr: 0.02500, loss: .*, avg_samples: 4.0, avg_ips: .* images/sec\."
@@ -359,7 +375,7 @@ def running(real, framework) -> Iterator[subprocess.Popen]:
     """Two processes on the CPU, with loader workers, that would train for long; they are in the second epoch."""
     flags = [*SMALL.split(), "--epochs", "1000", "--workers", "1", "--output-dir", "my output"]
     line = ["sh", str(real.root / "shell" / "train_dist.sh"), *flags]
-    env = {"PATH": str(real.bin), "HOME": str(real.folder), "FRAMEWORK": framework, "PYTHONUNBUFFERED": "1"}
+    env = real.environment | {"FRAMEWORK": framework, "PYTHONUNBUFFERED": "1"}
     with (real.cwd / "err").open("wb") as err:
         process = subprocess.Popen(line, cwd=real.cwd, env=env, stdout=subprocess.PIPE, stderr=err, text=True)
         try:
