@@ -5,6 +5,8 @@ Names and defaults follow torchvision's references/classification/train.py where
 
 import argparse
 import math
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from reprod.recipe.cli import ArgumentParser, UserError, positive_int
@@ -155,6 +157,20 @@ def check_resumed(
                 f"{flag(name)} {value}: checkpoint {args.resume} was trained with {saved.get(name)}; "
                 "resume with the same, or start anew from it with --weights"
             )
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """The flags that say how the learning rate changes, under their own names."""
+
+    epochs: int = 1
+    lr_scheduler: str = "steplr"
+    lr_step_size: int = 30
+    lr_gamma: float = 0.1
+    lr_min: float = 0.0
+    lr_warmup_epochs: int = 0
+    lr_warmup_method: str = "constant"
+    lr_warmup_decay: float = 0.01
 
 
 def optimizer_options(args: argparse.Namespace) -> dict[str, Any]:
