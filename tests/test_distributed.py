@@ -143,9 +143,9 @@ FAULTS = {
         "frozen/epoch 0, batch 0/own/images",
     ),
     "learning rate times the processes": (
-        "train/trainer.py",
+        "train/main.py",
         "        optimizer, lr_scheduler = build_optimizer",
-        "        args.lr *= self.world_size\n        optimizer, lr_scheduler = build_optimizer",
+        "        args.lr *= world_size\n        optimizer, lr_scheduler = build_optimizer",
         "frozen/epoch 0, batch 1/own/loss",
     ),
     "set_epoch missing": (

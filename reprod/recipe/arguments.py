@@ -101,7 +101,17 @@ FREE_AT_RESUME = {
 }
 
 
-def check_args(args: argparse.Namespace) -> None:
+def parse_args(prog: str, framework: str, flags: Sequence[str] | None = None) -> argparse.Namespace:
+    """The `flags`, or those of the command line; raises UserError for values that training cannot mean.
+
+    All that flags alone can have wrong is found here.
+    """
+    args = get_args_parser(prog, framework).parse_args(flags)
+    check_args(args, framework)
+    return args
+
+
+def check_args(args: argparse.Namespace, framework: str) -> None:
     """Raise UserError for values that argparse lets through but training cannot mean."""
     check_val_sizes(args)
     share, unbounded = (0, 1), (0, math.inf)
@@ -128,6 +138,8 @@ def check_args(args: argparse.Namespace) -> None:
         raise UserError("--lr-warmup-decay 0 has nothing to rise from: choose a share above 0 for a linear warm-up")
     if args.amp == "float16" and args.device == "cpu":
         raise UserError("--amp float16 needs --device gpu: on the CPU use bfloat16")
+    if args.amp and args.device == "cpu" and framework == "PaddlePaddle":  # its autocast and scaler do nothing there
+        raise UserError(f"--amp {args.amp}: PaddlePaddle has no mixed precision on the CPU; use --device gpu")
     starts = [flag(name) for name in ("weights", "finetune", "resume") if getattr(args, name)]
     if len(starts) > 1:
         raise UserError(f"{' and '.join(starts)} both name the weights to start from: give one of them")
