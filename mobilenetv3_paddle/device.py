@@ -10,17 +10,18 @@ def select_device(name: str, index: int = 0) -> str:
     if name == "cpu":
         paddle.set_device("cpu")  # Paddle: the device is a global setting
         return "cpu"
-    count = paddle.device.cuda.device_count() if paddle.is_compiled_with_cuda() else 0
+    count = paddle.device.cuda.device_count()
     if count == 0:
+        # Paddle: the CUDA build is another package
         raise UserError("--device gpu: this PaddlePaddle sees no card; use --device cpu or install paddlepaddle-gpu")
     if index >= count:
         raise UserError(f"--device gpu: process {index} has no card; start {count} processes")
-    paddle.set_device(f"gpu:{index}")
+    paddle.set_device(f"gpu:{index}")  # Paddle: a device is its name
     return f"gpu:{index}"
 
 
 def seed_everything(seed: int) -> None:
     """Seed PaddlePaddle's generators and choose repeatable kernels."""
     paddle.seed(seed)
-    if paddle.is_compiled_with_cuda():
+    if paddle.is_compiled_with_cuda():  # Paddle: global flags, for which a build for the CPU raises ValueError
         paddle.set_flags({"FLAGS_cudnn_deterministic": True, "FLAGS_cudnn_exhaustive_search": False})

@@ -9,10 +9,11 @@ def select_device(name: str, index: int = 0) -> torch.device:
     """The CPU or the card `index`; raises UserError when this machine or this build has none."""
     if name == "cpu":
         return torch.device("cpu")
-    if not torch.cuda.is_available():
+    count = torch.cuda.device_count()
+    if count == 0:
         raise UserError("--device gpu: this PyTorch sees no card; use --device cpu or install the CUDA build (README)")
-    if index >= torch.cuda.device_count():
-        raise UserError(f"--device gpu: process {index} has no card; start {torch.cuda.device_count()} processes")
+    if index >= count:
+        raise UserError(f"--device gpu: process {index} has no card; start {count} processes")
     torch.cuda.set_device(index)
     return torch.device("cuda", index)
 

@@ -328,7 +328,14 @@ def epoch_facts(
     tensors = [tuple(capture.to_tensor(array, model) for array in batch) for batch in batches]
     with capture.exact_constants():
         side.engine.train_one_epoch(
-            model, criterion, optimizer, tensors, device, 0, print_freq=1, freeze_norm=freeze_norm, log=lines.append
+            model,
+            criterion,
+            optimizer,
+            tensors,
+            device,
+            0,
+            side.engine.Settings(print_freq=1, freeze_norm=freeze_norm),
+            side.engine.Hooks(log=lines.append),
         )
     untimed = [re.sub(r"(cost|ips): [\d.]+", r"\1", line) for line in lines]
     arrays = {**capture.parameters(model, *types), **capture.buffers(model, *types)}

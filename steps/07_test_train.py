@@ -102,8 +102,8 @@ def exact_run(step: Step, side: Side, arrays: dict, data_path: Path, jitter: np.
         for epoch in range(recipe.epochs):
             side.data.set_epoch(loader, epoch)
             batches = Exact(loader, side, model, jitter)
-            silent = {"print_freq": 10**6, "log": lambda line: None}
-            side.engine.train_one_epoch(model, watched, optimizer, batches, side.cpu, epoch, **silent)
+            silent = side.engine.Hooks(log=lambda line: None)
+            side.engine.train_one_epoch(model, watched, optimizer, batches, side.cpu, epoch, hooks=silent)
             lr_scheduler.step()
     ended = {f"param/{name}": array for name, array in side.parameters(model).items()}
     return {"loss": np.array(watched.losses), **ended, **{f"buffer/{n}": a for n, a in side.buffers(model).items()}}

@@ -16,10 +16,12 @@ from pathlib import Path
 from types import ModuleType
 
 import numpy as np
+import paddle
 import pytest
 import torch
 from sync_batch_norm_worker import BIAS, EPSILON, WEIGHT, batch
 
+import mobilenetv3_paddle.train.distributed
 from reprod.align import distributed, gallery
 from reprod.align.compare import FAIL, PASS, REFUSED
 from reprod.align.distributed import Died, launch
@@ -143,9 +145,9 @@ FAULTS = {
         "frozen/epoch 0, batch 0/own/images",
     ),
     "learning rate times the processes": (
-        "train/trainer.py",
+        "train/main.py",
         "        optimizer, lr_scheduler = build_optimizer",
-        "        args.lr *= self.world_size\n        optimizer, lr_scheduler = build_optimizer",
+        "        args.lr *= world_size\n        optimizer, lr_scheduler = build_optimizer",
         "frozen/epoch 0, batch 1/own/loss",
     ),
     "set_epoch missing": (
@@ -243,6 +245,13 @@ def test_synchronized_batch_norm_is_that_of_the_joined_batch(package, tmp_path):
         np.testing.assert_allclose(found, truth, rtol=0, atol=180 * 2.0**-53 * np.abs(truth).max(), err_msg=name)
     for part in parts:  # outside of train mode it is the plain layer
         assert (part["eval"] == part["eval, plain"]).all()
+
+
+def test_a_native_batch_norm_is_not_passed_over():
+    """It would go on with each process's own statistics."""
+    model = paddle.nn.Sequential(paddle.nn.Conv2D(3, 3, 1), paddle.nn.BatchNorm2D(3))
+    with pytest.raises(ValueError, match="paddle.nn.BatchNorm2D counts no batches"):
+        mobilenetv3_paddle.train.distributed.convert_sync_batchnorm(model)
 
 
 def test_a_launcher_that_cannot_start_is_refused(rung, tmp_path, monkeypatch, capsys):

@@ -14,12 +14,13 @@ import mobilenetv3_paddle.train.lr_scheduler
 import mobilenetv3_paddle.train.optimizer
 import mobilenetv3_ref.train.lr_scheduler
 import mobilenetv3_ref.train.optimizer
+from reprod.recipe.arguments import Schedule
 
 EPOCHS = 600
 KINDS = {
     "steplr": [{"lr_step_size": 2, "lr_gamma": 0.973}, {"lr_step_size": 30, "lr_gamma": 0.1}],
     "exponentiallr": [{"lr_gamma": 0.973}, {"lr_gamma": 1.01}],
-    "cosineannealinglr": [{}, {"lr_min": 0.03}],
+    "cosineannealinglr": [{}, {"lr_min": 0.03}, {"lr_min": 1e-5}],
 }
 WARMUPS = [
     {},
@@ -28,7 +29,7 @@ WARMUPS = [
         for method, (epochs, decay) in itertools.product(("linear", "constant"), ((1, 0.5), (5, 0.01), (7, 1 / 3)))
     ),
 ]
-RECIPES = [
+RECIPES = [  # those of step 05 among them
     {"lr_scheduler": kind, **options, **warmup}
     for kind, each in KINDS.items()
     for options, warmup in itertools.product(each, WARMUPS)
@@ -85,8 +86,8 @@ def torch_rates(build, lr: float) -> list[float]:
 def test_torchvisions_schedule_to_the_last_bit(recipe, lr):
     expected = torch_rates(lambda optimizer: torchvisions(optimizer, recipe), lr)
     build = mobilenetv3_ref.train.lr_scheduler.build_lr_scheduler
-    assert torch_rates(lambda optimizer: build(optimizer, epochs=EPOCHS, **recipe), lr) == expected
-    port = mobilenetv3_paddle.train.lr_scheduler.build_lr_scheduler(lr, epochs=EPOCHS, **recipe)
+    assert torch_rates(lambda optimizer: build(optimizer, Schedule(epochs=EPOCHS, **recipe)), lr) == expected
+    port = mobilenetv3_paddle.train.lr_scheduler.build_lr_scheduler(lr, Schedule(epochs=EPOCHS, **recipe))
     assert rates(port, port) == expected
 
 
@@ -95,13 +96,16 @@ def test_a_cosine_goes_up_again_after_its_end(epochs):
     """Where the recursion would divide by zero."""
     recipe = {"lr_scheduler": "cosineannealinglr", "lr_min": 1e-3, "epochs": epochs}
     expected = torch_rates(lambda optimizer: torchvisions(optimizer, recipe), 0.064)
-    port = mobilenetv3_paddle.train.lr_scheduler.build_lr_scheduler(0.064, **recipe)
+    port = mobilenetv3_paddle.train.lr_scheduler.build_lr_scheduler(0.064, Schedule(**recipe))
     assert rates(port, port) == expected
 
 
 def test_what_the_schedules_are():
     """By definition, so that torch is not the only witness."""
-    build = mobilenetv3_paddle.train.lr_scheduler.build_lr_scheduler
+
+    def build(lr: float, **options):
+        return mobilenetv3_paddle.train.lr_scheduler.build_lr_scheduler(lr, Schedule(**options))
+
     schedule = build(1.0, epochs=25, lr_scheduler="cosineannealinglr", lr_warmup_epochs=5, lr_warmup_decay=0.5)
     expected = [0.5] * 5 + [(1 + math.cos(math.pi * t / 20)) / 2 for t in range(21)]
     np.testing.assert_allclose(rates(schedule, schedule, 26), expected, atol=1e-15)
@@ -117,14 +121,14 @@ def test_what_the_schedules_are():
 def test_a_resumed_schedule_goes_on_as_the_unbroken_one(recipe, epoch):
     """From before, in and after the warm-up; the state is plain numbers."""
     build = mobilenetv3_paddle.train.lr_scheduler.build_lr_scheduler
-    unbroken = build(0.064, epochs=EPOCHS, **recipe)
+    unbroken = build(0.064, Schedule(epochs=EPOCHS, **recipe))
     expected = rates(unbroken, unbroken, epoch + 40)[epoch:]
-    broken = build(0.064, epochs=EPOCHS, **recipe)
+    broken = build(0.064, Schedule(epochs=EPOCHS, **recipe))
     for _ in range(epoch):
         broken.step()
     state = broken.state_dict()
     assert {type(value) for value in state.values()} <= {int, float}
-    resumed = build(0.064, epochs=EPOCHS, **recipe)
+    resumed = build(0.064, Schedule(epochs=EPOCHS, **recipe))
     resumed.set_state_dict(state)
     assert rates(resumed, resumed, 40) == expected
 
@@ -163,4 +167,4 @@ def test_the_optimizer_moves_by_the_schedules_rate(package, recipe):
 def test_an_unknown_name_is_refused(package, wrong):
     first = torch_sgd(0.1) if package is mobilenetv3_ref else 0.1
     with pytest.raises(ValueError, match="choose"):
-        package.train.lr_scheduler.build_lr_scheduler(first, **wrong)
+        package.train.lr_scheduler.build_lr_scheduler(first, Schedule(**wrong))

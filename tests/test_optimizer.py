@@ -333,6 +333,29 @@ def test_a_state_that_does_not_fit_is_refused(change, named):
         load_optimizer_state(side.model, optimizer, state)
 
 
+def called_otherwise(self, block, param_and_grad):
+    """Paddle's Adam in a version whose kernel takes no `moment2_max`: given one, it would crash Python."""
+    paddle._C_ops.adam_(param_and_grad[0], param_and_grad[1], lr, moment1, moment2, beta1_pow_acc)  # noqa: F821
+
+
+def not_called(self, block, param_and_grad):
+    """And in one that has another kernel."""
+
+
+@pytest.mark.parametrize("version", [called_otherwise, not_called])
+@pytest.mark.parametrize("opt", OPTIMIZERS)
+def test_another_version_of_the_kernel_is_refused(opt, version, monkeypatch):
+    """Where it is used, before it is."""
+    monkeypatch.setattr(paddle.optimizer.Adam, "_append_optimize_op", version)
+    monkeypatch.setattr(paddle._C_ops, "adam_", lambda *args: pytest.fail("it was called"))
+    side = PaddleSide(problem("float32", 0)[0])
+    if opt.startswith("sgd"):
+        built(side, opt, SETTINGS["official"])
+        return
+    with pytest.raises(UserError, match=rf"^PaddlePaddle {paddle.__version__} .* adam_ .* paddlepaddle==3\.3\.1$"):
+        built(side, opt, SETTINGS["official"])
+
+
 @BOTH
 def test_an_unknown_optimizer_is_refused(kind):
     with pytest.raises(ValueError, match="choose sgd"):

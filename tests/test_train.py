@@ -511,6 +511,13 @@ def test_a_mistake_is_one_line(side, refused, flags, words):
     assert [word for word in words.split() if word.strip("'") not in line] == []
 
 
+def test_flags_are_checked_before_anything_else(side, refused, monkeypatch):
+    """Whatever else would be wrong, too, and without a look at it."""
+    for name in ("select_device", "build_loaders", "build_model"):
+        monkeypatch.setattr(side.package.train.main, name, lambda *args: pytest.fail("the flags come first"))
+    assert refused(side, "--data-path", "nowhere", "--lr", -1).startswith("--lr -1.0 is outside 0")
+
+
 def test_data_that_will_not_do_is_named(side, refused, data, tmp_path):
     def broken(name: str) -> Path:
         return shutil.copytree(data, tmp_path / name)
@@ -775,7 +782,8 @@ def test_mixed_precision(side, refused, data, trained, tmp_path):
     """bfloat16 has 8 bits, so a run comes out near, and not the same. Paddle has none on the CPU."""
     assert "--amp float16 needs --device gpu" in refused(side, "--amp", "float16")
     if side.framework is paddle:
-        assert "--amp bfloat16: PaddlePaddle has no mixed precision on the CPU" in refused(side, "--amp", "bfloat16")
+        line = refused(side, "--amp", "bfloat16", "--data-path", "nowhere")
+        assert "--amp bfloat16: PaddlePaddle has no mixed precision on the CPU" in line
         return
     train(side, data, tmp_path, "--amp", "bfloat16")
     mixed, full = state(side, tmp_path), trained(side)

@@ -254,8 +254,8 @@ MISTAKES = {
     "weight decay off": ("train/optimizer.py", "float(decays[kind])", "0.0"),
     "another gamma": (
         "train/lr_scheduler.py",
-        "self.last_lr * self.gamma if due",
-        "self.last_lr * self.gamma**0.5 if due",
+        "else schedule.lr_gamma",
+        "else schedule.lr_gamma**0.5",
     ),
     "batch-norm momentum inverted": ("models/mobilenet_v3.py", "momentum=0.99", "momentum=0.01"),
     "flip missing": ("data/presets.py", "if rng.random() < self.hflip_prob:", "if rng.random() < 0:"),

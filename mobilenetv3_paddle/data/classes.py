@@ -3,5 +3,6 @@
 from importlib.resources import files
 
 # Paddle: paddle.vision has no class names; the file holds torchvision's, one a line.
-_NAMES = files("mobilenetv3_paddle.data") / "imagenet_classes.txt"
-IMAGENET_CLASSES: list[str] = _NAMES.read_text(encoding="utf-8").splitlines()  # by class id
+IMAGENET_CLASSES: list[str] = (  # by class id
+    (files("mobilenetv3_paddle.data") / "imagenet_classes.txt").read_text(encoding="utf-8").splitlines()
+)

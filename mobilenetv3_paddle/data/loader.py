@@ -3,6 +3,7 @@
 import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import paddle
@@ -32,7 +33,7 @@ class DataLoader:
         num_workers: int,
         worker_init_fn: Callable[[int], None],
     ) -> None:
-        self.dataset = dataset
+        self.dataset = dataset  # Paddle: what its own takes and has, as far as it is used
         self.batch_sampler = batch_sampler
         self.num_workers = num_workers
         self._loader = io.DataLoader(
@@ -44,10 +45,10 @@ class DataLoader:
         )
 
     def __len__(self) -> int:
-        return len(self.batch_sampler)
+        return len(self.batch_sampler)  # Paddle: part of what a loader is
 
     def __iter__(self) -> Iterator[list[Tensor]]:
-        if self.num_workers > 0:
+        if self.num_workers > 0:  # Paddle: else its loader has a thread, see above
             yield from self._from_workers()
             return
         for indices in self.batch_sampler:
@@ -60,7 +61,7 @@ class DataLoader:
                 if isinstance(labels, Exception):
                     raise labels
                 yield [images, labels]
-        finally:  # its thread keeps an iterator that was left half-way, and so its workers, alive
+        finally:  # Paddle: its thread keeps an iterator that was left half-way, and so its workers, alive
             batches._try_shutdown_all()
 
 
@@ -71,15 +72,15 @@ class _Guarded(io.Dataset):
     """
 
     def __init__(self, dataset: io.Dataset) -> None:
-        self.dataset = dataset
+        self.dataset = dataset  # Paddle: wrapped, so that ours stays one that raises
 
     def __len__(self) -> int:
-        return len(self.dataset)
+        return len(self.dataset)  # Paddle: part of what a dataset is
 
     def __getitem__(self, index: int) -> tuple[np.ndarray, int] | Exception:
         try:
             return self.dataset[index]
-        except UserError as error:
+        except UserError as error:  # Paddle: would hide it, see DataLoader
             return error
         except Exception:
             return RuntimeError(traceback.format_exc())
@@ -104,23 +105,14 @@ def build_dataset(
     crop_size: int = 224,
     resize_size: int = 256,
     seed: int = 0,
-    auto_augment: str | None = None,
-    random_erase: float = 0.0,
-    crop_scale: float = 0.08,
-    hflip_prob: float = 0.5,
+    **augmentation: Any,
 ) -> ImageFolder:
     """The training or validation images with their preset, to which the options go; raises UserError as ImageFolder.
 
-    `resize_size` is the validation preset's alone, what follows `seed` the training preset's.
+    `resize_size` is the validation preset's alone, `augmentation` the training preset's.
     """
     if train:
-        transform = ClassificationPresetTrain(
-            crop_size=crop_size,
-            hflip_prob=hflip_prob,
-            auto_augment=auto_augment,
-            random_erase=random_erase,
-            crop_scale=crop_scale,
-        )
+        transform = ClassificationPresetTrain(crop_size=crop_size, **augmentation)
         return ImageFolder(Path(data_path) / "train", transform, seed)
     transform = ClassificationPresetEval(crop_size=crop_size, resize_size=resize_size)
     return ImageFolder(Path(data_path) / "val", transform, seed)

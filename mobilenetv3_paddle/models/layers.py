@@ -19,11 +19,12 @@ class AdaptiveAvgPool2D(nn.Layer):
 
     def __init__(self, output_size: int) -> None:
         super().__init__()
-        if output_size != 1:
+        if output_size != 1:  # Paddle: the means below do nothing else
             raise ValueError(f"output_size {output_size}: only global pooling, 1, is needed here")
 
     def forward(self, x: Tensor) -> Tensor:
-        return x.mean(axis=3).mean(axis=2).unsqueeze([2, 3])  # with keepdim the backward pass takes twice as long
+        # Paddle: axis by axis, which rounds less; with keepdim the backward pass takes twice as long
+        return x.mean(axis=3).mean(axis=2).unsqueeze([2, 3])
 
 
 class BatchNorm2D(nn.BatchNorm2D):
@@ -38,7 +39,7 @@ class BatchNorm2D(nn.BatchNorm2D):
 
     def __init__(self, *args, **kwargs) -> None:
         super().__init__(*args, **kwargs)
-        self.register_buffer("num_batches_tracked", paddle.zeros([], dtype="int64"))
+        self.register_buffer("num_batches_tracked", paddle.zeros([], dtype="int64"))  # Paddle: has none
 
     def forward(self, x: Tensor) -> Tensor:
         if not self.training:
@@ -46,7 +47,7 @@ class BatchNorm2D(nn.BatchNorm2D):
         n = x.shape[0] * x.shape[2] * x.shape[3]
         if n == 1:
             raise ValueError(f"batch norm needs more than 1 value per channel when training, got {tuple(x.shape)}")
-        # With momentum 0 the native kernel leaves the batch statistics in these two.
+        # Paddle: with momentum 0 the native kernel leaves the batch statistics in these two
         mean, variance = paddle.zeros_like(self._mean), paddle.zeros_like(self._variance)
         y = F.batch_norm(x, mean, variance, self.weight, self.bias, training=True, momentum=0.0, epsilon=self._epsilon)
         self.update_running_statistics(mean, variance * (n / (n - 1)))
@@ -54,7 +55,10 @@ class BatchNorm2D(nn.BatchNorm2D):
 
     @paddle.no_grad()
     def update_running_statistics(self, mean: Tensor, variance: Tensor) -> None:
-        """running = momentum * running + (1 - momentum) * batch, with the unbiased variance."""
+        """running = momentum * running + (1 - momentum) * batch.
+
+        Paddle: does so in its kernel, with the biased variance.
+        """
         paddle.assign(self.num_batches_tracked + 1, self.num_batches_tracked)
         new, old = 1 - self._momentum, self._momentum
         paddle.assign(old * self._mean + new * mean, self._mean)
@@ -68,4 +72,4 @@ class Hardsigmoid(nn.Layer):
     """
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.relu6(x + 3) / 6
+        return F.relu6(x + 3) / 6  # Paddle: without a float32 slope

@@ -41,14 +41,16 @@ class SyncBatchNorm2D(BatchNorm2D):
     def forward(self, x: Tensor) -> Tensor:
         if not (self.training and dist.is_initialized()):
             return super().forward(x)
-        wide = x.astype(self.weight.dtype)  # (N, C, H, W); statistics of half precision are no use
+        wide = x.to(self.weight.dtype)  # (N, C, H, W); statistics of half precision are no use
         own = paddle.full([1], wide[:, 0].numel(), dtype=wide.dtype)
         total = AllReduceSum.apply(paddle.concat([channel_sums(wide), own]))
         n = total[-1].detach()  # values per channel
         mean = total[:-1] / n  # (C,)
         centred = wide - mean[:, None, None]
         variance = AllReduceSum.apply(channel_sums(centred * centred)) / n  # (C,)
-        # A native kernel holds epsilon as a float32, also for float64 tensors.
+        # Paddle: a native kernel holds epsilon as a float32, also for float64 tensors
         scale = self.weight * paddle.rsqrt(variance + float(np.float32(self._epsilon)))
         self.update_running_statistics(mean, variance * (n / (n - 1)))
-        return (centred * scale[:, None, None] + self.bias[:, None, None]).astype(x.dtype)
+        return (centred * scale[:, None, None] + self.bias[:, None, None]).to(x.dtype)
+
+    # Paddle: BatchNorm2D here has an `update_running_statistics`, too

@@ -39,11 +39,11 @@ def save_checkpoint(
     One file, so that model and optimizer cannot be of different steps. `args` are the flags of the run.
     """
     content = {
-        "model": to_arrays(state.model.state_dict()),
-        "optimizer": optimizer_state(state.model, state.optimizer),
+        "model": to_arrays(state.model.state_dict()),  # Paddle: its `save` would add the names that it generates
+        "optimizer": optimizer_state(state.model, state.optimizer),  # Paddle: see there
         "lr_scheduler": state.lr_scheduler.state_dict(),
         "scaler": state.amp.scaler.state_dict(),
-        "ema": to_arrays(state.ema.state_dict()) if state.ema else None,
+        "ema": to_arrays(state.ema.state_dict()) if state.ema else None,  # Paddle: as for the model
         "epoch": epoch,
         "batch": batch,
         "world_size": world_size,
@@ -65,9 +65,12 @@ def read_checkpoint(path: str | Path) -> dict[str, Any]:
 
 def restore(state: TrainingState, content: dict[str, Any], path: str | Path) -> None:
     """Bring `state` to what the checkpoint `path` holds; raises UserError when that is of another model."""
+    # Paddle: arrays already, and an optimizer's state that knows the model's names
     load_state_dict(state.model, content["model"], f"the weights in checkpoint {path}")
-    state.lr_scheduler.set_state_dict(content["lr_scheduler"])
     load_optimizer_state(state.model, state.optimizer, content["optimizer"])
+    state.lr_scheduler.set_state_dict(content["lr_scheduler"])
+    # Paddle: its schedules give no warning that would have to be silenced
     state.amp.scaler.load_state_dict(content["scaler"])
     if state.ema:
+        # Paddle: arrays already
         state.ema.load_state_dict(content["ema"], f"the averaged weights in checkpoint {path}")

@@ -13,12 +13,12 @@ class CrossEntropyLoss(nn.Layer):
 
     def __init__(self, label_smoothing: float) -> None:
         super().__init__()
-        self.label_smoothing = label_smoothing
+        self.label_smoothing = label_smoothing  # Paddle: a Python number, so that it stays in double precision
 
     def forward(self, logits: Tensor, target: Tensor) -> Tensor:
         num_classes = logits.shape[1]
         shifted = logits - logits.max(axis=1, keepdim=True).detach()  # (N, C); exp() cannot overflow
-        # In float64, because Paddle's `sum` adds one value after another (3 times the rounding over 1000 classes).
+        # Paddle: in float64, because `sum` adds one value after another (3 times the rounding over 1000 classes)
         log_sum = shifted.exp().sum(axis=1, keepdim=True, dtype="float64").log().astype(logits.dtype)  # (N, 1)
         soft = target
         if target.ndim == 1:

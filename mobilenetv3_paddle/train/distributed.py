@@ -42,11 +42,15 @@ def shut_down() -> None:
 def convert_sync_batchnorm(model: nn.Layer) -> nn.Layer:
     """The model, changed in place, whose batch norm in train mode takes all processes' images for one batch.
 
-    With the project's own layer on the CPU and on cards. Parameters, buffers and their names stay.
+    With the project's own layer. Parameters, buffers and their names stay. Raises ValueError for a native batch norm.
+
+    Paddle: on cards, too, since its nn.SyncBatchNorm keeps the biased variance.
     """
-    for m in model.sublayers(include_self=True):
+    for m in model.sublayers(include_self=True):  # Paddle: would leave the model itself out
         if isinstance(m, BatchNorm2D):
             m.__class__ = SyncBatchNorm2D  # a new layer would need new references in optimizers and hooks
+        elif isinstance(m, nn.BatchNorm2D):  # Paddle: what the project's has, and this one lacks, is a buffer
+            raise ValueError("paddle.nn.BatchNorm2D counts no batches: build the model with mobilenetv3_paddle's")
     return model
 
 
@@ -55,6 +59,7 @@ def data_parallel(model: nn.Layer) -> nn.Layer:
 
     Batch-norm buffers stay each process's own until `broadcast_buffers`.
     """
+    # Paddle: sends buffers here and never again, so that there is no forward_sync_buffers to turn off
     return paddle.DataParallel(model) if dist.is_initialized() else model
 
 

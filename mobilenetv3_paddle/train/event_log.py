@@ -8,18 +8,18 @@ from reprod.recipe.cli import UserError
 class EventLog:
     """Numbers by step, in `folder`, which `visualdl --logdir FOLDER` draws.
 
-    A run that is resumed after `first_step` is drawn beside what the interrupted one wrote. Raises UserError when
-    VisualDL is missing. VisualDL keeps float32; the exact numbers are in metrics.jsonl.
+    Paddle: VisualDL draws only the newest file of a folder, so each start has a folder of its own, and a run that is
+    resumed after `first_step` is drawn beside what the interrupted one wrote.
 
-    Paddle: VisualDL draws only the newest file of a folder, so each start has a folder of its own.
+    Raises UserError when VisualDL is missing. VisualDL keeps float32; the exact numbers are in metrics.jsonl.
     """
 
     def __init__(self, folder: str | Path, first_step: int = 0) -> None:
         try:
-            from visualdl import LogWriter
+            from visualdl import LogWriter  # Paddle: its viewer
         except ImportError as error:
             raise UserError(f"--event-log needs VisualDL ({error}): pip install visualdl") from error
-        self.writer = LogWriter(str(Path(folder) / f"from_step_{first_step}"))
+        self.writer = LogWriter(str(Path(folder) / f"from_step_{first_step}"))  # Paddle: see EventLog
 
     def write(self, metrics: dict[str, float], step: int) -> None:
         """Append each number under its name, `train/loss` say; on disk when this returns."""

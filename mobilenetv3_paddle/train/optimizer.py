@@ -1,14 +1,18 @@
 """The optimizers of torchvision's references/classification/train.py, its parameter groups and its settings."""
 
+import inspect
 import math
+import re
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import paddle
-from paddle import Tensor, _C_ops, nn
+from paddle import Tensor, nn
 from paddle.optimizer import Optimizer
 from paddle.optimizer.lr import LRScheduler
 
+from reprod.recipe.arguments import Schedule
 from reprod.recipe.cli import UserError
 
 from .lr_scheduler import build_lr_scheduler
@@ -17,25 +21,116 @@ from .lr_scheduler import build_lr_scheduler
 NORMS = (nn.layer.norm._BatchNormBase, nn.layer.norm._InstanceNormBase, nn.LayerNorm, nn.GroupNorm)
 
 
-class TorchOptimizer(Optimizer):
+# Paddle: how its own Adam calls the kernel, which is what the port gives it, too
+ADAM_ARGUMENTS = """
+    param_and_grad[0], param_and_grad[1], lr, moment1, moment2, moment2_max, beta1_pow_acc, beta2_pow_acc,
+    master_weight, found_inf, _beta1, _beta2, self._epsilon, self._lazy_mode, 1000, find_master, False, self._amsgrad,
+"""
+
+
+def adam_kernel() -> Callable:
+    """The kernel of paddle.optimizer.Adam; raises UserError where it takes other arguments, which would crash Python.
+
+    Paddle: it is private, but public operations in its place give other last bits, and for mobilenet_v3_small take 10
+    to 17 ms more on one core: 7 to 11 % of a training step with 8 images of 96 pixels, under 1 % with 32 of 224.
+    """
+    source = inspect.getsource(paddle.optimizer.Adam._append_optimize_op)  # a kernel cannot be asked
+    call = re.search(r"_C_ops\.adam_\((.*?)\)", source, re.DOTALL)
+    if call is None or call[1].split() != ADAM_ARGUMENTS.split():
+        raise UserError(
+            f"PaddlePaddle {paddle.__version__} calls its kernel adam_ otherwise than 3.3.1: "
+            "--opt rmsprop and --opt adamw need paddlepaddle==3.3.1"
+        )
+    return paddle._C_ops.adam_
+
+
+class TorchOptimizer(paddle.optimizer.SGD):
     """What the optimizers below share: groups of parameters, and updates in place, one parameter at a time.
 
     Paddle: its own optimizers hold coefficients as float32 constants, 2e-8 off in float64, and RMSProp has another
-    formula. These are put together from kernels that take such numbers as they are. A rate is a tensor (1,) of the
-    parameters' precision.
+    formula. These are put together from operations that take such numbers as they are.
     """
 
     ACCUMULATORS: tuple[str, ...] = ()  # names, in the order in which `update` takes them
 
-    def __init__(self, groups: list[dict[str, Any]], learning_rate: LRScheduler) -> None:
-        super().__init__(learning_rate, groups)
-        self.zero = paddle.zeros([1], self._dtype)
+    def __init__(self, groups: list[dict[str, Any]], learning_rate: float | LRScheduler) -> None:
+        super().__init__(learning_rate, groups)  # Paddle: takes the rate first
 
-    def update(
-        self, parameter: Tensor, gradient: Tensor, weight_decay: float, lr: Tensor, *accumulators: Tensor
-    ) -> None:
-        """Change `parameter` and its `accumulators` in place; `gradient` stays as it is."""
+    def update(self, parameter: Tensor, gradient: Tensor, weight_decay: float, *accumulators: Tensor) -> None:
+        """Change `parameter` and its `accumulators` in place; `gradient` stays as it is.
+
+        Paddle: the formula alone, which PyTorch's `step` has within loops over groups and parameters.
+        """
         raise NotImplementedError
+
+    def descend(self, parameter: Tensor, direction: Tensor) -> None:
+        """parameter <- parameter - lr * direction, in place.
+
+        Paddle: its SGD has no coefficients that could be off.
+        """
+        super()._append_optimize_op(None, (parameter, direction))
+
+    def create_accumulators(self, parameter: Tensor) -> dict[str, Tensor]:
+        """The accumulators of `parameter` by name; made, of zeros, if there are none yet.
+
+        Paddle: they belong to the optimizer, by the parameter's generated name, where PyTorch has `state[parameter]`.
+        """
+        for name in self.ACCUMULATORS:
+            if parameter.name not in self._accumulators[name]:
+                self._add_accumulator(name, parameter)
+        return {name: self._accumulators[name][parameter.name] for name in self.ACCUMULATORS}
+
+    def _create_regularization_of_grad(self, param: Tensor, grad: Tensor, regularization: Any = None) -> Tensor:
+        return grad  # Paddle: would decay the weights here, and by a float32 number
+
+    def _create_accumulators(self, block: Any, parameters: dict[str, Any]) -> None:
+        """Paddle: `step` calls it with the parameters that have a gradient."""
+        for parameter in parameters["params"]:
+            if parameter.name not in self._accumulators[self.ACCUMULATORS[0]]:
+                self.create_accumulators(parameter)
+
+    def _append_optimize_op(self, block: Any, param_and_grad: dict[str, Any]) -> None:
+        """Paddle: `step` calls it for each parameter."""
+        parameter, gradient = param_and_grad["params"]
+        accumulators = [self._accumulators[kind][parameter.name] for kind in self.ACCUMULATORS]
+        self.update(parameter, gradient, param_and_grad["weight_decay"], *accumulators)
+
+
+class SGD(TorchOptimizer):
+    """v <- momentum * v + g;  w <- w - lr * v  (torch.optim.SGD), with g = gradient + weight_decay * w.
+
+    With Nesterov's momentum w <- w - lr * (g + momentum * v).
+
+    Paddle: its Momentum has the same formulas, and float32 coefficients.
+    """
+
+    ACCUMULATORS = ("velocity",)
+
+    def __init__(
+        self, groups: list[dict[str, Any]], learning_rate: float | LRScheduler, *, momentum: float, nesterov: bool
+    ) -> None:
+        super().__init__(groups, learning_rate)
+        self.momentum = momentum  # Paddle: Python's numbers, so that they stay in double precision
+        self.nesterov = nesterov
+
+    def update(self, parameter: Tensor, gradient: Tensor, weight_decay: float, velocity: Tensor) -> None:
+        """Paddle: the formula above."""
+        if weight_decay:
+            gradient = parameter.scale(weight_decay).add_(gradient)
+        velocity.scale_(self.momentum).add_(gradient)
+        self.descend(parameter, gradient + velocity.scale(self.momentum) if self.nesterov else velocity)
+
+
+class AdamOptimizer(TorchOptimizer):
+    """What RMSprop and AdamW share: quotients of two moments.
+
+    Paddle: see `adam_kernel`.
+    """
+
+    def __init__(self, groups: list[dict[str, Any]], learning_rate: float | LRScheduler) -> None:
+        super().__init__(groups, learning_rate)
+        self.kernel = adam_kernel()
+        self.zero = paddle.zeros([1], self._dtype)  # Paddle: a power of beta of 0, by which the kernel corrects no bias
 
     def adam_(
         self,
@@ -50,59 +145,16 @@ class TorchOptimizer(Optimizer):
         """target <- target - rate * moment1 / (sqrt(moment2) + epsilon), all but `gradient` and `rate` in place, with
 
         moment1 <- beta1 * moment1 + (1 - beta1) * gradient;  moment2 <- beta2 * moment2 + (1 - beta2) * gradient^2.
+
+        Paddle: `rate` is a tensor (1,) of the parameters' precision.
         """
-        powers = (self.zero, self.zero)  # the kernel corrects no bias
         fixed = (False, 1000, False, True, False)  # not lazy, no master weight, powers stay, no AMSGrad
-        _C_ops.adam_(target, gradient, rate, moment1, moment2, None, *powers, None, None, *betas, epsilon, *fixed)
-
-    def create_accumulators(self, parameter: Tensor) -> dict[str, Tensor]:
-        """The accumulators of `parameter` by name; made, of zeros, if there are none yet."""
-        for name in self.ACCUMULATORS:
-            if parameter.name not in self._accumulators[name]:
-                self._add_accumulator(name, parameter)
-        return {name: self._accumulators[name][parameter.name] for name in self.ACCUMULATORS}
-
-    def _create_regularization_of_grad(self, param: Tensor, grad: Tensor, regularization: Any = None) -> Tensor:
-        return grad  # `update` decays the weights
-
-    def _create_accumulators(self, block: Any, parameters: dict[str, Any]) -> None:
-        for parameter in parameters["params"]:
-            if parameter.name not in self._accumulators[self.ACCUMULATORS[0]]:
-                self.create_accumulators(parameter)
-
-    def _append_optimize_op(self, block: Any, param_and_grad: dict[str, Any]) -> None:
-        parameter, gradient = param_and_grad["params"]
-        name = parameter.name
-        accumulators = [self._accumulators[kind][name] for kind in self.ACCUMULATORS]
-        self.update(parameter, gradient, param_and_grad["weight_decay"], self._global_learning_rate(), *accumulators)
+        optional = (None, None)
+        powers = (self.zero, self.zero)
+        self.kernel(target, gradient, rate, moment1, moment2, None, *powers, *optional, *betas, epsilon, *fixed)
 
 
-class SGD(TorchOptimizer):
-    """v <- momentum * v + g;  w <- w - lr * v  (torch.optim.SGD), with g = gradient + weight_decay * w.
-
-    With Nesterov's momentum w <- w - lr * (g + momentum * v).
-
-    Paddle: its Momentum has the same formulas, and float32 coefficients.
-    """
-
-    ACCUMULATORS = ("velocity",)
-
-    def __init__(
-        self, groups: list[dict[str, Any]], learning_rate: LRScheduler, *, momentum: float, nesterov: bool
-    ) -> None:
-        super().__init__(groups, learning_rate)
-        self.momentum = momentum
-        self.nesterov = nesterov
-
-    def update(self, parameter: Tensor, gradient: Tensor, weight_decay: float, lr: Tensor, velocity: Tensor) -> None:
-        if weight_decay:
-            gradient = parameter.scale(weight_decay).add_(gradient)
-        velocity.scale_(self.momentum).add_(gradient)
-        direction = gradient + velocity.scale(self.momentum) if self.nesterov else velocity
-        _C_ops.sgd_(parameter, lr, direction, None, False)
-
-
-class RMSprop(TorchOptimizer):
+class RMSprop(AdamOptimizer):
     """s <- alpha * s + (1 - alpha) * g^2;  b <- momentum * b + g / (sqrt(s) + eps);  w <- w - lr * b
     (torch.optim.RMSprop), with g = gradient + weight_decay * w.
 
@@ -113,26 +165,33 @@ class RMSprop(TorchOptimizer):
     ACCUMULATORS = ("square_avg", "momentum_buffer")
 
     def __init__(
-        self, groups: list[dict[str, Any]], learning_rate: LRScheduler, *, momentum: float, alpha: float, epsilon: float
+        self,
+        groups: list[dict[str, Any]],
+        learning_rate: float | LRScheduler,
+        *,
+        momentum: float,
+        alpha: float,
+        epsilon: float,
     ) -> None:
         super().__init__(groups, learning_rate)
         self.momentum = momentum
         self.alpha = alpha
         self.epsilon = epsilon
-        self.minus_one = paddle.full([1], -1.0, self._dtype)
+        self.minus_one = paddle.full([1], -1.0, self._dtype)  # Paddle: a rate by which the kernel adds
 
     def update(
-        self, parameter: Tensor, gradient: Tensor, weight_decay: float, lr: Tensor, square_avg: Tensor, buffer: Tensor
+        self, parameter: Tensor, gradient: Tensor, weight_decay: float, square_avg: Tensor, buffer: Tensor
     ) -> None:
+        """Paddle: the formula above, from Adam's."""
         if weight_decay:
             gradient = parameter.scale(weight_decay).add_(gradient)
         buffer.scale_(self.momentum)
         # With beta1 = 0 the first moment is the gradient, so the gradient can be it.
         self.adam_(buffer, gradient, self.minus_one, gradient, square_avg, (0.0, self.alpha), self.epsilon)
-        _C_ops.sgd_(parameter, lr, buffer, None, False)
+        self.descend(parameter, buffer)
 
 
-class AdamW(TorchOptimizer):
+class AdamW(AdamOptimizer):
     """m <- 0.9 * m + 0.1 * gradient;  v <- 0.999 * v + 0.001 * gradient^2;  w <- (1 - lr * weight_decay) * w;
     w <- w - lr / (1 - 0.9^t) * m / (sqrt(v / (1 - 0.999^t)) + 1e-8) at step t  (torch.optim.AdamW).
 
@@ -142,13 +201,14 @@ class AdamW(TorchOptimizer):
     ACCUMULATORS = ("moment1", "moment2", "step")
     EPSILON = 1e-8
 
-    def __init__(self, groups: list[dict[str, Any]], learning_rate: LRScheduler) -> None:
+    def __init__(self, groups: list[dict[str, Any]], learning_rate: float | LRScheduler) -> None:
         super().__init__(groups, learning_rate)
-        # As the kernel has them: with another 0.999 the correction for it would not fit, 1.3e-5 off in float32.
+        # Paddle: as the kernel has them; with another 0.999 the correction for it would not fit, 1.3e-5 off in float32
         self.betas = tuple(paddle.to_tensor([0.9, 0.999], self._dtype).astype("float64").tolist())
 
     def create_accumulators(self, parameter: Tensor) -> dict[str, Tensor]:
-        if parameter.name not in self._accumulators["step"]:  # on the CPU, where reading it waits for nothing
+        """Paddle: the step is a tensor, so that it is saved, and on the CPU, where reading it waits for nothing."""
+        if parameter.name not in self._accumulators["step"]:
             self._add_accumulator("step", parameter, "float64", shape=[1], device="cpu")
         return super().create_accumulators(parameter)
 
@@ -157,18 +217,17 @@ class AdamW(TorchOptimizer):
         parameter: Tensor,
         gradient: Tensor,
         weight_decay: float,
-        lr: Tensor,
         moment1: Tensor,
         moment2: Tensor,
         step: Tensor,
     ) -> None:
+        """Paddle: the formula above, with the corrections of the moments in rate and epsilon."""
         if weight_decay:
             parameter.scale_(1 - self.get_lr() * weight_decay)
         t = step.scale_(1.0, 1.0).item()
         unbias1, unbias2 = 1 - self.betas[0] ** t, math.sqrt(1 - self.betas[1] ** t)
-        self.adam_(
-            parameter, gradient, lr.scale(unbias2 / unbias1), moment1, moment2, self.betas, self.EPSILON * unbias2
-        )
+        rate = self._global_learning_rate().scale(unbias2 / unbias1)
+        self.adam_(parameter, gradient, rate, moment1, moment2, self.betas, self.EPSILON * unbias2)
 
 
 def parameter_groups(
@@ -208,10 +267,10 @@ def build_optimizer(
     """The optimizer `opt` (sgd, sgd_nesterov, rmsprop or adamw) and its schedule, to be stepped once an epoch.
 
     Weight decay is added to the gradient, but for adamw, which shrinks the weights; adamw has no `momentum`. Decays of
-    None are as `weight_decay`. `schedule` goes to `build_lr_scheduler`. Raises ValueError for another name.
+    None are as `weight_decay`. `schedule` is what Schedule holds. Raises ValueError for another name.
     """
     groups = parameter_groups(model, weight_decay, norm_weight_decay, bias_weight_decay)
-    lr = build_lr_scheduler(lr, **schedule)  # Paddle: the schedule comes first, and is the optimizer's rate
+    lr = build_lr_scheduler(lr, Schedule(**schedule))  # Paddle: the schedule comes first, and is the optimizer's rate
     if opt in ("sgd", "sgd_nesterov"):
         optimizer = SGD(groups, lr, momentum=momentum, nesterov=opt == "sgd_nesterov")
     elif opt == "rmsprop":

@@ -11,29 +11,26 @@ from mobilenetv3_paddle.data import build_mix, set_epoch
 from mobilenetv3_paddle.data.loader import DataLoader
 from mobilenetv3_paddle.device import seed_everything
 from mobilenetv3_paddle.models import save_weights
-from reprod.recipe.arguments import check_resumed, optimizer_options
+from reprod.recipe.arguments import check_resumed
 from reprod.recipe.cli import UserError, output_dir
 from reprod.recipe.log import evaluation_line
 from reprod.recipe.metrics import NAME, MetricsLog
 from reprod.recipe.preemption import Stopped, StopRequest
 from reprod.recipe.seeds import derive_seed
 
-from .amp import Amp
 from .checkpoint import SUFFIX, TrainingState, read_checkpoint, restore, save_checkpoint
 from .distributed import all_reduce_sum, broadcast_buffers, data_parallel, launched_rank, log
-from .ema import ModelEma, ema_decay
-from .engine import evaluate, train_one_epoch
+from .engine import Hooks, Settings, evaluate, train_one_epoch
 from .event_log import EventLog
-from .optimizer import build_optimizer
 
 
 class Trainer:
-    """All of a run but its model, criterion and data; raises UserError for flags that do not go together."""
+    """All of a run but what it is made of, which `main` builds."""
 
     def __init__(
         self,
         args: argparse.Namespace,
-        model: nn.Layer,
+        state: TrainingState,
         criterion: nn.Layer,
         train_loader: DataLoader,
         val_loader: DataLoader,
@@ -41,7 +38,8 @@ class Trainer:
         stop: StopRequest,
     ) -> None:
         self.args = args
-        self.model = model
+        self.state = state
+        self.model = state.model
         self.criterion = criterion
         self.train_loader = train_loader
         self.val_loader = val_loader
@@ -49,11 +47,6 @@ class Trainer:
         self.stop = stop
         self.rank, _, self.world_size = launched_rank()
         self.accumulation_steps = args.gradient_accumulation_steps
-        optimizer, lr_scheduler = build_optimizer(model, **optimizer_options(args))
-        images = args.batch_size * self.accumulation_steps
-        decay = ema_decay(args.model_ema_decay, self.world_size, images, args.model_ema_steps, args.epochs)
-        ema = ModelEma(model, decay) if args.model_ema else None
-        self.state = TrainingState(model, optimizer, lr_scheduler, Amp(args.amp, device), ema)
 
     def train(self) -> None:
         """Train what is left of --epochs.
@@ -106,26 +99,23 @@ class Trainer:
         args, state = self.args, self.state
         set_epoch(self.train_loader, epoch, first_batch)
         alphas = {"mixup_alpha": args.mixup_alpha, "cutmix_alpha": args.cutmix_alpha}
-        train_one_epoch(
-            model,
-            self.criterion,
-            state.optimizer,
-            self.train_loader,
-            self.device,
-            epoch,
-            args.print_freq,
-            args.freeze_norm,
-            log,
+        settings = Settings(
+            print_freq=args.print_freq,
             epochs=args.epochs,
             first_batch=first_batch,
+            freeze_norm=args.freeze_norm,
             mix=build_mix(len(self.val_loader.dataset.classes), **alphas, seed=args.seed),
             amp=state.amp,
             clip_grad_norm=args.clip_grad_norm,
             accumulation_steps=self.accumulation_steps,
+        )
+        hooks = Hooks(
+            log=log,
             before_batch=partial(self.before_batch, epoch),
             after_step=partial(self.after_step, epoch),
             record=lambda batch, metrics: self.record("train", epoch, self.step(epoch, batch + 1), metrics),
         )
+        train_one_epoch(model, self.criterion, state.optimizer, self.train_loader, self.device, epoch, settings, hooks)
 
     def before_batch(self, epoch: int, batch: int) -> None:
         """Seed dropout by where the run is, so that a resumed run draws what an unbroken one does."""

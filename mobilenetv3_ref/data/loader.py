@@ -1,6 +1,7 @@
 """Datasets and loaders of a training run: DATA_PATH/train and DATA_PATH/val, in batches."""
 
 from pathlib import Path
+from typing import Any
 
 from torch.utils.data import DataLoader
 
@@ -18,23 +19,14 @@ def build_dataset(
     crop_size: int = 224,
     resize_size: int = 256,
     seed: int = 0,
-    auto_augment: str | None = None,
-    random_erase: float = 0.0,
-    crop_scale: float = 0.08,
-    hflip_prob: float = 0.5,
+    **augmentation: Any,
 ) -> ImageFolder:
     """The training or validation images with their preset, to which the options go; raises UserError as ImageFolder.
 
-    `resize_size` is the validation preset's alone, what follows `seed` the training preset's.
+    `resize_size` is the validation preset's alone, `augmentation` the training preset's.
     """
     if train:
-        transform = ClassificationPresetTrain(
-            crop_size=crop_size,
-            hflip_prob=hflip_prob,
-            auto_augment=auto_augment,
-            random_erase=random_erase,
-            crop_scale=crop_scale,
-        )
+        transform = ClassificationPresetTrain(crop_size=crop_size, **augmentation)
         return ImageFolder(Path(data_path) / "train", transform, seed)
     transform = ClassificationPresetEval(crop_size=crop_size, resize_size=resize_size)
     return ImageFolder(Path(data_path) / "val", transform, seed)

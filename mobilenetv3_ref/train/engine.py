@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable
 from contextlib import nullcontext
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +21,34 @@ from .metric import correct_at
 from .nonfinite import first_nonfinite
 
 FULL_PRECISION = Amp()
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How an epoch is trained; the loader begins with `first_batch`, too."""
+
+    print_freq: int = 10
+    epochs: int | None = None
+    first_batch: int = 0
+    freeze_norm: bool = False
+    mix: RandomMix | None = None
+    amp: Amp = FULL_PRECISION
+    clip_grad_norm: float | None = None
+    accumulation_steps: int = 1
+
+
+@dataclass(frozen=True)
+class Hooks:
+    """Whom an epoch tells what.
+
+    `log` gets the lines of TrainingLog, `before_batch` the number of the batch that comes, `after_step` how many
+    batches of the epoch the updated model has seen, `record` what the log has of the batch that a line ends with.
+    """
+
+    log: Callable[[str], None] = print
+    before_batch: Callable[[int], None] = lambda batch: None
+    after_step: Callable[[int], None] = lambda batches: None
+    record: Callable[[int, dict[str, float]], None] = lambda batch, metrics: None
 
 
 def set_train_mode(model: nn.Module, freeze_norm: bool = False) -> None:
@@ -87,36 +116,23 @@ def train_one_epoch(
     data_loader: DataLoader,
     device: torch.device,
     epoch: int,
-    print_freq: int,
-    freeze_norm: bool = False,
-    log: Callable[[str], None] = print,
-    *,
-    epochs: int | None = None,
-    first_batch: int = 0,
-    mix: RandomMix | None = None,
-    amp: Amp = FULL_PRECISION,
-    clip_grad_norm: float | None = None,
-    accumulation_steps: int = 1,
-    before_batch: Callable[[int], None] = lambda batch: None,
-    after_step: Callable[[int], None] = lambda batches: None,
-    record: Callable[[int, dict[str, float]], None] = lambda batch, metrics: None,
+    settings: Settings = Settings(),  # noqa: B008  it is frozen
+    hooks: Hooks = Hooks(),  # noqa: B008
 ) -> None:
-    """Train on every batch from `first_batch` on, logging as TrainingLog says.
+    """Train on every batch from `settings.first_batch` on.
 
-    The loader begins with `first_batch`, too. `before_batch` gets the number of the batch that comes, `after_step` how
-    many batches of the epoch the updated model has seen, `record` what the log has of the batch that a line ends with.
     Raises UserError when the loss or a gradient is NaN or infinite, before that reaches the parameters.
     """
-    set_train_mode(model, freeze_norm)
-    batches = len(data_loader)
-    line = TrainingLog(epoch, batches, print_freq, log, first_batch=first_batch, epochs=epochs)
-    for batch_idx, batch in enumerate(data_loader, first_batch):
+    set_train_mode(model, settings.freeze_norm)
+    batches, first, size_of_group = len(data_loader), settings.first_batch, settings.accumulation_steps
+    line = TrainingLog(epoch, batches, settings.print_freq, hooks.log, first_batch=first, epochs=settings.epochs)
+    for batch_idx, batch in enumerate(data_loader, first):
         line.batch_read()
         image, label = (tensor.to(device) for tensor in batch)
-        image, target = mix(image, label, epoch, batch_idx) if mix else (image, label)
-        place = batch_idx % accumulation_steps
-        size = min(accumulation_steps, batches - batch_idx + place)
-        before_batch(batch_idx)
+        image, target = settings.mix(image, label, epoch, batch_idx) if settings.mix else (image, label)
+        place = batch_idx % size_of_group
+        size = min(size_of_group, batches - batch_idx + place)
+        hooks.before_batch(batch_idx)
         try:
             loss, output = train_step(
                 model,
@@ -124,16 +140,16 @@ def train_one_epoch(
                 optimizer,
                 image,
                 target,
-                amp=amp,
-                clip_grad_norm=clip_grad_norm,
+                amp=settings.amp,
+                clip_grad_norm=settings.clip_grad_norm,
                 accumulation=(place, size),
             )
             loss_value = loss.item()
             if not math.isfinite(loss_value):
                 raise FloatingPointError(f"the loss is {loss_value}")
         except FloatingPointError as error:
-            before_batch(batch_idx)  # the same dropout again
-            with amp.autocast():
+            hooks.before_batch(batch_idx)  # the same dropout again
+            with settings.amp.autocast():
                 where = first_nonfinite(unwrap(model), criterion, image, target)
             raise UserError(
                 f"{error} at epoch {epoch}, iter {batch_idx}: {where}; lower --lr, check the data"
@@ -141,9 +157,9 @@ def train_one_epoch(
         lr = optimizer.param_groups[0]["lr"]
         correct = correct_at(output.detach(), label, [1])[0]
         if line.batch_done(loss_value, lr, correct, len(label)):
-            record(batch_idx, {"loss": loss_value, "lr": lr, "top1": correct / len(label)})
+            hooks.record(batch_idx, {"loss": loss_value, "lr": lr, "top1": correct / len(label)})
         if place == size - 1:
-            after_step(batch_idx + 1)
+            hooks.after_step(batch_idx + 1)
 
 
 @torch.no_grad()

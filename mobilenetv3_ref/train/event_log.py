@@ -8,8 +8,9 @@ from reprod.recipe.cli import UserError
 class EventLog:
     """Numbers by step, in `folder`, which `tensorboard --logdir FOLDER` draws.
 
-    A run that is resumed after `first_step` hides what the interrupted one wrote beyond it. Raises UserError when
-    TensorBoard is missing. TensorBoard keeps float32; the exact numbers are in metrics.jsonl.
+    A run that is resumed after `first_step` hides what the interrupted one wrote beyond it.
+
+    Raises UserError when TensorBoard is missing. TensorBoard keeps float32; the exact numbers are in metrics.jsonl.
     """
 
     def __init__(self, folder: str | Path, first_step: int = 0) -> None:

@@ -8,14 +8,18 @@ from mobilenetv3_ref.data import build_dataset, build_loader
 from mobilenetv3_ref.data.loader import DataLoader
 from mobilenetv3_ref.device import seed_everything, select_device
 from mobilenetv3_ref.models import MODELS, load_finetune, shared_init
-from reprod.recipe.arguments import augmentation_options, check_args, check_data, get_args_parser
+from reprod.recipe.arguments import augmentation_options, check_data, optimizer_options, parse_args
 from reprod.recipe.cli import run
 from reprod.recipe.log import evaluation_line
 from reprod.recipe.preemption import stop_request
 
+from .amp import Amp
+from .checkpoint import TrainingState
 from .criterion import build_criterion
 from .distributed import convert_sync_batchnorm, init_distributed, launched_rank, log, shut_down
+from .ema import ModelEma, ema_decay
 from .engine import evaluate
+from .optimizer import build_optimizer
 from .trainer import Trainer
 
 PROG = "python -m mobilenetv3_ref.train"
@@ -27,7 +31,6 @@ def main(args: argparse.Namespace) -> None:
     Writes to OUTPUT_DIR model_EPOCH (weights), model_ema_EPOCH (averaged ones), checkpoint (the newest whole state) and
     metrics.jsonl. Raises UserError for what the user must mend, Stopped once SIGTERM has come and all is saved.
     """
-    check_args(args)
     rank, local_rank, world_size = launched_rank()
     device = select_device(args.device, local_rank)
     init_distributed(device)
@@ -40,8 +43,10 @@ def main(args: argparse.Namespace) -> None:
     else:
         if args.sync_bn:
             model = convert_sync_batchnorm(model)
+        optimizer, lr_scheduler = build_optimizer(model, **optimizer_options(args))
+        state = TrainingState(model, optimizer, lr_scheduler, Amp(args.amp, device), build_ema(args, model, world_size))
         with stop_request() as stop:
-            Trainer(args, model, criterion, train_loader, val_loader, device, stop).train()
+            Trainer(args, state, criterion, train_loader, val_loader, device, stop).train()
     shut_down()  # not in a `finally`: a process that fails must end at once, for the launcher to stop the others
 
 
@@ -73,7 +78,14 @@ def build_model(args: argparse.Namespace, num_classes: int) -> nn.Module:
     return model
 
 
+def build_ema(args: argparse.Namespace, model: nn.Module, world_size: int) -> ModelEma | None:
+    """The average of the model's weights, if --model-ema asks for it."""
+    if not args.model_ema:
+        return None
+    images = args.batch_size * args.gradient_accumulation_steps
+    return ModelEma(model, ema_decay(args.model_ema_decay, world_size, images, args.model_ema_steps, args.epochs))
+
+
 def command() -> None:
     """Parse the command line and train."""
-    args = get_args_parser(PROG, "PyTorch").parse_args()
-    run(lambda: main(args), PROG)
+    run(lambda: main(parse_args(PROG, "PyTorch")), PROG)

@@ -6,6 +6,8 @@ from torch import nn
 from torch.optim import SGD, AdamW, Optimizer, RMSprop
 from torch.optim.lr_scheduler import LRScheduler
 
+from reprod.recipe.arguments import Schedule
+
 from .lr_scheduler import build_lr_scheduler
 
 NORMS = (nn.modules.batchnorm._BatchNorm, nn.modules.instancenorm._InstanceNorm, nn.LayerNorm, nn.GroupNorm)
@@ -48,7 +50,7 @@ def build_optimizer(
     """The optimizer `opt` (sgd, sgd_nesterov, rmsprop or adamw) and its schedule, to be stepped once an epoch.
 
     Weight decay is added to the gradient, but for adamw, which shrinks the weights; adamw has no `momentum`. Decays of
-    None are as `weight_decay`. `schedule` goes to `build_lr_scheduler`. Raises ValueError for another name.
+    None are as `weight_decay`. `schedule` is what Schedule holds. Raises ValueError for another name.
     """
     groups = parameter_groups(model, weight_decay, norm_weight_decay, bias_weight_decay)
     if opt in ("sgd", "sgd_nesterov"):
@@ -59,4 +61,4 @@ def build_optimizer(
         optimizer = AdamW(groups, lr)
     else:
         raise ValueError(f"opt {opt!r}: choose sgd, sgd_nesterov, rmsprop or adamw")
-    return optimizer, build_lr_scheduler(optimizer, **schedule)
+    return optimizer, build_lr_scheduler(optimizer, Schedule(**schedule))

@@ -129,9 +129,8 @@ def training_run(side: Side, data_path: str, recipe: Recipe, seed: int, draw: in
         side.data.set_epoch(train_loader, epoch)
         record["lr"].append(side.lr(optimizer))
         before = side.parameters(model)
-        side.engine.train_one_epoch(
-            model, watched, optimizer, train_loader, side.cpu, epoch, print_freq=10**6, log=lambda line: None
-        )
+        silent = side.engine.Hooks(log=lambda line: None)
+        side.engine.train_one_epoch(model, watched, optimizer, train_loader, side.cpu, epoch, hooks=silent)
         lr_scheduler.step()
         record["eval"] = evaluate(side, model, criterion, val_loader)
         record["top1"].append(record["eval"][1])

@@ -5,6 +5,8 @@ Names and defaults follow torchvision's references/classification/train.py where
 
 import argparse
 import math
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from reprod.recipe.cli import ArgumentParser, UserError, positive_int
@@ -99,7 +101,17 @@ FREE_AT_RESUME = {
 }
 
 
-def check_args(args: argparse.Namespace) -> None:
+def parse_args(prog: str, framework: str, flags: Sequence[str] | None = None) -> argparse.Namespace:
+    """The `flags`, or those of the command line; raises UserError for values that training cannot mean.
+
+    All that flags alone can have wrong is found here.
+    """
+    args = get_args_parser(prog, framework).parse_args(flags)
+    check_args(args, framework)
+    return args
+
+
+def check_args(args: argparse.Namespace, framework: str) -> None:
     """Raise UserError for values that argparse lets through but training cannot mean."""
     check_val_sizes(args)
     share, unbounded = (0, 1), (0, math.inf)
@@ -126,6 +138,8 @@ def check_args(args: argparse.Namespace) -> None:
         raise UserError("--lr-warmup-decay 0 has nothing to rise from: choose a share above 0 for a linear warm-up")
     if args.amp == "float16" and args.device == "cpu":
         raise UserError("--amp float16 needs --device gpu: on the CPU use bfloat16")
+    if args.amp and args.device == "cpu" and framework == "PaddlePaddle":  # its autocast and scaler do nothing there
+        raise UserError(f"--amp {args.amp}: PaddlePaddle has no mixed precision on the CPU; use --device gpu")
     starts = [flag(name) for name in ("weights", "finetune", "resume") if getattr(args, name)]
     if len(starts) > 1:
         raise UserError(f"{' and '.join(starts)} both name the weights to start from: give one of them")
@@ -155,6 +169,20 @@ def check_resumed(
                 f"{flag(name)} {value}: checkpoint {args.resume} was trained with {saved.get(name)}; "
                 "resume with the same, or start anew from it with --weights"
             )
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """The flags that say how the learning rate changes, under their own names."""
+
+    epochs: int = 1
+    lr_scheduler: str = "steplr"
+    lr_step_size: int = 30
+    lr_gamma: float = 0.1
+    lr_min: float = 0.0
+    lr_warmup_epochs: int = 0
+    lr_warmup_method: str = "constant"
+    lr_warmup_decay: float = 0.01
 
 
 def optimizer_options(args: argparse.Namespace) -> dict[str, Any]:
