@@ -2,9 +2,10 @@
 
 Hard-sigmoid is relu6(x + 3) / 6 and CELU has its own alpha: the native backwards hold 1/6 and 1/alpha as float32
 constants, 3e-8 off, even in float64. A normalization's epsilon is the float32 nearest to it (4.7e-8 off): the value
-that both frameworks' float32 kernels use, and Paddle's float64 kernels too. And batch norm in train mode adds up one value
-after another: in float32 in float64, which rounds nothing that shows, but in float64 it is 126 units in the last place
-off over 1920 values, which a deep network magnifies to 2e-12. In float32 nothing is replaced.
+that both frameworks' float32 kernels use, and Paddle's float64 kernels too. Batch norm in train mode adds up one value
+after another. It does so in float64 for float32 tensors too, where that leaves no error; float64 tensors are 126 ulp
+off over 1920 values, which a deep network magnifies to 2e-12. Here it adds up in blocks. In float32 nothing is
+replaced.
 """
 
 import inspect
