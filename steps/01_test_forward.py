@@ -12,11 +12,11 @@ import argparse
 import numpy as np
 
 from reprod.align import capture_paddle, capture_torch
-from reprod.align.compare import compare
+from reprod.align.compare import Item, compare, placed, tensor_item
 from reprod.align.gates import dead_branches
-from reprod.align.limits import U64, U, exact_limits, kernel_limits, mean_floors, semantic_limits, with_floors
+from reprod.align.limits import UNITS, U, exact_limits, kernel_limits, noise_floors, semantic_limits, with_floors
 from reprod.align.probe import probe_images
-from reprod.align.recording import Recording
+from reprod.align.recording import Recording, output_item
 from reprod.align.step import Step, run_step, step_parser
 
 NAME = "01_test_forward"
@@ -39,13 +39,16 @@ def check_structure(step: Step) -> bool:
     ref_shapes = {name: tensor.shape for name, tensor in step.ref_model(dropout=None).state_dict().items()}
     port_shapes = capture_paddle.shapes(step.paddle_model(dropout=None), step.types)
     ref, port = (
-        {f"shape/{name}": np.array("x".join(map(str, shape)) or "scalar") for name, shape in shapes.items()}
+        {
+            tensor_item(name, "structure"): np.array("x".join(map(str, shape)) or "scalar")
+            for name, shape in shapes.items()
+        }
         for shapes in (ref_shapes, port_shapes)
     )
     return step.check(compare(ref, port, exact_limits(ref), title="parameters and buffers, by shape"))
 
 
-def dropout_facts(module, to_tensor) -> dict[str, np.ndarray]:
+def dropout_facts(module, to_tensor) -> dict[Item, np.ndarray]:
     """What a dropout layer does to ones: nothing in eval mode; in train mode 0 or 1 / (1 - p), anew at each call."""
     ones = to_tensor(np.ones(DROPOUT_SHAPE, np.float32))
     module.eval()
@@ -59,7 +62,11 @@ def dropout_facts(module, to_tensor) -> dict[str, np.ndarray]:
         "another mask each time": np.array(bool((dropped != again).any())),
         **{f"train share of axis {axis}": (dropped != 0).mean(axis=axis) for axis in (0, 1)},
     }
-    return {f"{DROPOUT}/{name}": array for name, array in facts.items()}
+    return {dropout_item(name): array for name, array in facts.items()}
+
+
+def dropout_item(name: str) -> Item:
+    return Item(name, "dropout", DROPOUT, section=DROPOUT)
 
 
 def check_dropout(step: Step) -> None:
@@ -74,37 +81,47 @@ def check_dropout(step: Step) -> None:
     limits = {"eval": 0.0, "another mask each time": 0.0, "train values": 4 * U}
     limits["train share"] = 6 * deviation(np.prod(DROPOUT_SHAPE))
     limits |= {f"train share of axis {axis}": 6 * deviation(DROPOUT_SHAPE[axis]) for axis in (0, 1)}
-    limits = {f"{DROPOUT}/{name}": limit for name, limit in limits.items()}
+    limits = {dropout_item(name): limit for name, limit in limits.items()}
     step.check(compare(ref, port, limits, title="dropout on ones"), group=str)
 
 
 def check_single(step: Step, image: np.ndarray) -> None:
     """One image alone, in eval mode: an axis of length 1 must not vanish."""
-    truth, ref = (run_ref(step, image, dtype, train=False).outputs["logits"] for dtype in ("float64", "float32"))
+    item = Item("logits", "output", mode="eval", dtype="float64")
+    fp64_ref, fp32_ref = (
+        {item: run_ref(step, image, d, train=False).outputs["logits"]} for d in ("float64", "float32")
+    )
     port = run_paddle(step, image, "float64", train=False).outputs
-    limits = semantic_limits({"logits": truth}, {"logits": ref})
-    port = {"logits": port["logits"]} if "logits" in port else {}
-    step.check(compare({"logits": truth}, port, limits, title="eval mode, float64, one image"))
+    port = {item: port["logits"]} if "logits" in port else {}
+    limits = semantic_limits(fp64_ref, fp32_ref)
+    step.check(compare(fp64_ref, port, limits, title="eval mode, float64, one image"))
     step.locate([image])
+
+
+def items_of(recording: Recording, mode: str, dtype: str) -> dict[Item, np.ndarray]:
+    """Every module's output and, in train mode, batch norm's statistics after it."""
+    there = {"mode": mode, "dtype": dtype}
+    outputs = {output_item(label, "logits"): array for label, array in recording.outputs.items()}
+    buffers = {tensor_item(name, "buffer"): array for name, array in recording.buffers.items()}
+    return placed(outputs | buffers, **there)
 
 
 def check_mode(step: Step, images: np.ndarray, train: bool, files: tuple[dict, dict]) -> set[str]:
     """Every module in eval or train mode, in float64 and in float32 -> the branches of activations never reached."""
     mode = "train" if train else "eval"
     truth, ref = run_ref(step, images, "float64", train), run_ref(step, images, "float32", train)
-    step.check_signal({name: array for name, array in truth.outputs.items() if ".running_" not in name})
-    for dtype, reference, bare, unit in (
-        ("float64", truth, semantic_limits(truth.outputs, ref.outputs), U64),
-        ("float32", ref, kernel_limits(truth.outputs, ref.outputs), U),
-    ):
-        port = run_paddle(step, images, dtype, train)
-        limits, zeros = with_floors(bare, mean_floors(truth.input_scales, unit), truth.outputs)
-        if port.error:
-            step.say(f"the port raised {port.error}")
-        title = f"{mode} mode, {dtype}"
-        step.check(compare(reference.outputs, port.outputs, limits, title=title, zeros=zeros))
+    step.check_signal(truth.outputs)
+    for dtype, reference in (("float64", truth), ("float32", ref)):
+        recorded = run_paddle(step, images, dtype, train)
+        if recorded.error:
+            step.say(f"the port raised {recorded.error}")
+        fp64_ref, fp32_ref, port = (items_of(recording, mode, dtype) for recording in (truth, ref, recorded))
+        limits = (semantic_limits if dtype == "float64" else kernel_limits)(fp64_ref, fp32_ref)
+        limits, zeros = with_floors(limits, noise_floors(fp64_ref, UNITS[dtype], truth.input_scales), fp64_ref)
+        compared = fp64_ref if dtype == "float64" else fp32_ref
+        step.check(compare(compared, port, limits, title=f"{mode} mode, {dtype}", zeros=zeros))
         prefix = "" if (mode, dtype) == ("eval", "float32") else f"{mode}/{dtype}/"
-        for kept, recording in zip(files, (reference, port), strict=True):
+        for kept, recording in zip(files, (reference, recorded), strict=True):
             blocks = {k: v for k, v in recording.outputs.items() if k == "logits" or k.count(".") == 1}
             kept.update({prefix + name: array for name, array in blocks.items()})
     return dead_branches(truth.gate_inputs, step.types)

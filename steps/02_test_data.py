@@ -22,7 +22,7 @@ from tqdm import tqdm
 
 import mobilenetv3_paddle.data
 import mobilenetv3_ref.data
-from reprod.align.compare import PASS, Verdict, compare, joined
+from reprod.align.compare import PASS, Item, Verdict, compare, joined
 from reprod.align.limits import exact_limits
 from reprod.align.step import LITE_DATA, Step, run_step, step_parser
 from reprod.recipe.draws import (
@@ -51,10 +51,18 @@ MIXES = {
     "cutmix": {"cutmix_alpha": 1.0},
     "mixup or cutmix": {"mixup_alpha": 0.8, "cutmix_alpha": 0.5},
 }
+# What usually causes a difference, by pipeline.
+IMAGE_HINTS = {
+    "val": "resize filter or size, crop, channel order (BGR for RGB), mean and std, scaling by 255",
+    "train": "crop box, flip, order of the random draws, interpolation, channel order, normalization",
+    "augmented": "AutoAugment after the flip: both operations, signs, magnitudes, interpolation; erasing after "
+    "normalization",
+}
+MIX_HINT = "the draw's key (seed, epoch, batch), the partner, labels not mixed, CutMix's clipped box"
 MIXED_BATCHES, MIXED_SIZE = 16, (96, 64)  # height and width are parts of images, for speed
 
 
-def facts(data, data_path: str, seed: int) -> tuple[dict[str, np.ndarray], dict]:
+def facts(data, data_path: str, seed: int) -> tuple[dict[Item, np.ndarray], dict]:
     """What one side says of the two folders and its presets, and its datasets."""
     datasets = {
         "val": data.build_dataset(data_path, train=False),
@@ -65,34 +73,36 @@ def facts(data, data_path: str, seed: int) -> tuple[dict[str, np.ndarray], dict]
     for split, dataset in datasets.items():
         if split != "augmented":
             root = Path(data_path) / split
-            listed[f"length/{split}"] = np.array(len(dataset))
-            listed[f"classes/{split}"] = np.array(dataset.classes)
-            listed[f"files/{split}"] = np.array([os.path.relpath(path, root) for path, _ in dataset.samples])
-            listed[f"labels/{split}"] = np.array([label for _, label in dataset.samples])
+            paths, labels = zip(*dataset.samples, strict=True)
+            listed[Item(split, "files", section="length")] = np.array(len(dataset))
+            listed[Item(split, "files", section="classes")] = np.array(dataset.classes)
+            listed[Item(split, "files", section="files")] = np.array([os.path.relpath(path, root) for path in paths])
+            listed[Item(split, "label", section="labels")] = np.array(labels)
         for name, value in vars(dataset.transform).items():
-            listed[f"preset/{split} {name}"] = np.array("none" if value is None else value)
+            listed[Item(f"{split} {name}", section="preset")] = np.array("none" if value is None else value)
     return listed, datasets
 
 
-def batches(loader, split: str) -> Iterator[dict[str, np.ndarray]]:
-    """One side's batches as {"SPLIT/FILE": (3, H, W), "SPLIT/FILE label": ()}, in the order of its own sampler."""
+def batches(loader, split: str) -> Iterator[dict[Item, np.ndarray]]:
+    """One side's batches by image: a tensor (3, H, W) and a label (), in the order of its own sampler."""
     samples = loader.dataset.samples
     for number, (indices, (images, labels)) in enumerate(zip(loader.batch_sampler, loader, strict=False)):
-        names = [f"{split}/{Path(samples[i][0]).name}" for i in indices]
+        names = [Path(samples[i][0]).name for i in indices]
         yield {
-            f"{split}/order of batch {number}": np.array(indices),
-            f"{split}/size of batch {number}": np.array([len(images), len(labels)]),
-            **dict(zip(names, images.numpy(), strict=False)),  # a size that differs is an item of its own
-            **{f"{name} label": label for name, label in zip(names, labels.numpy(), strict=False)},
+            Item(f"order of batch {number}", "order", section=split): np.array(indices),
+            Item(f"size of batch {number}", "order", section=split): np.array([len(images), len(labels)]),
+            # a size that differs is an item of its own
+            **{Item(n, "image", section=split): image for n, image in zip(names, images.numpy(), strict=False)},
+            **{Item(f"{n} label", "label", section=split): y for n, y in zip(names, labels.numpy(), strict=False)},
         }
 
 
 def keep_pictures(step: Step, verdict: Verdict, ref: dict, port: dict) -> None:
     """Keep the first few images that differ, both sides', for the report."""
     for row in verdict.rows:
-        both = row.name in ref and row.name in port
+        both = row.item in ref and row.item in port
         if row.status != PASS and len(row.shape) == 3 and both and len(step.pictures) < PICTURES:
-            step.pictures.setdefault(row.name, (ref[row.name], port[row.name]))
+            step.pictures.setdefault(row.name, (ref[row.item], port[row.item]))
 
 
 def check_batches(step: Step, loaders: tuple, split: str, title: str, files: tuple[dict, dict]) -> Verdict:
@@ -100,11 +110,11 @@ def check_batches(step: Step, loaders: tuple, split: str, title: str, files: tup
     sides = zip_longest(*(batches(loader, split) for loader in loaders), fillvalue={})
     verdicts = []
     for ref, port in tqdm(sides, title, unit="batch", leave=False, disable=None):
-        verdicts.append(compare(ref, port, exact_limits(ref)))
+        verdicts.append(compare(ref, port, exact_limits(ref), hints={"image": IMAGE_HINTS[split]}))
         keep_pictures(step, verdicts[-1], ref, port)
         for kept, batch in zip(files, (ref, port), strict=True):
             if split == "val" and len(kept) < 2 * KEPT:
-                kept.update({name: array for name, array in batch.items() if " of batch " not in name})
+                kept.update({item: array for item, array in batch.items() if item.kind != "order"})
     return joined(title, verdicts)
 
 
@@ -120,7 +130,7 @@ def check_pipelines(step: Step, datasets: dict, seed: int, files: tuple[dict, di
                 data.set_epoch(loader, epoch)
             title = f"{split} pipeline, epoch {epoch}, {workers} workers"
             verdict = check_batches(step, loaders, split, title, files)
-            step.check(verdict, group=lambda name: name.split("/")[0])
+            step.check(verdict)
 
 
 def image_sizes(dataset) -> list[tuple[int, int]]:
@@ -165,22 +175,22 @@ def check_operations(step: Step, ref_set, port_set) -> None:
         operations = set(item_draws(ref_set, sizes[index], epoch, index)[1])
         if operations & unseen:
             unseen -= operations
-            name = f"augmented/{Path(ref_set.samples[index][0]).name} epoch {epoch}"
+            item = Item(f"{Path(ref_set.samples[index][0]).name} epoch {epoch}", "image", section="augmented")
             for images, dataset in ((ref, ref_set), (port, port_set)):
                 dataset.set_epoch(epoch)
-                images[name] = np.asarray(dataset[index][0])
+                images[item] = np.asarray(dataset[index][0])
         if not unseen:
             break
     step.say(f"AutoAugment: {count - len(unseen)} of {count} operations and magnitudes drawn, in {len(ref)} images")
     if unseen:
         step.refuse(f"AutoAugment never draws {', '.join(sorted({name for name, _ in unseen}))}: use another --seed")
     title = f"AutoAugment's {len({name for name, _ in every})} operations"
-    verdict = compare(ref, port, exact_limits(ref), title=title)
+    verdict = compare(ref, port, exact_limits(ref), title=title, hints={"image": IMAGE_HINTS["augmented"]})
     keep_pictures(step, verdict, ref, port)
-    step.check(verdict, group=lambda name: "augmented")
+    step.check(verdict)
 
 
-def mixed(data, kind: str, to_tensor: Callable, dataset, seed: int) -> dict[str, np.ndarray]:
+def mixed(data, kind: str, to_tensor: Callable, dataset, seed: int) -> dict[Item, np.ndarray]:
     """One side's batches after mixing: images (N, 3, H, W) and soft targets (N, C), by batch."""
     mix = data.build_mix(len(dataset.classes), seed=seed, **MIXES[kind])
     chosen = [int(i) for i in np.linspace(0, len(dataset) - 1, BATCH_SIZE)]  # of several classes
@@ -189,8 +199,8 @@ def mixed(data, kind: str, to_tensor: Callable, dataset, seed: int) -> dict[str,
     outputs = {}
     for batch in range(MIXED_BATCHES):
         image, target = mix(to_tensor(images), to_tensor(labels), 1, batch)
-        outputs[f"{kind}/batch {batch} image"] = image.cpu().numpy()
-        outputs[f"{kind}/batch {batch} target"] = target.cpu().numpy()
+        outputs[Item(f"batch {batch} image", "mix", section=kind)] = image.cpu().numpy()
+        outputs[Item(f"batch {batch} target", "mix", section=kind)] = target.cpu().numpy()
     return outputs
 
 
@@ -221,7 +231,8 @@ def check_mixes(step: Step, dataset, seed: int) -> None:
             dataset,
             seed,
         )
-        step.check(compare(ref, port, exact_limits(ref), title=f"{kind} of {MIXED_BATCHES} batches"))
+        title = f"{kind} of {MIXED_BATCHES} batches"
+        step.check(compare(ref, port, exact_limits(ref), title=title, hints={"mix": MIX_HINT}))
 
 
 def get_args_parser() -> argparse.ArgumentParser:
@@ -243,7 +254,7 @@ def main(args: argparse.Namespace) -> Step:
         check_operations(step, ref_sets["augmented"], port_sets["augmented"])
         check_mixes(step, ref_sets["train"], seed)
     for kept, listed in zip(files, (ref_facts, port_facts), strict=True):
-        kept.update({name: array for name, array in listed.items() if array.dtype.kind != "U"})
+        kept.update({item: array for item, array in listed.items() if array.dtype.kind != "U"})
     return step.finish("data", *files)
 
 

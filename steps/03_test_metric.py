@@ -23,7 +23,7 @@ import mobilenetv3_ref.train.criterion
 import mobilenetv3_ref.train.engine
 import mobilenetv3_ref.train.metric
 from reprod.align import capture_paddle, capture_torch
-from reprod.align.compare import compare
+from reprod.align.compare import Item, compare
 from reprod.align.limits import C, U, kernel_limits
 from reprod.align.step import LITE_DATA, Step, run_step, step_parser
 
@@ -67,12 +67,15 @@ def relabelled(loader, labels: np.ndarray, capture, model) -> Iterator[tuple]:
         start += len(target)
 
 
-def evaluation(side, capture, model, loader, labels: np.ndarray, device) -> dict[str, np.ndarray]:
+METRICS = {"samples": "samples", "top1": "metric", "top5": "metric", "loss": "loss"}  # and the kind of each
+
+
+def evaluation(side, capture, model, loader, labels: np.ndarray, device) -> dict[Item, np.ndarray]:
     """What one side's `evaluate` says of its own batches under `labels`."""
     criterion = side.criterion.build_criterion()
     model.train()  # as training leaves it: to evaluate in eval mode is `evaluate`'s own business
     metrics = side.engine.evaluate(model, criterion, relabelled(loader, labels, capture, model), device)
-    return {key: np.array(float(metrics[key])) for key in ("samples", "top1", "top5", "loss")}
+    return {Item(key, kind): np.array(float(metrics[key])) for key, kind in METRICS.items()}
 
 
 def tie_cases() -> tuple[np.ndarray, np.ndarray]:
@@ -99,15 +102,15 @@ def correct_by_sorting(row: np.ndarray, label: int) -> list[bool]:
 def check_ties(step: Step, ref_model, port_model) -> None:
     """One image at a time: over all labels, a wrong order of ties would give the same count."""
     logits, labels = tie_cases()
-    name = f"tie/correct at {TOPK}, image by image"
-    truth = {name: np.array([correct_by_sorting(*case) for case in zip(logits, labels, strict=True)], int)}
+    item = Item(f"correct at {TOPK}, image by image", "metric", section="tie")
+    exact = {item: np.array([correct_by_sorting(*case) for case in zip(logits, labels, strict=True)], int)}
     for word, side, capture, model in (
         ("reference", mobilenetv3_ref.train, capture_torch, ref_model),
         ("port", mobilenetv3_paddle.train, capture_paddle, port_model),
     ):
         x, y = capture.to_tensor(logits, model), capture.to_tensor(labels, model)
         counted = [side.metric.correct_at(x[i : i + 1], y[i : i + 1], TOPK) for i in range(len(labels))]
-        verdict = compare(truth, {name: np.array(counted, int)}, {name: 0.0}, title=f"ties and NaN, {word}")
+        verdict = compare(exact, {item: np.array(counted, int)}, {item: 0.0}, title=f"ties and NaN, {word}")
         step.check(verdict, group=str)
 
 
@@ -120,14 +123,16 @@ def check_evaluation(
         step.refuse("an image's best logits are all within rounding of each other: choose another --seed")
         return {}, {}
     # Cross entropy moves at most twice as far as the logits do, in the largest one; plus its own rounding.
-    limits = {"top1": 0.0, "top5": 0.0, "samples": 0.0, "loss": 2 * limit + C * U * float(np.abs(truth).max())}
+    loss_limit = 2 * limit + C * U * float(np.abs(truth).max())
+    limits = {Item(key, kind): loss_limit if key == "loss" else 0.0 for key, kind in METRICS.items()}
     files = {}, {}
     for prefix, word, labels in (("ranked/", "ranked labels", ranked), ("", "the folder's labels", ref_labels)):
         ref, port = (evaluation(*side, labels, device) for *side, device in sides)
         step.check(compare(ref, port, limits, title=f"evaluation, {word}"), group=str)
-        step.say(f"  top1 {ref['top1']:.4f}, top5 {ref['top5']:.4f} of {ref['samples']:.0f} images")
+        top1, top5, samples = (ref[Item(key, METRICS[key])] for key in ("top1", "top5", "samples"))
+        step.say(f"  top1 {top1:.4f}, top5 {top5:.4f} of {samples:.0f} images")
         for kept, found in zip(files, (ref, port), strict=True):
-            kept.update({prefix + key: value for key, value in found.items()})
+            kept.update({prefix + item.name: value for item, value in found.items()})
     return files
 
 
@@ -151,14 +156,15 @@ def main(args: argparse.Namespace) -> Step:
     port, port_labels = logits_of(capture_paddle, port_model, port_loader)
     step.check_signal({"logits": truth})
 
-    limits = kernel_limits({"logits": truth}, {"logits": ref}) | {"labels": 0.0}
-    ref_files, port_files = {"logits": ref, "labels": ref_labels}, {"logits": port, "labels": port_labels}
+    logits, labels = Item("logits", "output"), Item("labels", "label")
+    limits = kernel_limits({logits: truth}, {logits: ref}) | {labels: 0.0}
+    ref_files, port_files = {logits: ref, labels: ref_labels}, {logits: port, labels: port_labels}
     if step.check(compare(ref_files, port_files, limits, title="the whole validation set, float32"), group=str):
         sides = (
             (mobilenetv3_ref.train, capture_torch, ref_model, ref_loader, step.torch_device),
             (mobilenetv3_paddle.train, capture_paddle, port_model, port_loader, step.paddle_device),
         )
-        ref_counts, port_counts = check_evaluation(step, sides, truth, ref_labels, limits["logits"])
+        ref_counts, port_counts = check_evaluation(step, sides, truth, ref_labels, limits[logits])
         ref_files.update(ref_counts)
         port_files.update(port_counts)
         check_ties(step, ref_model, port_model)

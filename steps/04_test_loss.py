@@ -16,7 +16,7 @@ import numpy as np
 import mobilenetv3_paddle.train.criterion
 import mobilenetv3_ref.train.criterion
 from reprod.align import capture_paddle, capture_torch
-from reprod.align.compare import compare
+from reprod.align.compare import Item, compare
 from reprod.align.limits import kernel_limits, semantic_limits
 from reprod.align.probe import probe_images
 from reprod.align.step import Step, run_step, step_parser
@@ -75,15 +75,16 @@ def main(args: argparse.Namespace) -> Step:
     ref_files, port_files = {}, {}
     for smoothing, name, kind in product(SMOOTHING, all_logits, targets):
         inputs = {dtype: (all_logits[name].astype(dtype), in_precision(targets[kind], dtype)) for dtype in DTYPES}
-        truth, ref = (run_ref(step, *inputs[dtype], smoothing) for dtype in DTYPES)
-        limits = {"float64": semantic_limits(truth, ref), "float32": kernel_limits(truth, ref)}
-        for dtype, reference in zip(DTYPES, (truth, ref), strict=True):
-            port = run_paddle(step, *inputs[dtype], smoothing)
+        fp64_ref, fp32_ref = (run_ref(step, *inputs[dtype], smoothing) for dtype in DTYPES)
+        for dtype, ref, limits_of in (("float64", fp64_ref, semantic_limits), ("float32", fp32_ref, kernel_limits)):
+            port, limits = run_paddle(step, *inputs[dtype], smoothing), limits_of(fp64_ref, fp32_ref)
             title = f"{name} logits, {kind}, label smoothing {smoothing}, {dtype}"
-            step.check(compare(reference, port, limits[dtype], title=title))
+            items = {"loss": Item("loss", "loss", dtype=dtype), "gradient": Item("logits", "gradient", dtype=dtype)}
+            named = [{items[key]: value for key, value in side.items()} for side in (ref, port, limits)]
+            step.check(compare(*named, title=title), group=str)
             prefix = "" if (name, smoothing, dtype) == ("model", 0.0, "float32") else f"{title}/"
             if kind == "labels":  # the files are 70 MB as it is
-                ref_files.update({prefix + key: value for key, value in reference.items()})
+                ref_files.update({prefix + key: value for key, value in ref.items()})
                 port_files.update({prefix + key: value for key, value in port.items()})
     return step.finish("loss", ref_files, port_files)
 

@@ -29,18 +29,17 @@ import mobilenetv3_ref.train.criterion
 import mobilenetv3_ref.train.engine
 import mobilenetv3_ref.train.optimizer
 from reprod.align import capture_paddle, capture_torch
-from reprod.align.compare import Verdict, compare
+from reprod.align.compare import Item, Verdict, compare, placed, tensor_item
 from reprod.align.convert import torch_to_paddle
 from reprod.align.gates import flipped
 from reprod.align.limits import (
     SEMANTIC_RTOL,
     U64,
-    C,
     U,
     exact_limits,
     kernel_limits,
     largest,
-    mean_floors,
+    noise_floors,
     semantic_limits,
     with_floors,
 )
@@ -108,9 +107,19 @@ def draw_batch(rng: np.random.Generator, num_classes: int) -> tuple[np.ndarray, 
     return probe_images(rng, BATCH, HEIGHT, WIDTH), rng.integers(0, num_classes, BATCH)
 
 
-def backwards(gradients: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """From the output to the input, as they are computed: the first that differs is where the fault lies."""
-    return {f"grad/{name}": gradients[name] for name in reversed(gradients)}
+def state_items(
+    gradients: dict[str, np.ndarray], parameters: dict[str, np.ndarray], buffers: dict[str, np.ndarray]
+) -> dict[Item, np.ndarray]:
+    """Gradients from the output to the input, as they are computed: the first that differs is where the fault lies."""
+    return {
+        **{tensor_item(name, "gradient"): gradients[name] for name in reversed(gradients)},
+        **{tensor_item(name, "parameter"): array for name, array in parameters.items()},
+        **{tensor_item(name, "buffer"): array for name, array in buffers.items()},
+    }
+
+
+LOSS, RATE, LOG = Item("loss", "loss"), Item("lr", "lr"), Item("log")
+STATE = {c: (c.gradients, c.parameters, c.buffers) for c in (capture_torch, capture_paddle)}
 
 
 def run_ref(step: Step, run: Run, batches: list, dtype: str, record: bool) -> Iterator[tuple[dict, Recording | None]]:
@@ -131,11 +140,9 @@ def run_ref(step: Step, run: Run, batches: list, dtype: str, record: bool) -> It
         lr_scheduler.step()
         yield (
             {
-                "loss": loss.detach().cpu().numpy(),
-                "lr": np.array(lr),
-                **backwards(capture_torch.gradients(model)),
-                **{f"param/{name}": array for name, array in capture_torch.parameters(model).items()},
-                **{f"buffer/{name}": array for name, array in capture_torch.buffers(model).items()},
+                LOSS: loss.detach().cpu().numpy(),
+                RATE: np.array(lr),
+                **state_items(*(read(model) for read in STATE[capture_torch])),
             },
             recorded,
         )
@@ -161,25 +168,12 @@ def run_paddle(
         lr_scheduler.step()
         yield (
             {
-                "loss": loss.numpy(),
-                "lr": np.array(lr),
-                **backwards(capture_paddle.gradients(model, step.types)),
-                **{f"param/{name}": array for name, array in capture_paddle.parameters(model, step.types).items()},
-                **{f"buffer/{name}": array for name, array in capture_paddle.buffers(model, step.types).items()},
+                LOSS: loss.numpy(),
+                RATE: np.array(lr),
+                **state_items(*(read(model, step.types) for read in STATE[capture_paddle])),
             },
             recorded,
         )
-
-
-def floors(items: dict[str, np.ndarray], input_scales: dict[str, float], unit: float) -> dict[str, float]:
-    """The rounding, in `unit`, of what can cancel to zero by structure: gradients and running means.
-
-    Such a gradient is a sum of terms of any layer's size: that of a bias whose shift the next batch norm removes, say.
-    """
-    found = [largest(array) for name, array in items.items() if name.startswith("grad/")]
-    gradient = C * unit * max(found, default=0.0)
-    means = {f"buffer/{name}": floor for name, floor in mean_floors(input_scales, unit).items()}
-    return dict.fromkeys([name for name in items if name.startswith("grad/")], gradient) | means
 
 
 def check_iterations(step: Step, run: Run, files: tuple[dict, dict]) -> None:
@@ -193,25 +187,27 @@ def check_iterations(step: Step, run: Run, files: tuple[dict, dict]) -> None:
         run_paddle(step, run, batches, "float64", record=False),
     )
     rows, zeros, norms = [], set(), []
-    curves = {name: ([], []) for name in ("loss", "lr")}
+    curves = {item: ([], []) for item in (LOSS, RATE)}
     for i, ((truth, record), (ref, _), (port, _)) in enumerate(
         tqdm(zip(*runs, strict=True), run.title, ITERATIONS, leave=False, disable=None)
     ):
+        there = {"mode": mode, "dtype": "float64", "iteration": i}
         limits, zeros = with_floors(
-            semantic_limits(truth, ref) | {"lr": 0.0}, floors(truth, record.input_scales, U64), truth
+            semantic_limits(truth, ref) | {RATE: 0.0}, noise_floors(truth, U64, record.input_scales), truth
         )
-        named = [{f"iteration {i}/{name}": value for name, value in side.items()} for side in (truth, port, limits)]
-        rows += compare(*named, zeros={f"iteration {i}/{name}" for name in zeros}).rows
-        norms.append(np.sqrt(sum((truth[name] ** 2).sum() for name in truth if name.startswith("grad/"))))
+        named = [placed(side, **there) for side in (truth, port, limits)]
+        rows += compare(*named, zeros=placed(dict.fromkeys(zeros), **there)).rows
+        norms.append(np.sqrt(sum((array**2).sum() for item, array in truth.items() if item.kind == "gradient")))
         for kept, side in zip(files, (truth, port), strict=True):
-            kept.update({f"{mode}/{run.opt}/{name}_{i}": side[name] for name in ("loss", "lr")})
-        for name, (ref_curve, port_curve) in curves.items():
-            ref_curve.append(truth[name].item())
-            port_curve.append(port[name].item())
-    step.curves |= {f"{mode} mode, {run.opt}, {k}": (np.array(one), np.array(two)) for k, (one, two) in curves.items()}
-    step.check(Verdict(run.title, rows), group=lambda name: name.split("/")[0])
+            kept.update({f"{mode}/{run.opt}/{item.name}_{i}": side[item] for item in (LOSS, RATE)})
+        for item, (ref_curve, port_curve) in curves.items():
+            ref_curve.append(truth[item].item())
+            port_curve.append(port[item].item())
+    named = {f"{mode} mode, {run.opt}, {item.name}": curve for item, curve in curves.items()}
+    step.curves |= {name: (np.array(one), np.array(two)) for name, (one, two) in named.items()}
+    step.check(Verdict(run.title, rows), group=lambda item: f"iteration {item.iteration}")
     step.locate([batches[0][0]], [rng.normal(size=(BATCH, step.num_classes))])
-    count = sum(name.startswith("grad/") for name in zeros)
+    count = sum(item.kind == "gradient" for item in zeros)
     step.say(f"  {count} gradients are zero by structure: both sides' are below the rounding of the others")
     if run.clip_grad_norm is not None and max(norms) < 0.999 * run.clip_grad_norm:
         step.refuse(f"gradients whose norm is {max(norms):.1e} at most are not clipped to {run.clip_grad_norm:g}")
@@ -230,13 +226,14 @@ def check_optimizers(step: Step) -> None:
         recipe = {**OFFICIAL, **groups, "opt": opt}
         model = copy.deepcopy(ref_start)
         move(mobilenetv3_ref.train, model, recipe, lambda array: torch.tensor(array, device=step.torch_device), drawn)
-        ref.update({f"{opt}/{name}": array for name, array in capture_torch.parameters(model).items()})
+        ref |= {tensor_item(k, "parameter", section=opt): a for k, a in capture_torch.parameters(model).items()}
         model = copy.deepcopy(port_start)
         move(mobilenetv3_paddle.train, model, recipe, paddle.to_tensor, converted)
-        port.update({f"{opt}/{name}": array for name, array in capture_paddle.parameters(model, step.types).items()})
-    limits = {name: SEMANTIC_RTOL * largest(array) for name, array in ref.items()}
+        moved = capture_paddle.parameters(model, step.types)
+        port |= {tensor_item(name, "parameter", section=opt): array for name, array in moved.items()}
+    limits = {item: SEMANTIC_RTOL * largest(array) for item, array in ref.items()}
     title = f"parameters after {ITERATIONS} updates with drawn gradients at rate {OFFICIAL['lr']:g}, float64"
-    step.check(compare(ref, port, limits, title=title), group=lambda name: name.split("/")[0])
+    step.check(compare(ref, port, limits, title=title), group=lambda item: item.section)
 
 
 def move(side, model, recipe: dict, to_tensor: Callable, drawn: list[dict[str, np.ndarray]]) -> None:
@@ -259,13 +256,13 @@ def check_accumulation(step: Step) -> None:
     halves = [draw_batch(rng, step.num_classes) for _ in range(2)]
     joined = [tuple(np.concatenate(arrays) for arrays in zip(*halves, strict=True))]
     truth, ref = (accumulated(step, capture_torch, joined, dtype) for dtype in ("float64", "float32"))
-    limits, zeros = with_floors(semantic_limits(truth, ref), floors(truth, {}, U64), truth)
+    limits, zeros = with_floors(semantic_limits(truth, ref), noise_floors(truth, U64), truth)
     for word, capture in (("reference", capture_torch), ("port", capture_paddle)):
         title = f"the {word}'s gradients of two batches added up, against the reference's of both as one, float64"
         step.check(compare(truth, accumulated(step, capture, halves, "float64"), limits, title=title, zeros=zeros))
 
 
-def accumulated(step: Step, capture, batches: list, dtype: str) -> dict[str, np.ndarray]:
+def accumulated(step: Step, capture, batches: list, dtype: str) -> dict[Item, np.ndarray]:
     """Gradients and parameters of one side after one update of the optimizer from all `batches`."""
     if capture is capture_torch:
         side, types = mobilenetv3_ref.train, ()
@@ -279,11 +276,7 @@ def accumulated(step: Step, capture, batches: list, dtype: str) -> dict[str, np.
         inputs = [capture.to_tensor(array, model) for array in batch]
         with capture.exact_constants():
             side.engine.train_step(model, criterion, optimizer, *inputs, accumulation=(i, len(batches)))
-    parameters = capture.parameters(model, *types)
-    return {
-        **backwards(capture.gradients(model, *types)),
-        **{f"param/{name}": array for name, array in parameters.items()},
-    }
+    return state_items(capture.gradients(model, *types), capture.parameters(model, *types), {})
 
 
 def check_float32(step: Step, train: bool) -> None:
@@ -303,13 +296,16 @@ def check_float32(step: Step, train: bool) -> None:
         flips = flipped(record.gate_inputs, other.gate_inputs, step.types)
         where = f", at {', '.join(flips)}" if flips else ""
         step.say(f"{mode} mode, float32: {sum(flips.values())} gates of the {word} flip under rounding{where}")
-    judged = [name for name in ref if not name.startswith(("grad/", "param/"))]
-    ref, truth, port = ({name: side[name] for name in judged if name in side} for side in (ref, truth, port))
-    limits = kernel_limits(truth, ref) | {"lr": 0.0}
-    limits, zeros = with_floors(limits, floors(truth, record.input_scales, U), truth)
-    step.check(compare(ref, port, limits, title=f"{mode} mode, float32, 1 iteration of SGD", zeros=zeros))
+    ref, truth, port = (
+        {item: array for item, array in side.items() if item.kind not in ("gradient", "parameter")}
+        for side in (ref, truth, port)
+    )
+    limits = kernel_limits(truth, ref) | {RATE: 0.0}
+    limits, zeros = with_floors(limits, noise_floors(truth, U, record.input_scales), truth)
+    named = [placed(side, mode=mode, dtype="float32") for side in (ref, port, limits, dict.fromkeys(zeros))]
+    step.check(compare(*named[:3], title=f"{mode} mode, float32, 1 iteration of SGD", zeros=named[3]))
     pair = step.pair([images], [step_gradient(record.outputs["logits"], labels)])
-    step.check(backward_alone(pair, train), group=lambda name: name.split("/")[1].split(".")[0])
+    step.check(backward_alone(pair, train), group=lambda item: item.module.partition(".")[0])
 
 
 def step_gradient(logits: np.ndarray, labels: np.ndarray) -> np.ndarray:
@@ -320,7 +316,7 @@ def step_gradient(logits: np.ndarray, labels: np.ndarray) -> np.ndarray:
 
 def epoch_facts(
     side, capture, model, batches: list, device, freeze_norm: bool, get_lr: Callable, *types
-) -> dict[str, np.ndarray]:
+) -> dict[Item, np.ndarray]:
     """What one side's `train_one_epoch` logs and leaves behind, started in the eval mode that an evaluation leaves."""
     criterion, (optimizer, _) = side.criterion.build_criterion(), side.optimizer.build_optimizer(model, **EPOCH_RECIPE)
     model.eval()
@@ -338,11 +334,10 @@ def epoch_facts(
             side.engine.Hooks(log=lines.append),
         )
     untimed = [re.sub(r"(cost|ips): [\d.]+", r"\1", line) for line in lines]
-    arrays = {**capture.parameters(model, *types), **capture.buffers(model, *types)}
     return {
-        "log": np.array(untimed),
-        "lr": np.array(get_lr(optimizer)),
-        **{f"epoch/{name}": array for name, array in arrays.items()},
+        LOG: np.array(untimed),
+        RATE: np.array(get_lr(optimizer)),
+        **placed(state_items({}, capture.parameters(model, *types), capture.buffers(model, *types)), section="epoch"),
     }
 
 
@@ -368,10 +363,10 @@ def check_epoch(step: Step, freeze_norm: bool) -> None:
     except UserError as error:  # such as a loss that is NaN on the port's side only
         step.say(f"the port's train_one_epoch refused to go on: {error}")
         port = {}
-    limits = semantic_limits(facts["float64"], facts["float32"]) | {"lr": 0.0}
+    limits = semantic_limits(facts["float64"], facts["float32"]) | {RATE: 0.0}
     title = f"train_one_epoch, float64, 3 batches{', batch norm frozen' if freeze_norm else ''}"
     step.check(compare(facts["float64"], port, limits, title=title))
-    step.say(f"  {facts['float64']['log'][-1]}")
+    step.say(f"  {facts['float64'][LOG][-1]}")
 
 
 def learning_rates(side, model, load: Callable[[dict], object], zero, recipe: dict) -> np.ndarray:
@@ -399,8 +394,12 @@ def check_schedules(step: Step) -> None:
         other = paddle.nn.Linear(1, 1, bias_attr=False)
         other.to(dtype="float64")
         zeros = torch.zeros(1, 1, dtype=torch.float64), paddle.zeros([1, 1], "float64")
-        ref[f"lr, {name}"] = learning_rates(mobilenetv3_ref.train, one, one.load_state_dict, zeros[0], recipe)
-        port[f"lr, {name}"] = learning_rates(mobilenetv3_paddle.train, other, other.set_state_dict, zeros[1], recipe)
+        ref[Item(f"lr, {name}", "lr")] = learning_rates(
+            mobilenetv3_ref.train, one, one.load_state_dict, zeros[0], recipe
+        )
+        port[Item(f"lr, {name}", "lr")] = learning_rates(
+            mobilenetv3_paddle.train, other, other.set_state_dict, zeros[1], recipe
+        )
     step.check(compare(ref, port, exact_limits(ref), title=f"learning rates of {EPOCHS} epochs"), group=str)
 
 

@@ -22,8 +22,9 @@ import mobilenetv3_paddle.models
 import mobilenetv3_ref.device
 import mobilenetv3_ref.models
 from reprod.align import capture_paddle, capture_torch
-from reprod.align.compare import compare
+from reprod.align.compare import Item, compare, tensor_item
 from reprod.align.distribution import between, expectations, statistics
+from reprod.align.limits import exact_limits
 from reprod.align.step import Step, run_step, step_parser
 from reprod.recipe.seeds import derive_seed
 
@@ -99,43 +100,49 @@ def observed(step: Step, name: str, sample: np.ndarray, ref_sample: np.ndarray) 
 def check_side(step: Step, who: str, side: Callable[[Step, int], Arrays], samples: Arrays, ref: Arrays) -> None:
     """One side's samples against the exact distributions and constants, and each draw against the others."""
     exact, limits = {}, {}
-    found = {name: sample for name, sample in samples.items() if name not in ref}
+    found = {tensor_item(name, "structure"): sample for name, sample in samples.items() if name not in ref}
     for name, ref_sample in ref.items():
         items, allowed = expected(step, name, ref_sample)
         own = observed(step, name, samples[name], ref_sample) if name in samples else {}
         for all_items, new in ((exact, items), (limits, allowed), (found, own)):
-            all_items.update({f"{name}/{what}": item for what, item in new.items()})
+            all_items.update({statistic(name, what): item for what, item in new.items()})
 
     drawn = {name: sample[0] for name, sample in samples.items() if sample[0].std() > 0}
     if not drawn:
         step.refuse(f"{who}: no parameter is drawn, each is a constant")
     again = side(step, derive_seed(step.args.seed, 0))
-    exact |= {f"{name}/same seed again": array for name, array in drawn.items()}
-    found |= {f"{name}/same seed again": again[name] for name in drawn}
+    exact |= {statistic(name, AGAIN): array for name, array in drawn.items()}
+    found |= {statistic(name, AGAIN): again[name] for name in drawn}
+    limits |= {statistic(name, AGAIN): 0.0 for name in drawn}
     others, limit = between(drawn) if len(drawn) > 1 else ({}, 0.0)
-    exact |= {f"{name}/other tensors": np.zeros_like(correlations) for name, correlations in others.items()}
-    found |= {f"{name}/other tensors": correlations for name, correlations in others.items()}
-    limits |= {name: limit if name.endswith("/other tensors") else 0.0 for name in exact if name not in limits}
+    exact |= {statistic(name, OTHERS): np.zeros_like(correlations) for name, correlations in others.items()}
+    found |= {statistic(name, OTHERS): correlations for name, correlations in others.items()}
+    limits |= {statistic(name, OTHERS): limit for name in others}
 
-    kinds = list(dict.fromkeys(map(kind, exact)))
-    exact = {name: exact[name] for name in sorted(exact, key=lambda name: kinds.index(kind(name)))}
-    zeros = {name for name, item in exact.items() if not item.any()}
+    order = list(dict.fromkeys(item.name for item in exact))
+    exact = {item: exact[item] for item in sorted(exact, key=lambda item: order.index(item.name))}
+    zeros = {item for item, array in exact.items() if not array.any()}
     title = f"{who}, against the exact distributions"
-    step.check(compare(exact, found, limits, title=title, zeros=zeros), group=kind)
+    step.check(compare(exact, found, limits, title=title, zeros=zeros), group=lambda item: item.name)
+
+
+AGAIN, OTHERS = "same seed again", "other tensors"
+KINDS = {AGAIN: "seed", OTHERS: "independence", "distinct": "independence"}
+
+
+def statistic(tensor: str, what: str) -> Item:
+    """The item of a statistic of a parameter or buffer."""
+    kind = "independence" if what.startswith("correlation") else KINDS.get(what, "distribution")
+    return Item(what, kind, tensor.rpartition(".")[0], section=tensor)
 
 
 def check_shared(step: Step) -> None:
     """The shared draw: the reference's against the exact distributions, and the port's against the reference's."""
     ref, port = (draw(partial(side, shared=True), step) for side in (run_ref, run_paddle))
     check_side(step, "reference, shared draw", partial(run_ref, shared=True), ref, ref)
-    ref, port = ({f"{name}/shared draw": sample for name, sample in side.items()} for side in (ref, port))
+    ref, port = ({statistic(name, "shared draw"): sample for name, sample in side.items()} for side in (ref, port))
     title = "port, shared draw, against the reference's, bit for bit"
-    step.check(compare(ref, port, dict.fromkeys(ref, 0.0), title=title), group=kind)
-
-
-def kind(name: str) -> str:
-    """The statistic that an item is."""
-    return name.rpartition("/")[2]
+    step.check(compare(ref, port, exact_limits(ref), title=title), group=lambda item: item.name)
 
 
 def summary(samples: Arrays) -> Arrays:

@@ -27,8 +27,8 @@ import torch
 
 import mobilenetv3_ref.models
 from reprod.align import trajectory
-from reprod.align.compare import FAIL, Row, Verdict, compare
-from reprod.align.limits import SEMANTIC_RTOL, U64, C, largest, with_floors
+from reprod.align.compare import FAIL, Item, Row, Verdict, compare, placed, tensor_item
+from reprod.align.limits import SEMANTIC_RTOL, U64, largest, summed_floor, with_floors
 from reprod.align.step import Step, run_step, step_parser
 from reprod.align.trajectory_worker import PORT, Recipe, Side, Watched
 from reprod.recipe.digits import write_digits
@@ -90,6 +90,9 @@ class Exact:
         return array * (1 + self.jitter.choice([-2 * U64, 2 * U64], array.shape))
 
 
+LOSS = Item("loss", "loss")
+
+
 def exact_run(step: Step, side: Side, arrays: dict, data_path: Path, jitter: np.random.Generator | None = None) -> dict:
     """The losses of all steps, and every parameter and buffer behind them, in float64."""
     recipe = Recipe(step.args.model, **EXACT)
@@ -105,8 +108,11 @@ def exact_run(step: Step, side: Side, arrays: dict, data_path: Path, jitter: np.
             silent = side.engine.Hooks(log=lambda line: None)
             side.engine.train_one_epoch(model, watched, optimizer, batches, side.cpu, epoch, hooks=silent)
             lr_scheduler.step()
-    ended = {f"param/{name}": array for name, array in side.parameters(model).items()}
-    return {"loss": np.array(watched.losses), **ended, **{f"buffer/{n}": a for n, a in side.buffers(model).items()}}
+    return {
+        LOSS: np.array(watched.losses),
+        **{tensor_item(name, "parameter"): array for name, array in side.parameters(model).items()},
+        **{tensor_item(name, "buffer"): array for name, array in side.buffers(model).items()},
+    }
 
 
 def check_exact(step: Step, sides: dict[str, Side], data_path: Path) -> None:
@@ -116,25 +122,27 @@ def check_exact(step: Step, sides: dict[str, Side], data_path: Path) -> None:
     arrays = sides[REF].parameters(model) | sides[REF].buffers(model)
     truth = exact_run(step, sides[REF], arrays, data_path)
     moved = exact_run(step, sides[REF], arrays, data_path, np.random.default_rng([step.args.seed, 7]))
-    steps = truth["loss"].size
-    floor = C * U64 * steps  # of sums that cancel, such as the gradient of a bias that the next batch norm removes
-    scales = {name: largest(array) for name, array in truth.items() if largest(array) > floor}
-    growths = {name: largest(moved[name] - truth[name]) / scale for name, scale in scales.items()}
-    name = max(growths, key=growths.get)
-    rtol = max(SEMANTIC_RTOL, GROWTH * growths[name])
+    steps = truth[LOSS].size
+    floor = summed_floor(steps)  # such as the gradient of a bias that the next batch norm removes
+    scales = {item: largest(array) for item, array in truth.items() if largest(array) > floor}
+    growths = {item: largest(moved[item] - truth[item]) / scale for item, scale in scales.items()}
+    worst = max(growths, key=growths.get)
+    rtol = max(SEMANTIC_RTOL, GROWTH * growths[worst])
     step.say(
-        f"float64: moved by one unit in the last place before each step, the reference is {growths[name]:.1e} of the "
-        f"largest value from itself after {steps} steps, at {name}; {GROWTH:g} times that, {rtol:.1e}, is the limit"
+        f"float64: moved by one unit in the last place before each step, the reference is {growths[worst]:.1e} of the "
+        f"largest value from itself after {steps} steps, at {worst}; {GROWTH:g} times that, {rtol:.1e}, is the limit"
     )
     if rtol > TOGETHER:
         step.refuse(f"the reference does not stay within {TOGETHER / GROWTH:.0e} of itself over {steps} steps")
         return
-    limits = {name: rtol * largest(a) if a.dtype.kind == "f" else 0.0 for name, a in truth.items()}
-    floats = {name: floor for name, array in truth.items() if array.dtype.kind == "f"}
+    limits = {item: rtol * largest(a) if a.dtype.kind == "f" else 0.0 for item, a in truth.items()}
+    floats = {item: floor for item, array in truth.items() if array.dtype.kind == "f"}
     limits, zeros = with_floors(limits, floats, truth)
     port = exact_run(step, sides[PORT], arrays, data_path)
     title = f"train mode, float64, {steps} steps of SGD on digits"
-    step.check(compare(truth, port, limits, title=title, zeros=zeros), group=lambda name: name.split("/")[0])
+    there = {"mode": "train", "dtype": "float64"}
+    truth, port, limits, zeros = (placed(side, **there) for side in (truth, port, limits, dict.fromkeys(zeros)))
+    step.check(compare(truth, port, limits, title=title, zeros=zeros), group=lambda item: item.kind)
 
 
 @contextmanager
@@ -164,7 +172,7 @@ def train(step: Step, plan: Plan, data_path: Path) -> tuple[list, list] | None:
         if isinstance(records, trajectory.RunFailed):
             step.say(records.log)
             title = f"training runs of {package}"
-            failed = Verdict(title, [Row(title, FAIL, reason=str(records))])
+            failed = Verdict(title, [Row(Item(title), FAIL, reason=str(records))])
             step.check(failed if package == PORT else Verdict(title, refusal=str(records)))
     if any(isinstance(records, trajectory.RunFailed) for records in done.values()):
         return None
@@ -174,8 +182,9 @@ def train(step: Step, plan: Plan, data_path: Path) -> tuple[list, list] | None:
 
 def check_runs(step: Step, plan: Plan, ref: list, port: list) -> None:
     """float32: the learning rates, the test, and that both sides have learned."""
-    rates = {"lr": ref[0][0]["lr"]}
-    step.check(compare(rates, {"lr": port[0]["lr"]}, {"lr": 0.0}, title="learning rate of each epoch"), group=str)
+    rate = Item("lr", "lr")
+    rates = {rate: ref[0][0]["lr"]}, {rate: port[0]["lr"]}
+    step.check(compare(*rates, {rate: 0.0}, title="learning rate of each epoch"), group=str)
     features = trajectory.FEATURES | (trajectory.TOP1 if plan is FULL else {})
     title = f"float32, {plan.seeds} runs of the port among {plan.seeds * plan.draws} of the reference"
     verdict = trajectory.judge(ref, port, features, title)
@@ -186,7 +195,7 @@ def check_runs(step: Step, plan: Plan, ref: list, port: list) -> None:
         for what, statistics in (("eval", "running"), ("reestimated_eval", "re-estimated")):
             top1 = np.array([record[what][1] for record in records])
             step.say(f"  top-1 of the {who}, {statistics} statistics: {', '.join(f'{value:.2%}' for value in top1)}")
-        reached[f"{who}, mean top-1"] = top1.mean()
+        reached[Item(f"{who}, mean top-1", "metric")] = top1.mean()
     whole = dict.fromkeys(reached, np.float64(1))
     title = f"top-1 in eval mode (as the port) against 1 (as the reference), {plan.top1:.0%} needed"
     step.check(compare(whole, reached, dict.fromkeys(reached, 1 - plan.top1), title=title), group=str)

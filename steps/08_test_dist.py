@@ -21,17 +21,17 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
 import numpy as np
 import torch
 
-from reprod.align.compare import FAIL, Row, Verdict, compare
+from reprod.align.compare import FAIL, Item, Row, Verdict, compare, placed
 from reprod.align.distributed import CouldNotStart, LaunchError, launch
 from reprod.align.distributed_worker import recorded_run
-from reprod.align.limits import U64, C, exact_limits, largest, semantic_limits, with_floors
+from reprod.align.limits import U64, exact_limits, noise_floors, semantic_limits, with_floors
 from reprod.align.report import one_line
 from reprod.align.step import LITE_DATA, Step, run_step, step_parser
 from reprod.recipe.cli import UserError
@@ -52,9 +52,18 @@ EVERYTHING = (
     *("--model-ema", "--model-ema-steps=1", "--model-ema-decay=0.9375"),
 )
 SETS = ("train", "val")
-COUNTED = ("samples", "top1", "top5")
 
-Record = dict[str, np.ndarray]  # RUN/ITEM, see reprod.align.distributed_worker
+# What usually causes a difference between several processes and one.
+HINTS = {
+    "gradient": "gradients added up instead of averaged over the processes, or not exchanged at all",
+    "parameter": "a learning rate or batch size per process; a process that began with other weights",
+    "buffer": "buffers not made equal before the model is evaluated and saved",
+    "images": "rank or world_size not given to the sampler; set_epoch not called; shares padded for evaluation",
+    **dict.fromkeys(("samples", "metric", "loss"), "counts not summed over the processes; shares that overlap"),
+}
+
+Record = dict[Item, np.ndarray]  # of one run, see reprod.align.distributed_worker
+Records = dict[str, Record]  # by run
 
 
 def folder_of(folder: Path, name: str, paths: list[Path]) -> Path:
@@ -94,9 +103,13 @@ def make_runs(step: Step, folder: Path) -> dict[int, dict[str, list[str]]]:
     return {2: two, 3: three}
 
 
-def joined(records: Mapping[str, Record]) -> Record:
+def joined(records: Records) -> Record:
     """The records of several runs as one."""
-    return {f"{run}/{item}": array for run, record in records.items() for item, array in record.items()}
+    return {
+        replace(item, section=f"{run}/{item.section}"): array
+        for run, record in records.items()
+        for item, array in record.items()
+    }
 
 
 @contextlib.contextmanager
@@ -112,14 +125,14 @@ def one_thread() -> Iterator[None]:
 
 def one_process(
     step: Step, package: str, runs: Mapping[str, list[str]], folder: Path, dtype: str = "float64"
-) -> Record:
+) -> Records:
     """What one process does in each run but the live one, with the whole global batch."""
     records, common = {}, [f"--batch-size={GLOBAL_BATCH}", f"--output-dir={folder}"]
     for name, flags in runs.items():
         if name != "live":
             with one_thread(), contextlib.redirect_stdout(io.StringIO()):
                 records[name] = recorded_run(package, [*flags, *common], step.types, dtype)
-    return joined(records)
+    return records
 
 
 @dataclass
@@ -128,7 +141,7 @@ class Several:
 
     who: str
     count: int
-    records: list[Record]  # of each process what it does in each run that all of them ended
+    records: list[Records]  # of each process what it does in each run that all of them ended
     trouble: Verdict | None = None  # what to say of the others
     log: str = ""  # the last lines of the process that it went wrong in
 
@@ -139,27 +152,30 @@ def several_processes(step: Step, who: str, count: int, runs: Mapping[str, list[
     flags = {name: [*flags, *common] for name, flags in runs.items()}
     folder.mkdir()
     try:
-        return Several(
-            who, count, [joined(records) for records in launch(SIDES[who], count, flags, step.types, folder)]
-        )
+        return Several(who, count, launch(SIDES[who], count, flags, step.types, folder))
     except LaunchError as error:
         title = f"{who}, {count} processes"
         if isinstance(error, CouldNotStart):
             return Several(who, count, [], Verdict(title, refusal=str(error)), error.log)
-        trouble = Verdict(title, [Row(title, FAIL, reason=str(error))])
-        return Several(who, count, [joined(records) for records in error.records], trouble, error.log)
+        trouble = Verdict(title, [Row(Item(title), FAIL, reason=str(error))])
+        return Several(who, count, error.records, trouble, error.log)
 
 
-def together(records: list[Record]) -> Record:
+def together(records: list[Records]) -> Record:
     """What processes do between them in all but the live run: images sorted, losses averaged, else the first's."""
-    result = {name: array for name, array in records[0].items() if "/own/buffer/" not in name}
-    for name in result:
-        own = [record[name] for record in records if name in record]
-        if name.endswith("/own/images"):
-            result[name] = np.sort(np.concatenate(own))
-        elif name.endswith("/own/loss"):  # shares are equally large
-            result[name] = np.mean(own, axis=0)
-    return {name: array for name, array in result.items() if not name.startswith("live/")}
+    first, *others = (joined({run: record for run, record in each.items() if run != "live"}) for each in records)
+    result = {item: array for item, array in first.items() if item.kind != "own buffer"}
+    for item in result:
+        own = [record[item] for record in (first, *others) if item in record]
+        if item.kind == "images":
+            result[item] = np.sort(np.concatenate(own))
+        elif item.kind == "own loss":  # shares are equally large
+            result[item] = np.mean(own, axis=0)
+    return result
+
+
+def share_item(split: str, processes: int, name: str) -> Item:
+    return Item(name, "images", section=f"{split}, {processes} processes")
 
 
 def documented_shares(seed: int, length: int) -> Record:
@@ -169,8 +185,9 @@ def documented_shares(seed: int, length: int) -> Record:
         for epoch in range(EPOCHS):
             order = np.random.default_rng([seed, epoch]).permutation(length)
             padded = np.resize(order, math.ceil(length / n) * n)
-            train[f"train, {n} processes/epoch {epoch}"] = np.concatenate([padded[rank::n] for rank in range(n)])
-        val[f"val, {n} processes/each image once"] = np.concatenate([np.arange(length)[rank::n] for rank in range(n)])
+            train[share_item("train", n, f"epoch {epoch}")] = np.concatenate([padded[rank::n] for rank in range(n)])
+        every = np.concatenate([np.arange(length)[rank::n] for rank in range(n)])
+        val[share_item("val", n, "each image once")] = every
     return train | val
 
 
@@ -179,44 +196,44 @@ def shares_of(package: str, seed: int) -> Record:
     data = importlib.import_module(f"{package}.data")
     shares = {}
 
-    def add(name: str, dataset, n: int, epoch: int, train: bool) -> None:
+    def add(item: Item, dataset, n: int, epoch: int, train: bool) -> None:
         indices = []
         for rank in range(n):
             loader = data.build_loader(dataset, GLOBAL_BATCH, train=train, seed=seed, rank=rank, world_size=n)
             data.set_epoch(loader, epoch)
             indices += [index for batch in loader.batch_sampler for index in batch]
-        shares[name] = np.array(indices)
+        shares[item] = np.array(indices)
 
     train_set, val_set = (data.build_dataset(LITE_DATA, train=train, seed=seed) for train in (True, False))
     for n in SHARES:
         for epoch in range(EPOCHS):
-            add(f"train, {n} processes/epoch {epoch}", train_set, n, epoch, True)
-        add(f"val, {n} processes/each image once", val_set, n, 0, False)
+            add(share_item("train", n, f"epoch {epoch}"), train_set, n, epoch, True)
+        add(share_item("val", n, "each image once"), val_set, n, 0, False)
     return shares
 
 
-def check_shares(step: Step, who: str, one: Record) -> None:
+def check_shares(step: Step, who: str, one: Records) -> None:
     """Which images each process of several gets, and which the training command really took, in their order."""
     length = len(list((LITE_DATA / "train").glob("*/*")))
     exact, found = documented_shares(step.args.seed, length), shares_of(SIDES[who], step.args.seed)
     for epoch in range(EPOCHS):
-        name, place = f"trained on/epoch {epoch}", f"everything/epoch {epoch}, batch "
-        exact[name] = np.random.default_rng([step.args.seed, epoch]).permutation(12)
-        batches = [array for item, array in one.items() if item.startswith(place) and item.endswith("/own/images")]
-        found[name] = np.concatenate(batches)
+        item, section = Item(f"epoch {epoch}", "images", section="trained on"), f"epoch {epoch}"
+        exact[item] = np.random.default_rng([step.args.seed, epoch]).permutation(12)
+        taken = [a for i, a in one["everything"].items() if (i.section, i.kind) == (section, "images")]
+        found[item] = np.concatenate(taken)
     title = f"{who}, the images of each process, against the documented"
-    step.check(compare(exact, found, exact_limits(exact), title=title), group=lambda name: name.split(",")[0])
+    verdict = compare(exact, found, exact_limits(exact), title=title, hints=HINTS)
+    step.check(verdict, group=lambda item: item.section.partition(",")[0])
 
 
-def check_several(step: Step, one: Record, several: Several, judge: Callable) -> None:
+def check_several(step: Step, one: Records, several: Several, judge: Callable) -> None:
     """Several processes against one, and against each other, where they must agree to the last bit."""
     if several.log:
         step.say(several.log)
     if several.records and several.records[0]:
         title = f"{several.who}, {several.count} processes (as the port) against one (as the reference), float64"
-        done = {name.split("/")[0] for name in several.records[0]}
-        alone = {name: array for name, array in together([one]).items() if name.split("/")[0] in done}
-        step.check(judge(alone, together(several.records), title=title), group=epoch_of)
+        alone = {run: record for run, record in one.items() if run in several.records[0]}
+        step.check(judge(together([alone]), together(several.records), title=title), group=section_of)
         check_agreement(step, several)
     if several.trouble:
         step.check(several.trouble)
@@ -224,50 +241,45 @@ def check_several(step: Step, one: Record, several: Several, judge: Callable) ->
 
 def check_agreement(step: Step, several: Several) -> None:
     """All processes end with the same bits; in the live run not because they had none that differed."""
+    alone = ("images", "own loss", "own buffer", "gradient")
     first, *others = (
-        {name: array for name, array in record.items() if "/own/" not in name and "/grad/" not in name}
-        for record in several.records
+        {item: array for item, array in joined(record).items() if item.kind not in alone} for record in several.records
     )
     for rank, other in enumerate(others, 1):
         title = f"{several.who}, process {rank} of {several.count} (as the port) against process 0 (as the reference)"
-        step.check(compare(first, other, exact_limits(first), title=title), group=epoch_of)
-    own, another = several.records[:2]
-    statistics = [name for name in own if name.startswith("live/") and "/own/buffer/" in name]
-    if statistics and not any((own[name] != another.get(name)).any() for name in statistics):
+        verdict = compare(first, other, exact_limits(first), title=title, hints=HINTS)
+        step.check(verdict, group=section_of)
+    own, another = (record.get("live", {}) for record in several.records[:2])
+    statistics = [item for item in own if item.kind == "own buffer"]
+    if statistics and not any((own[item] != another.get(item)).any() for item in statistics):
         step.refuse(f"{several.who}: batch norm's statistics were the same before they were made equal")
 
 
-def epoch_of(name: str) -> str:
+def section_of(item: Item) -> str:
     """The label that an item is shown under: its run and epoch."""
-    run, place, *_ = name.split("/")
-    return f"{run}/{place.split(',')[0]}"
+    return item.section
 
 
-def limits_of(truth: Record, ref: Record) -> tuple[dict[str, float], set[str]]:
+def limits_of(fp64_ref: Record, fp32_ref: Record) -> tuple[dict[Item, float], set[Item]]:
     """(limits, items that are zero by structure) from the reference's float64 and float32 runs of one process.
 
-    A gradient is a sum of terms of any layer's size, and may not be closer than the rounding of the largest: that of a
-    bias whose only way on is through a batch norm in train mode is nothing but rounding. Counts are exact.
+    Counts are exact.
     """
-    largest_gradient: dict[str, float] = {}
-    for name, array in truth.items():
-        batch, grad, _ = name.partition("/grad/")
-        if grad:
-            largest_gradient[batch] = max(largest(array), largest_gradient.get(batch, 0.0))
-    floors = {name: C * U64 * largest_gradient[name.partition("/grad/")[0]] for name in truth if "/grad/" in name}
-    limits, zeros = with_floors(semantic_limits(truth, ref), floors, truth)
-    return limits | {name: 0.0 for name in limits if name.endswith(COUNTED)}, zeros
+    limits, zeros = with_floors(semantic_limits(fp64_ref, fp32_ref), noise_floors(fp64_ref, U64), fp64_ref)
+    return limits | {item: 0.0 for item in limits if item.kind in ("samples", "metric")}, zeros
 
 
-def kept(one: Record, several: list[Several]) -> Record:
+def kept(one: Records, several: list[Several]) -> dict[str, np.ndarray]:
     """What goes into the result files: images, losses and evaluations, of one process and of several."""
     sides = {"one process": together([one])}
     sides |= {f"{each.count} processes": together(each.records) for each in several if each.records}
     return {
-        f"{who}/{name}": array
+        f"{who}/{item.section}"
+        + ("" if item.iteration is None else f", batch {item.iteration}/own")
+        + f"/{item.name}": array
         for who, record in sides.items()
-        for name, array in record.items()
-        if not any(kind in name for kind in ("/grad/", "/param/", "/buffer/"))
+        for item, array in record.items()
+        if item.kind not in ("gradient", "parameter", "buffer")
     }
 
 
@@ -275,21 +287,22 @@ def get_args_parser() -> argparse.ArgumentParser:
     return step_parser(NAME, __doc__)
 
 
-def alone(step: Step, runs: Mapping[str, list[str]], folder: Path) -> tuple[dict[str, Record], Callable]:
+def alone(step: Step, runs: Mapping[str, list[str]], folder: Path) -> tuple[dict[str, Records], Callable]:
     """({side: what its one process does}, `compare` with the limits that follow), compared.
 
     Without the port where its training ends in an error.
     """
     ref = one_process(step, SIDES["reference"], runs, folder)
-    limits, zeros = limits_of(ref, one_process(step, SIDES["reference"], runs, folder, "float32"))
-    judge = partial(compare, limits=limits, zeros=zeros)
+    low = one_process(step, SIDES["reference"], runs, folder, "float32")
+    limits, zeros = limits_of(joined(ref), placed(joined(low), dtype="float64"))
+    judge = partial(compare, limits=limits, zeros=zeros, hints=HINTS)
     title = "one process, the port against the reference, float64"
     try:
         port = one_process(step, SIDES["port"], runs, folder)
     except UserError as error:  # the reference could train on the same
-        step.check(Verdict(title, [Row("port, one process", FAIL, reason=one_line(error))]))
+        step.check(Verdict(title, [Row(Item("port, one process"), FAIL, reason=one_line(error))]))
         return {"reference": ref}, judge
-    step.check(judge(ref, port, title=title), group=epoch_of)
+    step.check(judge(joined(ref), joined(port), title=title), group=section_of)
     return {"reference": ref, "port": port}, judge
 
 

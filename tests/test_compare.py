@@ -3,6 +3,8 @@
 And what is printed about a failure, the weights' conversion, the gates, and the arithmetic of the limits.
 """
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import assume, given, settings
@@ -14,11 +16,13 @@ from mobilenetv3_ref.models import MODELS
 from reprod.align import limits
 from reprod.align.capture_torch import layer_types
 from reprod.align.causes import usual_causes
-from reprod.align.compare import FAIL, PASS, REFUSED, Row, Verdict, compare, joined
+from reprod.align.compare import FAIL, PASS, REFUSED, Item, Row, Verdict, compare, joined, placed, tensor_item
 from reprod.align.convert import RULES, paddle_to_torch, torch_to_paddle
 from reprod.align.gates import dead_branches, flipped
-from reprod.align.report import render, row_line, table
-from reprod.align.step import Step, item_group
+from reprod.align.pair import MODES
+from reprod.align.recording import output_item
+from reprod.align.report import block_of, render, row_line, table
+from reprod.align.step import Step
 from reprod.recipe.cli import UserError
 from reprod.recipe.files import load_npy
 
@@ -254,35 +258,40 @@ def test_joined():
 TYPES = {"features.0.0": "Conv2d", "features.0.1": "BatchNorm2d", "classifier.0": "Linear"}
 
 
+def output(label: str) -> Item:
+    return output_item(label, "logits")
+
+
 def good_verdict() -> Verdict:
-    items = {"features.0.0": np.ones((2, 3)), "logits": np.full(5, 2.0)}
+    items = {output("features.0.0"): np.ones((2, 3)), output("logits"): np.full(5, 2.0)}
     return compare(items, items, dict.fromkeys(items, 1e-6), title="eval mode, float32")
 
 
 def bad_verdict() -> Verdict:
     """The second of three items is off at one place, the third everywhere."""
-    ref = {"features.0.0": np.ones((2, 3)), "features.0.1": np.full((2, 3), 4.0), "logits": np.ones(5)}
-    port = {name: array.copy() for name, array in ref.items()}
-    port["features.0.1"][1, 2] = 4.5
-    port["logits"] += 3
+    arrays = {"features.0.0": np.ones((2, 3)), "features.0.1": np.full((2, 3), 4.0), "logits": np.ones(5)}
+    ref = {output(name): array for name, array in arrays.items()}
+    port = {item: array.copy() for item, array in ref.items()}
+    port[output("features.0.1")][1, 2] = 4.5
+    port[output("logits")] += 3
     return compare(ref, port, dict.fromkeys(ref, 1e-6), title="eval mode, float64")
 
 
 def test_report_of_a_failure():
     """It names the first failing item, its index and both values, and what agreed before it."""
-    assert render(bad_verdict(), item_group, TYPES).splitlines() == [
+    assert render(bad_verdict(), block_of, TYPES).splitlines() == [
         "eval mode, float64",
         "  FAIL    features.0  1 of 2 items     max|d| 5.0e-01  limit 1.0e-06  outside 1/6 (16.7%)  at features.0.1",
         "  FAIL    logits      5                max|d| 3.0e+00  limit 1.0e-06  outside 5/5 (100.0%)",
         "first difference: features.0.1 (BatchNorm2d): max|d| 5.0e-01  limit 1.0e-06  outside 1/6 (16.7%)",
         "  worst at (1, 2): reference 4.0, port 4.5, 1.2e-01 of the largest value",
         "  all items before it agree (1): look at features.0.1 itself",
-        f"  usual causes: {usual_causes('features.0.1', TYPES)}",
+        f"  usual causes: {usual_causes(output('features.0.1'), TYPES, {})}",
     ]
 
 
 def test_report_of_a_pass():
-    assert render(good_verdict(), item_group, TYPES).splitlines() == [
+    assert render(good_verdict(), block_of, TYPES).splitlines() == [
         "eval mode, float32",
         "  ok      features.0  2x3              max|d| 0.0e+00  limit 1.0e-06",
         "  ok      logits      5                max|d| 0.0e+00  limit 1.0e-06",
@@ -298,24 +307,24 @@ def test_report_of_a_refusal():
 def test_a_group_is_shown_by_its_worst_item():
     """A failure by structure before one by value, that before a refusal, that before a pass."""
     rows = [
-        Row("passed", PASS, (1,), 0.9, 1.0),
-        Row("refused", REFUSED, (1,), reason="no limit is given for it"),
-        Row("off", FAIL, (1,), 5.0, 1.0),
-        Row("far off", FAIL, (1,), 8e-3, 1e-3),
-        Row("lost", FAIL, (1,), reason="the port does not have it"),
+        Row(Item("passed"), PASS, (1,), 0.9, 1.0),
+        Row(Item("refused"), REFUSED, (1,), reason="no limit is given for it"),
+        Row(Item("off"), FAIL, (1,), 5.0, 1.0),
+        Row(Item("far off"), FAIL, (1,), 8e-3, 1e-3),
+        Row(Item("lost"), FAIL, (1,), reason="the port does not have it"),
     ]
     for count, shown in enumerate(("0.9", "no limit", "5.0e+00", "8.0e-03", "does not have it"), 1):
-        (line,) = table(rows[:count], lambda name: "group")
+        (line,) = table(rows[:count], lambda item: "group")
         assert shown in line.replace("9.0e-01", "0.9")
     assert line.split()[:6] == ["FAIL", "group", "4", "of", "5", "items"]
-    assert len(table([*rows, *rows], lambda name: name)) == 10  # runs of one label, in order, never merged
+    assert len(table([*rows, *rows], str)) == 10  # runs of one label, in order, never merged
 
 
 def test_a_log_line_is_one_item():
     first, second, third = (row_line(row) for row in bad_verdict().rows)
     assert first == "  ok      features.0.0  2x3  max|d| 0.0e+00  limit 1.0e-06"
     assert second.startswith("  FAIL    features.0.1  2x3  max|d| 5.0e-01")
-    assert row_line(Row("x", FAIL, (), reason="why")) == "  FAIL    x  scalar  why"
+    assert row_line(Row(Item("x"), FAIL, (), reason="why")) == "  FAIL    x  scalar  why"
 
 
 @pytest.fixture
@@ -375,37 +384,64 @@ def test_a_step_refuses_a_lost_signal(step, capsys, lost):
     assert capsys.readouterr().out.count("the signal is lost at b") == 1
 
 
+WEIGHT = "features.0.0.weight"
+
+
 @pytest.mark.parametrize(
-    "name, group",
+    ("item", "name", "group"),
     [
-        ("features.0.1.running_mean", "running statistics"),
-        ("features.3.block.0.1.num_batches_tracked", "running statistics"),
-        ("features.3.block.0.1", "features.3"),
-        ("logits", "logits"),
-        ("iter 3/grad/features.0.0.weight", "iter 3/grad"),
-        ("iter 3/features.0.1.running_var", "iter 3"),
+        (tensor_item("features.0.1.running_mean", "buffer"), "features.0.1.running_mean", "running statistics"),
+        (output("features.3.block.0.1"), "features.3.block.0.1", "features.3"),
+        (output("logits"), "logits", "logits"),
+        (tensor_item(WEIGHT, "gradient", iteration=3), f"iteration 3/gradient/{WEIGHT}", "iteration 3/gradient"),
+        (tensor_item(WEIGHT, "parameter", section="sgd"), f"sgd/parameter/{WEIGHT}", "sgd/parameter"),
+        (tensor_item("a.running_var", "buffer", iteration=3), "iteration 3/a.running_var", "iteration 3"),
+        (Item("loss", "loss", iteration=0, section="run"), "run/iteration 0/loss", "run/iteration 0"),
+        (Item("lr, cosine", "lr"), "lr, cosine", "lr, cosine"),
     ],
 )
-def test_item_groups(name, group):
-    assert item_group(name) == group
+def test_items_are_named_and_grouped_by_their_fields(item, name, group):
+    assert (str(item), block_of(item)) == (name, group)
+
+
+def test_a_tensors_module_and_leaf_are_known():
+    item = tensor_item("features.0.1.running_mean", "buffer")
+    assert (item.module, item.leaf) == ("features.0.1", "running_mean")
+    assert tensor_item("gain", "parameter").leaf == "gain"
+
+
+def test_items_that_differ_in_any_fact_are_different_items():
+    """The same tensor's gradient and value, of two modes, are four items."""
+    items = {tensor_item(WEIGHT, kind, mode=mode): np.ones(1) for kind in ("gradient", "parameter") for mode in MODES}
+    assert len(items) == 4
+    verdict = compare(items, dict(list(items.items())[:3]), dict.fromkeys(items, 0.0))
+    assert [row.status for row in verdict.rows] == [PASS, PASS, PASS, FAIL]
+    assert (verdict.rows[3].item.kind, verdict.rows[3].item.mode) == ("parameter", "train")
 
 
 def test_causes_are_known_for_every_module():
     types = layer_types(MODELS["mobilenet_v3_small"]())
-    unknown = usual_causes("?", {})
+    unknown = usual_causes(Item("?"), {}, {})
     assert "README" in unknown
     recorded = [name for name, kind in types.items() if name and kind != "Sequential"]
-    assert [name for name in recorded if usual_causes(name, types) == unknown] == []
-    for name, word in [
-        ("features.0.1.running_mean", "OLD value"),
-        ("features.0.1.running_var", "unbiased"),
-        ("iter 3/lr", "schedule"),
-        ("train/a.JPEG", "crop box"),
-        ("val/a.JPEG", "resize"),
-        ("val/a.JPEG label", "labels off by one"),
-        ("shape/features.0.0.weight", "layer missing"),
+    assert [name for name in recorded if usual_causes(output(name), types, {}) == unknown] == []
+    for item, word in [
+        (tensor_item("features.0.1.running_mean", "buffer"), "OLD value"),
+        (tensor_item("features.0.1.running_var", "buffer", iteration=3), "unbiased"),
+        (Item("lr", "lr", iteration=3), "schedule"),
+        (Item("a.JPEG label", "label"), "labels off by one"),
+        (tensor_item(WEIGHT, "structure"), "layer missing"),
+        (tensor_item(WEIGHT, "gradient"), "backward"),
+        (output("logits"), "classifier"),
     ]:
-        assert word in usual_causes(name, types)
+        assert word in usual_causes(item, types, {})
+
+
+def test_a_check_may_have_hints_of_its_own():
+    item = tensor_item(WEIGHT, "gradient")
+    verdict = compare({item: np.ones(2)}, {item: np.zeros(2)}, {item: 0.0}, hints={"gradient": "averaged twice"})
+    assert render(verdict, str, {}).splitlines()[-1] == "  usual causes: averaged twice"
+    assert joined("t", [verdict]).hints == {"gradient": "averaged twice"}
 
 
 @pytest.mark.parametrize("arch", sorted(MODELS))
@@ -481,6 +517,19 @@ def test_limits():
     assert limits.semantic_limits(truth, near) == {"x": 4e-12, "n": 0.0, "z": 0.0}
     assert limits.semantic_limits(truth, far) == {"x": 8 * 0.5 * 2**-29, "n": 0.0, "z": 8 * 2e-7 * 2**-29}
     assert limits.kernel_limits(truth, far) == {"x": 5 * 0.5 + 16 * u * 4, "n": 0.0, "z": 5 * 2e-7}
-    assert limits.kernel_limits(truth, far, 16.0)["x"] == 17 * 0.5 + 16 * u * 4
     assert limits.exact_limits(truth) == {"x": 0.0, "n": 0.0, "z": 0.0}
     assert (limits.largest(np.array([-3.0, 2])), limits.largest(np.array([]))) == (3.0, 0.0)
+
+
+def test_noise_floors():
+    """A gradient's is of the largest of its pass; a running mean's of what came into its module; others have none."""
+    of_a, of_b = (tensor_item(f"{name}.weight", "gradient") for name in "ab")
+    mean, variance = (tensor_item(f"a.running_{what}", "buffer") for what in ("mean", "var"))
+    first = {of_a: np.array([2.0]), of_b: np.array([-8.0]), mean: np.zeros(1), variance: np.ones(1)}
+    second = placed({of_a: np.array([1.0])}, iteration=1)
+    floors = limits.noise_floors({**placed(first, iteration=0), **second}, limits.U64, {"a": 5.0, "b": 7.0})
+    here = [replace(item, iteration=0) for item in (of_a, of_b, mean)]
+    unit = 16 * limits.U64
+    assert floors == {here[0]: 8 * unit, here[1]: 8 * unit, here[2]: 5 * unit, replace(of_a, iteration=1): unit}
+    raised, zeros = limits.with_floors(dict.fromkeys(floors, 0.0), floors, {**placed(first, iteration=0), **second})
+    assert raised == floors and zeros == {here[2]}

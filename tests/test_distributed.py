@@ -136,7 +136,7 @@ FAULTS = {
         "train/main.py",
         "    init_distributed(device)\n",
         "",
-        r"frozen/epoch 0, batch 0/grad/features\.0\.0\.weight",
+        r"frozen/epoch 0/iteration 0/gradient/features\.0\.0\.weight",
     ),
     "same share in every process": (
         "train/main.py",

@@ -19,8 +19,9 @@ from test_faults import FAULTS
 
 from mobilenetv3_ref.models import MODELS
 from reprod.align.capture_torch import layer_types
-from reprod.align.compare import FAIL, PASS, Row, Verdict, Worst
+from reprod.align.compare import FAIL, PASS, Item, Row, Verdict, Worst, tensor_item
 from reprod.align.locate import Location
+from reprod.align.recording import output_item
 from reprod.align.report import first_difference
 from reprod.recipe import arguments
 
@@ -175,8 +176,9 @@ def test_failing_reports_are_as_the_program_prints_them():
         index, ref, port, share = re.search(place, lines[1]).groups()
         worst = Worst(tuple(map(int, index.split(","))), float(ref), float(port), outside, size)
         difference = abs(worst.ref - worst.port)
-        row = Row(name, FAIL, (), difference, float(limit), difference / float(share), worst=worst)
-        before = [Row("", PASS)] * int(re.search(r"before it agree \((\d+)\)", lines[2])[1])
+        item = output_item(name, "logits") if name in types else tensor_item(name, "buffer")
+        row = Row(item, FAIL, (), difference, float(limit), difference / float(share), worst=worst)
+        before = [Row(Item(""), PASS)] * int(re.search(r"before it agree \((\d+)\)", lines[2])[1])
         assert lines[:4] == first_difference(Verdict("", [*before, row]), types)
         if lines[4:]:
             assert lines[4] == "..." and re.fullmatch(rf"FAIL \w+: .*, first {name}", lines[-1])

@@ -22,10 +22,11 @@ from screens import DESKTOP, PHONE, fits_sideways
 import mobilenetv3_paddle.data.presets
 import mobilenetv3_ref.data.presets
 from reprod.align import pictures
-from reprod.align.compare import FAIL, PASS, REFUSED, Row, Verdict, compare
+from reprod.align.compare import FAIL, PASS, REFUSED, Item, Row, Verdict, compare, tensor_item
 from reprod.align.locate import Location
 from reprod.align.page import render_page, worst_share, write_page
 from reprod.align.plots import depth_rows, shares
+from reprod.align.recording import output_item
 from reprod.align.report import LAST_WORDS, WORDS
 from reprod.align.step import Step, step_parser
 from reprod.align.summary import DISTRIBUTIONS, SCHEMA, LadderResult, RungResult, environment, write_summary
@@ -48,16 +49,17 @@ class Outcome(Step):
             self.check(verdict)
 
 
-def outputs(names: list[str] = MODULES) -> dict[str, np.ndarray]:
+def outputs(names: list[str] = MODULES) -> dict[Item, np.ndarray]:
     rng = np.random.default_rng(0)
-    return {name: rng.standard_normal((2, 3)) for name in names}
+    return {output_item(name, "logits"): rng.standard_normal((2, 3)) for name in names}
 
 
 def forward(change: dict[str, np.ndarray | None], title: str = "eval mode, float64") -> Verdict:
     """All modules, of which the port has some changed, or, if None, not at all."""
     ref = outputs()
-    port = {name: array + 1e-13 for name, array in ref.items()} | change
-    port = {name: array for name, array in port.items() if array is not None}
+    port = {item: array + 1e-13 for item, array in ref.items()}
+    port |= {output_item(name, "logits"): array for name, array in change.items()}
+    port = {item: array for item, array in port.items() if array is not None}
     return compare(ref, port, dict.fromkeys(ref, 1e-12), title=title)
 
 
@@ -78,11 +80,13 @@ def located() -> Verdict:
 
 def backward(wrong_from: int) -> Verdict:
     """Four iterations, of which the gradients are off from `wrong_from` on."""
-    names = [f"iteration {i}/{item}" for i in range(4) for item in ("loss", *(f"grad/{name}" for name in MODULES))]
-    ref = outputs(names)
+    tensors = [tensor_item(f"{name}.weight", "gradient") for name in MODULES]
+    items = [replace(item, iteration=i) for i in range(4) for item in (Item("loss", "loss"), *tensors)]
+    rng = np.random.default_rng(0)
+    ref = {item: rng.standard_normal((2, 3)) for item in items}
     port = {
-        name: array + (1e-6 if "grad/" in name and int(name.split()[1][0]) >= wrong_from else 1e-13)
-        for name, array in ref.items()
+        item: array + (1e-6 if item.kind == "gradient" and item.iteration >= wrong_from else 1e-13)
+        for item, array in ref.items()
     }
     return compare(ref, port, dict.fromkeys(ref, 1e-12), title="train mode, float64, 4 iterations")
 
@@ -101,13 +105,13 @@ def photographs() -> tuple[np.ndarray, np.ndarray]:
 
 def data_outcome() -> Outcome:
     ref, port = photographs()
-    name = "val/n02123045_cat.JPEG"
-    verdict = compare({name: ref}, {name: port}, {name: 0.0}, title="val pipeline, epoch 0, 0 workers")
-    return Outcome(verdict, pictures={name: (ref, port)})
+    item = Item("n02123045_cat.JPEG", "image", section="val")
+    verdict = compare({item: ref}, {item: port}, {item: 0.0}, title="val pipeline, epoch 0, 0 workers")
+    return Outcome(verdict, pictures={str(item): (ref, port)})
 
 
 def hostile_outcome() -> Outcome:
-    ref = {f"{HOSTILE}{name}": array for name, array in outputs().items()}
+    ref = {replace(item, name=f"{HOSTILE}{item.name}"): array for item, array in outputs().items()}
     port = {name: array + 1 for name, array in ref.items()}
     image = np.zeros((3, 8, 8), np.float32)
     return Outcome(
@@ -137,7 +141,7 @@ def rung(outcome: Step | None, error: str = "") -> RungResult:
     return RungResult("02_test_data", SMALL, 3.25, outcome, error)
 
 
-BAD = outputs()["features.2.1"]
+BAD = outputs()[output_item("features.2.1", "logits")]
 # name: the run, its status, what the item that is shown first is called, how many plots and pictures there are
 CASES = {
     "pass": (lambda: LadderResult(good()), PASS, None, 5, 0),
@@ -145,7 +149,7 @@ CASES = {
     "located": (lambda: ladder(rung(Outcome(located()))), FAIL, "features.2.1", 6, 0),
     "missing": (lambda: ladder(rung(Outcome(forward({"features.2.1": None})))), FAIL, "features.2.1", 6, 0),
     "nan": (lambda: ladder(rung(Outcome(forward({"features.2.1": BAD * np.nan})))), FAIL, "features.2.1", 6, 0),
-    "gradient": (lambda: ladder(rung(Outcome(backward(2)))), FAIL, f"iteration 2/grad/{MODULES[0]}", 7, 0),
+    "gradient": (lambda: ladder(rung(Outcome(backward(2)))), FAIL, f"iteration 2/gradient/{MODULES[0]}.weight", 7, 0),
     "data": (lambda: ladder(rung(data_outcome())), FAIL, "val/n02123045_cat.JPEG", 5, 3),
     "raised": (lambda: ladder(rung(None, "ValueError: no such layer")), FAIL, "ValueError: no such layer", 5, 0),
     "refused": (
@@ -322,20 +326,29 @@ def test_failing_items_are_marked_in_the_plots():
 
 
 def test_rows_drawn_along_the_network():
-    modules = [Row("features.0", PASS, limit=1.0), Row("a/b", PASS, limit=1.0), Row("counter", PASS, limit=0.0)]
-    assert depth_rows(modules) == modules[:1]
-    assert depth_rows([Row("counter", FAIL, limit=0.0)]) == [Row("counter", FAIL, limit=0.0)]
-    gradients = [Row(f"iteration {i}/grad/a", PASS, limit=1.0) for i in range(2)]
-    assert depth_rows([*modules, *gradients]) == gradients[:1]
+    counter = tensor_item("a.count", "buffer")
+    rows = [
+        Row(output_item("features.0", "logits"), PASS, limit=1.0),
+        Row(Item("a/b"), PASS, limit=1.0),
+        Row(counter, PASS, limit=0.0),
+    ]
+    assert depth_rows(rows) == rows[:1]
+    assert depth_rows([Row(counter, FAIL, limit=0.0)]) == [Row(counter, FAIL, limit=0.0)]
+    gradients = [Row(gradient("a", i), PASS, limit=1.0) for i in range(2)]
+    assert depth_rows([*rows, *gradients]) == gradients[:1]
+
+
+def gradient(name: str, iteration: int | None) -> Item:
+    return Item(name, "gradient", iteration=iteration)
 
 
 def test_shares_of_each_iteration():
     rows = [
-        Row("iteration 0/grad/a", PASS, difference=1.0, limit=4.0),
-        Row("iteration 0/grad/b", PASS, difference=1.0, limit=2.0),
-        Row("iteration 2/grad/a", FAIL, reason="not finite"),
-        Row("iteration 1/lr", PASS, difference=0.0, limit=0.0),
-        Row("elsewhere/grad/a", PASS, difference=1.0, limit=2.0),
+        Row(gradient("a", 0), PASS, difference=1.0, limit=4.0),
+        Row(gradient("b", 0), PASS, difference=1.0, limit=2.0),
+        Row(gradient("a", 2), FAIL, reason="not finite"),
+        Row(Item("lr", "lr", iteration=1), PASS, difference=0.0, limit=0.0),
+        Row(gradient("a", None), PASS, difference=1.0, limit=2.0),
     ]
     (curve,) = shares(rows).values()
     np.testing.assert_array_equal(curve, [0.5, np.nan, np.inf])
@@ -356,18 +369,19 @@ def test_shares_of_each_iteration():
 )
 def test_odd_numbers_break_nothing(numbers):
     difference, limit = numbers
-    rows = [Row(f"{kind}{i}", FAIL, (), difference, limit) for i in range(9) for kind in ("m", f"iteration {i}/grad/")]
+    items = [item for i in range(9) for item in (output_item(f"m{i}", "logits"), gradient("a", i))]
+    rows = [Row(item, FAIL, (), difference, limit) for item in items]
     curves = {"a, loss": (np.full(3, difference), np.full(2, limit)), "nothing": (np.empty(0), np.empty(0))}
     render_page(LadderResult([rung(Outcome(Verdict("odd", rows), curves=curves))]))
 
 
 def test_worst_share():
-    exact, unequal = Row("a", PASS, (), 0.0, 0.0), Row("b", FAIL, (), 1.0, 0.0)
+    exact, unequal = Row(Item("a"), PASS, (), 0.0, 0.0), Row(Item("b"), FAIL, (), 1.0, 0.0)
     assert worst_share([]) == "–"
     assert worst_share([Verdict("", [exact])]) == "equal"
     assert worst_share([Verdict("", [exact, unequal])]) == "unequal"
-    assert worst_share([Verdict("", [exact]), Verdict("", [Row("c", PASS, (), 1.0, 4.0)])]) == "0.25"
-    assert worst_share([Verdict("", [exact, Row("d", FAIL, reason="missing")])]) == "–"
+    assert worst_share([Verdict("", [exact]), Verdict("", [Row(Item("c"), PASS, (), 1.0, 4.0)])]) == "0.25"
+    assert worst_share([Verdict("", [exact, Row(Item("d"), FAIL, reason="missing")])]) == "–"
 
 
 def decoded(picture: pictures.Picture) -> np.ndarray:

@@ -81,9 +81,10 @@ def main(args: argparse.Namespace) -> int:
         for verdict in judged(draw):
             items += len(verdict.rows)
             bad = [row for row in verdict.rows if row.status != PASS]
-            check = verdict.title.partition(", ")[2]
-            shares = [(row.difference / row.limit, seed, row.name) for row in verdict.rows if row.limit > 0]
-            worst[check] = max([*shares, worst.get(check, (0.0, seed, ""))])
+            for row in verdict.rows:
+                if row.limit > 0:
+                    check = f"{row.item.dtype}, {row.item.kind}s"
+                    worst[check] = max((row.difference / row.limit, seed, row.name), worst.get(check, (0.0, seed, "")))
             if bad or verdict.refusal:
                 alarms += 1
                 tqdm.write(f"{draw}: {verdict.title}: {verdict.refusal or row_line(bad[0]).strip()}")

@@ -106,7 +106,7 @@ def to_tensor(array: np.ndarray, model: nn.Layer) -> paddle.Tensor:
 
 @paddle.no_grad()
 def run_forward(model: nn.Layer, images: np.ndarray, train: bool, types: Mapping[str, str]) -> Recording:
-    """One forward pass of `images` (N, 3, H, W); in train mode the outputs end with the batch-norm buffers after it.
+    """One forward pass of `images` (N, 3, H, W); in train mode with the batch-norm buffers after it.
 
     A port that raises is recorded up to there, so that the first module without an output is the one that raised.
     """
@@ -117,7 +117,7 @@ def run_forward(model: nn.Layer, images: np.ndarray, train: bool, types: Mapping
         except Exception as error:  # whatever a wrong port may raise
             record.error = one_line(error)
     if train and not record.error:
-        record.outputs.update(buffers(model, types))
+        record.buffers = buffers(model, types)
     return record
 
 

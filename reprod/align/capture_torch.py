@@ -106,12 +106,12 @@ def to_tensor(array: np.ndarray, model: nn.Module) -> torch.Tensor:
 
 @torch.no_grad()
 def run_forward(model: nn.Module, images: np.ndarray, train: bool) -> Recording:
-    """One forward pass of `images` (N, 3, H, W); in train mode the outputs end with the batch-norm buffers after it."""
+    """One forward pass of `images` (N, 3, H, W); in train mode with the batch-norm buffers after it."""
     model.train(train)
     with recording(model) as record:
         model(to_tensor(images, model))
     if train:
-        record.outputs.update(buffers(model))
+        record.buffers = buffers(model)
     return record
 
 

@@ -1,7 +1,8 @@
 """What usually causes a difference, by the kind of item that differs first."""
 
-import re
 from collections.abc import Mapping
+
+from .compare import Item
 
 BY_LAYER = {
     "Conv2d": "stride, padding, dilation or groups; a weight that was not loaded or was loaded into another layer",
@@ -19,54 +20,44 @@ BY_LAYER = {
     "Conv2dNormActivation": "order of convolution, normalization and activation",
 }
 
-# The first pattern found in the item's name decides.
-BY_NAME = [
-    (
-        r"/(std|mean|quantiles|largest|all [01])$",
-        "reset_parameters not called or past this layer; fan-in or the fan of a group, another gain, no normal; an "
-        "initializer that is built and dropped (Paddle's nn.initializer.Normal(weight) fills nothing)",
-    ),
-    (r"/(distinct|correlation, .*|other tensors)$", "one draw used twice: broadcast, or the generator seeded again"),
-    (r"^(frozen|live)/.*/grad/", "gradients added up instead of averaged over the processes, or not exchanged at all"),
-    (r"^(frozen|live)/.*/param/", "a learning rate or batch size per process; a process that began with other weights"),
-    (r"^(frozen|live)/.*/buffer/", "buffers not made equal before the model is evaluated and saved"),
-    (
-        r"/own/images$|^(train|val), \d+ processes/|^trained on/",
-        "rank or world_size not given to the sampler; set_epoch not called; shares padded for evaluation",
-    ),
-    (r"^frozen/.*(samples|top[15]|loss)$|/evaluation/", "counts not summed over the processes; shares that overlap"),
-    (r"/same seed again$", "a generator that the seed does not reach (NumPy's, or one made anew)"),
-    (r"running_mean$", "batch-norm momentum: Paddle's is the share of the OLD value, 1 - PyTorch's"),
-    (r"running_var$", "biased instead of unbiased batch variance (factor n / (n - 1)); batch-norm momentum convention"),
-    (r"num_batches_tracked$", "batch norm in eval mode, or statistics not updated"),
-    (r"^dropout", "dropout probability, or its mode (Paddle: upscale_in_train)"),
-    (r"/lr$|^lr", "the schedule is not attached to the optimizer, not stepped, or stepped at another time; gamma"),
-    (r"/grad/|gradient$", "an operation whose backward differs; a gradient not cleared, or scaled by the batch"),
-    (
-        r"/param/|^(sgd|sgd_nesterov|rmsprop|adamw)/",
-        "optimizer formula: epsilon, weight decay, momentum, nesterov, learning rate of one group",
-    ),
-    (r"loss", "criterion: axis, reduction, label smoothing; or logits that differ (run 01_test_forward)"),
-    (r"^classes|^files|^length", "class folders or files listed in another order, or filtered by suffix"),
-    (r"label", "class folders sorted otherwise; labels off by one; samples in another order"),
-    (r"^val/", "resize filter or size, crop, channel order (BGR for RGB), mean and std, scaling by 255"),
-    (r"^train/", "crop box, flip, order of the random draws, interpolation, channel order, normalization"),
-    (
-        r"^augmented/",
-        "AutoAugment after the flip: both operations, signs, magnitudes, interpolation; erasing after normalization",
-    ),
-    (r"^(mixup|cutmix)", "the draw's key (seed, epoch, batch), the partner, labels not mixed, CutMix's clipped box"),
-    (r"^samples$", "a last batch that is not full left out (drop_last), or images counted twice"),
-    (r"^(norm|length|lag) of ", "weight decay, momentum, learning rate, or the statistics' momentum over a whole run"),
-    (r"^tie|top[15]", "ties, the k of top-k, the last partial batch, an average of averages"),
-    (r"^shape/", "a layer missing, added or of another size; another width, kernel or number of classes"),
-    (r"^logits", "the classifier, or a function between modules (flatten, residual)"),
-]
+BY_LEAF = {
+    "running_mean": "batch-norm momentum: Paddle's is the share of the OLD value, 1 - PyTorch's",
+    "running_var": "biased instead of unbiased batch variance (factor n / (n - 1)); batch-norm momentum convention",
+    "num_batches_tracked": "batch norm in eval mode, or statistics not updated",
+}
+
+# What a rung compares that another rung means otherwise has a hint of its own there (`compare(..., hints=)`).
+BY_KIND = {
+    "structure": "a layer missing, added or of another size; another width, kernel or number of classes",
+    "dropout": "dropout probability, or its mode (Paddle: upscale_in_train)",
+    "lr": "the schedule is not attached to the optimizer, not stepped, or stepped at another time; gamma",
+    "gradient": "an operation whose backward differs; a gradient not cleared, or scaled by the batch",
+    "parameter": "optimizer formula: epsilon, weight decay, momentum, nesterov, learning rate of one group",
+    "loss": "criterion: axis, reduction, label smoothing; or logits that differ (run 01_test_forward)",
+    "metric": "ties, the k of top-k, the last partial batch, an average of averages",
+    "samples": "a last batch that is not full left out (drop_last), or images counted twice",
+    "files": "class folders or files listed in another order, or filtered by suffix",
+    "label": "class folders sorted otherwise; labels off by one; samples in another order",
+    "distribution": "reset_parameters not called or past this layer; fan-in or the fan of a group, another gain, no "
+    "normal; an initializer that is built and dropped (Paddle's nn.initializer.Normal(weight) fills nothing)",
+    "independence": "one draw used twice: broadcast, or the generator seeded again",
+    "seed": "a generator that the seed does not reach (NumPy's, or one made anew)",
+    "trajectory": "weight decay, momentum, learning rate, or the statistics' momentum over a whole run",
+}
 
 
-def usual_causes(name: str, types: Mapping[str, str]) -> str:
-    """The causes to look for first when the item `name` differs; `types` maps module names to layer types."""
-    for pattern, causes in BY_NAME:
-        if re.search(pattern, name):
-            return causes
-    return BY_LAYER.get(types.get(name, ""), 'see the README, "A check failed"')
+def usual_causes(item: Item, types: Mapping[str, str], hints: Mapping[str, str]) -> str:
+    """The causes to look for first when `item` differs.
+
+    `types` maps module names to layer types, `hints` kinds of item to what usually causes a difference in this check.
+    """
+    if item.kind in hints:
+        return hints[item.kind]
+    by_layer = BY_LAYER.get(types.get(item.module, ""), "") if item.kind == "output" else ""
+    by_leaf = BY_LEAF.get(item.leaf, "") if item.kind == "buffer" else ""
+    model = (
+        "the classifier, or a function between modules (flatten, residual)"
+        if item.kind == "output" and not item.module
+        else ""
+    )
+    return by_leaf or model or by_layer or BY_KIND.get(item.kind, 'see the README, "A check failed"')

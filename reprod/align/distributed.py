@@ -11,11 +11,12 @@ from pathlib import Path
 
 import numpy as np
 
+from .compare import Item
 from .distributed_worker import ENDED, JOINING
 
 WORKER = "reprod.align.distributed_worker"
 TIMEOUT = 300  # seconds; two processes of a small model take 10 on idle cores
-Record = dict[str, np.ndarray]
+Record = dict[Item, np.ndarray]
 
 
 class LaunchError(Exception):
@@ -71,7 +72,13 @@ def _records(folder: Path, world_size: int, names: Iterable[str]) -> list[dict[s
     """Of every process the records of those runs that all of them ended."""
     paths = {name: [folder / f"{rank}.{name}.npz" for rank in range(world_size)] for name in names}
     ended = [name for name, files in paths.items() if all(path.is_file() for path in files)]
-    return [{name: dict(np.load(paths[name][rank])) for name in ended} for rank in range(world_size)]
+    return [{name: _read(paths[name][rank]) for name in ended} for rank in range(world_size)]
+
+
+def _read(path: Path) -> Record:
+    """What a process wrote: arrays by the fields of their items."""
+    with np.load(path) as arrays:
+        return {Item(**json.loads(key)): array for key, array in arrays.items()}
 
 
 def _explain(folder: Path, world_size: int, ended: str, records: list[dict[str, Record]]) -> LaunchError:

@@ -22,26 +22,30 @@ from unittest import mock
 
 import numpy as np
 
+from reprod.align.compare import Item, tensor_item
 from reprod.recipe.arguments import get_args_parser
 from reprod.recipe.files import load_safetensors
 from reprod.recipe.state_dict import num_classes_of
 
+METRIC_KINDS = {"loss": "loss", "samples": "samples"}  # of an evaluation
 STARTED, JOINING, JOINED, ENDED = "started", "joining", "joined", "ended"
 
 
 class Recorder:
     """Records one run of `PACKAGE.train.main`, from inside, while its functions do what they do.
 
-    Items, in the order in which they arise, by the reference's names; "own" are those of this process alone:
+    Items, in the order in which they arise, by the reference's names; those of an epoch's batch have it as their
+    iteration. Of this process alone are images and the "own" ones:
 
-        epoch E, batch B/own/images     the indices that it trains on, (n,)
-        epoch E, batch B/own/loss       its mean over them
-        epoch E, batch B/grad/NAME      where the optimizer steps: what the processes have averaged, and clipped; on
-                                        process 0, and on the others it shows in the parameters
-        epoch E/own/buffer/NAME         batch norm's statistics at the end of the epoch
-        epoch E/param|buffer/NAME       the model that is evaluated and saved
-        epoch E/samples|top1|top5|loss  of its evaluation; evaluation/... where nothing is trained
-        epoch E, averaged/...           the same of its moving average
+        section         kind            name
+        epoch E         images          images      the indices that it trains on, (n,)
+        epoch E         own loss        loss        its mean over them
+        epoch E         gradient        NAME        where the optimizer steps: what the processes have averaged, and
+                                                    clipped; on process 0, and on the others it shows in the parameters
+        epoch E         own buffer      NAME        batch norm's statistics at the end of the epoch
+        epoch E         parameter, buffer, NAME     the model that is evaluated and saved
+        epoch E         samples, metric, loss       of its evaluation; section "evaluation" where nothing is trained
+        epoch E, averaged ...                       the same of its moving average
     """
 
     def __init__(self, package: str, types: Mapping[str, str], dtype: str) -> None:
@@ -52,13 +56,15 @@ class Recorder:
         self.capture = importlib.import_module(f"reprod.align.capture_{'paddle' if self.port else 'torch'}")
         self.types = (types,) if self.port else ()
         self.dtype = dtype
-        self.record: dict[str, np.ndarray] = {}
+        self.record: dict[Item, np.ndarray] = {}
         self.model: Any = None
         self.epoch = "evaluation"
         self.batches: Iterator[tuple[int, list[int]]] = iter(())
 
-    def keep(self, place: str, items: Mapping[str, Any]) -> None:
-        self.record.update({f"{place}/{name}": np.asarray(item) for name, item in items.items()})
+    def keep(self, kind: str, arrays: Mapping[str, Any], **facts) -> None:
+        """Tensors by their state_dict keys, or values by their names."""
+        facts = {"section": self.epoch, "dtype": self.dtype, **facts}
+        self.record.update({tensor_item(name, kind, **facts): np.asarray(array) for name, array in arrays.items()})
 
     def build(self, build: Any, *, weights: str, num_classes: int, dropout: float) -> Any:
         """The model that main asks for, in the precision of this record; its classes are those of the weights."""
@@ -74,25 +80,26 @@ class Recorder:
     def train_step(self, train_step: Any, *args, accumulation: tuple[int, int] = (0, 1), **kwargs) -> tuple:
         loss, output = train_step(*args, accumulation=accumulation, **kwargs)
         batch, indices = next(self.batches)
-        place = f"{self.epoch}, batch {batch}"
-        self.keep(f"{place}/own", {"images": np.array(indices, int), "loss": loss.detach().numpy()})
+        self.keep("images", {"images": np.array(indices, int)}, iteration=batch)
+        self.keep("own loss", {"loss": loss.detach().numpy()}, iteration=batch)
         if accumulation[0] == accumulation[1] - 1 and self.training.launched_rank()[0] == 0:
-            self.keep(f"{place}/grad", self.capture.gradients(self.model, *self.types))
+            self.keep("gradient", self.capture.gradients(self.model, *self.types), iteration=batch)
         return loss, output
 
     def train_one_epoch(self, train_one_epoch: Any, *args, **kwargs) -> None:
         _, _, _, loader, _, epoch, *_ = args
         self.epoch, self.batches = f"epoch {epoch}", enumerate(list(loader.batch_sampler))
         train_one_epoch(*args, **kwargs)
-        self.keep(f"{self.epoch}/own/buffer", self.capture.buffers(self.model, *self.types))
+        self.keep("own buffer", self.capture.buffers(self.model, *self.types))
 
     def evaluate(self, evaluate: Any, model: Any, *args) -> dict[str, float]:
         metrics = evaluate(model, *args)
-        place = self.epoch if model is self.model else f"{self.epoch}, averaged"
+        section = self.epoch if model is self.model else f"{self.epoch}, averaged"
         if self.epoch != "evaluation":
-            self.keep(f"{place}/param", self.capture.parameters(model, *self.types))
-            self.keep(f"{place}/buffer", self.capture.buffers(model, *self.types))
-        self.keep(place, {name: np.float64(value) for name, value in metrics.items()})
+            self.keep("parameter", self.capture.parameters(model, *self.types), section=section)
+            self.keep("buffer", self.capture.buffers(model, *self.types), section=section)
+        for name, value in metrics.items():
+            self.keep(METRIC_KINDS.get(name, "metric"), {name: np.float64(value)}, section=section)
         return metrics
 
     @contextmanager
@@ -116,7 +123,7 @@ class Recorder:
 
 def recorded_run(
     package: str, flags: Sequence[str], types: Mapping[str, str], dtype: str = "float64"
-) -> dict[str, np.ndarray]:
+) -> dict[Item, np.ndarray]:
     """What `python -m PACKAGE.train FLAGS` does, in this process: the items of `Recorder`."""
     recorder = Recorder(package, types, dtype)
     with recorder.patches():
@@ -166,7 +173,7 @@ def main(folder: Path) -> None:
     with one_group(training, stage):
         for name, flags in job["runs"].items():
             record = recorded_run(job["package"], flags, job["types"])
-            np.savez(folder / f"{rank}.part.npz", **record)
+            np.savez(folder / f"{rank}.part.npz", **{json.dumps(vars(item)): array for item, array in record.items()})
             (folder / f"{rank}.part.npz").rename(folder / f"{rank}.{name}.npz")
     training.shut_down()
     stage(ENDED)

@@ -7,6 +7,7 @@ A fault's rungs run from the lowest on until one fails. One that never imports t
 same code as without the fault, which it passed.
 """
 
+import argparse
 import contextlib
 import importlib.util
 import io
@@ -20,17 +21,20 @@ import shutil
 import signal
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+import traceback
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import Any
 
 import yaml
 from tqdm import tqdm
 
 from reprod.recipe.cli import UserError, existing_file
 
-from .compare import FAIL, PASS
+from .compare import FAIL, PASS, joined
+from .report import one_line
 
 ROOT = Path(__file__).resolve().parents[2]
 PORT = "mobilenetv3_paddle"
@@ -63,21 +67,11 @@ class Run:
     status: int | None
     output: str
     errors: str = ""
-    imported: tuple[str, ...] = ()  # files of the port
-    keys: tuple[str, ...] = ()  # what it recorded of the reference
+    item: str = ""  # the first that failed, or that the rung raised
+    located: str = ""  # the module that the locator names, "" if it was not asked
+    imported: Sequence[str] = ()  # files of the port
+    keys: Sequence[str] = ()  # what it recorded of the reference
     predecessor: str = ""  # "passes" or "fails", "" where nothing was written
-
-    @property
-    def item(self) -> str:
-        """What the last line says came first, or that the rung raised."""
-        last = self.output.splitlines()[-1] if self.output else ""
-        return last.rpartition(", first ")[2] if ", first " in last else last.partition(": ")[2]
-
-    @property
-    def located(self) -> str:
-        """The module that the locator names, "" if it was not asked."""
-        line = re.search(r"^located: (.+?) \(", self.output, re.MULTILINE)
-        return line[1] if line else ""
 
 
 @dataclass(frozen=True)
@@ -181,7 +175,7 @@ def run_rung(context: multiprocessing.context.BaseContext, rung: str, folder: Pa
         return Run(None, f"{rung} took more than {TIMEOUT} s")
     output, errors = ((out / name).read_text(encoding="utf-8", errors="replace") for name in ("stdout", "stderr"))
     left = json.loads((out / "left.json").read_text()) if (out / "left.json").is_file() else {}
-    return Run(process.exitcode, output, errors, *map(tuple, left.get("lists", ())), left.get("predecessor", ""))
+    return Run(process.exitcode, output, errors, **left)
 
 
 def _child(rung: str, folder: Path, out: Path, start_method: str) -> None:
@@ -193,19 +187,28 @@ def _child(rung: str, folder: Path, out: Path, start_method: str) -> None:
     multiprocessing.set_start_method(start_method, force=True)  # a loader's workers start as they do elsewhere
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(folder), os.environ.get("PYTHONPATH")]))
     _import_port(folder)
-    sys.argv = [f"{rung}.py", "--output-dir", str(out), *FLAGS.get(rung, [])]
-    status: int | str | None = PASS
-    try:
-        runpy.run_path(str(ROOT / "steps" / f"{rung}.py"), run_name="__main__")
-    except SystemExit as end:
-        status = end.code
+    namespace = runpy.run_path(str(ROOT / "steps" / f"{rung}.py"), run_name="rung")
+    args = namespace["get_args_parser"]().parse_args(["--output-dir", str(out), *FLAGS.get(rung, [])])
+    status, left = _named(namespace["main"], args)
     sys.stdout.flush()
     files = [Path(module.__file__) for module in list(sys.modules.values()) if getattr(module, "__file__", None)]
-    imported = [str(file.relative_to(folder / PORT)) for file in files if file.is_relative_to(folder / PORT)]
-    keys, predecessor = predecessor_says(out)
-    left = {"lists": [sorted(imported), keys], "predecessor": predecessor}
+    left["imported"] = sorted(str(f.relative_to(folder / PORT)) for f in files if f.is_relative_to(folder / PORT))
+    left["keys"], left["predecessor"] = predecessor_says(out)
     (out / "left.json").write_text(json.dumps(left))
     sys.exit(status)
+
+
+def _named(main: Callable[[argparse.Namespace], Any], args: argparse.Namespace) -> tuple[int, dict[str, Any]]:
+    """(how a rung ends, {"item": ..., "located": ...} as in `Run`)."""
+    try:
+        step = main(args)
+    except Exception as error:
+        traceback.print_exc()
+        return 2 if isinstance(error, UserError) else FAIL, {"item": f"it raised {one_line(error)}", "located": ""}
+    row = joined("", step.verdicts).first_failure
+    locations = [verdict.location for verdict in step.verdicts if verdict.location]
+    located = (locations[0].name or "the model itself") if locations else ""
+    return step.status, {"item": row.name if row else "", "located": located}
 
 
 def _import_port(folder: Path) -> None:

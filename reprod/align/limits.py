@@ -17,9 +17,14 @@ layer by layer, each on the reference's own input and upstream gradient: through
 rounding puts on the other side of a kink moves them by a percent, and no factor that allows for it is worth having.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from typing import TypeVar
 
 import numpy as np
+
+from .compare import Item, Items
+
+K_ = TypeVar("K_", Item, str)
 
 SEMANTIC_RTOL = 1e-12
 S = 8.0
@@ -27,6 +32,7 @@ K = 4.0
 C = 16.0
 U = 2.0**-24
 U64 = 2.0**-53
+UNITS = {"float64": U64, "float32": U}
 
 
 def largest(array: np.ndarray) -> float:
@@ -34,46 +40,64 @@ def largest(array: np.ndarray) -> float:
     return float(np.abs(array).max()) if array.size else 0.0
 
 
-def exact_limits(ref: Mapping[str, np.ndarray]) -> dict[str, float]:
+def exact_limits(ref: Iterable[K_]) -> dict[K_, float]:
     """0 for every item."""
     return dict.fromkeys(ref, 0.0)
 
 
-def mean_floors(input_scales: Mapping[str, float], unit: float) -> dict[str, float]:
-    """The rounding, in `unit`, of each batch norm's running mean: C of it, of the largest value that is averaged.
+def noise_floors(fp64_ref: Items, unit: float, input_scales: Mapping[str, float] | None = None) -> dict[Item, float]:
+    """The rounding, in `unit`, of sums that can cancel to zero by structure: C of it, of the largest term.
 
-    A mean can cancel to zero by structure (behind a batch norm without bias, through a convolution); without a floor,
-    rounding would be compared with rounding. `input_scales` are the largest values that came into each module.
+    A gradient is a sum of terms of any layer's size (that of a bias whose shift the next batch norm removes, say): of
+    the largest gradient of the same pass, which section and iteration tell. A running mean can cancel behind a batch
+    norm without bias, through a convolution: `input_scales` are the largest values that came into each module. Without
+    a floor, rounding would be compared with rounding.
     """
-    return {f"{name}.running_mean": C * unit * scale for name, scale in input_scales.items()}
+    largest_gradient: dict[tuple, float] = {}
+    for item, array in fp64_ref.items():
+        if item.kind == "gradient":
+            there = item.section, item.iteration
+            largest_gradient[there] = max(largest(array), largest_gradient.get(there, 0.0))
+    floors = {}
+    for item in fp64_ref:
+        if item.kind == "gradient":
+            floors[item] = C * unit * largest_gradient[item.section, item.iteration]
+        elif item.kind == "buffer" and item.leaf == "running_mean" and item.module in (input_scales or {}):
+            floors[item] = C * unit * input_scales[item.module]
+    return floors
 
 
-def semantic_limits(truth: Mapping[str, np.ndarray], ref: Mapping[str, np.ndarray]) -> dict[str, float]:
-    """Limits of the float64 check from the float64 run `truth` and the reference's float32 run `ref`.
+def summed_floor(steps: int) -> float:
+    """The rounding in float64, C units of it, of what `steps` updates of order 1 add up to, where they cancel."""
+    return C * U64 * steps
+
+
+def semantic_limits(fp64_ref: Mapping[K_, np.ndarray], fp32_ref: Mapping[K_, np.ndarray]) -> dict[K_, float]:
+    """Limits of the float64 check from the reference's float64 run and its own float32 run.
 
     Whole numbers get 0.
     """
     return {
-        name: max(SEMANTIC_RTOL * largest(array), S * U64 / U * largest(ref[name] - array))
+        item: max(SEMANTIC_RTOL * largest(array), S * U64 / U * largest(fp32_ref[item] - array))
         if array.dtype.kind == "f"
         else 0.0
-        for name, array in truth.items()
+        for item, array in fp64_ref.items()
     }
 
 
-def kernel_limits(truth: Mapping[str, np.ndarray], ref: Mapping[str, np.ndarray], k: float = K) -> dict[str, float]:
-    """Limits of the float32 check from the float64 run `truth` and the reference's float32 run `ref`."""
+def kernel_limits(fp64_ref: Mapping[K_, np.ndarray], fp32_ref: Mapping[K_, np.ndarray]) -> dict[K_, float]:
+    """Limits of the float32 check from the reference's float64 run and its own float32 run. Whole numbers get 0."""
     return {
-        name: (k + 1) * largest(ref[name] - truth[name]) + C * U * largest(truth[name])
-        if truth[name].dtype.kind == "f"
+        item: (K + 1) * largest(fp32_ref[item] - fp64_ref[item]) + C * U * largest(fp64_ref[item])
+        if fp64_ref[item].dtype.kind == "f"
         else 0.0
-        for name in ref
+        for item in fp32_ref
     }
 
 
 def with_floors(
-    limits: Mapping[str, float], floors: Mapping[str, float], truth: Mapping[str, np.ndarray]
-) -> tuple[dict[str, float], set[str]]:
-    """(`limits` plus the floor of each item that has one, the names of those items that are zero by structure)."""
-    raised = {name: limit + floors.get(name, 0.0) for name, limit in limits.items()}
-    return raised, {name for name in raised if name in floors and largest(truth[name]) <= raised[name]}
+    limits: Mapping[K_, float], floors: Mapping[K_, float], fp64_ref: Mapping[K_, np.ndarray]
+) -> tuple[dict[K_, float], set[K_]]:
+    """(`limits` plus the floor of each item that has one, those items that are zero by structure)."""
+    raised = {item: limit + floors.get(item, 0.0) for item, limit in limits.items()}
+    return raised, {item for item in raised if item in floors and largest(fp64_ref[item]) <= raised[item]}

@@ -13,9 +13,9 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from .compare import FAIL, Row, compare
+from .compare import FAIL, Item, Items, Row, compare, tensor_item
 from .explanations import Alone, tested_causes
-from .limits import U64, C, U, kernel_limits, largest, mean_floors, semantic_limits, with_floors
+from .limits import UNITS, kernel_limits, largest, noise_floors, semantic_limits, with_floors
 from .mapping import NameMap, port_module
 from .recording import Call, module_of
 from .side import Run, Side
@@ -63,14 +63,17 @@ def _by_kind(locations: list[Location]) -> list[str]:
     ]
 
 
-def _items(run: Run, prefix: str, keys: dict[str, str]) -> dict[str, np.ndarray]:
-    """What one module alone gave; `keys` are {its side's state_dict key: the reference's}, `prefix` its name's."""
-    named = lambda found: {keys[prefix + k]: array for k, array in found.items() if prefix + k in keys}  # noqa: E731
+def _items(run: Run, module: str, prefix: str, keys: dict[str, str]) -> dict[Item, np.ndarray]:
+    """What the reference's `module` alone, or its counterpart, gave.
+
+    `keys` are {its side's state_dict key: the reference's}, of which this module's begin with `prefix`.
+    """
+    inputs = enumerate(run.input_gradients)
     return {
-        **{f"output {i}": array for i, array in enumerate(run.output)},
-        **{f"buffer {key}": array for key, array in named(run.buffers).items()},
-        **{f"gradient of input {i}": array for i, array in enumerate(run.input_gradients) if array is not None},
-        **{f"gradient of {key}": array for key, array in named(run.gradients).items()},
+        **{Item(f"output {i}", "output", module): array for i, array in enumerate(run.output)},
+        **{tensor_item(keys[prefix + k], "buffer"): a for k, a in run.buffers.items() if prefix + k in keys},
+        **{Item(f"input {i}", "gradient", module): array for i, array in inputs if array is not None},
+        **{tensor_item(keys[prefix + k], "gradient"): a for k, a in run.gradients.items() if prefix + k in keys},
     }
 
 
@@ -79,8 +82,8 @@ class Trial:
     """What one module alone gave on both sides, compared."""
 
     rows: list[Row]
-    ref: dict[str, np.ndarray]
-    port: dict[str, np.ndarray]
+    ref: Items
+    port: Items
     run: Run  # the port's
 
 
@@ -91,38 +94,31 @@ class Bench:
         self.ref, self.port, self.names, self.train = ref, port, names, train
         self.keys = {key: key for key in names.tensors}, {other: one for one, other in names.tensors.items()}
 
-    def ref_items(self, call: Call, dtype: str, backward: bool, change=None) -> dict[str, np.ndarray]:
+    def ref_items(self, call: Call, dtype: str, backward: bool, change=None) -> dict[Item, np.ndarray]:
         """What the reference's module gives; `change` see TorchSide.run_module."""
         run = self.ref.run_module(call.name, call, dtype, self.train, backward, change)
-        return _items(run, f"{call.name}." if call.name else "", self.keys[0])
+        return _items(run, call.name, f"{call.name}." if call.name else "", self.keys[0])
 
     def alone(self, label: str, call: Call, dtype: str, backward: bool) -> "Trial":
         """The module alone, in "float64" or "float32"."""
-        truth, ref = (self.ref_items(call, d, backward) for d in ("float64", "float32"))
+        fp64_ref, fp32_ref = (self.ref_items(call, d, backward) for d in ("float64", "float32"))
         name = port_module(self.names, label)
         run = self.port.run_module(name, call, dtype, self.train, backward)
-        port = _items(run, f"{name}." if name else "", self.keys[1])
+        port = _items(run, call.name, f"{name}." if name else "", self.keys[1])
         if run.record.error:
-            rows = [Row("output 0", FAIL, reason=f"the port's module raised {run.record.error}")]
-            return Trial(rows, truth, port, run)
-        unit, limits = (U64, semantic_limits(truth, ref)) if dtype == "float64" else (U, kernel_limits(truth, ref))
-        limits, zeros = with_floors(limits, self._floors(truth, call, unit), truth)
-        zeros |= {name for name, array in truth.items() if not largest(array)}
-        reference = truth if dtype == "float64" else ref
+            row = Row(
+                Item("output 0", "output", call.name), FAIL, reason=f"the port's module raised {run.record.error}"
+            )
+            return Trial([row], fp64_ref, port, run)
+        is_exact = dtype == "float64"
+        reference = fp64_ref if is_exact else fp32_ref
+        limits = (semantic_limits if is_exact else kernel_limits)(fp64_ref, fp32_ref)
+        floors = noise_floors(fp64_ref, UNITS[dtype], {call.name: call.scale})
+        limits, zeros = with_floors(limits, floors, fp64_ref)
+        zeros |= {item for item, array in fp64_ref.items() if not largest(array)}
         # What is a parameter there and frozen here looks like a buffer; that it gets no gradient is the finding.
-        port = {name: array for name, array in port.items() if name in reference or not name.startswith("buffer")}
+        port = {item: array for item, array in port.items() if item in reference or item.kind != "buffer"}
         return Trial(compare(reference, port, limits, zeros=zeros).rows, reference, port, run)
-
-    def _floors(self, truth: dict[str, np.ndarray], call: Call, unit: float) -> dict[str, float]:
-        """Rounding of sums that may cancel: of what came in for outputs and means, of all gradients for each."""
-        gradients = [name for name in truth if name.startswith("gradient")]
-        gradient = C * unit * max((largest(truth[name]) for name in gradients), default=0.0)
-        means = {f"buffer {k}": v for k, v in mean_floors({call.name: call.scale}, unit).items()}
-        return dict.fromkeys(gradients, gradient) | {k: v for k, v in means.items() if k in truth}
-
-
-def _judged(row: Row, backward: bool) -> bool:
-    return row.status == FAIL and row.name.startswith("gradient") == backward
 
 
 def forward_order(calls: dict[str, Call], names: NameMap) -> list[str]:
@@ -140,7 +136,7 @@ def layers_alone(bench: Bench, calls: dict[str, Call], dtype: str) -> Iterator[t
     for label in backward_order(calls, bench.names):
         if bench.ref.modules[calls[label].name].is_leaf and any_upstream(calls[label]):
             rows = bench.alone(label, calls[label], dtype, backward=True).rows
-            yield label, [row for row in rows if row.name.startswith("gradient")]
+            yield label, [row for row in rows if row.item.kind == "gradient"]
 
 
 def any_upstream(call: Call) -> bool:
@@ -166,7 +162,7 @@ def _in_mode(
         if not is_known(calls[label]):
             trial = bench.alone(label, calls[label], dtype, backward and any_upstream(calls[label]))
             bad = [row for row in trial.rows if row.status == FAIL]
-            if any(not row.name.startswith("gradient") for row in bad):
+            if any(row.item.kind != "gradient" for row in bad):
                 guilty.append(calls[label].name)
                 yield _location(bench, label, calls[label], bad, trial, dtype, False)
             elif bad:
@@ -214,7 +210,8 @@ def _unequal_weights(ref: Side, port: Side, names: NameMap) -> Location | None:
         if not np.array_equal(one, other):
             name = key.rpartition(".")[0]
             module, mate = ref.modules[name], port.modules[names.modules[name]]
-            row = compare({key: one}, {key: other.astype(one.dtype)}, {key: 0.0}).rows[0]
+            item = tensor_item(key, "weights")
+            row = compare({item: one}, {item: other.astype(one.dtype)}, {item: 0.0}).rows[0]
             causes = [text for text, array in _as_loaded(ones, key) if np.array_equal(array, other)]
             proof = [f"its {key.rpartition('.')[2]} is not the reference's: {key}", *_numbers(row)]
             return Location(name, module.type, "weights", mate.name, mate.type, row, proof, causes[:3], tree(ref, name))
@@ -242,9 +239,9 @@ def _as_loaded(arrays: dict[str, np.ndarray], key: str) -> Iterator[tuple[str, n
 def _location(
     bench: Bench, label: str, call: Call, bad: list[Row], trial: Trial, dtype: str, backward: bool
 ) -> Location:
-    bad = [row for row in bad if row.name.startswith("gradient") == backward]
+    bad = [row for row in bad if (row.item.kind == "gradient") == backward]
     ref, port = bench.ref.modules[call.name], bench.port.modules[port_module(bench.names, label)]
-    phase = "backward" if backward else "forward" if bad[0].name.startswith("output") else "buffers"
+    phase = "backward" if backward else "forward" if bad[0].item.kind == "output" else "buffers"
     where = f"{' and upstream gradients' * backward}, {'train' if bench.train else 'eval'} mode, {dtype}"
     proof = [f"alone, on the reference's own inputs{where}: {bad[0].name} differs", *_numbers(bad[0])]
     proof += [] if bad[0].reason or backward else _inside(bench, label, call, trial.run)
@@ -252,7 +249,7 @@ def _location(
         bench.ref.model.get_submodule(call.name),
         trial.ref,
         trial.port,
-        [row.name for row in bad],
+        [row.item for row in bad],
         call.inputs,
         _inner(bench, call),
         lambda change: bench.ref_items(call, dtype, backward, change),

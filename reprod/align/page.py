@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import jinja2
 
 from .causes import usual_causes
-from .compare import FAIL, PASS, REFUSED, Row, Verdict
+from .compare import FAIL, PASS, REFUSED, Item, Row, Verdict
 from .pictures import picture_row
 from .plots import KINDS, curve_plot, depth_plot, depth_rows, shares, shares_plot
 from .record import save_text
@@ -46,9 +46,9 @@ class Plot:
     text: str = ""
 
 
-def groups_of(verdict: Verdict, group: Callable[[str], str]) -> list[Group]:
+def groups_of(verdict: Verdict, group: Callable[[Item], str]) -> list[Group]:
     """The lines of the text report, those that did not pass first."""
-    runs = [(label, list(rows)) for label, rows in groupby(verdict.rows, key=lambda row: group(row.name))]
+    runs = [(label, list(rows)) for label, rows in groupby(verdict.rows, key=lambda row: group(row.item))]
     groups = [Group(label, rows, max(rows, key=badness)) for label, rows in runs]
     return sorted(groups, key=lambda group: group.worst.status == PASS)
 
@@ -149,14 +149,14 @@ def first_failure(result: LadderResult) -> list[tuple[str, str]]:
     row = verdict.first_failure
     if row is None:
         return [*facts, ("Reason", verdict.refusal)]
-    layer = rung.step.types.get(row.name)
+    layer = rung.step.types.get(row.item.module) if row.item.kind == "output" else None
     facts.append(("Item", f"{row.name}{f' ({layer})' if layer else ''}, {shape(row)}"))
     facts += _values(row)
     facts.append(("Agreed before", "; ".join(_before(result, rung, verdict, row))))
     if verdict.location:
         facts.append(("Location", "\n".join(verdict.location.lines())))
     if row.status == FAIL:
-        facts.append(("Usual causes", usual_causes(row.name, rung.step.types)))
+        facts.append(("Usual causes", usual_causes(row.item, rung.step.types, verdict.hints)))
     return facts
 
 
@@ -166,10 +166,11 @@ def _depth_plots(step: "Step", salt: str) -> Iterator[Plot]:
         if len(rows) < FEWEST:
             continue
         bad = [k for k, row in enumerate(rows) if row.status != PASS]
-        gradients = "grad/" in rows[0].name
+        gradients = rows[0].item.kind == "gradient"
         text = f"{len(bad)} of {len(rows)} outside, first no. {bad[0] + 1}: {rows[bad[0]].name}" if bad else ""
         x_label = "gradient, from the output to the input" if gradients else "item, in the order of execution"
-        title = f"{verdict.title}: gradients of iteration 0" if gradients else verdict.title
+        several = rows[0].item.iteration is not None
+        title = f"{verdict.title}: gradients of iteration 0" if gradients and several else verdict.title
         yield Plot(title, depth_plot(rows, x_label, f"{salt}-depth-{i}"), text)
 
 

@@ -1,6 +1,6 @@
 """Any reference against any port: their map, both precisions, both modes, forward and backward, and where they part."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -8,18 +8,27 @@ import numpy as np
 
 from reprod.recipe.cli import UserError
 
-from .compare import FAIL, PASS, Row, Verdict, compare, joined
+from .compare import FAIL, PASS, Item, Items, Row, Verdict, compare, joined, placed, tensor_item
 from .confirm import alike
-from .limits import U64, C, K, U, exact_limits, kernel_limits, largest, mean_floors, semantic_limits, with_floors
+from .limits import UNITS, exact_limits, kernel_limits, largest, noise_floors, semantic_limits, with_floors
 from .locate import Bench, Location, layers_alone, locate
 from .mapping import NameMap, propose
 from .probe import probe_weights
+from .recording import output_item
+from .report import render_sections
 from .side import Run, Side
 from .side_paddle import PaddleSide
 from .side_torch import TorchSide
 
 WEIGHTS = ("probe", "reference", "own")
 MODES = ("eval", "train")
+
+
+class AlignVerdict(Verdict):
+    """The verdict of `align`, which prints as its report."""
+
+    def __str__(self) -> str:
+        return render_sections(self)
 
 
 @dataclass
@@ -40,30 +49,22 @@ def renamed(outputs: Mapping[str, np.ndarray], calls: Mapping[str, str]) -> dict
     return {back[label] + bracket + rest: array for (label, bracket, rest), array in pairs if label in back}
 
 
-def items(run: Run, names: NameMap, is_port: bool) -> dict[str, np.ndarray]:
+def items(run: Run, names: NameMap, is_port: bool) -> dict[Item, np.ndarray]:
     """What one side computed, by the reference's names: forward, then gradients from the output back, then buffers."""
     keys = {other: one for one, other in names.tensors.items()} if is_port else {k: k for k in names.tensors}
     outputs = renamed(run.record.outputs, names.calls if is_port else {label: label for label in names.calls})
     gradients = {keys[k]: array for k, array in run.gradients.items() if k in keys}
     order = [key for key in reversed(list(names.tensors)) if key in gradients]
     return {
-        **{f"forward/{name}": array for name, array in outputs.items()},
-        **{f"gradient/{key}": gradients[key] for key in order},
-        **{f"gradient/input {i}": array for i, array in enumerate(run.input_gradients) if array is not None},
-        **{f"buffer/{keys[k]}": array for k, array in run.buffers.items() if k in keys},
+        **{output_item(name, "output"): array for name, array in outputs.items()},
+        **{tensor_item(key, "gradient"): gradients[key] for key in order},
+        **{Item(f"input {i}", "gradient"): array for i, array in enumerate(run.input_gradients) if array is not None},
+        **{tensor_item(keys[k], "buffer"): array for k, array in run.buffers.items() if k in keys},
     }
 
 
-def _floors(truth: Mapping[str, np.ndarray], scales: Mapping[str, float], unit: float) -> dict[str, float]:
-    """The rounding of what can cancel to zero by structure (see limits.py): gradients and running means."""
-    gradients = [name for name in truth if name.startswith("gradient/")]
-    floor = C * unit * max((largest(truth[name]) for name in gradients), default=0.0)
-    means = {f"buffer/{name}": value for name, value in mean_floors(scales, unit).items()}
-    return dict.fromkeys(gradients, floor) | {name: value for name, value in means.items() if name in truth}
-
-
-def _forward(found: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    return {name: array for name, array in found.items() if name.startswith("forward/")}
+def _forward(found: Items) -> dict[Item, np.ndarray]:
+    return {item: array for item, array in found.items() if item.kind == "output"}
 
 
 def compare_mode(pair: Pair, train: bool) -> Iterator[Verdict]:
@@ -71,49 +72,52 @@ def compare_mode(pair: Pair, train: bool) -> Iterator[Verdict]:
     mode = MODES[train]
     runs = {d: pair.ref.run(pair.inputs, d, train, pair.cotangent) for d in ("float64", "float32")}
     _check(runs["float64"], train)
-    truth, ref = (items(runs[d], pair.names, False) for d in ("float64", "float32"))
-    for name, array in truth.items():
+    fp64_ref, fp32_ref = (items(runs[d], pair.names, False) for d in ("float64", "float32"))
+    for item, array in fp64_ref.items():
         if array.dtype.kind == "f" and not np.isfinite(array).all():
-            yield Verdict(f"{mode} mode", refusal=f"the reference itself gives NaN or infinity at {name}")
+            yield Verdict(f"{mode} mode", refusal=f"the reference itself gives NaN or infinity at {item}")
             return
-    scales = runs["float64"].record.input_scales
-    dead = {name for name, array in truth.items() if not largest(array) and name != "forward/output"}
-    for dtype, unit, reference in (("float64", U64, truth), ("float32", U, _forward(ref))):
+    for dtype in ("float64", "float32"):
         run = pair.port.run(pair.inputs, dtype, train, pair.cotangent if dtype == "float64" else None)
         port = items(run, pair.names, True)
         # What is a parameter there and frozen here looks like a buffer; that it gets no gradient is the finding.
-        port = {name: array for name, array in port.items() if name in truth or not name.startswith("buffer/")}
-        if dtype == "float64":
-            limits = semantic_limits(truth, ref)
-        else:
-            port = _forward(port)
-            limits = kernel_limits(truth, reference, K)
-        limits, zeros = with_floors(limits, _floors(reference, scales, unit), truth)
+        port = {item: array for item, array in port.items() if item in fp64_ref or item.kind != "buffer"}
+        reference, limits = fp64_ref, semantic_limits(fp64_ref, fp32_ref)
+        if dtype == "float32":
+            reference, port = _forward(fp32_ref), _forward(port)
+            limits = kernel_limits(fp64_ref, reference)
+        floors = noise_floors(reference, UNITS[dtype], runs["float64"].record.input_scales)
+        limits, zeros = with_floors(limits, floors, fp64_ref)
+        zeros |= {item for item in limits if not largest(fp64_ref[item]) and item != Item("output", "output")}
         title = f"{mode} mode, {dtype}"
-        named = [{f"{title}/{name}": value for name, value in side.items()} for side in (reference, port, limits)]
-        verdict = compare(*named, title=title, zeros={f"{title}/{name}" for name in zeros | dead})
-        yield _with_error(verdict, run.record.error)
+        there = {"mode": mode, "dtype": dtype, "section": title}
+        reference, port, limits, zeros = (
+            placed(side, **there) for side in (reference, port, limits, dict.fromkeys(zeros))
+        )
+        yield _with_error(compare(reference, port, limits, title=title, zeros=zeros), there, run.record.error)
     yield backward_alone(pair, train)
 
 
-def _with_error(verdict: Verdict, error: str) -> Verdict:
+def _with_error(verdict: Verdict, there: dict[str, str], error: str) -> Verdict:
+    """The verdict, and that the port raised, if it did."""
     if not error:
         return verdict
-    row = Row(f"{verdict.title}/the port runs", FAIL, reason=f"it raised {error}")
-    return Verdict(verdict.title, [*verdict.rows, row])
+    row = Row(Item("the port runs", **there), FAIL, reason=f"it raised {error}")
+    return replace(verdict, rows=[*verdict.rows, row])
 
 
 def _structure(names: NameMap) -> Verdict:
     """Every tensor of the reference, whether it has its counterpart, of its shape."""
-    rows = [Row(f"structure/{name}", FAIL, reason=reason) for name, reason in names.problems.items()]
-    fine = {f"structure/{one}": np.array(other) for one, other in names.tensors.items()}
+    rows = [Row(Item(name, "structure"), FAIL, reason=reason) for name, reason in names.problems.items()]
+    fine = {tensor_item(one, "structure"): np.array(other) for one, other in names.tensors.items()}
     return Verdict("parameters and buffers", rows + compare(fine, fine, exact_limits(fine)).rows)
 
 
 def _own_weights(pair: Pair, port_arrays: Mapping[str, np.ndarray]) -> Verdict:
     """The port's own weights against the reference's, bit for bit."""
-    ref = {f"weights/{one}": pair.ref.arrays()[one] for one in pair.names.tensors}
-    port = {f"weights/{one}": port_arrays[other] for one, other in pair.names.tensors.items()}
+    arrays = pair.ref.arrays()
+    ref = {tensor_item(one, "weights"): arrays[one] for one in pair.names.tensors}
+    port = {tensor_item(one, "weights"): port_arrays[other] for one, other in pair.names.tensors.items()}
     return compare(ref, port, exact_limits(ref), title="weights as they were given")
 
 
@@ -160,7 +164,7 @@ def judge(
     structure = _structure(pair.names)
     notes = [_map_note(pair.names)]
     if pair.names.ambiguous:
-        return Verdict("align", structure.rows, refusal=pair.names.ambiguous, notes=notes)
+        return AlignVerdict("align", structure.rows, refusal=pair.names.ambiguous, notes=notes)
     verdicts = [structure]
     if weights == "own":
         verdicts.append(_own_weights(pair, own))
@@ -172,8 +176,9 @@ def judge(
         verdicts += found
         failed += [mode == "train"] * any(verdict.status == FAIL for verdict in found)
     if any(verdict.status == FAIL for verdict in verdicts):
-        location = locate(*_sides(pair), modes=failed, cotangent=pair.cotangent, dtype=_precision(verdicts))
-    return replace(joined("align", verdicts), location=location, notes=notes)
+        location = locate(*_sides(pair), modes=failed, cotangent=pair.cotangent, dtype=precision_of(verdicts))
+    every = joined("align", verdicts)
+    return AlignVerdict("align", every.rows, every.refusal, location, notes)
 
 
 def search(
@@ -209,7 +214,10 @@ def _if_not_random(pair: Pair, train: bool, found: list[Verdict]) -> list[Verdic
             mode = f"{MODES[train]} mode"
             reason = f"the {what} gives another result each time it runs"
             if what == "port" and not train:  # where the reference is not random the port has no reason to be
-                return [Verdict(mode, [Row(f"{mode}/the same each time", FAIL, reason=f"{reason}: is dropout on?")])]
+                row = Row(
+                    Item("the same each time", section=mode, mode="eval"), FAIL, reason=f"{reason}: is dropout on?"
+                )
+                return [Verdict(mode, [row])]
             return [Verdict(mode, refusal=f"{reason} in {mode}, dropout layers aside: judge the other mode")]
     return found
 
@@ -222,10 +230,10 @@ def _sides(pair: Pair) -> tuple:
     return pair.ref, pair.port, pair.names, pair.inputs
 
 
-def _precision(verdicts: Sequence[Verdict]) -> str:
-    """The precision to look for a fault in: float64, unless only float32 shows it."""
-    exact = [verdict for verdict in verdicts if "float32" not in verdict.title]
-    return "float64" if any(verdict.status == FAIL for verdict in exact) else "float32"
+def precision_of(verdicts: Iterable[Verdict]) -> str:
+    """The precision to look for a fault in: float64, unless only items of float32 failed."""
+    failed = {row.item.dtype for verdict in verdicts for row in verdict.rows if row.status == FAIL}
+    return "float32" if failed == {"float32"} else "float64"
 
 
 def backward_alone(pair: Pair, train: bool) -> Verdict:
@@ -234,8 +242,12 @@ def backward_alone(pair: Pair, train: bool) -> Verdict:
     Through a whole network they cannot be judged: one activation on the other side of a kink by rounding moves them by
     a percent, on either framework. A layer alone receives the same on both sides, so none lands elsewhere.
     """
-    title = f"{MODES[train]} mode, float32, layers alone"
+    mode = MODES[train]
+    title = f"{mode} mode, float32, layers alone"
     calls = pair.ref.run(pair.inputs, "float32", train, pair.cotangent, calls=True).record.calls
     bench = Bench(pair.ref, pair.port, pair.names, train)
-    found = [(label, row) for label, rows in layers_alone(bench, calls, "float32") for row in rows]
-    return Verdict(title, [replace(row, name=f"{title}/{label} {row.name}") for label, row in found])
+    rows = []
+    for label, found in layers_alone(bench, calls, "float32"):
+        there = {"mode": mode, "dtype": "float32", "section": f"{title}/{label}"}
+        rows += [replace(row, item=replace(row.item, **there)) for row in found]
+    return Verdict(title, rows)

@@ -20,7 +20,7 @@ WIDTH, HEIGHT = 440, 220  # in points, which the page scales; small enough that 
 # Placeholders for the page's colours: no other shape of a plot has these values.
 INK, GRID, DATA, LIMIT, BAD = "#010203", "#020304", "#030405", "#040506", "#050607"
 VARIABLES = {INK: "--muted", GRID: "--line", DATA: "--data", LIMIT: "--limit", BAD: "--fail"}
-KINDS = ("loss", "grad", "param", "buffer")
+KINDS = ("loss", "gradient", "parameter", "buffer")
 STYLES = ("-", "--", ":", "-.")
 RC = {
     "svg.fonttype": "none",  # text, which can be selected and read aloud, not outlines
@@ -51,8 +51,8 @@ def depth_rows(rows: Sequence[Row]) -> list[Row]:
     Items that must be equal to the last bit are left out unless they fail: there is no limit to draw them against.
     """
     rows = [row for row in rows if row.limit != 0 or row.status != PASS]
-    gradients = [row for row in rows if re.match(r"(iteration 0/)?grad/", row.name)]
-    return gradients or [row for row in rows if "/" not in row.name]
+    gradients = [row for row in rows if row.item.kind == "gradient" and not row.item.iteration]
+    return gradients or [row for row in rows if row.item.kind in ("output", "buffer")]
 
 
 def _to_svg(figure: Figure, label: str, salt: str) -> str:
@@ -112,7 +112,7 @@ def depth_plot(rows: Sequence[Row], x_label: str, salt: str) -> str:
         axes.plot(x[equal], np.full(equal.sum(), 0.015), "|", color=DATA, markersize=4, transform=edge)
         unmeasured = bad & ~drawn
         axes.plot(x[unmeasured], np.full(unmeasured.sum(), 0.97), "X", color=BAD, markersize=5.5, transform=edge)
-        statistics = [i for i, row in enumerate(rows) if row.name.endswith((".running_mean", ".running_var"))]
+        statistics = [i for i, row in enumerate(rows) if row.item.kind == "buffer"]
         if statistics and statistics[0] > 0:
             axes.axvline(statistics[0] + 0.5, color=INK, linewidth=0.6, linestyle=":")
             axes.text(statistics[0] + 2, 0.93, "running statistics", transform=edge, fontsize=9)
@@ -121,17 +121,17 @@ def depth_plot(rows: Sequence[Row], x_label: str, salt: str) -> str:
 
 
 def shares(rows: Sequence[Row]) -> dict[str, list[float]]:
-    """{kind: the largest difference as a share of its limit at each iteration} of rows "iteration I/KIND/...".
+    """{kind: the largest difference as a share of its limit at each iteration} of rows of an iteration.
 
     Infinity where a row failed without a difference; NaN where there is no such row.
     """
     found: dict[str, dict[int, float]] = {}
     for row in rows:
-        match = re.match(r"iteration (\d+)/(\w+)", row.name)
-        if match and match[2] in KINDS and (row.limit > 0 or row.status != PASS):
+        iteration = row.item.iteration
+        if iteration is not None and row.item.kind in KINDS and (row.limit > 0 or row.status != PASS):
             share = row.difference / row.limit if row.limit > 0 and row.difference >= 0 else np.inf
-            kind = found.setdefault(match[2], {})
-            kind[int(match[1])] = max(kind.get(int(match[1]), 0.0), share)
+            kind = found.setdefault(row.item.kind, {})
+            kind[iteration] = max(kind.get(iteration, 0.0), share)
     return {kind: [found[kind].get(i, np.nan) for i in range(max(found[kind]) + 1)] for kind in KINDS if kind in found}
 
 

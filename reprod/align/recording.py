@@ -6,6 +6,8 @@ from typing import Any
 
 import numpy as np
 
+from .compare import Item
+
 
 def map_tensors(value: Any, is_tensor: Callable[[Any], bool], change: Callable[[Any], Any]) -> Any:
     """`value` with `change` applied to every tensor in it, through tuples, lists and dicts."""
@@ -66,6 +68,7 @@ class Recording:
     gate_inputs: dict[str, np.ndarray] = field(default_factory=dict)  # of each call of each activation, likewise
     input_scales: dict[str, float] = field(default_factory=dict)  # of each module: the largest value that came in
     calls: dict[str, Call] = field(default_factory=dict)  # only if asked for
+    buffers: dict[str, np.ndarray] = field(default_factory=dict)  # the model's after the pass, if asked for
     error: str = ""  # what the forward pass raised; the recording ends there
 
     def add(self, call: Call, is_gate: bool, whole: str, keep_call: bool) -> None:
@@ -84,6 +87,12 @@ class Recording:
 def call_label(name: str, number: int) -> str:
     """A module's call as outputs are named: NAME, NAME#2, NAME#3, ..."""
     return name if number == 0 else f"{name}#{number + 1}"
+
+
+def output_item(label: str, whole: str) -> Item:
+    """The item of an output; `whole` is what the model's own is called."""
+    module = module_of(label)
+    return Item(label, "output", "" if module == whole else module)
 
 
 def module_of(label: str) -> str:

@@ -1,10 +1,11 @@
 """A verdict as text: a table with one line a group of items, then the first failing item in full."""
 
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from itertools import groupby
 
 from .causes import usual_causes
-from .compare import FAIL, PASS, REFUSED, Row, Verdict
+from .compare import FAIL, PASS, REFUSED, Item, Row, Verdict
 
 LAST_WORDS = {PASS: "PASS", FAIL: "FAIL", REFUSED: "REFUSED"}
 WORDS = {PASS: "ok", FAIL: "FAIL", REFUSED: "REFUSED"}
@@ -47,9 +48,22 @@ def row_line(row: Row) -> str:
     return f"  {WORDS[row.status]:<7} {row.name}  {'x'.join(map(str, row.shape)) or 'scalar'}  {_values(row)}"
 
 
-def table(rows: Iterable[Row], group: Callable[[str], str]) -> list[str]:
+def block_of(item: Item) -> str:
+    """The label that an item is shown under: its section, iteration and kind, or the block that an output lies in."""
+    where = str(replace(item, name=""))
+    if item.kind == "buffer" and not where:
+        return "running statistics"
+    return where or (".".join(item.name.split(".")[:2]) if item.kind == "output" else item.name)
+
+
+def section_of(item: Item) -> str:
+    """What an item of `align` is shown under: "eval mode, float64/output"."""
+    return "/".join(part for part in (item.section, item.kind) if part)
+
+
+def table(rows: Iterable[Row], group: Callable[[Item], str]) -> list[str]:
     """One line for each run of rows that `group` gives the same label: its worst item decides and is shown."""
-    groups = [(label, list(members)) for label, members in groupby(rows, key=lambda row: group(row.name))]
+    groups = [(label, list(members)) for label, members in groupby(rows, key=lambda row: group(row.item))]
     width = max((len(label) for label, _ in groups), default=0)
     return [_line(label, members, width) for label, members in groups]
 
@@ -59,7 +73,7 @@ def first_difference(verdict: Verdict, types: Mapping[str, str]) -> list[str]:
     row = verdict.first_failure
     if row is None:
         return []
-    layer = f" ({types[row.name]})" if row.name in types else ""
+    layer = f" ({types[row.item.module]})" if row.item.kind == "output" and row.item.module in types else ""
     word = "difference" if row.status == FAIL else "refusal"
     lines = [f"first {word}: {row.name}{layer}: {_values(row)}"]
     if row.worst:
@@ -73,11 +87,11 @@ def first_difference(verdict: Verdict, types: Mapping[str, str]) -> list[str]:
     if before and all(other.status == PASS for other in before):
         lines.append(f"  all items before it agree ({len(before)}): look at {row.name} itself")
     if row.status == FAIL:
-        lines.append(f"  usual causes: {usual_causes(row.name, types)}")
+        lines.append(f"  usual causes: {usual_causes(row.item, types, verdict.hints)}")
     return lines
 
 
-def render(verdict: Verdict, group: Callable[[str], str], types: Mapping[str, str]) -> str:
+def render(verdict: Verdict, group: Callable[[Item], str], types: Mapping[str, str]) -> str:
     """Title, table, and the first failing item."""
     lines = [verdict.title, *table(verdict.rows, group)]
     if verdict.refusal:
@@ -85,15 +99,9 @@ def render(verdict: Verdict, group: Callable[[str], str], types: Mapping[str, st
     return "\n".join(lines + first_difference(verdict, types))
 
 
-def section(name: str) -> str:
-    """What an item of `align` is shown under: its section and kind, "eval mode, float64/forward"."""
-    parts = name.split("/")
-    return "/".join(parts[: min(2, len(parts) - 1)])
-
-
 def render_sections(verdict: Verdict) -> str:
     """A verdict of `align` as text: notes, a line a section, the first failing item, where it begins, the last line."""
-    lines = [*verdict.notes, *table(verdict.rows, section)]
+    lines = [*verdict.notes, *table(verdict.rows, section_of)]
     if verdict.refusal:
         lines.append(f"  REFUSED {verdict.refusal}")
     lines += first_difference(verdict, {})

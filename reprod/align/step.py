@@ -22,15 +22,15 @@ from reprod.recipe.state_dict import num_classes_of
 
 from . import capture_paddle, capture_torch
 from .capture_torch import layer_types
-from .compare import FAIL, PASS, REFUSED, Verdict, joined
+from .compare import FAIL, PASS, REFUSED, Item, Verdict, joined
 from .convert import paddle_to_torch
 from .limits import largest
 from .locate import locate
 from .mapping import propose
-from .pair import Pair
+from .pair import MODES, Pair, precision_of
 from .probe import probe_weights
 from .record import save_record, save_text
-from .report import last_line, one_line, render, row_line
+from .report import block_of, last_line, one_line, render, row_line
 from .side_paddle import PaddleSide
 from .side_torch import TorchSide
 
@@ -52,15 +52,6 @@ def step_parser(prog: str, description: str) -> argparse.ArgumentParser:
     add("--seed", type=int, default=0, help="of inputs and probe weights")
     add("--output-dir", default=str(ROOT / "result"), help="where results and the log are written")
     return parser
-
-
-def item_group(name: str) -> str:
-    """The label that an item is shown under: the block it lies in, or what stands before its last slash."""
-    if name.endswith((".running_mean", ".running_var", ".num_batches_tracked")) and "/" not in name:
-        return "running statistics"
-    if "/" in name:
-        return name.rsplit("/", 1)[0]
-    return ".".join(name.split(".")[:2])
 
 
 def run_step(name: str, main: Callable[[argparse.Namespace], "Step"], parser: argparse.ArgumentParser) -> NoReturn:
@@ -93,7 +84,7 @@ class Step:
         self.torch_device = mobilenetv3_ref.device.select_device(args.device)
         self.paddle_device = mobilenetv3_paddle.device.select_device(args.device)
         self.verdicts: list[Verdict] = []
-        self.groups: list[Callable[[str], str]] = []  # the label of an item, for each verdict
+        self.groups: list[Callable[[Item], str]] = []  # the label of an item, for each verdict
         self.log: list[str] = []
         self.curves: dict[str, tuple[np.ndarray, np.ndarray]] = {}  # what: (reference, port), see plots.curve_plot
         self.pictures: dict[str, tuple[np.ndarray, np.ndarray]] = {}  # tensors (3, H, W) that differ
@@ -137,7 +128,7 @@ class Step:
         print(text, flush=True)
         self.log.append(text)
 
-    def check(self, verdict: Verdict, group: Callable[[str], str] = item_group) -> bool:
+    def check(self, verdict: Verdict, group: Callable[[Item], str] = block_of) -> bool:
         """Print the verdict, keep it, and tell whether it passed."""
         self.verdicts.append(verdict)
         self.groups.append(group)
@@ -178,14 +169,13 @@ class Step:
         """If a comparison has failed, say at which module the port departs from the reference; done once.
 
         With a `cotangent` (the loss's gradient for each output) the backward pass is searched too. It is searched in
-        the modes and the precision that the failed verdicts' titles name.
+        the modes and the precision of the items that failed.
         """
         failed = [i for i, verdict in enumerate(self.verdicts) if verdict.status == FAIL]
         if not failed or any(verdict.location for verdict in self.verdicts):
             return
-        titles = [self.verdicts[i].title for i in failed]
-        modes = [word == "train" for word in ("eval", "train") if any(f"{word} mode" in title for title in titles)]
-        dtype = "float64" if any("float32" not in title for title in titles) else "float32"
+        found = {row.item.mode for i in failed for row in self.verdicts[i].rows if row.status == FAIL}
+        modes, dtype = [mode == "train" for mode in MODES if mode in found], precision_of(self.verdicts)
         pair = self.pair(inputs, cotangent)
         location = locate(pair.ref, pair.port, pair.names, inputs, modes=modes, cotangent=cotangent, dtype=dtype)
         if location is None:
@@ -201,12 +191,12 @@ class Step:
         return FAIL if FAIL in statuses else max(statuses)
 
     def finish(
-        self, stem: str, ref: Mapping[str, np.ndarray], port: Mapping[str, np.ndarray], log_stem: str = ""
+        self, stem: str, ref: Mapping[Item | str, np.ndarray], port: Mapping[Item | str, np.ndarray], log_stem: str = ""
     ) -> "Step":
         """Write STEM_ref.npy, STEM_paddle.npy and log/STEM_diff.log, print the last line; the step itself."""
         last = last_line(self.name, joined(self.name, self.verdicts))
-        save_record(ref, self.out / f"{stem}_ref.npy")
-        save_record(port, self.out / f"{stem}_paddle.npy")
+        for side, arrays in (("ref", ref), ("paddle", port)):
+            save_record({str(item): array for item, array in arrays.items()}, self.out / f"{stem}_{side}.npy")
         every = [line for verdict in self.verdicts for line in (verdict.title, *map(row_line, verdict.rows))]
         text = "\n".join([*self.log, last, "", "every item:", *every, ""])
         save_text(text, self.out / "log" / f"{log_stem or stem}_diff.log")

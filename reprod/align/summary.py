@@ -8,7 +8,8 @@
     environment   {what: text}
     rungs         a list of {name, model, status, seconds, error, verdicts}; error: the exception of one that raised
     verdicts      a list of {title, status, refusal, notes, location, rows}; location: lines of text, or null
-    rows          a list of {name, status, shape, difference, limit, scale, reason, note, worst}
+    rows          a list of {name, item, status, shape, difference, limit, scale, reason, note, worst}
+    item          what the row is of: {name, kind, module, mode, dtype, iteration, section}, see compare.Item
     worst         {index, reference, port, outside, size}, the place of the largest difference, or null
 
 A number that was not measured is null, an infinite one "Infinity" or "-Infinity".
@@ -155,6 +156,7 @@ def _row_data(row: Row) -> dict[str, Any]:
     }
     return {
         "name": row.name,
+        "item": vars(row.item),
         "status": LAST_WORDS[row.status],
         "shape": list(row.shape),
         "difference": _json_value(row.difference),

@@ -26,7 +26,7 @@ from typing import NamedTuple
 import numpy as np
 from scipy import stats
 
-from .compare import Verdict, compare
+from .compare import Item, Verdict, compare
 from .distributed import last_words, worker_environment
 from .trajectory_worker import Recipe
 
@@ -148,12 +148,13 @@ def judge(
     """The port's runs, one a seed, against the reference's, several of each seed, feature by feature."""
     expected, found, limits = {}, {}, {}
     for name, feature in features.items():
+        item = Item(name, "trajectory", mode="train", dtype="float32")
         values = np.array([[feature.value(record) for record in records] for records in ref])
-        expected[name] = values.mean()
-        found[name] = np.mean([feature.value(record) for record in port])
-        limits[name] = prediction_limit(values, feature.resolution(ref[0][0]), alpha / len(features))
+        expected[item] = values.mean()
+        found[item] = np.mean([feature.value(record) for record in port])
+        limits[item] = prediction_limit(values, feature.resolution(ref[0][0]), alpha / len(features))
     # A logarithm or a difference of 0 is a value as any other.
-    return compare(expected, found, limits, title=title, zeros=set(features))
+    return compare(expected, found, limits, title=title, zeros=set(expected))
 
 
 @dataclass(frozen=True)
