@@ -11,12 +11,12 @@ import argparse
 
 import numpy as np
 
-from reprod.align import capture_paddle, capture_torch
+from reprod.align.backends.trace import Trace
 from reprod.align.compare import compare
 from reprod.align.gates import dead_branches
 from reprod.align.limits import U64, U, exact_limits, kernel_limits, mean_floors, semantic_limits, with_floors
+from reprod.align.package import Package
 from reprod.align.probe import probe_images
-from reprod.align.recording import Recording
 from reprod.align.step import Step, run_step, step_parser
 
 NAME = "01_test_forward"
@@ -24,34 +24,32 @@ BATCH, HEIGHT, WIDTH = 3, 256, 160  # odd and not square, so a swapped axis cann
 DROPOUT, DROPOUT_SHAPE = "classifier.2", (256, 256)
 
 
-def run_ref(step: Step, images: np.ndarray, dtype: str, train: bool) -> Recording:
-    model = capture_torch.build(step.ref_model, step.arrays, dtype, step.torch_device)
-    return capture_torch.run_forward(model, images, train)
+def run_ref(step: Step, images: np.ndarray, dtype: str, train: bool) -> Trace:
+    return step.ref.backend.forward(step.build(step.ref, dtype), images, train)
 
 
-def run_paddle(step: Step, images: np.ndarray, dtype: str, train: bool) -> Recording:
-    model = capture_paddle.build(step.paddle_model, step.arrays, dtype, step.paddle_device, step.types)
-    return capture_paddle.run_forward(model, images, train, step.types)
+def run_paddle(step: Step, images: np.ndarray, dtype: str, train: bool) -> Trace:
+    return step.port.backend.forward(step.build(step.port, dtype), images, train, may_raise=True)
 
 
 def check_structure(step: Step) -> bool:
     """Every parameter and buffer by name and shape, before any of them is loaded."""
-    ref_shapes = {name: tensor.shape for name, tensor in step.ref_model(dropout=None).state_dict().items()}
-    port_shapes = capture_paddle.shapes(step.paddle_model(dropout=None), step.types)
+    all_shapes = (p.backend.shapes(step.model(p, dropout=None)) for p in (step.ref, step.port))
     ref, port = (
         {f"shape/{name}": np.array("x".join(map(str, shape)) or "scalar") for name, shape in shapes.items()}
-        for shapes in (ref_shapes, port_shapes)
+        for shapes in all_shapes
     )
     return step.check(compare(ref, port, exact_limits(ref), title="parameters and buffers, by shape"))
 
 
-def dropout_facts(module, to_tensor) -> dict[str, np.ndarray]:
+def dropout_facts(step: Step, package: Package) -> dict[str, np.ndarray]:
     """What a dropout layer does to ones: nothing in eval mode; in train mode 0 or 1 / (1 - p), anew at each call."""
-    ones = to_tensor(np.ones(DROPOUT_SHAPE, np.float32))
+    backend, model = package.backend, step.model(package, dropout=None)
+    module, ones = backend.submodule(model, DROPOUT), backend.to_tensor(np.ones(DROPOUT_SHAPE, np.float32), model)
     module.eval()
-    kept = module(ones).cpu().numpy()
+    kept = backend.to_array(module(ones))
     module.train()
-    dropped, again = module(ones).cpu().numpy(), module(ones).cpu().numpy()
+    dropped, again = backend.to_array(module(ones)), backend.to_array(module(ones))
     facts = {
         "eval": kept,
         "train values": np.unique(dropped),
@@ -64,9 +62,7 @@ def dropout_facts(module, to_tensor) -> dict[str, np.ndarray]:
 
 def check_dropout(step: Step) -> None:
     """The masks are each framework's own, so what is compared is their distribution; p is each model's default."""
-    ref_model, port_model = step.ref_model(dropout=None), step.paddle_model(dropout=None)
-    ref = dropout_facts(ref_model.get_submodule(DROPOUT), lambda array: capture_torch.to_tensor(array, ref_model))
-    port = dropout_facts(port_model.get_sublayer(DROPOUT), lambda array: capture_paddle.to_tensor(array, port_model))
+    ref, port = (dropout_facts(step, package) for package in (step.ref, step.port))
 
     def deviation(count: int) -> float:  # of the difference between two binomial shares, p = 0.2
         return np.sqrt(2 * 0.2 * 0.8 / count)
@@ -104,8 +100,8 @@ def check_mode(step: Step, images: np.ndarray, train: bool, files: tuple[dict, d
         title = f"{mode} mode, {dtype}"
         step.check(compare(reference.outputs, port.outputs, limits, title=title, zeros=zeros))
         prefix = "" if (mode, dtype) == ("eval", "float32") else f"{mode}/{dtype}/"
-        for kept, recording in zip(files, (reference, port), strict=True):
-            blocks = {k: v for k, v in recording.outputs.items() if k == "logits" or k.count(".") == 1}
+        for kept, trace in zip(files, (reference, port), strict=True):
+            blocks = {k: v for k, v in trace.outputs.items() if k == "logits" or k.count(".") == 1}
             kept.update({prefix + name: array for name, array in blocks.items()})
     return dead_branches(truth.gate_inputs, step.types)
 

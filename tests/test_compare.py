@@ -12,7 +12,7 @@ from hypothesis.extra import numpy as hnp
 import mobilenetv3_paddle.models
 from mobilenetv3_ref.models import MODELS
 from reprod.align import limits
-from reprod.align.capture_torch import layer_types
+from reprod.align.backends import backend
 from reprod.align.causes import usual_causes
 from reprod.align.compare import FAIL, PASS, REFUSED, Row, Verdict, compare, joined
 from reprod.align.convert import RULES, paddle_to_torch, torch_to_paddle
@@ -391,7 +391,7 @@ def test_item_groups(name, group):
 
 
 def test_causes_are_known_for_every_module():
-    types = layer_types(MODELS["mobilenet_v3_small"]())
+    types = backend("torch").layer_types(MODELS["mobilenet_v3_small"]())
     unknown = usual_causes("?", {})
     assert "README" in unknown
     recorded = [name for name, kind in types.items() if name and kind != "Sequential"]
@@ -411,7 +411,7 @@ def test_causes_are_known_for_every_module():
 @pytest.mark.parametrize("arch", sorted(MODELS))
 def test_weights_go_to_the_port_and_back(arch, probe):
     """To exactly its keys and shapes, in its order, and back to the same bits."""
-    arrays, types = probe(arch), layer_types(MODELS[arch]())
+    arrays, types = probe(arch), backend("torch").layer_types(MODELS[arch]())
     converted = torch_to_paddle(arrays, types)
     port = mobilenetv3_paddle.models.MODELS[arch]().state_dict()
     assert {name: list(array.shape) for name, array in converted.items()} == {n: list(t.shape) for n, t in port.items()}

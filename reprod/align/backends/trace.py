@@ -56,7 +56,7 @@ class Call:
 
 
 @dataclass
-class Recording:
+class Trace:
     """One forward pass.
 
     Outputs are named after their module: NAME, from its second call on NAME#2; of several NAME[1] or NAME[key].
@@ -66,7 +66,7 @@ class Recording:
     gate_inputs: dict[str, np.ndarray] = field(default_factory=dict)  # of each call of each activation, likewise
     input_scales: dict[str, float] = field(default_factory=dict)  # of each module: the largest value that came in
     calls: dict[str, Call] = field(default_factory=dict)  # only if asked for
-    error: str = ""  # what the forward pass raised; the recording ends there
+    error: str = ""  # what the forward pass raised; the trace ends there
 
     def add(self, call: Call, is_gate: bool, whole: str, keep_call: bool) -> None:
         """Take in a call that has ended; `whole` is what the model's own output is called."""
