@@ -11,12 +11,12 @@ import argparse
 
 import numpy as np
 
-from reprod.align import capture_paddle, capture_torch
+from reprod.align.backends.trace import Trace, output_item
 from reprod.align.compare import Item, compare, placed, tensor_item
 from reprod.align.gates import dead_branches
 from reprod.align.limits import UNITS, U, exact_limits, kernel_limits, noise_floors, semantic_limits, with_floors
+from reprod.align.package import Package
 from reprod.align.probe import probe_images
-from reprod.align.recording import Recording, output_item
 from reprod.align.step import Step, run_step, step_parser
 
 NAME = "01_test_forward"
@@ -24,37 +24,35 @@ BATCH, HEIGHT, WIDTH = 3, 256, 160  # odd and not square, so a swapped axis cann
 DROPOUT, DROPOUT_SHAPE = "classifier.2", (256, 256)
 
 
-def run_ref(step: Step, images: np.ndarray, dtype: str, train: bool) -> Recording:
-    model = capture_torch.build(step.ref_model, step.arrays, dtype, step.torch_device)
-    return capture_torch.run_forward(model, images, train)
+def run_ref(step: Step, images: np.ndarray, dtype: str, train: bool) -> Trace:
+    return step.ref.backend.forward(step.build(step.ref, dtype), images, train)
 
 
-def run_paddle(step: Step, images: np.ndarray, dtype: str, train: bool) -> Recording:
-    model = capture_paddle.build(step.paddle_model, step.arrays, dtype, step.paddle_device, step.types)
-    return capture_paddle.run_forward(model, images, train, step.types)
+def run_paddle(step: Step, images: np.ndarray, dtype: str, train: bool) -> Trace:
+    return step.port.backend.forward(step.build(step.port, dtype), images, train, may_raise=True)
 
 
 def check_structure(step: Step) -> bool:
     """Every parameter and buffer by name and shape, before any of them is loaded."""
-    ref_shapes = {name: tensor.shape for name, tensor in step.ref_model(dropout=None).state_dict().items()}
-    port_shapes = capture_paddle.shapes(step.paddle_model(dropout=None), step.types)
+    all_shapes = (p.backend.shapes(step.model(p, dropout=None)) for p in (step.ref, step.port))
     ref, port = (
         {
             tensor_item(name, "structure"): np.array("x".join(map(str, shape)) or "scalar")
             for name, shape in shapes.items()
         }
-        for shapes in (ref_shapes, port_shapes)
+        for shapes in all_shapes
     )
     return step.check(compare(ref, port, exact_limits(ref), title="parameters and buffers, by shape"))
 
 
-def dropout_facts(module, to_tensor) -> dict[Item, np.ndarray]:
+def dropout_facts(step: Step, package: Package) -> dict[Item, np.ndarray]:
     """What a dropout layer does to ones: nothing in eval mode; in train mode 0 or 1 / (1 - p), anew at each call."""
-    ones = to_tensor(np.ones(DROPOUT_SHAPE, np.float32))
+    backend, model = package.backend, step.model(package, dropout=None)
+    module, ones = backend.submodule(model, DROPOUT), backend.to_tensor(np.ones(DROPOUT_SHAPE, np.float32), model)
     module.eval()
-    kept = module(ones).cpu().numpy()
+    kept = backend.to_array(module(ones))
     module.train()
-    dropped, again = module(ones).cpu().numpy(), module(ones).cpu().numpy()
+    dropped, again = backend.to_array(module(ones)), backend.to_array(module(ones))
     facts = {
         "eval": kept,
         "train values": np.unique(dropped),
@@ -71,9 +69,7 @@ def dropout_item(name: str) -> Item:
 
 def check_dropout(step: Step) -> None:
     """The masks are each framework's own, so what is compared is their distribution; p is each model's default."""
-    ref_model, port_model = step.ref_model(dropout=None), step.paddle_model(dropout=None)
-    ref = dropout_facts(ref_model.get_submodule(DROPOUT), lambda array: capture_torch.to_tensor(array, ref_model))
-    port = dropout_facts(port_model.get_sublayer(DROPOUT), lambda array: capture_paddle.to_tensor(array, port_model))
+    ref, port = (dropout_facts(step, package) for package in (step.ref, step.port))
 
     def deviation(count: int) -> float:  # of the difference between two binomial shares, p = 0.2
         return np.sqrt(2 * 0.2 * 0.8 / count)
@@ -98,11 +94,11 @@ def check_single(step: Step, image: np.ndarray) -> None:
     step.locate([image])
 
 
-def items_of(recording: Recording, mode: str, dtype: str) -> dict[Item, np.ndarray]:
+def items_of(trace: Trace, mode: str, dtype: str) -> dict[Item, np.ndarray]:
     """Every module's output and, in train mode, batch norm's statistics after it."""
     there = {"mode": mode, "dtype": dtype}
-    outputs = {output_item(label, "logits"): array for label, array in recording.outputs.items()}
-    buffers = {tensor_item(name, "buffer"): array for name, array in recording.buffers.items()}
+    outputs = {output_item(label, "logits"): array for label, array in trace.outputs.items()}
+    buffers = {tensor_item(name, "buffer"): array for name, array in trace.buffers.items()}
     return placed(outputs | buffers, **there)
 
 
@@ -115,14 +111,14 @@ def check_mode(step: Step, images: np.ndarray, train: bool, files: tuple[dict, d
         recorded = run_paddle(step, images, dtype, train)
         if recorded.error:
             step.say(f"the port raised {recorded.error}")
-        fp64_ref, fp32_ref, port = (items_of(recording, mode, dtype) for recording in (truth, ref, recorded))
+        fp64_ref, fp32_ref, port = (items_of(trace, mode, dtype) for trace in (truth, ref, recorded))
         limits = (semantic_limits if dtype == "float64" else kernel_limits)(fp64_ref, fp32_ref)
         limits, zeros = with_floors(limits, noise_floors(fp64_ref, UNITS[dtype], truth.input_scales), fp64_ref)
         compared = fp64_ref if dtype == "float64" else fp32_ref
         step.check(compare(compared, port, limits, title=f"{mode} mode, {dtype}", zeros=zeros))
         prefix = "" if (mode, dtype) == ("eval", "float32") else f"{mode}/{dtype}/"
-        for kept, recording in zip(files, (reference, recorded), strict=True):
-            blocks = {k: v for k, v in recording.outputs.items() if k == "logits" or k.count(".") == 1}
+        for kept, trace in zip(files, (reference, recorded), strict=True):
+            blocks = {k: v for k, v in trace.outputs.items() if k == "logits" or k.count(".") == 1}
             kept.update({prefix + name: array for name, array in blocks.items()})
     return dead_branches(truth.gate_inputs, step.types)
 

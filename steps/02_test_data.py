@@ -11,19 +11,18 @@ Stands on: nothing.
 
 import argparse
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from itertools import product, zip_longest
 from pathlib import Path
 
 import numpy as np
-import paddle
-import torch
 from tqdm import tqdm
 
 import mobilenetv3_paddle.data
 import mobilenetv3_ref.data
 from reprod.align.compare import PASS, Item, Verdict, compare, joined
 from reprod.align.limits import exact_limits
+from reprod.align.package import Package
 from reprod.align.step import LITE_DATA, Step, run_step, step_parser
 from reprod.recipe.draws import (
     IMAGENET_POLICY,
@@ -190,17 +189,17 @@ def check_operations(step: Step, ref_set, port_set) -> None:
     step.check(verdict)
 
 
-def mixed(data, kind: str, to_tensor: Callable, dataset, seed: int) -> dict[Item, np.ndarray]:
+def mixed(package: Package, kind: str, dataset, seed: int) -> dict[Item, np.ndarray]:
     """One side's batches after mixing: images (N, 3, H, W) and soft targets (N, C), by batch."""
-    mix = data.build_mix(len(dataset.classes), seed=seed, **MIXES[kind])
+    mix, backend = package.module("data").build_mix(len(dataset.classes), seed=seed, **MIXES[kind]), package.backend
     chosen = [int(i) for i in np.linspace(0, len(dataset) - 1, BATCH_SIZE)]  # of several classes
     images = np.stack([np.asarray(dataset[i][0])[:, : MIXED_SIZE[0], : MIXED_SIZE[1]] for i in chosen])
     labels = np.array([dataset.samples[i][1] for i in chosen])
     outputs = {}
     for batch in range(MIXED_BATCHES):
-        image, target = mix(to_tensor(images), to_tensor(labels), 1, batch)
-        outputs[Item(f"batch {batch} image", "mix", section=kind)] = image.cpu().numpy()
-        outputs[Item(f"batch {batch} target", "mix", section=kind)] = target.cpu().numpy()
+        image, target = mix(*(backend.tensor(array, package.device) for array in (images, labels)), 1, batch)
+        outputs[Item(f"batch {batch} image", "mix", section=kind)] = backend.to_array(image)
+        outputs[Item(f"batch {batch} target", "mix", section=kind)] = backend.to_array(target)
     return outputs
 
 
@@ -221,16 +220,7 @@ def check_mixes(step: Step, dataset, seed: int) -> None:
             step.refuse(f"{kind} leaves every batch as it is: use another --seed")
         if len(alphas) == 2 and len(boxes) in (0, len(mixes)):
             step.refuse(f"{kind} takes one of the two only: use another --seed")
-        ref = mixed(
-            mobilenetv3_ref.data, kind, lambda array: torch.tensor(array, device=step.torch_device), dataset, seed
-        )
-        port = mixed(
-            mobilenetv3_paddle.data,
-            kind,
-            lambda array: paddle.to_tensor(array, place=step.paddle_device),
-            dataset,
-            seed,
-        )
+        ref, port = (mixed(package, kind, dataset, seed) for package in (step.ref, step.port))
         title = f"{kind} of {MIXED_BATCHES} batches"
         step.check(compare(ref, port, exact_limits(ref), title=title, hints={"mix": MIX_HINT}))
 

@@ -14,17 +14,9 @@ from collections.abc import Iterator
 import numpy as np
 from tqdm import tqdm
 
-import mobilenetv3_paddle.data
-import mobilenetv3_paddle.train.criterion
-import mobilenetv3_paddle.train.engine
-import mobilenetv3_paddle.train.metric
-import mobilenetv3_ref.data
-import mobilenetv3_ref.train.criterion
-import mobilenetv3_ref.train.engine
-import mobilenetv3_ref.train.metric
-from reprod.align import capture_paddle, capture_torch
 from reprod.align.compare import Item, compare
 from reprod.align.limits import C, U, kernel_limits
+from reprod.align.package import Package
 from reprod.align.step import LITE_DATA, Step, run_step, step_parser
 
 NAME = "03_test_metric"
@@ -33,12 +25,12 @@ RANKS = 8  # labels are put at ranks 0 to 7, so that an off-by-one in k changes 
 TOPK = [1, 2, 5, 7]
 
 
-def logits_of(capture, model, loader) -> tuple[np.ndarray, np.ndarray]:
+def logits_of(package: Package, model, loader) -> tuple[np.ndarray, np.ndarray]:
     """(logits (N, C), labels (N,)) of the validation set, through one side's own loader."""
     model.eval()
-    logits, labels = [], []
+    logits, labels, backend = [], [], package.backend
     for image, label in tqdm(loader, "logits", unit="batch", leave=False, disable=None):
-        logits.append(model(capture.to_tensor(image.numpy(), model)).detach().cpu().numpy())
+        logits.append(backend.to_array(model(backend.to_tensor(image.numpy(), model))))
         labels.append(label.numpy())
     return np.concatenate(logits), np.concatenate(labels)
 
@@ -59,22 +51,23 @@ def ranked_labels(logits: np.ndarray, margin: float) -> np.ndarray | None:
     return np.array(labels)
 
 
-def relabelled(loader, labels: np.ndarray, capture, model) -> Iterator[tuple]:
+def relabelled(package: Package, model, loader, labels: np.ndarray) -> Iterator[tuple]:
     """The loader's batches with other labels."""
     start = 0
     for image, target in loader:
-        yield image, capture.to_tensor(labels[start : start + len(target)], model)
+        yield image, package.backend.to_tensor(labels[start : start + len(target)], model)
         start += len(target)
 
 
 METRICS = {"samples": "samples", "top1": "metric", "top5": "metric", "loss": "loss"}  # and the kind of each
 
 
-def evaluation(side, capture, model, loader, labels: np.ndarray, device) -> dict[Item, np.ndarray]:
+def evaluation(package: Package, model, loader, labels: np.ndarray) -> dict[Item, np.ndarray]:
     """What one side's `evaluate` says of its own batches under `labels`."""
-    criterion = side.criterion.build_criterion()
+    criterion = package.module("train.criterion").build_criterion()
     model.train()  # as training leaves it: to evaluate in eval mode is `evaluate`'s own business
-    metrics = side.engine.evaluate(model, criterion, relabelled(loader, labels, capture, model), device)
+    batches = relabelled(package, model, loader, labels)
+    metrics = package.module("train.engine").evaluate(model, criterion, batches, package.device)
     return {Item(key, kind): np.array(float(metrics[key])) for key, kind in METRICS.items()}
 
 
@@ -104,13 +97,11 @@ def check_ties(step: Step, ref_model, port_model) -> None:
     logits, labels = tie_cases()
     item = Item(f"correct at {TOPK}, image by image", "metric", section="tie")
     exact = {item: np.array([correct_by_sorting(*case) for case in zip(logits, labels, strict=True)], int)}
-    for word, side, capture, model in (
-        ("reference", mobilenetv3_ref.train, capture_torch, ref_model),
-        ("port", mobilenetv3_paddle.train, capture_paddle, port_model),
-    ):
-        x, y = capture.to_tensor(logits, model), capture.to_tensor(labels, model)
-        counted = [side.metric.correct_at(x[i : i + 1], y[i : i + 1], TOPK) for i in range(len(labels))]
-        verdict = compare(exact, {item: np.array(counted, int)}, {item: 0.0}, title=f"ties and NaN, {word}")
+    for package, model in ((step.ref, ref_model), (step.port, port_model)):
+        x, y = (package.backend.to_tensor(array, model) for array in (logits, labels))
+        correct_at = package.module("train.metric").correct_at
+        counted = [correct_at(x[i : i + 1], y[i : i + 1], TOPK) for i in range(len(labels))]
+        verdict = compare(exact, {item: np.array(counted, int)}, {item: 0.0}, title=f"ties and NaN, {package.role}")
         step.check(verdict, group=str)
 
 
@@ -127,7 +118,7 @@ def check_evaluation(
     limits = {Item(key, kind): loss_limit if key == "loss" else 0.0 for key, kind in METRICS.items()}
     files = {}, {}
     for prefix, word, labels in (("ranked/", "ranked labels", ranked), ("", "the folder's labels", ref_labels)):
-        ref, port = (evaluation(*side, labels, device) for *side, device in sides)
+        ref, port = (evaluation(*side, labels) for side in sides)
         step.check(compare(ref, port, limits, title=f"evaluation, {word}"), group=str)
         top1, top5, samples = (ref[Item(key, METRICS[key])] for key in ("top1", "top5", "samples"))
         step.say(f"  top1 {top1:.4f}, top5 {top5:.4f} of {samples:.0f} images")
@@ -144,26 +135,21 @@ def get_args_parser() -> argparse.ArgumentParser:
 
 def main(args: argparse.Namespace) -> Step:
     step = Step(NAME, args)
-    models = {d: capture_torch.build(step.ref_model, step.arrays, d, step.torch_device) for d in ("float32", "float64")}
-    ref_model = models["float32"]
-    port_model = capture_paddle.build(step.paddle_model, step.arrays, "float32", step.paddle_device, step.types)
+    ref_model, port_model = (step.build(package, "float32") for package in (step.ref, step.port))
     ref_loader, port_loader = (
         data.build_loader(data.build_dataset(args.data_path, train=False), BATCH_SIZE, train=False)
-        for data in (mobilenetv3_ref.data, mobilenetv3_paddle.data)
+        for data in (step.ref.module("data"), step.port.module("data"))
     )
-    truth, _ = logits_of(capture_torch, models["float64"], ref_loader)
-    ref, ref_labels = logits_of(capture_torch, ref_model, ref_loader)
-    port, port_labels = logits_of(capture_paddle, port_model, port_loader)
+    truth, _ = logits_of(step.ref, step.build(step.ref, "float64"), ref_loader)
+    ref, ref_labels = logits_of(step.ref, ref_model, ref_loader)
+    port, port_labels = logits_of(step.port, port_model, port_loader)
     step.check_signal({"logits": truth})
 
     logits, labels = Item("logits", "output"), Item("labels", "label")
     limits = kernel_limits({logits: truth}, {logits: ref}) | {labels: 0.0}
     ref_files, port_files = {logits: ref, labels: ref_labels}, {logits: port, labels: port_labels}
     if step.check(compare(ref_files, port_files, limits, title="the whole validation set, float32"), group=str):
-        sides = (
-            (mobilenetv3_ref.train, capture_torch, ref_model, ref_loader, step.torch_device),
-            (mobilenetv3_paddle.train, capture_paddle, port_model, port_loader, step.paddle_device),
-        )
+        sides = (step.ref, ref_model, ref_loader), (step.port, port_model, port_loader)
         ref_counts, port_counts = check_evaluation(step, sides, truth, ref_labels, limits[logits])
         ref_files.update(ref_counts)
         port_files.update(port_counts)

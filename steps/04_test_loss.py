@@ -13,11 +13,9 @@ from itertools import product
 
 import numpy as np
 
-import mobilenetv3_paddle.train.criterion
-import mobilenetv3_ref.train.criterion
-from reprod.align import capture_paddle, capture_torch
 from reprod.align.compare import Item, compare
 from reprod.align.limits import kernel_limits, semantic_limits
+from reprod.align.package import Package
 from reprod.align.probe import probe_images
 from reprod.align.step import Step, run_step, step_parser
 
@@ -35,10 +33,10 @@ def loss_inputs(step: Step) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray
     (C, C) are theirs mixed with others', in shares whose sum float32 rounds.
     """
     rng = np.random.default_rng([step.args.seed, 4])
-    model = capture_torch.build(step.ref_model, step.arrays, "float32", step.torch_device)
     images, classes = probe_images(rng, BATCH, 96, 64), step.num_classes
+    trace = step.ref.backend.forward(step.build(step.ref, "float32"), images, train=False)
     logits = {
-        "model": np.resize(capture_torch.run_forward(model, images, train=False).outputs["logits"], (classes, classes)),
+        "model": np.resize(trace.outputs["logits"], (classes, classes)),
         "drawn": rng.normal(0, 3, (classes, classes)),
         "extreme": rng.normal(0, 60, (classes, classes)) + np.linspace(-500, 500, classes)[:, None],
     }
@@ -54,14 +52,9 @@ def in_precision(target: np.ndarray, dtype: str) -> np.ndarray:
     return target.astype(dtype) if target.dtype.kind == "f" else target
 
 
-def run_ref(step: Step, logits: np.ndarray, target: np.ndarray, smoothing: float) -> dict[str, np.ndarray]:
-    criterion = mobilenetv3_ref.train.criterion.build_criterion(smoothing)
-    return capture_torch.loss_and_gradient(criterion, logits, target, step.torch_device)
-
-
-def run_paddle(step: Step, logits: np.ndarray, target: np.ndarray, smoothing: float) -> dict[str, np.ndarray]:
-    criterion = mobilenetv3_paddle.train.criterion.build_criterion(smoothing)
-    return capture_paddle.loss_and_gradient(criterion, logits, target, step.paddle_device)
+def run_criterion(package: Package, logits: np.ndarray, target: np.ndarray, smoothing: float) -> dict[str, np.ndarray]:
+    criterion = package.module("train.criterion").build_criterion(smoothing)
+    return package.backend.loss_and_gradient(criterion, logits, target, package.device)
 
 
 def get_args_parser() -> argparse.ArgumentParser:
@@ -75,9 +68,9 @@ def main(args: argparse.Namespace) -> Step:
     ref_files, port_files = {}, {}
     for smoothing, name, kind in product(SMOOTHING, all_logits, targets):
         inputs = {dtype: (all_logits[name].astype(dtype), in_precision(targets[kind], dtype)) for dtype in DTYPES}
-        fp64_ref, fp32_ref = (run_ref(step, *inputs[dtype], smoothing) for dtype in DTYPES)
+        fp64_ref, fp32_ref = (run_criterion(step.ref, *inputs[dtype], smoothing) for dtype in DTYPES)
         for dtype, ref, limits_of in (("float64", fp64_ref, semantic_limits), ("float32", fp32_ref, kernel_limits)):
-            port, limits = run_paddle(step, *inputs[dtype], smoothing), limits_of(fp64_ref, fp32_ref)
+            port, limits = run_criterion(step.port, *inputs[dtype], smoothing), limits_of(fp64_ref, fp32_ref)
             title = f"{name} logits, {kind}, label smoothing {smoothing}, {dtype}"
             items = {"loss": Item("loss", "loss", dtype=dtype), "gradient": Item("logits", "gradient", dtype=dtype)}
             named = [{items[key]: value for key, value in side.items()} for side in (ref, port, limits)]

@@ -14,7 +14,7 @@ Stands on: 01 (forward), 04 (loss).
 import argparse
 import copy
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -22,15 +22,8 @@ import paddle
 import torch
 from tqdm import tqdm
 
-import mobilenetv3_paddle.train.criterion
-import mobilenetv3_paddle.train.engine
-import mobilenetv3_paddle.train.optimizer
-import mobilenetv3_ref.train.criterion
-import mobilenetv3_ref.train.engine
-import mobilenetv3_ref.train.optimizer
-from reprod.align import capture_paddle, capture_torch
+from reprod.align.backends.trace import Trace
 from reprod.align.compare import Item, Verdict, compare, placed, tensor_item
-from reprod.align.convert import torch_to_paddle
 from reprod.align.gates import flipped
 from reprod.align.limits import (
     SEMANTIC_RTOL,
@@ -43,9 +36,9 @@ from reprod.align.limits import (
     semantic_limits,
     with_floors,
 )
+from reprod.align.package import Package
 from reprod.align.pair import backward_alone
 from reprod.align.probe import probe_images
-from reprod.align.recording import Recording
 from reprod.align.step import Step, run_step, step_parser
 from reprod.recipe.cli import UserError
 
@@ -119,60 +112,36 @@ def state_items(
 
 
 LOSS, RATE, LOG = Item("loss", "loss"), Item("lr", "lr"), Item("log")
-STATE = {c: (c.gradients, c.parameters, c.buffers) for c in (capture_torch, capture_paddle)}
 
 
-def run_ref(step: Step, run: Run, batches: list, dtype: str, record: bool) -> Iterator[tuple[dict, Recording | None]]:
-    """({item: array} after each iteration, recording of its forward pass if asked for) of the reference."""
-    model = capture_torch.build(step.ref_model, step.arrays, dtype, step.torch_device)
-    criterion = mobilenetv3_ref.train.criterion.build_criterion()
-    optimizer, lr_scheduler = mobilenetv3_ref.train.optimizer.build_optimizer(model, opt=run.opt, **run.recipe)
+def optimizer_of(package: Package, model, recipe: dict) -> tuple:
+    """(optimizer, schedule) as the package builds them."""
+    return package.module("train.optimizer").build_optimizer(model, **recipe)
+
+
+def run_package(
+    step: Step, package: Package, run: Run, batches: list, dtype: str, record: bool
+) -> Iterator[tuple[dict, Trace | None]]:
+    """({item: array} after each iteration, trace of its forward pass if asked for) of one side."""
+    backend, engine, model = package.backend, package.module("train.engine"), step.build(package, dtype)
+    criterion = package.module("train.criterion").build_criterion()
+    optimizer, lr_scheduler = optimizer_of(package, model, {"opt": run.opt, **run.recipe})
     for images, labels in batches:
         model.eval()
         if run.train:
-            mobilenetv3_ref.train.engine.set_train_mode(model)
-        inputs = [capture_torch.to_tensor(array, model) for array in (images, labels)]
-        lr = optimizer.param_groups[0]["lr"]
-        with capture_torch.recording(model) if record else capture_torch.exact_constants() as recorded:
-            loss, _ = mobilenetv3_ref.train.engine.train_step(
-                model, criterion, optimizer, *inputs, clip_grad_norm=run.clip_grad_norm
-            )
+            engine.set_train_mode(model)
+        inputs = [backend.to_tensor(array, model) for array in (images, labels)]
+        lr = backend.learning_rate(optimizer)
+        with backend.trace(model) if record else backend.exact_constants() as trace:
+            loss, _ = engine.train_step(model, criterion, optimizer, *inputs, clip_grad_norm=run.clip_grad_norm)
         lr_scheduler.step()
         yield (
             {
-                LOSS: loss.detach().cpu().numpy(),
+                LOSS: backend.to_array(loss),
                 RATE: np.array(lr),
-                **state_items(*(read(model) for read in STATE[capture_torch])),
+                **state_items(backend.gradients(model), backend.parameters(model), backend.buffers(model)),
             },
-            recorded,
-        )
-
-
-def run_paddle(
-    step: Step, run: Run, batches: list, dtype: str, record: bool
-) -> Iterator[tuple[dict, Recording | None]]:
-    """The same of the port."""
-    model = capture_paddle.build(step.paddle_model, step.arrays, dtype, step.paddle_device, step.types)
-    criterion = mobilenetv3_paddle.train.criterion.build_criterion()
-    optimizer, lr_scheduler = mobilenetv3_paddle.train.optimizer.build_optimizer(model, opt=run.opt, **run.recipe)
-    for images, labels in batches:
-        model.eval()
-        if run.train:
-            mobilenetv3_paddle.train.engine.set_train_mode(model)
-        inputs = [capture_paddle.to_tensor(array, model) for array in (images, labels)]
-        lr = optimizer.get_lr()
-        with capture_paddle.recording(model) if record else capture_paddle.exact_constants() as recorded:
-            loss, _ = mobilenetv3_paddle.train.engine.train_step(
-                model, criterion, optimizer, *inputs, clip_grad_norm=run.clip_grad_norm
-            )
-        lr_scheduler.step()
-        yield (
-            {
-                LOSS: loss.numpy(),
-                RATE: np.array(lr),
-                **state_items(*(read(model, step.types) for read in STATE[capture_paddle])),
-            },
-            recorded,
+            trace,
         )
 
 
@@ -182,9 +151,9 @@ def check_iterations(step: Step, run: Run, files: tuple[dict, dict]) -> None:
     rng = np.random.default_rng([step.args.seed, 5])
     batches = [draw_batch(rng, step.num_classes) for _ in range(ITERATIONS)]
     runs = (
-        run_ref(step, run, batches, "float64", record=True),  # what comes into each batch norm sets floors
-        run_ref(step, run, batches, "float32", record=False),
-        run_paddle(step, run, batches, "float64", record=False),
+        run_package(step, step.ref, run, batches, "float64", record=True),  # what comes into batch norms sets floors
+        run_package(step, step.ref, run, batches, "float32", record=False),
+        run_package(step, step.port, run, batches, "float64", record=False),
     )
     rows, zeros, norms = [], set(), []
     curves = {item: ([], []) for item in (LOSS, RATE)}
@@ -216,33 +185,26 @@ def check_iterations(step: Step, run: Run, files: tuple[dict, dict]) -> None:
 def check_optimizers(step: Step) -> None:
     """float64, the official values: the same drawn gradients on both sides, so that no network magnifies rounding."""
     rng = np.random.default_rng([step.args.seed, 9])
-    shapes = {name: parameter.shape for name, parameter in step.ref_model().named_parameters()}
+    shapes = {name: parameter.shape for name, parameter in step.model(step.ref).named_parameters()}
     drawn = [{name: rng.normal(size=shape) for name, shape in shapes.items()} for _ in range(ITERATIONS)]
-    converted = [torch_to_paddle(gradients, step.types) for gradients in drawn]
-    ref_start = capture_torch.build(step.ref_model, step.arrays, "float64", step.torch_device)
-    port_start = capture_paddle.build(step.paddle_model, step.arrays, "float64", step.paddle_device, step.types)
     ref, port = {}, {}
-    for opt, groups in OPTIMIZERS.items():
-        recipe = {**OFFICIAL, **groups, "opt": opt}
-        model = copy.deepcopy(ref_start)
-        move(mobilenetv3_ref.train, model, recipe, lambda array: torch.tensor(array, device=step.torch_device), drawn)
-        ref |= {tensor_item(k, "parameter", section=opt): a for k, a in capture_torch.parameters(model).items()}
-        model = copy.deepcopy(port_start)
-        move(mobilenetv3_paddle.train, model, recipe, paddle.to_tensor, converted)
-        moved = capture_paddle.parameters(model, step.types)
-        port |= {tensor_item(name, "parameter", section=opt): array for name, array in moved.items()}
+    for package, moved in ((step.ref, ref), (step.port, port)):
+        start = step.build(package, "float64")
+        for opt, groups in OPTIMIZERS.items():
+            model = copy.deepcopy(start)
+            move(package, model, {**OFFICIAL, **groups, "opt": opt}, drawn)
+            found = package.backend.parameters(model)
+            moved |= {tensor_item(name, "parameter", section=opt): array for name, array in found.items()}
     limits = {item: SEMANTIC_RTOL * largest(array) for item, array in ref.items()}
     title = f"parameters after {ITERATIONS} updates with drawn gradients at rate {OFFICIAL['lr']:g}, float64"
     step.check(compare(ref, port, limits, title=title), group=lambda item: item.section)
 
 
-def move(side, model, recipe: dict, to_tensor: Callable, drawn: list[dict[str, np.ndarray]]) -> None:
+def move(package: Package, model, recipe: dict, drawn: list[dict[str, np.ndarray]]) -> None:
     """Update `model` once with each of the `drawn` gradients, by parameter; the schedule steps after each."""
-    optimizer, lr_scheduler = side.optimizer.build_optimizer(model, **recipe)
+    optimizer, lr_scheduler = optimizer_of(package, model, recipe)
     for gradients in drawn:
-        for name, parameter in model.named_parameters():
-            if name in gradients:
-                parameter.grad = to_tensor(gradients[name])
+        package.backend.set_gradients(model, gradients)
         optimizer.step()
         lr_scheduler.step()
 
@@ -255,28 +217,27 @@ def check_accumulation(step: Step) -> None:
     rng = np.random.default_rng([step.args.seed, 8])
     halves = [draw_batch(rng, step.num_classes) for _ in range(2)]
     joined = [tuple(np.concatenate(arrays) for arrays in zip(*halves, strict=True))]
-    truth, ref = (accumulated(step, capture_torch, joined, dtype) for dtype in ("float64", "float32"))
+    truth, ref = (accumulated(step, step.ref, joined, dtype) for dtype in ("float64", "float32"))
     limits, zeros = with_floors(semantic_limits(truth, ref), noise_floors(truth, U64), truth)
-    for word, capture in (("reference", capture_torch), ("port", capture_paddle)):
-        title = f"the {word}'s gradients of two batches added up, against the reference's of both as one, float64"
-        step.check(compare(truth, accumulated(step, capture, halves, "float64"), limits, title=title, zeros=zeros))
+    for package in (step.ref, step.port):
+        whose = f"the {package.role}'s gradients of two batches added up"
+        title = f"{whose}, against the reference's of both as one, float64"
+        step.check(compare(truth, accumulated(step, package, halves, "float64"), limits, title=title, zeros=zeros))
 
 
-def accumulated(step: Step, capture, batches: list, dtype: str) -> dict[Item, np.ndarray]:
+def accumulated(step: Step, package: Package, batches: list, dtype: str) -> dict[Item, np.ndarray]:
     """Gradients and parameters of one side after one update of the optimizer from all `batches`."""
-    if capture is capture_torch:
-        side, types = mobilenetv3_ref.train, ()
-        model = capture.build(step.ref_model, step.arrays, dtype, step.torch_device)
-    else:
-        side, types = mobilenetv3_paddle.train, (step.types,)
-        model = capture.build(step.paddle_model, step.arrays, dtype, step.paddle_device, *types)
+    backend, model = package.backend, step.build(package, dtype)
     model.eval()
-    criterion, (optimizer, _) = side.criterion.build_criterion(), side.optimizer.build_optimizer(model, **RECIPE)
+    criterion = package.module("train.criterion").build_criterion()
+    optimizer, _ = optimizer_of(package, model, RECIPE)
     for i, batch in enumerate(batches):
-        inputs = [capture.to_tensor(array, model) for array in batch]
-        with capture.exact_constants():
-            side.engine.train_step(model, criterion, optimizer, *inputs, accumulation=(i, len(batches)))
-    return state_items(capture.gradients(model, *types), capture.parameters(model, *types), {})
+        inputs = [backend.to_tensor(array, model) for array in batch]
+        with backend.exact_constants():
+            package.module("train.engine").train_step(
+                model, criterion, optimizer, *inputs, accumulation=(i, len(batches))
+            )
+    return state_items(backend.gradients(model), backend.parameters(model), {})
 
 
 def check_float32(step: Step, train: bool) -> None:
@@ -289,8 +250,8 @@ def check_float32(step: Step, train: bool) -> None:
     mode = "train" if train else "eval"
     images, labels = draw_batch(np.random.default_rng([step.args.seed, 6]), step.num_classes)
     (truth, record), (ref, ref_record), (port, port_record) = (
-        next(side(step, Run("sgd", train), [(images, labels)], dtype, record=True))
-        for side, dtype in ((run_ref, "float64"), (run_ref, "float32"), (run_paddle, "float32"))
+        next(run_package(step, package, Run("sgd", train), [(images, labels)], dtype, record=True))
+        for package, dtype in ((step.ref, "float64"), (step.ref, "float32"), (step.port, "float32"))
     )
     for word, other in (("reference", ref_record), ("port", port_record)):
         flips = flipped(record.gate_inputs, other.gate_inputs, step.types)
@@ -304,40 +265,28 @@ def check_float32(step: Step, train: bool) -> None:
     limits, zeros = with_floors(limits, noise_floors(truth, U, record.input_scales), truth)
     named = [placed(side, mode=mode, dtype="float32") for side in (ref, port, limits, dict.fromkeys(zeros))]
     step.check(compare(*named[:3], title=f"{mode} mode, float32, 1 iteration of SGD", zeros=named[3]))
-    pair = step.pair([images], [step_gradient(record.outputs["logits"], labels)])
+    criterion, logits = step.ref.module("train.criterion").build_criterion(), record.outputs["logits"]
+    gradient = step.ref.backend.loss_and_gradient(criterion, logits, labels, step.ref.device)["gradient"]
+    pair = step.pair([images], [gradient])
     step.check(backward_alone(pair, train), group=lambda item: item.module.partition(".")[0])
 
 
-def step_gradient(logits: np.ndarray, labels: np.ndarray) -> np.ndarray:
-    """The criterion's gradient with respect to the logits (N, C)."""
-    criterion = mobilenetv3_ref.train.criterion.build_criterion()
-    return capture_torch.loss_and_gradient(criterion, logits, labels, "cpu")["gradient"]
-
-
-def epoch_facts(
-    side, capture, model, batches: list, device, freeze_norm: bool, get_lr: Callable, *types
-) -> dict[Item, np.ndarray]:
+def epoch_facts(package: Package, model, batches: list, freeze_norm: bool) -> dict[Item, np.ndarray]:
     """What one side's `train_one_epoch` logs and leaves behind, started in the eval mode that an evaluation leaves."""
-    criterion, (optimizer, _) = side.criterion.build_criterion(), side.optimizer.build_optimizer(model, **EPOCH_RECIPE)
+    backend, criterion = package.backend, package.module("train.criterion").build_criterion()
+    optimizer, _ = optimizer_of(package, model, EPOCH_RECIPE)
     model.eval()
     lines = []
-    tensors = [tuple(capture.to_tensor(array, model) for array in batch) for batch in batches]
-    with capture.exact_constants():
-        side.engine.train_one_epoch(
-            model,
-            criterion,
-            optimizer,
-            tensors,
-            device,
-            0,
-            side.engine.Settings(print_freq=1, freeze_norm=freeze_norm),
-            side.engine.Hooks(log=lines.append),
-        )
+    tensors = [tuple(backend.to_tensor(array, model) for array in batch) for batch in batches]
+    engine = package.module("train.engine")
+    how = engine.Settings(print_freq=1, freeze_norm=freeze_norm), engine.Hooks(log=lines.append)
+    with backend.exact_constants():
+        engine.train_one_epoch(model, criterion, optimizer, tensors, package.device, 0, *how)
     untimed = [re.sub(r"(cost|ips): [\d.]+", r"\1", line) for line in lines]
     return {
         LOG: np.array(untimed),
-        RATE: np.array(get_lr(optimizer)),
-        **placed(state_items({}, capture.parameters(model, *types), capture.buffers(model, *types)), section="epoch"),
+        RATE: np.array(backend.learning_rate(optimizer)),
+        **placed(state_items({}, backend.parameters(model), backend.buffers(model)), section="epoch"),
     }
 
 
@@ -347,19 +296,15 @@ def check_epoch(step: Step, freeze_norm: bool) -> None:
     batches = [draw_batch(rng, step.num_classes) for _ in range(3)]
     facts = {}
     for dtype in ("float64", "float32"):
-        model = capture_torch.build(step.ref_model, step.arrays, dtype, step.torch_device)
+        model = step.build(step.ref, dtype)
         if dtype == "float64":
             for images, labels in batches:
-                logits = capture_torch.run_forward(copy.deepcopy(model), images, train=not freeze_norm).outputs[
-                    "logits"
-                ]
-                labels[::2] = logits[::2].argmax(axis=1)
-        side = (mobilenetv3_ref.train, capture_torch, model, batches, step.torch_device, freeze_norm)
-        facts[dtype] = epoch_facts(*side, lambda optimizer: optimizer.param_groups[0]["lr"])
-    model = capture_paddle.build(step.paddle_model, step.arrays, "float64", step.paddle_device, step.types)
-    side = (mobilenetv3_paddle.train, capture_paddle, model, batches, step.paddle_device, freeze_norm)
+                trace = step.ref.backend.forward(copy.deepcopy(model), images, train=not freeze_norm)
+                labels[::2] = trace.outputs["logits"][::2].argmax(axis=1)
+        facts[dtype] = epoch_facts(step.ref, model, batches, freeze_norm)
+    model = step.build(step.port, "float64")
     try:
-        port = epoch_facts(*side, lambda optimizer: optimizer.get_lr(), step.types)
+        port = epoch_facts(step.port, model, batches, freeze_norm)
     except UserError as error:  # such as a loss that is NaN on the port's side only
         step.say(f"the port's train_one_epoch refused to go on: {error}")
         port = {}
@@ -369,18 +314,17 @@ def check_epoch(step: Step, freeze_norm: bool) -> None:
     step.say(f"  {facts['float64'][LOG][-1]}")
 
 
-def learning_rates(side, model, load: Callable[[dict], object], zero, recipe: dict) -> np.ndarray:
+def learning_rates(package: Package, model, recipe: dict) -> np.ndarray:
     """How far SGD without momentum moves a parameter whose gradient is 1, in each of 600 epochs: what the rate is.
 
-    `model` is a linear layer of one weight, float64, which `load` makes `zero` again before each step.
+    `model` is a linear layer of one weight, float64, which is made 0 again before each step.
     """
-    optimizer, lr_scheduler = side.optimizer.build_optimizer(
-        model, **{**OFFICIAL, "momentum": 0.0, "weight_decay": 0.0, "epochs": EPOCHS, **recipe}
-    )
+    settings = {**OFFICIAL, "momentum": 0.0, "weight_decay": 0.0, "epochs": EPOCHS, **recipe}
+    optimizer, lr_scheduler = optimizer_of(package, model, settings)
     moves = []
     for _ in range(EPOCHS):
-        load({"weight": zero})
-        model.weight.grad = zero + 1
+        package.backend.set_value(model.weight, np.zeros((1, 1)))
+        package.backend.set_gradients(model, {"weight": np.ones((1, 1))})
         optimizer.step()
         lr_scheduler.step()
         moves.append(-model.weight.item())
@@ -393,13 +337,8 @@ def check_schedules(step: Step) -> None:
         one = torch.nn.Linear(1, 1, bias=False, dtype=torch.float64)
         other = paddle.nn.Linear(1, 1, bias_attr=False)
         other.to(dtype="float64")
-        zeros = torch.zeros(1, 1, dtype=torch.float64), paddle.zeros([1, 1], "float64")
-        ref[Item(f"lr, {name}", "lr")] = learning_rates(
-            mobilenetv3_ref.train, one, one.load_state_dict, zeros[0], recipe
-        )
-        port[Item(f"lr, {name}", "lr")] = learning_rates(
-            mobilenetv3_paddle.train, other, other.set_state_dict, zeros[1], recipe
-        )
+        ref[Item(f"lr, {name}", "lr")] = learning_rates(step.ref, one, recipe)
+        port[Item(f"lr, {name}", "lr")] = learning_rates(step.port, other, recipe)
     step.check(compare(ref, port, exact_limits(ref), title=f"learning rates of {EPOCHS} epochs"), group=str)
 
 

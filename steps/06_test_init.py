@@ -17,14 +17,10 @@ from functools import partial
 
 import numpy as np
 
-import mobilenetv3_paddle.device
-import mobilenetv3_paddle.models
-import mobilenetv3_ref.device
-import mobilenetv3_ref.models
-from reprod.align import capture_paddle, capture_torch
 from reprod.align.compare import Item, compare, tensor_item
 from reprod.align.distribution import between, expectations, statistics
 from reprod.align.limits import exact_limits
+from reprod.align.package import Package
 from reprod.align.step import Step, run_step, step_parser
 from reprod.recipe.seeds import derive_seed
 
@@ -37,24 +33,22 @@ VALUES, FEWEST_SEEDS, SEEDS = 1024, 2, 8
 Arrays = dict[str, np.ndarray]  # by the reference's names
 
 
-def run_ref(step: Step, seed: int, shared: bool = False) -> Arrays:
+def initial(step: Step, package: Package, seed: int, shared: bool = False) -> Arrays:
     """What a model starts from; for the `shared` draw the framework's generators stay as they happen to be."""
     if not shared:
-        mobilenetv3_ref.device.seed_everything(seed)
-    model = step.ref_model(dropout=None)
+        package.module("device").seed_everything(seed)
+    model = step.model(package, dropout=None)
     if shared:
-        mobilenetv3_ref.models.shared_init(model, seed)
-    return capture_torch.parameters(model) | capture_torch.buffers(model)
+        package.module("models").shared_init(model, seed)
+    return package.backend.parameters(model) | package.backend.buffers(model)
+
+
+def run_ref(step: Step, seed: int, shared: bool = False) -> Arrays:
+    return initial(step, step.ref, seed, shared)
 
 
 def run_paddle(step: Step, seed: int, shared: bool = False) -> Arrays:
-    """The same of the port."""
-    if not shared:
-        mobilenetv3_paddle.device.seed_everything(seed)
-    model = step.paddle_model(dropout=None)
-    if shared:
-        mobilenetv3_paddle.models.shared_init(model, seed)
-    return capture_paddle.parameters(model, step.types) | capture_paddle.buffers(model, step.types)
+    return initial(step, step.port, seed, shared)
 
 
 def draw(side: Callable[[Step, int], Arrays], step: Step) -> Arrays:

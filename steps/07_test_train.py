@@ -19,23 +19,23 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-import mobilenetv3_ref.models
 from reprod.align import trajectory
 from reprod.align.compare import FAIL, Item, Row, Verdict, compare, placed, tensor_item
 from reprod.align.limits import SEMANTIC_RTOL, U64, largest, summed_floor, with_floors
+from reprod.align.package import PORT, REF
 from reprod.align.step import Step, run_step, step_parser
-from reprod.align.trajectory_worker import PORT, Recipe, Side, Watched
+from reprod.align.trajectory_worker import Recipe, Trainee, Watched
 from reprod.recipe.digits import write_digits
 from reprod.recipe.seeds import derive_seed
 
 NAME = "07_test_train"
-REF = "mobilenetv3_ref"
 
 # float64. At this rate rounding grows a thousandfold in 60 steps, at five times the rate a millionfold.
 EXACT = {"epochs": 3, "batch_size": 6, "lr": 0.01, "momentum": 0.875, "weight_decay": 2**-10, "lr_gamma": 0.5}
@@ -69,8 +69,8 @@ SHORT = Plan({"epochs": 5}, seeds=1, draws=8, train_per_class=24, val_per_class=
 class Exact:
     """A training loader's batches in float64; with `jitter`, of (image, label) after all moved by one unit."""
 
-    def __init__(self, loader: Any, side: Side, model: Any, jitter: np.random.Generator | None) -> None:
-        self.loader, self.side, self.model, self.jitter = loader, side, model, jitter
+    def __init__(self, loader: Any, trainee: Trainee, model: Any, jitter: np.random.Generator | None) -> None:
+        self.loader, self.trainee, self.model, self.jitter = loader, trainee, model, jitter
 
     def __len__(self) -> int:
         return len(self.loader)
@@ -83,7 +83,7 @@ class Exact:
                 with torch.no_grad():
                     for parameter in self.model.parameters():
                         parameter.copy_(torch.from_numpy(self.moved(parameter.numpy())))
-            yield self.side.capture.to_tensor(array, self.model), label
+            yield self.trainee.backend.to_tensor(array, self.model), label
 
     def moved(self, array: np.ndarray) -> np.ndarray:
         """Each value by one unit in the last place, up or down."""
@@ -93,35 +93,38 @@ class Exact:
 LOSS = Item("loss", "loss")
 
 
-def exact_run(step: Step, side: Side, arrays: dict, data_path: Path, jitter: np.random.Generator | None = None) -> dict:
+def exact_run(
+    step: Step, trainee: Trainee, arrays: dict, data_path: Path, jitter: np.random.Generator | None = None
+) -> dict:
     """The losses of all steps, and every parameter and buffer behind them, in float64."""
     recipe = Recipe(step.args.model, **EXACT)
-    build, where = side.models.MODELS[recipe.model], (side.cpu, *side.types)
-    model = side.capture.build(lambda: build(num_classes=10, dropout=0.0), arrays, "float64", *where)
-    optimizer, lr_scheduler = side.build_optimizer(model, recipe)
-    watched = Watched(side.criterion.build_criterion())
-    loader, _ = side.loaders(str(data_path), recipe, step.args.seed)
-    with side.capture.exact_constants():
+    factory = partial(trainee.models.MODELS[recipe.model], num_classes=10, dropout=0.0)
+    backend, model = trainee.backend, trainee.build(factory, arrays, "float64")
+    optimizer, lr_scheduler = trainee.build_optimizer(model, recipe)
+    watched = Watched(backend, trainee.criterion.build_criterion())
+    loader, _ = trainee.loaders(str(data_path), recipe, step.args.seed)
+    with backend.exact_constants():
         for epoch in range(recipe.epochs):
-            side.data.set_epoch(loader, epoch)
-            batches = Exact(loader, side, model, jitter)
-            silent = side.engine.Hooks(log=lambda line: None)
-            side.engine.train_one_epoch(model, watched, optimizer, batches, side.cpu, epoch, hooks=silent)
+            trainee.data.set_epoch(loader, epoch)
+            batches = Exact(loader, trainee, model, jitter)
+            silent = trainee.engine.Hooks(log=lambda line: None)
+            trainee.engine.train_one_epoch(model, watched, optimizer, batches, trainee.device, epoch, hooks=silent)
             lr_scheduler.step()
     return {
         LOSS: np.array(watched.losses),
-        **{tensor_item(name, "parameter"): array for name, array in side.parameters(model).items()},
-        **{tensor_item(name, "buffer"): array for name, array in side.buffers(model).items()},
+        **{tensor_item(name, "parameter"): array for name, array in backend.parameters(model).items()},
+        **{tensor_item(name, "buffer"): array for name, array in backend.buffers(model).items()},
     }
 
 
-def check_exact(step: Step, sides: dict[str, Side], data_path: Path) -> None:
+def check_exact(step: Step, trainees: dict[str, Trainee], data_path: Path) -> None:
     """float64: both sides together to the last step."""
-    model = mobilenetv3_ref.models.MODELS[step.args.model](num_classes=10)
-    mobilenetv3_ref.models.shared_init(model, step.args.seed)
-    arrays = sides[REF].parameters(model) | sides[REF].buffers(model)
-    truth = exact_run(step, sides[REF], arrays, data_path)
-    moved = exact_run(step, sides[REF], arrays, data_path, np.random.default_rng([step.args.seed, 7]))
+    ref = trainees[REF]
+    model = ref.models.MODELS[step.args.model](num_classes=10)
+    ref.models.shared_init(model, step.args.seed)
+    arrays = ref.backend.parameters(model) | ref.backend.buffers(model)
+    truth = exact_run(step, ref, arrays, data_path)
+    moved = exact_run(step, ref, arrays, data_path, np.random.default_rng([step.args.seed, 7]))
     steps = truth[LOSS].size
     floor = summed_floor(steps)  # such as the gradient of a bias that the next batch norm removes
     scales = {item: largest(array) for item, array in truth.items() if largest(array) > floor}
@@ -138,7 +141,7 @@ def check_exact(step: Step, sides: dict[str, Side], data_path: Path) -> None:
     limits = {item: rtol * largest(a) if a.dtype.kind == "f" else 0.0 for item, a in truth.items()}
     floats = {item: floor for item, array in truth.items() if array.dtype.kind == "f"}
     limits, zeros = with_floors(limits, floats, truth)
-    port = exact_run(step, sides[PORT], arrays, data_path)
+    port = exact_run(step, trainees[PORT], arrays, data_path)
     title = f"train mode, float64, {steps} steps of SGD on digits"
     there = {"mode": "train", "dtype": "float64"}
     truth, port, limits, zeros = (placed(side, **there) for side in (truth, port, limits, dict.fromkeys(zeros)))
@@ -167,7 +170,7 @@ def train(step: Step, plan: Plan, data_path: Path) -> tuple[list, list] | None:
         PORT: {f"{i}": {"seed": seed, "draw": 0} for i, seed in enumerate(seeds)},
     }
     with tempfile.TemporaryDirectory() as folder:
-        done = trajectory.launch(Path(folder), data_path, recipe, step.types, runs)
+        done = trajectory.launch(Path(folder), data_path, recipe, runs)
     for package, records in done.items():
         if isinstance(records, trajectory.RunFailed):
             step.say(records.log)
@@ -232,7 +235,7 @@ def get_args_parser() -> argparse.ArgumentParser:
 def main(args: argparse.Namespace) -> Step:
     step = Step(NAME, args)
     plan = SHORT if args.short else FULL
-    sides = {package: Side(package, step.types) for package in (REF, PORT)}
+    trainees = {package: Trainee(package) for package in (REF, PORT)}
 
     def digits(*per_class: int | None) -> Path:
         folder = step.out / "digits" / "_".join(map(str, per_class))
@@ -243,7 +246,7 @@ def main(args: argparse.Namespace) -> Step:
     torch.set_num_threads(1)  # for tensors as small, more threads only wait for each other
     try:
         with cpu_time(step, "float64"):
-            check_exact(step, sides, digits(EXACT_PER_CLASS, 1))
+            check_exact(step, trainees, digits(EXACT_PER_CLASS, 1))
     finally:
         torch.set_num_threads(threads)
     with cpu_time(step, "float32"):

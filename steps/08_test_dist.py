@@ -131,7 +131,7 @@ def one_process(
     for name, flags in runs.items():
         if name != "live":
             with one_thread(), contextlib.redirect_stdout(io.StringIO()):
-                records[name] = recorded_run(package, [*flags, *common], step.types, dtype)
+                records[name] = recorded_run(package, [*flags, *common], dtype)
     return records
 
 
@@ -152,7 +152,7 @@ def several_processes(step: Step, who: str, count: int, runs: Mapping[str, list[
     flags = {name: [*flags, *common] for name, flags in runs.items()}
     folder.mkdir()
     try:
-        return Several(who, count, launch(SIDES[who], count, flags, step.types, folder))
+        return Several(who, count, launch(SIDES[who], count, flags, folder))
     except LaunchError as error:
         title = f"{who}, {count} processes"
         if isinstance(error, CouldNotStart):

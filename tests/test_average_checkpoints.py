@@ -15,7 +15,7 @@ import torch
 import mobilenetv3_paddle.models
 import mobilenetv3_paddle.train.checkpoint
 import mobilenetv3_ref.models
-from reprod.align.capture_torch import layer_types
+from reprod.align.backends import backend
 from reprod.align.convert import paddle_to_torch, torch_to_paddle
 from reprod.recipe.cli import run
 from reprod.recipe.files import save_safetensors
@@ -31,7 +31,7 @@ MODELS = {"torch": mobilenetv3_ref.models, "paddle": mobilenetv3_paddle.models}
 SUFFIX = {"torch": ".pth", "paddle": ".pdparams"}
 SMALL = "mobilenet_v3_small"
 REF = mobilenetv3_ref.models.MODELS[SMALL](num_classes=3, width_mult=0.25, reduced_tail=True)
-TYPES = layer_types(REF)
+TYPES = backend("torch").layer_types(REF)
 
 
 @pytest.fixture(params=["torch", "paddle"])

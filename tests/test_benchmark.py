@@ -146,7 +146,7 @@ class Slow:
 
 def test_a_slow_model_is_seen(monkeypatch):
     """Ours with a pause in it, against the library's."""
-    side = speed.Side("reference", "cpu", 2, 33)
-    monkeypatch.setattr(side, "own", lambda arch, own=side.own: Slow(own(arch)))
-    for ran in speed.model_contests("reference", side, ["mobilenet_v3_small"], [None]):
+    entrant = speed.Entrant(speed.REF, "cpu", 2, 33)
+    monkeypatch.setattr(entrant, "own", lambda arch, own=entrant.own: Slow(own(arch)))
+    for ran in speed.model_contests(entrant, ["mobilenet_v3_small"], [None]):
         assert not measure(ran, 3, time.perf_counter, 0.0).met

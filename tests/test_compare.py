@@ -14,13 +14,13 @@ from hypothesis.extra import numpy as hnp
 import mobilenetv3_paddle.models
 from mobilenetv3_ref.models import MODELS
 from reprod.align import limits
-from reprod.align.capture_torch import layer_types
+from reprod.align.backends import backend
+from reprod.align.backends.trace import output_item
 from reprod.align.causes import usual_causes
 from reprod.align.compare import FAIL, PASS, REFUSED, Item, Row, Verdict, compare, joined, placed, tensor_item
 from reprod.align.convert import RULES, paddle_to_torch, torch_to_paddle
 from reprod.align.gates import dead_branches, flipped
 from reprod.align.pair import MODES
-from reprod.align.recording import output_item
 from reprod.align.report import block_of, render, row_line, table
 from reprod.align.step import Step
 from reprod.recipe.cli import UserError
@@ -420,7 +420,7 @@ def test_items_that_differ_in_any_fact_are_different_items():
 
 
 def test_causes_are_known_for_every_module():
-    types = layer_types(MODELS["mobilenet_v3_small"]())
+    types = backend("torch").layer_types(MODELS["mobilenet_v3_small"]())
     unknown = usual_causes(Item("?"), {}, {})
     assert "README" in unknown
     recorded = [name for name, kind in types.items() if name and kind != "Sequential"]
@@ -447,7 +447,7 @@ def test_a_check_may_have_hints_of_its_own():
 @pytest.mark.parametrize("arch", sorted(MODELS))
 def test_weights_go_to_the_port_and_back(arch, probe):
     """To exactly its keys and shapes, in its order, and back to the same bits."""
-    arrays, types = probe(arch), layer_types(MODELS[arch]())
+    arrays, types = probe(arch), backend("torch").layer_types(MODELS[arch]())
     converted = torch_to_paddle(arrays, types)
     port = mobilenetv3_paddle.models.MODELS[arch]().state_dict()
     assert {name: list(array.shape) for name, array in converted.items()} == {n: list(t.shape) for n, t in port.items()}

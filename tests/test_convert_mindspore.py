@@ -18,7 +18,7 @@ import torch
 
 import mobilenetv3_paddle.models
 import mobilenetv3_ref.models
-from reprod.align.capture_torch import layer_types
+from reprod.align.backends import backend
 from reprod.align.convert import MINDSPORE_RULES, mindspore_to_torch, torch_to_mindspore
 from reprod.align.limits import kernel_limits
 from reprod.recipe.ckpt import load_ckpt, save_ckpt
@@ -255,7 +255,8 @@ def test_any_changed_byte_is_a_refusal_or_an_array(tmp_path, rng):
 )
 def test_weights_that_do_not_fit_are_refused(refusal, tmp_path, change, reason):
     model = mobilenetv3_ref.models.MODELS[SMALL](num_classes=3)
-    arrays = torch_to_mindspore(mobilenetv3_ref.models.weights.to_arrays(model.state_dict()), layer_types(model))
+    types = backend("torch").layer_types(model)
+    arrays = torch_to_mindspore(mobilenetv3_ref.models.weights.to_arrays(model.state_dict()), types)
     change(arrays)
     save_ckpt(arrays, tmp_path / "a.ckpt")
     error = refusal("mindspore", "torch", tmp_path / "a.ckpt", tmp_path / "b.pth")
@@ -327,7 +328,7 @@ def exchanged(tmp_path_factory, probe, images) -> Path:
     for name in LAYERS:
         layer, x = layer_case(name)
         arrays = {key: tensor.numpy() for key, tensor in layer.state_dict().items()}
-        save_ckpt(torch_to_mindspore(arrays, layer_types(layer)), folder / f"{name}.ckpt")
+        save_ckpt(torch_to_mindspore(arrays, backend("torch").layer_types(layer)), folder / f"{name}.ckpt")
         np.save(folder / f"{name}.npy", x.numpy() if name != "Embedding" else x.numpy().astype(np.int32))
     command = [MINDSPORE, Path(__file__).with_name("mindspore_worker.py"), folder]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
@@ -389,6 +390,7 @@ def test_mindspore_computes_each_layer_of_the_table(results, name):
 def test_layers_come_back(name):
     layer, _ = layer_case(name)
     arrays = {key: tensor.numpy() for key, tensor in layer.state_dict().items()}
-    back = mindspore_to_torch(torch_to_mindspore(arrays, layer_types(layer)), layer_types(layer))
+    types = backend("torch").layer_types(layer)
+    back = mindspore_to_torch(torch_to_mindspore(arrays, types), types)
     assert_same_bits(back, {key: arrays[key] for key in back})
     assert back.keys() == arrays.keys()

@@ -311,7 +311,7 @@ def test_processes_that_never_end_are_ended(stuck, monkeypatch):
     package, folder = stuck
     monkeypatch.setattr(distributed, "TIMEOUT", 15)
     with pytest.raises(Died, match=r"process \d of 2 did not end within 15 s"):
-        launch(package, 2, {"a run": []}, {}, folder)
+        launch(package, 2, {"a run": []}, folder)
     wait_until(lambda: processes_in(folder) == [])
 
 
@@ -320,7 +320,7 @@ def test_no_process_outlives_the_step(stuck):
     package, folder = stuck
     code = (
         "import pathlib, sys; from reprod.align.distributed import launch; "
-        "launch(sys.argv[1], 2, {}, {}, pathlib.Path(sys.argv[2]))"
+        "launch(sys.argv[1], 2, {}, pathlib.Path(sys.argv[2]))"
     )
     step = subprocess.Popen([sys.executable, "-c", code, package, str(folder)], cwd=ROOT)
     wait_until(lambda: all((folder / f"{rank}.stage").is_file() for rank in range(2)))

@@ -10,7 +10,7 @@ import mobilenetv3_paddle.models
 import mobilenetv3_paddle.train.ema
 import mobilenetv3_ref.models
 import mobilenetv3_ref.train.ema
-from reprod.align.capture_torch import layer_types
+from reprod.align.backends import backend
 from reprod.align.convert import paddle_to_torch, torch_to_paddle
 from reprod.recipe.cli import UserError
 
@@ -74,7 +74,7 @@ def test_same_bits_as_torchs_own_average(side, decay, dtype, rng):
     """Floats and integers; through the copy at the first update and after a reset."""
     model, ema = build(side, dtype), None
     oracle_model = build(mobilenetv3_ref, dtype)
-    types = layer_types(oracle_model)
+    types = backend("torch").layer_types(oracle_model)
     oracle = AveragedModel(
         oracle_model, avg_fn=lambda average, value, _: decay * average + (1 - decay) * value, use_buffers=True
     )
@@ -119,7 +119,7 @@ def test_state_is_the_models_own_and_a_count(side):
 
 @pytest.mark.parametrize("reset", [False, True])
 def test_resumed_is_as_unbroken(side, reset, rng):
-    types = layer_types(build(mobilenetv3_ref))
+    types = backend("torch").layer_types(build(mobilenetv3_ref))
     model = build(side)
     unbroken = side.train.ema.ModelEma(model, 0.9)
     for _ in range(2):

@@ -95,7 +95,7 @@ def test_the_rung_passes_and_leaves_its_files(rung, tmp_path, arch, capsys):
     assert said.strip() in (tmp_path / "log" / "init_diff.log").read_text()
     ref, port = (load_npy(tmp_path / f"init_{side}.npy") for side in ("ref", "paddle"))
     assert ref.keys() == port.keys()
-    assert len(ref) == 2 * len(step.ref_model().state_dict())
+    assert len(ref) == 2 * len(step.model(step.ref).state_dict())
     assert ref["classifier.3.weight/std"] == pytest.approx(0.01, rel=0.01)
     assert ref["classifier.3.weight/std"] != port["classifier.3.weight/std"]
 

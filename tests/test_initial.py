@@ -5,7 +5,7 @@ import pytest
 
 import mobilenetv3_paddle.models
 import mobilenetv3_ref.models
-from reprod.align.capture_torch import layer_types
+from reprod.align.backends import backend
 from reprod.align.convert import torch_to_paddle
 from reprod.recipe.cli import UserError
 
@@ -32,7 +32,7 @@ def test_both_sides_start_from_the_same_bits(arch, options):
     ref, port = (models.MODELS[arch](**options) for models in (mobilenetv3_ref.models, mobilenetv3_paddle.models))
     mobilenetv3_ref.models.shared_init(ref, 5)
     mobilenetv3_paddle.models.shared_init(port, 5)
-    expected = torch_to_paddle(arrays_of(mobilenetv3_ref.models, ref), layer_types(ref))
+    expected = torch_to_paddle(arrays_of(mobilenetv3_ref.models, ref), backend("torch").layer_types(ref))
     assert unequal(arrays_of(mobilenetv3_paddle.models, port), expected) == []
 
 

@@ -13,12 +13,11 @@ from paddle import nn
 
 import mobilenetv3_paddle.models
 import mobilenetv3_ref.models
+from reprod.align.backends import backend
 from reprod.align.explanations import Alone, explains
 from reprod.align.locate import Location, locate, tree
 from reprod.align.mapping import propose
 from reprod.align.probe import probe_images, probe_weights
-from reprod.align.side_paddle import PaddleSide
-from reprod.align.side_torch import TorchSide
 
 ROOT = Path(__file__).resolve().parents[1]
 OPTIONS = {"width_mult": 0.35, "num_classes": 10, "dropout": 0.0}
@@ -31,12 +30,12 @@ def found(breaking: Callable[[nn.Layer], None], *, dtype: str = "float64", own: 
     images = probe_images(np.random.default_rng(3), 2, 64, 96)
     probe_weights(ref, 0, [images])
     breaking(port)
-    sides = TorchSide(ref), PaddleSide(port)
-    names = propose(*sides, [images])
+    models = backend("torch").wrap(ref, "reference"), backend("paddle").wrap(port, "port")
+    names = propose(*models, [images])
     if own:
-        breaking(sides[1].model)
+        breaking(models[1].model)
     cotangent = [np.random.default_rng(4).normal(size=(2, 10))]
-    return locate(*sides, names, [images], cotangent=cotangent, dtype=dtype)
+    return locate(*models, names, [images], cotangent=cotangent, dtype=dtype)
 
 
 def layer(port: nn.Layer, name: str) -> nn.Layer:
@@ -242,8 +241,8 @@ def test_two_faults_are_both_named():
 
 
 def test_the_tree_shows_the_way_to_the_place():
-    side = TorchSide(mobilenetv3_ref.models.mobilenet_v3_small(**OPTIONS))
-    lines = tree(side, "features.1.block.1.fc1")
+    model = backend("torch").wrap(mobilenetv3_ref.models.mobilenet_v3_small(**OPTIONS), "reference")
+    lines = tree(model, "features.1.block.1.fc1")
     assert lines[0] == "model (MobileNetV3)"
     assert "          fc1 (Conv2d)   <--- HERE" in lines
     assert len([line for line in lines if line.startswith("    ") and line[4] != " "]) == 13

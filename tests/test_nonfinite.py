@@ -15,13 +15,13 @@ import mobilenetv3_ref.models.sync_batch_norm
 import mobilenetv3_ref.train.criterion
 import mobilenetv3_ref.train.distributed
 import mobilenetv3_ref.train.nonfinite
-from reprod.align.capture_torch import layer_types
+from reprod.align.backends import backend
 from reprod.align.convert import torch_to_paddle
 from reprod.align.probe import probe_images
 
 SIDES = {"reference": mobilenetv3_ref, "port": mobilenetv3_paddle}
 SMALL = "mobilenet_v3_small"
-TYPES = layer_types(mobilenetv3_ref.models.MODELS[SMALL](num_classes=3))
+TYPES = backend("torch").layer_types(mobilenetv3_ref.models.MODELS[SMALL](num_classes=3))
 IMAGES = probe_images(np.random.default_rng(1), 3, 64, 32)
 LABELS = np.array([0, 2, 1])
 

@@ -20,10 +20,10 @@ import mobilenetv3_ref.train.criterion
 import mobilenetv3_ref.train.metric
 from mobilenetv3_paddle.models.layers import AdaptiveAvgPool2D, BatchNorm2D, Hardsigmoid
 from mobilenetv3_ref.models.mobilenet_v3 import InvertedResidual
-from reprod.align import capture_paddle, capture_torch
+from reprod.align.backends import Backend
 from reprod.align.limits import U64
+from reprod.align.package import PORT, REF, Package
 
-CPU = torch.device("cpu")
 DTYPES = ("float32", "float64")
 SIDES = {
     "reference": (mobilenetv3_ref.train, torch.from_numpy, lambda tensor: tensor.detach().numpy()),
@@ -49,16 +49,16 @@ def ulps(got: np.ndarray, expected: np.ndarray) -> float:
     return float((np.abs(got.astype(np.float64) - expected) / np.spacing(np.abs(expected))).max())
 
 
-def one_pass(capture, model, images: np.ndarray, upstream: np.ndarray, train: bool, *types) -> dict[str, np.ndarray]:
+def one_pass(backend: Backend, model, images: np.ndarray, upstream: np.ndarray, train: bool) -> dict[str, np.ndarray]:
     """Logits, the gradient of the images, all gradients and the buffers afterwards, by the reference's names."""
     model.train() if train else model.eval()
-    x = capture.to_tensor(images, model)
+    x = backend.to_tensor(images, model)
     x.requires_grad = True
-    with capture.exact_constants():
+    with backend.exact_constants():
         logits = model(x)
-    logits.backward(capture.to_tensor(upstream, model))
+    logits.backward(backend.to_tensor(upstream, model))
     results = {"logits": logits.detach().numpy(), "images": x.grad.numpy()}
-    return {**results, **capture.gradients(model, *types), **capture.buffers(model, *types)}
+    return {**results, **backend.gradients(model), **backend.buffers(model)}
 
 
 def zero_by_structure(ref: torch.nn.Module) -> set[str]:
@@ -72,13 +72,13 @@ def test_model_in_float64(arch, options, train, probe, images, rng):
     if train:
         options = {**options, "dropout": 0.0}  # masks are each framework's own
     arrays = probe(arch, **options)
-    ref = capture_torch.build(partial(mobilenetv3_ref.models.MODELS[arch], **options), arrays, "float64", CPU)
-    types = capture_torch.layer_types(ref)
-    factory = partial(mobilenetv3_paddle.models.MODELS[arch], **options)
-    port = capture_paddle.build(factory, arrays, "float64", "cpu", types)
+    packages = [Package(name) for name in (REF, PORT)]
+    ref, port = (p.build(partial(p.module("models").MODELS[arch], **options), arrays, "float64") for p in packages)
     upstream = rng.normal(size=(len(images), options.get("num_classes", 1000)))
-    expected = one_pass(capture_torch, ref, images, upstream, train)
-    got = one_pass(capture_paddle, port, images, upstream, train, types)
+    expected, got = (
+        one_pass(package.backend, model, images, upstream, train)
+        for package, model in zip(packages, (ref, port), strict=True)
+    )
     assert set(got) == set(expected) == {"logits", "images", *arrays}
 
     gradients = {name: np.abs(expected[name]).max() for name, _ in ref.named_parameters()}

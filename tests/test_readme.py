@@ -18,10 +18,10 @@ from pages import ROOT, assert_same_content, blocks, links, spans
 from test_faults import FAULTS
 
 from mobilenetv3_ref.models import MODELS
-from reprod.align.capture_torch import layer_types
+from reprod.align.backends import backend
+from reprod.align.backends.trace import output_item
 from reprod.align.compare import FAIL, PASS, Item, Row, Verdict, Worst, tensor_item
 from reprod.align.locate import Location
-from reprod.align.recording import output_item
 from reprod.align.report import first_difference
 from reprod.recipe import arguments
 
@@ -166,7 +166,7 @@ def test_diff_is_the_diff():
 
 def test_failing_reports_are_as_the_program_prints_them():
     """The first failing item is taken out of each report and reported again: layout, layer type and causes."""
-    types = layer_types(MODELS["mobilenet_v3_small"]())
+    types = backend("torch").layer_types(MODELS["mobilenet_v3_small"]())
     reports = code("first difference: ")
     assert len(reports) == 2
     for lines in reports:

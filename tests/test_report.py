@@ -22,11 +22,11 @@ from screens import DESKTOP, PHONE, fits_sideways
 import mobilenetv3_paddle.data.presets
 import mobilenetv3_ref.data.presets
 from reprod.align import pictures
+from reprod.align.backends.trace import output_item
 from reprod.align.compare import FAIL, PASS, REFUSED, Item, Row, Verdict, compare, tensor_item
 from reprod.align.locate import Location
 from reprod.align.page import render_page, worst_share, write_page
 from reprod.align.plots import depth_rows, shares
-from reprod.align.recording import output_item
 from reprod.align.report import LAST_WORDS, WORDS
 from reprod.align.step import Step, step_parser
 from reprod.align.summary import DISTRIBUTIONS, SCHEMA, LadderResult, RungResult, environment, write_summary

@@ -24,7 +24,7 @@ from PIL import Image
 import mobilenetv3_paddle.train.main
 import mobilenetv3_ref.models
 import mobilenetv3_ref.train.main
-from reprod.align.capture_torch import layer_types
+from reprod.align.backends import backend
 from reprod.align.convert import torch_to_paddle
 from reprod.recipe import log
 from reprod.recipe.arguments import get_args_parser
@@ -88,7 +88,7 @@ def weights(probe, tmp_path_factory) -> Callable[..., Path]:
     def write(side: SimpleNamespace, num_classes: int = 3) -> Path:
         arrays = probe("mobilenet_v3_small", num_classes=num_classes)
         if side.package is mobilenetv3_paddle:
-            arrays = torch_to_paddle(arrays, layer_types(mobilenetv3_ref.models.mobilenet_v3_small()))
+            arrays = torch_to_paddle(arrays, backend("torch").layer_types(mobilenetv3_ref.models.mobilenet_v3_small()))
         path = folder / f"{side.package.__name__}_{num_classes}.safetensors"
         save_safetensors(arrays, path)
         return path
@@ -656,7 +656,8 @@ def test_both_sides_start_from_the_shared_draw(data, tmp_path):
     ref, port = (
         side.package.models.read_weights(tmp_path / name / f"model_0{suffix(side)}") for name, side in SIDES.items()
     )
-    assert differing(torch_to_paddle(ref, layer_types(mobilenetv3_ref.models.mobilenet_v3_small())), port) == []
+    types = backend("torch").layer_types(mobilenetv3_ref.models.mobilenet_v3_small())
+    assert differing(torch_to_paddle(ref, types), port) == []
 
 
 def test_sync_bn_alone_changes_nothing(side, trained):

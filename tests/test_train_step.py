@@ -19,12 +19,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-import mobilenetv3_ref.models
 from reprod.align import gallery, trajectory
-from reprod.align.capture_torch import layer_types
 from reprod.align.compare import FAIL, PASS, REFUSED
 from reprod.align.step import Step
-from reprod.align.trajectory_worker import Recipe, Side
+from reprod.align.trajectory_worker import Recipe, Trainee
 from reprod.recipe.cli import UserError
 from reprod.recipe.digits import write_digits
 
@@ -144,16 +142,11 @@ def test_nan_fails(rng):
 
 
 @pytest.fixture(scope="module")
-def types() -> dict[str, str]:
-    return layer_types(mobilenetv3_ref.models.MODELS["mobilenet_v3_small"]())
-
-
-@pytest.fixture(scope="module")
-def records(digits, types, tmp_path_factory) -> dict[str, dict]:
+def records(digits, tmp_path_factory) -> dict[str, dict]:
     """Of a run of one epoch of five batches, by each package, in its own process."""
     runs = {package: {"run": {"seed": 3, "draw": 0}} for package in PACKAGES}
     folder = tmp_path_factory.mktemp("runs")
-    done = trajectory.launch(folder, digits, Recipe("mobilenet_v3_small", epochs=1, batch_size=8), types, runs)
+    done = trajectory.launch(folder, digits, Recipe("mobilenet_v3_small", epochs=1, batch_size=8), runs)
     return {package: done[package]["run"] for package in PACKAGES}
 
 
@@ -196,11 +189,11 @@ def test_features_measure_what_they_say(records):
     assert last == {"loss, last third": twice}
 
 
-def test_runs_that_end_early_are_told(digits, types, tmp_path):
+def test_runs_that_end_early_are_told(digits, tmp_path):
     runs = {package: {"run": {"seed": 3, "draw": 0}} for package in PACKAGES}
     (tmp_path / "runs").mkdir()
     recipe = Recipe("mobilenet_v3_small", epochs=1)
-    done = trajectory.launch(tmp_path / "runs", tmp_path / "nowhere", recipe, types, runs)
+    done = trajectory.launch(tmp_path / "runs", tmp_path / "nowhere", recipe, runs)
     for package in PACKAGES:
         assert isinstance(done[package], trajectory.RunFailed)
         assert "nowhere" in str(done[package]) and "Traceback" in done[package].log
@@ -209,10 +202,10 @@ def test_runs_that_end_early_are_told(digits, types, tmp_path):
 # The float64 half, over 21 steps
 
 
-def exact(rung: ModuleType, digits: Path, folder: Path, port: type[Side] = Side) -> Step:
+def exact(rung: ModuleType, digits: Path, folder: Path, port: type[Trainee] = Trainee) -> Step:
     step = Step(rung.NAME, rung.get_args_parser().parse_args(["--output-dir", str(folder)]))
-    sides = {rung.REF: Side(rung.REF, step.types), rung.PORT: port(rung.PORT, step.types)}
-    rung.check_exact(step, sides, digits)
+    trainees = {rung.REF: Trainee(rung.REF), rung.PORT: port(rung.PORT)}
+    rung.check_exact(step, trainees, digits)
     return step
 
 
@@ -223,14 +216,14 @@ def test_the_float64_half_passes(rung, digits, tmp_path):
     assert len(verdict.rows) == 1 + 142 + 102 and verdict.rows[0].shape == (21,)
 
 
-class OneMoreDecay(Side):
+class OneMoreDecay(Trainee):
     """A port whose weight decay is one in a million too large."""
 
     def build_optimizer(self, model, recipe):
         return super().build_optimizer(model, replace(recipe, weight_decay=recipe.weight_decay * (1 + 1e-6)))
 
 
-class OtherOrder(Side):
+class OtherOrder(Trainee):
     """A port whose training images have another order."""
 
     def loaders(self, data_path, recipe, seed):
@@ -263,20 +256,20 @@ MISTAKES = {
 
 
 @pytest.fixture(scope="module")
-def short_runs(rung, types, tmp_path_factory):
+def short_runs(rung, tmp_path_factory):
     """(recipe, images, seed, the reference's runs) of the short mode."""
     plan, seed = rung.SHORT, 11
     images = tmp_path_factory.mktemp("short") / "digits"
     write_digits(images, plan.train_per_class, plan.val_per_class)
     recipe = Recipe("mobilenet_v3_small", **plan.recipe)
     runs = {rung.REF: {f"{k}": {"seed": seed, "draw": k} for k in range(plan.draws)}}
-    done = trajectory.launch(tmp_path_factory.mktemp("ref"), images, recipe, types, runs)[rung.REF]
+    done = trajectory.launch(tmp_path_factory.mktemp("ref"), images, recipe, runs)[rung.REF]
     return recipe, images, seed, list(done.values())
 
 
 @pytest.mark.skipif("TRAIN_FAULTS" not in os.environ, reason="minutes of training: TRAIN_FAULTS=1 runs it")
 @pytest.mark.parametrize("name", MISTAKES)
-def test_runs_with_a_mistake_are_no_runs_of_the_reference(rung, types, short_runs, tmp_path, name):
+def test_runs_with_a_mistake_are_no_runs_of_the_reference(rung, short_runs, tmp_path, name):
     """The float32 half alone, without the learning rates, which are compared exactly."""
     recipe, images, seed, ref = short_runs
     file, right, wrong = MISTAKES[name]
@@ -284,7 +277,7 @@ def test_runs_with_a_mistake_are_no_runs_of_the_reference(rung, types, short_run
     gallery.copy_port(tmp_path, fault if name != "none" else None)
     assert name == "none" or (gallery.ROOT / rung.PORT / file).read_text().count(right) == 1
     runs = {rung.PORT: {"run": {"seed": seed, "draw": 0}}}  # the worker takes the copy, which lies where it runs
-    done = trajectory.launch(tmp_path, images, recipe, types, runs)[rung.PORT]
+    done = trajectory.launch(tmp_path, images, recipe, runs)[rung.PORT]
     verdict = trajectory.judge([ref], [done["run"]], trajectory.FEATURES, name)
     shares = {row.name: row.difference / row.limit for row in verdict.rows}
     print(name, {feature: f"{share:.2f}" for feature, share in sorted(shares.items(), key=lambda item: -item[1])})

@@ -72,11 +72,11 @@ def contests(args: argparse.Namespace) -> Iterator["Contest"]:
     if "loader" in args.only:
         yield from speed.loader_contests(args.data_path, args.loader_images, args.batch_size, args.image_size)
     amps = (None, "float16") if args.device == "gpu" else (None,)
-    for who in ("port", "reference") if set(args.only) - {"loader"} else ():
-        side = speed.Side(who, args.device, args.batch_size, args.image_size)
-        yield from (c for c in speed.model_contests(who, side, args.model, amps) if c.part in args.only)
-        if who == "port" and "parts" in args.only:
-            yield from speed.layer_contests(side, args.model[0])
+    for package in (speed.PORT, speed.REF) if set(args.only) - {"loader"} else ():
+        entrant = speed.Entrant(package, args.device, args.batch_size, args.image_size)
+        yield from (c for c in speed.model_contests(entrant, args.model, amps) if c.part in args.only)
+        if package == speed.PORT and "parts" in args.only:
+            yield from speed.layer_contests(entrant, args.model[0])
 
 
 def setting(args: argparse.Namespace) -> dict[str, Any]:

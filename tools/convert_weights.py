@@ -147,10 +147,10 @@ def table(torch_keys: Iterable[str], types: Mapping[str, str], source: str, targ
 def main(args: argparse.Namespace) -> None:
     check_args(args)
     packages = import_packages(dict.fromkeys(("torch", args.source, args.target)))
-    from reprod.align.capture_torch import layer_types
+    from reprod.align.backends import backend
 
     ref, source, target = (packages.get(framework) for framework in ("torch", args.source, args.target))
-    types = layer_types(ref.MODELS[args.model]())
+    types = backend("torch").layer_types(ref.MODELS[args.model]())
 
     what = f"weights {args.input}, taken for {args.source}'s {args.model},"
     if source:

@@ -41,7 +41,7 @@ def main(args: argparse.Namespace) -> None:
     try:
         import mobilenetv3_paddle.models as port
         import mobilenetv3_ref.models as ref
-        from reprod.align.capture_torch import layer_types
+        from reprod.align.backends import backend
         from reprod.align.probe import probe_weights
     except ImportError as error:
         raise UserError(f"both frameworks are needed ({error}): pip install -e '.[align]'") from error
@@ -51,7 +51,7 @@ def main(args: argparse.Namespace) -> None:
     arrays = probe_weights(model, args.seed)
     if args.output.suffix == ".pdparams":
         port_model = port.MODELS[args.model](num_classes=args.num_classes)
-        port.load_state_dict(port_model, torch_to_paddle(arrays, layer_types(model)))
+        port.load_state_dict(port_model, torch_to_paddle(arrays, backend("torch").layer_types(model)))
         port.save_weights(port_model, args.output)
     else:
         ref.save_weights(model, args.output)

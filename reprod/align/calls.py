@@ -4,17 +4,19 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from difflib import SequenceMatcher
 
+from .backends.model import BackendModel, Run
+from .backends.trace import Call
 from .confirm import alike
 from .convert import PADDLE_TYPES
-from .recording import Call
-from .side import Run, Side
 
 EXACT = 1e-9  # of the largest value: two float64 runs closer than this are of one function, however it is put together
 
 Labelled = list[tuple[str, Call]]  # in the order in which the calls began
 
 
-def match_calls(ref: Side, port: Side, ref_run: Run, port_run: Run, modules: Mapping[str, str]) -> dict[str, str]:
+def match_calls(
+    ref: BackendModel, port: BackendModel, ref_run: Run, port_run: Run, modules: Mapping[str, str]
+) -> dict[str, str]:
     """{reference's output: port's output}, in the reference's order of execution.
 
     Layers with tensors by `modules`; activations, pools and blocks by what they receive and give. What has no
@@ -25,7 +27,9 @@ def match_calls(ref: Side, port: Side, ref_run: Run, port_run: Run, modules: Map
 
 
 class _Matcher:
-    def __init__(self, ref: Side, port: Side, ref_run: Run, port_run: Run, modules: Mapping[str, str]) -> None:
+    def __init__(
+        self, ref: BackendModel, port: BackendModel, ref_run: Run, port_run: Run, modules: Mapping[str, str]
+    ) -> None:
         self.ref, self.port, self.modules = ref, port, modules
         self.ref_calls, self.port_calls = (
             sorted(run.record.calls.items(), key=lambda item: item[1].start) for run in (ref_run, port_run)
@@ -122,7 +126,7 @@ class _Matcher:
                 yield from ((*one, *other) for one, other in zip(ones, groups[key], strict=True))
 
 
-def _following(side: Side, calls: Labelled, anchors: Mapping[str, str]) -> dict[str, Labelled]:
+def _following(side: BackendModel, calls: Labelled, anchors: Mapping[str, str]) -> dict[str, Labelled]:
     """{label of a layer's call: the calls of leaves without tensors that follow it, up to the next such layer}.
 
     `anchors` are {this side's label: the reference's}.
@@ -137,7 +141,7 @@ def _following(side: Side, calls: Labelled, anchors: Mapping[str, str]) -> dict[
     return groups
 
 
-def _contents(side: Side, names: Mapping[str, str] | None = None) -> dict[str, frozenset[str]]:
+def _contents(side: BackendModel, names: Mapping[str, str] | None = None) -> dict[str, frozenset[str]]:
     """{block: the layers with tensors in it, or itself}, under the other side's names if `names` are given."""
     result = {}
     for block, module in side.modules.items():

@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from .recording import Call
-from .side import Module, Run, Side
+from .backends.model import BackendModel, Module, Run
+from .backends.trace import Call
 
 SAME = 1e-4  # of the largest value: far above rounding in float64, far below what another layer would give
 TRIES = 60  # runs of the port without getting any further, after which the search ends
@@ -66,8 +66,8 @@ class Trial:
 
     def __init__(
         self,
-        ref: Side,
-        port: Side,
+        ref: BackendModel,
+        port: BackendModel,
         inputs: Sequence[np.ndarray],
         signature: Callable[[Module], Any],
         tensors: Callable[[Mapping[str, str]], Mapping[str, str]],

@@ -13,6 +13,7 @@ import numpy as np
 
 from .compare import Item
 from .distributed_worker import ENDED, JOINING
+from .package import PORT
 
 WORKER = "reprod.align.distributed_worker"
 TIMEOUT = 300  # seconds; two processes of a small model take 10 on idle cores
@@ -40,7 +41,7 @@ class Died(LaunchError):
 def command(package: str, world_size: int, folder: Path) -> list[str]:
     """The launcher's command line; either launcher chooses a free port itself."""
     count, log = ("--nproc_per_node", str(world_size)), ("--log_dir", str(folder / "launcher"))
-    if package == "mobilenetv3_paddle":
+    if package == PORT:
         # It knows no -m, but starts any program.
         launcher = ["paddle.distributed.launch", *count, *log, *one_card(world_size), sys.executable]
     else:
@@ -119,14 +120,12 @@ def _run(arguments: list[str], folder: Path) -> str:
     return "ended with an error"
 
 
-def launch(
-    package: str, world_size: int, runs: Mapping[str, Sequence[str]], types: Mapping[str, str], folder: Path
-) -> list[dict[str, Record]]:
+def launch(package: str, world_size: int, runs: Mapping[str, Sequence[str]], folder: Path) -> list[dict[str, Record]]:
     """Of every process {name of the run: its record}; `runs` are flags of the training command by name.
 
-    `types` are the reference's layer types. Files go to the empty folder `folder`. Raises CouldNotStart or Died.
+    Files go to the empty folder `folder`. Raises CouldNotStart or Died.
     """
-    job = {"package": package, "types": dict(types), "runs": {name: list(flags) for name, flags in runs.items()}}
+    job = {"package": package, "runs": {name: list(flags) for name, flags in runs.items()}}
     (folder / "job.json").write_text(json.dumps(job), encoding="utf-8")
     ended = _run(command(package, world_size, folder), folder)
     records = _records(folder, world_size, runs)

@@ -2,9 +2,9 @@
 
     LAUNCHER -m reprod.align.distributed_worker FOLDER
 
-FOLDER/job.json is {"package": ..., "types": the reference's layer types by module, "runs": {name: flags}}, where
-`--weights` is a .safetensors file of the reference's names for either package. Each process writes FOLDER/RANK.log (all
-that it prints), FOLDER/RANK.stage (how far it came) and FOLDER/RANK.NAME.npz (what `recorded_run` returns).
+FOLDER/job.json is {"package": ..., "runs": {name: flags}}, where `--weights` is a .safetensors file of
+the reference's names for either package. Each process writes FOLDER/RANK.log (all that it prints), FOLDER/RANK.stage
+(how far it came) and FOLDER/RANK.NAME.npz (what `recorded_run` returns).
 """
 
 import importlib
@@ -27,6 +27,8 @@ from reprod.recipe.arguments import get_args_parser
 from reprod.recipe.files import load_safetensors
 from reprod.recipe.state_dict import num_classes_of
 
+from .package import Package
+
 METRIC_KINDS = {"loss": "loss", "samples": "samples"}  # of an evaluation
 STARTED, JOINING, JOINED, ENDED = "started", "joining", "joined", "ended"
 
@@ -48,13 +50,12 @@ class Recorder:
         epoch E, averaged ...                       the same of its moving average
     """
 
-    def __init__(self, package: str, types: Mapping[str, str], dtype: str) -> None:
-        self.training, self.trainer, self.engine = (
-            importlib.import_module(f"{package}.train.{name}") for name in ("main", "trainer", "engine")
+    def __init__(self, package: str, dtype: str) -> None:
+        self.package, self.dtype = Package(package), dtype
+        self.backend = self.package.backend
+        self.training, self.trainer, self.engine = map(
+            self.package.module, ("train.main", "train.trainer", "train.engine")
         )
-        self.port = package == "mobilenetv3_paddle"
-        self.capture = importlib.import_module(f"reprod.align.capture_{'paddle' if self.port else 'torch'}")
-        self.types = (types,) if self.port else ()
         self.dtype = dtype
         self.record: dict[Item, np.ndarray] = {}
         self.model: Any = None
@@ -70,34 +71,33 @@ class Recorder:
         """The model that main asks for, in the precision of this record; its classes are those of the weights."""
         arrays = load_safetensors(weights)
         factory = partial(build, num_classes=num_classes_of(arrays), dropout=dropout)
-        self.model = self.capture.build(factory, arrays, self.dtype, self.training.select_device("cpu"), *self.types)
-        if not self.port:  # `exact_constants` does so for the plain layer, but does not see into the synchronized one
-            for m in filter(lambda module: hasattr(module, "eps"), self.model.modules()):
-                m.eps = float(np.float32(m.eps))
-        self.model.register_forward_pre_hook(lambda model, inputs: self.capture.to_tensor(inputs[0].numpy(), model))
+        self.model = self.package.build(factory, arrays, self.dtype)
+        self.backend.round_epsilons(self.model)  # of the synchronized batch norm
+        to_array, to_tensor = self.backend.to_array, self.backend.to_tensor
+        self.model.register_forward_pre_hook(lambda model, inputs: to_tensor(to_array(inputs[0]), model))
         return self.model
 
     def train_step(self, train_step: Any, *args, accumulation: tuple[int, int] = (0, 1), **kwargs) -> tuple:
         loss, output = train_step(*args, accumulation=accumulation, **kwargs)
         batch, indices = next(self.batches)
         self.keep("images", {"images": np.array(indices, int)}, iteration=batch)
-        self.keep("own loss", {"loss": loss.detach().numpy()}, iteration=batch)
+        self.keep("own loss", {"loss": self.backend.to_array(loss)}, iteration=batch)
         if accumulation[0] == accumulation[1] - 1 and self.training.launched_rank()[0] == 0:
-            self.keep("gradient", self.capture.gradients(self.model, *self.types), iteration=batch)
+            self.keep("gradient", self.backend.gradients(self.model), iteration=batch)
         return loss, output
 
     def train_one_epoch(self, train_one_epoch: Any, *args, **kwargs) -> None:
         _, _, _, loader, _, epoch, *_ = args
         self.epoch, self.batches = f"epoch {epoch}", enumerate(list(loader.batch_sampler))
         train_one_epoch(*args, **kwargs)
-        self.keep("own buffer", self.capture.buffers(self.model, *self.types))
+        self.keep("own buffer", self.backend.buffers(self.model))
 
     def evaluate(self, evaluate: Any, model: Any, *args) -> dict[str, float]:
         metrics = evaluate(model, *args)
         section = self.epoch if model is self.model else f"{self.epoch}, averaged"
         if self.epoch != "evaluation":
-            self.keep("parameter", self.capture.parameters(model, *self.types), section=section)
-            self.keep("buffer", self.capture.buffers(model, *self.types), section=section)
+            self.keep("parameter", self.backend.parameters(model), section=section)
+            self.keep("buffer", self.backend.buffers(model), section=section)
         for name, value in metrics.items():
             self.keep(METRIC_KINDS.get(name, "metric"), {name: np.float64(value)}, section=section)
         return metrics
@@ -117,15 +117,13 @@ class Recorder:
             for module, name in functions:
                 recorded = partial(getattr(self, name), getattr(module, name))
                 stack.enter_context(mock.patch.object(module, name, recorded))
-            stack.enter_context(self.capture.exact_constants())
+            stack.enter_context(self.backend.exact_constants())
             yield
 
 
-def recorded_run(
-    package: str, flags: Sequence[str], types: Mapping[str, str], dtype: str = "float64"
-) -> dict[Item, np.ndarray]:
+def recorded_run(package: str, flags: Sequence[str], dtype: str = "float64") -> dict[Item, np.ndarray]:
     """What `python -m PACKAGE.train FLAGS` does, in this process: the items of `Recorder`."""
-    recorder = Recorder(package, types, dtype)
+    recorder = Recorder(package, dtype)
     with recorder.patches():
         recorder.training.main(get_args_parser("train", "either").parse_args(flags))
     return recorder.record
@@ -172,7 +170,7 @@ def main(folder: Path) -> None:
     training = importlib.import_module(f"{job['package']}.train.main")
     with one_group(training, stage):
         for name, flags in job["runs"].items():
-            record = recorded_run(job["package"], flags, job["types"])
+            record = recorded_run(job["package"], flags)
             np.savez(folder / f"{rank}.part.npz", **{json.dumps(vars(item)): array for item, array in record.items()})
             (folder / f"{rank}.part.npz").rename(folder / f"{rank}.{name}.npz")
     training.shut_down()

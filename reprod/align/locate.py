@@ -10,15 +10,16 @@ import itertools
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import numpy as np
 
+from .backends.model import BackendModel, Run
+from .backends.trace import Call, module_of
 from .compare import FAIL, Item, Items, Row, compare, tensor_item
 from .explanations import Alone, tested_causes
 from .limits import UNITS, kernel_limits, largest, noise_floors, semantic_limits, with_floors
 from .mapping import NameMap, port_module
-from .recording import Call, module_of
-from .side import Run, Side
 
 
 @dataclass(frozen=True)
@@ -90,13 +91,14 @@ class Trial:
 class Bench:
     """Runs one module alone on both sides."""
 
-    def __init__(self, ref: Side, port: Side, names: NameMap, train: bool) -> None:
+    def __init__(self, ref: BackendModel, port: BackendModel, names: NameMap, train: bool) -> None:
         self.ref, self.port, self.names, self.train = ref, port, names, train
         self.keys = {key: key for key in names.tensors}, {other: one for one, other in names.tensors.items()}
 
     def ref_items(self, call: Call, dtype: str, backward: bool, change=None) -> dict[Item, np.ndarray]:
-        """What the reference's module gives; `change` see TorchSide.run_module."""
-        run = self.ref.run_module(call.name, call, dtype, self.train, backward, change)
+        """What the reference's module gives; with `change` what it gives then, see TorchModel.run_changed."""
+        run_module = partial(self.ref.run_changed, change) if change else self.ref.run_module
+        run = run_module(call.name, call, dtype, self.train, backward)
         return _items(run, call.name, f"{call.name}." if call.name else "", self.keys[0])
 
     def alone(self, label: str, call: Call, dtype: str, backward: bool) -> "Trial":
@@ -174,8 +176,8 @@ def _in_mode(
 
 
 def locate(
-    ref: Side,
-    port: Side,
+    ref: BackendModel,
+    port: BackendModel,
     names: NameMap,
     inputs: Sequence[np.ndarray],
     *,
@@ -202,7 +204,7 @@ def locate(
     return replace(found[0], also=found[1:]) if found else None
 
 
-def _unequal_weights(ref: Side, port: Side, names: NameMap) -> Location | None:
+def _unequal_weights(ref: BackendModel, port: BackendModel, names: NameMap) -> Location | None:
     """The first tensor that is not the same on both sides."""
     ones, others = ref.arrays(), port.arrays()
     for key, port_key in names.tensors.items():
@@ -246,7 +248,7 @@ def _location(
     proof = [f"alone, on the reference's own inputs{where}: {bad[0].name} differs", *_numbers(bad[0])]
     proof += [] if bad[0].reason or backward else _inside(bench, label, call, trial.run)
     alone = Alone(
-        bench.ref.model.get_submodule(call.name),
+        bench.ref.module(call.name),
         trial.ref,
         trial.port,
         [row.item for row in bad],
@@ -303,7 +305,7 @@ def _same(one: list[np.ndarray], other: list[np.ndarray]) -> bool:
     )
 
 
-def _structural(ref: Side, port: Side, names: NameMap) -> Location:
+def _structural(ref: BackendModel, port: BackendModel, names: NameMap) -> Location:
     """The first tensor or module that does not fit, as the place of a structural difference."""
     item, reason = next(iter(names.problems.items()))
     name = item.removeprefix("port's ")
@@ -329,7 +331,7 @@ def _neighbour(port_name: str, names: NameMap) -> str:
     return ""
 
 
-def tree(side: Side, marked: str) -> list[str]:
+def tree(side: BackendModel, marked: str) -> list[str]:
     """The module tree around `marked`: its ancestors with all their children, the rest folded."""
     ancestors = {".".join(marked.split(".")[:n]) for n in range(len(marked.split(".")) + 1)} | {""}
     lines = []

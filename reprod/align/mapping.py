@@ -15,10 +15,10 @@ import numpy as np
 
 from reprod.recipe.cli import UserError
 
+from .backends.model import BackendModel, Module, Slot
+from .backends.trace import Trace, module_of
 from .calls import match_calls
 from .confirm import Trial
-from .recording import Recording, module_of
-from .side import Module, Side, Slot
 
 OPTIONAL = "num_batches_tracked"  # PaddlePaddle does not have it
 
@@ -29,13 +29,13 @@ class NameMap:
 
     modules: dict[str, str] = field(default_factory=dict)  # those that have tensors
     tensors: dict[str, str] = field(default_factory=dict)  # state_dict keys
-    calls: dict[str, str] = field(default_factory=dict)  # outputs' names as recordings have them, in execution order
+    calls: dict[str, str] = field(default_factory=dict)  # outputs' names as traces have them, in execution order
     how: str = ""  # what the map rests on
     problems: dict[str, str] = field(default_factory=dict)  # {tensor or module: what does not fit}
     ambiguous: str = ""  # why no map was chosen
 
 
-def bearers(side: Side, record: Recording) -> list[Module]:
+def bearers(side: BackendModel, record: Trace) -> list[Module]:
     """The modules with tensors of their own, in the order of their first call; those never called follow."""
     called = dict.fromkeys(call.name for call in sorted(record.calls.values(), key=lambda call: call.start))
     names = [*called, *(name for name in side.modules if name not in called)]
@@ -102,7 +102,7 @@ def _leaf_pairs(one: Module, other: Module) -> dict[str, str]:
 
 
 def tensor_pairs(
-    ref: Side, port: Side, modules: Mapping[str, str], chosen: Mapping[str, str] | None = None
+    ref: BackendModel, port: BackendModel, modules: Mapping[str, str], chosen: Mapping[str, str] | None = None
 ) -> tuple[dict[str, str], dict[str, str]]:
     """({reference's key: port's key}, {tensor or module: what does not fit}); `chosen` are pairs of keys to use."""
     tensors, problems = {}, {}
@@ -129,7 +129,9 @@ def tensor_pairs(
     return tensors | dict(chosen or {}), problems
 
 
-def _exchanges(ref: Side, port: Side, modules: Mapping[str, str], tensors: Mapping[str, str]) -> list[dict[str, str]]:
+def _exchanges(
+    ref: BackendModel, port: BackendModel, modules: Mapping[str, str], tensors: Mapping[str, str]
+) -> list[dict[str, str]]:
     """Pairs of keys with two tensors of one module and shape exchanged, which no name tells apart."""
     result = []
     for name, mate in modules.items():
@@ -141,7 +143,7 @@ def _exchanges(ref: Side, port: Side, modules: Mapping[str, str], tensors: Mappi
     return result
 
 
-def checked_map(given: Mapping[str, str], ref: Side, port: Side) -> dict[str, str]:
+def checked_map(given: Mapping[str, str], ref: BackendModel, port: BackendModel) -> dict[str, str]:
     """A user's map, {reference's module: port's module}; raises UserError for a name that a side does not have."""
     for name, mate in given.items():
         for what, side, wanted in (("reference", ref, name), ("port", port, mate)):
@@ -153,7 +155,9 @@ def checked_map(given: Mapping[str, str], ref: Side, port: Side) -> dict[str, st
     return dict(given)
 
 
-def _pair_up(ref: Side, port: Side, trial: Trial, given: dict[str, str]) -> tuple[dict[str, str], set[str], str]:
+def _pair_up(
+    ref: BackendModel, port: BackendModel, trial: Trial, given: dict[str, str]
+) -> tuple[dict[str, str], set[str], str]:
     """(pairs of modules, those that names fix, what they rest on).
 
     By name where most names are common, unless by order fewer tensors are left over: the numbers in a Sequential are
@@ -174,7 +178,9 @@ def _pair_up(ref: Side, port: Side, trial: Trial, given: dict[str, str]) -> tupl
     return by_name, fixed | set(given), f"by name, {rest} {order}" if rest else "by name"
 
 
-def propose(ref: Side, port: Side, inputs: Sequence[np.ndarray], given: Mapping[str, str] | None = None) -> NameMap:
+def propose(
+    ref: BackendModel, port: BackendModel, inputs: Sequence[np.ndarray], given: Mapping[str, str] | None = None
+) -> NameMap:
     """The map between two models with the reference's weights, which the port is left with.
 
     `given` fixes some modules, {reference's name: port's name}. Raises UserError where it names what is not there.

@@ -8,17 +8,16 @@ import numpy as np
 
 from reprod.recipe.cli import UserError
 
+from .backends import backend
+from .backends.model import BackendModel, Run
+from .backends.trace import output_item
 from .compare import FAIL, PASS, Item, Items, Row, Verdict, compare, joined, placed, tensor_item
 from .confirm import alike
 from .limits import UNITS, exact_limits, kernel_limits, largest, noise_floors, semantic_limits, with_floors
 from .locate import Bench, Location, layers_alone, locate
 from .mapping import NameMap, propose
 from .probe import probe_weights
-from .recording import output_item
 from .report import render_sections
-from .side import Run, Side
-from .side_paddle import PaddleSide
-from .side_torch import TorchSide
 
 WEIGHTS = ("probe", "reference", "own")
 MODES = ("eval", "train")
@@ -35,8 +34,8 @@ class AlignVerdict(Verdict):
 class Pair:
     """Two models, the map between them, and what they are run on."""
 
-    ref: Side
-    port: Side
+    ref: BackendModel
+    port: BackendModel
     names: NameMap
     inputs: Sequence[np.ndarray]
     cotangent: Sequence[np.ndarray]  # the gradient that is sent back, an array an output
@@ -135,16 +134,17 @@ def prepare(
     """(the pair with equal weights, the port's own weights)."""
     inputs = [np.asarray(array) for array in inputs]
     inputs = [array.astype(np.float32) if array.dtype.kind == "f" else array for array in inputs]
-    ref_side, port_side = TorchSide(ref, device), PaddleSide(port, device)
-    own = port_side.arrays()
+    ref_model = backend("torch").wrap(ref, "reference", device)
+    port_model = backend("paddle").wrap(port, "port", device)
+    own = port_model.arrays()
     for train in (False, True) if weights == "probe" else (False,):  # probe weights are measured in train mode
-        _check(ref_side.run(inputs, "float32", train), train)
+        _check(ref_model.run(inputs, "float32", train), train)
     if weights == "probe":
-        ref_side.load(probe_weights(ref_side.model, seed, inputs))
-    outputs = ref_side.run(inputs, "float32", train=False).output
+        ref_model.load(probe_weights(ref_model.model, seed, inputs))
+    outputs = ref_model.run(inputs, "float32", train=False).output
     rng = np.random.default_rng([seed, 8])
     cotangent = [rng.normal(size=output.shape) for output in outputs]
-    return Pair(ref_side, port_side, propose(ref_side, port_side, inputs, names), inputs, cotangent), own
+    return Pair(ref_model, port_model, propose(ref_model, port_model, inputs, names), inputs, cotangent), own
 
 
 def judge(

@@ -17,9 +17,7 @@ import torch
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
-from mobilenetv3_ref.models.weights import to_arrays
-
-from .side_torch import without_dropout
+from .backends import backend
 
 # Range of a biased layer's mean outputs, by the activation that is called next: well past its bends on both sides.
 SPREAD = {"ReLU": (-4.0, 9.0), "ReLU6": (-4.0, 9.0), "Hardsigmoid": (-5.0, 5.0), "Hardswish": (-6.0, 6.0)}
@@ -136,10 +134,11 @@ def probe_weights(model: nn.Module, seed: int, inputs: Sequence[np.ndarray] | No
             momenta[module], module.momentum = module.momentum, 1.0  # the running statistics become the batch's
         elif isinstance(module, nn.modules.dropout._DropoutNd):
             module.eval()  # its mask would not come from the seed
-    with without_dropout():
+    torch_backend = backend("torch")
+    with torch_backend.without_dropout():
         model(*tensors)
     for handle in handles:
         handle.remove()
     for module, momentum in momenta.items():
         module.momentum = momentum
-    return to_arrays(model.state_dict())
+    return {name: torch_backend.to_array(tensor) for name, tensor in model.state_dict().items()}

@@ -16,12 +16,11 @@ from typing import Any
 
 import numpy as np
 
+from .package import PORT, REF, Package
+
 RMSPROP = {"lr": 1e-3, "weight_decay": 1e-5, "opt": "rmsprop"}  # with the official recipe's alpha, epsilon and momentum
 OFFICIAL = {"auto_augment": "imagenet", "random_erase": 0.2}  # the official recipe's augmentation
-NAMES = {  # package, framework, library of models, tensor from an array, forgetting of gradients
-    "port": ("mobilenetv3_paddle", "paddle", "paddle.vision.models", "to_tensor", "clear_grad"),
-    "reference": ("mobilenetv3_ref", "torch", "torchvision.models", "as_tensor", "zero_grad"),
-}
+LIBRARIES = {PORT: "paddle.vision.models", REF: "torchvision.models"}
 
 
 @dataclass(frozen=True)
@@ -89,22 +88,17 @@ def measure(contest: Contest, rounds: int, clock: Callable[[], float], turn: flo
     return Result(*about, median(ours), median(theirs), ratio, contest.bound, contest.images)
 
 
-class Side:
-    """One framework: how to build, train and run a model of ours or of its library, on one batch of noise."""
+class Entrant(Package):
+    """How to build, train and run a model of the package or of its framework's library, on one batch of noise."""
 
-    def __init__(self, who: str, device: str, batch_size: int, image_size: int) -> None:
-        self.package, framework, library, tensor, self.clear_grad = NAMES[who]
-        self.framework, self.library_name = importlib.import_module(framework), library
-        self.library = importlib.import_module(library)
-        self.device = self.module("device").select_device(device)
+    def __init__(self, name: str, device: str, batch_size: int, image_size: int) -> None:
+        super().__init__(name, device)
+        self.library = importlib.import_module(LIBRARIES[name])
         self.module("device").seed_everything(0)  # also chooses kernels as a training run does
         rng = np.random.default_rng(0)
         image = rng.normal(size=(batch_size, 3, image_size, image_size)).astype(np.float32)
         batch = (image, rng.integers(1000, size=batch_size))
-        self.image, self.target = (getattr(self.framework, tensor)(array).to(self.device) for array in batch)
-
-    def module(self, name: str) -> Any:
-        return importlib.import_module(f"{self.package}.{name}")
+        self.image, self.target = (self.backend.tensor(array, self.device) for array in batch)
 
     def own(self, arch: str, **kwargs: Any) -> Any:
         """The package's model."""
@@ -132,11 +126,11 @@ class Side:
     def plain_training(self, model: Any, optimizer: Any, amp: str | None) -> Callable[[], float]:
         """A step in the framework's own words, with its own loss."""
         mixed = self.module("train.amp").Amp(amp, self.device)
-        criterion = self.framework.nn.CrossEntropyLoss()
+        criterion = self.backend.framework.nn.CrossEntropyLoss()
         model.train()
 
         def step() -> float:
-            getattr(optimizer, self.clear_grad)()
+            self.backend.clear_gradients(optimizer)
             loss = criterion(mixed.forward(model, self.image), self.target)
             mixed.scaler.scale(loss).backward()
             mixed.scaler.step(optimizer)
@@ -151,7 +145,7 @@ class Side:
         model.eval()
 
         def forward() -> float:
-            with self.framework.no_grad():
+            with self.backend.framework.no_grad():
                 return mixed.forward(model, self.image).sum().item()
 
         return forward
@@ -163,54 +157,54 @@ class Side:
         def step() -> None:
             optimizer.step()
             if self.device != "cpu":
-                self.framework.device.synchronize()
+                self.backend.framework.device.synchronize()
 
         return step
 
 
-def model_contests(who: str, side: Side, models: Sequence[str], amps: Sequence[str | None]) -> Iterator[Contest]:
+def model_contests(entrant: Entrant, models: Sequence[str], amps: Sequence[str | None]) -> Iterator[Contest]:
     """Forward passes and training steps against the library's models, with the same optimizer."""
-    images = len(side.image)
+    images = len(entrant.image)
     for arch in models:
         for amp in amps:
-            title = f"{who}, {arch}, {amp or 'float32'}"
-            runs = side.inference(side.own(arch), amp), side.inference(side.theirs(arch), amp)
-            yield Contest("forward", title, side.library_name, *runs, 0.98, images)
-            own, theirs = side.own(arch), side.theirs(arch)
+            title = f"{entrant.role}, {arch}, {amp or 'float32'}"
+            runs = entrant.inference(entrant.own(arch), amp), entrant.inference(entrant.theirs(arch), amp)
+            yield Contest("forward", title, entrant.library.__name__, *runs, 0.98, images)
+            own, theirs = entrant.own(arch), entrant.theirs(arch)
             runs = (
-                side.training(own, side.rmsprop(own), amp),
-                side.plain_training(theirs, side.rmsprop(theirs), amp),
+                entrant.training(own, entrant.rmsprop(own), amp),
+                entrant.plain_training(theirs, entrant.rmsprop(theirs), amp),
             )
-            yield Contest("train", title, side.library_name, *runs, 0.98, images)
+            yield Contest("train", title, entrant.library.__name__, *runs, 0.98, images)
 
 
-def layer_contests(side: Side, arch: str) -> Iterator[Contest]:
+def layer_contests(entrant: Entrant, arch: str) -> Iterator[Contest]:
     """What the port has of its own where Paddle has something like it: batch norm, and RMSprop."""
     from paddle import nn, optimizer
 
-    images = len(side.image)
+    images = len(entrant.image)
     norm_layer = partial(nn.BatchNorm2D, epsilon=1e-3, momentum=0.99)
-    own, native = side.own(arch), side.own(arch, norm_layer=norm_layer)
-    runs = side.training(own, side.rmsprop(own), None), side.training(native, side.rmsprop(native), None)
+    own, native = entrant.own(arch), entrant.own(arch, norm_layer=norm_layer)
+    runs = entrant.training(own, entrant.rmsprop(own), None), entrant.training(native, entrant.rmsprop(native), None)
     yield Contest("parts", f"step with our batch norm, {arch}", "paddle.nn.BatchNorm2D", *runs, 0.97, images)
 
     def paddles(model: nn.Layer) -> optimizer.Optimizer:
         settings = {"rho": 0.9, "epsilon": 0.0316**2, "momentum": 0.9, "weight_decay": RMSPROP["weight_decay"]}
         return optimizer.RMSProp(RMSPROP["lr"], parameters=model.parameters(), **settings)
 
-    ours, theirs = (side.own(arch) for _ in range(2))
-    optimizers = side.rmsprop(ours), paddles(theirs)
-    trainings = side.training(ours, optimizers[0], None), side.training(theirs, optimizers[1], None)
+    ours, theirs = (entrant.own(arch) for _ in range(2))
+    optimizers = entrant.rmsprop(ours), paddles(theirs)
+    trainings = entrant.training(ours, optimizers[0], None), entrant.training(theirs, optimizers[1], None)
     yield Contest("parts", f"step with our RMSprop, {arch}", "paddle.optimizer.RMSProp", *trainings, 0.97, images)
-    updates = [side.update(opt, train) for opt, train in zip(optimizers, trainings, strict=True)]
+    updates = [entrant.update(opt, train) for opt, train in zip(optimizers, trainings, strict=True)]
     yield Contest("parts", f"update by our RMSprop, {arch}", "paddle.optimizer.RMSProp", *updates, 1 / 1.5)
 
 
 def loader_contests(data_path: str, images: int, batch_size: int, image_size: int) -> Iterator[Contest]:
     """The port's loader against the reference's: a pass over the training images, which are repeated."""
 
-    def whole_pass(who: str, workers: int, **augmentation: Any) -> Callable[[], None]:
-        data = importlib.import_module(f"{NAMES[who][0]}.data")
+    def whole_pass(package: str, workers: int, **augmentation: Any) -> Callable[[], None]:
+        data = importlib.import_module(f"{package}.data")
         dataset = data.build_dataset(data_path, train=True, crop_size=image_size, **augmentation)
         dataset.samples = (dataset.samples * math.ceil(images / len(dataset.samples)))[:images]
         loader = data.build_loader(dataset, batch_size, train=True, workers=workers)
@@ -223,6 +217,6 @@ def loader_contests(data_path: str, images: int, batch_size: int, image_size: in
 
     for what, augmentation in (("plain", {}), ("official", OFFICIAL)):
         for workers in (0, 1, 2):
-            runs = [whole_pass(who, workers, **augmentation) for who in NAMES]
+            runs = [whole_pass(package, workers, **augmentation) for package in (PORT, REF)]
             name = f"port, {what} augmentation, {workers} workers"
             yield Contest("loader", name, "mobilenetv3_ref.data", *runs, 0.95, images)

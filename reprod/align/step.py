@@ -5,34 +5,26 @@ import os
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import numpy as np
-import paddle
-import torch
 
-import mobilenetv3_paddle.device
-import mobilenetv3_paddle.models
-import mobilenetv3_ref.device
-import mobilenetv3_ref.models
 from reprod.recipe.arguments import MODEL_NAMES, HelpFormatter
 from reprod.recipe.cli import ArgumentParser, UserError, output_dir, run
 from reprod.recipe.state_dict import num_classes_of
 
-from . import capture_paddle, capture_torch
-from .capture_torch import layer_types
 from .compare import FAIL, PASS, REFUSED, Item, Verdict, joined
 from .convert import paddle_to_torch
 from .limits import largest
 from .locate import locate
 from .mapping import propose
+from .package import PORT, REF, Package
 from .pair import MODES, Pair, precision_of
 from .probe import probe_weights
 from .record import save_record, save_text
 from .report import block_of, last_line, one_line, render, row_line
-from .side_paddle import PaddleSide
-from .side_torch import TorchSide
 
 ROOT = Path(__file__).resolve().parents[2]
 LITE_DATA = ROOT / "lite_data"
@@ -81,33 +73,30 @@ class Step:
         os.environ["NVIDIA_TF32_OVERRIDE"] = "0"  # 10-bit products on cards would drown what is compared
         self.name, self.args = name, args
         self.out = output_dir(args.output_dir)
-        self.torch_device = mobilenetv3_ref.device.select_device(args.device)
-        self.paddle_device = mobilenetv3_paddle.device.select_device(args.device)
+        self.ref, self.port = Package(REF, args.device), Package(PORT, args.device)
         self.verdicts: list[Verdict] = []
         self.groups: list[Callable[[Item], str]] = []  # the label of an item, for each verdict
         self.log: list[str] = []
         self.curves: dict[str, tuple[np.ndarray, np.ndarray]] = {}  # what: (reference, port), see plots.curve_plot
         self.pictures: dict[str, tuple[np.ndarray, np.ndarray]] = {}  # tensors (3, H, W) that differ
-        self.say(
-            f"{name}: {args.model}, torch {torch.__version__} (reference) and paddle {paddle.__version__} (port), "
-            f"{args.device}, seed {args.seed}, {args.weights or 'probe weights'}"
-        )
+        versions = [f"{p.backend.name} {p.backend.framework.__version__} ({p.role})" for p in (self.ref, self.port)]
+        weights = args.weights or "probe weights"
+        self.say(f"{name}: {args.model}, {' and '.join(versions)}, {args.device}, seed {args.seed}, {weights}")
         self.arrays = self._weights()
         self.num_classes = num_classes_of(self.arrays)
-        self.types = layer_types(self.ref_model())
+        self.types = self.ref.backend.layer_types(self.model(self.ref))
 
     def _weights(self) -> dict[str, np.ndarray]:
-        build = mobilenetv3_ref.models.MODELS[self.args.model]
+        models, build = self.ref.module("models"), self.ref.module("models").MODELS[self.args.model]
         if self.args.weights is None:
             return probe_weights(build(), self.args.seed)
         path = Path(self.args.weights)
         if path.suffix == ".pdparams":
-            types = layer_types(build())
-            arrays = paddle_to_torch(mobilenetv3_paddle.models.read_weights(path), types)
+            types = self.ref.backend.layer_types(build())
+            arrays = paddle_to_torch(self.port.module("models").read_weights(path), types)
         else:
-            arrays = mobilenetv3_ref.models.read_weights(path)
-        model = build(num_classes=num_classes_of(arrays))
-        mobilenetv3_ref.models.load_state_dict(model, arrays, f"weights {path}")
+            arrays = models.read_weights(path)
+        models.load_state_dict(build(num_classes=num_classes_of(arrays)), arrays, f"weights {path}")
         return arrays
 
     def _kwargs(self, dropout: float | None) -> dict[str, float]:
@@ -115,13 +104,13 @@ class Step:
         kwargs = {} if dropout is None else {"dropout": dropout}
         return kwargs if self.num_classes == 1000 else {**kwargs, "num_classes": self.num_classes}
 
-    def ref_model(self, dropout: float | None = 0.0) -> torch.nn.Module:
-        """A reference model with its own initial weights and the right number of classes; None: default dropout."""
-        return mobilenetv3_ref.models.MODELS[self.args.model](**self._kwargs(dropout))
+    def model(self, package: Package, dropout: float | None = 0.0) -> Any:
+        """A package's model with its own initial weights and the right number of classes; None: default dropout."""
+        return package.module("models").MODELS[self.args.model](**self._kwargs(dropout))
 
-    def paddle_model(self, dropout: float | None = 0.0) -> paddle.nn.Layer:
-        """The port's, likewise."""
-        return mobilenetv3_paddle.models.MODELS[self.args.model](**self._kwargs(dropout))
+    def build(self, package: Package, dtype: str) -> Any:
+        """A package's model with the step's weights, in "float32" or "float64", without dropout."""
+        return package.build(partial(self.model, package), self.arrays, dtype)
 
     def say(self, text: str) -> None:
         """Print a line now and keep it for the log."""
@@ -150,13 +139,12 @@ class Step:
 
     def pair(self, inputs: Sequence[np.ndarray], cotangent: Sequence[np.ndarray] | None = None) -> Pair:
         """Both models with the weights, as each side's own code loads them, and the map between them; dropout is 0."""
-        ref_model = capture_torch.build(self.ref_model, self.arrays, "float32", self.torch_device)
         try:
-            build = capture_paddle.build
-            port_model, fits = build(self.paddle_model, self.arrays, "float32", self.paddle_device, self.types), True
+            port_model, fits = self.build(self.port, "float32"), True
         except UserError:  # the weights do not fit, which is a difference of structure
-            port_model, fits = self.paddle_model(), False
-        ref, port = TorchSide(ref_model, self.torch_device), PaddleSide(port_model, self.paddle_device)
+            port_model, fits = self.model(self.port), False
+        ref = self.ref.backend.wrap(self.build(self.ref, "float32"), "reference", self.args.device)
+        port = self.port.backend.wrap(port_model, "port", self.args.device)
         loaded = port.arrays()
         names = propose(ref, port, inputs)
         if fits:

@@ -172,14 +172,13 @@ def launch(
     folder: Path,
     data_path: Path,
     recipe: Recipe,
-    types: Mapping[str, str],
     runs: Mapping[str, Mapping[str, Mapping[str, int]]],
 ) -> dict[str, dict[str, Record] | RunFailed]:
     """{package: {name: record}} of `runs` {package: {name: {"seed": ..., "draw": ...}}}.
 
     A process with one thread for each package, side by side.
     """
-    job = {"data_path": str(data_path.absolute()), "recipe": recipe.to_json(), "types": dict(types), "runs": runs}
+    job = {"data_path": str(data_path.absolute()), "recipe": recipe.to_json(), "runs": runs}
     (folder / "job.json").write_text(json.dumps(job), encoding="utf-8")
     env = worker_environment()
     processes = {}

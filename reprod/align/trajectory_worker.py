@@ -5,21 +5,20 @@
 FOLDER/job.json is what `trajectory.launch` writes. FOLDER/PACKAGE.NAME.npz is the record of each run.
 """
 
-import importlib
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
 
 from reprod.recipe.seeds import derive_seed
 
-PORT = "mobilenetv3_paddle"
+from .backends import Backend
+from .package import Package
 
 
 @dataclass(frozen=True)
@@ -44,40 +43,28 @@ class Recipe:
 class Watched:
     """A criterion that keeps each batch's mean loss and share of right answers."""
 
-    def __init__(self, criterion: Callable) -> None:
-        self.criterion = criterion
+    def __init__(self, backend: Backend, criterion: Callable) -> None:
+        self.backend, self.criterion = backend, criterion
         self.losses: list[float] = []
         self.right: list[float] = []
 
     def __call__(self, output: Any, target: Any) -> Any:
         loss = self.criterion(output, target)
+        scores, labels = map(self.backend.to_array, (output, target))
         self.losses.append(loss.item())
-        self.right.append(float((output.detach().numpy().argmax(1) == target.numpy()).mean()))
+        self.right.append(float((scores.argmax(1) == labels).mean()))
         return loss
 
 
-class Side:
-    """A package's own functions, and what of them is spelled differently."""
+class Trainee(Package):
+    """What a package is trained with: its own loaders, optimizer and loop."""
 
-    def __init__(self, package: str, types: Mapping[str, str]) -> None:
-        self.package = package
-        self.port = package == PORT
-        self.capture = importlib.import_module(f"reprod.align.capture_{'paddle' if self.port else 'torch'}")
-        self.types = (types,) if self.port else ()
-        self.data, self.models, self.device = map(self.module, ("data", "models", "device"))
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self.data, self.models = map(self.module, ("data", "models"))
         self.engine, self.criterion, self.optimizer = map(
             self.module, ("train.engine", "train.criterion", "train.optimizer")
         )
-        self.cpu = self.device.select_device("cpu")
-
-    def module(self, name: str) -> ModuleType:
-        return importlib.import_module(f"{self.package}.{name}")
-
-    def parameters(self, model: Any) -> dict[str, np.ndarray]:
-        return self.capture.parameters(model, *self.types)
-
-    def buffers(self, model: Any) -> dict[str, np.ndarray]:
-        return self.capture.buffers(model, *self.types)
 
     def loaders(self, data_path: str, recipe: Recipe, seed: int) -> tuple[Any, Any]:
         """Of training and of validation."""
@@ -94,19 +81,8 @@ class Side:
         settings = {"lr": recipe.lr, "momentum": recipe.momentum, "weight_decay": recipe.weight_decay}
         return self.optimizer.build_optimizer(model, **settings, lr_step_size=1, lr_gamma=recipe.lr_gamma)
 
-    def lr(self, optimizer: Any) -> float:
-        return optimizer.get_lr() if self.port else optimizer.param_groups[0]["lr"]
 
-    def set_norm_share(self, model: Any, share: float) -> None:
-        """The share of the new batch in every batch norm's running statistics."""
-        for m in model.sublayers() if self.port else model.modules():
-            if self.port and hasattr(m, "_variance"):
-                m._momentum = 1 - share  # Paddle's momentum is the share of the old value
-            elif not self.port and hasattr(m, "running_var"):
-                m.momentum = share
-
-
-def training_run(side: Side, data_path: str, recipe: Recipe, seed: int, draw: int) -> dict[str, np.ndarray]:
+def training_run(trainee: Trainee, data_path: str, recipe: Recipe, seed: int, draw: int) -> dict[str, np.ndarray]:
     """Train from the initial weights of `seed` on the batches of `seed`, with the `draw`-th series of dropout masks.
 
     losses, right    each batch's mean loss, and share of right answers, (epochs * batches,)
@@ -118,38 +94,38 @@ def training_run(side: Side, data_path: str, recipe: Recipe, seed: int, draw: in
                      (loss, top-1, images) of the validation images with the running statistics, with the re-estimated
                      ones, and with these and every image mirrored
     """
-    model = side.models.MODELS[recipe.model](num_classes=10)  # with its dropout
-    side.models.shared_init(model, seed)
-    optimizer, lr_scheduler = side.build_optimizer(model, recipe)
-    criterion = side.criterion.build_criterion()
-    watched, (train_loader, val_loader) = Watched(criterion), side.loaders(data_path, recipe, seed)
+    model = trainee.models.MODELS[recipe.model](num_classes=10)  # with its dropout
+    trainee.models.shared_init(model, seed)
+    optimizer, lr_scheduler = trainee.build_optimizer(model, recipe)
+    criterion = trainee.criterion.build_criterion()
+    watched, (train_loader, val_loader) = Watched(trainee.backend, criterion), trainee.loaders(data_path, recipe, seed)
     record: dict[str, Any] = {"lr": [], "top1": []}
     for epoch in range(recipe.epochs):
-        side.device.seed_everything(derive_seed(seed, epoch, draw))
-        side.data.set_epoch(train_loader, epoch)
-        record["lr"].append(side.lr(optimizer))
-        before = side.parameters(model)
-        silent = side.engine.Hooks(log=lambda line: None)
-        side.engine.train_one_epoch(model, watched, optimizer, train_loader, side.cpu, epoch, hooks=silent)
+        trainee.module("device").seed_everything(derive_seed(seed, epoch, draw))
+        trainee.data.set_epoch(train_loader, epoch)
+        record["lr"].append(trainee.backend.learning_rate(optimizer))
+        before = trainee.backend.parameters(model)
+        silent = trainee.engine.Hooks(log=lambda line: None)
+        trainee.engine.train_one_epoch(model, watched, optimizer, train_loader, trainee.device, epoch, hooks=silent)
         lr_scheduler.step()
-        record["eval"] = evaluate(side, model, criterion, val_loader)
+        record["eval"] = evaluate(trainee, model, criterion, val_loader)
         record["top1"].append(record["eval"][1])
-    after = side.parameters(model)
+    after = trainee.backend.parameters(model)
     record |= {"losses": watched.losses, "right": watched.right}
     record |= {f"parameters/{name}": array for name, array in after.items()}
     record |= {f"moved/{name}": array - before[name] for name, array in after.items()}
-    record |= {f"running/{name}": array for name, array in side.buffers(model).items()}
-    side.data.set_epoch(train_loader, recipe.epochs)
-    reestimate(side, model, train_loader)
-    record |= {f"reestimated/{name}": array for name, array in side.buffers(model).items()}
-    record["reestimated_eval"] = evaluate(side, model, criterion, val_loader)
-    record["mirrored_eval"] = evaluate(side, model, criterion, mirrored(val_loader))
+    record |= {f"running/{name}": array for name, array in trainee.backend.buffers(model).items()}
+    trainee.data.set_epoch(train_loader, recipe.epochs)
+    reestimate(trainee, model, train_loader)
+    record |= {f"reestimated/{name}": array for name, array in trainee.backend.buffers(model).items()}
+    record["reestimated_eval"] = evaluate(trainee, model, criterion, val_loader)
+    record["mirrored_eval"] = evaluate(trainee, model, criterion, mirrored(val_loader))
     return {name: np.array(value) for name, value in record.items()}
 
 
-def evaluate(side: Side, model: Any, criterion: Any, loader: Any) -> tuple[float, float, float]:
+def evaluate(trainee: Trainee, model: Any, criterion: Any, loader: Any) -> tuple[float, float, float]:
     """(loss, top-1, images) of the package's own evaluation."""
-    metrics = side.engine.evaluate(model, criterion, loader, side.cpu)
+    metrics = trainee.engine.evaluate(model, criterion, loader, trainee.device)
     return metrics["loss"], metrics["top1"], metrics["samples"]
 
 
@@ -158,21 +134,20 @@ def mirrored(loader: Any) -> Iterator[tuple[Any, Any]]:
         yield image.flip([3]), label
 
 
-def reestimate(side: Side, model: Any, loader: Any) -> None:
+def reestimate(trainee: Trainee, model: Any, loader: Any) -> None:
     """Set the running statistics to the plain mean of those of the loader's batches."""
     model.train()
     for count, (image, _) in enumerate(loader, 1):
-        side.set_norm_share(model, 1 / count)
+        trainee.backend.set_norm_share(model, 1 / count)
         model(image)
 
 
 def main(folder: Path, package: str) -> None:
     job = json.loads((folder / "job.json").read_text(encoding="utf-8"))
-    if package != PORT:  # Paddle's number of threads is OMP_NUM_THREADS
-        importlib.import_module("torch").set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
-    side, recipe = Side(package, job["types"]), Recipe(**job["recipe"])
+    trainee, recipe = Trainee(package), Recipe(**job["recipe"])
+    trainee.backend.set_threads(int(os.environ["OMP_NUM_THREADS"]))
     for name, run in job["runs"][package].items():
-        record = training_run(side, job["data_path"], recipe, **run)
+        record = training_run(trainee, job["data_path"], recipe, **run)
         part = folder / f".{package}.{name}.npz"
         np.savez(part, **record)
         part.rename(folder / f"{package}.{name}.npz")

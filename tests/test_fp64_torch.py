@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from reprod.align.exact_torch import exact_constants
+from reprod.align.backends.fp64_torch import exact_constants
 from reprod.align.limits import U64
 
 

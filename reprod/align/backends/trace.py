@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from .compare import Item
+from ..compare import Item
 
 
 def map_tensors(value: Any, is_tensor: Callable[[Any], bool], change: Callable[[Any], Any]) -> Any:
@@ -58,7 +58,7 @@ class Call:
 
 
 @dataclass
-class Recording:
+class Trace:
     """One forward pass.
 
     Outputs are named after their module: NAME, from its second call on NAME#2; of several NAME[1] or NAME[key].
@@ -69,7 +69,7 @@ class Recording:
     input_scales: dict[str, float] = field(default_factory=dict)  # of each module: the largest value that came in
     calls: dict[str, Call] = field(default_factory=dict)  # only if asked for
     buffers: dict[str, np.ndarray] = field(default_factory=dict)  # the model's after the pass, if asked for
-    error: str = ""  # what the forward pass raised; the recording ends there
+    error: str = ""  # what the forward pass raised; the trace ends there
 
     def add(self, call: Call, is_gate: bool, whole: str, keep_call: bool) -> None:
         """Take in a call that has ended; `whole` is what the model's own output is called."""
