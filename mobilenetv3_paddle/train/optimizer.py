@@ -149,9 +149,8 @@ class AdamOptimizer(TorchOptimizer):
         Paddle: `rate` is a tensor (1,) of the parameters' precision.
         """
         fixed = (False, 1000, False, True, False)  # not lazy, no master weight, powers stay, no AMSGrad
-        optional = (None, None)
         powers = (self.zero, self.zero)
-        self.kernel(target, gradient, rate, moment1, moment2, None, *powers, *optional, *betas, epsilon, *fixed)
+        self.kernel(target, gradient, rate, moment1, moment2, None, *powers, None, None, *betas, epsilon, *fixed)
 
 
 class RMSprop(AdamOptimizer):
@@ -213,13 +212,7 @@ class AdamW(AdamOptimizer):
         return super().create_accumulators(parameter)
 
     def update(
-        self,
-        parameter: Tensor,
-        gradient: Tensor,
-        weight_decay: float,
-        moment1: Tensor,
-        moment2: Tensor,
-        step: Tensor,
+        self, parameter: Tensor, gradient: Tensor, weight_decay: float, moment1: Tensor, moment2: Tensor, step: Tensor
     ) -> None:
         """Paddle: the formula above, with the corrections of the moments in rate and epsilon."""
         if weight_decay:
