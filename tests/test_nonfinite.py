@@ -138,8 +138,10 @@ def test_an_overflow(side, name, place, weights):
 
 
 def test_an_overflow_in_the_criterion(side, weights):
-    """Logits of 1e38 are finite, and their difference from the largest is not."""
-    line = blamed(side, build(side, weights(factors={"classifier.3.weight": 1e38})))
+    """Logits of 3e38 and -3e38 are finite, and their difference is not."""
+    arrays = weights(factors={"classifier.3.weight": 0.0})
+    arrays["classifier.3.bias"] = np.float32([3e38, -3e38, 0])
+    line = blamed(side, build(side, arrays))
     assert re.match(r"forward, criterion \(CrossEntropyLoss\): .* of its output, out of finite inputs", line), line
 
 
