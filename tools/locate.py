@@ -28,7 +28,7 @@ def get_args_parser() -> argparse.ArgumentParser:
 
 
 def main(args: argparse.Namespace) -> int:
-    from reprod.align.command import load_pair, own_pair, read_map
+    from reprod.align.command import load_pair, read_map
     from reprod.align.pair import search
 
     if bool(args.ref) != bool(args.port):
@@ -36,7 +36,8 @@ def main(args: argparse.Namespace) -> int:
     if args.ref and args.model:
         raise UserError("--model names this project's own pair: leave it out with --ref and --port")
     if not args.ref:
-        args.ref, args.port = own_pair(args.model or MODEL_NAMES[0])
+        model = args.model or MODEL_NAMES[0]
+        args.ref, args.port = f"mobilenetv3_ref.models:{model}", f"mobilenetv3_paddle.models:{model}"
     names = read_map(args.map)
     ref, port, inputs, weights = load_pair(args)
     print(f"{args.port} against {args.ref}, {args.device}, seed {args.seed}, {weights} weights", flush=True)

@@ -9,9 +9,9 @@ import numpy as np
 import paddle
 from paddle import nn
 
-from reprod.recipe.cli import UserError, existing_file
-from reprod.recipe.files import atomic_path, load_pdparams, load_safetensors, save_safetensors
-from reprod.recipe.state_dict import check_hash, check_state_dict, keep_last_layer
+from reprod.recipe.cli import UserError
+from reprod.recipe.files import atomic_path, load_pdparams, save_safetensors
+from reprod.recipe.state_dict import check_state_dict, keep_last_layer, read_state_dict
 
 SUFFIXES = (".pdparams",)
 
@@ -42,18 +42,7 @@ def read_weights(path: str | Path) -> dict[str, np.ndarray]:
 
     Raises UserError when the file is missing, damaged, of another kind, or holds anything but arrays.
     """
-    path = existing_file(path, "weights")
-    check_hash(path)
-    if path.suffix == ".safetensors":
-        return load_safetensors(path)
-    if path.suffix not in SUFFIXES:
-        raise UserError(f"weights {path} are not {', '.join(SUFFIXES)} or .safetensors: use tools/convert_weights.py")
-    content = load_pickle(path)
-    state_dict = content.get("model", content)
-    kind = np.ndarray  # Paddle: tensors are read as arrays
-    if not isinstance(state_dict, dict) or not all(isinstance(value, kind) for value in state_dict.values()):
-        raise UserError(f"weights {path} are no state_dict: save model.state_dict(), tensors by name")
-    return state_dict  # Paddle: arrays already
+    return read_state_dict(path, SUFFIXES, load_pickle, np.ndarray, dict)  # Paddle: tensors are read as arrays
 
 
 def load_state_dict(model: nn.Layer, arrays: Mapping[str, np.ndarray], what: str = "weights") -> None:

@@ -1,7 +1,6 @@
 """Weight files: read without running code, loaded all or not at all, written whole or not at all."""
 
 import io
-import pickle
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -10,9 +9,9 @@ import numpy as np
 import torch
 from torch import nn
 
-from reprod.recipe.cli import UserError, existing_file
-from reprod.recipe.files import atomic_path, load_safetensors, save_safetensors
-from reprod.recipe.state_dict import check_hash, check_state_dict, keep_last_layer
+from reprod.recipe.cli import UserError
+from reprod.recipe.files import atomic_path, load_pth, save_safetensors
+from reprod.recipe.state_dict import check_state_dict, keep_last_layer, read_state_dict
 
 SUFFIXES = (".pth", ".pt")
 
@@ -27,14 +26,7 @@ def load_pickle(path: Path) -> dict[str, Any]:
 
     Raises UserError when it is damaged, no dict, or holds anything but tensors, containers and numbers.
     """
-    try:
-        content = torch.load(path, map_location="cpu", weights_only=True)
-    except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError, KeyError, AttributeError) as error:
-        reason = str(error).strip().splitlines()[-1] if "weights_only" not in str(error) else "it holds code"
-        raise UserError(f"{path} cannot be read ({reason}): fetch or write it again, tensors only") from error
-    if not isinstance(content, dict):
-        raise UserError(f"{path} holds a {type(content).__name__}, no dict: save a state_dict, not a module")
-    return content
+    return load_pth(path, torch.load)
 
 
 def save_pickle(content: Mapping[str, Any], path: Path) -> None:
@@ -50,23 +42,7 @@ def read_weights(path: str | Path) -> dict[str, np.ndarray]:
 
     Raises UserError when the file is missing, damaged, of another kind, or holds anything but arrays.
     """
-    path = existing_file(path, "weights")
-    check_hash(path)
-    if path.suffix == ".safetensors":
-        return load_safetensors(path)
-    if path.suffix not in SUFFIXES:
-        raise UserError(f"weights {path} are not {', '.join(SUFFIXES)} or .safetensors: use tools/convert_weights.py")
-    content = load_pickle(path)
-    state_dict = content.get("model", content)
-    kind = torch.Tensor
-    if not isinstance(state_dict, dict) or not all(isinstance(value, kind) for value in state_dict.values()):
-        raise UserError(f"weights {path} are no state_dict: save model.state_dict(), tensors by name")
-    try:
-        return to_arrays(state_dict)
-    except (TypeError, RuntimeError, NotImplementedError, MemoryError) as error:  # bfloat16, sparse, quantized, ...
-        raise UserError(
-            f"weights {path} hold tensors that are no plain arrays ({error}): save them as float32"
-        ) from error
+    return read_state_dict(path, SUFFIXES, load_pickle, torch.Tensor, to_arrays)
 
 
 def load_state_dict(model: nn.Module, arrays: Mapping[str, np.ndarray], what: str = "weights") -> None:

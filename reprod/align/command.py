@@ -4,13 +4,13 @@ import argparse
 import ast
 import importlib
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from reprod.recipe.cli import UserError, existing_file
 
+from .backends import backend
 from .report import one_line
 
 
@@ -102,29 +102,18 @@ def read_map(path: str | None) -> dict[str, str]:
 
 def load_pair(args: argparse.Namespace) -> tuple[Any, Any, list[np.ndarray], str]:
     """(reference, port, inputs, what weights they are judged with) as the flags say, with their weights."""
-    import mobilenetv3_paddle.device
-    import mobilenetv3_paddle.models
-    import mobilenetv3_ref.device
-    import mobilenetv3_ref.models
-
     if args.seed < 0:
         raise UserError(f"--seed {args.seed} is negative: choose 0 or more")
     if args.port_weights and not args.weights:
         raise UserError("--port-weights are compared with --weights: give both")
-    mobilenetv3_ref.device.select_device(args.device)
-    mobilenetv3_paddle.device.select_device(args.device)
+    torch, paddle = backend("torch"), backend("paddle")
+    for framework in (torch, paddle):
+        framework.device(args.device)
     rng = np.random.default_rng([args.seed, 9])
     inputs = [draw_input(text, rng) for text in args.input or ["2,3,224,224"]]
     ref, port = make(load_factory(args.ref, "--ref"), "--ref"), make(load_factory(args.port, "--port"), "--port")
     if args.weights:
-        arrays = mobilenetv3_ref.models.read_weights(Path(args.weights))
-        mobilenetv3_ref.models.load_state_dict(ref, arrays, f"weights {args.weights}")
+        torch.load_weights(ref, args.weights, "weights")
     if args.port_weights:
-        arrays = mobilenetv3_paddle.models.read_weights(Path(args.port_weights))
-        mobilenetv3_paddle.models.load_state_dict(port, arrays, f"port weights {args.port_weights}")
+        paddle.load_weights(port, args.port_weights, "port weights")
     return ref, port, inputs, "own" if args.port_weights else "reference" if args.weights else "probe"
-
-
-def own_pair(model: str) -> tuple[str, str]:
-    """--ref and --port of this project's own `model`."""
-    return f"mobilenetv3_ref.models:{model}", f"mobilenetv3_paddle.models:{model}"

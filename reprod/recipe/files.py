@@ -11,7 +11,7 @@ import os
 import pickle
 import pickletools
 import textwrap
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -66,6 +66,18 @@ def load_pdparams(path: str | Path) -> dict[str, Any]:
             raise ValueError("it holds no values by name")
         state.pop("StructuredToParameterName@@", None)  # Paddle's own table of generated names
         return state
+
+
+def load_pth(path: str | Path, torch_load: Callable[..., Any]) -> dict[str, Any]:
+    """What `torch.save` wrote, as `torch.load` reads it, which is given: tensors, containers and numbers, no code."""
+    try:
+        content = torch_load(path, map_location="cpu", weights_only=True)
+    except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError, KeyError, AttributeError) as error:
+        reason = str(error).strip().splitlines()[-1] if "weights_only" not in str(error) else "it holds code"
+        raise UserError(f"{path} cannot be read ({reason}): fetch or write it again, tensors only") from error
+    if not isinstance(content, dict):
+        raise UserError(f"{path} holds a {type(content).__name__}, no dict: save a state_dict, not a module")
+    return content
 
 
 def load_npy(path: str | Path) -> dict[str, np.ndarray]:

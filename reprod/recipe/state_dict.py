@@ -2,13 +2,14 @@
 
 import hashlib
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from reprod.recipe.cli import UserError
+from reprod.recipe.cli import UserError, existing_file
+from reprod.recipe.files import load_safetensors
 
 LAST_LAYER = "classifier.3."  # what the names of its parameters begin with
 
@@ -53,6 +54,36 @@ def check_hash(path: Path) -> None:
             f"weights {path} are damaged: their SHA-256 starts {actual[: len(named)]}, the name says {named}; "
             "fetch them again, or rename them if that is no hash"
         )
+
+
+def read_state_dict(
+    path: str | Path,
+    suffixes: Sequence[str],
+    load: Callable[[Path], dict[str, Any]],
+    kind: type,
+    to_arrays: Callable[[Mapping[str, Any]], dict[str, np.ndarray]],
+) -> dict[str, np.ndarray]:
+    """The state_dict in `path`, as arrays; the model's if it is a checkpoint of a training run.
+
+    Files of `suffixes` are read by `load`, which gives tensors of type `kind`. Raises UserError when the file is
+    missing, damaged, of another kind, or holds anything but arrays.
+    """
+    path = existing_file(path, "weights")
+    check_hash(path)
+    if path.suffix == ".safetensors":
+        return load_safetensors(path)
+    if path.suffix not in suffixes:
+        raise UserError(f"weights {path} are not {', '.join(suffixes)} or .safetensors: use tools/convert_weights.py")
+    content = load(path)
+    state_dict = content.get("model", content)
+    if not isinstance(state_dict, dict) or not all(isinstance(value, kind) for value in state_dict.values()):
+        raise UserError(f"weights {path} are no state_dict: save model.state_dict(), tensors by name")
+    try:
+        return to_arrays(state_dict)
+    except (TypeError, RuntimeError, NotImplementedError, MemoryError) as error:  # bfloat16, sparse, quantized, ...
+        raise UserError(
+            f"weights {path} hold tensors that are no plain arrays ({error}): save them as float32"
+        ) from error
 
 
 def digest(content: Any) -> str:

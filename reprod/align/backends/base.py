@@ -8,10 +8,13 @@ layers of the model itself tell how they are converted (see convert.py). Imports
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import numpy as np
+
+from reprod.recipe.state_dict import check_state_dict
 
 from ..convert import RULES, Change, keep
 from ..gates import BENDS
@@ -52,6 +55,20 @@ class Backend(ABC):
 
         `load` gets the framework's own names and layouts, and raises what it will for arrays that do not fit.
         """
+
+    @abstractmethod
+    def read_weights(self, path: str | Path) -> Arrays:
+        """The state_dict in a file of the framework's own kind or .safetensors; raises UserError as it says why not.
+
+        Names and layouts are the framework's own. Nothing that hides in the file is run.
+        """
+
+    def load_weights(self, model: Any, path: str | Path, what: str) -> None:
+        """Copy what `read_weights` gives into `model`; raises UserError unless every key, shape and dtype fits."""
+        arrays, state = self.read_weights(path), model.state_dict()
+        check_state_dict(arrays, {key: self.to_array(tensor) for key, tensor in state.items()}, f"{what} {path}")
+        for key, array in arrays.items():
+            self.set_value(state[key], array)
 
     def wrap(self, model: Any, role: str, device: str = "cpu") -> BackendModel:
         """A copy of `model` to be run, see `BackendModel`; messages call it "the `role`"."""

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,8 @@ from paddle import nn
 from paddle.nn.functional import common
 
 from reprod.recipe.cli import UserError
+from reprod.recipe.files import load_pdparams
+from reprod.recipe.state_dict import read_state_dict
 
 from ..convert import PADDLE_TYPES, Change, rules_of_port
 from . import fp64_paddle
@@ -86,6 +89,9 @@ class PaddleBackend(Backend):
         own = {slots[k].key if k in slots else k: slots[k].change(a) if k in slots else a for k, a in arrays.items()}
         load(model, {k: a.astype(dtype) if a.dtype.kind == "f" else a for k, a in own.items()})
         return model
+
+    def read_weights(self, path: str | Path) -> Arrays:
+        return read_state_dict(path, (".pdparams",), load_pdparams, np.ndarray, dict)  # tensors are read as arrays
 
     def named_modules(self, model: nn.Layer) -> Iterable[tuple[str, nn.Layer]]:
         return model.named_sublayers(include_self=True)

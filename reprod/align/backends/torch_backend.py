@@ -2,6 +2,8 @@
 
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,6 +13,8 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from reprod.recipe.cli import UserError
+from reprod.recipe.files import load_pth
+from reprod.recipe.state_dict import read_state_dict
 
 from ..convert import Change
 from . import fp64_torch
@@ -80,6 +84,13 @@ class TorchBackend(Backend):
         model = factory()
         load(model, dict(arrays))
         return self.moved(model, device, dtype)
+
+    def read_weights(self, path: str | Path) -> Arrays:
+        def to_arrays(state_dict: Mapping[str, torch.Tensor]) -> Arrays:
+            return {key: self.to_array(tensor) for key, tensor in state_dict.items()}
+
+        load = partial(load_pth, torch_load=torch.load)
+        return read_state_dict(path, (".pth", ".pt"), load, torch.Tensor, to_arrays)
 
     def named_modules(self, model: nn.Module) -> Iterable[tuple[str, nn.Module]]:
         return model.named_modules()
