@@ -120,7 +120,7 @@ def test_a_parameter_on_one_side_only_fails(rung, tmp_path, monkeypatch, capsys)
     monkeypatch.setattr(rung, "run_paddle", renamed)
     step = run_rung(rung, tmp_path)
     missing = [row.name for row in step.verdicts[1].rows if row.reason.startswith(("the port", "the reference"))]
-    assert {"classifier.3.weight/std", "classifier.4.weight"} <= set(missing)
+    assert {"classifier.3.weight/std", "structure/classifier.4.weight"} <= set(missing)
 
 
 def rescaled(factor: Callable[[Sequence[int]], float]) -> Callable[..., np.ndarray]:

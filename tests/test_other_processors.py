@@ -39,9 +39,10 @@ def other_processors(*flags: str) -> subprocess.CompletedProcess:
 
 
 @pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="the settings choose instructions of x86")
-def test_settings_change_the_bits_of_both_sides_or_the_threads():
+def test_settings_change_the_bits_of_both_sides_or_the_threads(tool):
+    env = tool.environment(None)  # this test itself may run under a setting
     base, *others = (
-        subprocess.run(command, capture_output=True, text=True, check=True, timeout=120).stdout.split()
+        subprocess.run(command, env=env, capture_output=True, text=True, check=True, timeout=120).stdout.split()
         for command in (
             [sys.executable, "-c", BITS],
             *(

@@ -162,7 +162,9 @@ def _in_mode(
 
     for label in forward_order(calls, bench.names):
         if not is_known(calls[label]):
-            trial = bench.alone(label, calls[label], dtype, backward and any_upstream(calls[label]))
+            # In float32 only layers: within a block, a branch that flips by rounding moves gradients by a percent.
+            is_judged = dtype == "float64" or bench.ref.modules[calls[label].name].is_leaf
+            trial = bench.alone(label, calls[label], dtype, backward and is_judged and any_upstream(calls[label]))
             bad = [row for row in trial.rows if row.status == FAIL]
             if any(row.item.kind != "gradient" for row in bad):
                 guilty.append(calls[label].name)
