@@ -159,7 +159,7 @@ CASES = {
         5,
         0,
     ),
-    "hostile": (lambda: ladder(rung(hostile_outcome())), FAIL, HOSTILE.replace("\udcff", "\\udcff"), 6, 3),
+    "hostile": (lambda: ladder(rung(hostile_outcome())), FAIL, HOSTILE.replace("\udcff", "\\udcff"), 7, 3),
 }
 
 
