@@ -20,6 +20,8 @@ BY_LAYER = {
     "Conv2dNormActivation": "order of convolution, normalization and activation",
 }
 
+MODEL = "the classifier, or a function between modules (flatten, residual)"  # of the whole model's output
+
 BY_LEAF = {
     "running_mean": "batch-norm momentum: Paddle's is the share of the OLD value, 1 - PyTorch's",
     "running_var": "biased instead of unbiased batch variance (factor n / (n - 1)); batch-norm momentum convention",
@@ -47,17 +49,13 @@ BY_KIND = {
 
 
 def usual_causes(item: Item, types: Mapping[str, str], hints: Mapping[str, str]) -> str:
-    """The causes to look for first when `item` differs.
+    """The causes to look for first when `item` differs; "" where none is known.
 
     `types` maps module names to layer types, `hints` kinds of item to what usually causes a difference in this check.
     """
     if item.kind in hints:
         return hints[item.kind]
-    by_layer = BY_LAYER.get(types.get(item.module, ""), "") if item.kind == "output" else ""
+    if item.kind == "output":
+        return BY_LAYER.get(types.get(item.module, ""), "") if item.module else MODEL
     by_leaf = BY_LEAF.get(item.leaf, "") if item.kind == "buffer" else ""
-    model = (
-        "the classifier, or a function between modules (flatten, residual)"
-        if item.kind == "output" and not item.module
-        else ""
-    )
-    return by_leaf or model or by_layer or BY_KIND.get(item.kind, 'see the README, "A check failed"')
+    return by_leaf or BY_KIND.get(item.kind, "")

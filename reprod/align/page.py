@@ -155,8 +155,9 @@ def first_failure(result: LadderResult) -> list[tuple[str, str]]:
     facts.append(("Agreed before", "; ".join(_before(result, rung, verdict, row))))
     if verdict.location:
         facts.append(("Location", "\n".join(verdict.location.lines())))
-    if row.status == FAIL:
-        facts.append(("Usual causes", usual_causes(row.item, rung.step.types, verdict.hints)))
+    causes = usual_causes(row.item, rung.step.types, verdict.hints) if row.status == FAIL else ""
+    if causes:
+        facts.append(("Usual causes", causes))
     return facts
 
 

@@ -86,8 +86,9 @@ def first_difference(verdict: Verdict, types: Mapping[str, str]) -> list[str]:
     before = verdict.rows[: verdict.rows.index(row)]
     if before and all(other.status == PASS for other in before):
         lines.append(f"  all items before it agree ({len(before)}): look at {row.name} itself")
-    if row.status == FAIL:
-        lines.append(f"  usual causes: {usual_causes(row.item, types, verdict.hints)}")
+    causes = usual_causes(row.item, types, verdict.hints) if row.status == FAIL else ""
+    if causes:
+        lines.append(f"  usual causes: {causes}")
     return lines
 
 
