@@ -465,7 +465,9 @@ def test_conversion_keeps_bits_and_transposes_only_linear_weights(rule, array):
     ((name, there),) = torch_to_paddle({f"m.{leaf}": array}, {"m": kind}).items()
     is_linear = rule == ("Linear", "weight")
     assert there.tobytes() == (array.T if is_linear else array).tobytes()
-    assert name == {"running_mean": "m._mean", "running_var": "m._variance"}.get(leaf, f"m.{leaf}")
+    weight = "scale" if kind.startswith("InstanceNorm") else "_weight" if kind == "PReLU" else "weight"
+    renamed = {"running_mean": "_mean", "running_var": "_variance", "weight": weight}
+    assert name == f"m.{renamed.get(leaf, leaf)}"
     ((back_name, back),) = paddle_to_torch({name: there}, {"m": kind}).items()
     assert (back_name, back.shape, back.tobytes()) == (f"m.{leaf}", array.shape, array.tobytes())
 
