@@ -95,6 +95,7 @@ def test_the_worst_item_of_a_rung_is_named(tool):
         {"name": "near", "difference": 8e-13, "limit": 1e-12},
         {"name": "far", "difference": 1e-3, "limit": 1e-2},
         {"name": "missing", "difference": None, "limit": None},
+        {"name": "not finite", "difference": "Infinity", "limit": 1e-12},
     ]
     rungs = [{"name": "01", "verdicts": [{"rows": rows[:2]}, {"rows": rows[2:]}]}, {"name": "02", "verdicts": []}]
     assert tool.worst_items({"rungs": rungs}) == {"01": (pytest.approx(0.8), "near")}

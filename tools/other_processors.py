@@ -81,11 +81,12 @@ def other_bits(one: Mapping[str, np.ndarray], other: Mapping[str, np.ndarray]) -
 
 
 def worst_items(summary: dict) -> dict[str, tuple[float, str]]:
-    """{rung: (share of its limit, name) of the item that comes nearest}, of items whose limit is above 0."""
+    """{rung: (share of its limit, name) of the item that comes nearest}, of those with a limit above 0 and a number."""
     found = {}
     for rung in summary["rungs"]:
         rows = [row for verdict in rung["verdicts"] for row in verdict["rows"]]
-        shares = [(row["difference"] / row["limit"], row["name"]) for row in rows if row["limit"] and row["difference"]]
+        measured = [row for row in rows if row["limit"] and isinstance(row["difference"], float)]
+        shares = [(row["difference"] / row["limit"], row["name"]) for row in measured]
         if shares:
             found[rung["name"]] = max(shares)
     return found
