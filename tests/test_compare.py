@@ -19,7 +19,7 @@ from reprod.align.backends.trace import output_item
 from reprod.align.causes import usual_causes
 from reprod.align.compare import FAIL, PASS, REFUSED, Item, Row, Verdict, compare, joined, placed, tensor_item
 from reprod.align.convert import RULES, paddle_to_torch, torch_to_paddle
-from reprod.align.gates import dead_branches, flipped
+from reprod.align.gates import MARGIN, dead_branches, flipped, off_kinks
 from reprod.align.pair import MODES
 from reprod.align.report import block_of, render, row_line, table
 from reprod.align.step import Step
@@ -508,6 +508,18 @@ def test_flipped():
     assert flipped(one, same, types) == {}
     other = {"r": np.array([1.0, -1e-9, 5.9]), "h": np.array([-3.1, -3.1, -3.1, 0])}
     assert flipped(one, other, types) == {"r": 2, "h": 3}  # 3.1 -> -3.1 crosses both kinks
+
+
+def test_inputs_at_a_kink_are_moved_off_it():
+    """Also 2.9999998, to which a kernel adds 3 and gets 6; what is further away stays, and 0, which nothing rounds."""
+    below, above = np.nextafter(np.float32(3), np.float32([0, 9]))
+    x = np.float32([below, 3, above, -3, 2.99, 0, 1e-9])
+    moved, margin = off_kinks(x, "Hardswish"), 3 * MARGIN
+    assert moved.dtype == x.dtype
+    np.testing.assert_allclose(moved[:4], [3 - margin, 3 + margin, 3 + margin, -3 + margin], rtol=0, atol=2.4e-7)
+    assert not (np.float32(3) + moved[:1] >= 6).any() and (moved[4:] == x[4:]).all()
+    for kind in ("ReLU", "Conv2d"):
+        assert off_kinks(x, kind).tobytes() == x.tobytes()
 
 
 def test_limits():

@@ -14,6 +14,24 @@ BENDS = {"ReLU": (0.0, 6.0), "Hardswish": (-3.0, 3.0), "Hardsigmoid": (-3.0, 3.0
 KINKS = {"ReLU": (0.0,), "Hardswish": (-3.0, 3.0), "Hardsigmoid": (-3.0, 3.0)}
 
 
+# How near a kink, as a share of it, a float32 kernel may take the other branch: relu6(x + 3) rounds x + 3 to 6 where x
+# is less than half a unit of 6 from 3. Eight units of 2^-24 are four times that.
+MARGIN = 8 * 2.0**-24
+
+
+def off_kinks(x: np.ndarray, kind: str) -> np.ndarray:
+    """`x`, in which what lies within MARGIN of a kink of the activation `kind` is moved to that distance, outwards.
+
+    There the derivative jumps, and which branch is taken is rounding, also where both sides receive the same. At 0
+    nothing is rounded, and nothing moved.
+    """
+    for kink in KINKS.get(kind, ()):
+        margin = MARGIN * abs(kink)
+        away = kink + np.where(x < kink, -margin, margin)
+        x = np.where(np.abs(x - kink) < margin, away, x).astype(x.dtype)
+    return x
+
+
 def dead_branches(gate_inputs: Mapping[str, np.ndarray], types: Mapping[str, str]) -> set[str]:
     """The branches that no input reaches, as "features.1.block.0.2 (ReLU): nothing above 6"."""
     dead = set()
