@@ -240,7 +240,7 @@ def backward_alone(pair: Pair, train: bool) -> Verdict:
     """float32 gradients, layer by layer, each on the reference's own inputs and upstream gradients.
 
     Through a whole network they cannot be judged: one activation on the other side of a kink by rounding moves them by
-    a percent, on either framework. A layer alone receives the same on both sides, so none lands elsewhere.
+    a percent, on either framework. A layer alone receives the same on both sides, off its kinks (gates.off_kinks).
     """
     mode = MODES[train]
     title = f"{mode} mode, float32, layers alone"
