@@ -8,12 +8,12 @@ import paddle
 from paddle.nn import functional as F
 from PIL import Image
 
+from mobilenetv3_common.classes import num_classes_of
 from mobilenetv3_paddle.data import ClassificationPresetEval
 from mobilenetv3_paddle.data.classes import IMAGENET_CLASSES
 from mobilenetv3_paddle.device import select_device
 from mobilenetv3_paddle.models import MODELS, load_state_dict, read_weights
-from reprod.recipe.cli import UserError
-from reprod.recipe.state_dict import num_classes_of
+from portproof.io.cli import UserError
 
 
 class Predictor:

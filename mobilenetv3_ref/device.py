@@ -2,7 +2,7 @@
 
 import torch
 
-from reprod.recipe.cli import UserError
+from portproof.io.cli import UserError
 
 
 def select_device(name: str, index: int = 0) -> torch.device:

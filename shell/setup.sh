@@ -3,8 +3,8 @@
 #
 #     sh shell/setup.sh
 #
-# The first run makes the environment and installs requirements.txt and this project into it; later runs start
-# at once, until requirements.txt, pyproject.toml, the interpreter or the place of the project changes.
+# The first run makes the environment and installs requirements.txt, portproof and this project into it; later runs
+# start at once, until requirements.txt, a pyproject.toml, the interpreter or the place of the project changes.
 # VENV is where the environment lies (default: .venv in the project); PYTHON is the interpreter to make it from
 # (default: the first of python3.12, python3.11, python3.10, python3, python that fits).
 set -eu
@@ -78,7 +78,7 @@ make_venv() {
 
 # What the environment is made for, in one line; installed again when it changes.
 state() {
-    { "$python" -V && echo "$root" && cat "$root/requirements.txt" "$root/pyproject.toml"; } 2>/dev/null | cksum
+    { "$python" -V && echo "$root" && cat "$root/requirements.txt" "$root/portproof/pyproject.toml" "$root/pyproject.toml"; } 2>/dev/null | cksum
 }
 is_ready() { [ -f "$stamp" ] && [ "$(cat "$stamp")" = "$(state)" ]; }
 
@@ -91,7 +91,7 @@ install() {
     say "installing requirements.txt into $venv: at first 3 GB to download, 7 GB on disk, some minutes (see $log)"
     {
         # an older pip (Python 3.10.0 to 3.10.2) cannot install a pyproject.toml in place
-        pip_install 'pip>=21.3' && pip_install -r "$root/requirements.txt" -e "$root" && echo "$wanted" >"$stamp"
+        pip_install 'pip>=21.3' && pip_install -r "$root/requirements.txt" -e "$root/portproof" -e "$root" && echo "$wanted" >"$stamp"
     } | tee "$log" | while IFS= read -r line; do
         case $line in
             *ERROR:* | *error:* | *Retrying* | *"MB)") say "  $line" ;;

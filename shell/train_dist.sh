@@ -70,7 +70,7 @@ if [ -n "${MASTER:-}${NNODES:-}${NODE_RANK:-}" ]; then
     case $host in '' | *:*) port='' ;; esac
     is_count "$port" && [ "$port" -lt 65536 ] ||
         fail "MASTER=$MASTER is no HOST:PORT: give an address of the first machine and a free port, 10.0.0.1:29500 say"
-    place=$("$python" -m reprod.recipe.network "$host" "$port" 2>/dev/null) ||
+    place=$("$python" -m mobilenetv3_common.network "$host" "$port" 2>/dev/null) ||
         fail "MASTER=$MASTER: no way to $host from here; give an address of the first machine that all can reach"
     # shellcheck disable=SC2086  # three words
     set -- $place "$@"

@@ -11,13 +11,21 @@ import argparse
 
 import numpy as np
 
-from reprod.align.backends.trace import Trace, output_item
-from reprod.align.compare import Item, compare, placed, tensor_item
-from reprod.align.gates import dead_branches
-from reprod.align.limits import UNITS, U, exact_limits, kernel_limits, noise_floors, semantic_limits, with_floors
-from reprod.align.package import Package
-from reprod.align.probe import probe_images
-from reprod.align.step import Step, run_step, step_parser
+from mobilenetv3_proof.package import Package
+from mobilenetv3_proof.step import Step, run_step, step_parser
+from portproof.backends.probe import probe_images
+from portproof.backends.trace import Trace, output_item
+from portproof.compare import Item, compare, placed, tensor_item
+from portproof.compare.activations import dead_branches
+from portproof.compare.tolerances import (
+    UNITS,
+    U,
+    exact_limits,
+    kernel_limits,
+    noise_floors,
+    semantic_limits,
+    with_floors,
+)
 
 NAME = "01_test_forward"
 BATCH, HEIGHT, WIDTH = 3, 256, 160  # odd and not square, so a swapped axis cannot pass, nor a pool over 7 x 7

@@ -20,11 +20,7 @@ from tqdm import tqdm
 
 import mobilenetv3_paddle.data
 import mobilenetv3_ref.data
-from reprod.align.compare import PASS, Item, Verdict, compare, joined
-from reprod.align.limits import exact_limits
-from reprod.align.package import Package
-from reprod.align.step import LITE_DATA, Step, run_step, step_parser
-from reprod.recipe.draws import (
+from mobilenetv3_common.draws import (
     IMAGENET_POLICY,
     MAGNITUDES,
     auto_augment_operations,
@@ -34,7 +30,11 @@ from reprod.recipe.draws import (
     random_mix,
     random_resized_crop_box,
 )
-from reprod.recipe.images import read_image
+from mobilenetv3_common.images import read_image
+from mobilenetv3_proof.package import Package
+from mobilenetv3_proof.step import LITE_DATA, Step, run_step, step_parser
+from portproof.compare import PASS, Item, Verdict, compare, joined
+from portproof.compare.tolerances import exact_limits
 
 NAME = "02_test_data"
 BATCH_SIZE = 5  # leaves a partial batch of the 16 images

@@ -14,10 +14,10 @@ from collections.abc import Iterator
 import numpy as np
 from tqdm import tqdm
 
-from reprod.align.compare import Item, compare
-from reprod.align.limits import C, U, kernel_limits
-from reprod.align.package import Package
-from reprod.align.step import LITE_DATA, Step, run_step, step_parser
+from mobilenetv3_proof.package import Package
+from mobilenetv3_proof.step import LITE_DATA, Step, run_step, step_parser
+from portproof.compare import Item, compare
+from portproof.compare.tolerances import C, U, kernel_limits
 
 NAME = "03_test_metric"
 BATCH_SIZE = 5  # leaves a partial batch of the 16 images

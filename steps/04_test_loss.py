@@ -13,11 +13,11 @@ from itertools import product
 
 import numpy as np
 
-from reprod.align.compare import Item, compare
-from reprod.align.limits import kernel_limits, semantic_limits
-from reprod.align.package import Package
-from reprod.align.probe import probe_images
-from reprod.align.step import Step, run_step, step_parser
+from mobilenetv3_proof.package import Package
+from mobilenetv3_proof.step import Step, run_step, step_parser
+from portproof.backends.probe import probe_images
+from portproof.compare import Item, compare
+from portproof.compare.tolerances import kernel_limits, semantic_limits
 
 NAME = "04_test_loss"
 BATCH = 7  # images

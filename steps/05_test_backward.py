@@ -22,10 +22,13 @@ import paddle
 import torch
 from tqdm import tqdm
 
-from reprod.align.backends.trace import Trace
-from reprod.align.compare import Item, Verdict, compare, placed, tensor_item
-from reprod.align.gates import flipped
-from reprod.align.limits import (
+from mobilenetv3_proof.package import Package
+from mobilenetv3_proof.step import Step, run_step, step_parser
+from portproof.backends.probe import probe_images
+from portproof.backends.trace import Trace
+from portproof.compare import Item, Verdict, compare, placed, tensor_item
+from portproof.compare.activations import flipped
+from portproof.compare.tolerances import (
     SEMANTIC_RTOL,
     U64,
     U,
@@ -36,11 +39,8 @@ from reprod.align.limits import (
     semantic_limits,
     with_floors,
 )
-from reprod.align.package import Package
-from reprod.align.pair import backward_alone
-from reprod.align.probe import probe_images
-from reprod.align.step import Step, run_step, step_parser
-from reprod.recipe.cli import UserError
+from portproof.io.cli import UserError
+from portproof.ladder.pair import backward_alone
 
 NAME = "05_test_backward"
 ITERATIONS = 4  # of each run: momentum has a past, and the rate has fallen

@@ -17,12 +17,12 @@ from functools import partial
 
 import numpy as np
 
-from reprod.align.compare import Item, compare, tensor_item
-from reprod.align.distribution import between, expectations, statistics
-from reprod.align.limits import exact_limits
-from reprod.align.package import Package
-from reprod.align.step import Step, run_step, step_parser
-from reprod.recipe.seeds import derive_seed
+from mobilenetv3_common.seeds import derive_seed
+from mobilenetv3_proof.package import Package
+from mobilenetv3_proof.step import Step, run_step, step_parser
+from portproof.compare import Item, compare, tensor_item
+from portproof.compare.tolerances import exact_limits
+from portproof.ladder.distribution import between, expectations, statistics
 
 NAME = "06_test_init"
 # Each tensor is drawn until there are 1024 values of it, and at least twice; the smallest has 128. That is enough to

@@ -26,14 +26,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from reprod.align import trajectory
-from reprod.align.compare import FAIL, Item, Row, Verdict, compare, placed, tensor_item
-from reprod.align.limits import SEMANTIC_RTOL, U64, largest, summed_floor, with_floors
-from reprod.align.package import PORT, REF
-from reprod.align.step import Step, run_step, step_parser
-from reprod.align.trajectory_worker import Recipe, Trainee, Watched
-from reprod.recipe.digits import write_digits
-from reprod.recipe.seeds import derive_seed
+from mobilenetv3_common.digits import write_digits
+from mobilenetv3_common.seeds import derive_seed
+from mobilenetv3_proof import trajectory
+from mobilenetv3_proof.package import PORT, REF
+from mobilenetv3_proof.step import Step, run_step, step_parser
+from mobilenetv3_proof.trajectory_worker import Recipe, Trainee, Watched
+from portproof.compare import FAIL, Item, Row, Verdict, compare, placed, tensor_item
+from portproof.compare.tolerances import SEMANTIC_RTOL, U64, largest, summed_floor, with_floors
 
 NAME = "07_test_train"
 

@@ -28,14 +28,13 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from reprod.align.compare import FAIL, Item, Row, Verdict, compare, placed
-from reprod.align.distributed import CouldNotStart, LaunchError, launch
-from reprod.align.distributed_worker import recorded_run
-from reprod.align.limits import U64, exact_limits, noise_floors, semantic_limits, with_floors
-from reprod.align.report import one_line
-from reprod.align.step import LITE_DATA, Step, run_step, step_parser
-from reprod.recipe.cli import UserError
-from reprod.recipe.files import save_safetensors
+from mobilenetv3_proof.distributed import CouldNotStart, LaunchError, launch
+from mobilenetv3_proof.distributed_worker import recorded_run
+from mobilenetv3_proof.step import LITE_DATA, Step, run_step, step_parser
+from portproof.compare import FAIL, Item, Row, Verdict, compare, placed
+from portproof.compare.tolerances import U64, exact_limits, noise_floors, semantic_limits, with_floors
+from portproof.io.cli import UserError, one_line
+from portproof.io.files import save_safetensors
 
 NAME = "08_test_dist"
 SIDES = {"reference": "mobilenetv3_ref", "port": "mobilenetv3_paddle"}
@@ -62,7 +61,7 @@ HINTS = {
     **dict.fromkeys(("samples", "metric", "loss"), "counts not summed over the processes; shares that overlap"),
 }
 
-Record = dict[Item, np.ndarray]  # of one run, see reprod.align.distributed_worker
+Record = dict[Item, np.ndarray]  # of one run, see mobilenetv3_proof.distributed_worker
 Records = dict[str, Record]  # by run
 
 

@@ -17,12 +17,12 @@ from types import ModuleType
 
 import torch
 
-from reprod.align.page import write_page
-from reprod.align.report import LAST_WORDS, one_line
-from reprod.align.step import ROOT
-from reprod.align.summary import LadderResult, RungResult, environment, write_summary
-from reprod.recipe.arguments import MODEL_NAMES, HelpFormatter
-from reprod.recipe.cli import ArgumentParser, UserError, output_dir, run
+from mobilenetv3_common.arguments import MODEL_NAMES
+from mobilenetv3_proof.step import ROOT
+from portproof.io.cli import ArgumentParser, HelpFormatter, UserError, one_line, output_dir, run
+from portproof.report.page import write_page
+from portproof.report.summary import LadderResult, RungResult, environment, write_summary
+from portproof.report.text import LAST_WORDS
 
 NAME = "run_all"
 RUNGS = (

@@ -18,7 +18,7 @@ from playwright.sync_api import Browser, sync_playwright
 from screens import CHROMIUM_FLAGS
 
 import mobilenetv3_ref.models
-from reprod.align.probe import probe_images, probe_weights
+from portproof.backends.probe import probe_images, probe_weights
 
 hypothesis.configuration.set_hypothesis_home_dir(Path(__file__).parents[1] / ".pytest_cache" / "hypothesis")
 # The same examples on every run: a failure is the change's, not the day's.

@@ -16,8 +16,8 @@ import sys
 import time
 from pathlib import Path
 
-from reprod.recipe.arguments import get_args_parser
-from reprod.recipe.cli import run
+from mobilenetv3_common.arguments import get_args_parser
+from portproof.io.cli import run
 
 
 def start(package: str, flags: list[str], folder: Path) -> int:

@@ -6,8 +6,8 @@ import numpy as np
 import paddle
 import torch
 
-from reprod.align import align
-from reprod.align.compare import FAIL, PASS, REFUSED, Verdict
+from portproof import align
+from portproof.compare import FAIL, PASS, REFUSED, Verdict
 
 
 class Ref(torch.nn.Module):

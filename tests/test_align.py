@@ -8,9 +8,9 @@ from paddle.nn import functional as PF
 from pairs import Port, Ref, assert_aligned, assert_located, assert_refused, normal
 from torch.nn import functional as TF
 
-from reprod.align import align
-from reprod.align.compare import FAIL, PASS, REFUSED
-from reprod.recipe.cli import UserError
+from portproof import align
+from portproof.compare import FAIL, PASS, REFUSED
+from portproof.io.cli import UserError
 
 T, P = torch.nn, paddle.nn
 TorchSeq, PaddleSeq = T.Sequential, P.Sequential

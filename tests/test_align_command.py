@@ -1,4 +1,4 @@
-"""`python -m reprod.align` and `tools/locate.py`: what they say of any pair, their exit codes, and users' mistakes."""
+"""`python -m portproof` and `tools/locate.py`: what they say of any pair, their exit codes, and users' mistakes."""
 
 import importlib.util
 import os
@@ -15,7 +15,7 @@ import pytest
 import torch
 from safetensors.numpy import save_file
 
-from reprod.recipe import cli
+from portproof.io import cli
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -27,7 +27,7 @@ def load_tool(name: str) -> ModuleType:
     return module
 
 
-ALIGN, LOCATE = importlib.import_module("reprod.align.__main__"), load_tool("locate")
+ALIGN, LOCATE = importlib.import_module("portproof.commands.align"), load_tool("locate")
 PAIR = """
 import paddle
 import torch
@@ -233,7 +233,7 @@ def test_flags_that_are_missing(run):
     assert "--ref and --port are a pair" in last_line(run(LOCATE, ref=None).stderr)
 
 
-PROGRAMS = {"align": ("-m", "reprod.align"), "locate": (str(ROOT / "tools" / "locate.py"),)}
+PROGRAMS = {"align": ("-m", "portproof"), "locate": (str(ROOT / "tools" / "locate.py"),)}
 
 
 @pytest.mark.parametrize("program", PROGRAMS.values(), ids=PROGRAMS)

@@ -9,8 +9,8 @@ import torch
 from paddle.nn import functional as PF
 from pairs import Port, Ref, assert_aligned, assert_located, normal
 
-from reprod.align import align
-from reprod.align.compare import FAIL
+from portproof import align
+from portproof.compare import FAIL
 
 T, P = torch.nn, paddle.nn
 IMAGES = normal(4, 3, 6, 6)

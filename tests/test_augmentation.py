@@ -13,7 +13,7 @@ from torchvision.transforms import InterpolationMode, v2
 
 import mobilenetv3_paddle.data
 import mobilenetv3_ref.data
-from reprod.recipe.draws import (
+from mobilenetv3_common.draws import (
     IMAGENET_POLICY,
     MAGNITUDES,
     auto_augment_operations,
@@ -23,8 +23,8 @@ from reprod.recipe.draws import (
     random_mix,
     random_resized_crop_box,
 )
-from reprod.recipe.images import read_image
-from reprod.recipe.sampler import BatchSampler
+from mobilenetv3_common.images import read_image
+from mobilenetv3_common.sampler import BatchSampler
 
 SIDES = {
     "reference": (mobilenetv3_ref.data, torch.from_numpy),

@@ -15,11 +15,11 @@ import torch
 import mobilenetv3_paddle.models
 import mobilenetv3_paddle.train.checkpoint
 import mobilenetv3_ref.models
-from reprod.align.backends import backend
-from reprod.align.convert import paddle_to_torch, torch_to_paddle
-from reprod.recipe.cli import run
-from reprod.recipe.files import save_safetensors
-from reprod.recipe.metrics import NAME, MetricsLog
+from mobilenetv3_common.metrics import NAME, MetricsLog
+from portproof.backends import backend
+from portproof.convert.rules import paddle_to_torch, torch_to_paddle
+from portproof.io.cli import run
+from portproof.io.files import save_safetensors
 
 SPEC = importlib.util.spec_from_file_location(
     "average_checkpoints", Path(__file__).parents[1] / "tools" / "average_checkpoints.py"

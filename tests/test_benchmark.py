@@ -1,4 +1,4 @@
-"""tools/benchmark.py runs every part, and its ratios and bounds mean what they say."""
+"""maintenance/benchmark.py runs every part, and its ratios and bounds mean what they say."""
 
 import importlib.util
 import json
@@ -10,8 +10,8 @@ from types import ModuleType
 
 import pytest
 
-from reprod.align import speed
-from reprod.align.speed import Contest, Result, measure
+from maintenance import speed
+from maintenance.speed import Contest, Result, measure
 
 ROOT = Path(__file__).resolve().parents[1]
 SCRIPT = ROOT / "tools" / "benchmark.py"

@@ -12,19 +12,19 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 import mobilenetv3_paddle.models
+from mobilenetv3_proof.step import Step
 from mobilenetv3_ref.models import MODELS
-from reprod.align import limits
-from reprod.align.backends import backend
-from reprod.align.backends.trace import output_item
-from reprod.align.causes import usual_causes
-from reprod.align.compare import FAIL, PASS, REFUSED, Item, Row, Verdict, compare, joined, placed, tensor_item
-from reprod.align.convert import RULES, paddle_to_torch, torch_to_paddle
-from reprod.align.gates import MARGIN, dead_branches, flipped, off_kinks
-from reprod.align.pair import MODES
-from reprod.align.report import block_of, render, row_line, table
-from reprod.align.step import Step
-from reprod.recipe.cli import UserError
-from reprod.recipe.files import load_npy
+from portproof.backends import backend
+from portproof.backends.trace import output_item
+from portproof.compare import FAIL, PASS, REFUSED, Item, Row, Verdict, compare, joined, placed, tensor_item
+from portproof.compare import tolerances as limits
+from portproof.compare.activations import MARGIN, dead_branches, flipped, off_kinks
+from portproof.convert.rules import RULES, paddle_to_torch, torch_to_paddle
+from portproof.io.cli import UserError
+from portproof.io.files import load_npy
+from portproof.ladder.pair import MODES
+from portproof.report.hints import usual_causes
+from portproof.report.text import block_of, render, row_line, table
 
 FLOATS = [np.dtype(name) for name in ("float16", "float32", "float64")]
 INTS = [np.dtype(f"{sign}int{bits}") for sign in ("", "u") for bits in (8, 16, 32, 64)]

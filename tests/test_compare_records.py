@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from reprod_log import ReprodLogger
 
-from reprod.recipe.files import save_safetensors
+from portproof.io.files import save_safetensors
 
 TOOL = Path(__file__).resolve().parents[1] / "tools" / "compare_records.py"
 

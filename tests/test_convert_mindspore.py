@@ -18,12 +18,12 @@ import torch
 
 import mobilenetv3_paddle.models
 import mobilenetv3_ref.models
-from reprod.align.backends import backend
-from reprod.align.convert import MINDSPORE_RULES, mindspore_to_torch, torch_to_mindspore
-from reprod.align.limits import kernel_limits
-from reprod.recipe.ckpt import load_ckpt, save_ckpt
-from reprod.recipe.cli import UserError, run
-from reprod.recipe.files import load_safetensors
+from portproof.backends import backend
+from portproof.compare.tolerances import kernel_limits
+from portproof.convert.rules import MINDSPORE_RULES, mindspore_to_torch, torch_to_mindspore
+from portproof.io.ckpt import load_ckpt, save_ckpt
+from portproof.io.cli import UserError, run
+from portproof.io.files import load_safetensors
 
 ROOT = Path(__file__).parents[1]
 MINDSPORE = os.environ.get("MINDSPORE_PYTHON", sys.executable)

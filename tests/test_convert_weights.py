@@ -18,9 +18,9 @@ import torchvision
 
 import mobilenetv3_paddle.models
 import mobilenetv3_ref.models
-from reprod.align.probe import probe_weights
-from reprod.recipe.cli import UserError, run
-from reprod.recipe.files import load_npy, save_safetensors
+from portproof.backends.probe import probe_weights
+from portproof.io.cli import UserError, run
+from portproof.io.files import load_npy, save_safetensors
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = {"torch": mobilenetv3_ref.models, "paddle": mobilenetv3_paddle.models}

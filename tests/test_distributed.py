@@ -22,12 +22,13 @@ import torch
 from sync_batch_norm_worker import BIAS, EPSILON, WEIGHT, batch
 
 import mobilenetv3_paddle.train.distributed
-from reprod.align import distributed, gallery
-from reprod.align.compare import FAIL, PASS, REFUSED
-from reprod.align.distributed import Died, launch
-from reprod.recipe.cli import UserError
-from reprod.recipe.files import load_npy
-from reprod.recipe.sampler import BatchSampler
+from maintenance import gallery
+from mobilenetv3_common.sampler import BatchSampler
+from mobilenetv3_proof import distributed
+from mobilenetv3_proof.distributed import Died, launch
+from portproof.compare import FAIL, PASS, REFUSED
+from portproof.io.cli import UserError
+from portproof.io.files import load_npy
 
 ROOT = Path(__file__).resolve().parents[1]
 RUNG = "08_test_dist"
@@ -130,7 +131,7 @@ def test_the_rung_passes_and_leaves_its_files(rung, tmp_path, capsys):
         assert list(map(len, seen)) == [6, 6, 4] and set(np.concatenate(seen)) == set(range(16))
 
 
-# Beside those of tools/faults.yaml.
+# Beside those of maintenance/faults.yaml.
 FAULTS = {
     "group not joined": (
         "train/main.py",
@@ -319,7 +320,7 @@ def test_no_process_outlives_the_step(stuck):
     """Not even one that is killed."""
     package, folder = stuck
     code = (
-        "import pathlib, sys; from reprod.align.distributed import launch; "
+        "import pathlib, sys; from mobilenetv3_proof.distributed import launch; "
         "launch(sys.argv[1], 2, {}, pathlib.Path(sys.argv[2]))"
     )
     step = subprocess.Popen([sys.executable, "-c", code, package, str(folder)], cwd=ROOT)

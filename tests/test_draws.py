@@ -16,8 +16,7 @@ from scipy import stats
 from torchvision import transforms
 from torchvision.transforms import v2
 
-from mobilenetv3_paddle.data.presets import ClassificationPresetTrain
-from reprod.recipe.draws import (
+from mobilenetv3_common.draws import (
     IMAGENET_POLICY,
     MAGNITUDES,
     auto_augment_operations,
@@ -27,6 +26,7 @@ from reprod.recipe.draws import (
     random_mix,
     random_resized_crop_box,
 )
+from mobilenetv3_paddle.data.presets import ClassificationPresetTrain
 
 # Two samples of 60,000 are told apart at p < 1e-4 from a distance of 0.0129 on (see `differently_distributed`); one of
 # 0.02, less the noise of 0.005 that the two bring, lies above.

@@ -10,9 +10,9 @@ import mobilenetv3_paddle.models
 import mobilenetv3_paddle.train.ema
 import mobilenetv3_ref.models
 import mobilenetv3_ref.train.ema
-from reprod.align.backends import backend
-from reprod.align.convert import paddle_to_torch, torch_to_paddle
-from reprod.recipe.cli import UserError
+from portproof.backends import backend
+from portproof.convert.rules import paddle_to_torch, torch_to_paddle
+from portproof.io.cli import UserError
 
 DECAYS = (0.9, 0.99890816, 0.0, 1.0)
 SIDES = {"reference": mobilenetv3_ref, "port": mobilenetv3_paddle}

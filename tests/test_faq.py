@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 from pages import ROOT, links, numbers, spans
 
-from reprod.docs.catalogue import CatalogueError, difference, measure
-from reprod.docs.entries import FRAMEWORKS, Entry, Pair, load_entries, load_sources, parse_entry
-from reprod.docs.pages import catalogue_pages, coverage_pages, guide_pages, topic_pages
-from reprod.docs.snippets import ENTRIES, Run, run_snippets
-from reprod.recipe.cli import UserError
+from faq.catalogue import CatalogueError, difference, measure
+from faq.pages import catalogue_pages, coverage_pages, guide_pages, topic_pages
+from faq.snippets import ENTRIES, Run, run_snippets
+from faq.sources import FRAMEWORKS, Entry, Pair, load_entries, load_sources, parse_entry
+from portproof.io.cli import UserError
 
 ALL = {entry.slug: entry for entry in load_entries(ENTRIES)}
 SNIPPETS = [(framework, slug) for framework in FRAMEWORKS for slug in ALL if framework in ALL[slug].snippets]
@@ -107,7 +107,7 @@ def test_pages_are_what_the_entries_say():
     (guide,) = [source for source in SOURCES if source.sections]
     pages = {**topic_pages(entries), **coverage_pages(entries, SOURCES), **guide_pages(entries, guide)}
     for name, text in pages.items():
-        assert page(name) == text.splitlines(), f"docs/{name} is stale: run 'python tools/write_docs.py'"
+        assert page(name) == text.splitlines(), f"docs/{name} is stale: run 'python maintenance/write_docs.py'"
 
 
 @pytest.mark.parametrize("slug", ALL)

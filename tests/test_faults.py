@@ -1,6 +1,7 @@
 """The rungs must fail: each fault of the gallery is caught by its rung, which names what is wrong, and the docs say so.
 
-Here a sample is tried, on the rung that should catch it; `python tools/fault_gallery.py` tries all, and on those below.
+Here a sample is tried, on the rung that should catch it; `python maintenance/fault_gallery.py` tries all, and those
+below it.
 """
 
 import importlib.util
@@ -11,9 +12,9 @@ from types import ModuleType
 import pytest
 import yaml
 
-from reprod.align import gallery
-from reprod.align.gallery import AREAS, load_faults
-from reprod.recipe.cli import UserError
+from maintenance import gallery
+from maintenance.gallery import AREAS, load_faults
+from portproof.io.cli import UserError
 
 ROOT = Path(__file__).resolve().parents[1]
 FAULTS = load_faults(ROOT / "tools" / "faults.yaml")
@@ -54,11 +55,11 @@ def outcomes(request) -> dict[str, gallery.Outcome]:
 @pytest.mark.timeout(1200)  # they all run before the first of these
 @pytest.mark.parametrize("fault", SAMPLE, ids=lambda fault: fault.name)
 def test_the_rung_fails_and_names_the_fault(outcomes, fault):
-    """A sample, two of each area; `python tools/fault_gallery.py --check` tries all, in a quarter of an hour."""
+    """A sample, two of each area; `python maintenance/fault_gallery.py --check` tries all, in a quarter of an hour."""
     outcome = outcomes[fault.name]
     assert not outcome.problem
     assert outcome.rung == fault.rung
-    assert load_tool().row(outcome) in DOCS, "python tools/fault_gallery.py rewrites it"
+    assert load_tool().row(outcome) in DOCS, "python maintenance/fault_gallery.py rewrites it"
 
 
 def test_the_docs_list_the_whole_gallery():

@@ -21,9 +21,9 @@ import safetensors.numpy
 from numpy.lib import format as npy_format
 from reprod_log import ReprodLogger
 
-from reprod.recipe import files
-from reprod.recipe.cli import UserError
-from reprod.recipe.files import atomic_path, load_npy, load_pdparams, load_safetensors, save_safetensors
+from portproof.io import files
+from portproof.io.cli import UserError
+from portproof.io.files import atomic_path, load_npy, load_pdparams, load_safetensors, save_safetensors
 
 ARRAYS = {
     "float32": np.array([[1.5, -0.0, np.nan], [np.inf, 1e-45, 3.0]], np.float32),
@@ -589,7 +589,7 @@ def test_a_killed_process_keeps_the_old_file(tmp_path):
     save_safetensors(ARRAYS, path)
     script = (
         "import os, signal, sys\n"
-        "from reprod.recipe.files import atomic_path\n"
+        "from portproof.io.files import atomic_path\n"
         "with atomic_path(sys.argv[1]) as temporary:\n"
         "    temporary.write_bytes(b'half')\n"
         "    os.kill(os.getpid(), signal.SIGKILL)\n"
@@ -601,5 +601,5 @@ def test_a_killed_process_keeps_the_old_file(tmp_path):
 
 
 def test_neither_framework_is_imported():
-    script = "import sys, reprod.recipe.files; sys.exit(bool({'torch', 'paddle'} & set(sys.modules)))"
+    script = "import sys, portproof.io.files; sys.exit(bool({'torch', 'paddle'} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 0

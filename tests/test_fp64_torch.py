@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from reprod.align.backends.fp64_torch import exact_constants
-from reprod.align.limits import U64
+from portproof.backends.fp64_torch import exact_constants
+from portproof.compare.tolerances import U64
 
 
 def test_batch_norm_in_float64_is_exact():

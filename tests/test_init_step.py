@@ -11,11 +11,12 @@ import numpy as np
 import pytest
 import torch
 
-from reprod.align import distribution, gallery
-from reprod.align.compare import FAIL, PASS, REFUSED, compare
-from reprod.align.step import Step
-from reprod.recipe.files import load_npy
-from reprod.recipe.initial import draw_initial
+from maintenance import gallery
+from mobilenetv3_common.initial import draw_initial
+from mobilenetv3_proof.step import Step
+from portproof.compare import FAIL, PASS, REFUSED, compare
+from portproof.io.files import load_npy
+from portproof.ladder import distribution
 
 ROOT = Path(__file__).resolve().parents[1]
 RUNG = "06_test_init"
@@ -23,7 +24,7 @@ MODEL = "models/mobilenet_v3.py"
 LINEAR = "nn.init.normal_(m.weight, 0, 0.01)"
 BUILT = "            nn.Linear(last_channel, num_classes),\n        )\n        self.reset_parameters()\n"
 
-# Beside those of tools/faults.yaml.
+# Beside those of maintenance/faults.yaml.
 FAULTS = {
     "linear deviation 0.02": (LINEAR, LINEAR.replace("0.01", "0.02"), r"classifier\.0\.weight/std"),
     "linear mean 0.0001": (LINEAR, LINEAR.replace("0, 0.01", "0.0001, 0.01"), r"classifier\.0\.weight/mean"),

@@ -5,9 +5,9 @@ import pytest
 
 import mobilenetv3_paddle.models
 import mobilenetv3_ref.models
-from reprod.align.backends import backend
-from reprod.align.convert import torch_to_paddle
-from reprod.recipe.cli import UserError
+from portproof.backends import backend
+from portproof.convert.rules import torch_to_paddle
+from portproof.io.cli import UserError
 
 LAST = ["classifier.3.weight", "classifier.3.bias"]
 

@@ -11,7 +11,7 @@ import PIL
 import pytest
 from PIL import ExifTags, Image
 
-from reprod.recipe.cli import UserError
+from portproof.io.cli import UserError
 
 ROOT = Path(__file__).parents[1]
 LITE_DATA = ROOT / "lite_data"

@@ -13,11 +13,11 @@ from paddle import nn
 
 import mobilenetv3_paddle.models
 import mobilenetv3_ref.models
-from reprod.align.backends import backend
-from reprod.align.explanations import Alone, explains
-from reprod.align.locate import Location, locate, tree
-from reprod.align.mapping import propose
-from reprod.align.probe import probe_images, probe_weights
+from portproof.backends import backend
+from portproof.backends.probe import probe_images, probe_weights
+from portproof.localize.diagnosis import Alone, explains
+from portproof.localize.locate import Location, locate, tree
+from portproof.mapping.names import propose
 
 ROOT = Path(__file__).resolve().parents[1]
 OPTIONS = {"width_mult": 0.35, "num_classes": 10, "dropout": 0.0}

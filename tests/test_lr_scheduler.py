@@ -14,7 +14,7 @@ import mobilenetv3_paddle.train.lr_scheduler
 import mobilenetv3_paddle.train.optimizer
 import mobilenetv3_ref.train.lr_scheduler
 import mobilenetv3_ref.train.optimizer
-from reprod.recipe.arguments import Schedule
+from mobilenetv3_common.arguments import Schedule
 
 EPOCHS = 600
 KINDS = {

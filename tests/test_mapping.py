@@ -7,9 +7,9 @@ import torch
 import yaml
 from pairs import Port, Ref, assert_aligned, assert_located, assert_refused, normal
 
-from reprod.align import align
-from reprod.align.compare import FAIL
-from reprod.recipe.cli import UserError
+from portproof import align
+from portproof.compare import FAIL
+from portproof.io.cli import UserError
 
 TL, PL = torch.nn.Linear, paddle.nn.Linear
 TorchSeq, PaddleSeq = torch.nn.Sequential, paddle.nn.Sequential
@@ -322,7 +322,7 @@ def test_a_map_that_names_what_is_not_there(names, message):
 
 
 def test_a_map_is_read_from_yaml(tmp_path):
-    from reprod.align.command import read_map
+    from portproof.commands.arguments import read_map
 
     path = tmp_path / "map.yaml"
     path.write_text(yaml.safe_dump({"a": "u", 0: 1}), encoding="utf-8")

@@ -357,24 +357,24 @@ def test_another_signature_is_reported(port, count):
 
 
 def frameworks_imported(source: str) -> set[str]:
-    """The top-level names of all modules that a file imports, in functions too; and `reprod.align` if it does."""
+    """The top-level names of all modules that a file imports, in functions too; and `portproof` if it does."""
     names = set()
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
             names.update(alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and not node.level:
             names.update(f"{node.module}.{alias.name}" for alias in node.names)
-    return {"reprod.align" if name.startswith("reprod.align") else name.split(".")[0] for name in names}
+    return {"portproof" if name.startswith("portproof") else name.split(".")[0] for name in names}
 
 
 @pytest.mark.parametrize(
     "folder, foreign",
     [
-        (REF, {"paddle", "mobilenetv3_paddle", "reprod.align"}),
-        (PORT, {"torch", "torchvision", "mobilenetv3_ref", "reprod.align"}),
+        (REF, {"paddle", "mobilenetv3_paddle", "portproof"}),
+        (PORT, {"torch", "torchvision", "mobilenetv3_ref", "portproof"}),
         (
             ROOT / "reprod" / "recipe",
-            {"torch", "torchvision", "paddle", "mobilenetv3_ref", "mobilenetv3_paddle", "reprod.align"},
+            {"torch", "torchvision", "paddle", "mobilenetv3_ref", "mobilenetv3_paddle", "portproof"},
         ),
     ],
     ids=lambda value: value.name if isinstance(value, Path) else "",
@@ -414,7 +414,7 @@ print(len(modules), list(model(images).shape))
 )
 def test_each_package_stands_alone(package, zeros, blocked, tmp_path):
     """Every module imports and a model runs without the other framework, the other package and the comparison."""
-    blocked = (*blocked, "reprod.align", "reprod_log", "skimage", "sklearn")
+    blocked = (*blocked, "portproof", "reprod_log", "skimage", "sklearn")
     command = [sys.executable, "-c", STANDALONE, package, zeros, *blocked]
     run = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stderr

@@ -15,9 +15,9 @@ import mobilenetv3_ref.models.sync_batch_norm
 import mobilenetv3_ref.train.criterion
 import mobilenetv3_ref.train.distributed
 import mobilenetv3_ref.train.nonfinite
-from reprod.align.backends import backend
-from reprod.align.convert import torch_to_paddle
-from reprod.align.probe import probe_images
+from portproof.backends import backend
+from portproof.backends.probe import probe_images
+from portproof.convert.rules import torch_to_paddle
 
 SIDES = {"reference": mobilenetv3_ref, "port": mobilenetv3_paddle}
 SMALL = "mobilenet_v3_small"

@@ -1,4 +1,4 @@
-"""tools/other_processors.py: its settings change how sums are rounded, and what it says of a run is so."""
+"""maintenance/other_processors.py: its settings change how sums are rounded, and what it says of a run is so."""
 
 import importlib.util
 import platform

@@ -19,10 +19,10 @@ import mobilenetv3_ref.models
 import mobilenetv3_ref.train.criterion
 import mobilenetv3_ref.train.metric
 from mobilenetv3_paddle.models.layers import AdaptiveAvgPool2D, BatchNorm2D, Hardsigmoid
+from mobilenetv3_proof.package import PORT, REF, Package
 from mobilenetv3_ref.models.mobilenet_v3 import InvertedResidual
-from reprod.align.backends import Backend
-from reprod.align.limits import U64
-from reprod.align.package import PORT, REF, Package
+from portproof.backends import Backend
+from portproof.compare.tolerances import U64
 
 DTYPES = ("float32", "float64")
 SIDES = {

@@ -15,10 +15,10 @@ from PIL import Image
 
 import mobilenetv3_paddle.predict
 import mobilenetv3_ref.predict
+from mobilenetv3_common.images import read_image
 from mobilenetv3_paddle.data.classes import IMAGENET_CLASSES
-from reprod.recipe.cli import run
-from reprod.recipe.files import save_safetensors
-from reprod.recipe.images import read_image
+from portproof.io.cli import run
+from portproof.io.files import save_safetensors
 
 ROOT = Path(__file__).parents[1]
 SCRIPT = ROOT / "tools" / "predict.py"

@@ -17,13 +17,13 @@ import pytest
 from pages import ROOT, assert_same_content, blocks, links, spans
 from test_faults import FAULTS
 
+from mobilenetv3_common import arguments
 from mobilenetv3_ref.models import MODELS
-from reprod.align.backends import backend
-from reprod.align.backends.trace import output_item
-from reprod.align.compare import FAIL, PASS, Item, Row, Verdict, Worst, tensor_item
-from reprod.align.locate import Location
-from reprod.align.report import first_difference
-from reprod.recipe import arguments
+from portproof.backends import backend
+from portproof.backends.trace import output_item
+from portproof.compare import FAIL, PASS, Item, Row, Verdict, Worst, tensor_item
+from portproof.localize.locate import Location
+from portproof.report.text import first_difference
 
 ENGLISH, CHINESE = "README.md", "README_cn.md"
 

@@ -19,9 +19,9 @@ import mobilenetv3_paddle.data
 import mobilenetv3_paddle.models.mobilenet_v3
 import mobilenetv3_ref.data
 import mobilenetv3_ref.models.mobilenet_v3
+from mobilenetv3_common.draws import random_resized_crop_box
+from mobilenetv3_common.images import read_image
 from mobilenetv3_ref.models import MODELS
-from reprod.recipe.draws import random_resized_crop_box
-from reprod.recipe.images import read_image
 
 LITE_DATA = Path(__file__).parents[1] / "lite_data"
 ORACLES = {

@@ -21,16 +21,16 @@ from screens import DESKTOP, PHONE, fits_sideways
 
 import mobilenetv3_paddle.data.presets
 import mobilenetv3_ref.data.presets
-from reprod.align import pictures
-from reprod.align.backends.trace import output_item
-from reprod.align.compare import FAIL, PASS, REFUSED, Item, Row, Verdict, compare, tensor_item
-from reprod.align.locate import Location
-from reprod.align.page import render_page, worst_share, write_page
-from reprod.align.plots import depth_rows, shares
-from reprod.align.report import LAST_WORDS, WORDS
-from reprod.align.step import Step, step_parser
-from reprod.align.summary import DISTRIBUTIONS, SCHEMA, LadderResult, RungResult, environment, write_summary
-from reprod.recipe.cli import UserError
+from mobilenetv3_proof.step import Step, step_parser
+from portproof.backends.trace import output_item
+from portproof.compare import FAIL, PASS, REFUSED, Item, Row, Verdict, compare, tensor_item
+from portproof.io.cli import UserError
+from portproof.localize.locate import Location
+from portproof.report import pictures
+from portproof.report.page import render_page, worst_share, write_page
+from portproof.report.plots import depth_rows, shares
+from portproof.report.summary import DISTRIBUTIONS, SCHEMA, LadderResult, RungResult, environment, write_summary
+from portproof.report.text import LAST_WORDS, WORDS
 
 ROOT = Path(__file__).resolve().parents[1]
 SMALL = "mobilenet_v3_small"
@@ -523,7 +523,7 @@ def test_colours_can_be_told_apart():
         low, high = sorted((luminance(one), luminance(other)))
         return (high + 0.05) / (low + 0.05)
 
-    css = (ROOT / "reprod" / "align" / "templates" / "report.html.j2").read_text()
+    css = (ROOT / "portproof" / "src" / "portproof" / "report" / "templates" / "report.html.j2").read_text()
     palettes = [dict(re.findall(r"--(\w+): (#\w+);", block)) for block in re.findall(r":root \{(.*?)\}", css, re.S)]
     assert len(palettes) == 2
     for palette in palettes:

@@ -24,14 +24,13 @@ from PIL import Image
 import mobilenetv3_paddle.train.main
 import mobilenetv3_ref.models
 import mobilenetv3_ref.train.main
-from reprod.align.backends import backend
-from reprod.align.convert import torch_to_paddle
-from reprod.recipe import log
-from reprod.recipe.arguments import get_args_parser
-from reprod.recipe.cli import UserError
-from reprod.recipe.files import save_safetensors
-from reprod.recipe.metrics import read_metrics
-from reprod.recipe.preemption import Stopped
+from mobilenetv3_common import log
+from mobilenetv3_common.arguments import get_args_parser
+from mobilenetv3_common.metrics import read_metrics
+from portproof.backends import backend
+from portproof.convert.rules import torch_to_paddle
+from portproof.io.cli import Stopped, UserError
+from portproof.io.files import save_safetensors
 
 SIDES = {
     "reference": SimpleNamespace(package=mobilenetv3_ref, framework=torch, to_tensor=torch.from_numpy),

@@ -16,7 +16,7 @@ from pathlib import Path
 import paddle
 import pytest
 
-from reprod.recipe.arguments import get_args_parser
+from mobilenetv3_common.arguments import get_args_parser
 
 ROOT = Path(__file__).parents[1]
 TOOLS = ("awk", "date", "dirname", "find", "grep", "mkdir", "sh", "sort", "tr")
@@ -24,7 +24,7 @@ PACKAGES = {"paddle": "mobilenetv3_paddle", "torch": "mobilenetv3_ref"}
 
 # Notes what it was called with and how; ends as it is told to, and may leave a log as two processes would.
 STAND_IN = """#!/bin/sh
-if [ "$2" = reprod.recipe.network ]; then
+if [ "$2" = mobilenetv3_common.network ]; then
     echo "10.0.0.1 ${OWN:-10.0.0.1} eth7"
     exit "${NO_WAY:-0}"
 fi

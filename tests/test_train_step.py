@@ -3,7 +3,7 @@
 The rung itself takes minutes. What it says of the port, and of a port with a fault in it, is tried by
 
     python steps/07_test_train.py --short
-    python tools/fault_gallery.py --quick --only "momentum lost between epochs"
+    python maintenance/fault_gallery.py --quick --only "momentum lost between epochs"
     TRAIN_FAULTS=1 python -m pytest tests/test_train_step.py     four minutes of two cores
 """
 
@@ -19,12 +19,13 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from reprod.align import gallery, trajectory
-from reprod.align.compare import FAIL, PASS, REFUSED
-from reprod.align.step import Step
-from reprod.align.trajectory_worker import Recipe, Trainee
-from reprod.recipe.cli import UserError
-from reprod.recipe.digits import write_digits
+from maintenance import gallery
+from mobilenetv3_common.digits import write_digits
+from mobilenetv3_proof import trajectory
+from mobilenetv3_proof.step import Step
+from mobilenetv3_proof.trajectory_worker import Recipe, Trainee
+from portproof.compare import FAIL, PASS, REFUSED
+from portproof.io.cli import UserError
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = ("mobilenetv3_ref", "mobilenetv3_paddle")

@@ -17,10 +17,9 @@ from typing import Any
 
 import numpy as np
 
-from reprod.recipe.arguments import HelpFormatter
-from reprod.recipe.cli import ArgumentParser, UserError, existing_dir, positive_int, run
-from reprod.recipe.files import save_safetensors
-from reprod.recipe.metrics import NAME, read_metrics
+from mobilenetv3_common.metrics import NAME, read_metrics
+from portproof.io.cli import ArgumentParser, HelpFormatter, UserError, existing_dir, positive_int, run
+from portproof.io.files import save_safetensors
 
 PROG = "average_checkpoints"
 

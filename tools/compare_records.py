@@ -15,12 +15,11 @@ from pathlib import Path
 
 import numpy as np
 
-from reprod.align.compare import Verdict, compare
-from reprod.align.limits import kernel_limits, largest
-from reprod.align.report import first_difference, last_line, row_line
-from reprod.recipe.arguments import HelpFormatter
-from reprod.recipe.cli import ArgumentParser, UserError, existing_file, run
-from reprod.recipe.files import load_npy, load_safetensors
+from portproof.compare import Verdict, compare
+from portproof.compare.tolerances import kernel_limits, largest
+from portproof.io.cli import ArgumentParser, HelpFormatter, UserError, existing_file, run
+from portproof.io.files import load_npy, load_safetensors
+from portproof.report.text import first_difference, last_line, row_line
 
 PROG = "compare_records"
 

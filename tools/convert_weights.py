@@ -25,7 +25,9 @@ from types import ModuleType
 
 import numpy as np
 
-from reprod.align.convert import (
+from mobilenetv3_common.arguments import MODEL_NAMES
+from mobilenetv3_common.classes import check_state_dict, num_classes_of
+from portproof.convert.rules import (
     MINDSPORE_RULES,
     RULES,
     keep,
@@ -34,11 +36,10 @@ from reprod.align.convert import (
     torch_to_mindspore,
     torch_to_paddle,
 )
-from reprod.recipe.arguments import MODEL_NAMES, HelpFormatter
-from reprod.recipe.ckpt import load_ckpt, save_ckpt
-from reprod.recipe.cli import ArgumentParser, UserError, existing_file, run
-from reprod.recipe.files import load_safetensors, save_safetensors
-from reprod.recipe.state_dict import check_hash, check_state_dict, hash_in_name, num_classes_of
+from portproof.io.ckpt import load_ckpt, save_ckpt
+from portproof.io.cli import ArgumentParser, HelpFormatter, UserError, existing_file, run
+from portproof.io.files import load_safetensors, save_safetensors
+from portproof.io.state_dict import check_hash, hash_in_name
 
 PROG = "convert_weights"
 Arrays = dict[str, np.ndarray]
@@ -147,7 +148,7 @@ def table(torch_keys: Iterable[str], types: Mapping[str, str], source: str, targ
 def main(args: argparse.Namespace) -> None:
     check_args(args)
     packages = import_packages(dict.fromkeys(("torch", args.source, args.target)))
-    from reprod.align.backends import backend
+    from portproof.backends import backend
 
     ref, source, target = (packages.get(framework) for framework in ("torch", args.source, args.target))
     types = backend("torch").layer_types(ref.MODELS[args.model]())

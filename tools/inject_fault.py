@@ -10,9 +10,8 @@ The port itself is not touched; delete the folder when you have seen enough.
 import argparse
 from pathlib import Path
 
-from reprod.align.gallery import PORT, ROOT, Fault, copy_port, load_faults
-from reprod.recipe.arguments import HelpFormatter
-from reprod.recipe.cli import ArgumentParser, UserError, run
+from maintenance.gallery import PORT, ROOT, Fault, copy_port, load_faults
+from portproof.io.cli import ArgumentParser, HelpFormatter, UserError, run
 
 NAME = "inject_fault"
 FAULTS = ROOT / "tools" / "faults.yaml"

@@ -5,13 +5,13 @@
 
 Each module is run alone on both sides, on what the reference's received: forward, then backward, in eval and in train
 mode, in float64 and, if nothing departs there, in float32. Exit status: 0 no module departs, 1 one does, 2 could not
-tell. `python -m reprod.align` takes the same flags and judges every tensor.
+tell. `python -m portproof` takes the same flags and judges every tensor.
 """
 
 import argparse
 
-from reprod.recipe.arguments import MODEL_NAMES, HelpFormatter
-from reprod.recipe.cli import ArgumentParser, UserError, run
+from mobilenetv3_common.arguments import MODEL_NAMES
+from portproof.io.cli import ArgumentParser, HelpFormatter, UserError, run
 
 PROG = "locate"
 
@@ -20,7 +20,7 @@ def get_args_parser() -> argparse.ArgumentParser:
     parser = ArgumentParser(prog=PROG, description=__doc__, formatter_class=HelpFormatter)
     parser.add_argument("--model", choices=MODEL_NAMES, help="this project's own pair, without --ref and --port")
     try:
-        from reprod.align.command import add_pair_arguments
+        from portproof.commands.arguments import add_pair_arguments
     except ImportError as error:
         raise UserError(f"both frameworks are needed ({error}): pip install -e '.[align]'") from error
     add_pair_arguments(parser, required=False)
@@ -28,8 +28,8 @@ def get_args_parser() -> argparse.ArgumentParser:
 
 
 def main(args: argparse.Namespace) -> int:
-    from reprod.align.command import load_pair, read_map
-    from reprod.align.pair import search
+    from portproof.commands.arguments import load_pair, read_map
+    from portproof.ladder.pair import search
 
     if bool(args.ref) != bool(args.port):
         raise UserError("--ref and --port are a pair: give both, or neither for this project's own")

@@ -10,9 +10,8 @@ classifier has more than 98 % of val/ right. A folder that holds the set already
 import argparse
 from pathlib import Path
 
-from reprod.recipe.arguments import HelpFormatter
-from reprod.recipe.cli import ArgumentParser, positive_int, run
-from reprod.recipe.digits import write_digits
+from mobilenetv3_common.digits import write_digits
+from portproof.io.cli import ArgumentParser, HelpFormatter, positive_int, run
 
 PROG = "make_digits"
 

@@ -3,16 +3,16 @@
   python tools/make_probe_weights.py probe.pdparams
   python tools/make_probe_weights.py --num-classes 10 probe.pth          to train on lite_data from, say
 
-Under probe weights every layer is busy, so that no fault of a port can hide (reprod/align/probe.py), but they have
+Under probe weights every layer is busy, so that no fault of a port can hide (portproof.backends.probe), but they have
 learned nothing, and what they predict means nothing. One seed gives the same network in every format.
 """
 
 import argparse
 from pathlib import Path
 
-from reprod.align.convert import torch_to_paddle
-from reprod.recipe.arguments import MODEL_NAMES, HelpFormatter
-from reprod.recipe.cli import ArgumentParser, UserError, positive_int, run
+from mobilenetv3_common.arguments import MODEL_NAMES
+from portproof.convert.rules import torch_to_paddle
+from portproof.io.cli import ArgumentParser, HelpFormatter, UserError, positive_int, run
 
 PROG = "make_probe_weights"
 SUFFIXES = (".pth", ".pt", ".safetensors", ".pdparams")
@@ -41,8 +41,8 @@ def main(args: argparse.Namespace) -> None:
     try:
         import mobilenetv3_paddle.models as port
         import mobilenetv3_ref.models as ref
-        from reprod.align.backends import backend
-        from reprod.align.probe import probe_weights
+        from portproof.backends import backend
+        from portproof.backends.probe import probe_weights
     except ImportError as error:
         raise UserError(f"both frameworks are needed ({error}): pip install -e '.[align]'") from error
 

@@ -14,10 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from reprod.recipe.arguments import HelpFormatter
-from reprod.recipe.cli import ArgumentParser, UserError, run
-from reprod.recipe.files import atomic_path
-from reprod.recipe.metrics import NAME, read_metrics
+from mobilenetv3_common.metrics import NAME, read_metrics
+from portproof.io.cli import ArgumentParser, HelpFormatter, UserError, run
+from portproof.io.files import atomic_path
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

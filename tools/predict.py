@@ -24,9 +24,9 @@ import numpy as np
 from PIL import Image
 from tqdm import tqdm
 
-from reprod.recipe.arguments import MODEL_NAMES, HelpFormatter, check_val_sizes
-from reprod.recipe.cli import ArgumentParser, UserError, existing_file, positive_int, run
-from reprod.recipe.images import IMAGE_SUFFIXES, read_image
+from mobilenetv3_common.arguments import MODEL_NAMES, check_val_sizes
+from mobilenetv3_common.images import IMAGE_SUFFIXES, read_image
+from portproof.io.cli import ArgumentParser, HelpFormatter, UserError, existing_file, positive_int, run
 
 PROG = "predict"
 MODULES = {"paddle": "mobilenetv3_paddle.predict", "torch": "mobilenetv3_ref.predict"}

@@ -19,8 +19,8 @@ import numpy as np
 from PIL import ExifTags, Image
 from tqdm import tqdm
 
-from reprod.recipe.cli import ArgumentParser, UserError, existing_dir, output_dir, positive_int, run
-from reprod.recipe.images import IMAGE_SUFFIXES
+from mobilenetv3_common.images import IMAGE_SUFFIXES
+from portproof.io.cli import ArgumentParser, UserError, existing_dir, output_dir, positive_int, run
 
 SPLITS = ("train", "val")
 JPEG_QUALITY = 87

@@ -7,9 +7,9 @@ import numpy as np
 from paddle.vision import datasets
 from PIL import Image
 
-from reprod.recipe.cli import UserError, existing_dir
-from reprod.recipe.draws import item_rng
-from reprod.recipe.images import read_image
+from mobilenetv3_common.draws import item_rng
+from mobilenetv3_common.images import read_image
+from portproof.io.cli import UserError, existing_dir
 
 
 class ImageFolder(datasets.DatasetFolder):  # Paddle: the class with labels; its ImageFolder has none

@@ -9,9 +9,9 @@ import numpy as np
 import paddle
 from paddle import Tensor, io
 
-from reprod.recipe.cli import UserError
-from reprod.recipe.preemption import outlive_stop_request
-from reprod.recipe.sampler import BatchSampler
+from mobilenetv3_common.preemption import outlive_stop_request
+from mobilenetv3_common.sampler import BatchSampler
+from portproof.io.cli import UserError
 
 from .dataset import ImageFolder
 from .presets import ClassificationPresetEval, ClassificationPresetTrain

@@ -3,7 +3,7 @@
 import paddle.nn.functional as F
 from paddle import Tensor
 
-from reprod.recipe.draws import batch_rng, random_mix
+from mobilenetv3_common.draws import batch_rng, random_mix
 
 
 class RandomMix:

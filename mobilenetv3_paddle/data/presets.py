@@ -7,7 +7,7 @@ import numpy as np
 from paddle.vision.transforms import functional as F
 from PIL import Image
 
-from reprod.recipe.draws import auto_augment_operations, random_erasing_box, random_resized_crop_box
+from mobilenetv3_common.draws import auto_augment_operations, random_erasing_box, random_resized_crop_box
 
 from .auto_augment import apply_operations
 

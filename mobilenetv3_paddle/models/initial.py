@@ -3,7 +3,7 @@
 import numpy as np
 from paddle import nn
 
-from reprod.recipe.initial import draw_initial
+from mobilenetv3_common.initial import draw_initial
 
 from .weights import load_state_dict, to_arrays
 

@@ -9,8 +9,8 @@ from paddle.optimizer import Optimizer
 from paddle.optimizer.lr import LRScheduler
 
 from mobilenetv3_paddle.models.weights import load_pickle, load_state_dict, save_pickle, to_arrays
-from reprod.recipe.cli import UserError, existing_file
-from reprod.recipe.state_dict import digest
+from portproof.io.cli import UserError, existing_file
+from portproof.io.state_dict import digest
 
 from .amp import Amp
 from .ema import ModelEma

@@ -6,7 +6,7 @@ As torchvision's references/classification/train.py builds them (torchvision 0.2
 from paddle.optimizer import lr
 from paddle.optimizer.lr import LRScheduler
 
-from reprod.recipe.arguments import Schedule
+from mobilenetv3_common.arguments import Schedule
 
 
 class SequentialLR(LRScheduler):

@@ -12,8 +12,8 @@ from paddle import Tensor, nn
 from paddle.optimizer import Optimizer
 from paddle.optimizer.lr import LRScheduler
 
-from reprod.recipe.arguments import Schedule
-from reprod.recipe.cli import UserError
+from mobilenetv3_common.arguments import Schedule
+from portproof.io.cli import UserError
 
 from .lr_scheduler import build_lr_scheduler
 

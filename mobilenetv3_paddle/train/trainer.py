@@ -7,16 +7,16 @@ from pathlib import Path
 
 from paddle import nn
 
+from mobilenetv3_common.arguments import check_resumed
+from mobilenetv3_common.log import evaluation_line
+from mobilenetv3_common.metrics import NAME, MetricsLog
+from mobilenetv3_common.preemption import StopRequest
+from mobilenetv3_common.seeds import derive_seed
 from mobilenetv3_paddle.data import build_mix, set_epoch
 from mobilenetv3_paddle.data.loader import DataLoader
 from mobilenetv3_paddle.device import seed_everything
 from mobilenetv3_paddle.models import save_weights
-from reprod.recipe.arguments import check_resumed
-from reprod.recipe.cli import UserError, output_dir
-from reprod.recipe.log import evaluation_line
-from reprod.recipe.metrics import NAME, MetricsLog
-from reprod.recipe.preemption import Stopped, StopRequest
-from reprod.recipe.seeds import derive_seed
+from portproof.io.cli import Stopped, UserError, output_dir
 
 from .checkpoint import SUFFIX, TrainingState, read_checkpoint, restore, save_checkpoint
 from .distributed import all_reduce_sum, broadcast_buffers, data_parallel, launched_rank, log

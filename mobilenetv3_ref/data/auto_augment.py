@@ -1,4 +1,4 @@
-"""AutoAugment's operations on images (arXiv:1805.09501); reprod.recipe.draws draws which, and how far."""
+"""AutoAugment's operations on images (arXiv:1805.09501); mobilenetv3_common.draws draws which, and how far."""
 
 from collections.abc import Sequence
 

@@ -8,9 +8,9 @@ from PIL import Image
 from torch import Tensor
 from torchvision import datasets
 
-from reprod.recipe.cli import UserError, existing_dir
-from reprod.recipe.draws import item_rng
-from reprod.recipe.images import read_image
+from mobilenetv3_common.draws import item_rng
+from mobilenetv3_common.images import read_image
+from portproof.io.cli import UserError, existing_dir
 
 
 class ImageFolder(datasets.ImageFolder):

@@ -5,8 +5,8 @@ from typing import Any
 
 from torch.utils.data import DataLoader
 
-from reprod.recipe.preemption import outlive_stop_request
-from reprod.recipe.sampler import BatchSampler
+from mobilenetv3_common.preemption import outlive_stop_request
+from mobilenetv3_common.sampler import BatchSampler
 
 from .dataset import ImageFolder
 from .presets import ClassificationPresetEval, ClassificationPresetTrain

@@ -3,7 +3,7 @@
 from torch import Tensor
 from torch.nn import functional as F
 
-from reprod.recipe.draws import batch_rng, random_mix
+from mobilenetv3_common.draws import batch_rng, random_mix
 
 
 class RandomMix:

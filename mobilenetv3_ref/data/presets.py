@@ -8,7 +8,7 @@ from PIL import Image
 from torch import Tensor
 from torchvision.transforms import functional as F
 
-from reprod.recipe.draws import auto_augment_operations, random_erasing_box, random_resized_crop_box
+from mobilenetv3_common.draws import auto_augment_operations, random_erasing_box, random_resized_crop_box
 
 from .auto_augment import apply_operations
 

@@ -2,7 +2,7 @@
 
 from torch import nn
 
-from reprod.recipe.initial import draw_initial
+from mobilenetv3_common.initial import draw_initial
 
 from .weights import load_state_dict, to_arrays
 

@@ -9,9 +9,10 @@ import numpy as np
 import torch
 from torch import nn
 
-from reprod.recipe.cli import UserError
-from reprod.recipe.files import atomic_path, load_pth, save_safetensors
-from reprod.recipe.state_dict import check_state_dict, keep_last_layer, read_state_dict
+from mobilenetv3_common.classes import check_state_dict, keep_last_layer
+from portproof.io.cli import UserError
+from portproof.io.files import atomic_path, load_pth, save_safetensors
+from portproof.io.state_dict import read_state_dict
 
 SUFFIXES = (".pth", ".pt")
 

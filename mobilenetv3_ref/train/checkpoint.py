@@ -10,8 +10,8 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from mobilenetv3_ref.models.weights import load_pickle, load_state_dict, save_pickle, to_arrays
-from reprod.recipe.cli import UserError, existing_file
-from reprod.recipe.state_dict import digest
+from portproof.io.cli import UserError, existing_file
+from portproof.io.state_dict import digest
 
 from .amp import Amp
 from .ema import ModelEma

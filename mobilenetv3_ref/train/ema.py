@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from mobilenetv3_ref.models.weights import load_state_dict
-from reprod.recipe.cli import UserError
+from portproof.io.cli import UserError
 
 COUNT = "n_averaged"
 

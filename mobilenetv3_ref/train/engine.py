@@ -9,11 +9,11 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from mobilenetv3_common.log import TrainingLog
+from mobilenetv3_common.preemption import StopRequest
 from mobilenetv3_ref.data.loader import DataLoader
 from mobilenetv3_ref.data.mix import RandomMix
-from reprod.recipe.cli import UserError
-from reprod.recipe.log import TrainingLog
-from reprod.recipe.preemption import Stopped, StopRequest
+from portproof.io.cli import Stopped, UserError
 
 from .amp import Amp
 from .distributed import all_reduce_sum, unwrap

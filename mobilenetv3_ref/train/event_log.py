@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from reprod.recipe.cli import UserError
+from portproof.io.cli import UserError
 
 
 class EventLog:

@@ -14,7 +14,7 @@ from torch.optim.lr_scheduler import (
     StepLR,
 )
 
-from reprod.recipe.arguments import Schedule
+from mobilenetv3_common.arguments import Schedule
 
 
 def build_lr_scheduler(optimizer: Optimizer, schedule: Schedule) -> LRScheduler:

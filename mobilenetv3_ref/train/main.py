@@ -4,14 +4,14 @@ import argparse
 
 from torch import nn
 
+from mobilenetv3_common.arguments import augmentation_options, check_data, optimizer_options, parse_args
+from mobilenetv3_common.log import evaluation_line
+from mobilenetv3_common.preemption import stop_request
 from mobilenetv3_ref.data import build_dataset, build_loader
 from mobilenetv3_ref.data.loader import DataLoader
 from mobilenetv3_ref.device import seed_everything, select_device
 from mobilenetv3_ref.models import MODELS, load_finetune, shared_init
-from reprod.recipe.arguments import augmentation_options, check_data, optimizer_options, parse_args
-from reprod.recipe.cli import run
-from reprod.recipe.log import evaluation_line
-from reprod.recipe.preemption import stop_request
+from portproof.io.cli import run
 
 from .amp import Amp
 from .checkpoint import TrainingState

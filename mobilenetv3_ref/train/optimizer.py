@@ -6,7 +6,7 @@ from torch import nn
 from torch.optim import SGD, AdamW, Optimizer, RMSprop
 from torch.optim.lr_scheduler import LRScheduler
 
-from reprod.recipe.arguments import Schedule
+from mobilenetv3_common.arguments import Schedule
 
 from .lr_scheduler import build_lr_scheduler
 

@@ -1,0 +1,67 @@
+"""Write the pages of docs/ that are generated from faq/, for which the snippets of every pair run and are measured.
+
+  python maintenance/write_docs.py            writes docs/*/faq/, docs/*/api_differences.md and docs/*/guide_map.md
+  python maintenance/write_docs.py --check    says which of them are not what a run gives
+
+Exits with 1 if a question has no answer, a snippet fails, a pair is not as it is said to be, or a page is stale.
+"""
+
+import argparse
+
+from faq.catalogue import CatalogueError, measure
+from faq.pages import catalogue_pages, coverage_pages, guide_pages, topic_pages
+from faq.snippets import ENTRIES, run_snippets
+from faq.sources import load_entries, load_sources
+from maintenance.gallery import ROOT
+from portproof.io.cli import ArgumentParser, HelpFormatter, run
+from portproof.io.files import atomic_path
+
+NAME = "write_docs"
+DOCS = ROOT / "docs"
+
+
+def get_args_parser() -> argparse.ArgumentParser:
+    parser = ArgumentParser(prog=NAME, description=__doc__, formatter_class=HelpFormatter)
+    parser.add_argument("--check", action="store_true", help="write nothing, compare")
+    return parser
+
+
+def main(args: argparse.Namespace) -> int:
+    """Raises UserError for an entry that is not as it must be."""
+    entries, sources = load_entries(ENTRIES), load_sources(ENTRIES.parent / "questions.yaml")
+    answered = {name for entry in entries for name in entry.questions}
+    if unanswered := [q.id for source in sources for q in source.questions if q.id not in answered]:
+        print(f"no entry answers {', '.join(unanswered)}")
+        return 1
+    pages = {**topic_pages(entries), **coverage_pages(entries, sources)}
+    (guide,) = [source for source in sources if source.sections]
+    pages |= guide_pages(entries, guide)
+
+    pairs = [entry for entry in entries if entry.pair]
+    runs = {framework: {r.slug: r for r in run_snippets(pairs, framework)} for framework in ("torch", "paddle")}
+    failed = [run for of_framework in runs.values() for run in of_framework.values() if run.error]
+    for run_ in failed:
+        print(f"{run_.slug}, {run_.framework}: {run_.error.splitlines()[-1]}")
+    if failed:
+        return 1
+    try:
+        rows = [
+            measure(entry, {name: of_framework[entry.slug] for name, of_framework in runs.items()}) for entry in pairs
+        ]
+    except CatalogueError as error:
+        print(error)
+        return 1
+    pages |= catalogue_pages(rows)
+
+    written = {name: (DOCS / name).read_text(encoding="utf-8") for name in pages if (DOCS / name).is_file()}
+    stale = [name for name, text in pages.items() if written.get(name) != text]
+    for name in stale:
+        print(f"{'stale' if args.check else 'wrote'}: docs/{name}")
+        if not args.check:
+            with atomic_path(DOCS / name) as path:
+                path.write_text(pages[name], encoding="utf-8")
+    return int(args.check and bool(stale))
+
+
+if __name__ == "__main__":
+    run(lambda: main(get_args_parser().parse_args()), NAME)

@@ -1,0 +1,52 @@
+"""Proof that a port of a PyTorch model is exact: run both, compare everything, say where and why they part.
+
+    verdict = portproof.align(ref, port, [images])
+    print(verdict)
+
+Importing this imports neither PyTorch nor PaddlePaddle; what needs one does when it is called.
+"""
+
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    import paddle
+    import torch
+
+    from portproof.compare import Verdict
+
+__version__ = "0.1.0"
+
+# Paddle looks for a compiler cache when it is imported, and warns on every run of every command where there is none.
+warnings.filterwarnings("ignore", message="No ccache found")
+
+
+def align(
+    ref: "torch.nn.Module",
+    port: "paddle.nn.Layer",
+    inputs: Sequence[np.ndarray],
+    *,
+    names: Mapping[str, str] | None = None,
+    weights: str = "probe",
+    modes: Sequence[str] = ("eval", "train"),
+    seed: int = 0,
+    device: str = "cpu",
+) -> "Verdict":
+    """Judge the port `port` against the reference `ref`; neither is changed.
+
+    `inputs` are the arrays of the positional arguments, at least 2 samples where there is batch norm. `names` fixes
+    part of the map, {reference's module: port's module}; the rest is proposed (see mapping.py). `weights`: "probe" puts
+    seeded weights under which no fault hides into both, "reference" the reference's own into both, and "own" leaves
+    each its own, and compares them. Dropout is off in both modes.
+
+    The verdict prints as a report (`print(verdict)`). Its `status` is 0, 1 or 2: aligned, not, or refused because the
+    map is ambiguous or the reference gives NaN. Its rows are named SECTION/ITEM, `location` says where the port departs
+    from the reference, `notes` what the map rests on. Raises UserError for what is no model, inputs on which the
+    reference cannot run, and unknown names, modes and weights.
+    """
+    from portproof.ladder.pair import judge
+
+    return judge(ref, port, inputs, names, weights, modes, seed, device)

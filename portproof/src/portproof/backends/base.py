@@ -1,0 +1,350 @@
+"""What all frameworks' backends have in common: how a model is read as arrays, traced, and run once.
+
+What a framework spells or does in its own way is an abstract method or attribute here, and its subclass says why.
+Where nothing else is said, arrays are by PyTorch's names and in its layout, whichever framework computed them: the
+layers of the model itself tell how they are converted (see convert.py). Imports no framework.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+from portproof.backends.model import BackendModel, Module, Slot
+from portproof.backends.trace import Call, Trace, call_label, map_tensors, tensors_at, tensors_in
+from portproof.compare.activations import BENDS
+from portproof.convert.rules import RULES, Change, keep
+from portproof.io.cli import one_line
+from portproof.io.state_dict import check_state_dict
+
+Arrays = dict[str, np.ndarray]
+
+
+class Backend(ABC):
+    """One framework: what its models, tensors, optimizers and contexts are called, and what is done with them."""
+
+    name: str
+    framework: ModuleType
+    module_class: type  # what every model and module is
+    module_class_name: str
+    containers: tuple[type, ...]  # classes of the library that are no layers
+    library: str  # what the names of the modules that hold its layers begin with
+    model_class: type[BackendModel] = BackendModel
+
+    # Models
+
+    @abstractmethod
+    def device(self, name: str) -> Any:
+        """The framework's own device for "cpu" or "gpu", chosen for what follows; raises UserError if it has none."""
+
+    @abstractmethod
+    def build(
+        self,
+        factory: Callable[[], Any],
+        arrays: Mapping[str, np.ndarray],
+        dtype: str,
+        device: Any,
+        load: Callable[[Any, Arrays], object],
+    ) -> Any:
+        """`factory()` with `arrays` in "float32" or "float64", as `load(model, arrays)` puts them there.
+
+        `load` gets the framework's own names and layouts, and raises what it will for arrays that do not fit.
+        """
+
+    @abstractmethod
+    def read_weights(self, path: str | Path) -> Arrays:
+        """The state_dict in a file of the framework's own kind or .safetensors; raises UserError as it says why not.
+
+        Names and layouts are the framework's own. Nothing that hides in the file is run.
+        """
+
+    def load_weights(self, model: Any, path: str | Path, what: str) -> None:
+        """Copy what `read_weights` gives into `model`; raises UserError unless every key, shape and dtype fits."""
+        arrays, state = self.read_weights(path), model.state_dict()
+        check_state_dict(arrays, {key: self.to_array(tensor) for key, tensor in state.items()}, f"{what} {path}")
+        for key, array in arrays.items():
+            self.set_value(state[key], array)
+
+    def wrap(self, model: Any, role: str, device: str = "cpu") -> BackendModel:
+        """A copy of `model` to be run, see `BackendModel`; messages call it "the `role`"."""
+        return self.model_class(self, model, role, device)
+
+    @abstractmethod
+    def named_modules(self, model: Any) -> Iterable[tuple[str, Any]]:
+        """(dotted name, module) of each module once, the model itself, "", first."""
+
+    def submodule(self, model: Any, name: str) -> Any:
+        """The module of that dotted name; raises KeyError if there is none."""
+        return dict(self.named_modules(model))[name]
+
+    def layer_types(self, model: Any) -> dict[str, str]:
+        """{dotted name: class name} of every module."""
+        return {name: type(module).__name__ for name, module in self.named_modules(model)}
+
+    def is_container(self, module: Any) -> bool:
+        """Whether its output is only its last child's."""
+        sequential = self.framework.nn.Sequential
+        return isinstance(module, sequential) and type(module).forward is sequential.forward
+
+    def kind(self, module: Any) -> str:
+        """The library's layer that `module` is or derives from, by PyTorch's name; "" for a module of one's own."""
+        for base in type(module).__mro__:
+            if base.__module__.startswith(self.library) and base not in self.containers:
+                return self.torch_type(base.__name__)
+        return ""
+
+    @abstractmethod
+    def torch_type(self, layer: str) -> str:
+        """PyTorch's name of the library's class `layer`."""
+
+    @abstractmethod
+    def layouts(self, module: Any) -> Mapping[str, tuple[str, Change]]:
+        """{tensor of a layer: (PyTorch's name, change of layout)}; what is not in it is as in PyTorch."""
+
+    def describe(self, model: Any) -> dict[str, Module]:
+        """{dotted name: what it is} of every module; of tied tensors the first is listed, the others left out."""
+        saved, seen, modules = model.state_dict().keys(), set(), {}
+        for name, module in self.named_modules(model):
+            prefix, kind, layouts, slots = f"{name}." if name else "", self.kind(module), self.layouts(module), {}
+            for leaf, tensor in [*module.named_parameters("", False), *module.named_buffers("", False)]:
+                if prefix + leaf in saved and id(tensor) not in seen:
+                    torch_leaf, change = layouts.get(leaf, (leaf, keep))
+                    shape = change(np.empty(tuple(tensor.shape), bool)).shape
+                    slots[torch_leaf] = Slot(prefix + leaf, shape, change, self.requires_grad(tensor))
+                seen.add(id(tensor))
+            known = kind if kind in RULES or not slots else ""
+            modules[name] = Module(name, type(module).__name__, known, slots, not any(module.children()))
+        return modules
+
+    # Tensors
+
+    @abstractmethod
+    def tensor(self, array: np.ndarray, device: Any = None, dtype: Any = None, requires_grad: bool = False) -> Any:
+        """A copy of `array`; of floating point it is of `dtype`, if that is given, and may require a gradient."""
+
+    def to_tensor(self, array: np.ndarray, model: Any) -> Any:
+        """`array` on the model's device, in the model's precision if it is floating point."""
+        parameter = next(iter(model.parameters()))
+        return self.tensor(array, self.device_of(parameter), parameter.dtype)
+
+    @abstractmethod
+    def to_array(self, tensor: Any) -> np.ndarray:
+        """A copy of `tensor`, which a later operation in place cannot change."""
+
+    @abstractmethod
+    def device_of(self, tensor: Any) -> Any:
+        """What `tensor` takes for another to lie where this one does."""
+
+    @abstractmethod
+    def requires_grad(self, tensor: Any) -> bool:
+        """Whether a gradient is computed for it."""
+
+    @abstractmethod
+    def set_value(self, tensor: Any, array: np.ndarray) -> None:
+        """Copy `array`, of the same shape, into `tensor`, in the tensor's own precision."""
+
+    # Reading a model
+
+    def named_slots(self, model: Any) -> dict[str, tuple[str, Slot]]:
+        """{state_dict key: (PyTorch's key, slot)} of all parameters and buffers."""
+        return {
+            slot.key: (f"{name}.{leaf}" if name else leaf, slot)
+            for name, module in self.describe(model).items()
+            for leaf, slot in module.slots.items()
+        }
+
+    def _arrays(self, model: Any, tensors: Iterable[tuple[str, Any]]) -> Arrays:
+        slots = self.named_slots(model)
+        found = ((*slots[key], tensor) for key, tensor in tensors if key in slots)
+        return {name: slot.change(self.to_array(tensor)) for name, slot, tensor in found}
+
+    def shapes(self, model: Any) -> dict[str, tuple[int, ...]]:
+        """{name: shape} of all parameters and buffers."""
+        slots = self.named_slots(model)
+        return {slots[key][0]: slots[key][1].shape for key in model.state_dict() if key in slots}
+
+    def parameters(self, model: Any) -> Arrays:
+        """All trained parameters."""
+        return self._arrays(model, ((name, p) for name, p in model.named_parameters() if self.requires_grad(p)))
+
+    def buffers(self, model: Any) -> Arrays:
+        """What is saved and not trained: batch norm's running statistics and counts."""
+        return self._arrays(model, self.named_buffers(model))
+
+    def gradients(self, model: Any) -> Arrays:
+        """The gradients of all trained parameters; one that received none is missing."""
+        return self._arrays(model, self.named_gradients(model))
+
+    def set_gradients(self, model: Any, gradients: Mapping[str, np.ndarray]) -> None:
+        """Give each parameter that `gradients` names its array, as if a backward pass had."""
+        slots = self.named_slots(model)
+        for key, parameter in model.named_parameters():
+            if key in slots and slots[key][0] in gradients:
+                name, slot = slots[key]
+                parameter.grad = self.tensor(slot.change(gradients[name]), self.device_of(parameter))
+
+    @abstractmethod
+    def named_buffers(self, model: Any) -> Iterable[tuple[str, Any]]:
+        """(state_dict key, tensor) of what is not trained."""
+
+    def named_gradients(self, model: Any) -> Iterator[tuple[str, Any]]:
+        """(state_dict key, gradient) of every parameter that has received one."""
+        return ((name, p.grad) for name, p in model.named_parameters() if p.grad is not None)
+
+    # Running a model
+
+    @abstractmethod
+    def exact_constants(self) -> AbstractContextManager:
+        """In this context float64 arithmetic has the constants that are meant; it may be nested."""
+
+    @abstractmethod
+    def new_tensors(self, dtype: str) -> AbstractContextManager:
+        """In this context tensors that a model makes without saying of what type fit those of `dtype`."""
+
+    @abstractmethod
+    def without_dropout(self) -> AbstractContextManager:
+        """In this context dropout that is called as a function gives back what it gets."""
+
+    @abstractmethod
+    def turn_off_dropout(self, layer: Any) -> None:
+        """The same for a layer that is dropout or has some inside, whatever mode its model is in."""
+
+    @abstractmethod
+    def moved(self, module: Any, device: Any, dtype: str) -> Any:
+        """`module`, changed in place, on that device, its floats in "float32" or "float64"."""
+
+    @abstractmethod
+    def hook_after(self, module: Any, hook: Callable[[Any, tuple, dict, Any], None]) -> Any:
+        """Have `hook(module, args, kwargs, output)` called after each call of `module`, until the handle's remove()."""
+
+    @contextmanager
+    def trace(self, model: Any, whole: str = "logits", calls: bool = False) -> Iterator[Trace]:
+        """Trace every forward pass of `model` in this context, in float64 with exact constants.
+
+        The whole model's output is called `whole`. With `calls` the arguments of every call are kept too, and after a
+        backward pass in this context the loss's gradients for what it returned.
+        """
+        tracer = _Tracer(self, whole, calls)
+        handles = [
+            handle
+            for name, module in self.named_modules(model)
+            if name == "" or not self.is_container(module)
+            for handle in tracer.attach(name, module)
+        ]
+        try:
+            with self.exact_constants():
+                yield tracer.trace
+        finally:
+            for handle in handles:
+                handle.remove()
+            tracer.close()
+
+    def forward(self, model: Any, images: np.ndarray, train: bool, may_raise: bool = False) -> Trace:
+        """One forward pass of `images` (N, 3, H, W); in train mode with the buffers after it.
+
+        A model that `may_raise` is traced up to there, so that the first module without an output is the one that did,
+        and the trace has the `error`; else what it raises is raised.
+        """
+        model.train() if train else model.eval()
+        with self.framework.no_grad(), self.trace(model) as trace:
+            try:
+                model(self.to_tensor(images, model))
+            except Exception as error:  # whatever a wrong port may raise
+                if not may_raise:
+                    raise
+                trace.error = one_line(error)
+        if train and not trace.error:
+            trace.buffers = self.buffers(model)
+        return trace
+
+    # Training
+
+    @abstractmethod
+    def set_threads(self, count: int) -> None:
+        """Compute with `count` threads from now on, where the framework can be told."""
+
+    def loss_and_gradient(self, criterion: Any, logits: np.ndarray, target: np.ndarray, device: Any) -> Arrays:
+        """The criterion's "loss", and its "gradient" with respect to the logits (N, C), in their precision."""
+        x = self.tensor(logits, device, requires_grad=True)
+        loss = criterion(x, self.tensor(target, device))
+        loss.backward()
+        return {"loss": self.to_array(loss), "gradient": self.to_array(x.grad)}
+
+    @abstractmethod
+    def learning_rate(self, optimizer: Any) -> float:
+        """The rate of its next step."""
+
+    @abstractmethod
+    def clear_gradients(self, optimizer: Any) -> None:
+        """Forget the gradients of what it trains, in the framework's own default way."""
+
+    @abstractmethod
+    def set_norm_share(self, model: Any, share: float) -> None:
+        """Set the share of the new batch in every batch norm's running statistics."""
+
+    @abstractmethod
+    def round_epsilons(self, model: Any) -> None:
+        """Give layers that `exact_constants` does not see into the float32 epsilon that their kernels have."""
+
+
+class _Tracer:
+    """The hooks that write one trace."""
+
+    def __init__(self, backend: Backend, whole: str, calls: bool) -> None:
+        self.backend, self.whole, self.calls = backend, whole, calls
+        self.is_tensor = backend.framework.is_tensor
+        self.trace = Trace()
+        self.running: list[Call] = []
+        self.counts: dict[str, int] = {}
+
+    def attach(self, name: str, module: Any) -> list[Any]:
+        """The handles of the hooks before and after each call of `module`."""
+        is_gate = type(module).__name__ in BENDS
+
+        def before(module: Any, args: tuple, kwargs: dict) -> None:
+            self.begin(name, args, kwargs, self.calls or is_gate)
+
+        def after(module: Any, args: tuple, kwargs: dict, output: Any) -> None:
+            self.end(output, is_gate)
+
+        return [
+            module.register_forward_pre_hook(before, with_kwargs=True),
+            self.backend.hook_after(module, after),
+        ]
+
+    def begin(self, name: str, args: tuple, kwargs: dict, keep_arguments: bool) -> None:
+        number = self.counts.get(name, 0)
+        call = Call(name, number, start=sum(self.counts.values()), scale=self.scale((args, kwargs)))
+        if keep_arguments:
+            call.args, call.kwargs = map_tensors((args, kwargs), self.is_tensor, self.backend.to_array)
+        self.counts[name] = number + 1
+        self.running.append(call)
+
+    def end(self, output: Any, is_gate: bool) -> None:
+        call, tensors = self.running.pop(), tensors_at(output, self.is_tensor)
+        call.places, call.outputs = list(tensors), [self.backend.to_array(tensor) for tensor in tensors.values()]
+        call.upstream = [None] * len(tensors)
+        self.trace.add(call, is_gate, self.whole, self.calls)
+        for i, tensor in enumerate(tensors.values() if self.calls else ()):
+            if self.backend.requires_grad(tensor):
+                self.keep_upstream(call, i, tensor)
+
+    def keep_upstream(self, call: Call, i: int, tensor: Any) -> None:
+        def hook(gradient: Any) -> None:
+            call.upstream[i] = self.backend.to_array(gradient)
+
+        tensor.register_hook(hook)
+
+    def scale(self, value: Any) -> float:
+        """The largest value among the tensors in it."""
+        floats = [t for t in tensors_in(value, self.is_tensor) if t.is_floating_point() and 0 not in t.shape]
+        return max((float(t.detach().abs().max()) for t in floats), default=0.0)
+
+    def close(self) -> None:
+        """Take in what was running when the model raised, the innermost first."""
+        for call in reversed(self.running if self.calls else ()):
+            self.trace.calls[call_label(call.name or self.whole, call.number)] = call

@@ -1,0 +1,160 @@
+"""One model as a comparison sees it, whichever framework it is of: its modules, its tensors, its runs, as arrays."""
+
+import copy
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from portproof.backends.trace import Call, Trace, map_tensors, tensors_in
+from portproof.convert.rules import Change
+from portproof.io.cli import UserError, one_line
+
+if TYPE_CHECKING:
+    from portproof.backends.base import Backend
+
+
+@dataclass(frozen=True)
+class Slot:
+    """One parameter or buffer, as PyTorch would store it."""
+
+    key: str  # in this model's own state_dict
+    shape: tuple[int, ...]
+    change: Change  # of layout, between this model's own and PyTorch's; its own inverse
+    trained: bool  # it takes part in training: a parameter, no buffer
+
+
+@dataclass(frozen=True)
+class Module:
+    """One module."""
+
+    name: str
+    type: str  # its class
+    kind: str  # the library's layer that it is or derives from, by PyTorch's name; "" for none
+    slots: dict[str, Slot]  # its own parameters and buffers, by PyTorch's name within the module
+    is_leaf: bool
+
+
+@dataclass
+class Run:
+    """One forward pass, and one backward pass if a cotangent was given. All arrays have PyTorch's layout."""
+
+    record: Trace
+    output: list[np.ndarray] = field(default_factory=list)
+    gradients: dict[str, np.ndarray] = field(default_factory=dict)  # by state_dict key; missing: it received none
+    input_gradients: list[np.ndarray | None] = field(default_factory=list)
+    buffers: dict[str, np.ndarray] = field(default_factory=dict)  # after the pass, by state_dict key
+
+
+def _is_array(value: Any) -> bool:
+    return isinstance(value, np.ndarray)
+
+
+class BackendModel:
+    """A model in float32; every run is done on a copy, so that none sees what another left.
+
+    Arrays are by the model's own state_dict keys, in PyTorch's layout. Of tied tensors only the first has a place.
+    """
+
+    modules: dict[str, Module]  # by dotted name, "" is the model
+
+    def __init__(self, backend: "Backend", model: Any, role: str, device: str) -> None:
+        """Raises UserError for what is no model of this framework, and for a device that it does not have."""
+        if not isinstance(model, backend.module_class):
+            raise UserError(f"the {role} is a {type(model).__name__}, no {backend.module_class_name}: give a model")
+        self.backend, self.role, self.device = backend, role, backend.device(device)
+        self.model = copy.deepcopy(model).float()
+        self.modules = backend.describe(self.model)
+        self._slots = {slot.key: slot for module in self.modules.values() for slot in module.slots.values()}
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        """All parameters and buffers."""
+        return self._in_torch_layout(self.model.state_dict().items())
+
+    def _in_torch_layout(self, tensors: Any, prefix: str = "") -> dict[str, np.ndarray]:
+        """Those that have a place, by their own keys; `prefix` leads from these to the whole model's."""
+        found = ((key, self._slots.get(prefix + key), tensor) for key, tensor in tensors)
+        return {key: slot.change(self.backend.to_array(tensor)) for key, slot, tensor in found if slot}
+
+    def load(self, arrays: Mapping[str, np.ndarray]) -> None:
+        """Put `arrays` (as `arrays()` gives them) into the model; raises UserError for a key or shape that is not."""
+        state = self.model.state_dict()
+        for key, array in arrays.items():
+            if key not in state:
+                raise UserError(f"weights do not fit the {self.role}: it has no {key}")
+            if key in self._slots:
+                own, shape = self._slots[key].change(array), tuple(state[key].shape)
+                if own.shape != shape:
+                    raise UserError(f"weights do not fit the {self.role}: {key} is {shape}, not {own.shape}")
+                self.backend.set_value(state[key], own)
+
+    def run(
+        self,
+        inputs: Sequence[np.ndarray],
+        dtype: str,
+        train: bool,
+        cotangent: Sequence[np.ndarray] | None = None,
+        calls: bool = False,
+    ) -> Run:
+        """Run the model on `inputs` in "float32" or "float64"; dropout is off in either mode.
+
+        With `cotangent` (an array an output) the gradients of sum(output * cotangent) are taken too. What a model
+        raises ends the trace and is in `record.error`.
+        """
+        call = Call("", 0, args=tuple(inputs), upstream=list(cotangent or ()))
+        return self._run(self._copy("", dtype, train), call, dtype, train, cotangent is not None, calls)
+
+    def run_module(self, name: str, call: Call, dtype: str, train: bool, backward: bool) -> Run:
+        """Run only the module `name` on the arguments of `call`, backward from its upstream gradients."""
+        call = replace(call, name=name)
+        return self._run(self._copy(name, dtype, train), call, dtype, train, backward, calls=True)
+
+    def _copy(self, name: str, dtype: str, train: bool) -> Any:
+        module = copy.deepcopy(self.backend.submodule(self.model, name))
+        module = self.backend.moved(module, self.device, dtype)
+        module.train() if train else module.eval()
+        for _, layer in self.backend.named_modules(module):
+            self.backend.turn_off_dropout(layer)
+        return module
+
+    def _tensors(self, value: Any, dtype: str, requires_grad: bool) -> Any:
+        return map_tensors(value, _is_array, lambda a: self.backend.tensor(a, self.device, dtype, requires_grad))
+
+    def _run(self, model: Any, call: Call, dtype: str, train: bool, backward: bool, calls: bool) -> Run:
+        """Run `model`, which is or stands for the module that `call` names, on what the call received."""
+        backend, is_tensor = self.backend, self.backend.framework.is_tensor
+        args, kwargs = self._tensors((call.args, call.kwargs), dtype, backward)
+        # An operation in place may not change a leaf that needs a gradient.
+        given = map_tensors((args, kwargs), is_tensor, lambda t: t.clone() if backend.requires_grad(t) else t)
+        with (
+            backend.new_tensors(dtype),
+            backend.without_dropout() if train else nullcontext(),  # in eval mode there should be none
+            backend.framework.set_grad_enabled(backward),
+            backend.trace(model, "output", calls) as record,
+        ):
+            run = Run(record)
+            try:
+                outputs = tensors_in(model(*given[0], **given[1]), is_tensor)
+                run.output = [backend.to_array(tensor) for tensor in outputs]
+                if backward:
+                    self._backward(outputs, call.upstream, dtype)
+            except Exception as error:  # whatever a model may raise
+                record.error = one_line(error)
+        inputs = [t for t in tensors_in((args, kwargs), is_tensor) if t.is_floating_point()]
+        run.input_gradients = [None if t.grad is None else backend.to_array(t.grad) for t in inputs]
+        prefix = f"{call.name}." if call.name else ""
+        run.gradients = self._in_torch_layout(backend.named_gradients(model), prefix)
+        run.buffers = self._in_torch_layout(backend.named_buffers(model), prefix)
+        return run
+
+    def _backward(self, outputs: list, upstream: list, dtype: str) -> None:
+        pairs = [
+            (t, g)
+            for t, g in zip(outputs, upstream, strict=False)
+            if g is not None and g.shape == tuple(t.shape) and self.backend.requires_grad(t)
+        ]
+        if pairs:
+            gradients = [self._tensors(g, dtype, False) for _, g in pairs]
+            self.backend.framework.autograd.backward([t for t, _ in pairs], gradients)

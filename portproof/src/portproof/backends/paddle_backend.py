@@ -1,0 +1,177 @@
+"""What PaddlePaddle spells or does in its own way (see base.py)."""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import paddle
+from paddle import _C_ops as ops
+from paddle import nn
+from paddle.nn.functional import common
+
+from portproof.backends import fp64_paddle
+from portproof.backends.base import Arrays, Backend
+from portproof.convert.rules import PADDLE_TYPES, Change, rules_of_port
+from portproof.io.cli import UserError
+from portproof.io.files import load_pdparams
+from portproof.io.state_dict import read_state_dict
+
+DROPOUTS = (nn.Dropout, nn.Dropout2D, nn.Dropout3D, nn.AlphaDropout, nn.FeatureAlphaDropout)
+
+
+@contextmanager
+def _default_dtype(dtype: str) -> Iterator[None]:
+    before = paddle.get_default_dtype()
+    paddle.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        paddle.set_default_dtype(before)
+
+
+@contextmanager
+def _without_dropout() -> Iterator[None]:
+    """Dropout that is called as a function, also inside other layers, is as in eval mode."""
+
+    def off(native: Callable) -> Callable:
+        return lambda x, seed, p, is_test, *rest: native(x, seed, p, True, *rest)
+
+    def off_along_axes(*args, **kwargs) -> paddle.Tensor:
+        return natives[common, "dropout"](*args, **kwargs | {"training": False})
+
+    natives = {(at, name): getattr(at, name) for at, name in ((ops, "dropout"), (ops, "dropout_"), (common, "dropout"))}
+    ops.dropout, ops.dropout_ = off(ops.dropout), off(ops.dropout_)
+    common.dropout = off_along_axes  # what dropout2d and dropout3d call
+    try:
+        yield
+    finally:
+        for (at, name), native in natives.items():
+            setattr(at, name, native)
+
+
+def _folded(shape: Sequence[int]) -> Change:
+    """A LayerNorm's weight over several axes, which Paddle keeps flat; its own inverse."""
+    return lambda array: array.reshape(-1 if array.ndim > 1 else tuple(shape))
+
+
+class PaddleBackend(Backend):
+    """PaddlePaddle."""
+
+    name, framework = "paddle", paddle
+    module_class, module_class_name = nn.Layer, "paddle.nn.Layer"
+    containers = (nn.Layer, nn.Sequential, nn.LayerList)
+    library = "paddle.nn.layer."
+
+    def device(self, name: str) -> str:
+        device = "gpu:0" if name == "gpu" else name
+        if name == "gpu" and not (paddle.is_compiled_with_cuda() and paddle.device.cuda.device_count()):
+            raise UserError(
+                "--device gpu: this PaddlePaddle sees no card; use --device cpu or install paddlepaddle-gpu"
+            )
+        paddle.set_device(device)  # a global setting
+        return device
+
+    def build(
+        self,
+        factory: Callable[[], nn.Layer],
+        arrays: Mapping[str, np.ndarray],
+        dtype: str,
+        device: str,
+        load: Callable[[nn.Layer, Arrays], object],
+    ) -> nn.Layer:
+        paddle.set_device(device)
+        with _default_dtype(dtype):  # layers keep the dtype that they are built under
+            model = factory()
+        slots = dict(self.named_slots(model).values())
+        own = {slots[k].key if k in slots else k: slots[k].change(a) if k in slots else a for k, a in arrays.items()}
+        load(model, {k: a.astype(dtype) if a.dtype.kind == "f" else a for k, a in own.items()})
+        return model
+
+    def read_weights(self, path: str | Path) -> Arrays:
+        return read_state_dict(path, (".pdparams",), load_pdparams, np.ndarray, dict)  # tensors are read as arrays
+
+    def named_modules(self, model: nn.Layer) -> Iterable[tuple[str, nn.Layer]]:
+        return model.named_sublayers(include_self=True)
+
+    def torch_type(self, layer: str) -> str:
+        return PADDLE_TYPES.get(layer, layer)
+
+    def layouts(self, module: nn.Layer) -> Mapping[str, tuple[str, Change]]:
+        kind = self.kind(module)
+        rules = rules_of_port(kind)
+        if kind == "LayerNorm" and len(module._normalized_shape) > 1:
+            return {leaf: (name, _folded(module._normalized_shape)) for leaf, (name, _) in rules.items()}
+        return rules
+
+    def tensor(self, array: np.ndarray, device: Any = None, dtype: Any = None, requires_grad: bool = False) -> Any:
+        if array.dtype.kind != "f":
+            return paddle.to_tensor(array, place=device)
+        return paddle.to_tensor(array, dtype, device, stop_gradient=not requires_grad)
+
+    def to_array(self, tensor: paddle.Tensor) -> np.ndarray:
+        return tensor.detach().numpy().copy()
+
+    def device_of(self, tensor: paddle.Tensor) -> Any:
+        return tensor.place
+
+    def requires_grad(self, tensor: paddle.Tensor) -> bool:
+        return not tensor.stop_gradient
+
+    def set_value(self, tensor: paddle.Tensor, array: np.ndarray) -> None:
+        tensor.set_value(paddle.to_tensor(array).astype(tensor.dtype))
+
+    def named_buffers(self, model: nn.Layer) -> Iterable[tuple[str, paddle.Tensor]]:
+        # Batch norm's statistics are parameters without a gradient, and in no named_buffers().
+        return ((name, tensor) for name, tensor in model.state_dict().items() if tensor.stop_gradient)
+
+    def exact_constants(self) -> AbstractContextManager:
+        return fp64_paddle.exact_constants()
+
+    def new_tensors(self, dtype: str) -> AbstractContextManager:
+        return _default_dtype(dtype)  # few operations take tensors of two precisions
+
+    def without_dropout(self) -> AbstractContextManager:
+        return _without_dropout()
+
+    def turn_off_dropout(self, layer: nn.Layer) -> None:
+        if isinstance(layer, DROPOUTS):
+            layer.eval()
+        elif isinstance(layer, nn.layer.rnn.RNNBase):
+            layer.dropout = 0.0
+            layer.train()  # in eval mode its kernel keeps nothing for a backward pass; without dropout they are one
+
+    def moved(self, module: nn.Layer, device: str, dtype: str) -> nn.Layer:
+        """Layer.double() makes floats of whole numbers too, such as counts and indices; a copy lies where its model."""
+        if dtype == "float64":
+            layers = module.sublayers(include_self=True)
+            owned = ((layer, *item) for layer in layers for item in layer.named_buffers("", False))
+            whole = [(layer, name, tensor.clone()) for layer, name, tensor in owned if not tensor.is_floating_point()]
+            module.double()
+            for layer, name, tensor in whole:
+                setattr(layer, name, tensor)
+        return module
+
+    def hook_after(self, module: nn.Layer, hook: Callable[[Any, tuple, dict, Any], None]) -> Any:
+        return module.register_forward_post_hook(hook, with_kwargs=True)
+
+    def set_threads(self, count: int) -> None:
+        """Paddle cannot: it takes OMP_NUM_THREADS as it is when it is imported."""
+
+    def learning_rate(self, optimizer: paddle.optimizer.Optimizer) -> float:
+        return optimizer.get_lr()
+
+    def clear_gradients(self, optimizer: paddle.optimizer.Optimizer) -> None:
+        optimizer.clear_grad()
+
+    def set_norm_share(self, model: nn.Layer, share: float) -> None:
+        for layer in model.sublayers():
+            if hasattr(layer, "_variance"):
+                layer._momentum = 1 - share  # Paddle's momentum is the share of the old value
+
+    def round_epsilons(self, model: nn.Layer) -> None:
+        """Paddle's kernels round it themselves, in float64 too."""
+
+
+BACKEND = PaddleBackend()

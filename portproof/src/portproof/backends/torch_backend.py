@@ -1,0 +1,167 @@
+"""What PyTorch spells or does in its own way (see base.py)."""
+
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
+
+from portproof.backends import fp64_torch
+from portproof.backends.base import Arrays, Backend
+from portproof.backends.model import BackendModel, Run
+from portproof.backends.trace import Call
+from portproof.convert.rules import Change
+from portproof.io.cli import UserError
+from portproof.io.files import load_pth
+from portproof.io.state_dict import read_state_dict
+
+DTYPES = {"float32": torch.float32, "float64": torch.float64}
+DROPOUTS = (nn.modules.dropout._DropoutNd,)  # the base of all of them has no public name
+DROPOUT_FUNCTIONS = {
+    *(F.dropout, F.dropout1d, F.dropout2d, F.dropout3d, F.alpha_dropout, F.feature_alpha_dropout),
+    *(torch.dropout, torch.feature_dropout, torch.alpha_dropout, torch.feature_alpha_dropout),
+}
+
+
+class _NoDropout(TorchFunctionMode):
+    def __torch_function__(self, func: Callable, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        kwargs = dict(kwargs or {})
+        if func in DROPOUT_FUNCTIONS:
+            return args[0] if args else kwargs["input"]
+        if func is F.scaled_dot_product_attention and len(args) > 4:
+            args = (*args[:4], 0.0, *args[5:])
+        elif func is F.scaled_dot_product_attention:
+            kwargs["dropout_p"] = 0.0
+        return func(*args, **kwargs)
+
+
+class TorchModel(BackendModel):
+    """A PyTorch model. Causes of a difference are tried on its modules by torch, so only this one has these two."""
+
+    def module(self, name: str) -> nn.Module:
+        """The module itself, in float32; to be read, and not to be run or changed. KeyError if there is none."""
+        return self.backend.submodule(self.model, name)
+
+    def run_changed(
+        self, change: Callable[[nn.Module], nn.Module], name: str, call: Call, dtype: str, train: bool, backward: bool
+    ) -> Run:
+        """`run_module` of the module that `change` makes of a copy of the module `name`."""
+        module = change(self._copy(name, dtype, train))
+        return self._run(module, call, dtype, train, backward, calls=True)
+
+
+class TorchBackend(Backend):
+    """PyTorch."""
+
+    name, framework = "torch", torch
+    module_class, module_class_name = nn.Module, "torch.nn.Module"
+    containers = (nn.Module, nn.Sequential, nn.ModuleList)
+    library = "torch.nn.modules."
+    model_class = TorchModel
+
+    def device(self, name: str) -> torch.device:
+        if name == "gpu" and not torch.cuda.is_available():
+            raise UserError(
+                "--device gpu: this PyTorch sees no card; use --device cpu or install the CUDA build (README)"
+            )
+        return torch.device("cuda", 0) if name == "gpu" else torch.device("cpu")
+
+    def build(
+        self,
+        factory: Callable[[], nn.Module],
+        arrays: Mapping[str, np.ndarray],
+        dtype: str,
+        device: torch.device,
+        load: Callable[[nn.Module, Arrays], object],
+    ) -> nn.Module:
+        model = factory()
+        load(model, dict(arrays))
+        return self.moved(model, device, dtype)
+
+    def read_weights(self, path: str | Path) -> Arrays:
+        def to_arrays(state_dict: Mapping[str, torch.Tensor]) -> Arrays:
+            return {key: self.to_array(tensor) for key, tensor in state_dict.items()}
+
+        load = partial(load_pth, torch_load=torch.load)
+        return read_state_dict(path, (".pth", ".pt"), load, torch.Tensor, to_arrays)
+
+    def named_modules(self, model: nn.Module) -> Iterable[tuple[str, nn.Module]]:
+        return model.named_modules()
+
+    def torch_type(self, layer: str) -> str:
+        return layer.removeprefix("NonDynamicallyQuantizable")  # a Linear, which attention has inside
+
+    def layouts(self, module: nn.Module) -> Mapping[str, tuple[str, Change]]:
+        return {}  # they are PyTorch's own
+
+    def tensor(self, array: np.ndarray, device: Any = None, dtype: Any = None, requires_grad: bool = False) -> Any:
+        tensor = torch.from_numpy(np.array(array)).to(device)
+        if not tensor.is_floating_point():  # PyTorch refuses a gradient for whole numbers
+            return tensor
+        return tensor.to(DTYPES.get(dtype, dtype)).requires_grad_(requires_grad)
+
+    def to_array(self, tensor: torch.Tensor) -> np.ndarray:
+        return tensor.detach().cpu().numpy().copy()  # PyTorch gives no array of what lies on a card
+
+    def device_of(self, tensor: torch.Tensor) -> torch.device:
+        return tensor.device
+
+    def requires_grad(self, tensor: torch.Tensor) -> bool:
+        return tensor.requires_grad
+
+    def set_value(self, tensor: torch.Tensor, array: np.ndarray) -> None:
+        with torch.no_grad():  # PyTorch refuses to write into a parameter otherwise
+            tensor.copy_(torch.from_numpy(np.array(array)))
+
+    def named_buffers(self, model: nn.Module) -> Iterable[tuple[str, torch.Tensor]]:
+        return model.named_buffers()
+
+    def exact_constants(self) -> AbstractContextManager:
+        return fp64_torch.exact_constants()
+
+    def new_tensors(self, dtype: str) -> AbstractContextManager:
+        return nullcontext()  # operations on both precisions give the wider one
+
+    def without_dropout(self) -> AbstractContextManager:
+        return _NoDropout()
+
+    def turn_off_dropout(self, layer: nn.Module) -> None:
+        if isinstance(layer, DROPOUTS):
+            layer.eval()
+        elif isinstance(layer, nn.RNNBase | nn.MultiheadAttention):  # they hand the number to a kernel
+            layer.dropout = 0.0
+
+    def moved(self, module: nn.Module, device: torch.device, dtype: str) -> nn.Module:
+        module = module.to(device)
+        return module.double() if dtype == "float64" else module
+
+    def hook_after(self, module: nn.Module, hook: Callable[[Any, tuple, dict, Any], None]) -> Any:
+        return module.register_forward_hook(hook, with_kwargs=True)
+
+    def set_threads(self, count: int) -> None:
+        torch.set_num_threads(count)
+
+    def learning_rate(self, optimizer: torch.optim.Optimizer) -> float:
+        return optimizer.param_groups[0]["lr"]
+
+    def clear_gradients(self, optimizer: torch.optim.Optimizer) -> None:
+        optimizer.zero_grad()
+
+    def set_norm_share(self, model: nn.Module, share: float) -> None:
+        for module in model.modules():
+            if hasattr(module, "running_var"):
+                module.momentum = share
+
+    def round_epsilons(self, model: nn.Module) -> None:
+        for module in model.modules():
+            if hasattr(module, "eps"):
+                module.eps = float(np.float32(module.eps))
+
+
+BACKEND = TorchBackend()

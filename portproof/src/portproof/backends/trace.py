@@ -1,0 +1,100 @@
+"""What flows through a model: every call of every module, as arrays under the module's name. Framework-neutral."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from portproof.compare import Item
+
+
+def map_tensors(value: Any, is_tensor: Callable[[Any], bool], change: Callable[[Any], Any]) -> Any:
+    """`value` with `change` applied to every tensor in it, through tuples, lists and dicts."""
+    if is_tensor(value):
+        return change(value)
+    if isinstance(value, dict):
+        return {key: map_tensors(item, is_tensor, change) for key, item in value.items()}
+    if isinstance(value, tuple | list):
+        items = [map_tensors(item, is_tensor, change) for item in value]
+        return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
+    return value
+
+
+def tensors_at(value: Any, is_tensor: Callable[[Any], bool], place: str = "") -> dict[str, Any]:
+    """{place in `value`: tensor}: [1] in a tuple or list, [key] in a dict, whose keys are sorted; "" is `value`."""
+    if is_tensor(value):
+        return {place: value}
+    if isinstance(value, dict):
+        items = sorted(value.items(), key=lambda item: str(item[0]))
+    else:
+        items = enumerate(value) if isinstance(value, tuple | list) else ()
+    return {k: t for key, item in items for k, t in tensors_at(item, is_tensor, f"{place}[{key}]").items()}
+
+
+def tensors_in(value: Any, is_tensor: Callable[[Any], bool]) -> list:
+    """Every tensor in `value`, in the order of `tensors_at`."""
+    return list(tensors_at(value, is_tensor).values())
+
+
+@dataclass
+class Call:
+    """One call of a module."""
+
+    name: str  # the module's dotted name; "" is the model itself
+    number: int  # 0 for the module's first call
+    start: int = 0  # how many calls, of any module, had begun before it
+    args: tuple = ()  # positional arguments, tensors as arrays
+    kwargs: dict = field(default_factory=dict)
+    scale: float = 0.0  # the largest value among the tensors that came in
+    outputs: list[np.ndarray] = field(default_factory=list)  # every tensor of what it returned
+    places: list[str] = field(default_factory=list)  # where each of them was in it
+    upstream: list[np.ndarray | None] = field(default_factory=list)  # the loss's gradient for each of them
+
+    @property
+    def inputs(self) -> list[np.ndarray]:
+        """Every array among the arguments."""
+        return tensors_in((self.args, self.kwargs), lambda value: isinstance(value, np.ndarray))
+
+
+@dataclass
+class Trace:
+    """One forward pass.
+
+    Outputs are named after their module: NAME, from its second call on NAME#2; of several NAME[1] or NAME[key].
+    """
+
+    outputs: dict[str, np.ndarray] = field(default_factory=dict)  # in the order of execution
+    gate_inputs: dict[str, np.ndarray] = field(default_factory=dict)  # of each call of each activation, likewise
+    input_scales: dict[str, float] = field(default_factory=dict)  # of each module: the largest value that came in
+    calls: dict[str, Call] = field(default_factory=dict)  # only if asked for
+    buffers: dict[str, np.ndarray] = field(default_factory=dict)  # the model's after the pass, if asked for
+    error: str = ""  # what the forward pass raised; the trace ends there
+
+    def add(self, call: Call, is_gate: bool, whole: str, keep_call: bool) -> None:
+        """Take in a call that has ended; `whole` is what the model's own output is called."""
+        label = call_label(call.name or whole, call.number)
+        many = len(call.outputs) > 1
+        named = zip(call.places, call.outputs, strict=True)
+        self.outputs.update({label + place if many else label: array for place, array in named})
+        self.input_scales[call.name] = max(call.scale, self.input_scales.get(call.name, 0.0))
+        if is_gate:
+            self.gate_inputs[label] = call.inputs[0]
+        if keep_call:
+            self.calls[label] = call
+
+
+def call_label(name: str, number: int) -> str:
+    """A module's call as outputs are named: NAME, NAME#2, NAME#3, ..."""
+    return name if number == 0 else f"{name}#{number + 1}"
+
+
+def output_item(label: str, whole: str) -> Item:
+    """The item of an output; `whole` is what the model's own is called."""
+    module = module_of(label)
+    return Item(label, "output", "" if module == whole else module)
+
+
+def module_of(label: str) -> str:
+    """The module that an output's name stands for: without #2 and [1]."""
+    return label.partition("#")[0].partition("[")[0]

@@ -1,0 +1,1 @@
+"""The command `portproof`: a module a subcommand, which reads its flags and prints."""

@@ -1,0 +1,117 @@
+"""The flags that name a pair of models, their inputs and weights, and how the two are loaded."""
+
+import argparse
+import ast
+import importlib
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from portproof.backends import backend
+from portproof.io.cli import UserError, existing_file, one_line
+
+
+def add_pair_arguments(parser: argparse.ArgumentParser, required: bool) -> None:
+    """--ref, --port, --input, --weights, --port-weights, --map, --seed, --device."""
+    add = parser.add_argument
+    factory = {"metavar": "PKG.MOD:FACTORY", "required": required, "default": argparse.SUPPRESS if required else None}
+    add("--ref", help="what makes the reference, such as torchvision.models:vgg11 or my.net:Net(width=2)", **factory)
+    add("--port", help="what makes the port, such as 'paddle.vision.models:vgg11(batch_norm=True)'", **factory)
+    add(
+        "--input",
+        action="append",
+        metavar="SHAPE[:DTYPE[:HIGH]]",
+        help="shape of an input, such as 2,3,224,224, or 2,16:int64:30522 for whole numbers below 30522;"
+        " once for each positional argument (default: 2,3,224,224)",
+    )
+    add("--weights", metavar="FILE", help="the reference's weights, for both sides, instead of probe weights")
+    add("--port-weights", metavar="FILE", help="the port's own .pdparams or .safetensors, compared with --weights too")
+    add("--map", metavar="FILE", help="YAML: names of the reference's modules: names of the port's, where they differ")
+    add("--seed", type=int, default=0, help="of inputs and probe weights, 0 or more")
+    add("--device", choices=("cpu", "gpu"), default="cpu", help="where both sides run")
+
+
+def load_factory(text: str, flag: str) -> Callable[[], Any]:
+    """What "PKG.MOD:NAME" or "PKG.MOD:NAME(KEYWORD=LITERAL, ...)" calls; raises UserError if it is not there."""
+    module_name, _, call = text.partition(":")
+    try:
+        node = ast.parse(call, mode="eval").body
+        kwargs = {}
+        if isinstance(node, ast.Call) and not node.args:
+            kwargs = {keyword.arg: ast.literal_eval(keyword.value) for keyword in node.keywords}
+            node = node.func
+        if not isinstance(node, ast.Name) or None in kwargs or not module_name:
+            raise ValueError("it is none")
+    except (SyntaxError, ValueError) as error:
+        raise UserError(f"{flag} {text!r} is no PKG.MOD:FACTORY nor PKG.MOD:FACTORY(KEYWORD=VALUE, ...)") from error
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        raise UserError(f"{flag} {text!r}: {error}: put the folder that holds it into PYTHONPATH") from error
+    except Exception as error:  # whatever a module of the user's may raise
+        raise UserError(f"{flag} {text!r}: importing {module_name} raised {one_line(error)}") from error
+    if not callable(getattr(module, node.id, None)):
+        raise UserError(f"{flag} {text!r}: {module_name} has no {node.id} that can be called")
+    return lambda: getattr(module, node.id)(**kwargs)
+
+
+def make(factory: Callable[[], Any], flag: str) -> Any:
+    """The model; raises UserError where making it raises, as for keywords that it does not take."""
+    try:
+        return factory()
+    except Exception as error:  # whatever a factory of the user's may raise
+        raise UserError(f"{flag}: making it raised {one_line(error)}") from error
+
+
+def draw_input(text: str, rng: np.random.Generator) -> np.ndarray:
+    """An array of the shape and type that `text` gives: probe images, normal numbers, or whole ones below HIGH."""
+    from portproof.backends.probe import probe_images
+
+    shape_text, _, rest = text.partition(":")
+    dtype, _, high = rest.partition(":")
+    try:
+        shape = tuple(int(n) for n in shape_text.split(","))
+        if min(shape) < 1 or dtype not in ("", "float32", "int64", "int32") or (high and int(high) < 1):
+            raise ValueError
+    except ValueError as error:
+        raise UserError(f"--input {text!r} is no shape such as 2,3,224,224 or 2,16:int64:30522") from error
+    if dtype.startswith("int"):
+        return rng.integers(0, int(high or 2), shape).astype(dtype)
+    if len(shape) == 4 and shape[1] == 3 and shape[2] % 16 == shape[3] % 16 == 0:
+        return probe_images(rng, shape[0], *shape[2:])
+    return rng.normal(size=shape).astype(np.float32)
+
+
+def read_map(path: str | None) -> dict[str, str]:
+    """The names in a YAML file, {reference's module: port's module}; raises UserError for anything else."""
+    if path is None:
+        return {}
+    import yaml
+
+    try:
+        content = yaml.safe_load(existing_file(path, "map").read_text(encoding="utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise UserError(f"map {path} is no YAML ({str(error).splitlines()[0]}): write lines NAME: NAME") from error
+    if not isinstance(content, dict) or not all(isinstance(x, str | int) for pair in content.items() for x in pair):
+        raise UserError(f"map {path} holds no lines NAME: NAME: the reference's module, then the port's")
+    return {str(name): str(mate) for name, mate in content.items()}
+
+
+def load_pair(args: argparse.Namespace) -> tuple[Any, Any, list[np.ndarray], str]:
+    """(reference, port, inputs, what weights they are judged with) as the flags say, with their weights."""
+    if args.seed < 0:
+        raise UserError(f"--seed {args.seed} is negative: choose 0 or more")
+    if args.port_weights and not args.weights:
+        raise UserError("--port-weights are compared with --weights: give both")
+    torch, paddle = backend("torch"), backend("paddle")
+    for framework in (torch, paddle):
+        framework.device(args.device)
+    rng = np.random.default_rng([args.seed, 9])
+    inputs = [draw_input(text, rng) for text in args.input or ["2,3,224,224"]]
+    ref, port = make(load_factory(args.ref, "--ref"), "--ref"), make(load_factory(args.port, "--port"), "--port")
+    if args.weights:
+        torch.load_weights(ref, args.weights, "weights")
+    if args.port_weights:
+        paddle.load_weights(port, args.port_weights, "port weights")
+    return ref, port, inputs, "own" if args.port_weights else "reference" if args.weights else "probe"

@@ -1,0 +1,107 @@
+"""The comparison of two dicts of arrays: one pure function, which decides and never prints.
+
+Structure comes before values: keys, then shape and dtype, then finite values, then the largest difference. Nothing is
+broadcast, cast or transposed to make it fit, NaN never passes, and an item on which any port would pass is refused.
+"""
+
+from collections.abc import Collection, Mapping
+
+import numpy as np
+
+from .verdict import FAIL, PASS, REFUSED, Item, Row, Verdict, Worst
+
+
+def _error(ref: np.ndarray, port: np.ndarray) -> np.ndarray:
+    """|ref - port| in float64; whole numbers are subtracted exactly first, which float64 cannot do above 2^53."""
+    if ref.dtype.kind in "iu":
+        larger, smaller = np.maximum(ref, port).astype(np.uint64), np.minimum(ref, port).astype(np.uint64)
+        return np.subtract(larger, smaller).astype(np.float64)  # modulo 2^64, in which the difference fits
+    if ref.dtype.kind == "f":
+        with np.errstate(over="ignore"):  # an infinite difference is outside every limit
+            return np.abs(ref.astype(np.float64) - port.astype(np.float64))
+    return np.asarray(ref != port).astype(np.float64)
+
+
+def _worst(ref: np.ndarray, port: np.ndarray, error: np.ndarray, outside: np.ndarray) -> Worst:
+    index = np.unravel_index(int(np.argmax(error)), error.shape)
+    return Worst(tuple(int(i) for i in index), ref[index].item(), port[index].item(), int(outside.sum()), ref.size)
+
+
+def _compare_exact(item: Item, ref: np.ndarray, port: np.ndarray) -> Row:
+    unequal, error = np.asarray(ref != port), _error(ref, port)
+    status = FAIL if unequal.any() else PASS
+    worst = _worst(ref, port, np.where(unequal, error, -1.0), unequal) if unequal.any() else None
+    return Row(item, status, ref.shape, float(error.max()), 0.0, worst=worst)
+
+
+def _compare_close(item: Item, ref: np.ndarray, port: np.ndarray, limit: float, may_be_zero: bool) -> Row:
+    error = _error(ref, port)
+    difference, scale = float(error.max()), float(np.abs(ref.astype(np.float64)).max())
+    outside = ~(error <= limit)
+    row = Row(item, PASS, ref.shape, difference, limit, scale)
+    if outside.any():
+        return Row(item, FAIL, ref.shape, difference, limit, scale, worst=_worst(ref, port, error, outside))
+    if limit >= scale and not may_be_zero:
+        reason = f"limit {limit:.1e} is not below its largest value {scale:.1e}: zeros would pass"
+        return Row(item, REFUSED, ref.shape, difference, limit, scale, reason)
+    return row
+
+
+def _compare_item(item: Item, ref: np.ndarray, port: np.ndarray, limit: float | None, may_be_zero: bool) -> Row:
+    for array in (ref, port):
+        if array.dtype.kind not in "biufU":
+            return Row(item, FAIL, array.shape, reason=f"dtype {array.dtype} cannot be compared")
+    if ref.shape != port.shape:
+        return Row(item, FAIL, ref.shape, reason=f"shape: reference {ref.shape}, port {port.shape}")
+    if ref.dtype != port.dtype and not ref.dtype.kind == port.dtype.kind == "U":
+        return Row(item, FAIL, ref.shape, reason=f"dtype: reference {ref.dtype}, port {port.dtype}")
+    if ref.dtype.kind == "f":
+        bad_ref, bad_port = (int((~np.isfinite(array)).sum()) for array in (ref, port))
+        if bad_ref or bad_port:
+            return Row(item, FAIL, ref.shape, reason=f"not finite: reference {bad_ref}, port {bad_port} of {ref.size}")
+    if limit is None:
+        return Row(item, REFUSED, ref.shape, reason="no limit is given for it")
+    if not 0 <= limit < float("inf"):
+        return Row(item, REFUSED, ref.shape, reason=f"its limit is {limit}")
+    if ref.size == 0:
+        return Row(item, REFUSED, ref.shape, reason="it is empty")
+    if limit == 0 or ref.dtype.kind in "bU":
+        return _compare_exact(item, ref, port)
+    return _compare_close(item, ref, port, limit, may_be_zero)
+
+
+def compare(
+    ref: Mapping[Item | str, np.ndarray],
+    port: Mapping[Item | str, np.ndarray],
+    limits: Mapping[Item | str, float],
+    *,
+    title: str = "",
+    zeros: Collection[Item | str] = (),
+    hints: Mapping[str, str] | None = None,
+) -> Verdict:
+    """Judge `port` against `ref`, item by item in the reference's order. A string is an item of that name alone.
+
+    `limits` gives each item's allowed max|ref - port|, in the item's unit; 0 means equal, and is the only limit for
+    strings and booleans. `zeros` names items that are zero by structure, whose limit may exceed their values. `hints`
+    are kept for the report: {kind of item: what usually causes a difference here}.
+
+    An item fails when it is on one side only, when shape or dtype differ, when either side holds NaN or infinity, or
+    when an element is outside the limit. It is refused when it has no limit, is empty, or when its limit would let
+    zeros pass. Nothing to compare at all is refused.
+    """
+    if not ref and not port:
+        return Verdict(title, refusal="there is nothing to compare: both sides are empty")
+    rows = []
+    for key, array in ref.items():
+        item = _item(key)
+        if key in port:
+            rows.append(_compare_item(item, np.asarray(array), np.asarray(port[key]), limits.get(key), key in zeros))
+        else:
+            rows.append(Row(item, FAIL, np.shape(array), reason="the port does not have it"))
+    extra = [key for key in port if key not in ref]
+    rows += [Row(_item(key), FAIL, np.shape(port[key]), reason="the reference does not have it") for key in extra]
+    return Verdict(title, rows, hints=hints or {})
+
+
+def _item(key: Item | str) -> Item:
+    return key if isinstance(key, Item) else Item(key)

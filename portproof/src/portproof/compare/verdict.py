@@ -1,0 +1,114 @@
+"""What is compared, and what came of it: items, their rows, verdicts. Pure data, NumPy only."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+PASS, FAIL, REFUSED = 0, 1, 2  # also the exit codes of the steps
+# The kinds of item of which one name can have several, so that the kind is printed with it.
+PRINTED_KINDS = ("gradient", "parameter", "structure", "weights")
+
+
+@dataclass(frozen=True)
+class Item:
+    """What is compared. Its fields say what it is; `str(item)`, its name in reports, is made of them and never read."""
+
+    name: str  # of the tensor, the module call, the statistic, ...
+    kind: str = ""  # "output", "gradient", "parameter", "buffer", "loss", "lr", ...; "" for what its name says
+    module: str = ""  # the reference's module that it belongs to; "" is the model itself, or none
+    mode: str = ""  # "eval" or "train"; "" where there is none
+    dtype: str = ""  # "float64" or "float32", the precision of the run; "" where there is none
+    iteration: int | None = None
+    section: str = ""  # what it is shown under
+
+    def __str__(self) -> str:
+        iteration = "" if self.iteration is None else f"iteration {self.iteration}"
+        kind = self.kind if self.kind in PRINTED_KINDS else ""
+        return "/".join(part for part in (self.section, iteration, kind, self.name) if part)
+
+    @property
+    def leaf(self) -> str:
+        """A tensor's own name in its module, such as "running_mean"."""
+        return self.name.removeprefix(f"{self.module}.")
+
+
+def tensor_item(key: str, kind: str, **facts) -> Item:
+    """The item of a tensor, by its state_dict key."""
+    return Item(key, kind, key.rpartition(".")[0], **facts)
+
+
+Items = Mapping[Item, np.ndarray]
+
+
+def placed(items: Mapping[Item, Any], **facts) -> dict[Item, Any]:
+    """`items` with these fields changed: where they were computed, and under what they are shown."""
+    return {replace(item, **facts): value for item, value in items.items()}
+
+
+@dataclass(frozen=True)
+class Worst:
+    """The place of the largest difference."""
+
+    index: tuple[int, ...]
+    ref: object
+    port: object
+    outside: int  # how many elements are outside the limit
+    size: int
+
+
+@dataclass(frozen=True)
+class Row:
+    """One item's verdict; `difference` is max|ref - port|, in which strings or booleans that differ are 1 apart."""
+
+    item: Item
+    status: int
+    shape: tuple[int, ...] = ()
+    difference: float = float("nan")
+    limit: float = float("nan")
+    scale: float = float("nan")  # max|ref|
+    reason: str = ""  # why it failed or was refused, when not by value
+    worst: Worst | None = None
+    note: str = ""
+
+    @property
+    def name(self) -> str:
+        """As reports print it."""
+        return str(self.item)
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What `compare` found; `status` is PASS, FAIL or REFUSED, and a failure outranks a refusal."""
+
+    title: str
+    rows: list[Row] = field(default_factory=list)
+    refusal: str = ""  # why nothing could be compared
+    location: Any = None  # locate.Location: where a failure begins, if that was looked for
+    notes: list[str] = field(default_factory=list)  # what a reader should know beside the rows
+    hints: Mapping[str, str] = field(default_factory=dict)  # {kind of item: what usually causes a difference here}
+
+    @property
+    def status(self) -> int:
+        statuses = {row.status for row in self.rows}
+        if FAIL in statuses:
+            return FAIL
+        return REFUSED if self.refusal or REFUSED in statuses else PASS
+
+    @property
+    def first_failure(self) -> Row | None:
+        """The first row that failed, or was refused, in the reference's order."""
+        bad = [row for row in self.rows if row.status == FAIL] or [row for row in self.rows if row.status == REFUSED]
+        return bad[0] if bad else None
+
+
+def joined(title: str, verdicts: Iterable[Verdict]) -> Verdict:
+    """One verdict over the rows of several; none at all, or only empty ones, is refused."""
+    verdicts = list(verdicts)
+    rows = [row for verdict in verdicts for row in verdict.rows]
+    refusals = [verdict.refusal for verdict in verdicts if verdict.refusal]
+    if not rows:
+        refusals.append("there is nothing to compare")
+    hints = {kind: hint for verdict in verdicts for kind, hint in verdict.hints.items()}
+    return Verdict(title, rows, refusals[0] if refusals else "", hints=hints)

@@ -1,0 +1,1 @@
+"""Weights from one framework to another: layout rules by layer type."""

@@ -1,0 +1,132 @@
+"""Weights from one framework to another, by layer type, from one table each; no bit is lost either way."""
+
+from collections.abc import Callable, Mapping
+
+import numpy as np
+
+from portproof.io.cli import UserError
+
+Change = Callable[[np.ndarray], np.ndarray]
+
+
+def keep(array: np.ndarray) -> np.ndarray:
+    """The same array: both frameworks store it alike."""
+    return array
+
+
+def transpose(array: np.ndarray) -> np.ndarray:
+    """(out_features, in_features) <-> (in_features, out_features)."""
+    return np.ascontiguousarray(array.T)
+
+
+Rules = dict[str, tuple[str, Change]]  # name in PyTorch: (name in the other, change of layout, its own inverse)
+
+AFFINE: Rules = {"weight": ("weight", keep), "bias": ("bias", keep)}
+LINEAR: Rules = {"weight": ("weight", transpose), "bias": ("bias", keep)}
+BATCH_NORM: Rules = {
+    **AFFINE,
+    "running_mean": ("_mean", keep),
+    "running_var": ("_variance", keep),
+    "num_batches_tracked": ("num_batches_tracked", keep),
+}
+INSTANCE_NORM: Rules = {"weight": ("scale", keep), "bias": ("bias", keep)}
+PRELU: Rules = {"weight": ("_weight", keep)}
+RECURRENT: Rules = {
+    f"{kind}_{of}_l{layer}{way}": (f"{kind}_{of}_l{layer}{way}", keep)
+    for layer in range(16)
+    for way in ("", "_reverse")
+    for kind in ("weight", "bias")
+    for of in ("ih", "hh")
+}
+
+RULES: dict[str, Rules] = {  # by layer type, as PyTorch names it
+    **dict.fromkeys(("Conv1d", "Conv2d", "Conv3d"), AFFINE),
+    **dict.fromkeys(("ConvTranspose1d", "ConvTranspose2d", "ConvTranspose3d"), AFFINE),
+    **dict.fromkeys(("BatchNorm1d", "BatchNorm2d", "BatchNorm3d", "SyncBatchNorm"), BATCH_NORM),
+    **dict.fromkeys(("InstanceNorm1d", "InstanceNorm2d", "InstanceNorm3d"), INSTANCE_NORM),
+    **dict.fromkeys(("LayerNorm", "GroupNorm", "Embedding"), AFFINE),
+    **dict.fromkeys(("LSTM", "GRU", "RNN"), RECURRENT),
+    "Linear": LINEAR,
+    "PReLU": PRELU,
+}
+
+# The same for MindSpore, whose fully connected layer, too, is (out_features, in_features).
+GAMMA_BETA: Rules = {"weight": ("gamma", keep), "bias": ("beta", keep)}
+MINDSPORE_BATCH_NORM: Rules = {
+    **GAMMA_BETA,
+    "running_mean": ("moving_mean", keep),
+    "running_var": ("moving_variance", keep),
+}
+MINDSPORE_RULES: dict[str, Rules] = {  # what tests/test_convert_mindspore.py has seen MindSpore compute
+    **dict.fromkeys(("Conv2d", "Linear"), AFFINE),
+    **dict.fromkeys(("BatchNorm1d", "BatchNorm2d"), MINDSPORE_BATCH_NORM),
+    **dict.fromkeys(("LayerNorm", "GroupNorm"), GAMMA_BETA),
+    "Embedding": {"weight": ("embedding_table", keep)},
+}
+
+# MindSpore's batch norm does not count its batches. Nor does PyTorch's use the count unless its momentum is None.
+COUNT = "num_batches_tracked"
+
+# PaddlePaddle's layer types, where the name is another one.
+PADDLE_TYPES = {
+    **{f"{layer}{n}D": f"{layer}{n}d" for layer in ("Conv", "BatchNorm", "InstanceNorm") for n in (1, 2, 3)},
+    **{f"{layer}{n}D": f"{layer}{n}d" for layer in ("AvgPool", "MaxPool", "Dropout") for n in (1, 2, 3)},
+    **{f"Adaptive{layer}{n}D": f"Adaptive{layer}{n}d" for layer in ("AvgPool", "MaxPool") for n in (1, 2, 3)},
+    **{f"Conv{n}DTranspose": f"ConvTranspose{n}d" for n in (1, 2, 3)},
+    "BatchNorm": "BatchNorm2d",
+    "SimpleRNN": "RNN",
+    "Silu": "SiLU",
+    "Swish": "SiLU",
+}
+
+
+def rules_of_port(torch_type: str) -> Rules:
+    """The table of a layer type the other way: {name in PaddlePaddle: (name in PyTorch, change of layout)}."""
+    return _inverse(RULES.get(torch_type, {}))
+
+
+def _inverse(rules: Rules) -> Rules:
+    return {its_name: (name, change) for name, (its_name, change) in rules.items()}
+
+
+def _renamed(
+    arrays: Mapping[str, np.ndarray], layer_types: Mapping[str, str], table: Mapping[str, Rules], inverse: bool
+) -> dict[str, np.ndarray]:
+    result = {}
+    for key, array in arrays.items():
+        module, _, leaf = key.rpartition(".")
+        rules = table.get(layer_types.get(module, ""), {})
+        if inverse:
+            rules = _inverse(rules)
+        if leaf not in rules:
+            layer = layer_types.get(module, "no layer of this model")
+            raise UserError(f"no rule converts {key} ({layer}): is it a weight of this model? check --model and --from")
+        name, change = rules[leaf]
+        result[f"{module}.{name}"] = change(array)
+    return result
+
+
+def torch_to_paddle(arrays: Mapping[str, np.ndarray], types: Mapping[str, str]) -> dict[str, np.ndarray]:
+    """A PyTorch state_dict's arrays under PaddlePaddle's names and layouts; `types` maps modules to PyTorch's types.
+
+    Raises UserError for a key that no rule covers.
+    """
+    return _renamed(arrays, types, RULES, inverse=False)
+
+
+def paddle_to_torch(arrays: Mapping[str, np.ndarray], types: Mapping[str, str]) -> dict[str, np.ndarray]:
+    """The inverse of `torch_to_paddle`, bit for bit."""
+    return _renamed(arrays, types, RULES, inverse=True)
+
+
+def torch_to_mindspore(arrays: Mapping[str, np.ndarray], types: Mapping[str, str]) -> dict[str, np.ndarray]:
+    """A PyTorch state_dict's arrays under MindSpore's names, without the counts of batches, as `torch_to_paddle`."""
+    kept = {key: array for key, array in arrays.items() if key.rpartition(".")[2] != COUNT}
+    return _renamed(kept, types, MINDSPORE_RULES, inverse=False)
+
+
+def mindspore_to_torch(arrays: Mapping[str, np.ndarray], types: Mapping[str, str]) -> dict[str, np.ndarray]:
+    """The inverse of `torch_to_mindspore`, bit for bit; every count of batches is 0, as in a new network."""
+    result = _renamed(arrays, types, MINDSPORE_RULES, inverse=True)
+    means = [key for key in result if key.endswith(".running_mean")]
+    return result | {f"{key.removesuffix('running_mean')}{COUNT}": np.zeros((), np.int64) for key in means}

@@ -1,0 +1,136 @@
+"""MindSpore's checkpoint files, `.ckpt`, read and written without MindSpore.
+
+A file is messages of protocol buffers one after the other, each a Checkpoint of MindSpore's checkpoint.proto:
+
+    Checkpoint   1: Value, repeated
+    Value        1: tag, the parameter's name    2: TensorProto
+    TensorProto  1: dims, repeated    2: tensor_type, as "Float32"    3: tensor_content, bytes; little-endian
+
+It holds no code. But MindSpore 2.10.0 does not compare dims with the length of tensor_content: a tensor that is too
+short is filled up, one that is too long is written past the end of its memory. Read here, both are refused. Nor can
+MindSpore be imported after PaddlePaddle in one process: each brings a oneDNN of its own under one name.
+"""
+
+import math
+import textwrap
+import zlib
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+from google.protobuf.message import DecodeError, Message
+
+from portproof.io.cli import UserError, existing_file
+from portproof.io.files import atomic_path
+
+TYPES = {
+    **{f"Float{bits}": f"<f{bits // 8}" for bits in (16, 32, 64)},
+    **{f"Int{bits}": f"<i{bits // 8}" for bits in (8, 16, 32, 64)},
+    **{f"UInt{bits}": f"<u{bits // 8}" for bits in (8, 16, 32, 64)},
+    "Bool": "?",
+}
+NAMES = {np.dtype(dtype): name for name, dtype in TYPES.items()}
+
+CRC = b"crc_num"  # with save_checkpoint(crc_check=True) the file ends in this and ten bytes: the CRC-32 of all before
+
+
+def _checkpoint_type() -> type[Message]:
+    """The class of the messages above, of which no file of definitions is installed."""
+    field = descriptor_pb2.FieldDescriptorProto
+    definitions = {
+        "TensorProto": [
+            ("dims", field.LABEL_REPEATED, field.TYPE_INT64, ""),
+            ("tensor_type", field.LABEL_REQUIRED, field.TYPE_STRING, ""),
+            ("tensor_content", field.LABEL_REQUIRED, field.TYPE_BYTES, ""),
+        ],
+        "Value": [
+            ("tag", field.LABEL_REQUIRED, field.TYPE_STRING, ""),
+            ("tensor", field.LABEL_OPTIONAL, field.TYPE_MESSAGE, ".portproof.TensorProto"),
+        ],
+        "Checkpoint": [("value", field.LABEL_REPEATED, field.TYPE_MESSAGE, ".portproof.Value")],
+    }
+    file = descriptor_pb2.FileDescriptorProto(name="portproof/checkpoint.proto", package="portproof", syntax="proto2")
+    for name, fields in definitions.items():
+        message = file.message_type.add(name=name)
+        for number, (field_name, label, kind, type_name) in enumerate(fields, 1):
+            message.field.add(name=field_name, number=number, label=label, type=kind, type_name=type_name or None)
+    pool = descriptor_pool.DescriptorPool()
+    pool.Add(file)
+    return message_factory.GetMessageClass(pool.FindMessageTypeByName("portproof.Checkpoint"))
+
+
+Checkpoint = _checkpoint_type()
+
+
+def load_ckpt(path: str | Path) -> dict[str, np.ndarray]:
+    """The arrays of a `.ckpt` by name; raises UserError when it is damaged or holds anything but plain arrays."""
+    try:
+        data = existing_file(path, "file").read_bytes()
+    except OSError as error:
+        raise UserError(f"{path} cannot be read ({error.strerror}): check its permissions") from error
+    try:
+        return _arrays(_checked(data))
+    except ValueError as error:
+        text = "".join(letter if letter.isprintable() else "?" for letter in str(error))  # it may quote the file
+        reason = textwrap.shorten(text, 160)
+        raise UserError(
+            f"{path} refused: {reason}; expected plain arrays as mindspore.save_checkpoint writes them: "
+            "save the network alone, neither encrypted nor with its optimizer"
+        ) from error
+
+
+def save_ckpt(arrays: Mapping[str, np.ndarray], path: str | Path) -> None:
+    """Write `arrays`, whole or not at all; mindspore.load_checkpoint reads the file."""
+    with atomic_path(path) as temporary:
+        checkpoint = Checkpoint()
+        for name, array in arrays.items():
+            little = np.asarray(array).astype(array.dtype.newbyteorder("<"), copy=False)
+            value = checkpoint.value.add(tag=name)
+            value.tensor.dims.extend(array.shape)
+            value.tensor.tensor_type = NAMES[little.dtype]
+            value.tensor.tensor_content = little.tobytes()
+        temporary.write_bytes(checkpoint.SerializeToString())
+
+
+def _checked(data: bytes) -> bytes:
+    """The messages, without the sum that may follow them."""
+    if data[-len(CRC) - 10 : -10] != CRC:
+        return data
+    messages = data[: -len(CRC) - 10]
+    if zlib.crc32(messages) != int.from_bytes(data[-10:], "big"):
+        raise ValueError("its bytes are not those that its CRC-32 was taken of")
+    return messages
+
+
+def _arrays(data: bytes) -> dict[str, np.ndarray]:
+    try:
+        checkpoint = Checkpoint.FromString(data)
+    except DecodeError as error:
+        raise ValueError(f"it ends early, or is no checkpoint of MindSpore ({error})") from error
+    parts: dict[str, tuple[tuple[int, ...], str, list[bytes]]] = {}  # by name: dims, type, content in slices
+    last = ""
+    for value in checkpoint.value:
+        if not isinstance(value.tag, str):  # bytes are what the library gives for a string that is no UTF-8
+            raise ValueError(f"the name {value.tag!r} is no text")
+        if not value.HasField("tensor"):
+            raise ValueError(f"{value.tag or 'a parameter without a name'} is no plain array")
+        name, dims, type_name = value.tag, tuple(value.tensor.dims), value.tensor.tensor_type
+        if name in parts and (name != last or parts[name][:2] != (dims, type_name)):
+            raise ValueError(f"it holds {name} twice")
+        parts.setdefault(name, (dims, type_name, []))[2].append(value.tensor.tensor_content)  # above 512 MB in slices
+        last = name
+    if not parts:
+        raise ValueError("it holds no parameters")
+    return {
+        name: _array(name, dims, type_name, b"".join(content)) for name, (dims, type_name, content) in parts.items()
+    }
+
+
+def _array(name: str, dims: tuple[int, ...], type_name: str, content: bytes) -> np.ndarray:
+    if type_name not in TYPES:
+        raise ValueError(f"{name} is of the type {type_name}, which NumPy has not")
+    dtype = np.dtype(TYPES[type_name])
+    if math.prod(dims) * dtype.itemsize != len(content):
+        raise ValueError(f"{name} has {len(content)} bytes for the shape {dims} of {type_name}")
+    return np.frombuffer(content, dtype).reshape(dims).copy()

@@ -1,0 +1,106 @@
+"""How every command ends: 0 done, 1 a check failed, 2 the user must fix something, 143 preempted."""
+
+import argparse
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import NoReturn
+
+
+class UserError(Exception):
+    """A mistake the user can fix; its one-line message names the thing and the fix."""
+
+
+class Stopped(Exception):
+    """Work that ended early because SIGTERM asked it to; the message says where it can go on."""
+
+
+class HelpFormatter(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):
+    """Shows defaults and keeps the line breaks of the description."""
+
+
+class ArgumentParser(argparse.ArgumentParser):
+    """argparse's, but a mistake is one line here too, and a flag that is not spelled out is one."""
+
+    def __init__(self, **kwargs) -> None:
+        super().__init__(allow_abbrev=False, **kwargs)
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: error: {message} (all flags: --help)\n")
+
+
+def run(main: Callable[[], int | None], prog: str) -> NoReturn:
+    """Exit with `main()`'s status (None is 0); a UserError is one line on stderr and status 2."""
+    try:
+        status = main() or 0
+        sys.stdout.flush()
+    except UserError as error:
+        # From a loader's worker process it comes with the worker's traceback before it, and the type's name.
+        message = str(error).rstrip().splitlines()[-1].removeprefix(f"{UserError.__module__}.{UserError.__name__}: ")
+        print(f"{prog}: error: {message}", file=sys.stderr)
+        status = 2
+    except Stopped as stopped:
+        print(f"{prog}: {stopped}", file=sys.stderr)
+        status = 143  # 128 + SIGTERM, as the shell has it
+    except KeyboardInterrupt:
+        print(f"{prog}: interrupted", file=sys.stderr)
+        status = 130
+    except BrokenPipeError:  # the reader of our output (`| head`) has gone; nothing is left to say
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        status = 141
+    sys.exit(status)
+
+
+def one_line(error: Exception) -> str:
+    """An exception's type and the first line of its message that says something (Paddle's begins with a stack)."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip(" -")]
+    telling = [line for line in lines if "Error" in line] or lines or [""]
+    return f"{type(error).__name__}: {telling[0]}"
+
+
+def existing_file(path: str | Path, what: str) -> Path:
+    """`path` if it is a non-empty file; raises UserError that calls it `what`."""
+    path = Path(path)
+    if path.is_dir():
+        raise UserError(f"{what} {path} is a folder: name a file in it")
+    if not path.is_file():
+        raise UserError(f"{what} {path} does not exist: check the path")
+    if path.stat().st_size == 0:
+        raise UserError(f"{what} {path} is empty: fetch or write it again")
+    return path
+
+
+def existing_dir(path: str | Path, what: str) -> Path:
+    """`path` if it is a folder; raises UserError that calls it `what`."""
+    path = Path(path)
+    if not path.is_dir():
+        problem = "is not a folder" if path.exists() else "does not exist"
+        raise UserError(f"{what} {path} {problem}: check the path")
+    return path
+
+
+def output_dir(path: str | Path) -> Path:
+    """`path`, created if missing; raises UserError when nothing can be written there."""
+    path = Path(path)
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        probe = path / f".write-test-{os.getpid()}"
+        probe.touch()
+        probe.unlink()
+    except OSError as error:
+        raise UserError(
+            f"output folder {path} cannot be written ({error.strerror}): choose another with --output-dir"
+        ) from error
+    return path
+
+
+def positive_int(text: str) -> int:
+    """An argparse type: a whole number of at least 1."""
+    value = int(text)
+    if value < 1:
+        raise ValueError
+    return value
+
+
+positive_int.__name__ = "whole number of at least 1"  # argparse: "invalid whole number of at least 1 value: '0'"

@@ -1,0 +1,123 @@
+"""What a weight file must be before it is loaded: every key, no other key, every shape and dtype, finite values."""
+
+import hashlib
+import re
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from portproof.io.cli import UserError, existing_file
+from portproof.io.files import load_safetensors
+
+
+def hash_in_name(path: Path) -> str | None:
+    """The hash in a name like `mobilenet_v3_small-047dcff4.pth`; digits alone are taken for a date."""
+    named = re.search(r"-([0-9a-f]{8,64})$", path.stem)
+    return named[1] if named and re.search("[a-f]", named[1]) else None
+
+
+def check_hash(path: Path) -> None:
+    """Raise UserError when the name carries a hash, as in `mobilenet_v3_small-047dcff4.pth`, that the bytes lack.
+
+    The hash is the start of the file's SHA-256, which is torch.hub's convention.
+    """
+    named = hash_in_name(path)
+    if named is None:
+        return
+    actual = hashlib.sha256(path.read_bytes()).hexdigest()
+    if not actual.startswith(named):
+        raise UserError(
+            f"weights {path} are damaged: their SHA-256 starts {actual[: len(named)]}, the name says {named}; "
+            "fetch them again, or rename them if that is no hash"
+        )
+
+
+def read_state_dict(
+    path: str | Path,
+    suffixes: Sequence[str],
+    load: Callable[[Path], dict[str, Any]],
+    kind: type,
+    to_arrays: Callable[[Mapping[str, Any]], dict[str, np.ndarray]],
+) -> dict[str, np.ndarray]:
+    """The state_dict in `path`, as arrays; the model's if it is a checkpoint of a training run.
+
+    Files of `suffixes` are read by `load`, which gives tensors of type `kind`. Raises UserError when the file is
+    missing, damaged, of another kind, or holds anything but arrays.
+    """
+    path = existing_file(path, "weights")
+    check_hash(path)
+    if path.suffix == ".safetensors":
+        return load_safetensors(path)
+    if path.suffix not in suffixes:
+        kinds = ", ".join(suffixes)
+        raise UserError(f"weights {path} are not {kinds} or .safetensors: convert them with portproof convert")
+    content = load(path)
+    state_dict = content.get("model", content)
+    if not isinstance(state_dict, dict) or not all(isinstance(value, kind) for value in state_dict.values()):
+        raise UserError(f"weights {path} are no state_dict: save model.state_dict(), tensors by name")
+    try:
+        return to_arrays(state_dict)
+    except (TypeError, RuntimeError, NotImplementedError, MemoryError) as error:  # bfloat16, sparse, quantized, ...
+        raise UserError(
+            f"weights {path} hold tensors that are no plain arrays ({error}): save them as float32"
+        ) from error
+
+
+def digest(content: Any) -> str:
+    """A SHA-256 of nested containers of tensors or arrays and plain values, in hexadecimal.
+
+    It finds damage that the reader of a file does not: a changed byte in a tensor is a tensor all the same.
+    """
+    sha256 = hashlib.sha256()
+
+    def add(value: Any) -> None:
+        if isinstance(value, Mapping):
+            sha256.update(f"{{{len(value)}".encode())
+            for key, item in value.items():
+                sha256.update(repr(key).encode())
+                add(item)
+        elif isinstance(value, list | tuple):
+            sha256.update(f"[{len(value)}".encode())
+            for item in value:
+                add(item)
+        elif hasattr(value, "shape"):
+            array = value.detach().cpu().numpy() if hasattr(value, "detach") else value
+            sha256.update(f"{array.dtype}{array.shape}".encode())
+            sha256.update(np.ascontiguousarray(array).data)
+        else:
+            sha256.update(repr(value).encode())
+
+    add(content)
+    return sha256.hexdigest()
+
+
+def check_state_dict(
+    given: Mapping[str, np.ndarray],
+    expected: Mapping[str, np.ndarray],
+    what: str,
+    fix: str = "check which model and framework they are for",
+) -> None:
+    """Raise UserError, naming the first offender of each kind and the `fix`, unless `given` fits `expected` exactly."""
+    problems = []
+    missing = [key for key in expected if key not in given]
+    unexpected = [key for key in given if key not in expected]
+    common = [key for key in expected if key in given]
+    shapes = [key for key in common if given[key].shape != expected[key].shape]
+    dtypes = [key for key in common if given[key].dtype != expected[key].dtype]
+    if missing:
+        problems.append(f"{len(missing)} missing (first: {missing[0]})")
+    if unexpected:
+        problems.append(f"{len(unexpected)} unexpected (first: {unexpected[0]})")
+    if shapes:
+        key = shapes[0]
+        problems.append(f"{len(shapes)} of another shape (first: {key} {given[key].shape} for {expected[key].shape})")
+    if dtypes:
+        key = dtypes[0]
+        problems.append(f"{len(dtypes)} of another dtype (first: {key} {given[key].dtype} for {expected[key].dtype})")
+    if problems:
+        raise UserError(f"{what} do not fit this model, {', '.join(problems)}: {fix}")
+    for key in common:
+        if not np.isfinite(given[key]).all():
+            raise UserError(f"{what} hold NaN or Inf in {key}: use weights from before training diverged")

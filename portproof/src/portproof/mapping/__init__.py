@@ -1,0 +1,1 @@
+"""Which module, tensor and call of the port stands for which of the reference."""

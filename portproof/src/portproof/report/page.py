@@ -1,0 +1,233 @@
+"""The report of a run of the ladder as one HTML page, which needs no other file and no network."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import jinja2
+
+from portproof.compare import FAIL, PASS, REFUSED, Item, Row, Verdict
+from portproof.io.records import save_text
+from portproof.report.hints import usual_causes
+from portproof.report.pictures import picture_row
+from portproof.report.plots import KINDS, curve_plot, depth_plot, depth_rows, shares, shares_plot
+from portproof.report.summary import LadderResult, RungResult
+from portproof.report.text import LAST_WORDS, WORDS, badness, first_difference
+
+if TYPE_CHECKING:  # a step imports both frameworks
+    from mobilenetv3_proof.step import Step
+
+FEWEST = 8  # items that make a depth
+# What is on the axis of a curve whose name ends so.
+CURVES = {"lr": "learning rate", "loss": "loss", "training top-1": "top-1 in training", "top-1": "top-1 in evaluation"}
+
+
+@dataclass(frozen=True)
+class Group:
+    """Items that the report shows in one line, which its worst item decides."""
+
+    label: str
+    rows: list[Row]
+    worst: Row
+
+    @property
+    def bad(self) -> int:
+        return sum(row.status != PASS for row in self.rows)
+
+
+@dataclass(frozen=True)
+class Plot:
+    """An `<svg>` element and what is written under it."""
+
+    title: str
+    svg: str
+    text: str = ""
+
+
+def groups_of(verdict: Verdict, group: Callable[[Item], str]) -> list[Group]:
+    """The lines of the text report, those that did not pass first."""
+    runs = [(label, list(rows)) for label, rows in groupby(verdict.rows, key=lambda row: group(row.item))]
+    groups = [Group(label, rows, max(rows, key=badness)) for label, rows in runs]
+    return sorted(groups, key=lambda group: group.worst.status == PASS)
+
+
+def number(value: float) -> str:
+    """As the text report has it; a dash for what was not measured."""
+    return f"{value:.1e}" if value == value else "–"
+
+
+def shape(row: Row) -> str:
+    return "x".join(map(str, row.shape)) or "scalar"
+
+
+def _ratio(value: float) -> str:
+    return f"{value:.1e}" if value >= 1000 or 0 < value < 0.001 else f"{value:.2g}"
+
+
+def share(row: Row) -> str:
+    """The difference as a share of the limit, in words where the limit is 0."""
+    if row.limit > 0:
+        return _ratio(row.difference / row.limit)
+    return "–" if row.difference != row.difference else "equal" if row.difference == 0 else "unequal"
+
+
+def worst_share(verdicts: Sequence[Verdict]) -> str:
+    """The largest share of a limit among all items; those without a difference say so by their status."""
+    rows = [row for verdict in verdicts for row in verdict.rows]
+    shares = [row.difference / row.limit for row in rows if row.limit > 0 and row.difference >= 0]
+    if shares:
+        return _ratio(max(shares))
+    if any(row.difference > 0 for row in rows):
+        return "unequal"
+    return "equal" if rows and all(row.difference == 0 for row in rows) else "–"
+
+
+def outline(verdict: Verdict) -> str:
+    """How many items, how close to their limits, and the first that did not pass."""
+    count, share = len(verdict.rows), worst_share([verdict])
+    parts = [f"{count:,} item{'' if count == 1 else 's'}"]
+    if share == "equal":
+        parts.append("all equal")
+    elif share not in ("unequal", "–"):
+        parts.append(f"worst share {share}")
+    if verdict.first_failure:
+        parts.append(f"first {verdict.first_failure.name}")
+    return ", ".join(parts)
+
+
+def first_lines(verdict: Verdict, types: Mapping[str, str]) -> list[str]:
+    """What the text report says of the first failure, and where it begins."""
+    return first_difference(verdict, types) + (verdict.location.lines() if verdict.location else [])
+
+
+def _values(row: Row) -> Iterator[tuple[str, str]]:
+    if row.worst:
+        place = f" at {row.worst.index}" if row.worst.index else ""
+        yield f"Reference{place}", repr(row.worst.ref)
+        yield f"Port{place}", repr(row.worst.port)
+    if row.difference == row.difference:
+        text = f"{row.difference:.3e}, limit {row.limit:.3e}"
+        if row.limit > 0:
+            text += f": {share(row)} times the limit"
+        if row.scale > 0:
+            text += f", {row.difference / row.scale:.1e} of the largest value"
+        yield "Difference", text
+    if row.worst:
+        yield (
+            "Outside",
+            f"{row.worst.outside:,} of {row.worst.size:,} values ({row.worst.outside / row.worst.size:.1%})",
+        )
+    if row.reason:
+        yield "Reason", row.reason
+
+
+def _before(result: LadderResult, rung: RungResult, verdict: Verdict, row: Row) -> Iterator[str]:
+    """What agreed before the row: rungs of its model, checks of its rung, items of its check."""
+    below = [other for other in result.rungs[: result.rungs.index(rung)] if other.model == rung.model]
+    if passed := [other.name for other in below if other.status == PASS]:
+        yield ", ".join(passed)
+    for things, what in (
+        (rung.verdicts[: rung.verdicts.index(verdict)], "checks of this rung"),
+        (verdict.rows[: verdict.rows.index(row)], "items of this check"),
+    ):
+        passed = sum(thing.status == PASS for thing in things)
+        yield f"no {what}" if not things else f"{passed} of {len(things)} {what} agree"
+
+
+def first_failure(result: LadderResult) -> list[tuple[str, str]]:
+    """The first thing that failed, or was refused, of the whole run: (term, text) pairs."""
+    rung = result.first_bad
+    if rung is None:
+        return []
+    facts = [("Rung", f"{rung.name}, {rung.model}")]
+    verdict = rung.first_bad
+    if verdict is None:
+        return [*facts, ("Error", rung.error or "nothing was compared")]
+    facts.append(("Check", verdict.title))
+    row = verdict.first_failure
+    if row is None:
+        return [*facts, ("Reason", verdict.refusal)]
+    layer = rung.step.types.get(row.item.module) if row.item.kind == "output" else None
+    facts.append(("Item", f"{row.name}{f' ({layer})' if layer else ''}, {shape(row)}"))
+    facts += _values(row)
+    facts.append(("Agreed before", "; ".join(_before(result, rung, verdict, row))))
+    if verdict.location:
+        facts.append(("Location", "\n".join(verdict.location.lines())))
+    causes = usual_causes(row.item, rung.step.types, verdict.hints) if row.status == FAIL else ""
+    if causes:
+        facts.append(("Usual causes", causes))
+    return facts
+
+
+def _depth_plots(step: "Step", salt: str) -> Iterator[Plot]:
+    for i, verdict in enumerate(step.verdicts):
+        rows = depth_rows(verdict.rows)
+        if len(rows) < FEWEST:
+            continue
+        bad = [k for k, row in enumerate(rows) if row.status != PASS]
+        gradients = rows[0].item.kind == "gradient"
+        text = f"{len(bad)} of {len(rows)} outside, first no. {bad[0] + 1}: {rows[bad[0]].name}" if bad else ""
+        x_label = "gradient, from the output to the input" if gradients else "item, in the order of execution"
+        several = rows[0].item.iteration is not None
+        title = f"{verdict.title}: gradients of iteration 0" if gradients and several else verdict.title
+        yield Plot(title, depth_plot(rows, x_label, f"{salt}-depth-{i}"), text)
+
+
+def _share_plots(step: "Step", salt: str) -> Iterator[Plot]:
+    for i, verdict in enumerate(step.verdicts):
+        if curves := shares(verdict.rows):
+            over = sorted({k for curve in curves.values() for k, value in enumerate(curve) if value > 1})
+            text = f"outside at iteration {', '.join(map(str, over))}" if over else ""
+            yield Plot(verdict.title, shares_plot(curves, f"{salt}-shares-{i}"), text)
+
+
+def _curve_plots(step: "Step", salt: str) -> Iterator[Plot]:
+    for i, (name, (ref, port)) in enumerate(step.curves.items()):
+        what = CURVES.get(name.rpartition(", ")[2], "value")
+        yield Plot(name, curve_plot(ref, port, what, f"{salt}-curve-{i}"))
+
+
+def plots_of(step: "Step", salt: str) -> dict[str, list[Plot]]:
+    """The plots of a step, by what they show; `salt` keeps the ids of different steps apart."""
+    kinds = {"depth": _depth_plots, "shares": _share_plots, "curves": _curve_plots}
+    return {kind: list(draw(step, salt)) for kind, draw in kinds.items()}
+
+
+def render_page(result: LadderResult) -> str:
+    """The page of `result`; names and messages from outside are escaped."""
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("portproof.report"),
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        undefined=jinja2.StrictUndefined,
+    )
+    environment.filters |= {
+        "number": number,
+        "shape": shape,
+        "share": share,
+        "worst_share": worst_share,
+        "outline": outline,
+    }
+    return environment.get_template("report.html.j2").render(
+        result=result,
+        facts=first_failure(result),
+        WORDS=WORDS,
+        LAST_WORDS=LAST_WORDS,
+        PASS=PASS,
+        REFUSED=REFUSED,
+        KINDS=KINDS,
+        zip=zip,
+        groups_of=groups_of,
+        plots_of=plots_of,
+        picture_row=picture_row,
+        first_lines=first_lines,
+    )
+
+
+def write_page(result: LadderResult, path: Path) -> None:
+    """Write the page of `result`; raises UserError when it cannot be written."""
+    # a file name that is not UTF-8 may be an item's name
+    save_text(render_page(result).encode("utf-8", "backslashreplace").decode("utf-8"), path)

@@ -1,0 +1,172 @@
+"""The plots of the report: SVG text that takes its colours from the page, so that it follows light and dark.
+
+No text of a user's gets into a plot (the page shows names beside it), since Matplotlib reads `$` as mathematics.
+"""
+
+import io
+import re
+from collections.abc import Sequence
+
+import matplotlib
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
+from numpy.typing import ArrayLike
+
+from portproof.compare import PASS, Row
+
+WIDTH, HEIGHT = 440, 220  # in points, which the page scales; small enough that text stays legible on a phone
+# Placeholders for the page's colours: no other shape of a plot has these values.
+INK, GRID, DATA, LIMIT, BAD = "#010203", "#020304", "#030405", "#040506", "#050607"
+VARIABLES = {INK: "--muted", GRID: "--line", DATA: "--data", LIMIT: "--limit", BAD: "--fail"}
+KINDS = ("loss", "gradient", "parameter", "buffer")
+STYLES = ("-", "--", ":", "-.")
+RC = {
+    "svg.fonttype": "none",  # text, which can be selected and read aloud, not outlines
+    "font.size": 10,
+    "text.color": INK,
+    "axes.edgecolor": INK,
+    "axes.labelcolor": INK,
+    "axes.linewidth": 0.6,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "xtick.color": INK,
+    "ytick.color": INK,
+    "grid.color": GRID,
+    "grid.linewidth": 0.6,
+}
+
+
+def _drawable(values: ArrayLike) -> np.ndarray:
+    """float64, NaN where infinite, and kept from the ends of float64, near which an axis cannot be laid out."""
+    array = np.array(values, np.float64)
+    array[np.isinf(array)] = np.nan
+    return np.sign(array) * np.clip(np.abs(array), 0, 1e300) * (np.abs(array) >= 1e-300)
+
+
+def depth_rows(rows: Sequence[Row]) -> list[Row]:
+    """The rows to draw along the network: gradients of the first iteration if there are any, else modules.
+
+    Items that must be equal to the last bit are left out unless they fail: there is no limit to draw them against.
+    """
+    rows = [row for row in rows if row.limit != 0 or row.status != PASS]
+    gradients = [row for row in rows if row.item.kind == "gradient" and not row.item.iteration]
+    return gradients or [row for row in rows if row.item.kind in ("output", "buffer")]
+
+
+def _to_svg(figure: Figure, label: str, salt: str) -> str:
+    """The figure as an `<svg>` element that can stand in a page beside others."""
+    with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": salt}):
+        text = io.StringIO()
+        figure.savefig(text, format="svg", transparent=True)
+    svg = text.getvalue()
+    svg = svg[svg.index("<svg") :]
+    svg = re.sub(r"\s*<metadata>.*?</metadata>|<defs>\s*<style.*?</style>\s*</defs>", "", svg, flags=re.S)
+    svg = re.sub(r' (?:width|height)="[\d.]+pt"', "", svg, count=2)
+    used = set(re.findall(r"#([\w.-]+)", svg))  # other ids are the same in every plot
+    svg = re.sub(r' id="([\w.-]+)"', lambda match: match[0] if match[1] in used else "", svg)
+    svg = re.sub(r"font-family: [^;\"]*; ?", "", svg)  # the page's
+    svg = re.sub(r"\s+", " ", svg)
+    for colour, variable in VARIABLES.items():
+        svg = svg.replace(colour, f"var({variable})")
+    return svg.replace("<svg", f'<svg role="img" aria-label="{label}"', 1)
+
+
+def _axes(x_label: str, y_label: str) -> tuple[Figure, Axes]:
+    figure = Figure(figsize=(WIDTH / 72, HEIGHT / 72))
+    axes = figure.add_axes((0.135, 0.185, 0.85, 0.73))  # fixed: a layout that fits would be drawn twice
+    axes.set_xlabel(x_label)
+    axes.set_title(y_label, loc="left", fontsize=10, color=INK)
+    axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
+    axes.grid(axis="y")
+    axes.set_axisbelow(True)
+    return figure, axes
+
+
+def _log_scale(axes: Axes) -> None:
+    axes.set_yscale("log")
+    axes.yaxis.set_major_locator(LogLocator(numticks=6))
+    axes.yaxis.set_minor_locator(NullLocator())
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.0e}"))
+
+
+def depth_plot(rows: Sequence[Row], x_label: str, salt: str) -> str:
+    """Each row's difference and limit, in order, on a log scale.
+
+    A failing row is marked; at the upper edge if it has no finite difference. A difference of 0 is a tick at the
+    lower edge. A vertical line parts modules from the running statistics behind them.
+    """
+    difference, limit = (_drawable([getattr(row, name) for row in rows]) for name in ("difference", "limit"))
+    bad = np.array([row.status != PASS for row in rows])
+    x = np.arange(1, len(rows) + 1)
+    drawn = difference > 0
+    with matplotlib.rc_context(RC):
+        figure, axes = _axes(x_label, "largest difference")
+        _log_scale(axes)
+        edge = axes.get_xaxis_transform()
+        axes.plot(x, np.where(limit > 0, limit, np.nan), color=LIMIT, linewidth=1.4, drawstyle="steps-mid")
+        axes.plot(x[drawn & ~bad], difference[drawn & ~bad], "o", color=DATA, markersize=2.6)
+        axes.plot(x[drawn & bad], difference[drawn & bad], "X", color=BAD, markersize=5.5, markeredgewidth=0)
+        equal = (difference == 0) & ~bad
+        axes.plot(x[equal], np.full(equal.sum(), 0.015), "|", color=DATA, markersize=4, transform=edge)
+        unmeasured = bad & ~drawn
+        axes.plot(x[unmeasured], np.full(unmeasured.sum(), 0.97), "X", color=BAD, markersize=5.5, transform=edge)
+        statistics = [i for i, row in enumerate(rows) if row.item.kind == "buffer"]
+        if statistics and statistics[0] > 0:
+            axes.axvline(statistics[0] + 0.5, color=INK, linewidth=0.6, linestyle=":")
+            axes.text(statistics[0] + 2, 0.93, "running statistics", transform=edge, fontsize=9)
+        axes.set_xlim(0, len(rows) + 1)
+        return _to_svg(figure, "Difference and limit of each item, in order", salt)
+
+
+def shares(rows: Sequence[Row]) -> dict[str, list[float]]:
+    """{kind: the largest difference as a share of its limit at each iteration} of rows of an iteration.
+
+    Infinity where a row failed without a difference; NaN where there is no such row.
+    """
+    found: dict[str, dict[int, float]] = {}
+    for row in rows:
+        iteration = row.item.iteration
+        if iteration is not None and row.item.kind in KINDS and (row.limit > 0 or row.status != PASS):
+            share = row.difference / row.limit if row.limit > 0 and row.difference >= 0 else np.inf
+            kind = found.setdefault(row.item.kind, {})
+            kind[iteration] = max(kind.get(iteration, 0.0), share)
+    return {kind: [found[kind].get(i, np.nan) for i in range(max(found[kind]) + 1)] for kind in KINDS if kind in found}
+
+
+def shares_plot(curves: dict[str, list[float]], salt: str) -> str:
+    """The largest share of the limit at each iteration, a line a kind (of `KINDS`); above 1 is a failure."""
+    with matplotlib.rc_context(RC):
+        figure, axes = _axes("iteration", "largest difference / limit")
+        _log_scale(axes)
+        axes.axhline(1, color=LIMIT, linewidth=1.4)
+        for kind, style in zip(KINDS, STYLES, strict=True):
+            share = np.array(curves.get(kind, []), np.float64)
+            x, drawn = np.arange(len(share)), _drawable(share)
+            axes.plot(x, np.where(drawn > 0, drawn, np.nan), style, color=DATA, linewidth=1.3)
+            over = drawn > 1
+            axes.plot(x[over], drawn[over], "X", color=BAD, markersize=5.5, markeredgewidth=0)
+            endless = np.isinf(share)
+            edge = axes.get_xaxis_transform()
+            axes.plot(x[endless], np.full(endless.sum(), 0.97), "X", color=BAD, markersize=5.5, transform=edge)
+        return _to_svg(figure, "Largest share of the limit at each iteration", salt)
+
+
+def curve_plot(ref: ArrayLike, port: ArrayLike, what: str, salt: str) -> str:
+    """One number an iteration, of both sides; `what` names it on the axis.
+
+    `ref` may hold several runs, (runs, n): their mean in a band from the lowest to the highest. These are by epoch.
+    """
+    ref = _drawable(ref)
+    x_label = "epoch" if ref.ndim == 2 else "iteration"
+    with matplotlib.rc_context(RC):
+        figure, axes = _axes(x_label, what)
+        if ref.ndim == 2:
+            band = (ref.min(axis=0), ref.max(axis=0))
+            axes.fill_between(np.arange(ref.shape[1]), *band, color=LIMIT, alpha=0.4, linewidth=0)
+            axes.plot(ref.mean(axis=0), color=LIMIT, linewidth=1.4)
+        else:
+            axes.plot(ref, color=LIMIT, linewidth=4, solid_capstyle="round")
+        axes.plot(_drawable(port), "o--", color=DATA, linewidth=1.3, markersize=3)
+        return _to_svg(figure, f"{what} of both sides at each {x_label}", salt)
