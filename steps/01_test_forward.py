@@ -12,7 +12,7 @@ import argparse
 import numpy as np
 
 from mobilenetv3_proof.package import Package
-from mobilenetv3_proof.step import Step, run_step, step_parser
+from mobilenetv3_proof.step import Step, step_parser
 from portproof.backends.probe import probe_images
 from portproof.backends.trace import Trace, output_item
 from portproof.compare import Item, compare, placed, tensor_item
@@ -26,6 +26,7 @@ from portproof.compare.tolerances import (
     semantic_limits,
     with_floors,
 )
+from portproof.ladder.rung import run_rung
 
 NAME = "01_test_forward"
 BATCH, HEIGHT, WIDTH = 3, 256, 160  # odd and not square, so a swapped axis cannot pass, nor a pool over 7 x 7
@@ -155,4 +156,4 @@ def main(args: argparse.Namespace) -> Step:
 
 
 if __name__ == "__main__":
-    run_step(NAME, main, get_args_parser())
+    run_rung(NAME, main, get_args_parser())

@@ -32,9 +32,10 @@ from mobilenetv3_common.draws import (
 )
 from mobilenetv3_common.images import read_image
 from mobilenetv3_proof.package import Package
-from mobilenetv3_proof.step import LITE_DATA, Step, run_step, step_parser
+from mobilenetv3_proof.step import LITE_DATA, Step, step_parser
 from portproof.compare import PASS, Item, Verdict, compare, joined
 from portproof.compare.tolerances import exact_limits
+from portproof.ladder.rung import run_rung
 
 NAME = "02_test_data"
 BATCH_SIZE = 5  # leaves a partial batch of the 16 images
@@ -249,4 +250,4 @@ def main(args: argparse.Namespace) -> Step:
 
 
 if __name__ == "__main__":
-    run_step(NAME, main, get_args_parser())
+    run_rung(NAME, main, get_args_parser())

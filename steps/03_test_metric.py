@@ -15,9 +15,10 @@ import numpy as np
 from tqdm import tqdm
 
 from mobilenetv3_proof.package import Package
-from mobilenetv3_proof.step import LITE_DATA, Step, run_step, step_parser
+from mobilenetv3_proof.step import LITE_DATA, Step, step_parser
 from portproof.compare import Item, compare
 from portproof.compare.tolerances import C, U, kernel_limits
+from portproof.ladder.rung import run_rung
 
 NAME = "03_test_metric"
 BATCH_SIZE = 5  # leaves a partial batch of the 16 images
@@ -158,4 +159,4 @@ def main(args: argparse.Namespace) -> Step:
 
 
 if __name__ == "__main__":
-    run_step(NAME, main, get_args_parser())
+    run_rung(NAME, main, get_args_parser())

@@ -14,10 +14,11 @@ from itertools import product
 import numpy as np
 
 from mobilenetv3_proof.package import Package
-from mobilenetv3_proof.step import Step, run_step, step_parser
+from mobilenetv3_proof.step import Step, step_parser
 from portproof.backends.probe import probe_images
 from portproof.compare import Item, compare
 from portproof.compare.tolerances import kernel_limits, semantic_limits
+from portproof.ladder.rung import run_rung
 
 NAME = "04_test_loss"
 BATCH = 7  # images
@@ -83,4 +84,4 @@ def main(args: argparse.Namespace) -> Step:
 
 
 if __name__ == "__main__":
-    run_step(NAME, main, get_args_parser())
+    run_rung(NAME, main, get_args_parser())

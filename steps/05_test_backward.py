@@ -23,7 +23,7 @@ import torch
 from tqdm import tqdm
 
 from mobilenetv3_proof.package import Package
-from mobilenetv3_proof.step import Step, run_step, step_parser
+from mobilenetv3_proof.step import Step, step_parser
 from portproof.backends.probe import probe_images
 from portproof.backends.trace import Trace
 from portproof.compare import Item, Verdict, compare, placed, tensor_item
@@ -41,6 +41,7 @@ from portproof.compare.tolerances import (
 )
 from portproof.io.cli import UserError
 from portproof.ladder.pair import backward_alone
+from portproof.ladder.rung import run_rung
 
 NAME = "05_test_backward"
 ITERATIONS = 4  # of each run: momentum has a past, and the rate has fallen
@@ -361,4 +362,4 @@ def main(args: argparse.Namespace) -> Step:
 
 
 if __name__ == "__main__":
-    run_step(NAME, main, get_args_parser())
+    run_rung(NAME, main, get_args_parser())

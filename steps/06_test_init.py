@@ -19,10 +19,11 @@ import numpy as np
 
 from mobilenetv3_common.seeds import derive_seed
 from mobilenetv3_proof.package import Package
-from mobilenetv3_proof.step import Step, run_step, step_parser
+from mobilenetv3_proof.step import Step, step_parser
 from portproof.compare import Item, compare, tensor_item
 from portproof.compare.tolerances import exact_limits
 from portproof.ladder.distribution import between, expectations, statistics
+from portproof.ladder.rung import run_rung
 
 NAME = "06_test_init"
 # Each tensor is drawn until there are 1024 values of it, and at least twice; the smallest has 128. That is enough to
@@ -159,4 +160,4 @@ def main(args: argparse.Namespace) -> Step:
 
 
 if __name__ == "__main__":
-    run_step(NAME, main, get_args_parser())
+    run_rung(NAME, main, get_args_parser())

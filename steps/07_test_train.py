@@ -30,10 +30,11 @@ from mobilenetv3_common.digits import write_digits
 from mobilenetv3_common.seeds import derive_seed
 from mobilenetv3_proof import trajectory
 from mobilenetv3_proof.package import PORT, REF
-from mobilenetv3_proof.step import Step, run_step, step_parser
+from mobilenetv3_proof.step import Step, step_parser
 from mobilenetv3_proof.trajectory_worker import Recipe, Trainee, Watched
 from portproof.compare import FAIL, Item, Row, Verdict, compare, placed, tensor_item
 from portproof.compare.tolerances import SEMANTIC_RTOL, U64, largest, summed_floor, with_floors
+from portproof.ladder.rung import run_rung
 
 NAME = "07_test_train"
 
@@ -259,4 +260,4 @@ def main(args: argparse.Namespace) -> Step:
 
 
 if __name__ == "__main__":
-    run_step(NAME, main, get_args_parser())
+    run_rung(NAME, main, get_args_parser())

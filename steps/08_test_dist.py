@@ -30,11 +30,12 @@ import torch
 
 from mobilenetv3_proof.distributed import CouldNotStart, LaunchError, launch
 from mobilenetv3_proof.distributed_worker import recorded_run
-from mobilenetv3_proof.step import LITE_DATA, Step, run_step, step_parser
+from mobilenetv3_proof.step import LITE_DATA, Step, step_parser
 from portproof.compare import FAIL, Item, Row, Verdict, compare, placed
 from portproof.compare.tolerances import U64, exact_limits, noise_floors, semantic_limits, with_floors
 from portproof.io.cli import UserError, one_line
 from portproof.io.files import save_safetensors
+from portproof.ladder.rung import run_rung
 
 NAME = "08_test_dist"
 SIDES = {"reference": "mobilenetv3_ref", "port": "mobilenetv3_paddle"}
@@ -329,4 +330,4 @@ def main(args: argparse.Namespace) -> Step:
 
 
 if __name__ == "__main__":
-    run_step(NAME, main, get_args_parser())
+    run_rung(NAME, main, get_args_parser())

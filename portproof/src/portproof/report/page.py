@@ -4,20 +4,17 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import jinja2
 
 from portproof.compare import FAIL, PASS, REFUSED, Item, Row, Verdict
 from portproof.io.records import save_text
+from portproof.report.checks import Checks
 from portproof.report.hints import usual_causes
 from portproof.report.pictures import picture_row
 from portproof.report.plots import KINDS, curve_plot, depth_plot, depth_rows, shares, shares_plot
 from portproof.report.summary import LadderResult, RungResult
 from portproof.report.text import LAST_WORDS, WORDS, badness, first_difference
-
-if TYPE_CHECKING:  # a step imports both frameworks
-    from mobilenetv3_proof.step import Step
 
 FEWEST = 8  # items that make a depth
 # What is on the axis of a curve whose name ends so.
@@ -161,7 +158,7 @@ def first_failure(result: LadderResult) -> list[tuple[str, str]]:
     return facts
 
 
-def _depth_plots(step: "Step", salt: str) -> Iterator[Plot]:
+def _depth_plots(step: Checks, salt: str) -> Iterator[Plot]:
     for i, verdict in enumerate(step.verdicts):
         rows = depth_rows(verdict.rows)
         if len(rows) < FEWEST:
@@ -175,7 +172,7 @@ def _depth_plots(step: "Step", salt: str) -> Iterator[Plot]:
         yield Plot(title, depth_plot(rows, x_label, f"{salt}-depth-{i}"), text)
 
 
-def _share_plots(step: "Step", salt: str) -> Iterator[Plot]:
+def _share_plots(step: Checks, salt: str) -> Iterator[Plot]:
     for i, verdict in enumerate(step.verdicts):
         if curves := shares(verdict.rows):
             over = sorted({k for curve in curves.values() for k, value in enumerate(curve) if value > 1})
@@ -183,13 +180,13 @@ def _share_plots(step: "Step", salt: str) -> Iterator[Plot]:
             yield Plot(verdict.title, shares_plot(curves, f"{salt}-shares-{i}"), text)
 
 
-def _curve_plots(step: "Step", salt: str) -> Iterator[Plot]:
+def _curve_plots(step: Checks, salt: str) -> Iterator[Plot]:
     for i, (name, (ref, port)) in enumerate(step.curves.items()):
         what = CURVES.get(name.rpartition(", ")[2], "value")
         yield Plot(name, curve_plot(ref, port, what, f"{salt}-curve-{i}"))
 
 
-def plots_of(step: "Step", salt: str) -> dict[str, list[Plot]]:
+def plots_of(step: Checks, salt: str) -> dict[str, list[Plot]]:
     """The plots of a step, by what they show; `salt` keeps the ids of different steps apart."""
     kinds = {"depth": _depth_plots, "shares": _share_plots, "curves": _curve_plots}
     return {kind: list(draw(step, salt)) for kind, draw in kinds.items()}

@@ -25,14 +25,12 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from portproof.compare import FAIL, PASS, REFUSED, Row, Verdict
 from portproof.io.records import save_text
+from portproof.report.checks import Checks
 from portproof.report.text import LAST_WORDS
-
-if TYPE_CHECKING:  # a step imports both frameworks
-    from mobilenetv3_proof.step import Step
 
 SCHEMA = 1
 # One or the other of a name's distributions is installed.
@@ -53,7 +51,7 @@ class RungResult:
     name: str
     model: str
     seconds: float
-    step: "Step | None" = None
+    step: Checks | None = None
     error: str = ""
 
     @property

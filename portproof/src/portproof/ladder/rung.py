@@ -1,0 +1,157 @@
+"""One rung of the ladder while it runs: what it prints, its verdicts so far, what is written in the end."""
+
+import argparse
+import functools
+import traceback
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NoReturn, TypeVar
+
+import numpy as np
+
+from portproof.compare import FAIL, PASS, Item, Row, Verdict, joined
+from portproof.compare.tolerances import largest
+from portproof.io.cli import ArgumentParser, HelpFormatter, UserError, one_line, output_dir, run
+from portproof.io.records import save_record, save_text
+from portproof.report.checks import Checks
+from portproof.report.text import block_of, last_line, render, row_line
+
+T = TypeVar("T")
+Arrays = Mapping[Item | str, np.ndarray]
+
+
+@dataclass(frozen=True)
+class RungVerdict(Verdict):
+    """The verdict of a function of the ladder on all its checks, which prints as their report."""
+
+    log: list[str] = field(default_factory=list)
+
+    def __str__(self) -> str:
+        return "\n".join([*self.log, last_line(self.title, self)])
+
+
+class Rung(Checks):
+    """Collects the verdicts of one rung, prints them as they come, and writes the files in the end.
+
+    Functions of the ladder put theirs into the rung that they are given.
+    """
+
+    def __init__(self, name: str, quiet: bool = False) -> None:
+        super().__init__(name)
+        self.quiet = quiet
+        self.log: list[str] = []
+        self.files: tuple[dict[str, np.ndarray], dict[str, np.ndarray]] = ({}, {})  # what each side recorded, by name
+
+    def say(self, text: str) -> None:
+        """Print a line now, unless the rung is quiet, and keep it for the log."""
+        if not self.quiet:
+            print(text, flush=True)
+        self.log.append(text)
+
+    def check(self, verdict: Verdict, group: Callable[[Item], str] = block_of) -> bool:
+        """Print the verdict, a line for each `group` of items, keep it, and tell whether it passed."""
+        self.verdicts.append(verdict)
+        self.groups.append(group)
+        self.say(render(verdict, group, self.types))
+        return verdict.status == PASS
+
+    def refuse(self, reason: str) -> None:
+        """Count a reason for which a pass would prove nothing."""
+        self.check(Verdict("what the inputs can prove", refusal=reason))
+
+    def keep(self, ref: Arrays, port: Arrays, prefix: str = "") -> None:
+        """Put arrays into the two result files, as PREFIX + the item's name."""
+        for file, arrays in zip(self.files, (ref, port), strict=True):
+            file.update({f"{prefix}{item}": np.asarray(array) for item, array in arrays.items()})
+
+    def of_ref(self, what: str, function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
+        """What the reference's `function` returns; raises UserError, which calls it `what`, for what it raises."""
+        try:
+            return function(*args, **kwargs)
+        except UserError:
+            raise
+        except Exception as error:  # whatever a user's function may raise
+            raise UserError(
+                f"the reference's {what} raised {one_line(error)}: it must run on what it is given"
+            ) from error
+
+    def of_port(self, what: str, function: Callable[..., T], *args: Any, **kwargs: Any) -> T | None:
+        """What the port's `function` returns; None, and the rung fails, if it raises."""
+        try:
+            return function(*args, **kwargs)
+        except Exception as error:  # whatever a port may raise
+            self.say("".join(traceback.format_exception(error)).rstrip())
+            self.check(Verdict(what, [Row(Item(what), FAIL, reason=f"the port raised {one_line(error)}")]), group=str)
+            return None
+
+    def check_signal(self, outputs: Mapping[Any, np.ndarray]) -> None:
+        """Refuse inputs or weights under which the signal dies or explodes: any port would pass, or none."""
+        for name, array in outputs.items():
+            if array.dtype.kind == "f" and not 1e-3 <= largest(array) <= 1e6:
+                self.refuse(
+                    f"the signal is lost at {name}: its largest value is {largest(array):.1e}; use other weights"
+                )
+                return
+
+    def write(self, folder: str | Path, stem: str, log_stem: str = "", save: Callable = save_record) -> None:
+        """Write STEM_ref.npy, STEM_paddle.npy and log/STEM_diff.log to `folder`, then say the last line.
+
+        In this order, for a verdict that could not be written is none: UserError says what cannot be. `save` writes
+        arrays to a path.
+        """
+        last = last_line(self.name, joined(self.name, self.verdicts))
+        folder = output_dir(folder)
+        for side, arrays in zip(("ref", "paddle"), self.files, strict=True):
+            save(arrays, folder / f"{stem}_{side}.npy")
+        every = [line for verdict in self.verdicts for line in (verdict.title, *map(row_line, verdict.rows))]
+        text = "\n".join([*self.log, last, "", "every item:", *every, ""])
+        save_text(text, folder / "log" / f"{log_stem or stem}_diff.log")
+        self.say(last)
+
+
+def on_rung(function: Callable[..., None]) -> Callable[..., RungVerdict]:
+    """Make a function that puts its checks into `rung` one of the ladder's: it returns the verdict on them.
+
+    Without a `rung` it gets one of its own, which prints nothing: the verdict prints as its report.
+    """
+
+    @functools.wraps(function)
+    def wrapped(*args: Any, rung: Rung | None = None, **kwargs: Any) -> RungVerdict:
+        rung = rung or Rung(function.__name__, quiet=True)
+        checks, lines = len(rung.verdicts), len(rung.log)
+        function(*args, rung=rung, **kwargs)
+        every = joined(function.__name__, rung.verdicts[checks:])
+        locations = [verdict.location for verdict in rung.verdicts[checks:] if verdict.location]
+        return RungVerdict(
+            every.title, every.rows, every.refusal, next(iter(locations), None), hints=every.hints, log=rung.log[lines:]
+        )
+
+    return wrapped
+
+
+def rung_parser(prog: str, description: str, folder: str | Path) -> argparse.ArgumentParser:
+    """The flags that every rung's command has; results go to `folder` if nothing else is said."""
+    parser = ArgumentParser(prog=prog, description=description, formatter_class=HelpFormatter)
+    add = parser.add_argument
+    add("--device", choices=("cpu", "gpu"), default="cpu", help="where both sides run")
+    add("--seed", type=int, default=0, help="of inputs and probe weights")
+    add("--output-dir", default=str(folder), help="where results and the log are written")
+    return parser
+
+
+def run_rung(name: str, main: Callable[[argparse.Namespace], Rung], parser: argparse.ArgumentParser) -> NoReturn:
+    """Run a rung as a command; a port that raises fails it, with the traceback for whoever ports."""
+
+    def guarded() -> int:
+        args = parser.parse_args()
+        try:
+            return main(args).status
+        except UserError:
+            raise
+        except Exception as error:
+            traceback.print_exc()
+            print(f"FAIL {name}: it raised {one_line(error)}", flush=True)
+            return FAIL
+
+    run(guarded, name)
