@@ -210,6 +210,24 @@ def propose(
     return names
 
 
+def same_names(ref: BackendModel, port: BackendModel, inputs: Sequence[np.ndarray]) -> NameMap | None:
+    """The map of equal names, whose weights the port is left with; None unless both have the same names and shapes."""
+    shapes, port_shapes = (
+        {slot.key: slot.shape for module in side.modules.values() for slot in module.slots.values()}
+        for side in (ref, port)
+    )
+    if shapes != port_shapes:
+        return None
+    port.load(ref.arrays())
+    calls = ref.run(inputs, "float32", train=False, calls=True).record.calls
+    return NameMap(
+        {name: name for name, module in ref.modules.items() if module.slots},
+        {key: key for key in shapes},
+        {label: label for label, call in calls.items() if not call.name or call.name in port.modules},
+        "by name",
+    )
+
+
 def port_module(names: NameMap, label: str) -> str:
     """The port's module behind the reference's output `label`."""
     name = module_of(names.calls[label])
