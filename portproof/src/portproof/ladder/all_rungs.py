@@ -98,8 +98,8 @@ def run_all(
         results.append(run_planned(planned, refused_by_mistake))
         print(flush=True)
     result = LadderResult(results, environment | backend("torch").about(device))
-    name_width = max(17, *(len(rung.name) for rung in results))
-    model_width = 1 + max(len(rung.model) for rung in results)
+    name_width = max([17, *(len(rung.name) for rung in results)])
+    model_width = max([0, *(len(rung.model) + 1 for rung in results)])
     for rung in results:
         columns = f"{rung.name:<{name_width}} {rung.model:<{model_width}} {rung.seconds:5.1f} s"
         print(f"  {LAST_WORDS[rung.status]:<8} {columns}")
