@@ -104,7 +104,6 @@ def batches(case: Case, size: int | None) -> list[Case]:
         return [case]
     lengths = {array.shape[0] if array.ndim else None for array in case}
     if len(lengths) > 1 or None in lengths or size < 1:
-        raise UserError(
-            f"arrays {[array.shape for array in case]} cannot be cut into batches of {size}: give other batch_sizes"
-        )
+        shapes = [array.shape for array in case]
+        raise UserError(f"arrays {shapes} cannot be cut into batches of {size}: give other batch_sizes")
     return [tuple(array[i : i + size] for array in case) for i in range(0, len(case[0]), size)]

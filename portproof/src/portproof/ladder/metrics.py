@@ -77,12 +77,12 @@ def _comparable(expected: Items, found: Items) -> tuple[Items, Items]:
 
 def _limits(fp64_ref: Items, fp32_ref: Items) -> dict[Item, float]:
     """0 for whole numbers, the kernel limits for floats, over what is finite in both precisions."""
-    masks = {
-        i: np.isfinite(a) & np.isfinite(fp64_ref[i])
-        for i, a in fp32_ref.items()
-        if np.shape(fp64_ref.get(i)) == a.shape
-    }
-    both = [{i: np.where(mask, side[i], 0) for i, mask in masks.items()} for side in (fp64_ref, fp32_ref)]
+    both = {}, {}
+    for item, fp32 in fp32_ref.items():
+        fp64 = fp64_ref.get(item)
+        if fp64 is not None and fp64.shape == fp32.shape:
+            finite = np.isfinite(fp64) & np.isfinite(fp32)
+            both[0][item], both[1][item] = np.where(finite, fp64, 0), np.where(finite, fp32, 0)
     return kernel_limits(*both)
 
 
@@ -136,8 +136,8 @@ def metric(
         rung.refuse(f"the reference's metric is {values[0]} on every case: give cases on which it differs")
     limits = _limits(fp64_ref, ref)
     judged = [(right, ref, f"{title}, reference"), (right, port, f"{title}, port")] if exact else [(ref, port, title)]
-    for expected, found, heading in judged:
-        expected, found = _comparable(expected, found)
+    for one, other, heading in judged:
+        expected, found = _comparable(one, other)
         words = {item: 0.0 for item, array in expected.items() if array.dtype.kind == "U"}
         rung.check(compare(expected, found, limits | words, title=heading), group=str)
     rung.keep(ref, port)
@@ -189,15 +189,15 @@ class _Side:
         logits, labels = [], []
         with self.backend.framework.no_grad(), self.backend.new_tensors(dtype), self.backend.exact_constants():
             for images, target in self.progress(self.loader):
-                images = self.backend.tensor(self._array(images), self.device, dtype)
-                logits.append(self.backend.to_array(model(images)))
+                x = self.backend.tensor(self._array(images), self.device, dtype)
+                logits.append(self.backend.to_array(model(x)))
                 labels.append(self._array(target))
         if not logits:
             raise UserError(f"the loader of the {self.backend.name} side has no batches: check the data")
         return np.concatenate(logits), np.concatenate(labels), set(map(len, labels))
 
     def results(self, labels: np.ndarray) -> Numbers:
-        """What `evaluate` says of the loader's batches under `labels`, with a copy of the model as training leaves it."""
+        """What `evaluate` says of the loader's images and `labels`, with a copy of the model as training leaves it."""
         model = copy.deepcopy(self.model)
         model.train()
         batches = _Relabelled(self.loader, labels, lambda array: self.backend.tensor(array, self.device))
@@ -263,15 +263,13 @@ def evaluation(
     limit = limits[logits]
     ranked = ranked_labels(fp64_ref, 2 * limit)
     if ranked is None:
-        rung.refuse(
-            "an image's best logits are all within rounding of each other: choose other weights or another seed"
-        )
+        rung.refuse("an image's best logits are all within rounding of each other: choose other weights or images")
         return
     if len(sizes) == 1:
         rung.say("  all batches are of one size: an average of averages would not show")
     loss_limit = gain * limit + C * U * largest(fp64_ref)
+    ranked = ranked.astype(ref_labels.dtype)
     for prefix, word, given in (("ranked/", "ranked labels", ranked), ("", "the loader's labels", ref_labels)):
-        given = given.astype(ref_labels.dtype)
         ref = rung.of_ref("evaluation", ref_side.results, given)
         port = rung.of_port("evaluation", port_side.results, given)
         if port is None:
