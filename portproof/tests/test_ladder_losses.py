@@ -42,12 +42,9 @@ def test_a_faultless_port_passes_on_labels_and_soft_targets_in_both_precisions()
     [
         (lambda x, y: softmax_loss(x, y, scale=1 + 1e-9), ("loss", "float64")),
         (lambda x, y: softmax_loss(x, y, smoothing=1e-9), ("loss", "float64")),
-        (lambda x, y: PF.cross_entropy(x, y, soft_label=y.ndim == 2), ("loss", "float64")),  # cut off at -64
+        (lambda x, y: PF.cross_entropy(x, y, soft_label=y.ndim == 2), ("gradient/logits", "float64")),  # cut off at -64
         (lambda x, y: softmax_loss(x, y).astype("float32"), ("loss", "float64")),
-        (
-            lambda x, y: softmax_loss(x, y) + 0 * x.sum().detach() + (x - x.detach()).sum(),
-            ("gradient/logits", "float64"),
-        ),
+        (lambda x, y: softmax_loss(x, y) + (x - x.detach()).sum(), ("gradient/logits", "float64")),
         (lambda x, y: softmax_loss(x, y if y.ndim == 1 else y.argmax(1)), ("loss", "float64")),
         (lambda x, y: softmax_loss(x, y).reshape([1]), ("loss", "float64")),
     ],
@@ -68,9 +65,8 @@ def test_a_fault_in_float32_alone_is_caught():
 
 def test_an_overflow_shows_at_extreme_logits_only():
     def naive(x, y):
-        return (
-            -(PF.one_hot(y, x.shape[1]).astype(x.dtype) * (x.exp() / x.exp().sum(1, keepdim=True)).log()).sum(1).mean()
-        )
+        log_p = (x.exp() / x.exp().sum(1, keepdim=True)).log()
+        return -paddle.take_along_axis(log_p, y[:, None], 1).mean()
 
     both = {name: case for name, case in cases.losses(CLASSES).items() if "labels" in name}
     assert loss(F.cross_entropy, naive, {"drawn": both["drawn logits, labels"]}).status == PASS
@@ -191,20 +187,9 @@ def test_cases_that_are_none(given, message):
 
 
 def test_what_goes_to_the_files():
-    rung = Rung("04", quiet=True)
-    loss(
-        F.cross_entropy,
-        softmax_loss,
-        num_classes=CLASSES,
-        keep=["drawn logits, labels", "extreme logits, labels"],
-        rung=rung,
-    )
-    names = [
-        "drawn logits, labels, float64/",
-        "",
-        "extreme logits, labels, float64/",
-        "extreme logits, labels, float32/",
-    ]
+    rung, kept = Rung("04", quiet=True), ["drawn logits, labels", "extreme logits, labels"]
+    loss(F.cross_entropy, softmax_loss, num_classes=CLASSES, keep=kept, rung=rung)
+    names = [f"{kept[0]}, float64/", "", f"{kept[1]}, float64/", f"{kept[1]}, float32/"]
     assert list(rung.files[0]) == list(rung.files[1]) == [n + key for n in names for key in ("loss", "gradient")]
     assert rung.files[0]["gradient"].dtype == np.float32
     assert len(rung.verdicts) == 8
@@ -225,7 +210,7 @@ def test_the_default_cases_reach_what_they_should():
 
 def test_a_float64_loss_has_no_float32_constants():
     """Hard-sigmoid's backward holds 1/6 as float32 in PyTorch; Paddle's slope is a float32, too."""
-    given = {"one": (np.linspace(-4, 4, 33),)}
+    given = {"one": (np.linspace(-4.1, 4, 33),)}
     port = loss(lambda x: F.hardsigmoid(x).sum(), lambda x: PF.hardsigmoid(x, slope=1 / 6).sum(), given)
     assert port.status == PASS
     assert loss(lambda x: F.hardsigmoid(x).sum(), lambda x: PF.hardsigmoid(x).sum(), given).status == FAIL
