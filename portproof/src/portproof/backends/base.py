@@ -5,8 +5,9 @@ Where nothing else is said, arrays are by PyTorch's names and in its layout, whi
 layers of the model itself tell how they are converted (see convert.py). Imports no framework.
 """
 
+import copy
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from types import ModuleType
@@ -272,12 +273,24 @@ class Backend(ABC):
     def set_threads(self, count: int) -> None:
         """Compute with `count` threads from now on, where the framework can be told."""
 
-    def loss_and_gradient(self, criterion: Any, logits: np.ndarray, target: np.ndarray, device: Any) -> Arrays:
-        """The criterion's "loss", and its "gradient" with respect to the logits (N, C), in their precision."""
-        x = self.tensor(logits, device, requires_grad=True)
-        loss = criterion(x, self.tensor(target, device))
-        loss.backward()
-        return {"loss": self.to_array(loss), "gradient": self.to_array(x.grad)}
+    def loss_and_gradient(self, criterion: Any, arrays: Sequence[np.ndarray], device: Any) -> Arrays:
+        """The criterion's "loss" of `arrays`, and its "gradient" with respect to the first floating-point one.
+
+        Computed in the precision of that array, by a copy of a criterion that is a module; the gradient is missing
+        where there is none.
+        """
+        place = next(i for i, array in enumerate(arrays) if array.dtype.kind == "f")
+        dtype = str(arrays[place].dtype)
+        if isinstance(criterion, self.module_class):  # its class weights must be of that precision, too
+            criterion = self.moved(copy.deepcopy(criterion), device, dtype)
+        leaves = [self.tensor(array, device, requires_grad=i == place) for i, array in enumerate(arrays)]
+        # An operation in place may not change a leaf that needs a gradient.
+        given = [leaf.clone() if i == place else leaf for i, leaf in enumerate(leaves)]
+        with self.new_tensors(dtype), self.exact_constants():
+            loss = criterion(*given)
+            loss.backward()
+        found = {"loss": loss, "gradient": leaves[place].grad}
+        return {name: self.to_array(tensor) for name, tensor in found.items() if tensor is not None}
 
     @abstractmethod
     def learning_rate(self, optimizer: Any) -> float:
