@@ -6,7 +6,9 @@ without float32 constants. Importing this package imports no framework.
 """
 
 import importlib
+import sys
 from functools import cache
+from typing import Any
 
 from portproof.backends.base import Backend
 
@@ -15,3 +17,9 @@ from portproof.backends.base import Backend
 def backend(name: str) -> Backend:
     """The backend of "torch" or "paddle", which is imported now; raises ImportError where it is not installed."""
     return importlib.import_module(f".{name}_backend", __name__).BACKEND
+
+
+def backend_of(value: Any) -> Backend | None:
+    """The backend whose tensor `value` is; None for what is no tensor. It imports no framework."""
+    loaded = (backend(name) for name in ("torch", "paddle") if name in sys.modules)
+    return next((one for one in loaded if one.framework.is_tensor(value)), None)

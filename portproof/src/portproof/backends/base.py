@@ -181,6 +181,11 @@ class Backend(ABC):
         """What is saved and not trained: batch norm's running statistics and counts."""
         return self._arrays(model, self.named_buffers(model))
 
+    def arrays(self, model: Any) -> Arrays:
+        """All that is saved: trained parameters, then buffers, then parameters that are frozen."""
+        saved = self._arrays(model, model.state_dict().items())
+        return self.parameters(model) | self.buffers(model) | saved
+
     def gradients(self, model: Any) -> Arrays:
         """The gradients of all trained parameters; one that received none is missing."""
         return self._arrays(model, self.named_gradients(model))
