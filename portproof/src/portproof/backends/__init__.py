@@ -7,11 +7,25 @@ without float32 constants. Importing this package imports no framework.
 
 import importlib
 from functools import cache
+from typing import Any
 
 from portproof.backends.base import Backend
+from portproof.io.cli import UserError, naming_extra
+
+FRAMEWORKS = ("torch", "paddle")
 
 
 @cache
 def backend(name: str) -> Backend:
-    """The backend of "torch" or "paddle", which is imported now; raises ImportError where it is not installed."""
-    return importlib.import_module(f".{name}_backend", __name__).BACKEND
+    """The backend of "torch" or "paddle", which is imported now; raises UserError where it is not installed."""
+    with naming_extra(name):
+        return importlib.import_module(f".{name}_backend", __name__).BACKEND
+
+
+def backend_of(model: Any) -> Backend:
+    """The backend of the framework that `model` is of; raises UserError for what is no model."""
+    for base in type(model).__mro__:
+        name = base.__module__.partition(".")[0]
+        if name in FRAMEWORKS and isinstance(model, backend(name).module_class):
+            return backend(name)
+    raise UserError(f"a {type(model).__name__} is no model: give a torch.nn.Module or a paddle.nn.Layer")
