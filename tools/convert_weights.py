@@ -95,8 +95,8 @@ def main(args: argparse.Namespace) -> None:
     from portproof.backends import backend
     from portproof.convert.weights import convert_state_dict, table
 
-    what = f"weights {args.input}, taken for {args.source}'s {args.model},"
-    arrays = read(args.source, args.input)
+    what = f"weights {args.input_file}, taken for {args.source}'s {args.model},"
+    arrays = read(args.source, args.input_file)
     classes = num_classes_of(arrays)
     models = {name: package.MODELS[args.model](num_classes=classes) for name, package in packages.items()}
     ref = models["torch"]
@@ -110,11 +110,11 @@ def main(args: argparse.Namespace) -> None:
     if args.target == "mindspore":
         converted = torch_to_mindspore(converted, types)
         check_state_dict(converted, mindspore, "converted weights")
-    write(args.target, converted, args.output)
+    write(args.target, converted, args.output_file)
 
     sides = sorted((args.source, args.target), key=FRAMEWORKS.index)
     print(table(changes(ref.state_dict(), types, *sides, args.target), *sides))
-    print(f"wrote {args.output}: {len(converted)} tensors, {classes} classes")
+    print(f"wrote {args.output_file}: {len(converted)} tensors, {classes} classes")
 
 
 if __name__ == "__main__":

@@ -464,7 +464,7 @@ def test_conversion_keeps_bits_and_transposes_only_linear_weights(rule, array):
         ("a.weight", {"a": "RMSNorm"}, r"a\.weight \(RMSNorm\)"),
         ("b.weight", {"a": "Linear"}, r"b\.weight \(no layer of this model\)"),
         ("a.running_mean", {"a": "Linear"}, r"a\.running_mean \(Linear\)"),
-        ("weight", {"": "MobileNetV3"}, r"weight \(MobileNetV3\)"),
+        ("weight", {"": "TinyNet"}, r"weight \(TinyNet\)"),
     ],
 )
 def test_what_no_rule_covers_is_refused(convert, key, types, said):

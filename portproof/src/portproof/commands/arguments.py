@@ -44,27 +44,26 @@ def add_file_arguments(parser: argparse.ArgumentParser, frameworks: Sequence[str
     """INPUT, OUTPUT, and --from and --to, which name two of the `frameworks`."""
     required = {"choices": frameworks, "required": True, "default": argparse.SUPPRESS}
     add = parser.add_argument
-    add("input", metavar="INPUT", type=Path, help="weights or checkpoint to read")
-    add("output", metavar="OUTPUT", type=Path, help="weights to write; a file of that name is replaced")
+    add("input_file", metavar="INPUT", type=Path, help="weights or checkpoint to read")
+    add("output_file", metavar="OUTPUT", type=Path, help="weights to write; a file of that name is replaced")
     add("--from", dest="source", help="framework that INPUT is from", **required)
     add("--to", dest="target", help="framework that OUTPUT is for: another one", **required)
 
 
 def check_files(args: argparse.Namespace) -> None:
     """Raise UserError for what is wrong with `add_file_arguments`' and can be seen without opening a file."""
+    source, target = args.input_file, args.output_file
     if args.source == args.target:
         raise UserError(f"--from and --to are both {args.source}: name the two frameworks")
-    for path, flag, framework in ((args.input, "--from", args.source), (args.output, "--to", args.target)):
+    for path, flag, framework in ((source, "--from", args.source), (target, "--to", args.target)):
         suffixes = (*SUFFIXES[framework], ".safetensors")
         if path.suffix not in suffixes:
             raise UserError(f"{path} does not end as {framework}'s weights do, {', '.join(suffixes)}: check {flag}")
-    existing_file(args.input, "weights")
-    if args.output.exists() and args.output.samefile(args.input):
-        raise UserError(f"output {args.output} is the input: choose another name")
-    if hash_in_name(args.output):  # the converted file will have another one, and would be refused as damaged
-        raise UserError(
-            f"output {args.output} would carry a wrong hash: choose a name without -{hash_in_name(args.output)}"
-        )
+    existing_file(source, "weights")
+    if target.exists() and target.samefile(source):
+        raise UserError(f"output {target} is the input: choose another name")
+    if hash_in_name(target):  # the converted file will have another one, and would be refused as damaged
+        raise UserError(f"output {target} would carry a wrong hash: choose a name without -{hash_in_name(target)}")
 
 
 def load_factory(text: str, flag: str) -> Callable[[], Any]:

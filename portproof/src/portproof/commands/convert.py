@@ -35,14 +35,14 @@ def main(args: argparse.Namespace) -> int:
     check_files(args)
     given = read_map(args.map)
     ref, port, inputs = load_models(args)
-    arrays = backend(args.source).read_weights(args.input)
+    arrays = backend(args.source).read_weights(args.input_file)
     names, how = key_map(ref, port, inputs, given, args.seed)
     source, target, keys = ref, port, names
     if args.source == "paddle":
         source, target, keys = port, ref, {mate: key for key, mate in names.items()}
-    converted = convert_state_dict(arrays, source, target, keys, f"weights {args.input}")
-    backend(args.target).write_weights(converted, args.output)
+    converted = convert_state_dict(arrays, source, target, keys, f"weights {args.input_file}")
+    backend(args.target).write_weights(converted, args.output_file)
     print(f"map: {len(names)} tensors, {how}")
     print(table(changes(ref, port, names), "torch", "paddle"))
-    print(f"wrote {args.output}: {len(converted)} tensors")
+    print(f"wrote {args.output_file}: {len(converted)} tensors")
     return 0
