@@ -1,25 +1,19 @@
 """The locator: faults put into a port through Paddle's own interface, and the module and the cause it has to name."""
 
-import subprocess
-import sys
 from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
 import paddle
 import pytest
-import torch
 from paddle import nn
 
 import mobilenetv3_paddle.models
 import mobilenetv3_ref.models
 from portproof.backends import backend
 from portproof.backends.probe import probe_images, probe_weights
-from portproof.localize.diagnosis import Alone, explains
 from portproof.localize.locate import Location, locate, tree
 from portproof.mapping.names import propose
 
-ROOT = Path(__file__).resolve().parents[1]
 OPTIONS = {"width_mult": 0.35, "num_classes": 10, "dropout": 0.0}
 
 
@@ -246,34 +240,3 @@ def test_the_tree_shows_the_way_to_the_place():
     assert lines[0] == "model (MobileNetV3)"
     assert "          fc1 (Conv2d)   <--- HERE" in lines
     assert len([line for line in lines if line.startswith("    ") and line[4] != " "]) == 13
-
-
-def test_an_explanation_leaves_under_a_thousandth():
-    ref, port = np.zeros(3), np.array([1.0, 1.0, 1.0])
-    alone = Alone(torch.nn.Identity(), {"output 0": ref}, {"output 0": port}, ["output 0"], [], {}, lambda change: {})
-    assert explains({"output 0": port + 9e-4}, alone)
-    assert not explains({"output 0": port + 2e-3}, alone)
-    assert not explains({"output 0": np.full(3, np.nan)}, alone)
-    assert not explains({}, alone)
-
-
-def run_tool(*args: str) -> subprocess.CompletedProcess:
-    command = [sys.executable, str(ROOT / "tools" / "locate.py"), *args]
-    return subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
-
-
-@pytest.mark.parametrize(
-    "args, words",
-    [
-        (("--ref", "a:b"), "give both"),
-        (("--ref", "a:b", "--port", "c:d", "--model", "mobilenet_v3_small"), "leave it out"),
-        (("--seed", "-1"), "negative"),
-        (("--input", "2,x"), "is no shape"),
-        (("--map", "no.yaml"), "does not exist"),
-    ],
-)
-def test_a_users_mistake_is_one_line(args, words):
-    result = run_tool(*args)
-    assert result.returncode == 2
-    line = result.stderr.strip().splitlines()[-1]
-    assert line.startswith("locate: error: ") and words in line and "Traceback" not in result.stderr

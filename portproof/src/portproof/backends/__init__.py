@@ -11,15 +11,28 @@ from functools import cache
 from typing import Any
 
 from portproof.backends.base import Backend
+from portproof.io.cli import UserError, naming_extra
+
+FRAMEWORKS = ("torch", "paddle")
 
 
 @cache
 def backend(name: str) -> Backend:
-    """The backend of "torch" or "paddle", which is imported now; raises ImportError where it is not installed."""
-    return importlib.import_module(f".{name}_backend", __name__).BACKEND
+    """The backend of "torch" or "paddle", which is imported now; raises UserError where it is not installed."""
+    with naming_extra(name):
+        return importlib.import_module(f".{name}_backend", __name__).BACKEND
 
 
-def backend_of(value: Any) -> Backend | None:
+def backend_of_tensor(value: Any) -> Backend | None:
     """The backend whose tensor `value` is; None for what is no tensor. It imports no framework."""
-    loaded = (backend(name) for name in ("torch", "paddle") if name in sys.modules)
+    loaded = (backend(name) for name in FRAMEWORKS if name in sys.modules)
     return next((one for one in loaded if one.framework.is_tensor(value)), None)
+
+
+def backend_of_model(model: Any) -> Backend:
+    """The backend of the framework that `model` is of; raises UserError for what is no model."""
+    for base in type(model).__mro__:
+        name = base.__module__.partition(".")[0]
+        if name in FRAMEWORKS and isinstance(model, backend(name).module_class):
+            return backend(name)
+    raise UserError(f"a {type(model).__name__} is no model: give a torch.nn.Module or a paddle.nn.Layer")

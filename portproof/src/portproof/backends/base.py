@@ -6,6 +6,7 @@ layers of the model itself tell how they are converted (see convert.py). Imports
 """
 
 import copy
+import io
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -19,8 +20,9 @@ from portproof.backends.model import BackendModel, Module, Slot
 from portproof.backends.trace import Call, Trace, call_label, map_tensors, tensors_at, tensors_in
 from portproof.compare.activations import BENDS
 from portproof.convert.rules import RULES, Change, keep
-from portproof.io.cli import one_line
-from portproof.io.state_dict import check_state_dict
+from portproof.io.cli import UserError, one_line
+from portproof.io.files import atomic_path, save_safetensors
+from portproof.io.state_dict import SUFFIXES, check_state_dict
 
 Arrays = dict[str, np.ndarray]
 
@@ -63,12 +65,44 @@ class Backend(ABC):
         Names and layouts are the framework's own. Nothing that hides in the file is run.
         """
 
-    def load_weights(self, model: Any, path: str | Path, what: str) -> None:
-        """Copy what `read_weights` gives into `model`; raises UserError unless every key, shape and dtype fits."""
-        arrays, state = self.read_weights(path), model.state_dict()
-        check_state_dict(arrays, {key: self.to_array(tensor) for key, tensor in state.items()}, f"{what} {path}")
+    def write_weights(self, arrays: Mapping[str, np.ndarray], path: str | Path) -> None:
+        """Write `arrays`, by the framework's own names and layouts, as what `read_weights` reads.
+
+        The suffix says how. Whole or not at all; raises UserError for another suffix or when it cannot be written.
+        """
+        path = Path(path)
+        if path.suffix == ".safetensors":
+            save_safetensors(arrays, path)
+            return
+        if path.suffix not in SUFFIXES[self.name]:
+            suffixes = ", ".join(SUFFIXES[self.name])
+            raise UserError(f"weights {path} are not {suffixes} or .safetensors: choose one of these suffixes")
+        with atomic_path(path) as temporary:
+            buffer = io.BytesIO()  # a full disk would be a RuntimeError of PyTorch
+            self.framework.save({key: self.tensor(array) for key, array in arrays.items()}, buffer)
+            temporary.write_bytes(buffer.getbuffer())
+
+    def load_arrays(self, model: Any, arrays: Mapping[str, np.ndarray], what: str) -> None:
+        """Copy `arrays`, by the framework's own names, into `model`; UserError unless every key, shape and dtype fits.
+
+        Of a tensor that the model uses twice one name is enough, and two must not have different values.
+        """
+        state, slots = model.state_dict(), self.named_slots(model)
+        expected = {key: self.to_array(tensor) for key, tensor in state.items() if key in arrays or key in slots}
+        check_state_dict(arrays, expected, what)
         for key, array in arrays.items():
             self.set_value(state[key], array)
+        for key, array in arrays.items():
+            if self.to_array(state[key]).tobytes() != array.tobytes():
+                raise UserError(f"{what} have two values for {key}, which this model uses under two names")
+
+    def load_weights(self, model: Any, path: str | Path, what: str) -> None:
+        """Copy what `read_weights` gives into `model`, as `load_arrays` does."""
+        self.load_arrays(model, self.read_weights(path), f"{what} {path}")
+
+    def state_arrays(self, model: Any) -> Arrays:
+        """Copies of the tensors of its state_dict, by the framework's own names and in its own layouts."""
+        return {key: self.to_array(tensor) for key, tensor in model.state_dict().items()}
 
     def wrap(self, model: Any, role: str, device: str = "cpu") -> BackendModel:
         """A copy of `model` to be run, see `BackendModel`; messages call it "the `role`"."""

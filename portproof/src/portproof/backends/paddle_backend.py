@@ -16,7 +16,7 @@ from portproof.backends.base import Arrays, Backend
 from portproof.convert.rules import PADDLE_TYPES, Change, rules_of_port
 from portproof.io.cli import UserError
 from portproof.io.files import load_pdparams
-from portproof.io.state_dict import read_state_dict
+from portproof.io.state_dict import SUFFIXES, read_state_dict
 
 DROPOUTS = (nn.Dropout, nn.Dropout2D, nn.Dropout3D, nn.AlphaDropout, nn.FeatureAlphaDropout)
 
@@ -89,7 +89,7 @@ class PaddleBackend(Backend):
         return model
 
     def read_weights(self, path: str | Path) -> Arrays:
-        return read_state_dict(path, (".pdparams",), load_pdparams, np.ndarray, dict)  # tensors are read as arrays
+        return read_state_dict(path, SUFFIXES[self.name], load_pdparams, np.ndarray, dict)  # tensors are read as arrays
 
     def named_modules(self, model: nn.Layer) -> Iterable[tuple[str, nn.Layer]]:
         return model.named_sublayers(include_self=True)

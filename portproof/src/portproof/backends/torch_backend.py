@@ -20,7 +20,7 @@ from portproof.backends.trace import Call
 from portproof.convert.rules import Change
 from portproof.io.cli import UserError
 from portproof.io.files import load_pth
-from portproof.io.state_dict import read_state_dict
+from portproof.io.state_dict import SUFFIXES, read_state_dict
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 DROPOUTS = (nn.modules.dropout._DropoutNd,)  # the base of all of them has no public name
@@ -96,7 +96,7 @@ class TorchBackend(Backend):
             return {key: self.to_array(tensor) for key, tensor in state_dict.items()}
 
         load = partial(load_pth, torch_load=torch.load)
-        return read_state_dict(path, (".pth", ".pt"), load, torch.Tensor, to_arrays)
+        return read_state_dict(path, SUFFIXES[self.name], load, torch.Tensor, to_arrays)
 
     def named_modules(self, model: nn.Module) -> Iterable[tuple[str, nn.Module]]:
         return model.named_modules()

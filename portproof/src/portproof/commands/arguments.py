@@ -1,23 +1,26 @@
-"""The flags that name a pair of models, their inputs and weights, and how the two are loaded."""
+"""The flags that name a pair of models, their inputs, weights and files, and how the two are loaded."""
 
 import argparse
 import ast
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from portproof.backends import backend
 from portproof.io.cli import UserError, existing_file, one_line
+from portproof.io.state_dict import SUFFIXES, hash_in_name
 
 
-def add_pair_arguments(parser: argparse.ArgumentParser, required: bool) -> None:
-    """--ref, --port, --input, --weights, --port-weights, --map, --seed, --device."""
+def add_model_arguments(parser: argparse.ArgumentParser) -> None:
+    """--ref, --port, --map, --input, --seed."""
     add = parser.add_argument
-    factory = {"metavar": "PKG.MOD:FACTORY", "required": required, "default": argparse.SUPPRESS if required else None}
+    factory = {"metavar": "PKG.MOD:FACTORY", "required": True, "default": argparse.SUPPRESS}
     add("--ref", help="what makes the reference, such as torchvision.models:vgg11 or my.net:Net(width=2)", **factory)
     add("--port", help="what makes the port, such as 'paddle.vision.models:vgg11(batch_norm=True)'", **factory)
+    add("--map", metavar="FILE", help="YAML: names of the reference's modules: names of the port's, where they differ")
     add(
         "--input",
         action="append",
@@ -25,11 +28,42 @@ def add_pair_arguments(parser: argparse.ArgumentParser, required: bool) -> None:
         help="shape of an input, such as 2,3,224,224, or 2,16:int64:30522 for whole numbers below 30522;"
         " once for each positional argument (default: 2,3,224,224)",
     )
+    add("--seed", type=int, default=0, help="of inputs and probe weights, 0 or more")
+
+
+def add_pair_arguments(parser: argparse.ArgumentParser) -> None:
+    """--ref, --port, --map, --input, --seed, --weights, --port-weights, --device."""
+    add_model_arguments(parser)
+    add = parser.add_argument
     add("--weights", metavar="FILE", help="the reference's weights, for both sides, instead of probe weights")
     add("--port-weights", metavar="FILE", help="the port's own .pdparams or .safetensors, compared with --weights too")
-    add("--map", metavar="FILE", help="YAML: names of the reference's modules: names of the port's, where they differ")
-    add("--seed", type=int, default=0, help="of inputs and probe weights, 0 or more")
     add("--device", choices=("cpu", "gpu"), default="cpu", help="where both sides run")
+
+
+def add_file_arguments(parser: argparse.ArgumentParser, frameworks: Sequence[str]) -> None:
+    """INPUT, OUTPUT, and --from and --to, which name two of the `frameworks`."""
+    required = {"choices": frameworks, "required": True, "default": argparse.SUPPRESS}
+    add = parser.add_argument
+    add("input_file", metavar="INPUT", type=Path, help="weights or checkpoint to read")
+    add("output_file", metavar="OUTPUT", type=Path, help="weights to write; a file of that name is replaced")
+    add("--from", dest="source", help="framework that INPUT is from", **required)
+    add("--to", dest="target", help="framework that OUTPUT is for: another one", **required)
+
+
+def check_files(args: argparse.Namespace) -> None:
+    """Raise UserError for what is wrong with `add_file_arguments`' and can be seen without opening a file."""
+    source, target = args.input_file, args.output_file
+    if args.source == args.target:
+        raise UserError(f"--from and --to are both {args.source}: name the two frameworks")
+    for path, flag, framework in ((source, "--from", args.source), (target, "--to", args.target)):
+        suffixes = (*SUFFIXES[framework], ".safetensors")
+        if path.suffix not in suffixes:
+            raise UserError(f"{path} does not end as {framework}'s weights do, {', '.join(suffixes)}: check {flag}")
+    existing_file(source, "weights")
+    if target.exists() and target.samefile(source):
+        raise UserError(f"output {target} is the input: choose another name")
+    if hash_in_name(target):  # the converted file will have another one, and would be refused as damaged
+        raise UserError(f"output {target} would carry a wrong hash: choose a name without -{hash_in_name(target)}")
 
 
 def load_factory(text: str, flag: str) -> Callable[[], Any]:
@@ -98,20 +132,24 @@ def read_map(path: str | None) -> dict[str, str]:
     return {str(name): str(mate) for name, mate in content.items()}
 
 
-def load_pair(args: argparse.Namespace) -> tuple[Any, Any, list[np.ndarray], str]:
-    """(reference, port, inputs, what weights they are judged with) as the flags say, with their weights."""
+def load_models(args: argparse.Namespace) -> tuple[Any, Any, list[np.ndarray]]:
+    """(reference, port, inputs) as `add_model_arguments`' flags say."""
     if args.seed < 0:
         raise UserError(f"--seed {args.seed} is negative: choose 0 or more")
-    if args.port_weights and not args.weights:
-        raise UserError("--port-weights are compared with --weights: give both")
-    torch, paddle = backend("torch"), backend("paddle")
-    for framework in (torch, paddle):
-        framework.device(args.device)
+    for name in ("torch", "paddle"):
+        backend(name).device(getattr(args, "device", "cpu"))
     rng = np.random.default_rng([args.seed, 9])
     inputs = [draw_input(text, rng) for text in args.input or ["2,3,224,224"]]
-    ref, port = make(load_factory(args.ref, "--ref"), "--ref"), make(load_factory(args.port, "--port"), "--port")
+    return make(load_factory(args.ref, "--ref"), "--ref"), make(load_factory(args.port, "--port"), "--port"), inputs
+
+
+def load_pair(args: argparse.Namespace) -> tuple[Any, Any, list[np.ndarray], str]:
+    """(reference, port, inputs, what weights they are judged with) as the flags say, with their weights."""
+    if args.port_weights and not args.weights:
+        raise UserError("--port-weights are compared with --weights: give both")
+    ref, port, inputs = load_models(args)
     if args.weights:
-        torch.load_weights(ref, args.weights, "weights")
+        backend("torch").load_weights(ref, args.weights, "weights")
     if args.port_weights:
-        paddle.load_weights(port, args.port_weights, "port weights")
+        backend("paddle").load_weights(port, args.port_weights, "port weights")
     return ref, port, inputs, "own" if args.port_weights else "reference" if args.weights else "probe"

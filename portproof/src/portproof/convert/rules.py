@@ -57,7 +57,7 @@ MINDSPORE_BATCH_NORM: Rules = {
     "running_mean": ("moving_mean", keep),
     "running_var": ("moving_variance", keep),
 }
-MINDSPORE_RULES: dict[str, Rules] = {  # what tests/test_convert_mindspore.py has seen MindSpore compute
+MINDSPORE_RULES: dict[str, Rules] = {  # what MindSpore has been seen to compute
     **dict.fromkeys(("Conv2d", "Linear"), AFFINE),
     **dict.fromkeys(("BatchNorm1d", "BatchNorm2d"), MINDSPORE_BATCH_NORM),
     **dict.fromkeys(("LayerNorm", "GroupNorm"), GAMMA_BETA),

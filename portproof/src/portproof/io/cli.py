@@ -3,13 +3,23 @@
 import argparse
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NoReturn
 
 
 class UserError(Exception):
     """A mistake the user can fix; its one-line message names the thing and the fix."""
+
+
+# What each of the kit's extras installs, by the names that are imported.
+EXTRAS = {
+    "torch": ("torch", "scipy", "yaml"),
+    "paddle": ("paddle",),
+    "mindspore": ("google",),
+    "report": ("jinja2", "matplotlib"),
+}
 
 
 class Stopped(Exception):
@@ -50,6 +60,19 @@ def run(main: Callable[[], int | None], prog: str) -> NoReturn:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         status = 141
     sys.exit(status)
+
+
+@contextmanager
+def naming_extra(extra: str = "") -> Iterator[None]:
+    """A library that is missing in this context is a UserError that names the extra, if `extra` or EXTRAS knows it."""
+    try:
+        yield
+    except ImportError as error:
+        library = (error.name or "").partition(".")[0]
+        extra = extra or next((name for name, libraries in EXTRAS.items() if library in libraries), "")
+        if not extra:
+            raise
+        raise UserError(f"{error}: run pip install 'portproof[{extra}]'") from error
 
 
 def one_line(error: Exception) -> str:

@@ -11,6 +11,9 @@ import numpy as np
 from portproof.io.cli import UserError, existing_file
 from portproof.io.files import load_safetensors
 
+# How each framework's own files of weights end; any of them may be .safetensors instead.
+SUFFIXES = {"torch": (".pth", ".pt"), "paddle": (".pdparams",), "mindspore": (".ckpt",)}
+
 
 def hash_in_name(path: Path) -> str | None:
     """The hash in a name like `mobilenet_v3_small-047dcff4.pth`; digits alone are taken for a date."""

@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from portproof.backends import backend_of
+from portproof.backends import backend_of_tensor
 from portproof.compare import FAIL, PASS, Item, Row, Verdict, compare, joined
 from portproof.compare.tolerances import exact_limits
 from portproof.ladder.rung import Rung, on_rung
@@ -20,7 +20,7 @@ Arrays = dict[Item, np.ndarray]
 
 def to_array(value: Any, place: str = "") -> np.ndarray:
     """A tensor, an array, or what NumPy makes one of; None becomes "none". TypeError, naming `place`, for the rest."""
-    tensors = backend_of(value)
+    tensors = backend_of_tensor(value)
     array = tensors.to_array(value) if tensors else np.asarray("none" if value is None else value)
     if array.dtype.kind not in "biufU":
         raise TypeError(f"{place or 'it'} is a {type(value).__name__}, which is no array, tensor, number or string")

@@ -33,6 +33,11 @@ class NameMap:
     problems: dict[str, str] = field(default_factory=dict)  # {tensor or module: what does not fit}
     ambiguous: str = ""  # why no map was chosen
 
+    @property
+    def confirmed(self) -> bool:
+        """Whether values confirm it everywhere."""
+        return self.how.endswith("confirmed by values everywhere")
+
 
 def bearers(side: BackendModel, record: Trace) -> list[Module]:
     """The modules with tensors of their own, in the order of their first call; those never called follow."""

@@ -1,13 +1,11 @@
-"""`python -m portproof` and `tools/locate.py`: what they say of any pair, their exit codes, and users' mistakes."""
+"""`portproof align`, with and without --locate-only: what it says of any pair, its exit codes, and users' mistakes."""
 
-import importlib.util
 import os
 import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
 
 import numpy as np
 import paddle
@@ -15,19 +13,9 @@ import pytest
 import torch
 from safetensors.numpy import save_file
 
+from portproof.commands import align
 from portproof.io import cli
 
-ROOT = Path(__file__).resolve().parents[1]
-
-
-def load_tool(name: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(name, ROOT / "tools" / f"{name}.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-ALIGN, LOCATE = importlib.import_module("portproof.commands.align"), load_tool("locate")
 PAIR = """
 import paddle
 import torch
@@ -72,6 +60,7 @@ class PortSum(paddle.nn.Layer):
 def broken():
     raise RuntimeError("no such size")
 """
+ONLY = "--locate-only"
 DEFAULTS = {"--ref": "a_pair:Ref", "--port": "a_pair:Port", "--input": "4,5"}
 
 
@@ -97,14 +86,14 @@ def folder(tmp_path, monkeypatch):
 
 @pytest.fixture
 def run(folder, capsys) -> Callable[..., Ended]:
-    """run(program, flags) -> how it ended, in this process; the pair of PAIR unless the flags say otherwise."""
+    """run(words, flags) -> how it ended, in this process; the pair of PAIR unless the flags say otherwise."""
 
-    def run(program: ModuleType, **flags: object) -> Ended:
+    def run(*words: str, **flags: object) -> Ended:
         given = DEFAULTS | {f"--{name.replace('_', '-')}": value for name, value in flags.items()}
-        words = [str(word) for flag, value in given.items() if value is not None for word in (flag, value)]
+        words += tuple(str(word) for flag, value in given.items() if value is not None for word in (flag, value))
         capsys.readouterr()
         with pytest.raises(SystemExit) as ended:
-            cli.run(lambda: program.main(program.get_args_parser().parse_args(words)), program.PROG)
+            cli.run(lambda: align.main(align.get_args_parser().parse_args(words)), align.PROG)
         return Ended(ended.value.code, *capsys.readouterr())
 
     return run
@@ -115,7 +104,7 @@ def last_line(text: str) -> str:
 
 
 def test_an_aligned_pair(run):
-    result = run(ALIGN)
+    result = run()
     assert result.returncode == 0, result.stderr
     assert last_line(result.stdout).startswith("PASS align: all ")
     assert "a_pair:Port against a_pair:Ref, cpu, seed 0, probe weights" in result.stdout
@@ -123,7 +112,7 @@ def test_an_aligned_pair(run):
 
 
 def test_a_fault(run):
-    result = run(ALIGN, port="a_pair:Port(activation='ReLU6')", mode="eval")
+    result = run(port="a_pair:Port(activation='ReLU6')", mode="eval")
     assert result.returncode == 1, result.stderr
     assert last_line(result.stdout).startswith("FAIL align: ") and "train mode" not in result.stdout
     assert "located: act (ReLU), the port's act (ReLU6): forward" in result.stdout
@@ -132,18 +121,18 @@ def test_a_fault(run):
 
 def test_an_ambiguous_map_and_what_settles_it(run, folder):
     pair = {"ref": "a_pair:Sum", "port": "a_pair:PortSum"}
-    result = run(ALIGN, **pair)
+    result = run(**pair)
     assert result.returncode == 2, result.stdout
     assert "REFUSED a and b may be the port's u and v, or the other way round" in result.stdout
     (folder / "map.yaml").write_text("a: u\n", encoding="utf-8")
-    assert run(ALIGN, **pair, map="map.yaml").returncode == 0
-    refused = run(LOCATE, **pair)
+    assert run(**pair, map="map.yaml").returncode == 0
+    refused = run(ONLY, **pair)
     assert refused.returncode == 2 and "the map is ambiguous" in last_line(refused.stderr)
 
 
 @pytest.mark.parametrize("activation", ["ReLU", "ReLU6"])
 def test_the_locator(run, activation):
-    result = run(LOCATE, port=f"a_pair:Port(activation={activation!r})")
+    result = run(ONLY, port=f"a_pair:Port(activation={activation!r})")
     if activation == "ReLU":
         assert result.returncode == 0, result.stderr
         assert last_line(result.stdout) == "not located: each module alone gives what the reference's gives"
@@ -166,7 +155,7 @@ def save_weights(folder: Path, change: float = 0.0) -> None:
 
 def test_weights_of_the_reference(run, folder):
     save_weights(folder)
-    result = run(ALIGN, weights="ref.safetensors")
+    result = run(weights="ref.safetensors")
     assert result.returncode == 0, result.stderr + result.stdout
     assert "reference weights" in result.stdout
 
@@ -174,7 +163,7 @@ def test_weights_of_the_reference(run, folder):
 @pytest.mark.parametrize("change", [0.0, 1e-6])
 def test_weights_of_the_port(run, folder, change):
     save_weights(folder, change)
-    result = run(ALIGN, weights="ref.safetensors", port_weights="port.pdparams")
+    result = run(weights="ref.safetensors", port_weights="port.pdparams")
     assert "own weights" in result.stdout, result.stderr
     if change:
         assert result.returncode == 1
@@ -220,30 +209,28 @@ def test_a_mistake_is_one_line_and_status_2(run, folder, flags, message):
     for name, text in {"list": "- a\n", "bad": "a: [b\n", "wrong": "first: nothing\n"}.items():
         (folder / f"{name}.yaml").write_text(text, encoding="utf-8")
     save_file({"first.weight": np.zeros((2, 2), np.float32)}, folder / "other.safetensors")
-    for program in (ALIGN, LOCATE) if "ref" in flags else (ALIGN,):
-        result = run(program, **flags)
+    for words in ((), (ONLY,)) if "ref" in flags else ((),):
+        result = run(*words, **flags)
         assert result.returncode == 2, result.stdout + result.stderr
         line = last_line(result.stderr)
         assert ": error: " in line and message in line, line
         assert "Traceback" not in result.stderr
 
 
-def test_flags_that_are_missing(run):
-    assert "required: --ref" in last_line(run(ALIGN, ref=None).stderr)
-    assert "--ref and --port are a pair" in last_line(run(LOCATE, ref=None).stderr)
+def test_flags_that_are_missing_or_do_not_go_together(run):
+    assert "required: --ref" in last_line(run(ref=None).stderr)
+    assert "leave --mode out" in last_line(run(ONLY, mode="eval").stderr)
 
 
-PROGRAMS = {"align": ("-m", "portproof"), "locate": (str(ROOT / "tools" / "locate.py"),)}
-
-
-@pytest.mark.parametrize("program", PROGRAMS.values(), ids=PROGRAMS)
-def test_as_commands(folder, program):
-    """Their help, and a pair in a folder that PYTHONPATH names."""
+@pytest.mark.parametrize("words", [(), (ONLY,)], ids=["align", "locate-only"])
+def test_as_a_command(folder, words):
+    """Its help, and a pair in a folder that PYTHONPATH names."""
     path = os.pathsep.join([str(folder), *filter(None, [os.environ.get("PYTHONPATH")])])
-    flags = [word for pair in DEFAULTS.items() for word in pair]
-    for words, status, text in ((flags, 0, "a_pair:Port against a_pair:Ref"), (["--help"], 0, "--port-weights FILE")):
+    given = [*words, *(word for pair in DEFAULTS.items() for word in pair)]
+    for flags, status, text in ((given, 0, "a_pair:Port against a_pair:Ref"), (["--help"], 0, "--port-weights FILE")):
         result = subprocess.run(
-            [sys.executable, *program, *words], env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
+            [sys.executable, "-m", "portproof", "align", *flags],
+            env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
             cwd=folder, capture_output=True, text=True, timeout=120, check=False,
         )  # fmt: skip
         assert result.returncode == status, result.stderr
@@ -252,5 +239,5 @@ def test_as_commands(folder, program):
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="says what is said where there is no card")
 def test_a_card_that_is_not_there(run):
-    result = run(ALIGN, device="gpu")
+    result = run(device="gpu")
     assert result.returncode == 2 and "sees no card" in last_line(result.stderr)

@@ -1,13 +1,14 @@
 """Compare two result files that anybody wrote: reprod_log's .npy, a plain .npy, or .safetensors.
 
-  python tools/compare_records.py forward_ref.npy forward_paddle.npy --truth forward_ref_float64.npy
-  python tools/compare_records.py forward_ref.npy forward_paddle.npy --rtol 1e-6
+  portproof compare forward_ref.npy forward_paddle.npy --fp64-ref forward_ref_float64.npy
+  portproof compare forward_ref.npy forward_paddle.npy --rtol 1e-6
 
 reprod_log's files are pickles, which may call any function when they are read: here nothing but arrays is read out of
-them, and a file that asks for more is refused. The verdict is the steps' own: missing and extra items, shapes, dtypes,
-NaN and the largest difference are judged, not the mean. No tolerance is assumed: with --truth, the reference's own run
-in float64, the limit is derived from the reference's distance to it; with --rtol it is that share of an item's largest
-value. Whole numbers and text have to be equal. Exit status: 0 within the limits, 1 not, 2 could not compare.
+them, and a file that asks for more is refused. The verdict is the ladder's own: missing and extra items, shapes,
+dtypes, NaN and the largest difference are judged, not the mean. No tolerance is assumed: with --fp64-ref, the
+reference's own run in float64, the limit is derived from the reference's distance to it; with --rtol it is that share
+of an item's largest value. Whole numbers and text have to be equal. Exit status: 0 within the limits, 1 not, 2 could
+not compare.
 """
 
 import argparse
@@ -17,11 +18,11 @@ import numpy as np
 
 from portproof.compare import Verdict, compare
 from portproof.compare.tolerances import kernel_limits, largest
-from portproof.io.cli import ArgumentParser, HelpFormatter, UserError, existing_file, run
+from portproof.io.cli import ArgumentParser, HelpFormatter, UserError, existing_file
 from portproof.io.files import load_npy, load_safetensors
 from portproof.report.text import first_difference, last_line, row_line
 
-PROG = "compare_records"
+PROG = "portproof compare"
 
 
 def get_args_parser() -> argparse.ArgumentParser:
@@ -30,7 +31,7 @@ def get_args_parser() -> argparse.ArgumentParser:
     add("ref", metavar="REF", help="the reference's file")
     add("port", metavar="PORT", help="the port's file")
     limit = parser.add_mutually_exclusive_group(required=True)
-    limit.add_argument("--truth", metavar="FILE", help="the reference's items again, computed in float64")
+    limit.add_argument("--fp64-ref", metavar="FILE", help="the reference's items again, computed in float64")
     limit.add_argument("--rtol", type=float, metavar="X", help="allowed share of an item's largest value, 0 or more")
     return parser
 
@@ -46,18 +47,21 @@ def read(path: str, what: str) -> dict[str, np.ndarray]:
 
 
 def limits_of(args: argparse.Namespace, ref: dict[str, np.ndarray]) -> dict[str, float]:
-    """Each item's limit from --truth or --rtol."""
+    """Each item's limit from --fp64-ref or --rtol."""
     floats = {name: array for name, array in ref.items() if array.dtype.kind == "f"}
     if args.rtol is not None:
         if not 0 <= args.rtol < float("inf"):
             raise UserError(f"--rtol {args.rtol} is no share: choose 0 or more, such as 1e-6")
         limits = {name: args.rtol * largest(array.astype(np.float64)) for name, array in floats.items()}
     else:
-        truth = read(args.truth, "truth")
+        fp64_ref = read(args.fp64_ref, "fp64 reference")
         for name, array in floats.items():
-            if name not in truth or truth[name].shape != array.shape or truth[name].dtype != np.float64:
-                raise UserError(f"truth {args.truth} has no float64 {name} of shape {array.shape}: write it again")
-        limits = kernel_limits({name: truth[name] for name in floats}, floats)
+            exact = fp64_ref.get(name)
+            if exact is None or exact.shape != array.shape or exact.dtype != np.float64:
+                raise UserError(
+                    f"fp64 reference {args.fp64_ref} has no float64 {name} of shape {array.shape}: write it again"
+                )
+        limits = kernel_limits({name: fp64_ref[name] for name in floats}, floats)
     return dict.fromkeys(ref, 0.0) | limits
 
 
@@ -67,7 +71,3 @@ def main(args: argparse.Namespace) -> int:
     lines = [row_line(row) for row in verdict.rows] + [f"  REFUSED {verdict.refusal}"] * bool(verdict.refusal)
     print("\n".join([*lines, *first_difference(verdict, {}), last_line(Path(args.port).name, verdict)]))
     return verdict.status
-
-
-if __name__ == "__main__":
-    run(lambda: main(get_args_parser().parse_args()), PROG)

@@ -1,4 +1,4 @@
-"""tools/compare_records.py: other people's result files, read without running what may hide in them."""
+"""`portproof compare`: other people's result files, read without running what may hide in them."""
 
 import os
 import subprocess
@@ -11,7 +11,7 @@ from reprod_log import ReprodLogger
 
 from portproof.io.files import save_safetensors
 
-TOOL = Path(__file__).resolve().parents[1] / "tools" / "compare_records.py"
+COMMAND = [sys.executable, "-m", "portproof", "compare"]
 
 
 def write(path: Path, arrays: dict[str, np.ndarray]) -> Path:
@@ -23,8 +23,8 @@ def write(path: Path, arrays: dict[str, np.ndarray]) -> Path:
     return path
 
 
-def run_tool(*args: object) -> tuple[int, str, str]:
-    command = [sys.executable, str(TOOL), *map(str, args)]
+def run_compare(*args: object) -> tuple[int, str, str]:
+    command = [*COMMAND, *map(str, args)]
     result = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     return result.returncode, result.stdout, result.stderr
 
@@ -36,7 +36,7 @@ def arrays(rng) -> dict[str, np.ndarray]:
 
 def test_equal_files_pass(tmp_path, arrays):
     ref, port = write(tmp_path / "ref.npy", arrays), write(tmp_path / "port.npy", dict(reversed(arrays.items())))
-    code, out, _ = run_tool(ref, port, "--rtol", "0")
+    code, out, _ = run_compare(ref, port, "--rtol", "0")
     assert code == 0 and out.splitlines()[-1] == "PASS port.npy: all 2 items within their limits"
 
 
@@ -56,27 +56,27 @@ WRONG = {
 @pytest.mark.parametrize("kind", WRONG)
 def test_what_differs_fails(tmp_path, arrays, kind):
     ref, port = write(tmp_path / "ref.npy", arrays), write(tmp_path / "port.npy", WRONG[kind](arrays))
-    code, out, _ = run_tool(ref, port, "--rtol", "1e-5")
+    code, out, _ = run_compare(ref, port, "--rtol", "1e-5")
     assert code == 1 and out.splitlines()[-1].startswith("FAIL port.npy: 1 of ")
     assert "first difference: " in out
 
 
-def test_the_limit_comes_from_the_truth(tmp_path, arrays):
-    truth = arrays | {"logits": arrays["logits"].astype(np.float64) + 1e-7}
+def test_the_limit_comes_from_the_float64_run(tmp_path, arrays):
+    fp64_ref = arrays | {"logits": arrays["logits"].astype(np.float64) + 1e-7}
     near, far = (arrays | {"logits": arrays["logits"] + np.float32(error)} for error in (1e-6, 1e-5))
-    files = {"ref": arrays, "truth": truth, "near": near, "far": far}
-    ref, true, one, other = (write(tmp_path / f"{name}.npy", content) for name, content in files.items())
-    assert run_tool(ref, one, "--truth", true)[0] == 0
-    assert run_tool(ref, other, "--truth", true)[0] == 1
-    code, _, err = run_tool(ref, one, "--truth", ref)  # float32 is no truth
+    files = {"ref": arrays, "fp64_ref": fp64_ref, "near": near, "far": far}
+    ref, exact, one, other = (write(tmp_path / f"{name}.npy", content) for name, content in files.items())
+    assert run_compare(ref, one, "--fp64-ref", exact)[0] == 0
+    assert run_compare(ref, other, "--fp64-ref", exact)[0] == 1
+    code, _, err = run_compare(ref, one, "--fp64-ref", ref)  # its own float32 is none
     assert code == 2 and "has no float64 logits of shape (3, 7)" in err
 
 
 def test_safetensors_and_plain_arrays_are_read(tmp_path, arrays):
     save_safetensors(arrays, tmp_path / "port.safetensors")
-    assert run_tool(write(tmp_path / "ref.npy", arrays), tmp_path / "port.safetensors", "--rtol", "0")[0] == 0
+    assert run_compare(write(tmp_path / "ref.npy", arrays), tmp_path / "port.safetensors", "--rtol", "0")[0] == 0
     np.save(tmp_path / "plain.npy", arrays["logits"])
-    assert run_tool(tmp_path / "plain.npy", tmp_path / "plain.npy", "--rtol", "0")[0] == 0
+    assert run_compare(tmp_path / "plain.npy", tmp_path / "plain.npy", "--rtol", "0")[0] == 0
 
 
 class Hostile:
@@ -86,7 +86,7 @@ class Hostile:
 
 def test_a_file_that_asks_to_run_code_is_refused(tmp_path, arrays):
     np.save(tmp_path / "bad.npy", np.array({"logits": Hostile()}, dtype=object), allow_pickle=True)
-    command = [sys.executable, str(TOOL), "bad.npy", "bad.npy", "--rtol", "0"]
+    command = [*COMMAND, "bad.npy", "bad.npy", "--rtol", "0"]
     result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
     assert result.returncode == 2 and "the file asks to run" in result.stderr
     assert not (tmp_path / "ran").exists()
@@ -96,7 +96,7 @@ def test_a_file_that_asks_to_run_code_is_refused(tmp_path, arrays):
     "args, words",
     [
         (("no.npy", "no.npy", "--rtol", "0"), "does not exist"),
-        (("ref.npy", "ref.npy"), "--truth --rtol"),
+        (("ref.npy", "ref.npy"), "--fp64-ref --rtol"),
         (("ref.npy", "ref.npy", "--rtol", "-1"), "no share"),
         (("ref.txt", "ref.npy", "--rtol", "0"), "neither .npy nor .safetensors"),
     ],
@@ -104,5 +104,22 @@ def test_a_file_that_asks_to_run_code_is_refused(tmp_path, arrays):
 def test_a_users_mistake_is_one_line(tmp_path, arrays, args, words):
     write(tmp_path / "ref.npy", arrays)
     (tmp_path / "ref.txt").write_text("text")
-    code, _, err = run_tool(*(tmp_path / a if a.startswith(("ref", "no")) else a for a in args))
+    code, _, err = run_compare(*(tmp_path / a if a.startswith(("ref", "no")) else a for a in args))
     assert code == 2 and words in err.splitlines()[-1] and "Traceback" not in err
+
+
+BLOCKED = """
+import sys
+sys.modules.update(dict.fromkeys(("torch", "paddle", "scipy", "yaml"), None))
+from portproof.__main__ import main
+sys.argv = ["portproof", *sys.argv[1:]]
+main()
+"""
+
+
+def test_no_framework_is_needed(tmp_path, arrays):
+    path = write(tmp_path / "ref.npy", arrays)
+    command = [sys.executable, "-c", BLOCKED, "compare", path, path, "--rtol", "0"]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.splitlines()[-1] == "PASS ref.npy: all 2 items within their limits"

@@ -19,11 +19,12 @@ import paddle
 import pytest
 import safetensors.numpy
 from numpy.lib import format as npy_format
-from reprod_log import ReprodLogger
+from reprod_log import ReprodDiffHelper, ReprodLogger
 
 from portproof.io import files
 from portproof.io.cli import UserError
 from portproof.io.files import atomic_path, load_npy, load_pdparams, load_safetensors, save_safetensors
+from portproof.io.records import save_record
 
 ARRAYS = {
     "float32": np.array([[1.5, -0.0, np.nan], [np.inf, 1e-45, 3.0]], np.float32),
@@ -603,3 +604,23 @@ def test_a_killed_process_keeps_the_old_file(tmp_path):
 def test_neither_framework_is_imported():
     script = "import sys, portproof.io.files; sys.exit(bool({'torch', 'paddle'} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 0
+
+
+RECORDED = {
+    "logits": np.random.default_rng(0).normal(size=(2, 3)).astype(np.float32),
+    "iteration 0/gradient": np.arange(6.0).reshape(2, 3)[:, ::-1],
+    "labels": np.arange(3),
+    "loss": np.float64(0.5),
+    "fortran": np.asfortranarray(np.arange(6, dtype=np.int32).reshape(2, 3)),
+    "mask": np.array([True, False]),
+    "empty": np.zeros((0, 4), np.float32),
+}
+
+
+def test_a_record_is_what_reprod_log_reads_and_what_is_read_without_it(tmp_path):
+    save_record(RECORDED, tmp_path / "ref.npy")
+    for read in (ReprodDiffHelper().load_info, load_npy):
+        found = read(str(tmp_path / "ref.npy"))
+        assert list(found) == list(RECORDED)
+        for name, array in RECORDED.items():
+            np.testing.assert_array_equal(found[name], np.asarray(array), strict=True)

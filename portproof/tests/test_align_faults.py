@@ -11,6 +11,7 @@ from pairs import Port, Ref, assert_aligned, assert_located, normal
 
 from portproof import align
 from portproof.compare import FAIL
+from portproof.localize.diagnosis import Alone, explains
 
 T, P = torch.nn, paddle.nn
 IMAGES = normal(4, 3, 6, 6)
@@ -299,3 +300,12 @@ def test_weights_are_not_looked_at_unless_asked(weights):
 def test_weights_moved_wrong(change, at, cause):
     pair = loaded(change)
     assert_located(*pair, IMAGES, at=at, phase="weights", cause=cause, weights="own", **EVAL)
+
+
+def test_an_explanation_leaves_under_a_thousandth():
+    ref, port = np.zeros(3), np.array([1.0, 1.0, 1.0])
+    alone = Alone(torch.nn.Identity(), {"output 0": ref}, {"output 0": port}, ["output 0"], [], {}, lambda change: {})
+    assert explains({"output 0": port + 9e-4}, alone)
+    assert not explains({"output 0": port + 2e-3}, alone)
+    assert not explains({"output 0": np.full(3, np.nan)}, alone)
+    assert not explains({}, alone)

@@ -1,27 +1,23 @@
-"""The report of run_all, looked at in a real browser, and its summary, read by a strict parser.
+"""The report of a run, looked at in a real browser, and its summary, read by a strict parser.
 
 The runs are made of verdicts that `compare` gave on small arrays, so that every kind of failure takes no time.
 """
 
 import base64
-import importlib.util
 import io
-import json
 import re
-from collections.abc import Callable
 from dataclasses import replace
+from importlib import resources
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from outcomes import MODULES, Outcome, forward, outputs, strict, visit
 from PIL import Image
 from playwright.sync_api import Browser, Page
 from screens import DESKTOP, PHONE, fits_sideways
 
-import mobilenetv3_paddle.data.presets
-import mobilenetv3_ref.data.presets
-from mobilenetv3_proof.step import Step, step_parser
 from portproof.backends.trace import output_item
 from portproof.compare import FAIL, PASS, REFUSED, Item, Row, Verdict, compare, tensor_item
 from portproof.io.cli import UserError
@@ -32,35 +28,8 @@ from portproof.report.plots import depth_rows, shares
 from portproof.report.summary import DISTRIBUTIONS, SCHEMA, LadderResult, RungResult, environment, write_summary
 from portproof.report.text import LAST_WORDS, WORDS
 
-ROOT = Path(__file__).resolve().parents[1]
-SMALL = "mobilenet_v3_small"
-MODULES = [f"features.{block}.{layer}" for block in range(6) for layer in range(3)]
+SMALL = "resnet18"
 HOSTILE = "<script>alert(1)</script>&amp;\"'$x^$\udcff"
-
-
-class Outcome(Step):
-    """A step that is given its verdicts instead of models to compare."""
-
-    def __init__(self, *verdicts: Verdict, curves: dict | None = None, pictures: dict | None = None) -> None:
-        self.verdicts, self.groups, self.log = [], [], []
-        self.curves, self.pictures = curves or {}, pictures or {}
-        self.types = dict.fromkeys(MODULES, "BatchNorm2d")
-        for verdict in verdicts:
-            self.check(verdict)
-
-
-def outputs(names: list[str] = MODULES) -> dict[Item, np.ndarray]:
-    rng = np.random.default_rng(0)
-    return {output_item(name, "logits"): rng.standard_normal((2, 3)) for name in names}
-
-
-def forward(change: dict[str, np.ndarray | None], title: str = "eval mode, float64") -> Verdict:
-    """All modules, of which the port has some changed, or, if None, not at all."""
-    ref = outputs()
-    port = {item: array + 1e-13 for item, array in ref.items()}
-    port |= {output_item(name, "logits"): array for name, array in change.items()}
-    port = {item: array for item, array in port.items() if array is not None}
-    return compare(ref, port, dict.fromkeys(ref, 1e-12), title=title)
 
 
 def located() -> Verdict:
@@ -137,7 +106,7 @@ def ladder(bad: RungResult) -> LadderResult:
     return LadderResult([first, bad, last], {"date": "today", "device": "cpu", "seed": "0", "command": "python x"})
 
 
-def rung(outcome: Step | None, error: str = "") -> RungResult:
+def rung(outcome: Outcome | None, error: str = "") -> RungResult:
     return RungResult("02_test_data", SMALL, 3.25, outcome, error)
 
 
@@ -172,20 +141,6 @@ def case(request, tmp_path_factory) -> SimpleNamespace:
     return SimpleNamespace(
         result=result, path=path, status=status, word=LAST_WORDS[status], first=first, plots=plots, images=images
     )
-
-
-def visit(browser: Browser, path: Path, size: tuple[int, int] = DESKTOP, scheme: str = "light") -> Page:
-    """The page, opened; a message of the console, an error, a dialog or any request but the page itself fails."""
-    problems, requests = [], []
-    page = browser.new_page(viewport={"width": size[0], "height": size[1]}, color_scheme=scheme)
-    page.on("console", lambda message: problems.append(message.text))
-    page.on("pageerror", lambda error: problems.append(str(error)))
-    page.on("dialog", lambda dialog: (problems.append(f"dialog {dialog.message}"), dialog.dismiss()))
-    page.on("request", lambda request: requests.append(request.url))
-    page.goto(path.as_uri(), wait_until="load")
-    assert problems == []
-    assert [url for url in requests if not url.startswith("data:")] == [path.as_uri()]
-    return page
 
 
 def show(browser: Browser, result: LadderResult, folder: Path) -> Page:
@@ -405,8 +360,6 @@ def test_pictures_are_the_images():
     np.testing.assert_array_equal(changed, expected)
     np.testing.assert_array_equal(brightness == brightness.max(), expected)
     assert shown[2].text == "1 of 63 pixels differ, by up to 0.5"
-    for presets in (mobilenetv3_ref.data.presets, mobilenetv3_paddle.data.presets):
-        np.testing.assert_array_equal(np.array([presets.MEAN, presets.STD]), [pictures.MEAN, pictures.STD])
 
 
 @pytest.mark.filterwarnings("error")
@@ -431,14 +384,6 @@ def test_pictures_of_any_tensor(port):
         "port",
         "difference",
     ]
-
-
-def refuse_constant(text: str) -> None:
-    raise ValueError(f"{text} is no JSON")
-
-
-def strict(path: Path) -> dict:
-    return json.loads(path.read_text(encoding="utf-8"), parse_constant=refuse_constant)
 
 
 def test_summary_says_what_the_verdicts_say(tmp_path, case):
@@ -503,8 +448,8 @@ def test_sentence():
 
 def test_environment_names_command_and_versions():
     args = SimpleNamespace(model=SMALL, seed=3, weights=None, output_dir="a b")
-    found = environment(args, "steps/run_all.py")
-    assert found["command"] == f"python steps/run_all.py --model {SMALL} --seed 3 --output-dir 'a b'"
+    found = environment(args, "ladder.py")
+    assert found["command"] == f"python ladder.py --model {SMALL} --seed 3 --output-dir 'a b'"
     versions = [found[name] for name in ("python", *DISTRIBUTIONS)]
     assert all(re.match(r"\d+\.\d+", version) for version in versions), versions
     assert re.match(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d[+-]", found["date"])
@@ -523,7 +468,7 @@ def test_colours_can_be_told_apart():
         low, high = sorted((luminance(one), luminance(other)))
         return (high + 0.05) / (low + 0.05)
 
-    css = (ROOT / "portproof" / "src" / "portproof" / "report" / "templates" / "report.html.j2").read_text()
+    css = (resources.files("portproof.report") / "templates" / "report.html.j2").read_text()
     palettes = [dict(re.findall(r"--(\w+): (#\w+);", block)) for block in re.findall(r":root \{(.*?)\}", css, re.S)]
     assert len(palettes) == 2
     for palette in palettes:
@@ -532,81 +477,6 @@ def test_colours_can_be_told_apart():
                 assert contrast(palette[name], palette[ground]) >= 4.5, (name, ground)
         for name in ("pass", "fail", "refused"):
             assert contrast(palette["on"], palette[name]) >= 4.5, name
-
-
-@pytest.fixture
-def run_all() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("report_run_all", ROOT / "steps" / "run_all.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-def run(run_all: ModuleType, folder: Path) -> int:
-    return run_all.main(run_all.get_args_parser().parse_args(["--model", SMALL, "--output-dir", str(folder)]))
-
-
-def give_rungs(run_all: ModuleType, monkeypatch, **mains) -> None:
-    """Rungs of these names, each with this for its main."""
-    modules = {
-        name: SimpleNamespace(main=main, get_args_parser=lambda: step_parser("rung", ""))
-        for name, main in mains.items()
-    }
-    monkeypatch.setattr(run_all, "RUNGS", tuple(modules))
-    monkeypatch.setattr(run_all, "load_rung", modules.__getitem__)
-
-
-def raising(error: Exception) -> Callable:
-    def main(_args):
-        raise error
-
-    return main
-
-
-def test_real_rungs_are_reported(run_all, monkeypatch, tmp_path, capsys, browser):
-    monkeypatch.setattr(run_all, "RUNGS", ("02_test_data", "03_test_metric"))
-    assert run(run_all, tmp_path) == PASS
-    assert capsys.readouterr().out.splitlines()[-2:] == [f"report: {tmp_path / 'report.html'}", "PASS ladder"]
-    data = strict(tmp_path / "summary.json")
-    assert [told["status"] for told in data["rungs"]] == ["PASS", "PASS"]
-    assert data["environment"]["device"] == "cpu" and data["environment"]["threads"].startswith("torch ")
-    page = visit(browser, tmp_path / "report.html")
-    assert page.inner_text("h1").startswith("PASS")
-    assert page.locator("#rungs tbody tr").count() == 2
-    page.close()
-
-
-def test_a_rung_that_raises_is_reported_and_the_next_one_runs(run_all, monkeypatch, tmp_path, capsys):
-    give_rungs(run_all, monkeypatch, one=raising(ValueError("no such layer")), two=lambda _args: Outcome(forward({})))
-    assert run(run_all, tmp_path) == FAIL
-    one, two = strict(tmp_path / "summary.json")["rungs"]
-    assert (one["status"], one["error"], two["status"]) == ("FAIL", "ValueError: no such layer", "PASS")
-    assert "ValueError: no such layer" in (tmp_path / "report.html").read_text(encoding="utf-8")
-    assert capsys.readouterr().out.splitlines()[-1] == "FAIL ladder"
-
-
-def test_an_earlier_report_does_not_outlive_a_run_that_ends_early(run_all, monkeypatch, tmp_path):
-    for name in ("report.html", "summary.json"):
-        (tmp_path / name).write_text("PASS")
-    give_rungs(run_all, monkeypatch, one=raising(UserError("the folder is gone")))
-    with pytest.raises(UserError, match="the folder is gone"):
-        run(run_all, tmp_path)
-    assert not (tmp_path / "report.html").exists() and not (tmp_path / "summary.json").exists()
-
-
-def test_a_report_that_cannot_be_written_is_a_user_error(run_all, monkeypatch, tmp_path, capsys):
-    give_rungs(run_all, monkeypatch, one=lambda _args: Outcome(forward({})))
-    (tmp_path / "file").write_text("")
-    with pytest.raises(UserError, match="choose another with --output-dir"):
-        run(run_all, tmp_path / "file")
-    (tmp_path / "a" / "report.html").mkdir(parents=True)
-    with pytest.raises(UserError, match="delete it or choose another --output-dir"):
-        run(run_all, tmp_path / "a")
-    capsys.readouterr()
-    monkeypatch.setattr(run_all, "write_page", lambda *_: 1 / 0)
-    with pytest.raises(UserError, match="no report at .*division by zero"):
-        run(run_all, tmp_path)
-    assert "  PASS     one" in capsys.readouterr().out
 
 
 def test_folder_that_vanishes_during_the_run_is_a_user_error(tmp_path):

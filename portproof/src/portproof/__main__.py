@@ -1,0 +1,49 @@
+"""Proves that a PaddlePaddle port of a PyTorch model is exact, and says where and why it is not.
+
+portproof COMMAND [flags]      or: python -m portproof COMMAND [flags]; `portproof COMMAND --help` lists the flags
+"""
+
+import argparse
+import importlib
+import sys
+from typing import NoReturn
+
+from portproof import __version__
+from portproof.io.cli import ArgumentParser, naming_extra, run
+
+PROG = "portproof"
+# A module of portproof.commands each, with get_args_parser() and main(args).
+COMMANDS = {
+    "align": "judge a port against its reference, and say at which module it departs",
+    "compare": "compare two result files that anybody wrote",
+    "convert": "convert weights from one of a pair's frameworks to the other",
+}
+
+
+def get_args_parser() -> argparse.ArgumentParser:
+    listed = "\n".join(f"  {name:9} {line}" for name, line in COMMANDS.items())
+    parser = ArgumentParser(
+        prog=PROG,
+        description=f"{__doc__}\ncommands:\n{listed}",
+        usage="%(prog)s [--help] [--version] COMMAND ...",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="version", version=f"{PROG} {__version__}")
+    parser.add_argument("command", metavar="COMMAND", choices=COMMANDS, help="what to do, see above")
+    return parser
+
+
+def main() -> NoReturn:
+    """The command `portproof`."""
+    name = get_args_parser().parse_args(sys.argv[1:2]).command
+
+    def start() -> int:
+        with naming_extra():
+            command = importlib.import_module(f"portproof.commands.{name}")
+            return command.main(command.get_args_parser().parse_args(sys.argv[2:]))
+
+    run(start, f"{PROG} {name}")
+
+
+if __name__ == "__main__":
+    main()

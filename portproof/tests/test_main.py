@@ -1,0 +1,82 @@
+"""The command `portproof`: what it lists, how it ends, and what it says of a framework that is missing."""
+
+import subprocess
+import sys
+from importlib import metadata
+
+import pytest
+
+from portproof import __version__
+from portproof.__main__ import COMMANDS, main
+
+
+def end(monkeypatch, capsys, *words: str) -> tuple[int, str, str]:
+    monkeypatch.setattr(sys, "argv", ["portproof", *words])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    return ended.value.code, *capsys.readouterr()
+
+
+def test_help_lists_every_command_in_a_line(monkeypatch, capsys):
+    code, out, err = end(monkeypatch, capsys, "--help")
+    assert (code, err) == (0, "")
+    listed = [line.split(maxsplit=1) for line in out.partition("commands:\n")[2].partition("\n\n")[0].splitlines()]
+    assert dict(listed) == COMMANDS
+    assert COMMANDS.keys() >= {"align", "compare", "convert"}
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_each_command_has_its_own_help(monkeypatch, capsys, command):
+    code, out, _ = end(monkeypatch, capsys, command, "--help")
+    assert code == 0 and out.startswith(f"usage: portproof {command} ")
+
+
+def test_version(monkeypatch, capsys):
+    assert end(monkeypatch, capsys, "--version") == (0, f"portproof {__version__}\n", "")
+    assert metadata.version("portproof") == __version__
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ((), "required: COMMAND"),
+        (("aling",), "invalid choice: 'aling'"),
+        (("--ref", "a:b"), "required: COMMAND"),
+        (("align", "--port", "a:b"), "required: --ref"),
+    ],
+    ids=str,
+)
+def test_a_mistake_is_one_line_and_status_2(monkeypatch, capsys, words, message):
+    code, out, err = end(monkeypatch, capsys, *words)
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert err.startswith("portproof") and message in err
+
+
+PAIR = ("--ref", "torch.nn:ReLU", "--port", "paddle.nn:ReLU")
+
+
+@pytest.mark.parametrize(
+    ("missing", "extra", "command"),
+    [
+        ("torch", "torch", "align"),
+        ("paddle", "paddle", "align"),
+        ("scipy", "torch", "align"),
+        ("yaml", "torch", "align"),
+        ("torch", "torch", "convert"),
+        ("paddle", "paddle", "convert"),
+    ],
+)
+def test_what_is_missing_is_named_with_the_extra_that_installs_it(tmp_path, missing, extra, command):
+    (tmp_path / "map.yaml").write_text("a: b\n", encoding="utf-8")
+    (tmp_path / "in.pth").write_bytes(b"weights")
+    files = ("--from", "torch", "--to", "paddle", "in.pth", "out.pdparams") if command == "convert" else ()
+    flags = (*PAIR, *files, *(("--map", "map.yaml") if missing == "yaml" else ()))
+    code = f"import sys; sys.modules[{missing!r}] = None\nfrom portproof.__main__ import main\nmain()"
+    result = subprocess.run(
+        [sys.executable, "-c", code, command, *flags],
+        cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert result.returncode == 2, result.stdout + result.stderr
+    line = result.stderr.strip().splitlines()[-1]
+    assert line.startswith(f"portproof {command}: error: import of {missing} halted") or missing == "scipy"
+    assert line.endswith(f": run pip install 'portproof[{extra}]'") and "Traceback" not in result.stderr
