@@ -12,7 +12,7 @@ from portproof.io.cli import UserError, one_line
 
 def resolve(path: str, what: str) -> Callable[..., Any]:
     """What "PKG.MOD:NAME" names; raises UserError, which calls it `what`, if it is not there or cannot be called."""
-    module_name, _, name = path.partition(":")
+    module_name, _, name = str(path).partition(":")
     if not module_name or not name.isidentifier():
         raise UserError(f"{what} {path!r} is no PKG.MOD:NAME")
     try:
