@@ -343,9 +343,7 @@ def train_fp64(
         fp64_ref = rung.of_ref("training in float64", _fp64_run, backend("torch"), ref)
         floats = {item: array for item, array in fp64_ref.items() if array.dtype.kind == "f"}
         if unknown := set(names or {}) - {item.module for item in fp64_ref}:
-            raise UserError(
-                f"names has {sorted(unknown)[0]!r}, but the reference has no module with weights of that name"
-            )
+            raise UserError(f"names has {min(unknown)!r}, and the reference has no module with weights of that name")
         for item, array in floats.items():
             if array.dtype != np.float64:
                 raise UserError(f"the reference's {item} is {array.dtype}: train its model in float64")
