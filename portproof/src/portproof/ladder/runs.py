@@ -368,13 +368,13 @@ def train_fp64(
 
 def _rtol(rung: Rung, fp64_ref: dict[Item, np.ndarray], moved: dict[Item, np.ndarray]) -> float:
     """The limit as a share of each item's largest value; 0, and the rung is refused, where nothing can be compared."""
+    if not all(np.isfinite(array).all() for side in (fp64_ref, moved) for array in side.values()):
+        rung.refuse("the reference's training in float64 gives NaN or infinity: lower its learning rate")
+        return 0.0
     steps = fp64_ref[LOSS].size
     floor = summed_floor(steps)  # such as the gradient of a bias that the next batch norm removes
     scales = {item: largest(array) for item, array in fp64_ref.items() if largest(array) > floor}
     growths = {item: largest(moved[item] - fp64_ref[item]) / scale for item, scale in scales.items()}
-    if not np.isfinite([*scales.values(), *growths.values()]).all():
-        rung.refuse("the reference's training in float64 gives NaN or infinity: lower its learning rate")
-        return 0.0
     worst = max(growths, key=growths.get)
     rtol = max(SEMANTIC_RTOL, GROWTH * growths[worst])
     rung.say(
