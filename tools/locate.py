@@ -29,7 +29,7 @@ def get_args_parser() -> argparse.ArgumentParser:
 
 def main(args: argparse.Namespace) -> int:
     from portproof.commands.arguments import load_pair, read_map
-    from portproof.ladder.pair import search
+    from portproof.ladder.whole import search
 
     if bool(args.ref) != bool(args.port):
         raise UserError("--ref and --port are a pair: give both, or neither for this project's own")

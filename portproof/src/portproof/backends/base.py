@@ -162,6 +162,11 @@ class Backend(ABC):
         found = ((*slots[key], tensor) for key, tensor in tensors if key in slots)
         return {name: slot.change(self.to_array(tensor)) for name, slot, tensor in found}
 
+    def own_arrays(self, model: Any, arrays: Mapping[str, np.ndarray]) -> Arrays:
+        """`arrays`, by PyTorch's names and in its layout, by the model's own; what it does not have stays as it is."""
+        slots = dict(self.named_slots(model).values())
+        return {slots[k].key if k in slots else k: slots[k].change(a) if k in slots else a for k, a in arrays.items()}
+
     def shapes(self, model: Any) -> dict[str, tuple[int, ...]]:
         """{name: shape} of all parameters and buffers."""
         slots = self.named_slots(model)
