@@ -1,4 +1,4 @@
-"""Training runs of one package, from its own loaders, training loop and evaluation, for `portproof.ladder.runs`.
+"""Training runs of one package, from its own loaders, training loop and evaluation, for `portproof.ladder`.
 
 `ref` and `port` are what `train` starts; `Trainee.exact_run` is what `train_fp64` runs.
 """
@@ -13,7 +13,7 @@ import numpy as np
 from mobilenetv3_common.seeds import derive_seed
 from mobilenetv3_proof.package import PORT, REF, Package
 from portproof.backends import Backend
-from portproof.ladder.runs import Batches
+from portproof.ladder.fp64_runs import Batches
 
 
 @dataclass(frozen=True)
