@@ -26,9 +26,9 @@ from typing import NamedTuple
 import numpy as np
 from scipy import stats
 
-from mobilenetv3_proof.distributed import last_words, worker_environment
 from mobilenetv3_proof.trajectory_worker import Recipe
 from portproof.compare import Item, Verdict, compare
+from portproof.ladder.workers import last_words, worker_environment
 
 ALPHA = 1e-3
 Record = Mapping[str, np.ndarray]  # see trajectory_worker.training_run

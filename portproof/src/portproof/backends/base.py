@@ -269,8 +269,8 @@ class Backend(ABC):
     # Training
 
     @abstractmethod
-    def set_threads(self, count: int) -> None:
-        """Compute with `count` threads from now on, where the framework can be told."""
+    def set_threads(self, count: int) -> int:
+        """Compute with `count` threads from now on, where the framework can be told -> how many it were before."""
 
     def loss_and_gradient(self, criterion: Any, logits: np.ndarray, target: np.ndarray, device: Any) -> Arrays:
         """The criterion's "loss", and its "gradient" with respect to the logits (N, C), in their precision."""
