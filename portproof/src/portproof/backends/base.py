@@ -309,8 +309,8 @@ class Backend(ABC):
     # Training
 
     @abstractmethod
-    def set_threads(self, count: int) -> None:
-        """Compute with `count` threads from now on, where the framework can be told."""
+    def set_threads(self, count: int) -> int:
+        """Compute with `count` threads from now on, where the framework can be told -> how many it were before."""
 
     def loss_and_gradient(self, criterion: Any, arrays: Sequence[np.ndarray], device: Any) -> Arrays:
         """The criterion's "loss" of `arrays`, and its "gradient" with respect to the first floating-point one.

@@ -155,8 +155,9 @@ class PaddleBackend(Backend):
     def hook_after(self, module: nn.Layer, hook: Callable[[Any, tuple, dict, Any], None]) -> Any:
         return module.register_forward_post_hook(hook, with_kwargs=True)
 
-    def set_threads(self, count: int) -> None:
+    def set_threads(self, count: int) -> int:
         """Paddle cannot: it takes OMP_NUM_THREADS as it is when it is imported."""
+        return count
 
     def learning_rate(self, optimizer: paddle.optimizer.Optimizer) -> float:
         return optimizer.get_lr()

@@ -151,8 +151,10 @@ class TorchBackend(Backend):
     def hook_after(self, module: nn.Module, hook: Callable[[Any, tuple, dict, Any], None]) -> Any:
         return module.register_forward_hook(hook, with_kwargs=True)
 
-    def set_threads(self, count: int) -> None:
+    def set_threads(self, count: int) -> int:
+        before = torch.get_num_threads()
         torch.set_num_threads(count)
+        return before
 
     def learning_rate(self, optimizer: torch.optim.Optimizer) -> float:
         return optimizer.param_groups[0]["lr"]

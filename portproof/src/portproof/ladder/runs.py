@@ -15,7 +15,7 @@ from portproof.compare import FAIL, Item, Row, Verdict, compare
 from portproof.io.cli import UserError
 from portproof.ladder.rung import Rung, on_rung
 from portproof.ladder.trajectory import ALPHA, FEATURES, Feature, Record, judge, lacking
-from portproof.ladder.workers import last_words, resolve, worker_environment
+from portproof.ladder.workers import last_words, processor_time, resolve, worker_environment
 
 SIDES = ("reference", "port")
 FEWEST = 4  # degrees of freedom of the test: with fewer a limit is more than 20 standard deviations

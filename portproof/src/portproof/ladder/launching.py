@@ -1,4 +1,4 @@
-"""Several processes of a package's training command, started by its framework's launcher, and what they recorded."""
+"""Several processes of one side, started by its framework's own launcher, and what they recorded."""
 
 import json
 import os
@@ -8,16 +8,12 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
-import numpy as np
+from portproof.ladder.process_worker import ENDED, JOINING, Record, read_record
+from portproof.ladder.workers import last_words, worker_environment
 
-from mobilenetv3_proof.distributed_worker import ENDED, JOINING
-from mobilenetv3_proof.package import PORT
-from portproof.compare import Item
-
-WORKER = "mobilenetv3_proof.distributed_worker"
-TIMEOUT = 300  # seconds; two processes of a small model take 10 on idle cores
-Record = dict[Item, np.ndarray]
+WORKER = "portproof.ladder.process_worker"
 
 
 class LaunchError(Exception):
@@ -38,10 +34,10 @@ class Died(LaunchError):
     """They came together, and then one ended with an error, or all waited for ever."""
 
 
-def command(package: str, world_size: int, folder: Path) -> list[str]:
-    """The launcher's command line; either launcher chooses a free port itself."""
+def command(framework: str, world_size: int, folder: Path) -> list[str]:
+    """The command line of the launcher of "torch" or "paddle"; either chooses a free port itself."""
     count, log = ("--nproc_per_node", str(world_size)), ("--log_dir", str(folder / "launcher"))
-    if package == PORT:
+    if framework == "paddle":
         # It knows no -m, but starts any program.
         launcher = ["paddle.distributed.launch", *count, *log, *one_card(world_size), sys.executable]
     else:
@@ -63,23 +59,11 @@ def one_card(world_size: int) -> list[str]:
     return ["--devices", ",".join([first] * world_size)]
 
 
-def last_words(path: Path, count: int = 40) -> str:
-    """The last lines of a log, "" if there is none."""
-    text = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
-    return "\n".join(text.rstrip().splitlines()[-count:])
-
-
 def _records(folder: Path, world_size: int, names: Iterable[str]) -> list[dict[str, Record]]:
     """Of every process the records of those runs that all of them ended."""
-    paths = {name: [folder / f"{rank}.{name}.npz" for rank in range(world_size)] for name in names}
+    paths = {name: [folder / f"{rank}.{i}.npz" for rank in range(world_size)] for i, name in enumerate(names)}
     ended = [name for name, files in paths.items() if all(path.is_file() for path in files)]
-    return [{name: _read(paths[name][rank]) for name in ended} for rank in range(world_size)]
-
-
-def _read(path: Path) -> Record:
-    """What a process wrote: arrays by the fields of their items."""
-    with np.load(path) as arrays:
-        return {Item(**json.loads(key)): array for key, array in arrays.items()}
+    return [{name: read_record(paths[name][rank]) for name in ended} for rank in range(world_size)]
 
 
 def _explain(folder: Path, world_size: int, ended: str, records: list[dict[str, Record]]) -> LaunchError:
@@ -95,23 +79,16 @@ def _explain(folder: Path, world_size: int, ended: str, records: list[dict[str, 
     return kind(f"process {rank} of {world_size} {ended}", logs[rank], records)
 
 
-def worker_environment() -> dict[str, str]:
-    """Of processes that run in another folder and share the cores: they import the packages that this one does."""
-    paths = os.environ.get("PYTHONPATH", "").split(os.pathsep)
-    absolute = os.pathsep.join(str(Path(path).absolute()) for path in paths if path)
-    return os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": absolute}
-
-
-def _run(arguments: list[str], folder: Path) -> str:
-    """Run a launcher to its end -> how it ended; no process is left behind."""
-    env = worker_environment()
+def _run(arguments: list[str], folder: Path, timeout: float) -> str:
+    """Run a launcher to its end -> how it ended; no process is left behind, nor any temporary file."""
+    env = worker_environment() | {"TMPDIR": str(folder)}
     streams = {"stdin": subprocess.PIPE, "stderr": subprocess.STDOUT}
     with (folder / "launcher.log").open("wb") as log:
         process = subprocess.Popen(arguments, cwd=folder, env=env, stdout=log, start_new_session=True, **streams)
     try:
-        process.wait(TIMEOUT)
+        process.wait(timeout)
     except subprocess.TimeoutExpired:
-        return f"did not end within {TIMEOUT} s"
+        return f"did not end within {timeout:g} s"
     finally:
         process.stdin.close()  # the launcher gave its processes sessions of their own; they end when this closes
         with suppress(ProcessLookupError):
@@ -120,14 +97,16 @@ def _run(arguments: list[str], folder: Path) -> str:
     return "ended with an error"
 
 
-def launch(package: str, world_size: int, runs: Mapping[str, Sequence[str]], folder: Path) -> list[dict[str, Record]]:
-    """Of every process {name of the run: its record}; `runs` are flags of the training command by name.
+def launch(
+    framework: str, run: str, world_size: int, runs: Mapping[str, Any], folder: Path, timeout: float
+) -> list[dict[str, Record]]:
+    """Of every process {name: what `run(options, "float64")` recorded} of the `runs` {name: options}, one by one.
 
     Files go to the empty folder `folder`. Raises CouldNotStart or Died.
     """
-    job = {"package": package, "runs": {name: list(flags) for name, flags in runs.items()}}
+    job = {"run": run, "options": list(runs.values())}
     (folder / "job.json").write_text(json.dumps(job), encoding="utf-8")
-    ended = _run(command(package, world_size, folder), folder)
+    ended = _run(command(framework, world_size, folder), folder, timeout)
     records = _records(folder, world_size, runs)
     if {last_words(folder / f"{rank}.stage") for rank in range(world_size)} != {ENDED}:
         raise _explain(folder, world_size, ended, records)

@@ -1,35 +1,41 @@
-"""One process of several: a package's own training command in float64, recorded. Started by `distributed.launch`.
+"""What rung 08 runs: a package's own training command, recorded. `ref` and `port` are callables for `ladder.dist`."""
 
-    LAUNCHER -m mobilenetv3_proof.distributed_worker FOLDER
-
-FOLDER/job.json is {"package": ..., "runs": {name: flags}}, where `--weights` is a .safetensors file of
-the reference's names for either package. Each process writes FOLDER/RANK.log (all that it prints), FOLDER/RANK.stage
-(how far it came) and FOLDER/RANK.NAME.npz (what `recorded_run` returns).
-"""
-
-import importlib
-import json
-import os
+import io
 import sys
-import threading
+import tempfile
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, redirect_stdout
 from functools import partial
-from pathlib import Path
-from types import ModuleType
-from typing import Any
+from typing import Any, TextIO
 from unittest import mock
 
 import numpy as np
 
 from mobilenetv3_common.arguments import get_args_parser
 from mobilenetv3_common.classes import num_classes_of
-from mobilenetv3_proof.package import Package
+from mobilenetv3_proof.package import PORT, REF, Package
 from portproof.compare import Item, tensor_item
 from portproof.io.files import load_safetensors
+from portproof.ladder.process_worker import join_group
 
+TWO_MODES = ("BatchNorm2d", "Dropout")  # layers that do something else in train mode
 METRIC_KINDS = {"loss": "loss", "samples": "samples"}  # of an evaluation
-STARTED, JOINING, JOINED, ENDED = "started", "joining", "joined", "ended"
+
+
+class Copied(io.StringIO):
+    """Text that goes to another stream, too."""
+
+    def __init__(self, stream: TextIO) -> None:
+        super().__init__()
+        self.stream = stream
+
+    def write(self, text: str) -> int:
+        self.stream.write(text)
+        return super().write(text)
+
+    def flush(self) -> None:
+        self.stream.flush()
 
 
 class Recorder:
@@ -44,9 +50,11 @@ class Recorder:
         epoch E         gradient        NAME        where the optimizer steps: what the processes have averaged, and
                                                     clipped; on process 0, and on the others it shows in the parameters
         epoch E         own buffer      NAME        batch norm's statistics at the end of the epoch
+        epoch E         mode            layers in train mode    how many of each type of TWO_MODES, text
         epoch E         parameter, buffer, NAME     the model that is evaluated and saved
         epoch E         samples, metric, loss       of its evaluation; section "evaluation" where nothing is trained
         epoch E, averaged ...                       the same of its moving average
+        the last one    own lines       log lines   how many this process prints
     """
 
     def __init__(self, package: str, dtype: str) -> None:
@@ -55,7 +63,6 @@ class Recorder:
         self.training, self.trainer, self.engine = map(
             self.package.module, ("train.main", "train.trainer", "train.engine")
         )
-        self.dtype = dtype
         self.record: dict[Item, np.ndarray] = {}
         self.model: Any = None
         self.epoch = "evaluation"
@@ -63,7 +70,7 @@ class Recorder:
 
     def keep(self, kind: str, arrays: Mapping[str, Any], **facts) -> None:
         """Tensors by their state_dict keys, or values by their names."""
-        facts = {"section": self.epoch, "dtype": self.dtype, **facts}
+        facts = {"section": self.epoch, **facts}
         self.record.update({tensor_item(name, kind, **facts): np.asarray(array) for name, array in arrays.items()})
 
     def build(self, build: Any, *, weights: str, num_classes: int, dropout: float) -> Any:
@@ -90,6 +97,13 @@ class Recorder:
         self.epoch, self.batches = f"epoch {epoch}", enumerate(list(loader.batch_sampler))
         train_one_epoch(*args, **kwargs)
         self.keep("own buffer", self.backend.buffers(self.model))
+        self.keep("mode", {"layers in train mode": self.trained_layers()})
+
+    def trained_layers(self) -> str:
+        """Such as "34 BatchNorm2d, 1 Dropout"."""
+        modules = [module for _, module in self.backend.named_modules(self.model) if module.training]
+        counts = Counter(map(self.backend.kind, modules))
+        return ", ".join(f"{counts[kind]} {kind}" for kind in TWO_MODES)
 
     def evaluate(self, evaluate: Any, model: Any, *args) -> dict[str, float]:
         metrics = evaluate(model, *args)
@@ -103,7 +117,10 @@ class Recorder:
 
     @contextmanager
     def patches(self) -> Iterator[None]:
-        """In this context the package's functions are recorded."""
+        """In this context the package's functions are recorded, and all runs share one group of processes."""
+        init, shut_down = self.training.init_distributed, self.training.shut_down
+        join = {"init_distributed": lambda device: join_group(partial(init, device), shut_down)}
+        join["shut_down"] = mock.Mock()
         models = {name: partial(self.build, build) for name, build in self.training.MODELS.items()}
         functions = (
             (self.training, "evaluate"),
@@ -112,69 +129,33 @@ class Recorder:
             (self.engine, "train_step"),
         )
         with ExitStack() as stack:
-            stack.enter_context(mock.patch.object(self.training, "MODELS", models))
+            stack.enter_context(mock.patch.multiple(self.training, MODELS=models, **join))
             for module, name in functions:
                 recorded = partial(getattr(self, name), getattr(module, name))
                 stack.enter_context(mock.patch.object(module, name, recorded))
             stack.enter_context(self.backend.exact_constants())
             yield
 
+    def run(self, flags: Sequence[str]) -> dict[Item, np.ndarray]:
+        """What `python -m PACKAGE.train FLAGS` does, in this process: the items above.
 
-def recorded_run(package: str, flags: Sequence[str], dtype: str = "float64") -> dict[Item, np.ndarray]:
-    """What `python -m PACKAGE.train FLAGS` does, in this process: the items of `Recorder`."""
-    recorder = Recorder(package, dtype)
-    with recorder.patches():
-        recorder.training.main(get_args_parser("train", "either").parse_args(flags))
-    return recorder.record
-
-
-@contextmanager
-def one_group(training: ModuleType, stage: Any) -> Iterator[None]:
-    """All runs share the group of processes that the first one makes: no framework promises that of a second."""
-    init_distributed, made = training.init_distributed, []
-
-    def join(device: Any) -> None:
-        if not made:
-            stage(JOINING)
-            init_distributed(device)
-            stage(JOINED)
-            made.append(True)
-
-    with mock.patch.object(training, "init_distributed", join), mock.patch.object(training, "shut_down"):
-        yield
+        `--batch-size` is that of all processes together, `--weights` a .safetensors file of the reference's names.
+        """
+        args = get_args_parser("train", "either").parse_args(flags)
+        args.batch_size //= self.training.launched_rank()[2]
+        printed = Copied(sys.stdout)
+        with tempfile.TemporaryDirectory() as args.output_dir, self.patches(), redirect_stdout(printed):
+            self.training.main(args)
+        lines = sum(line.startswith("[") for line in printed.getvalue().splitlines())  # see mobilenetv3_common.log
+        self.keep("own lines", {"log lines": lines}, section=list(self.record)[-1].section)
+        return self.record
 
 
-def end_with_parent() -> None:
-    """End this process when the one that holds the other end of stdin does, however that ends."""
-
-    def watch() -> None:
-        os.read(0, 1)  # nothing is ever written
-        os._exit(1)
-
-    threading.Thread(target=watch, daemon=True).start()
+def ref(flags: Sequence[str], dtype: str) -> dict[Item, np.ndarray]:
+    """One run of the reference's training command."""
+    return Recorder(REF, dtype).run(flags)
 
 
-def main(folder: Path) -> None:
-    rank = os.environ.get("PADDLE_TRAINER_ID") or os.environ["RANK"]
-    log = os.open(folder / f"{rank}.log", os.O_WRONLY | os.O_CREAT)
-    os.dup2(log, 1)
-    os.dup2(log, 2)
-    end_with_parent()
-
-    def stage(name: str) -> None:
-        (folder / f"{rank}.stage").write_text(name)
-
-    stage(STARTED)
-    job = json.loads((folder / "job.json").read_text(encoding="utf-8"))
-    training = importlib.import_module(f"{job['package']}.train.main")
-    with one_group(training, stage):
-        for name, flags in job["runs"].items():
-            record = recorded_run(job["package"], flags)
-            np.savez(folder / f"{rank}.part.npz", **{json.dumps(vars(item)): array for item, array in record.items()})
-            (folder / f"{rank}.part.npz").rename(folder / f"{rank}.{name}.npz")
-    training.shut_down()
-    stage(ENDED)
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+def port(flags: Sequence[str], dtype: str) -> dict[Item, np.ndarray]:
+    """One run of the port's training command."""
+    return Recorder(PORT, dtype).run(flags)

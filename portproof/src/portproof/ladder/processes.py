@@ -1,0 +1,336 @@
+"""Several processes are one process, on both sides.
+
+Each side is a callable `run(options, dtype) -> {Item: array}`, which executes one training or evaluation run in this
+process, be it alone or one of several (the launcher's environment variables tell), and returns what it recorded of it.
+`dtype` is the precision to compute in. What becomes of an item over several processes follows from its kind:
+
+    images          what this process trains on, as indices: together the images of one process, in any order
+    own loss        the mean loss of this process's share: averaged over the processes it is that of one
+    own buffer      before buffers are made equal: the processes' may differ, and in `own_statistics` runs have to
+    own lines       how many lines of its log this process prints: as many as the same process of the reference
+    gradient        what the processes have averaged, on process 0 at least: that of one
+    samples, metric counts: exactly those of one, and equal on all processes
+    parameter, buffer, loss, any other
+                    those of one within the limits, and equal on all processes to the last bit
+"""
+
+import contextlib
+import io
+import json
+import tempfile
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from portproof.backends import backend
+from portproof.compare import FAIL, Item, Row, Verdict, compare, placed
+from portproof.compare.tolerances import U64, exact_limits, noise_floors, semantic_limits, with_floors
+from portproof.io.cli import UserError
+from portproof.ladder.launching import CouldNotStart, LaunchError, launch
+from portproof.ladder.process_worker import Record, record_of
+from portproof.ladder.rung import Rung, on_rung
+from portproof.ladder.workers import resolve
+
+FRAMEWORKS = {"reference": "torch", "port": "paddle"}
+TIMEOUT = 300.0  # seconds; two processes of a small model take 10 on idle cores
+SHARES = (1, 2, 3, 5, 20)  # numbers of processes; with the last, some have nothing of a small evaluation set
+EPOCHS = 2  # of which shares are compared
+OF_ONE_PROCESS = ("images", "own loss", "own buffer", "own lines", "gradient")  # kinds that may differ between them
+KEPT = ("images", "own loss", "samples", "metric", "loss")  # kinds that go into the result files
+
+# What usually causes a difference between several processes and one.
+HINTS = {
+    "gradient": "gradients added up instead of averaged over the processes, or not exchanged at all",
+    "parameter": "a learning rate or batch size per process; a process that began with other weights",
+    "buffer": "buffers not made equal before the model is evaluated and saved",
+    "images": "rank or world_size not given to the sampler; set_epoch not called; shares padded for evaluation",
+    "own lines": "the log printed by every process, or by another than process 0",
+    **dict.fromkeys(("samples", "metric", "loss"), "counts not summed over the processes; shares that overlap"),
+}
+
+Records = dict[str, Record]  # by run
+Runs = Mapping[str, Any]  # {name: options}
+Share = Callable[[bool, int, int, int], Any]  # (train, epoch, rank, world_size) -> indices in their order
+
+
+@dataclass
+class Several:
+    """What became of several processes of one side."""
+
+    who: str
+    count: int
+    records: list[Records]  # of each process what it recorded in each run that all of them ended
+    error: LaunchError | None = None  # why not all did
+
+    @property
+    def title(self) -> str:
+        return f"{self.who}, {self.count} processes"
+
+
+def section_of(item: Item) -> str:
+    """The label that an item is shown under: its run, and the section that it was recorded with."""
+    return item.section
+
+
+def all_runs(records: Records) -> Record:
+    """The records of several runs as one."""
+    return {
+        replace(item, section="/".join(filter(None, (run, item.section)))): array
+        for run, record in records.items()
+        for item, array in record.items()
+    }
+
+
+def together(records: Sequence[Records], without: Collection[str] = ()) -> Record:
+    """What processes do between them in all runs but those `without`: images sorted, losses averaged, else the first's.
+
+    What says nothing of one process is left out.
+    """
+    first, *others = (all_runs({k: run for k, run in each.items() if k not in without}) for each in records)
+    result = {item: array for item, array in first.items() if item.kind not in ("own buffer", "own lines")}
+    for item in result:
+        own = [record[item] for record in (first, *others) if item in record]
+        if item.kind == "images":
+            result[item] = np.sort(np.concatenate([np.ravel(array) for array in own]))
+        elif item.kind == "own loss" and len({array.shape for array in own}) == 1:
+            result[item] = np.mean(own, axis=0)
+    return result
+
+
+@contextlib.contextmanager
+def one_thread(framework: str) -> Iterator[None]:
+    """As the launched processes have it; on a busy machine, threads that wait for each other take ten times as long."""
+    before = backend(framework).set_threads(1)
+    try:
+        yield
+    finally:
+        backend(framework).set_threads(before)
+
+
+def one_process(who: str, run: Callable, runs: Runs, dtype: str = "float64") -> Records:
+    """What this process records in each run, alone and silent."""
+    with one_thread(FRAMEWORKS[who]), contextlib.redirect_stdout(io.StringIO()):
+        return {name: record_of(run, options, dtype) for name, options in runs.items()}
+
+
+def several_processes(who: str, run: str, count: int, runs: Runs, folder: Path, timeout: float) -> Several:
+    """What each of `count` processes records in each run."""
+    folder.mkdir()
+    try:
+        return Several(who, count, launch(FRAMEWORKS[who], run, count, runs, folder, timeout))
+    except LaunchError as error:
+        return Several(who, count, error.records, error)
+
+
+def limits_of(fp64_ref: Record, fp32_ref: Record) -> tuple[dict[Item, float], set[Item]]:
+    """(limits, items that are zero by structure) from the reference's float64 and float32 runs of one process.
+
+    Counts are exact. Raises UserError unless both runs recorded the same.
+    """
+    for item in fp64_ref.keys() | fp32_ref.keys():
+        if not (item in fp64_ref and item in fp32_ref and fp64_ref[item].shape == fp32_ref[item].shape):
+            raise UserError(f"the reference records {item} otherwise in float32 than in float64: record the same")
+    limits, zeros = with_floors(semantic_limits(fp64_ref, fp32_ref), noise_floors(fp64_ref, U64), fp64_ref)
+    return limits | {item: 0.0 for item in limits if item.kind in ("samples", "metric")}, zeros
+
+
+def check_one(rung: Rung, ref: Callable, port: Callable, runs: Runs) -> tuple[dict[str, Records], Callable]:
+    """({side: what its one process does}, `compare` with the limits that follow), compared.
+
+    Without the port where a run of it ends in an error.
+    """
+    one = {"reference": rung.of_ref("run in one process", one_process, "reference", ref, runs)}
+    low = rung.of_ref("run in one process", one_process, "reference", ref, runs, "float32")
+    for name, record in one["reference"].items():
+        if not record:
+            rung.refuse(f"the reference recorded nothing of the run {name!r}")
+    limits, zeros = limits_of(all_runs(one["reference"]), placed(all_runs(low), dtype="float64"))
+    judge = partial(compare, limits=limits, zeros=zeros, hints=HINTS)
+    found = rung.of_port("port, one process", one_process, "port", port, runs)
+    if found is not None:
+        one["port"] = found
+        title = "one process, the port against the reference, float64"
+        rung.check(judge(all_runs(one["reference"]), all_runs(found), title=title), group=section_of)
+    return one, judge
+
+
+def shares_of(share: Share) -> Record:
+    """The images of each process, one process after another, in training and in evaluation."""
+    shares = {}
+    for train, n in ((train, n) for train in (True, False) for n in SHARES):
+        for epoch in range(EPOCHS if train else 1):
+            name = f"epoch {epoch}" if train else "each image once"
+            item = Item(name, "images", section=f"{'train' if train else 'val'}, {n} processes")
+            shares[item] = np.concatenate([np.asarray(share(train, epoch, rank, n), int) for rank in range(n)])
+    return shares
+
+
+def check_shares(rung: Rung, who: str, one: Records, shares: Sequence[Share], trained_on: Mapping) -> None:
+    """Which images each process of several gets, and which a run really took, in their order."""
+    exact: Record = {}
+    found: Record | None = {}
+    if shares:
+        of = rung.of_port if who == "port" else rung.of_ref
+        exact, found = shares_of(shares[0]), of("share of the images", shares_of, shares[1 + (who == "port")])
+    if found is None:
+        return
+    for run, sections in trained_on.items():
+        for section, indices in sections.items():
+            item = Item(section, "images", section="trained on")
+            taken = [a for i, a in one[run].items() if (i.section, i.kind) == (section, "images")]
+            exact[item], found[item] = np.asarray(indices), np.concatenate(taken or [np.empty(0, int)])
+    title = f"{who}, the images of each process, against the documented"
+    verdict = compare(exact, found, exact_limits(exact), title=title, hints=HINTS)
+    rung.check(verdict, group=lambda item: item.section.partition(",")[0])
+
+
+def check_several(rung: Rung, one: Records, several: Several, judge: Callable, own_statistics: Collection[str]) -> None:
+    """Several processes against one, and against each other, where they must agree to the last bit."""
+    error = several.error
+    if error and error.log:
+        rung.say(error.log)
+    if several.records and several.records[0]:
+        alone = {run: record for run, record in one.items() if run in several.records[0]}
+        if alone:
+            title = f"{several.title} (as the port) against one (as the reference), float64"
+            found = together(several.records, without=own_statistics)
+            rung.check(judge(together([alone]), found, title=title), group=section_of)
+        check_agreement(rung, several)
+        for run in own_statistics:
+            check_statistics(rung, several, run)
+    if isinstance(error, CouldNotStart):
+        rung.check(Verdict(several.title, refusal=str(error)))
+    elif error and several.who == "reference":
+        raise UserError(f"the {several.title}: {error}")
+    elif error:
+        rung.check(Verdict(several.title, [Row(Item(several.title), FAIL, reason=str(error))]))
+
+
+def check_agreement(rung: Rung, several: Several) -> None:
+    """All processes end with the same bits."""
+    first, *others = (
+        {item: array for item, array in all_runs(record).items() if item.kind not in OF_ONE_PROCESS}
+        for record in several.records
+    )
+    for rank, other in enumerate(others, 1):
+        title = f"{several.who}, process {rank} of {several.count} (as the port) against process 0 (as the reference)"
+        rung.check(compare(first, other, exact_limits(first), title=title, hints=HINTS), group=section_of)
+
+
+def check_statistics(rung: Rung, several: Several, run: str) -> None:
+    """Refuse a run whose processes ended alike because they had nothing that differed."""
+    if run in several.records[0]:
+        own, another = (record[run] for record in several.records[:2])
+        statistics = [item for item in own if item.kind == "own buffer"]
+        if not any(item not in another or (own[item] != another[item]).any() for item in statistics):
+            rung.refuse(f"{several.title}: no buffer of {run!r} differed between them before they were made equal")
+
+
+def check_lines(rung: Rung, ref: Several, port: Several) -> None:
+    """Each process of the port prints as many lines of its log as the same one of the reference."""
+    runs = [run for run in ref.records[0] if run in port.records[0]] if ref.records and port.records else []
+    lines, own = lines_of(ref, runs), lines_of(port, runs)
+    if lines or own:
+        title = f"{ref.count} processes, the log lines of each, the port against the reference"
+        rung.check(compare(lines, own, exact_limits(lines), title=title, hints=HINTS), group=section_of)
+
+
+def lines_of(several: Several, runs: Sequence[str]) -> Record:
+    """How many lines of its log each process prints in these runs, (processes,)."""
+    records = [all_runs({run: record[run] for run in runs}) for record in several.records]
+    items = {item: None for record in records for item in record if item.kind == "own lines"}
+    return {item: np.concatenate([np.ravel(record.get(item, 0)) for record in records]) for item in items}
+
+
+def kept(one: Records, several: Sequence[Several], own_statistics: Collection[str]) -> dict[str, np.ndarray]:
+    """What goes into the result files: images, losses and evaluations, of one process and of several."""
+    sides = {"one process": together([one])}
+    sides |= {f"{each.count} processes": together(each.records, own_statistics) for each in several if each.records}
+    return {
+        f"{who}/{item.section}"
+        + ("" if item.iteration is None else f", batch {item.iteration}/own")
+        + f"/{item.name}": array
+        for who, record in sides.items()
+        for item, array in record.items()
+        if item.kind in KEPT
+    }
+
+
+def checked_runs(runs: Mapping[int, Runs], own_statistics: Collection[str], trained_on: Mapping) -> dict[int, Runs]:
+    """`runs` as JSON has them; raises UserError for what cannot be run or proves nothing."""
+    try:
+        runs = {count: json.loads(json.dumps(dict(some))) for count, some in runs.items()}
+    except TypeError as error:
+        raise UserError(f"the options of the runs are no JSON: {error}") from error
+    if not runs or not all(count > 1 and some for count, some in runs.items()):
+        raise UserError("runs must be {number of processes, 2 or more: {name: options}}, none of them empty")
+    names = [name for some in runs.values() for name in some]
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise UserError(f"two runs are called {twice[0]!r}: each number of processes has runs of its own")
+    if unknown := ({*own_statistics, *trained_on} - set(names)) | (set(own_statistics) & set(trained_on)):
+        raise UserError(f"{min(unknown)!r} must be one of the runs, and not in own_statistics and trained_on at once")
+    return runs
+
+
+@on_rung
+def dist(
+    ref: str,
+    port: str,
+    runs: Mapping[int, Runs],
+    *,
+    own_statistics: Collection[str] = (),
+    shares: Sequence[Share] = (),
+    trained_on: Mapping[str, Mapping[str, Any]] | None = None,
+    timeout: float = TIMEOUT,
+    rung: Rung,
+) -> None:
+    """Judge whether several processes of each side do what one does, and one of the port what one of the reference.
+
+    `ref` and `port` are import paths "PKG.MOD:NAME" of callables as the module's docstring has them: each framework's
+    own launcher starts the processes, on this machine, and they import them. A process executes all its runs in turn,
+    so a callable joins the others by `process_worker.join_group`. `runs` is {number of processes: {name: options}};
+    options are JSON, the same for every process. Computed in float64; limits come from a float32 run of the reference's
+    one process.
+
+    `own_statistics` names runs in which several processes are not one, since each normalizes with its own share: their
+    processes are compared with each other only, and must have had an "own buffer" that differed. `shares` are three
+    functions (train, epoch, rank, world_size) -> indices in their order: documented, of the reference's loaders, of the
+    port's; they are called for 1, 2, 3, 5 and 20 processes, and in evaluation each image comes once. `trained_on` is
+    {run: {section: indices}}, what one process trains on in the order of its batches.
+
+    Processes that cannot come together on this machine, and inputs that prove nothing, are refused; a process of the
+    port that ends in an error, or not within `timeout` seconds, fails. UserError: bad arguments, or a reference that
+    raises.
+    """
+    trained_on = trained_on or {}
+    runs = checked_runs(runs, own_statistics, trained_on)
+    paths = {"reference": ref, "port": port}
+    callables = {who: resolve(path, f"the {who}") for who, path in paths.items()}
+    alone = {name: it for some in runs.values() for name, it in some.items() if name not in own_statistics}
+    if not alone:
+        raise UserError("all runs are in own_statistics: name one in which several processes are one")
+    with tempfile.TemporaryDirectory() as name, ThreadPoolExecutor(max_workers=2) as pool:
+        launched = [
+            pool.submit(several_processes, who, path, count, some, Path(name) / f"{who} {count}", timeout)
+            for count, some in runs.items()
+            for who, path in paths.items()
+        ]
+        one, judge = check_one(rung, callables["reference"], callables["port"], alone)
+        several = [future.result() for future in launched]
+    files = {}
+    for who in paths:
+        own = [each for each in several if each.who == who]
+        if who in one:
+            if shares or trained_on:
+                check_shares(rung, who, one[who], shares, trained_on)
+            for each in own:
+                check_several(rung, one[who], each, judge, own_statistics)
+        files[who] = kept(one.get(who, {}), own, own_statistics)
+    for there, here in zip(several[::2], several[1::2], strict=True):
+        check_lines(rung, there, here)
+    rung.keep(files["reference"], files["port"])
