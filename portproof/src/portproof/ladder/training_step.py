@@ -71,8 +71,10 @@ class _Trained:
         rate = self.rate()
         with self.backend.trace(self.model, OUTPUT, calls) if record else nullcontext() as trace:
             loss = self.run(*self.tensors(batch), **kwargs)
-        if not self.backend.framework.is_tensor(loss):
-            raise UserError(f"{self.whose} step returns a {type(loss).__name__}, no tensor: return the loss")
+        if not self.backend.framework.is_tensor(loss) or self.backend.to_array(loss).size != 1:
+            raise UserError(
+                f"{self.whose} step returns a {type(loss).__name__}, no loss: return a tensor of one number"
+            )
         return {LOSS: self.backend.to_array(loss), **rate, **self.gradients(), **self.state()}, trace
 
     def end_iteration(self) -> None:
@@ -94,9 +96,10 @@ class _Trained:
     def _items(self, kind: str, arrays: Mapping[str, np.ndarray]) -> dict[Item, np.ndarray]:
         return {tensor_item(self.keys[k], kind): array for k, array in arrays.items() if k in self.keys}
 
-    def is_unmoved(self) -> bool:
-        """Whether all parameters are what they were."""
-        return all(np.array_equal(a, self.start[k]) for k, a in self.backend.parameters(self.model).items())
+    def check_moved(self) -> None:
+        """Raises UserError if all parameters are what they were: a port that never updates would pass."""
+        if all(np.array_equal(a, self.start[k]) for k, a in self.backend.parameters(self.model).items()):
+            raise UserError(f"{self.whose} training moves no parameter: have it update them")
 
 
 @on_rung
@@ -117,11 +120,11 @@ def backward(
 ) -> None:
     """The side's own training step, an iteration for each of `batches` (tuples of arrays that `step` takes).
 
-    float64: loss, learning rate, every gradient by name, every parameter and every buffer after each iteration. float32:
-    the first iteration's loss and buffers, and the gradients of every layer alone. If something differs, the module at
-    fault is located. See the module for `make_ref` and `make_port`; `train` says in which mode they train, `name` what
-    reports call them, `clip_grad_norm` to which norm they clip (refused if no gradient reaches it), `names` is as in
-    `optimizer`.
+    float64: loss, learning rate, every gradient by name, every parameter and every buffer after each iteration.
+    float32: the first iteration's loss and buffers, and the gradients of every layer alone. If something differs, the
+    module at fault is located. See the module's text for `make_ref` and `make_port`; `train` says in which mode they
+    train, `name` what reports call them, `clip_grad_norm` to which norm they clip gradients (refused if none reaches
+    it), `names` is as in `optimizer`.
     """
     batches, sides = _checked(batches), Sides.of(rung, ref, port, names, device)
     if not dtypes or not set(dtypes) <= set(PRECISIONS):
@@ -142,14 +145,16 @@ def _check_iterations(
     clip_grad_norm: float | None,
 ) -> None:
     """float64: three runs side by side, so that only one iteration is held at a time."""
-    mode, of_name = MODES[train], f" of {name}" * bool(name)
+    mode, of_name, prefix = MODES[train], f" of {name}" * bool(name), "/".join((MODES[train], *[name] * bool(name), ""))
     clipped = "" if clip_grad_norm is None else f", gradients clipped to {clip_grad_norm:g}"
     title = f"{mode} mode, float64, {len(batches)} iterations{of_name}{clipped}"
     fp64_run, fp32_run = (rung.of_ref("make function", _Trained, sides, 0, makes[0], dtype) for dtype in PRECISIONS)
     port_run = rung.of_port("make function", _Trained, sides, 1, makes[1], "float64")
+    if port_run is None:
+        return
     rows, zeros, norms, call, first = [], set(), [], None, len(rung.verdicts)
-    curves = {f"{mode} mode, {name + ', ' * bool(name)}{item}": (item, [], []) for item in (LOSS, RATE)}
-    for i, batch in enumerate(batches if port_run else ()):
+    curves = {LOSS: ([], []), RATE: ([], [])}
+    for i, batch in enumerate(batches):
         # What comes into batch norms sets floors.
         fp64_ref, record = rung.of_ref("training step", fp64_run.iterate, batch, record=True, calls=i == 0)
         fp32_ref, _ = rung.of_ref("training step", fp32_run.iterate, batch)
@@ -163,23 +168,21 @@ def _check_iterations(
         limits, zeros = with_floors(limits, noise_floors(fp64_ref, U64, record.input_scales), fp64_ref)
         rows += _compare(fp64_ref, found, limits, zeros, mode=mode, dtype="float64", iteration=i).rows
         norms.append(np.sqrt(sum((array**2).sum() for item, array in fp64_ref.items() if item.kind == "gradient")))
-        rung.keep(
-            *({f"{item}_{i}": side[item] for item in (LOSS, RATE)} for side in (fp64_ref, found)), f"{mode}/{name}/"
-        )
-        for item, ref_curve, port_curve in curves.values():
-            ref_curve.append(fp64_ref[item].item())
-            port_curve.append(found[item].item())
+        rung.keep(*({f"{item}_{i}": side[item] for item in (LOSS, RATE)} for side in (fp64_ref, found)), prefix=prefix)
+        for item, both in curves.items():
+            for curve, side in zip(both, (fp64_ref, found), strict=True):
+                curve.append(side[item].item())
         for run in (fp64_run, fp32_run, port_run):
             run.end_iteration()
-    rung.curves |= {label: (np.array(one), np.array(two)) for label, (_, one, two) in curves.items()}
     if rows:
+        named = {", ".join(filter(None, (f"{mode} mode", name, str(item)))): both for item, both in curves.items()}
+        rung.curves |= {label: (np.array(one), np.array(two)) for label, (one, two) in named.items()}
         rung.check(Verdict(title, rows), group=lambda item: f"iteration {item.iteration}")
     _locate(rung, sides, call, first)
     count = sum(item.kind == "gradient" for item in zeros)
     rung.say(f"  {count} gradients are zero by structure: both sides' are below the rounding of the others")
-    if fp64_run.is_unmoved():
-        rung.refuse("the reference's step moves no parameter")
-    if clip_grad_norm is not None and max(norms, default=0.0) < 0.999 * clip_grad_norm:
+    fp64_run.check_moved()
+    if clip_grad_norm is not None and norms and max(norms) < 0.999 * clip_grad_norm:
         rung.refuse(f"gradients whose norm is {max(norms):.1e} at most are not clipped to {clip_grad_norm:g}")
 
 
@@ -199,12 +202,12 @@ def _check_float32(rung: Rung, sides: Sides, makes: tuple[Make, Make], batch: Ba
         return
     first = len(rung.verdicts)
     port_run = rung.of_port("make function", _Trained, sides, 1, makes[1], "float32")
-    found, port_record = (
-        port_run and rung.of_port("training step", port_run.iterate, batch, record=True) or (None, None)
-    )
+    ran = port_run and rung.of_port("training step", port_run.iterate, batch, record=True)
     pair = _pair(sides, call)
-    if found is not None:
+    if ran is not None:
+        found, port_record = ran
         gates = renamed(port_record.gate_inputs, pair.names.calls)
+        gates = {name: x for name, x in gates.items() if np.shape(record.gate_inputs.get(name)) == x.shape}
         for word, other in (("reference", ref_record.gate_inputs), ("port", gates)):
             flips = flipped(record.gate_inputs, other, rung.types)
             where = f", at {', '.join(flips)}" if flips else ""
@@ -253,6 +256,8 @@ def accumulation(
             found, record = run.iterate(batch, record=place == 0, calls=place == 0, accumulation=(place, len(group)))
             if i == 0 and place == 0:
                 _model_call(run, record, False)
+        if i == 0:
+            run.check_moved()
         return {item: array for item, array in found.items() if item.kind in ("gradient", "parameter")}
 
     joined = [tuple(np.concatenate(arrays) for arrays in zip(*batches, strict=True))]
@@ -263,11 +268,9 @@ def accumulation(
     count, every = ("two", "both") if len(batches) == 2 else (len(batches), "all")
     for whose, guard, make in (("reference", rung.of_ref, make_ref), ("port", rung.of_port, make_port)):
         found = guard("training step", accumulated, int(whose == "port"), make, batches, "float64")
-        title = (
-            f"the {whose}'s gradients of {count} batches added up, against the reference's of {every} as one, float64"
-        )
+        title = f"the {whose}'s gradients of {count} batches added up, against the reference's of {every} as one"
         if found is not None:
-            rung.check(_compare(fp64_ref, found, limits, zeros, title=title))
+            rung.check(_compare(fp64_ref, found, limits, zeros, title=f"{title}, float64"))
 
 
 @on_rung
@@ -296,14 +299,14 @@ def epoch(
     def facts(i: int, make: Make, dtype: str) -> dict[Item, np.ndarray]:
         run, lines = _Trained(sides, i, make, dtype), []
         run.run([run.tensors(batch) for batch in batches], lines.append)
-        if i == 0 and run.is_unmoved():
-            raise UserError("the reference's training loop moves no parameter")
+        if i == 0:
+            run.check_moved()
         logged = {LOG: np.array(lines)} if lines else {}
         return {**logged, **run.rate(), **placed(run.state(), section="epoch")}
 
     fp64_ref, fp32_ref = (rung.of_ref("training loop", facts, 0, make_ref, dtype) for dtype in PRECISIONS)
     found = rung.of_port("training loop", facts, 1, make_port, "float64")
-    if found is not None:
+    if found is not None and _is_finite(rung, fp64_ref):
         limits = semantic_limits(fp64_ref, fp32_ref) | {RATE: 0.0}
         title = title or f"one epoch, float64, {len(batches)} batches"
         rung.check(_compare(fp64_ref, found, limits, (), title=title))
@@ -336,16 +339,20 @@ def _compare(ref: Items, port: Items, limits: Mapping, zeros: Any, title: str = 
     return compare(ref, port, limits, title=title, zeros=zeros)
 
 
-def _can_judge(rung: Rung, fp64_ref: Items) -> bool:
-    """Whether the reference gives gradients, and all it gives is finite; else the rung refuses."""
+def _is_finite(rung: Rung, fp64_ref: Items) -> bool:
+    """Whether all that the reference gives is finite; else the rung refuses."""
     bad = [item for item, array in fp64_ref.items() if array.dtype.kind == "f" and not np.isfinite(array).all()]
     if bad:
         rung.refuse(f"the reference itself gives NaN or infinity at {bad[0]}")
-    elif not any(item.kind == "gradient" and array.any() for item, array in fp64_ref.items()):
-        rung.refuse("the reference's step leaves no gradient: clear them at its beginning, and go backward")
-    else:
-        return True
-    return False
+    return not bad
+
+
+def _can_judge(rung: Rung, fp64_ref: Items) -> bool:
+    """Whether the reference leaves gradients, and all it gives is finite; else the rung refuses."""
+    has_gradients = any(item.kind == "gradient" and array.any() for item, array in fp64_ref.items())
+    if not has_gradients:
+        rung.refuse("the reference's step leaves no gradients: have it clear them at its beginning, not at its end")
+    return has_gradients and _is_finite(rung, fp64_ref)
 
 
 def _model_call(run: _Trained, record: Trace, train: bool) -> Call:
