@@ -104,12 +104,12 @@ class BackendModel:
         raises ends the trace and is in `record.error`.
         """
         call = Call("", 0, args=tuple(inputs), upstream=list(cotangent or ()))
-        return self._run(self._copy("", dtype, train), call, dtype, train, cotangent is not None, calls)
+        return self._run(self.copied("", dtype, train), call, dtype, train, cotangent is not None, calls)
 
     def run_module(self, name: str, call: Call, dtype: str, train: bool, backward: bool) -> Run:
         """Run only the module `name` on the arguments of `call`, backward from its upstream gradients."""
         call = replace(call, name=name)
-        return self._run(self._copy(name, dtype, train), call, dtype, train, backward, calls=True)
+        return self._run(self.copied(name, dtype, train), call, dtype, train, backward, calls=True)
 
     def dropout_probability(self, name: str) -> float:
         """Of the dropout layer `name`; 0 for a layer of another kind."""
@@ -124,7 +124,11 @@ class BackendModel:
             outputs.append(self.backend.to_array(layer(self._tensors(x, "float32", False))))
         return tuple(outputs)
 
-    def _copy(self, name: str, dtype: str, train: bool) -> Any:
+    def copied(self, name: str, dtype: str, train: bool) -> Any:
+        """A copy of the module `name` ("": the model), a model of the framework's own, on the device; without dropout.
+
+        A later `train()` turns dropout layers on again, see `Backend.without_dropout`.
+        """
         module = copy.deepcopy(self.backend.submodule(self.model, name))
         module = self.backend.moved(module, self.device, dtype)
         module.train() if train else module.eval()

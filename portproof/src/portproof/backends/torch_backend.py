@@ -53,7 +53,7 @@ class TorchModel(BackendModel):
         self, change: Callable[[nn.Module], nn.Module], name: str, call: Call, dtype: str, train: bool, backward: bool
     ) -> Run:
         """`run_module` of the module that `change` makes of a copy of the module `name`."""
-        module = change(self._copy(name, dtype, train))
+        module = change(self.copied(name, dtype, train))
         return self._run(module, call, dtype, train, backward, calls=True)
 
 

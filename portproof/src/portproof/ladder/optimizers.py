@@ -1,0 +1,131 @@
+"""The rungs of optimizers and schedules: the same drawn gradients, the same epochs, on both sides."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from portproof.backends import backend
+from portproof.backends.base import Backend
+from portproof.compare import Item, compare, tensor_item
+from portproof.compare.tolerances import SEMANTIC_RTOL, exact_limits, largest
+from portproof.io.cli import UserError
+from portproof.ladder.rung import Rung, on_rung
+from portproof.ladder.sides import Sides
+
+Make = Callable[..., Any]  # (model, **settings) -> optimizer, or (optimizer, schedule)
+Recipes = Mapping[str, Mapping[str, Any]]
+
+
+def _made(make: Make, model: Any, settings: Mapping[str, Any]) -> tuple[Any, Any]:
+    """(optimizer, schedule or None)."""
+    made = make(model, **settings)
+    return made if isinstance(made, tuple) else (made, None)
+
+
+@on_rung
+def optimizer(
+    ref: Any,
+    port: Any,
+    make_ref: Make,
+    make_port: Make,
+    *,
+    recipes: Recipes | None = None,
+    updates: int = 4,
+    seed: int = 0,
+    names: Mapping[str, str] | None = None,
+    device: str = "cpu",
+    rung: Rung,
+) -> None:
+    """Every parameter after some updates with the same drawn gradients, float64: no network magnifies rounding.
+
+    `ref` and `port` are models with equal weights, of which copies are trained. `make_ref(model, **settings)` and
+    `make_port` return an optimizer of that model, or (optimizer, schedule); a schedule steps after each update.
+    `recipes` are several settings at once, {name: settings}; without it there is one without settings. `names`,
+    {reference's module: port's module}, says what neither names nor weights tell. Each parameter may be SEMANTIC_RTOL
+    of its largest value off. Raises UserError for what is no model, and for what the reference's side raises.
+    """
+    if updates < 1:
+        raise UserError(f"updates {updates}: choose 1 or more")
+    sides = Sides.of(rung, ref, port, names, device)
+    if sides is None:
+        return
+    rng = np.random.default_rng([seed, 9])
+    start = sides.ref.backend.parameters(sides.ref.model)
+    drawn = [{name: rng.normal(size=array.shape) for name, array in start.items()} for _ in range(updates)]
+    moved, rates = ({}, {}), {}
+    for name, settings in (recipes or {"": {}}).items():
+        rate, found = rung.of_ref("optimizer", _updated, sides, 0, make_ref, settings, drawn)
+        rates[rate] = f"{rate:g}"
+        if all(np.array_equal(array, start[key]) for key, array in found.items()):
+            rung.refuse(f"the reference's optimizer{name and f' {name}'} moves no parameter")
+        _, others = rung.of_port("optimizer", _updated, sides, 1, make_port, settings, drawn) or (rate, {})
+        for side, arrays in zip(moved, (found, others), strict=True):
+            side.update({tensor_item(key, "parameter", section=name): array for key, array in arrays.items()})
+    limits = {item: SEMANTIC_RTOL * largest(array) for item, array in moved[0].items()}
+    title = f"parameters after {updates} updates with drawn gradients at rate {' and '.join(rates.values())}, float64"
+    rung.check(compare(*moved, limits, title=title), group=lambda item: item.section or item.kind)
+
+
+def _updated(
+    sides: Sides, i: int, make: Make, settings: Mapping[str, Any], drawn: Sequence[Mapping[str, np.ndarray]]
+) -> tuple[float, dict[str, np.ndarray]]:
+    """(the first rate, parameters after an update with each of the `drawn` gradients), by the reference's keys."""
+    side, keys = (sides.ref, sides.port)[i], sides.keys(i)
+    model = side.copied("", "float64", train=True)
+    with side.backend.new_tensors("float64"):
+        optimizer, schedule = _made(make, model, settings)
+        rate = side.backend.learning_rate(optimizer)
+        for gradients in drawn:
+            own = {name: gradients[key] for name, key in keys.items() if key in gradients}
+            side.backend.set_gradients(model, own)
+            optimizer.step()
+            if schedule is not None:
+                schedule.step()
+    return rate, {keys[name]: array for name, array in side.backend.parameters(model).items()}
+
+
+@on_rung
+def schedule(
+    make_ref: Make,
+    make_port: Make,
+    *,
+    epochs: int,
+    recipes: Recipes | None = None,
+    device: str = "cpu",
+    rung: Rung,
+) -> None:
+    """The learning rate of each epoch, bit for bit: how far it moves a weight whose gradient is 1.
+
+    So a schedule that was never attached to its optimizer shows. `make_ref(model, **settings)` and `make_port` return
+    (optimizer, schedule) for a linear layer of one weight, float64, which is made 0 before each step; the optimizer has
+    to be plain SGD, without momentum and weight decay. `recipes` are as in `optimizer`. Raises UserError for what the
+    reference's side raises, and without a schedule.
+    """
+    if epochs < 1:
+        raise UserError(f"epochs {epochs}: choose 1 or more")
+    ref, port = {}, {}
+    for name, settings in (recipes or {"": {}}).items():
+        item = Item(f"lr, {name}" if name else "lr", "lr")
+        ref[item] = rung.of_ref("schedule", _moves, backend("torch"), device, make_ref, settings, epochs)
+        if not ref[item].any():
+            rung.refuse(f"the reference's optimizer never moves the weight: {item}")
+        moves = rung.of_port("schedule", _moves, backend("paddle"), device, make_port, settings, epochs)
+        port |= {} if moves is None else {item: moves}
+    rung.check(compare(ref, port, exact_limits(ref), title=f"learning rates of {epochs} epochs"), group=str)
+
+
+def _moves(side: Backend, device: str, make: Make, settings: Mapping[str, Any], epochs: int) -> np.ndarray:
+    """(epochs,): how far each step moves the weight."""
+    model = side.moved(side.framework.nn.Linear(1, 1), side.device(device), "float64")
+    optimizer, schedule = _made(make, model, settings)
+    if schedule is None:
+        raise UserError(f"the {side.name} side has no schedule: return (optimizer, schedule)")
+    moves = np.empty(epochs)
+    for epoch in range(epochs):
+        side.set_value(model.weight, np.zeros((1, 1)))
+        side.set_gradients(model, {"weight": np.ones((1, 1)), "bias": np.zeros(1)})
+        optimizer.step()
+        schedule.step()
+        moves[epoch] = -side.to_array(model.weight).item()
+    return moves

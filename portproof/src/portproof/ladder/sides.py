@@ -1,0 +1,35 @@
+"""Two models with equal weights, of which a function of the ladder trains copies."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Optional
+
+from portproof.backends import backend
+from portproof.backends.model import BackendModel
+from portproof.ladder.rung import Rung
+from portproof.mapping.weights import by_weights
+
+
+@dataclass
+class Sides:
+    """Both models, and how their tensors are called."""
+
+    ref: BackendModel
+    port: BackendModel
+    tensors: dict[str, str]  # {port's name: reference's key}, see `by_weights`
+    modules: Mapping[str, str] | None  # as the user gave them
+
+    @classmethod
+    def of(cls, rung: Rung, ref: Any, port: Any, names: Mapping[str, str] | None, device: str) -> Optional["Sides"]:
+        """None, and the rung fails, unless the weights are equal; raises UserError for what is no model."""
+        ref, port = backend("torch").wrap(ref, "reference", device), backend("paddle").wrap(port, "port", device)
+        rung.types = rung.types or {name: module.type for name, module in ref.modules.items()}
+        tensors, unequal = by_weights(ref, port, names)
+        if unequal is not None:
+            rung.check(unequal, group=str)
+            return None
+        return cls(ref, port, tensors, names)
+
+    def keys(self, i: int) -> dict[str, str]:
+        """{name: reference's key} of the tensors of the reference (0) or the port (1)."""
+        return self.tensors if i else {key: key for key in self.tensors.values()}

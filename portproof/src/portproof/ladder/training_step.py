@@ -1,0 +1,380 @@
+"""The rungs of the training step and of the training loop, on both sides.
+
+`make_ref(model)` and `make_port(model)` return (step, optimizer) or (step, optimizer, schedule) for a model of their
+framework:
+
+    step        `step(*batch)` does a whole iteration on tensors of its framework: it clears the gradients, runs the
+                model itself, on positional arguments, goes backward, updates, and returns the loss. The gradients stay
+                in the parameters. It begins in the eval mode that an evaluation leaves: to train in train mode, it has
+                to call what its side calls for that.
+    optimizer   whose learning rate is recorded, before each step
+    schedule    steps after each iteration, if there is one
+
+Models are copied for each run, in its precision; dropout is off. Both have to hold the same weights. Every function
+raises UserError for what is no model or no batch, and for what the reference's side raises.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from portproof.backends.trace import Call, Trace
+from portproof.compare import FAIL, Item, Items, Verdict, compare, placed, tensor_item
+from portproof.compare.activations import flipped
+from portproof.compare.tolerances import U64, U, kernel_limits, noise_floors, semantic_limits, with_floors
+from portproof.io.cli import UserError
+from portproof.ladder.forward_pass import say_location
+from portproof.ladder.pair import MODES, OUTPUT, Pair, backward_alone, renamed
+from portproof.ladder.rung import Rung, on_rung
+from portproof.ladder.sides import Sides
+from portproof.mapping.names import propose, same_names
+
+Make = Callable[[Any], tuple]
+Batch = Sequence[np.ndarray]
+LOSS, RATE, LOG = Item("loss", "loss"), Item("lr", "lr"), Item("log")
+PRECISIONS = ("float64", "float32")
+
+
+class _Trained:
+    """A copy of one side's model, and what trains it."""
+
+    def __init__(self, sides: Sides, i: int, make: Make, dtype: str) -> None:
+        side, self.keys, self.dtype = (sides.ref, sides.port)[i], sides.keys(i), dtype
+        self.backend, self.whose = side.backend, f"the {side.role}'s"
+        self.model = side.copied("", dtype, train=False)
+        with self.backend.new_tensors(dtype):
+            made = make(self.model)
+        if not isinstance(made, tuple) or len(made) not in (2, 3) or not callable(made[0]):
+            raise UserError(f"{self.whose} make function returns {made!r}, no (function, optimizer)")
+        self.function, self.optimizer, self.schedule = (*made, None)[:3]
+        self.start = self.backend.parameters(self.model)
+
+    def tensors(self, batch: Batch) -> tuple:
+        return tuple(self.backend.to_tensor(array, self.model) for array in batch)
+
+    def run(self, *args: Any, **kwargs: Any) -> Any:
+        """What the user's function returns, called in eval mode, without dropout."""
+        self.model.eval()
+        for _, layer in self.backend.named_modules(self.model):
+            self.backend.turn_off_dropout(layer)
+        backend = self.backend
+        with backend.new_tensors(self.dtype), backend.without_dropout(), backend.exact_constants():
+            return self.function(*args, **kwargs)
+
+    def iterate(
+        self, batch: Batch, *, record: bool = False, calls: bool = False, **kwargs: Any
+    ) -> tuple[dict[Item, np.ndarray], Trace | None]:
+        """({item: array} after one iteration, the trace of its forward pass if it is to be recorded)."""
+        rate = self.rate()
+        with self.backend.trace(self.model, OUTPUT, calls) if record else nullcontext() as trace:
+            loss = self.run(*self.tensors(batch), **kwargs)
+        if not self.backend.framework.is_tensor(loss) or self.backend.to_array(loss).size != 1:
+            raise UserError(
+                f"{self.whose} step returns a {type(loss).__name__}, no loss: return a tensor of one number"
+            )
+        return {LOSS: self.backend.to_array(loss), **rate, **self.gradients(), **self.state()}, trace
+
+    def end_iteration(self) -> None:
+        if self.schedule is not None:
+            self.schedule.step()
+
+    def rate(self) -> dict[Item, np.ndarray]:
+        return {RATE: np.array(self.backend.learning_rate(self.optimizer))}
+
+    def gradients(self) -> dict[Item, np.ndarray]:
+        """From the output to the input, as they are computed: the first that differs is where the fault lies."""
+        return dict(reversed(self._items("gradient", self.backend.gradients(self.model)).items()))
+
+    def state(self) -> dict[Item, np.ndarray]:
+        """Parameters and buffers."""
+        parameters, buffers = self.backend.parameters(self.model), self.backend.buffers(self.model)
+        return self._items("parameter", parameters) | self._items("buffer", buffers)
+
+    def _items(self, kind: str, arrays: Mapping[str, np.ndarray]) -> dict[Item, np.ndarray]:
+        return {tensor_item(self.keys[k], kind): array for k, array in arrays.items() if k in self.keys}
+
+    def check_moved(self) -> None:
+        """Raises UserError if all parameters are what they were: a port that never updates would pass."""
+        if all(np.array_equal(a, self.start[k]) for k, a in self.backend.parameters(self.model).items()):
+            raise UserError(f"{self.whose} training moves no parameter: have it update them")
+
+
+@on_rung
+def backward(
+    ref: Any,
+    port: Any,
+    make_ref: Make,
+    make_port: Make,
+    batches: Sequence[Batch],
+    *,
+    train: bool = True,
+    name: str = "",
+    dtypes: Sequence[str] = PRECISIONS,
+    clip_grad_norm: float | None = None,
+    names: Mapping[str, str] | None = None,
+    device: str = "cpu",
+    rung: Rung,
+) -> None:
+    """The side's own training step, an iteration for each of `batches` (tuples of arrays that `step` takes).
+
+    float64: loss, learning rate, every gradient by name, every parameter and every buffer after each iteration.
+    float32: the first iteration's loss and buffers, and the gradients of every layer alone. If something differs, the
+    module at fault is located. See the module's text for `make_ref` and `make_port`; `train` says in which mode they
+    train, `name` what reports call them, `clip_grad_norm` to which norm they clip gradients (refused if none reaches
+    it), `names` is as in `optimizer`.
+    """
+    batches, sides = _checked(batches), Sides.of(rung, ref, port, names, device)
+    if not dtypes or not set(dtypes) <= set(PRECISIONS):
+        raise UserError(f"dtypes {dtypes!r}: choose some of {PRECISIONS}")
+    if sides is not None and "float64" in dtypes:
+        _check_iterations(rung, sides, (make_ref, make_port), batches, train, name, clip_grad_norm)
+    if sides is not None and "float32" in dtypes:
+        _check_float32(rung, sides, (make_ref, make_port), batches[0], train, name)
+
+
+def _check_iterations(
+    rung: Rung,
+    sides: Sides,
+    makes: tuple[Make, Make],
+    batches: list[Batch],
+    train: bool,
+    name: str,
+    clip_grad_norm: float | None,
+) -> None:
+    """float64: three runs side by side, so that only one iteration is held at a time."""
+    mode, of_name, prefix = MODES[train], f" of {name}" * bool(name), "/".join((MODES[train], *[name] * bool(name), ""))
+    clipped = "" if clip_grad_norm is None else f", gradients clipped to {clip_grad_norm:g}"
+    title = f"{mode} mode, float64, {len(batches)} iterations{of_name}{clipped}"
+    fp64_run, fp32_run = (rung.of_ref("make function", _Trained, sides, 0, makes[0], dtype) for dtype in PRECISIONS)
+    port_run = rung.of_port("make function", _Trained, sides, 1, makes[1], "float64")
+    if port_run is None:
+        return
+    rows, zeros, norms, call, first = [], set(), [], None, len(rung.verdicts)
+    curves = {LOSS: ([], []), RATE: ([], [])}
+    for i, batch in enumerate(batches):
+        # What comes into batch norms sets floors.
+        fp64_ref, record = rung.of_ref("training step", fp64_run.iterate, batch, record=True, calls=i == 0)
+        fp32_ref, _ = rung.of_ref("training step", fp32_run.iterate, batch)
+        call = call or _model_call(fp64_run, record, train)
+        if not _can_judge(rung, fp64_ref):
+            return
+        found, _ = rung.of_port("training step", port_run.iterate, batch) or (None, None)
+        if found is None:
+            break
+        limits = semantic_limits(fp64_ref, fp32_ref) | {RATE: 0.0}
+        limits, zeros = with_floors(limits, noise_floors(fp64_ref, U64, record.input_scales), fp64_ref)
+        rows += _compare(fp64_ref, found, limits, zeros, mode=mode, dtype="float64", iteration=i).rows
+        norms.append(np.sqrt(sum((array**2).sum() for item, array in fp64_ref.items() if item.kind == "gradient")))
+        rung.keep(*({f"{item}_{i}": side[item] for item in (LOSS, RATE)} for side in (fp64_ref, found)), prefix=prefix)
+        for item, both in curves.items():
+            for curve, side in zip(both, (fp64_ref, found), strict=True):
+                curve.append(side[item].item())
+        for run in (fp64_run, fp32_run, port_run):
+            run.end_iteration()
+    if rows:
+        named = {", ".join(filter(None, (f"{mode} mode", name, str(item)))): both for item, both in curves.items()}
+        rung.curves |= {label: (np.array(one), np.array(two)) for label, (one, two) in named.items()}
+        rung.check(Verdict(title, rows), group=lambda item: f"iteration {item.iteration}")
+    _locate(rung, sides, call, first)
+    count = sum(item.kind == "gradient" for item in zeros)
+    rung.say(f"  {count} gradients are zero by structure: both sides' are below the rounding of the others")
+    fp64_run.check_moved()
+    if clip_grad_norm is not None and norms and max(norms) < 0.999 * clip_grad_norm:
+        rung.refuse(f"gradients whose norm is {max(norms):.1e} at most are not clipped to {clip_grad_norm:g}")
+
+
+def _check_float32(rung: Rung, sides: Sides, makes: tuple[Make, Make], batch: Batch, train: bool, name: str) -> None:
+    """float32: one iteration's loss and statistics, and the gradients of every layer alone.
+
+    Through the whole network gradients cannot be judged in float32: one input of a ReLU that rounding puts on the other
+    side of zero moves them by up to 3 percent on a faultless port. Those that did are counted and named. A layer alone,
+    on the reference's own input and upstream gradient, has none.
+    """
+    mode = MODES[train]
+    runs = [rung.of_ref("make function", _Trained, sides, 0, makes[0], dtype) for dtype in PRECISIONS]
+    fp64_ref, record = rung.of_ref("training step", runs[0].iterate, batch, record=True, calls=True)
+    fp32_ref, ref_record = rung.of_ref("training step", runs[1].iterate, batch, record=True)
+    call = _model_call(runs[0], record, train)
+    if not _can_judge(rung, fp64_ref):
+        return
+    first = len(rung.verdicts)
+    port_run = rung.of_port("make function", _Trained, sides, 1, makes[1], "float32")
+    ran = port_run and rung.of_port("training step", port_run.iterate, batch, record=True)
+    pair = _pair(sides, call)
+    if ran is not None:
+        found, port_record = ran
+        gates = renamed(port_record.gate_inputs, pair.names.calls)
+        gates = {name: x for name, x in gates.items() if np.shape(record.gate_inputs.get(name)) == x.shape}
+        for word, other in (("reference", ref_record.gate_inputs), ("port", gates)):
+            flips = flipped(record.gate_inputs, other, rung.types)
+            where = f", at {', '.join(flips)}" if flips else ""
+            rung.say(f"{mode} mode, float32: {sum(flips.values())} gates of the {word} flip under rounding{where}")
+        fp64_ref, fp32_ref, found = (
+            {item: array for item, array in side.items() if item.kind not in ("gradient", "parameter")}
+            for side in (fp64_ref, fp32_ref, found)
+        )
+        limits = kernel_limits(fp64_ref, fp32_ref) | {RATE: 0.0}
+        limits, zeros = with_floors(limits, noise_floors(fp64_ref, U, record.input_scales), fp64_ref)
+        title = f"{mode} mode, float32, 1 iteration{f' of {name}' * bool(name)}"
+        rung.check(_compare(fp32_ref, found, limits, zeros, title=title, mode=mode, dtype="float32"))
+    alone = backward_alone(pair, train)
+    alone = alone if alone.rows else replace(alone, refusal="no gradient reaches a layer that both sides have")
+    rung.check(alone, group=lambda item: item.module.partition(".")[0] or "model")
+    _locate(rung, sides, call, first)
+
+
+@on_rung
+def accumulation(
+    ref: Any,
+    port: Any,
+    make_ref: Make,
+    make_port: Make,
+    batches: Sequence[Batch],
+    *,
+    names: Mapping[str, str] | None = None,
+    device: str = "cpu",
+    rung: Rung,
+) -> None:
+    """Gradients of several batches added up, on either side, against those of all as one batch; float64, eval mode.
+
+    `step(*batch, accumulation=(i, n))` gets the i-th of a group of n batches: the first clears the gradients, the last
+    updates. The loss has to be a mean over samples, which lie along axis 0: with fixed statistics every sample counts
+    for itself, so that the mean over all of them is all there is to get wrong. All else is as in `backward`.
+    """
+    batches, sides = _checked(batches), Sides.of(rung, ref, port, names, device)
+    if len(batches) < 2:
+        raise UserError("one batch has nothing to be added up with: give two or more")
+    if sides is None:
+        return
+
+    def accumulated(i: int, make: Make, group: list[Batch], dtype: str) -> dict[Item, np.ndarray]:
+        run = _Trained(sides, i, make, dtype)
+        for place, batch in enumerate(group):
+            found, record = run.iterate(batch, record=place == 0, calls=place == 0, accumulation=(place, len(group)))
+            if i == 0 and place == 0:
+                _model_call(run, record, False)
+        if i == 0:
+            run.check_moved()
+        return {item: array for item, array in found.items() if item.kind in ("gradient", "parameter")}
+
+    joined = [tuple(np.concatenate(arrays) for arrays in zip(*batches, strict=True))]
+    fp64_ref, fp32_ref = (rung.of_ref("training step", accumulated, 0, make_ref, joined, d) for d in PRECISIONS)
+    if not _can_judge(rung, fp64_ref):
+        return
+    limits, zeros = with_floors(semantic_limits(fp64_ref, fp32_ref), noise_floors(fp64_ref, U64), fp64_ref)
+    count, every = ("two", "both") if len(batches) == 2 else (len(batches), "all")
+    for whose, guard, make in (("reference", rung.of_ref, make_ref), ("port", rung.of_port, make_port)):
+        found = guard("training step", accumulated, int(whose == "port"), make, batches, "float64")
+        title = f"the {whose}'s gradients of {count} batches added up, against the reference's of {every} as one"
+        if found is not None:
+            rung.check(_compare(fp64_ref, found, limits, zeros, title=f"{title}, float64"))
+
+
+@on_rung
+def epoch(
+    ref: Any,
+    port: Any,
+    make_ref: Make,
+    make_port: Make,
+    batches: Sequence[Batch],
+    *,
+    title: str = "",
+    names: Mapping[str, str] | None = None,
+    device: str = "cpu",
+    rung: Rung,
+) -> None:
+    """The training loop itself: what it logs, and the learning rate, parameters and buffers that it leaves; float64.
+
+    `make_ref(model)` and `make_port(model)` return (loop, optimizer) for a model in eval mode: `loop(batches, log)`
+    trains on every batch, a list of tuples of tensors, and gives `log` each of its lines, without times. All else is as
+    in `backward`.
+    """
+    batches, sides = _checked(batches), Sides.of(rung, ref, port, names, device)
+    if sides is None:
+        return
+
+    def facts(i: int, make: Make, dtype: str) -> dict[Item, np.ndarray]:
+        run, lines = _Trained(sides, i, make, dtype), []
+        run.run([run.tensors(batch) for batch in batches], lines.append)
+        if i == 0:
+            run.check_moved()
+        logged = {LOG: np.array(lines)} if lines else {}
+        return {**logged, **run.rate(), **placed(run.state(), section="epoch")}
+
+    fp64_ref, fp32_ref = (rung.of_ref("training loop", facts, 0, make_ref, dtype) for dtype in PRECISIONS)
+    found = rung.of_port("training loop", facts, 1, make_port, "float64")
+    if found is not None and _is_finite(rung, fp64_ref):
+        limits = semantic_limits(fp64_ref, fp32_ref) | {RATE: 0.0}
+        title = title or f"one epoch, float64, {len(batches)} batches"
+        rung.check(_compare(fp64_ref, found, limits, (), title=title))
+    if LOG in fp64_ref:
+        rung.say(f"  {fp64_ref[LOG][-1]}")
+
+
+def _checked(batches: Sequence[Batch]) -> list[Batch]:
+    """The batches as tuples of arrays; raises UserError for none, and where one is not like the first."""
+    batches = list(batches)
+    if not batches or any(not isinstance(batch, tuple | list) or not batch for batch in batches):
+        raise UserError("give one batch or more, each a tuple of the arrays that a step takes")
+    batches = [tuple(np.asarray(array) for array in batch) for batch in batches]
+    kinds = [[(array.ndim, array.dtype.kind) for array in batch] for batch in batches]
+    for i, kind in enumerate(kinds):
+        if kind != kinds[0]:
+            raise UserError(f"batch {i} has arrays of (dimensions, kind) {kind}, batch 0 of {kinds[0]}")
+    return batches
+
+
+def _compare(ref: Items, port: Items, limits: Mapping, zeros: Any, title: str = "", **facts: Any) -> Verdict:
+    """`compare`, with what both computed placed there.
+
+    What is a parameter in the reference and frozen in the port looks like a buffer; that it gets no gradient is the
+    finding.
+    """
+    port = {item: array for item, array in port.items() if item in ref or item.kind != "buffer"}
+    sides = (placed(side, **facts) for side in (ref, port, limits, dict.fromkeys(zeros)))
+    ref, port, limits, zeros = sides
+    return compare(ref, port, limits, title=title, zeros=zeros)
+
+
+def _is_finite(rung: Rung, fp64_ref: Items) -> bool:
+    """Whether all that the reference gives is finite; else the rung refuses."""
+    bad = [item for item, array in fp64_ref.items() if array.dtype.kind == "f" and not np.isfinite(array).all()]
+    if bad:
+        rung.refuse(f"the reference itself gives NaN or infinity at {bad[0]}")
+    return not bad
+
+
+def _can_judge(rung: Rung, fp64_ref: Items) -> bool:
+    """Whether the reference leaves gradients, and all it gives is finite; else the rung refuses."""
+    has_gradients = any(item.kind == "gradient" and array.any() for item, array in fp64_ref.items())
+    if not has_gradients:
+        rung.refuse("the reference's step leaves no gradients: have it clear them at its beginning, not at its end")
+    return has_gradients and _is_finite(rung, fp64_ref)
+
+
+def _model_call(run: _Trained, record: Trace, train: bool) -> Call:
+    """The reference's first call of its model in a step; raises UserError if it was called otherwise than promised."""
+    call = record.calls.get(OUTPUT)
+    if call is None or call.kwargs or not call.args:
+        raise UserError("the reference's step has to call its model itself, on positional arguments only")
+    if run.model.training != train:
+        raise UserError(f"the reference's step leaves its model in {MODES[run.model.training]} mode, but train={train}")
+    return call
+
+
+def _pair(sides: Sides, call: Call) -> Pair:
+    """Both models on what the reference's received in `call`, with the gradient that came back to it."""
+    inputs = [array.astype(np.float32) if array.dtype.kind == "f" else array for array in call.inputs]
+    names = None if sides.modules else same_names(sides.ref, sides.port, inputs)
+    return Pair(
+        sides.ref, sides.port, names or propose(sides.ref, sides.port, inputs, sides.modules), inputs, call.upstream
+    )
+
+
+def _locate(rung: Rung, sides: Sides, call: Call, first: int) -> None:
+    """If a verdict from the `first` on has failed, say at which module the port departs."""
+    if any(verdict.status == FAIL for verdict in rung.verdicts[first:]):
+        say_location(rung, _pair(sides, call), first)
