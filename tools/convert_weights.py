@@ -93,7 +93,7 @@ def main(args: argparse.Namespace) -> None:
     check_files(args)
     packages = import_packages(dict.fromkeys(("torch", args.source, args.target)))
     from portproof.backends import backend
-    from portproof.convert.weights import convert_state_dict, table
+    from portproof.mapping.conversion import convert_state_dict, table
 
     what = f"weights {args.input_file}, taken for {args.source}'s {args.model},"
     arrays = read(args.source, args.input_file)

@@ -11,10 +11,10 @@ import torch
 
 from portproof.backends import backend
 from portproof.commands import convert
-from portproof.convert.weights import convert_state_dict, key_map
 from portproof.io import cli
 from portproof.io.cli import UserError
 from portproof.io.files import load_pdparams, load_safetensors, save_safetensors
+from portproof.mapping.conversion import convert_state_dict, key_map
 
 PAIR = """
 import paddle

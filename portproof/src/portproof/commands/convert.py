@@ -18,8 +18,8 @@ import argparse
 
 from portproof.backends import backend
 from portproof.commands.arguments import add_file_arguments, add_model_arguments, check_files, load_models, read_map
-from portproof.convert.weights import changes, convert_state_dict, key_map, table
 from portproof.io.cli import ArgumentParser, HelpFormatter
+from portproof.mapping.conversion import changes, convert_state_dict, key_map, table
 
 PROG = "portproof convert"
 

@@ -11,7 +11,7 @@ from portproof.backends import backend, backend_of_model
 from portproof.backends.model import BackendModel, Slot
 from portproof.convert.rules import COUNT, keep, transpose
 from portproof.io.cli import UserError
-from portproof.mapping.names import checked_map
+from portproof.mapping.names import checked_map, propose
 
 Arrays = dict[str, np.ndarray]
 
@@ -65,9 +65,13 @@ def key_map(
     shapes = [{place: slot.shape for place, slot in side.items() if not _is_count(place[1])} for side in (ones, others)]
     if shapes[0] == shapes[1]:
         return {slot.key: others[place].key for place, slot in ones.items() if place in others}, "by name"
-    from portproof.ladder.pair import prepare
+    from portproof.backends.probe import probe_weights
 
-    names = prepare(ref, port, inputs, given, "probe", seed, "cpu")[0].names
+    run = ref_model.run(inputs, "float32", train=True)
+    if run.record.error:
+        raise UserError(f"the reference cannot run on these inputs: it raised {run.record.error}: check their shapes")
+    ref_model.load(probe_weights(ref_model.model, seed, inputs))
+    names = propose(ref_model, port_model, inputs, given)
     for name, reason in names.problems.items():
         raise UserError(f"the two models do not have the same tensors: {name}: {reason}")
     if names.ambiguous or not names.confirmed:
