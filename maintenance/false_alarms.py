@@ -4,10 +4,10 @@
   python maintenance/false_alarms.py --draws 4        a glance
 
 Each draw has its own model (small or large), mode (eval or train), probe weights, images, batch size and image size.
-The port is the project's own, so whatever an item of any draw is outside its limit by is a false alarm. All is judged
-as steps 01 and 05 judge it: every module's output and every gradient and statistic in float64, every output in float32
-and every layer's gradients alone in float32. The last lines say how near its limit the worst item of each check came.
-Exit status: 0 no alarm, 1 alarms, named with the draw's seed.
+The port is the project's own, so whatever an item of any draw is outside its limit by is a false alarm. Judged are, as
+in steps 01 and 05, every module's output and every gradient and statistic in float64, every output and statistic in
+float32 and every layer's gradients alone in float32. The last lines say how near its limit the worst item of each check
+came. Exit status: 0 no alarm, 1 alarms, named with the draw's seed.
 """
 
 import argparse
@@ -51,12 +51,13 @@ def judged(draw: Draw):
     import mobilenetv3_paddle.models
     import mobilenetv3_ref.models
     from portproof.backends.probe import probe_images
-    from portproof.ladder.pair import compare_mode, prepare
+    from portproof.ladder.pair import Pair, compare_mode
 
     images = probe_images(np.random.default_rng([draw.seed, 11]), *draw.shape)
     ref = mobilenetv3_ref.models.MODELS[draw.model](dropout=0.0)
     port = mobilenetv3_paddle.models.MODELS[draw.model](dropout=0.0)
-    pair, _ = prepare(ref, port, [images], {}, "probe", draw.seed, "cpu")
+    pair = Pair.prepared(ref, port, [images], seed=draw.seed)
+    pair.draw_cotangent(draw.seed)
     return list(compare_mode(pair, draw.train))
 
 

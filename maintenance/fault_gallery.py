@@ -19,7 +19,7 @@ from portproof.io.cli import ArgumentParser, HelpFormatter, UserError, positive_
 from portproof.io.files import atomic_path
 
 NAME = "fault_gallery"
-FAULTS = ROOT / "tools" / "faults.yaml"
+FAULTS = ROOT / "maintenance" / "faults.yaml"
 DOCS = ROOT / "docs" / "fault_gallery.md"
 
 HEAD = """\

@@ -69,7 +69,7 @@ def judged(name: str) -> tuple[str, list[str]]:
     if verdict.refusal:
         return f"| `{name}` | | {verdict.refusal} | | |", []
     failed = {
-        mode: any(r.status == FAIL and r.name.startswith(mode) for r in verdict.rows) for mode in ("eval", "train")
+        mode: any(row.status == FAIL and row.item.mode == mode for row in verdict.rows) for mode in ("eval", "train")
     }
     words = ["differs" if failed[mode] else "aligned" for mode in ("eval", "train")]
     tensors, _, how = verdict.notes[0].removeprefix("map: ").partition(", ")

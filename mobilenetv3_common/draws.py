@@ -7,6 +7,7 @@ again. What is drawn is distributed as torchvision 0.29.1 draws it.
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -65,6 +66,14 @@ MAGNITUDES = {
     "Equalize": ((0.0,), False),
     "Invert": ((0.0,), False),
 }
+
+# All that AutoAugment can do to an image: (operation, signed magnitude).
+AUTO_AUGMENT_CASES = frozenset(
+    (operation, sign * MAGNITUDES[operation][0][magnitude_bin])
+    for policy in IMAGENET_POLICY
+    for operation, _, magnitude_bin in policy
+    for sign in ((1, -1) if MAGNITUDES[operation][1] else (1,))
+)
 
 
 def item_rng(seed: int, epoch: int, index: int) -> np.random.Generator:
@@ -142,6 +151,24 @@ def random_erasing_box(
             left = int(rng.integers(0, width - box_width + 1))
             return top, left, box_height, box_width
     return None
+
+
+@dataclass(frozen=True)
+class ImageDraws:
+    """What the training preset does to an image beside cropping it."""
+
+    flipped: bool
+    operations: list[tuple[str, float]]  # AutoAugment's
+    erased: bool
+
+
+def image_draws(rng: np.random.Generator, size: tuple[int, int], preset: Any) -> ImageDraws:
+    """The draws of either package's training preset for an image of (width, height), in the preset's order."""
+    random_resized_crop_box(rng, size[1], size[0], (preset.crop_scale, 1.0))
+    flipped = rng.random() < preset.hflip_prob
+    operations = auto_augment_operations(rng) if preset.auto_augment else []
+    erased = rng.random() < preset.random_erase and bool(random_erasing_box(rng, preset.crop_size, preset.crop_size))
+    return ImageDraws(flipped, operations, erased)
 
 
 @dataclass(frozen=True)

@@ -28,3 +28,7 @@ class Package:
     def build(self, factory: Callable[[], Any], arrays: Mapping[str, np.ndarray], dtype: str) -> Any:
         """`factory()` with `arrays`, by the reference's names, as the package loads weights; UserError likewise."""
         return self.backend.build(factory, arrays, dtype, self.device, self.module("models").load_state_dict)
+
+    def load(self, model: Any, arrays: Mapping[str, np.ndarray]) -> None:
+        """Have the package load `arrays`, by the reference's names, into `model`; raises UserError as it does."""
+        self.module("models").load_state_dict(model, self.backend.own_arrays(model, arrays))

@@ -81,6 +81,17 @@ class Step(Rung):
         """A package's model with its own initial weights and the right number of classes; None: default dropout."""
         return package.module("models").MODELS[self.args.model](**self._kwargs(dropout))
 
+    def models(self) -> tuple[Any, Any]:
+        """Both models with the step's weights, as each package's own code loads them.
+
+        A port that they do not fit keeps its initial ones: the comparison of the structure says why.
+        """
+        ref, port = (self.model(package, dropout=None) for package in (self.ref, self.port))
+        self.ref.load(ref, self.arrays)
+        if self.ref.backend.shapes(ref) == self.port.backend.shapes(port):
+            self.port.load(port, self.arrays)
+        return ref, port
+
     def build(self, package: Package, dtype: str) -> Any:
         """A package's model with the step's weights, in "float32" or "float64", without dropout."""
         return package.build(partial(self.model, package), self.arrays, dtype)

@@ -267,7 +267,7 @@ def check_float32(step: Step, train: bool) -> None:
     named = [placed(side, mode=mode, dtype="float32") for side in (ref, port, limits, dict.fromkeys(zeros))]
     step.check(compare(*named[:3], title=f"{mode} mode, float32, 1 iteration of SGD", zeros=named[3]))
     criterion, logits = step.ref.module("train.criterion").build_criterion(), record.outputs["logits"]
-    gradient = step.ref.backend.loss_and_gradient(criterion, logits, labels, step.ref.device)["gradient"]
+    gradient = step.ref.backend.loss_and_gradient(criterion, (logits, labels), step.ref.device)["gradient"]
     pair = step.pair([images], [gradient])
     step.check(backward_alone(pair, train), group=lambda item: item.module.partition(".")[0])
 

@@ -14,7 +14,7 @@ from maintenance import speed
 from maintenance.speed import Contest, Result, measure
 
 ROOT = Path(__file__).resolve().parents[1]
-SCRIPT = ROOT / "tools" / "benchmark.py"
+SCRIPT = ROOT / "maintenance" / "benchmark.py"
 SMALL = ["--model", "mobilenet_v3_small", "--batch-size", "2", "--image-size", "33", "--loader-images", "5"]
 
 

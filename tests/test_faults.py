@@ -17,7 +17,7 @@ from maintenance.gallery import AREAS, load_faults
 from portproof.io.cli import UserError
 
 ROOT = Path(__file__).resolve().parents[1]
-FAULTS = load_faults(ROOT / "tools" / "faults.yaml")
+FAULTS = load_faults(ROOT / "maintenance" / "faults.yaml")
 DOCS = (ROOT / "docs" / "fault_gallery.md").read_text(encoding="utf-8").splitlines()
 BY_AREA = [[fault for fault in FAULTS if fault.area == area] for area in AREAS]
 # Rungs 07 and 08 take minutes; the tutorial, whose commands tests/test_tutorial.py runs, has a fault of each.
@@ -37,7 +37,7 @@ VALID = {
 
 
 def load_tool() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("fault_gallery", ROOT / "tools" / "fault_gallery.py")
+    spec = importlib.util.spec_from_file_location("fault_gallery", ROOT / "maintenance" / "fault_gallery.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module

@@ -1,4 +1,4 @@
-"""Rung 07: its test is calibrated and has power, its float64 half sees one wrong number, its digits are real.
+"""Rung 07: its records hold what the test measures, its float64 half sees one wrong number, its digits are real.
 
 The rung itself takes minutes. What it says of the port, and of a port with a fault in it, is tried by
 
@@ -21,14 +21,16 @@ from PIL import Image
 
 from maintenance import gallery
 from mobilenetv3_common.digits import write_digits
-from mobilenetv3_proof import trajectory
 from mobilenetv3_proof.step import Step
-from mobilenetv3_proof.trajectory_worker import Recipe, Trainee
+from mobilenetv3_proof.training import Recipe, Trainee
 from portproof.compare import FAIL, PASS, REFUSED
 from portproof.io.cli import UserError
+from portproof.ladder import trajectory
+from portproof.ladder.runs import RunFailed, launch
 
 ROOT = Path(__file__).resolve().parents[1]
-PACKAGES = ("mobilenetv3_ref", "mobilenetv3_paddle")
+PATHS = {"reference": "mobilenetv3_proof.training:ref", "port": "mobilenetv3_proof.training:port"}
+ONE_RUN = {side: {"run": {"seed": 3, "draw": 0}} for side in PATHS}
 
 
 @pytest.fixture(scope="module")
@@ -94,61 +96,15 @@ def test_the_tool_says_what_it_wrote_and_names_a_mistake_in_a_line(tmp_path):
     assert refused.returncode == 2 and refused.stderr.count("\n") == 1 and "remove it" in refused.stderr
 
 
-# The test of hypotheses
-
-
-def verdicts(draw, rounds: int, seeds: int, runs: int, alpha: float, shift: float = 0.0) -> float:
-    """The share of rounds in which a port, `shift` deviations off in one of five features, fails."""
-    features = {f"f{i}": trajectory.Feature(lambda record, i=i: float(record["x"][i])) for i in range(5)}
-    bad = 0
-    for _ in range(rounds):
-        centres = [100 * draw(5) for _ in range(seeds)]  # seeds differ by far more than runs of one seed
-        ref = [[{"x": centre + draw(5)} for _ in range(runs)] for centre in centres]
-        port = [{"x": centre + draw(5) + shift * np.eye(5)[0]} for centre in centres]
-        bad += trajectory.judge(ref, port, features, "synthetic", alpha).status == FAIL
-    return bad / rounds
-
-
-@pytest.mark.parametrize(("seeds", "runs"), [(1, 8), (2, 4)])
-def test_a_faultless_port_fails_as_often_as_alpha_says(seeds, runs, rng):
-    """At alpha = 0.1, a rate that 600 rounds can show; Bonferroni's bound is nearly exact for independent features."""
-    rate = verdicts(rng.standard_normal, 600, seeds, runs, alpha=0.1)
-    assert 0.06 < rate < 0.14
-
-
-def test_skewed_features_do_not_raise_the_rate_beyond_thrice_alpha(rng):
-    assert verdicts(lambda n: rng.gumbel(size=n), 600, 1, 8, alpha=0.05) < 0.15
-
-
-@pytest.mark.parametrize(("seeds", "runs", "shift"), [(1, 8, 14), (2, 4, 12)])
-def test_a_shift_of_so_many_deviations_is_seen(seeds, runs, shift, rng):
-    """At the rung's own alpha, in nine of ten runs; with a tenth of the shift in next to none."""
-    assert verdicts(rng.standard_normal, 100, seeds, runs, trajectory.ALPHA, shift) > 0.9
-    assert verdicts(rng.standard_normal, 100, seeds, runs, trajectory.ALPHA, shift / 10) < 0.1
-
-
-def test_rounded_values_that_agree_by_chance_still_allow_one_step():
-    same = np.full((1, 8), 0.98)
-    assert trajectory.prediction_limit(same, 0.0, 1e-4) < 1e-12
-    assert 1 / 355 < trajectory.prediction_limit(same, 1 / 355, 1e-4) < 4 / 355
-
-
-def test_nan_fails(rng):
-    features = {"f": trajectory.Feature(lambda record: float(record["x"]))}
-    ref = [[{"x": value} for value in rng.normal(size=8)]]
-    assert trajectory.judge(ref, [{"x": np.nan}], features, "nan").status == FAIL
-
-
 # The records of real runs
 
 
 @pytest.fixture(scope="module")
 def records(digits, tmp_path_factory) -> dict[str, dict]:
     """Of a run of one epoch of five batches, by each package, in its own process."""
-    runs = {package: {"run": {"seed": 3, "draw": 0}} for package in PACKAGES}
-    folder = tmp_path_factory.mktemp("runs")
-    done = trajectory.launch(folder, digits, Recipe("mobilenet_v3_small", epochs=1, batch_size=8), runs)
-    return {package: done[package]["run"] for package in PACKAGES}
+    options = Recipe(str(digits), "mobilenet_v3_small", epochs=1, batch_size=8).options()
+    done = launch(PATHS, ONE_RUN, options, tmp_path_factory.mktemp("runs"))
+    return {side: done[side]["run"] for side in PATHS}
 
 
 def test_both_packages_leave_the_same_record(records):
@@ -164,7 +120,7 @@ def test_features_measure_what_they_say(records):
     features = trajectory.FEATURES | trajectory.TOP1
     for record in records.values():
         assert all(np.isfinite(feature.value(record)) for feature in features.values())
-    record = records["mobilenetv3_ref"]
+    record = records["reference"]
 
     def change(prefix: str, edit) -> dict[str, float]:
         """The features that differ, and by how much, when `edit` was applied to what begins with `prefix`."""
@@ -190,23 +146,20 @@ def test_features_measure_what_they_say(records):
     assert last == {"loss, last third": twice}
 
 
-def test_runs_that_end_early_are_told(digits, tmp_path):
-    runs = {package: {"run": {"seed": 3, "draw": 0}} for package in PACKAGES}
-    (tmp_path / "runs").mkdir()
-    recipe = Recipe("mobilenet_v3_small", epochs=1)
-    done = trajectory.launch(tmp_path / "runs", tmp_path / "nowhere", recipe, runs)
-    for package in PACKAGES:
-        assert isinstance(done[package], trajectory.RunFailed)
-        assert "nowhere" in str(done[package]) and "Traceback" in done[package].log
+def test_runs_that_end_early_are_told(tmp_path):
+    options = Recipe(str(tmp_path / "nowhere"), "mobilenet_v3_small", epochs=1).options()
+    for failed in launch(PATHS, ONE_RUN, options, tmp_path).values():
+        assert isinstance(failed, RunFailed)
+        assert "nowhere" in failed.reason and "Traceback" in str(failed)
 
 
 # The float64 half, over 21 steps
 
 
-def exact(rung: ModuleType, digits: Path, folder: Path, port: type[Trainee] = Trainee) -> Step:
+def exact(rung: ModuleType, digits: Path, folder: Path, port: type[Trainee] = Trainee, **changes: float) -> Step:
     step = Step(rung.NAME, rung.get_args_parser().parse_args(["--output-dir", str(folder)]))
-    trainees = {rung.REF: Trainee(rung.REF), rung.PORT: port(rung.PORT)}
-    rung.check_exact(step, trainees, digits)
+    recipe = Recipe(str(digits), "mobilenet_v3_small", **rung.EXACT | changes)
+    rung.check_exact(step, Trainee(rung.REF), port(rung.PORT), recipe)
     return step
 
 
@@ -227,8 +180,8 @@ class OneMoreDecay(Trainee):
 class OtherOrder(Trainee):
     """A port whose training images have another order."""
 
-    def loaders(self, data_path, recipe, seed):
-        return super().loaders(data_path, recipe, seed + 1)
+    def loaders(self, recipe, seed):
+        return super().loaders(recipe, seed + 1)
 
 
 @pytest.mark.parametrize("port", [OneMoreDecay, OtherOrder])
@@ -236,9 +189,8 @@ def test_the_float64_half_sees_one_wrong_step(rung, digits, tmp_path, port):
     assert exact(rung, digits, tmp_path, port).status == FAIL
 
 
-def test_a_rate_that_magnifies_rounding_proves_nothing(rung, digits, tmp_path, monkeypatch):
-    monkeypatch.setitem(rung.EXACT, "lr", 0.5)
-    assert exact(rung, digits, tmp_path).status == REFUSED
+def test_a_rate_that_magnifies_rounding_proves_nothing(rung, digits, tmp_path):
+    assert exact(rung, digits, tmp_path, lr=0.5).status == REFUSED
 
 
 # Real runs of a port with a mistake that hardly shows in one step, against those of the reference
@@ -258,27 +210,27 @@ MISTAKES = {
 
 @pytest.fixture(scope="module")
 def short_runs(rung, tmp_path_factory):
-    """(recipe, images, seed, the reference's runs) of the short mode."""
+    """(options, seed, the reference's runs) of the short mode."""
     plan, seed = rung.SHORT, 11
     images = tmp_path_factory.mktemp("short") / "digits"
     write_digits(images, plan.train_per_class, plan.val_per_class)
-    recipe = Recipe("mobilenet_v3_small", **plan.recipe)
-    runs = {rung.REF: {f"{k}": {"seed": seed, "draw": k} for k in range(plan.draws)}}
-    done = trajectory.launch(tmp_path_factory.mktemp("ref"), images, recipe, runs)[rung.REF]
-    return recipe, images, seed, list(done.values())
+    options = Recipe(str(images), "mobilenet_v3_small", **plan.recipe).options()
+    runs = {"reference": {f"{k}": {"seed": seed, "draw": k} for k in range(plan.draws)}}
+    done = launch({"reference": PATHS["reference"]}, runs, options, tmp_path_factory.mktemp("ref"))["reference"]
+    return options, seed, list(done.values())
 
 
 @pytest.mark.skipif("TRAIN_FAULTS" not in os.environ, reason="minutes of training: TRAIN_FAULTS=1 runs it")
 @pytest.mark.parametrize("name", MISTAKES)
 def test_runs_with_a_mistake_are_no_runs_of_the_reference(rung, short_runs, tmp_path, name):
     """The float32 half alone, without the learning rates, which are compared exactly."""
-    recipe, images, seed, ref = short_runs
+    options, seed, ref = short_runs
     file, right, wrong = MISTAKES[name]
     fault = gallery.Fault(name, "", "", "", "", file, right, wrong, "")
     gallery.copy_port(tmp_path, fault if name != "none" else None)
     assert name == "none" or (gallery.ROOT / rung.PORT / file).read_text().count(right) == 1
-    runs = {rung.PORT: {"run": {"seed": seed, "draw": 0}}}  # the worker takes the copy, which lies where it runs
-    done = trajectory.launch(tmp_path, images, recipe, runs)[rung.PORT]
+    runs = {"port": {"run": {"seed": seed, "draw": 0}}}  # the worker takes the copy, which lies where it runs
+    done = launch({"port": PATHS["port"]}, runs, options, tmp_path)["port"]
     verdict = trajectory.judge([ref], [done["run"]], trajectory.FEATURES, name)
     shares = {row.name: row.difference / row.limit for row in verdict.rows}
     print(name, {feature: f"{share:.2f}" for feature, share in sorted(shares.items(), key=lambda item: -item[1])})

@@ -14,7 +14,7 @@ from maintenance.gallery import PORT, ROOT, Fault, copy_port, load_faults
 from portproof.io.cli import ArgumentParser, HelpFormatter, UserError, run
 
 NAME = "inject_fault"
-FAULTS = ROOT / "tools" / "faults.yaml"
+FAULTS = ROOT / "maintenance" / "faults.yaml"
 
 
 def find(name: str) -> Fault:

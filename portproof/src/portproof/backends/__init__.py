@@ -6,6 +6,7 @@ without float32 constants. Importing this package imports no framework.
 """
 
 import importlib
+import sys
 from functools import cache
 from typing import Any
 
@@ -22,7 +23,13 @@ def backend(name: str) -> Backend:
         return importlib.import_module(f".{name}_backend", __name__).BACKEND
 
 
-def backend_of(model: Any) -> Backend:
+def backend_of_tensor(value: Any) -> Backend | None:
+    """The backend whose tensor `value` is; None for what is no tensor. It imports no framework."""
+    loaded = (backend(name) for name in FRAMEWORKS if name in sys.modules)
+    return next((one for one in loaded if one.framework.is_tensor(value)), None)
+
+
+def backend_of_model(model: Any) -> Backend:
     """The backend of the framework that `model` is of; raises UserError for what is no model."""
     for base in type(model).__mro__:
         name = base.__module__.partition(".")[0]

@@ -5,9 +5,10 @@ Where nothing else is said, arrays are by PyTorch's names and in its layout, whi
 layers of the model itself tell how they are converted (see convert.py). Imports no framework.
 """
 
+import copy
 import io
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from types import ModuleType
@@ -196,6 +197,11 @@ class Backend(ABC):
         found = ((*slots[key], tensor) for key, tensor in tensors if key in slots)
         return {name: slot.change(self.to_array(tensor)) for name, slot, tensor in found}
 
+    def own_arrays(self, model: Any, arrays: Mapping[str, np.ndarray]) -> Arrays:
+        """`arrays`, by PyTorch's names and in its layout, by the model's own; what it does not have stays as it is."""
+        slots = dict(self.named_slots(model).values())
+        return {slots[k].key if k in slots else k: slots[k].change(a) if k in slots else a for k, a in arrays.items()}
+
     def shapes(self, model: Any) -> dict[str, tuple[int, ...]]:
         """{name: shape} of all parameters and buffers."""
         slots = self.named_slots(model)
@@ -208,6 +214,11 @@ class Backend(ABC):
     def buffers(self, model: Any) -> Arrays:
         """What is saved and not trained: batch norm's running statistics and counts."""
         return self._arrays(model, self.named_buffers(model))
+
+    def arrays(self, model: Any) -> Arrays:
+        """All that is saved: trained parameters, then buffers, then parameters that are frozen."""
+        saved = self._arrays(model, model.state_dict().items())
+        return self.parameters(model) | self.buffers(model) | saved
 
     def gradients(self, model: Any) -> Arrays:
         """The gradients of all trained parameters; one that received none is missing."""
@@ -301,12 +312,24 @@ class Backend(ABC):
     def set_threads(self, count: int) -> None:
         """Compute with `count` threads from now on, where the framework can be told."""
 
-    def loss_and_gradient(self, criterion: Any, logits: np.ndarray, target: np.ndarray, device: Any) -> Arrays:
-        """The criterion's "loss", and its "gradient" with respect to the logits (N, C), in their precision."""
-        x = self.tensor(logits, device, requires_grad=True)
-        loss = criterion(x, self.tensor(target, device))
-        loss.backward()
-        return {"loss": self.to_array(loss), "gradient": self.to_array(x.grad)}
+    def loss_and_gradient(self, criterion: Any, arrays: Sequence[np.ndarray], device: Any) -> Arrays:
+        """The criterion's "loss" of `arrays`, and its "gradient" with respect to the first floating-point one.
+
+        Computed in the precision of that array, by a copy of a criterion that is a module; the gradient is missing
+        where there is none.
+        """
+        place = next(i for i, array in enumerate(arrays) if array.dtype.kind == "f")
+        dtype = str(arrays[place].dtype)
+        if isinstance(criterion, self.module_class):  # its class weights must be of that precision, too
+            criterion = self.moved(copy.deepcopy(criterion), device, dtype)
+        leaves = [self.tensor(array, device, requires_grad=i == place) for i, array in enumerate(arrays)]
+        # An operation in place may not change a leaf that needs a gradient.
+        given = [leaf.clone() if i == place else leaf for i, leaf in enumerate(leaves)]
+        with self.new_tensors(dtype), self.exact_constants():
+            loss = criterion(*given)
+            loss.backward()
+        found = {"loss": loss, "gradient": leaves[place].grad}
+        return {name: self.to_array(tensor) for name, tensor in found.items() if tensor is not None}
 
     @abstractmethod
     def learning_rate(self, optimizer: Any) -> float:

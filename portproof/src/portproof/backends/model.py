@@ -111,6 +111,19 @@ class BackendModel:
         call = replace(call, name=name)
         return self._run(self._copy(name, dtype, train), call, dtype, train, backward, calls=True)
 
+    def dropout_probability(self, name: str) -> float:
+        """Of the dropout layer `name`; 0 for a layer of another kind."""
+        return float(getattr(self.backend.submodule(self.model, name), "p", 0.0))
+
+    def run_dropout(self, name: str, x: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """What the layer `name` makes of `x` (float32) with its dropout on: in eval mode, and twice in train mode."""
+        layer = self.backend.moved(copy.deepcopy(self.backend.submodule(self.model, name)), self.device, "float32")
+        outputs = []
+        for train in (False, True, True):
+            layer.train() if train else layer.eval()
+            outputs.append(self.backend.to_array(layer(self._tensors(x, "float32", False))))
+        return tuple(outputs)
+
     def _copy(self, name: str, dtype: str, train: bool) -> Any:
         module = copy.deepcopy(self.backend.submodule(self.model, name))
         module = self.backend.moved(module, self.device, dtype)

@@ -84,8 +84,7 @@ class PaddleBackend(Backend):
         paddle.set_device(device)
         with _default_dtype(dtype):  # layers keep the dtype that they are built under
             model = factory()
-        slots = dict(self.named_slots(model).values())
-        own = {slots[k].key if k in slots else k: slots[k].change(a) if k in slots else a for k, a in arrays.items()}
+        own = self.own_arrays(model, arrays)
         load(model, {k: a.astype(dtype) if a.dtype.kind == "f" else a for k, a in own.items()})
         return model
 

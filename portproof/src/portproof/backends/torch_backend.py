@@ -1,5 +1,6 @@
 """What PyTorch spells or does in its own way (see base.py)."""
 
+import os
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
@@ -71,6 +72,12 @@ class TorchBackend(Backend):
                 "--device gpu: this PyTorch sees no card; use --device cpu or install the CUDA build (README)"
             )
         return torch.device("cuda", 0) if name == "gpu" else torch.device("cpu")
+
+    def about(self, device: str) -> dict[str, str]:
+        """What PyTorch knows of the machine, in words: the card, if `device` is "gpu", and the number of threads."""
+        card = f"gpu, {torch.cuda.get_device_name()}" if device == "gpu" else device
+        threads = f"torch {torch.get_num_threads()}, OMP_NUM_THREADS {os.environ.get('OMP_NUM_THREADS', 'not set')}"
+        return {"device": card, "threads": threads}
 
     def build(
         self,

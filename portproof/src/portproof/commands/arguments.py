@@ -2,7 +2,6 @@
 
 import argparse
 import ast
-import importlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ import numpy as np
 from portproof.backends import backend
 from portproof.io.cli import UserError, existing_file, one_line
 from portproof.io.state_dict import SUFFIXES, hash_in_name
+from portproof.ladder.workers import resolve
 
 
 def add_model_arguments(parser: argparse.ArgumentParser) -> None:
@@ -79,15 +79,8 @@ def load_factory(text: str, flag: str) -> Callable[[], Any]:
             raise ValueError("it is none")
     except (SyntaxError, ValueError) as error:
         raise UserError(f"{flag} {text!r} is no PKG.MOD:FACTORY nor PKG.MOD:FACTORY(KEYWORD=VALUE, ...)") from error
-    try:
-        module = importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        raise UserError(f"{flag} {text!r}: {error}: put the folder that holds it into PYTHONPATH") from error
-    except Exception as error:  # whatever a module of the user's may raise
-        raise UserError(f"{flag} {text!r}: importing {module_name} raised {one_line(error)}") from error
-    if not callable(getattr(module, node.id, None)):
-        raise UserError(f"{flag} {text!r}: {module_name} has no {node.id} that can be called")
-    return lambda: getattr(module, node.id)(**kwargs)
+    named = resolve(f"{module_name}:{node.id}", flag)
+    return lambda: named(**kwargs)
 
 
 def make(factory: Callable[[], Any], flag: str) -> Any:

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from portproof.backends import backend, backend_of
+from portproof.backends import backend, backend_of_model
 from portproof.backends.model import BackendModel, Slot
 from portproof.convert.rules import COUNT, keep, transpose
 from portproof.io.cli import UserError
@@ -31,7 +31,7 @@ def convert_state_dict(
     Raises UserError, which calls the arrays `what`, unless they are finite and fit `source` by key, shape and dtype,
     every tensor of either model has its mate in the other, and what comes out fits `target` as exactly.
     """
-    one, other = backend_of(source), backend_of(target)
+    one, other = backend_of_model(source), backend_of_model(target)
     one.load_arrays(copy.deepcopy(source), arrays, what)
     slots, mates = one.named_slots(source), other.named_slots(target)
     if names is None:

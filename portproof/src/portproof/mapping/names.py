@@ -215,6 +215,25 @@ def propose(
     return names
 
 
+def same_names(ref: BackendModel, port: BackendModel, inputs: Sequence[np.ndarray]) -> NameMap | None:
+    """The map of equal names, whose weights the port is left with; None unless both have the same names and shapes."""
+    slots, port_slots = (
+        {(name, leaf): slot for name, module in side.modules.items() for leaf, slot in module.slots.items()}
+        for side in (ref, port)
+    )
+    if {place: slot.shape for place, slot in slots.items()} != {
+        place: slot.shape for place, slot in port_slots.items()
+    }:
+        return None
+    modules = {name: name for name, module in ref.modules.items() if module.slots}
+    tensors = {slot.key: port_slots[place].key for place, slot in slots.items()}
+    arrays = ref.arrays()
+    port.load({port_key: arrays[key] for key, port_key in tensors.items()})
+    calls = ref.run(inputs, "float32", train=False, calls=True).record.calls
+    labels = {label: label for label, call in calls.items() if not call.name or call.name in port.modules}
+    return NameMap(modules, tensors, labels, "by name")
+
+
 def port_module(names: NameMap, label: str) -> str:
     """The port's module behind the reference's output `label`."""
     name = module_of(names.calls[label])

@@ -1,60 +1,75 @@
 """Whether a port's training runs are runs of the reference: a test of hypotheses on what the runs have in common.
 
 Two float32 runs part within some twenty steps, whatever rounds differently, so step for step nothing can be compared.
-But a run from the same initial weights on the same batches is one draw from a distribution, that of the dropout masks
-and of rounding, and a faultless port draws from the same. The reference runs several times with masks of its own; the
-port runs once for each seed. Each run is reduced to the numbers in FEATURES, and the port's must lie in the prediction
-interval that the reference's runs give for one more run of their own:
+But a run from the same initial weights on the same batches is one draw from a distribution, that of the random masks
+(dropout, say) and of rounding, and a faultless port draws from the same. The reference runs several times with masks of
+its own; the port runs once for each seed. Each run is reduced to the numbers in FEATURES, and the port's must lie in
+the prediction interval that the reference's runs give for one more run of their own:
 
     |mean over seeds of (port - mean of the reference's runs)| <= t * sqrt(s^2 (1 + 1/n) / seeds)
 
 with n runs of the reference for each seed, s^2 the variance between runs of the same seed, pooled, and t the quantile
 of Student's distribution with seeds * (n - 1) degrees of freedom at ALPHA / (2 * number of features) (Bonferroni). If
 the features of the reference's runs are normal this fails a faultless port once in 1 / ALPHA runs, at most.
+
+A run leaves a record, arrays by these keys, of which only the losses are needed:
+
+    losses           each step's mean loss, above 0, (steps,); right: each step's share of right answers, (steps,)
+    lr, top1         each epoch's learning rate, and top-1 in eval mode behind it, (epochs,)
+    parameters/NAME  at the end; moved/NAME: what the last epoch has changed
+    running/NAME     batch norm's statistics, NAME.running_mean and NAME.running_var, at the end; reestimated/NAME:
+                     averaged over one more epoch's batches, with the weights as they are at the end
+    eval, reestimated_eval, mirrored_eval
+                     (loss, top-1, samples) of the validation data with the running statistics, with the re-estimated
+                     ones, and with these and every image mirrored
 """
 
-import json
 import math
-import subprocess
-import sys
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import ExitStack
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
 from scipy import stats
 
-from mobilenetv3_proof.distributed import last_words, worker_environment
-from mobilenetv3_proof.trajectory_worker import Recipe
 from portproof.compare import Item, Verdict, compare
 
 ALPHA = 1e-3
-Record = Mapping[str, np.ndarray]  # see trajectory_worker.training_run
+Record = Mapping[str, np.ndarray]
 
 
 class Feature(NamedTuple):
-    """A number that a run is reduced to; `resolution` is the step between the values that it can have."""
+    """A number that a run is reduced to; `resolution` is the step between the values that it can have.
+
+    `value` raises KeyError for a record that lacks what the number is made of.
+    """
 
     value: Callable[[Record], float]
     resolution: Callable[[Record], float] = lambda record: 0.0
 
 
+def _log(values: float | np.ndarray) -> np.ndarray:
+    """-inf or NaN where there is none, which no comparison passes."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.log(values)
+
+
 def _items(record: Record, prefix: str, keep: Callable[[np.ndarray], bool] = lambda array: True) -> dict:
-    return {
+    found = {
         name.removeprefix(prefix): array.astype(np.float64)
         for name, array in record.items()
         if name.startswith(prefix) and keep(array)
     }
+    if not found:
+        raise KeyError(f"{prefix}NAME")
+    return found
 
 
 def _log_norm(arrays: Iterable[np.ndarray]) -> float:
-    return 0.5 * math.log(sum(float((array**2).sum()) for array in arrays))
+    return 0.5 * _log(sum(float((array**2).sum()) for array in arrays))
 
 
 def _log_loss(third: int) -> Feature:
-    return Feature(lambda record: float(np.log(np.array_split(record["losses"], 3)[third]).mean()))
+    return Feature(lambda record: float(_log(np.array_split(record["losses"], 3)[third]).mean()))
 
 
 def _kernels(record: Record) -> float:
@@ -72,17 +87,19 @@ def _moved(record: Record) -> float:
 def _statistics(record: Record, leaf: str) -> list[tuple[np.ndarray, np.ndarray, np.ndarray]]:
     """Of each batch norm (running, re-estimated) means or variances and the re-estimated variance, each (C,)."""
     running, again = _items(record, "running/"), _items(record, "reestimated/")
-    return [
+    found = [
         (running[name], again[name], again[name.removesuffix(leaf) + "running_var"])
         for name in running
         if name.endswith(f".{leaf}")
     ]
+    if not found:
+        raise KeyError(f"running/NAME.{leaf}")
+    return found
 
 
 def _mean_lag(record: Record) -> float:
     """log of the mean square distance of the means, in standard deviations of what they are the mean of."""
-    lags = [np.mean((old - new) ** 2) / np.mean(var) for old, new, var in _statistics(record, "running_mean")]
-    return math.log(np.mean(lags))
+    return _log(np.mean([np.mean((a - b) ** 2) / np.mean(var) for a, b, var in _statistics(record, "running_mean")]))
 
 
 def _variance_lag(record: Record) -> float:
@@ -111,11 +128,11 @@ FEATURES = {
     "lag of running means": Feature(_mean_lag),
     "lag of running variances": Feature(_variance_lag),
     # What it has learned, as evaluated with the running statistics, and without the lag.
-    "evaluation loss": Feature(lambda record: math.log(record["eval"][0])),
-    "evaluation loss, re-estimated": Feature(lambda record: math.log(record["reestimated_eval"][0])),
+    "evaluation loss": Feature(lambda record: _log(record["eval"][0])),
+    "evaluation loss, re-estimated": Feature(lambda record: _log(record["reestimated_eval"][0])),
     # What flips teach: a network that never saw a mirrored image is lost on one.
     "mirrored to upright loss": Feature(
-        lambda record: math.log(record["mirrored_eval"][0] / record["reestimated_eval"][0])
+        lambda record: _log(record["mirrored_eval"][0]) - _log(record["reestimated_eval"][0])
     ),
 }
 
@@ -142,64 +159,36 @@ def prediction_limit(ref: np.ndarray, resolution: float, alpha: float) -> float:
     return float(stats.t.isf(alpha / 2, freedom) * math.sqrt(variance * (1 + 1 / runs) / seeds))
 
 
+def lacking(feature: Feature, records: Iterable[Record]) -> str:
+    """What one of the records lacks of what the feature is made of, "" if none does."""
+    try:
+        for record in records:
+            feature.value(record)
+    except KeyError as error:
+        return str(error.args[0])
+    return ""
+
+
 def judge(
-    ref: list[list[Record]], port: list[Record], features: Mapping[str, Feature], title: str, alpha: float = ALPHA
+    ref: Sequence[Sequence[Record]],
+    port: Sequence[Record],
+    features: Mapping[str, Feature],
+    title: str,
+    alpha: float = ALPHA,
 ) -> Verdict:
-    """The port's runs, one a seed, against the reference's, several of each seed, feature by feature."""
+    """The port's runs, one a seed, against the reference's, several of each seed, feature by feature.
+
+    Refused where the reference's own runs give a feature no finite value. A feature that a port's record lacks fails.
+    """
     expected, found, limits = {}, {}, {}
     for name, feature in features.items():
         item = Item(name, "trajectory", mode="train", dtype="float32")
         values = np.array([[feature.value(record) for record in records] for records in ref])
+        if not np.isfinite(values).all():
+            return Verdict(title, refusal=f"the reference's own runs have no finite value of: {name}")
         expected[item] = values.mean()
-        found[item] = np.mean([feature.value(record) for record in port])
         limits[item] = prediction_limit(values, feature.resolution(ref[0][0]), alpha / len(features))
+        if not lacking(feature, port):
+            found[item] = np.mean([feature.value(record) for record in port])
     # A logarithm or a difference of 0 is a value as any other.
     return compare(expected, found, limits, title=title, zeros=set(expected))
-
-
-@dataclass(frozen=True)
-class RunFailed:
-    """What a package's training runs ended in, in a line, and the last lines of their log."""
-
-    reason: str
-    log: str
-
-    def __str__(self) -> str:
-        return self.reason
-
-
-def launch(
-    folder: Path,
-    data_path: Path,
-    recipe: Recipe,
-    runs: Mapping[str, Mapping[str, Mapping[str, int]]],
-) -> dict[str, dict[str, Record] | RunFailed]:
-    """{package: {name: record}} of `runs` {package: {name: {"seed": ..., "draw": ...}}}.
-
-    A process with one thread for each package, side by side.
-    """
-    job = {"data_path": str(data_path.absolute()), "recipe": recipe.to_json(), "runs": runs}
-    (folder / "job.json").write_text(json.dumps(job), encoding="utf-8")
-    env = worker_environment()
-    processes = {}
-    with ExitStack() as stack:
-        for package in runs:
-            log = stack.enter_context((folder / f"{package}.log").open("wb"))
-            command = [sys.executable, "-m", "mobilenetv3_proof.trajectory_worker", str(folder), package]
-            # In `folder`, since Python looks for packages in the current one first.
-            processes[package] = subprocess.Popen(command, cwd=folder, env=env, stdout=log, stderr=subprocess.STDOUT)
-            stack.callback(processes[package].wait)
-            stack.callback(processes[package].kill)  # first: this is what happens to it when the other raises
-        for process in processes.values():
-            process.wait()
-    return {
-        package: _records(folder, package, runs[package], process.returncode) for package, process in processes.items()
-    }
-
-
-def _records(folder: Path, package: str, names: Iterable[str], status: int) -> dict[str, Record] | RunFailed:
-    if status:
-        words = last_words(folder / f"{package}.log")
-        last = words.splitlines()[-1] if words else f"it ended with status {status}"
-        return RunFailed(last, words)
-    return {name: dict(np.load(folder / f"{package}.{name}.npz")) for name in names}

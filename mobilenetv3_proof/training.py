@@ -1,29 +1,26 @@
-"""Training runs of one package, from its own loaders, training loop and evaluation, each reduced to a record of arrays.
+"""Training runs of one package, from its own loaders, training loop and evaluation, for `portproof.ladder`.
 
-    python -m mobilenetv3_proof.trajectory_worker FOLDER PACKAGE
-
-FOLDER/job.json is what `trajectory.launch` writes. FOLDER/PACKAGE.NAME.npz is the record of each run.
+`ref` and `port` are what `train` starts; `Trainee.exact_run` is what `train_fp64` runs.
 """
 
-import json
-import os
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
-from pathlib import Path
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from mobilenetv3_common.seeds import derive_seed
-from mobilenetv3_proof.package import Package
+from mobilenetv3_proof.package import PORT, REF, Package
 from portproof.backends import Backend
+from portproof.ladder.fp64_runs import Batches
 
 
 @dataclass(frozen=True)
 class Recipe:
     """What a run is trained with; both sides get the same."""
 
+    data_path: str
     model: str
     epochs: int
     batch_size: int = 16
@@ -35,7 +32,8 @@ class Recipe:
     crop_scale: float = 0.8  # digits cut in half are other digits
     hflip_prob: float = 0.5
 
-    def to_json(self) -> dict[str, str | float]:
+    def options(self) -> dict[str, str | float]:
+        """As `ref` and `port` take them."""
         return asdict(self)
 
 
@@ -65,12 +63,12 @@ class Trainee(Package):
             self.module, ("train.engine", "train.criterion", "train.optimizer")
         )
 
-    def loaders(self, data_path: str, recipe: Recipe, seed: int) -> tuple[Any, Any]:
+    def loaders(self, recipe: Recipe, seed: int) -> tuple[Any, Any]:
         """Of training and of validation."""
         build, size = self.data.build_dataset, recipe.size
         augmentation = {"crop_scale": recipe.crop_scale, "hflip_prob": recipe.hflip_prob}
-        train = build(data_path, train=True, crop_size=size, seed=seed, **augmentation)
-        val = build(data_path, train=False, crop_size=size, resize_size=size)
+        train = build(recipe.data_path, train=True, crop_size=size, seed=seed, **augmentation)
+        val = build(recipe.data_path, train=False, crop_size=size, resize_size=size)
         return (
             self.data.build_loader(train, recipe.batch_size, train=True, seed=seed),
             self.data.build_loader(val, 4 * recipe.batch_size, train=False),
@@ -80,32 +78,54 @@ class Trainee(Package):
         settings = {"lr": recipe.lr, "momentum": recipe.momentum, "weight_decay": recipe.weight_decay}
         return self.optimizer.build_optimizer(model, **settings, lr_step_size=1, lr_gamma=recipe.lr_gamma)
 
+    def train_epoch(self, model: Any, watched: Watched, optimizer: Any, batches: Any, epoch: int) -> None:
+        """By its own loop, which says nothing."""
+        silent = self.engine.Hooks(log=lambda line: None)
+        self.engine.train_one_epoch(model, watched, optimizer, batches, self.device, epoch, hooks=silent)
 
-def training_run(trainee: Trainee, data_path: str, recipe: Recipe, seed: int, draw: int) -> dict[str, np.ndarray]:
+    def exact_run(
+        self, recipe: Recipe, seed: int, arrays: Mapping[str, np.ndarray], batches: Batches
+    ) -> tuple[Any, list[float]]:
+        """(the model behind a run from `arrays` in float64, without dropout; the losses of all steps)."""
+        factory = partial(self.models.MODELS[recipe.model], num_classes=10, dropout=0.0)
+        model = self.build(factory, arrays, "float64")
+        optimizer, lr_scheduler = self.build_optimizer(model, recipe)
+        watched = Watched(self.backend, self.criterion.build_criterion())
+        loader, _ = self.loaders(recipe, seed)
+        for epoch in range(recipe.epochs):
+            self.data.set_epoch(loader, epoch)
+            self.train_epoch(model, watched, optimizer, batches(loader, model), epoch)
+            lr_scheduler.step()
+        return model, watched.losses
+
+
+def ref(seed: int, draw: int, options: Mapping[str, Any]) -> dict[str, Any]:
+    """A run of the reference, see `training_run`."""
+    return training_run(Trainee(REF), Recipe(**options), seed, draw)
+
+
+def port(seed: int, draw: int, options: Mapping[str, Any]) -> dict[str, Any]:
+    """A run of the port."""
+    return training_run(Trainee(PORT), Recipe(**options), seed, draw)
+
+
+def training_run(trainee: Trainee, recipe: Recipe, seed: int, draw: int) -> dict[str, Any]:
     """Train from the initial weights of `seed` on the batches of `seed`, with the `draw`-th series of dropout masks.
 
-    losses, right    each batch's mean loss, and share of right answers, (epochs * batches,)
-    lr, top1         each epoch's learning rate, and top-1 in eval mode behind it, (epochs,)
-    parameters/NAME  at the end; moved/NAME: what the last epoch has changed
-    running/NAME     batch norm's statistics at the end; reestimated/NAME: averaged over one more epoch's batches,
-                     with the weights as they are at the end
-    eval, reestimated_eval, mirrored_eval
-                     (loss, top-1, images) of the validation images with the running statistics, with the re-estimated
-                     ones, and with these and every image mirrored
+    What is returned is the record that `portproof.ladder.trajectory` describes, with all its keys.
     """
     model = trainee.models.MODELS[recipe.model](num_classes=10)  # with its dropout
     trainee.models.shared_init(model, seed)
     optimizer, lr_scheduler = trainee.build_optimizer(model, recipe)
     criterion = trainee.criterion.build_criterion()
-    watched, (train_loader, val_loader) = Watched(trainee.backend, criterion), trainee.loaders(data_path, recipe, seed)
+    watched, (train_loader, val_loader) = Watched(trainee.backend, criterion), trainee.loaders(recipe, seed)
     record: dict[str, Any] = {"lr": [], "top1": []}
     for epoch in range(recipe.epochs):
         trainee.module("device").seed_everything(derive_seed(seed, epoch, draw))
         trainee.data.set_epoch(train_loader, epoch)
         record["lr"].append(trainee.backend.learning_rate(optimizer))
         before = trainee.backend.parameters(model)
-        silent = trainee.engine.Hooks(log=lambda line: None)
-        trainee.engine.train_one_epoch(model, watched, optimizer, train_loader, trainee.device, epoch, hooks=silent)
+        trainee.train_epoch(model, watched, optimizer, train_loader, epoch)
         lr_scheduler.step()
         record["eval"] = evaluate(trainee, model, criterion, val_loader)
         record["top1"].append(record["eval"][1])
@@ -119,7 +139,7 @@ def training_run(trainee: Trainee, data_path: str, recipe: Recipe, seed: int, dr
     record |= {f"reestimated/{name}": array for name, array in trainee.backend.buffers(model).items()}
     record["reestimated_eval"] = evaluate(trainee, model, criterion, val_loader)
     record["mirrored_eval"] = evaluate(trainee, model, criterion, mirrored(val_loader))
-    return {name: np.array(value) for name, value in record.items()}
+    return record
 
 
 def evaluate(trainee: Trainee, model: Any, criterion: Any, loader: Any) -> tuple[float, float, float]:
@@ -139,19 +159,3 @@ def reestimate(trainee: Trainee, model: Any, loader: Any) -> None:
     for count, (image, _) in enumerate(loader, 1):
         trainee.backend.set_norm_share(model, 1 / count)
         model(image)
-
-
-def main(folder: Path, package: str) -> None:
-    job = json.loads((folder / "job.json").read_text(encoding="utf-8"))
-    trainee, recipe = Trainee(package), Recipe(**job["recipe"])
-    trainee.backend.set_threads(int(os.environ["OMP_NUM_THREADS"]))
-    for name, run in job["runs"][package].items():
-        record = training_run(trainee, job["data_path"], recipe, **run)
-        part = folder / f".{package}.{name}.npz"
-        np.savez(part, **record)
-        part.rename(folder / f"{package}.{name}.npz")
-        print(f"{package} {name}: top-1 {record['top1'][-1]:.3f}, loss {record['losses'][-1]:.3f}", flush=True)
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]), sys.argv[2])

@@ -1,0 +1,110 @@
+"""All rungs of a ladder in one process, one after another, and the report of the run."""
+
+import importlib.util
+import time
+import traceback
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+
+from portproof.backends import backend
+from portproof.io.cli import UserError, one_line, output_dir
+from portproof.ladder.rung import Rung
+from portproof.report.page import write_page
+from portproof.report.summary import LadderResult, RungResult, write_summary
+from portproof.report.text import LAST_WORDS
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A rung to run: its script, the flags that it gets, and the name of the model that it is run for, "" if one."""
+
+    script: Path
+    flags: Sequence[str]
+    model: str = ""
+
+
+def load_script(path: Path) -> ModuleType:
+    """The script of a rung as a module; its name begins with a digit, so `import` cannot."""
+    spec = importlib.util.spec_from_file_location(f"step_{path.stem}", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def run_planned(planned: Planned, refused_by_mistake: bool = False) -> RungResult:
+    """One rung; a port that raises fails it, and the next ones still run.
+
+    Raises UserError for a user's mistake; with `refused_by_mistake` the rung is refused instead, as one is that waits
+    to be filled in.
+    """
+    name, start = planned.script.stem, time.perf_counter()
+    checks, error = None, ""
+    try:
+        module = load_script(planned.script)
+        checks = module.main(module.get_args_parser().parse_args(planned.flags))
+    except UserError as mistake:
+        if not refused_by_mistake:
+            raise
+        checks = Rung(name)
+        checks.refuse(str(mistake))
+    except Exception as raised:
+        traceback.print_exc()
+        error = one_line(raised)
+        print(f"FAIL {name}: it raised {error}", flush=True)
+    return RungResult(name, planned.model, time.perf_counter() - start, checks, error)
+
+
+def clear_reports(folder: str | Path) -> tuple[Path, Path]:
+    """The paths of page and summary, at which nothing lies: what an earlier run wrote must not pass for this one's."""
+    paths = output_dir(folder) / "report.html", Path(folder) / "summary.json"
+    try:
+        for path in paths:
+            path.unlink(missing_ok=True)
+    except OSError as error:
+        raise UserError(
+            f"{path} cannot be replaced ({error.strerror}): delete it or choose another --output-dir"
+        ) from error
+    return paths
+
+
+def _write_reports(result: LadderResult, page: Path, summary: Path) -> None:
+    """Write both; whatever goes wrong is a UserError, since the verdict that was just printed stands."""
+    try:
+        write_summary(result, summary)
+        write_page(result, page)
+    except UserError:
+        raise
+    except Exception as error:
+        raise UserError(f"no report at {page} ({one_line(error)}): the verdicts are above and in the logs") from error
+
+
+def run_all(
+    rungs: Iterable[Planned],
+    folder: str | Path,
+    environment: dict[str, str],
+    device: str = "cpu",
+    refused_by_mistake: bool = False,
+) -> int:
+    """Run the rungs, write FOLDER/report.html and FOLDER/summary.json, print a table -> the ladder's exit status.
+
+    `environment` is what the run depends on, in words, see `report.summary.environment`; `refused_by_mistake` is
+    `run_planned`'s. Raises UserError for a folder that cannot be written.
+    """
+    page, summary = clear_reports(folder)
+    results = []
+    for planned in rungs:
+        results.append(run_planned(planned, refused_by_mistake))
+        print(flush=True)
+    result = LadderResult(results, environment | backend("torch").about(device))
+    name_width = max([17, *(len(rung.name) for rung in results)])
+    model_width = max([0, *(len(rung.model) + 1 for rung in results)])
+    for rung in results:
+        columns = f"{rung.name:<{name_width}} {rung.model:<{model_width}} {rung.seconds:5.1f} s"
+        print(f"  {LAST_WORDS[rung.status]:<8} {columns}")
+    _write_reports(result, page, summary)
+    print(f"results and logs: {folder}")
+    print(f"report: {page}")
+    print(f"{LAST_WORDS[result.status]} ladder")
+    return result.status

@@ -1,0 +1,216 @@
+"""What goes into a model, on both sides: batches, one after the other, and what each side says of its data."""
+
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, TypeVar
+
+import numpy as np
+
+from portproof.backends import backend_of_tensor
+from portproof.compare import FAIL, PASS, Item, Row, Verdict, compare, joined
+from portproof.compare.tolerances import exact_limits
+from portproof.ladder.rung import Rung, on_rung
+
+PICTURES = 4  # images that differ, for the report
+END = object()
+Draw = TypeVar("Draw")
+Case = TypeVar("Case")
+Arrays = dict[Item, np.ndarray]
+
+
+def to_array(value: Any, place: str = "") -> np.ndarray:
+    """A tensor, an array, or what NumPy makes one of; None becomes "none". TypeError, naming `place`, for the rest."""
+    tensors = backend_of_tensor(value)
+    array = tensors.to_array(value) if tensors else np.asarray("none" if value is None else value)
+    if array.dtype.kind not in "biufU":
+        raise TypeError(f"{place or 'it'} is a {type(value).__name__}, which is no array, tensor, number or string")
+    return array
+
+
+def _arrays_at(value: Any, place: str) -> dict[str, np.ndarray]:
+    """{place in `value`: array}: [1] in a tuple or list, [key] in a dict; what is empty has none."""
+    if isinstance(value, Mapping):
+        parts = [(f"{place}[{key}]", part) for key, part in value.items()]
+    elif isinstance(value, tuple | list):
+        parts = [(f"{place}[{number}]", part) for number, part in enumerate(value)]
+    else:
+        return {place: to_array(value, place)}
+    return {at: array for inner, part in parts for at, array in _arrays_at(part, inner).items()}
+
+
+def _structure(value: Any) -> str:
+    """How the arrays of a batch are nested, as (array, {key: array})."""
+    if isinstance(value, Mapping):
+        parts = (f"{key}: {_structure(part)}" for key, part in sorted(value.items(), key=lambda pair: str(pair[0])))
+        return f"{{{', '.join(parts)}}}"
+    return f"({', '.join(map(_structure, value))})" if isinstance(value, tuple | list) else "array"
+
+
+def _read(batches: Iterator[Any], number: int) -> tuple[Arrays, str] | object:
+    """The next batch by item, and its structure; END if there is none."""
+    batch = next(batches, END)
+    if batch is END:
+        return END
+    if isinstance(batch, Mapping) and batch and all(isinstance(key, Item) for key in batch):
+        return {item: to_array(value, str(item)) for item, value in batch.items()}, "items"
+    found = _arrays_at(batch, f"batch {number}")
+    return {Item(name, "batch", section="batches"): array for name, array in found.items()}, _structure(batch)
+
+
+def _compare(number: int, ref: tuple[Arrays, str] | object, port: tuple[Arrays, str] | object) -> Verdict:
+    """One batch of both sides; what only one side has fails, item by item."""
+    for one, other, side in ((ref, port, "reference"), (port, ref, "port")):
+        if one is END:
+            reason = f"the {side} has no batch {number}: its batches end before the other side's"
+            lost = other[0] or {Item(f"batch {number}", "batch", section="batches"): np.empty(0)}
+            return Verdict("", [Row(item, FAIL, array.shape, reason=reason) for item, array in lost.items()])
+    (ref_arrays, structure), (port_arrays, port_structure) = ref, port
+    if structure != port_structure:
+        reason = f"structure: reference {structure}, port {port_structure}"
+        return Verdict("", [Row(Item(f"batch {number}", "structure", section="batches"), FAIL, reason=reason)])
+    return compare(ref_arrays, port_arrays, exact_limits(ref_arrays))
+
+
+def _images(name: str, ref: np.ndarray, port: np.ndarray) -> Iterator[tuple[str, tuple[np.ndarray, np.ndarray]]]:
+    """(name, both sides' tensor) of each image that differs, of an image or a batch (N, 3, H, W) of them."""
+    if ref.ndim == 3:
+        yield name, (ref.copy(), port.copy())
+    elif ref.ndim == 4 and ref.shape == port.shape and ref.shape[1] == 3:
+        for number in np.flatnonzero((ref != port).any(axis=(1, 2, 3))):
+            yield f"{name}[{number}]", (ref[number].copy(), port[number].copy())
+
+
+def _keep_pictures(rung: Rung, verdict: Verdict, ref: Arrays, port: Arrays) -> None:
+    """Keep the first few images that differ, for the report."""
+    for row in verdict.rows:
+        if row.status != PASS and row.item in ref and row.item in port and len(rung.pictures) < PICTURES:
+            for name, pair in itertools.islice(_images(row.name, ref[row.item], port[row.item]), PICTURES):
+                rung.pictures.setdefault(name, pair)
+
+
+def _progress(title: str, quiet: bool) -> Iterator[int]:
+    """0, 1, 2, ..., shown as a progress bar on a terminal where tqdm is installed."""
+    try:
+        from tqdm import tqdm
+    except ImportError:
+        return itertools.count()
+    return iter(tqdm(itertools.count(), title, unit="batch", leave=False, disable=quiet or None))
+
+
+@on_rung
+def data(
+    ref_batches: Iterable[Any],
+    port_batches: Iterable[Any],
+    *,
+    title: str = "batches",
+    hints: Mapping[str, str] | None = None,
+    rung: Rung,
+) -> None:
+    """Compare two iterables of batches, batch by batch, to the last bit, shape and dtype included.
+
+    A batch is an array or a tensor (PyTorch, PaddlePaddle, NumPy), or tuples, lists and dicts of these, nested as you
+    like; a tuple and a list are one. Its items are called "batch 3[0]" or "batch 3[image]", of kind "batch". A batch
+    that is a mapping {Item: array} brings its own. `hints` are for the report: {kind of item: what usually causes a
+    difference here}.
+
+    An item fails that is not equal or of another structure, and every item of the first batch that one side lacks;
+    what comes after that is not looked at. One batch a side is held at a time. Of endless batches give the first:
+    itertools.islice(batches, n).
+
+    Raises UserError if the reference's batches raise or hold what is no array. If the port's do, the rung fails.
+    """
+    verdicts: list[Verdict] = []
+    ref_iterator = rung.of_ref("batches", iter, ref_batches)
+    port_iterator = rung.of_port("batches", iter, port_batches)
+    for number in _progress(title, rung.quiet) if port_iterator is not None else ():
+        ref = rung.of_ref(f"batch {number}", _read, ref_iterator, number)
+        port = rung.of_port(f"batch {number}", _read, port_iterator, number)
+        if port is None or ref is END and port is END:
+            break
+        verdicts.append(_compare(number, ref, port))
+        if ref is END or port is END:
+            break
+        _keep_pictures(rung, verdicts[-1], ref[0], port[0])
+    rung.check(joined(title, [Verdict("", hints=hints or {}), *verdicts]))
+
+
+@on_rung
+def facts(ref: Mapping[Item | str, Any], port: Mapping[Item | str, Any], *, title: str = "facts", rung: Rung) -> None:
+    """Compare what two sides say of the same thing, such as classes, files or options: all must be equal.
+
+    Values are numbers, strings, None, lists of these, arrays or tensors. Arrays other than strings go to the result
+    files. Raises UserError for a value of the reference that is none of these; one of the port fails the rung.
+    """
+
+    def arrays(values: Mapping[Item | str, Any]) -> dict[Item | str, np.ndarray]:
+        return {key: to_array(value, str(key)) for key, value in values.items()}
+
+    ref_arrays, port_arrays = rung.of_ref(title, arrays, ref), rung.of_port(title, arrays, port)
+    if port_arrays is None:
+        return
+    rung.check(compare(ref_arrays, port_arrays, exact_limits(ref_arrays), title=title), group=str)
+    rung.keep(*({k: a for k, a in found.items() if a.dtype.kind != "U"} for found in (ref_arrays, port_arrays)))
+
+
+def by_sample(
+    order: Iterable[Sequence[int]],
+    batches: Iterable[Sequence[Any]],
+    name_of: Callable[[int], str],
+    *,
+    kinds: Sequence[str] = ("image", "label"),
+    section: str = "",
+) -> Iterator[dict[Item, Any]]:
+    """Batches for `data`, by sample: each of `batches` (tensors of N samples, one of each of `kinds`) as items.
+
+    `order` gives the indices of each batch's samples, as a batch sampler does, and `name_of` a sample's name by index.
+    The items are NAME for the first kind, "NAME kind" for the others, and the order and the sizes of each batch.
+    """
+    for number, (indices, tensors) in enumerate(zip(order, batches, strict=False)):
+        items = {
+            Item(f"order of batch {number}", "order", section=section): indices,
+            Item(f"size of batch {number}", "order", section=section): [len(tensor) for tensor in tensors],
+        }
+        for place, (kind, tensor) in enumerate(zip(kinds, tensors, strict=False)):
+            for index, sample in zip(indices, tensor, strict=False):  # a size that differs is an item of its own
+                name = f"{name_of(index)} {kind}" if place else name_of(index)
+                items[Item(name, kind, section=section)] = sample
+        yield items
+
+
+def must_vary(drawn: Mapping[str, Sequence[bool]], *, what: str = "draws", of: str = "inputs", rung: Rung) -> None:
+    """Refuse draws of which none, or every one, is as a key of `drawn` says: then its effect could not be seen.
+
+    `what` is what the draws are called, and `of` those that they are made for.
+    """
+    for name, flags in drawn.items():
+        rung.say(f"{what} looked at: {len(flags)}, of which {sum(flags)} are {name}")
+        if not 0 < sum(flags) < len(flags):
+            rung.refuse(f"none of the {of}, or all of them, are {name}: use more {of} or another seed")
+
+
+def covering(
+    title: str,
+    cases: Iterable[Case],
+    draws: Iterable[tuple[Draw, Iterable[Case]]],
+    *,
+    what: str = "cases",
+    of: str = "inputs",
+    rung: Rung,
+) -> list[Draw]:
+    """Those draws that show all `cases` between them, the first that shows each; refuse if a case is shown by none.
+
+    `draws` are (draw, the cases that it shows); no more of them are read than are needed. `what` is what the cases are
+    called, and `of` those that draws are made for.
+    """
+    unseen, chosen = set(cases), []
+    count = len(unseen)
+    for draw, shown in draws:
+        if not unseen.isdisjoint(shown):
+            unseen.difference_update(shown)
+            chosen.append(draw)
+        if not unseen:
+            break
+    rung.say(f"{title}: {count - len(unseen)} of {count} {what} drawn, in {len(chosen)} {of}")
+    if unseen:
+        rung.refuse(f"{title} never draws {', '.join(sorted(map(str, unseen)))}: use another seed")
+    return chosen

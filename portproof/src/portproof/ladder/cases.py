@@ -1,0 +1,109 @@
+"""The awkward inputs of the ladder's functions, on which ports differ first. Pure, NumPy only.
+
+A case is a tuple of arrays, which a criterion or a metric takes as tensors.
+"""
+
+from collections.abc import Mapping, Sequence
+from itertools import product
+
+import numpy as np
+
+from portproof.io.cli import UserError
+
+Case = tuple[np.ndarray, ...]
+Seed = int | Sequence[int] | np.random.Generator
+
+RANKS = 8  # labels are put at ranks 0 to 7, so that an off-by-one in the k of top-k changes a count
+SPECIAL_LOGITS = {
+    "ties": [[3, 1, 3, 0, 2, 2, 2, 1], [0] * 8, [1, 2, 2, 2, 2, 2, 9, 9]],
+    "NaN": [[np.nan] * 8],
+    "infinite": [[np.inf, 5, 4, 3, 2, 1, 0, -np.inf]],
+    "huge": [list(range(100, 108))],  # so large that a sigmoid ties them
+}
+
+
+def losses(num_classes: int = 100, seed: Seed = 0, logits: Mapping[str, np.ndarray] | None = None) -> dict[str, Case]:
+    """{what they are: (logits (C, C), target)}, for C classes; `logits` are a caller's own (N, C), repeated to (C, C).
+
+    Drawn logits are N(0, 3). Extreme ones overflow float32 in exp(), and their rows lie so far apart that one maximum
+    for all would make others vanish. Labels (C,), int64, are every class once; soft targets (C, C) are theirs mixed
+    with others', in shares whose sum float32 rounds.
+    """
+    rng, square = np.random.default_rng(seed), (num_classes, num_classes)
+    all_logits = {name: np.resize(array, square) for name, array in (logits or {}).items()}
+    all_logits["drawn"] = rng.normal(0, 3, square)
+    all_logits["extreme"] = rng.normal(0, 60, square) + np.linspace(-500, 500, num_classes)[:, None]
+    labels = rng.permutation(num_classes)
+    share, one_hot = rng.random((num_classes, 1)), np.eye(num_classes)[labels]
+    targets = {"labels": labels, "soft targets": share * one_hot + (1 - share) * np.roll(one_hot, 1, 0)}
+    return {f"{name} logits, {kind}": (all_logits[name], targets[kind]) for name, kind in product(all_logits, targets)}
+
+
+def _with_every_label(rows: Sequence[Sequence[float]]) -> Case:
+    """(logits, labels): each row once with each label."""
+    logits = np.array(rows, np.float32)
+    return np.repeat(logits, logits.shape[1], axis=0), np.tile(np.arange(logits.shape[1]), len(logits))
+
+
+def ties() -> Case:
+    """(logits (48, 8), labels (48,)): ties at the edge of k, equal logits, NaN, infinite and huge ones."""
+    return _with_every_label([row for rows in SPECIAL_LOGITS.values() for row in rows])
+
+
+def metrics(seed: Seed = 0) -> dict[str, Case]:
+    """{what they are: (logits (N, 8), labels (N,))}: those of `ties` apart, one NaN among numbers, and drawn ones."""
+    rng = np.random.default_rng(seed)
+    every = {name: _with_every_label(rows) for name, rows in SPECIAL_LOGITS.items()}
+    every["one NaN"] = _with_every_label([[1, np.nan, 3, 0, 2, 5, 4, -1]])
+    every["drawn"] = rng.normal(0, 3, (23, 8)), rng.integers(0, 8, 23)
+    return every
+
+
+def ranked_labels(logits: np.ndarray, margin: float) -> np.ndarray | None:
+    """Labels (N,), int64, for `logits` (N, C): the class at rank 0, 1, ... 7, 0, ... of each row.
+
+    A label's logit is more than `margin` off its neighbours in rank, so that rounding cannot change its rank: where it
+    is not, the next rank is taken. None if a row has no such rank.
+    """
+    ranks = min(RANKS, logits.shape[1])
+    order = np.argsort(-logits, axis=1, kind="stable")[:, : ranks + 1]
+    labels = []
+    for i, (row, classes) in enumerate(zip(logits, order, strict=True)):
+        gaps = -np.diff(row[classes], prepend=np.inf, append=-np.inf)
+        clear = [r % ranks for r in range(i, i + ranks) if min(gaps[r % ranks], gaps[r % ranks + 1]) > margin]
+        if not clear:
+            return None
+        labels.append(classes[clear[0]])
+    return np.array(labels)
+
+
+def prepared(cases: Mapping[str, Sequence[np.ndarray]]) -> dict[str, Case]:
+    """`cases` as arrays, floats as the float32 that both precisions start from; raises UserError for what is none."""
+    if not isinstance(cases, Mapping) or not cases:
+        raise UserError(f"cases: {{name: tuple of arrays}} with one case at least, not {cases!r}")
+    found = {}
+    for name, arrays in cases.items():
+        if not isinstance(arrays, tuple | list) or not arrays:
+            raise UserError(f"case {name!r} is a {type(arrays).__name__}: give a tuple of one array or more")
+        found[name] = tuple(np.asarray(array) for array in arrays)
+        for array in found[name]:
+            if array.dtype.kind not in "biuf" or array.size == 0:
+                raise UserError(f"case {name!r} has an array {array.shape} of {array.dtype}: give numbers")
+    with np.errstate(over="ignore"):
+        return {name: in_precision(arrays, "float32") for name, arrays in found.items()}
+
+
+def in_precision(case: Case, dtype: str) -> Case:
+    """The case with its floats in `dtype`; labels and masks as they are."""
+    return tuple(array.astype(dtype) if array.dtype.kind == "f" else array for array in case)
+
+
+def batches(case: Case, size: int | None) -> list[Case]:
+    """The case cut along axis 0 into batches of `size`, of which the last may be smaller; None leaves it whole."""
+    if size is None:
+        return [case]
+    lengths = {array.shape[0] if array.ndim else None for array in case}
+    if len(lengths) > 1 or None in lengths or size < 1:
+        shapes = [array.shape for array in case]
+        raise UserError(f"arrays {shapes} cannot be cut into batches of {size}: give other batch_sizes")
+    return [tuple(array[i : i + size] for array in case) for i in range(0, len(case[0]), size)]

@@ -1,0 +1,148 @@
+"""The forward pass of every module, in both modes and both precisions."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from portproof.backends.model import BackendModel
+from portproof.compare import FAIL, Item, compare
+from portproof.compare.activations import dead_branches
+from portproof.compare.tolerances import U, semantic_limits
+from portproof.ladder.pair import MODES, OUTPUT, Pair, compare_mode, equal_weights, locate_failure, run_mode, structure
+from portproof.ladder.rung import Rung, on_rung
+
+DROPOUT_SHAPE = (256, 256)
+
+
+@on_rung
+def forward(
+    ref: Any,
+    port: Any,
+    inputs: Sequence[np.ndarray],
+    *,
+    names: Mapping[str, str] | None = None,
+    weights: str = "probe",
+    modes: Sequence[str] = MODES,
+    seed: int = 0,
+    device: str = "cpu",
+    mirrored: bool = False,
+    output: str = OUTPUT,
+    all_branches: bool = False,
+    rung: Rung,
+) -> None:
+    """Compare what every module of two models gives on `inputs`, and batch norm's statistics behind it.
+
+    In eval and train mode; in float64, where formulas are judged, and in float32, where kernels are. Then the first
+    sample alone in eval mode, where an axis of length 1 must not vanish, and every dropout layer on ones. If anything
+    differs the module at fault is located. Arguments: see `portproof.align` and `Pair.prepared`. With `all_branches` it
+    is refused if an activation has a branch that no input reaches, where a fault could hide.
+    """
+    pair = Pair.prepared(
+        ref, port, inputs, names=names, weights=weights, seed=seed, device=device, mirrored=mirrored, output=output
+    )
+    rung.types = {name: module.type for name, module in pair.ref.modules.items()}
+    if pair.names.ambiguous:
+        rung.refuse(pair.names.ambiguous)
+        return
+    first = len(rung.verdicts)
+    fits = rung.check(structure(pair.names))
+    if weights == "own":
+        rung.check(equal_weights(pair))
+    dead = [_check_mode(rung, pair, mode == "train") for mode in modes] if fits else []
+    say_location(rung, pair, first)
+    if fits and "eval" in modes and len(pair.inputs[0]) > 1:
+        one = replace(pair, inputs=[array[:1] for array in pair.inputs])
+        first = len(rung.verdicts)
+        _check_one_sample(rung, one)
+        say_location(rung, one, first)
+    for name in _dropouts(pair) if fits else ():
+        _check_dropout(rung, pair, name)
+    rung.keep(*[{f"input {i}" if i else "input": array for i, array in enumerate(pair.inputs)}] * 2)
+    _say_dead_branches(rung, set.intersection(*dead) if dead else set(), all_branches)
+
+
+def say_location(rung: Rung, pair: Pair, first: int) -> None:
+    """If a verdict of the rung from the `first` on has failed, say at which module the port departs; once a rung."""
+    failed = [i for i, verdict in enumerate(rung.verdicts) if verdict.status == FAIL and i >= first]
+    if not failed or any(verdict.location for verdict in rung.verdicts):
+        return
+    location = locate_failure(pair, rung.verdicts[first:])
+    if location is None:
+        rung.say("not located: each module alone gives what the reference's gives; look at what surrounds them")
+        return
+    rung.say("\n".join(location.lines()))
+    rung.verdicts[failed[0]] = replace(rung.verdicts[failed[0]], location=location)
+
+
+def _check_mode(rung: Rung, pair: Pair, train: bool) -> set[str]:
+    """Every module in one mode -> the branches of its activations that no input reached."""
+    mode, runs = MODES[train], run_mode(pair, train)
+    fp64_ref = runs.ref["float64"].record
+    rung.check_signal(fp64_ref.outputs)
+    for verdict in compare_mode(pair, train, runs):
+        rung.check(verdict)
+    for dtype, run in runs.port.items():
+        prefix = "" if (mode, dtype) == ("eval", "float32") else f"{mode}/{dtype}/"
+        sides = (_blocks(side.record.outputs, pair.output) for side in (runs.ref[dtype], run))
+        rung.keep(*sides, prefix=prefix)
+    return dead_branches(fp64_ref.gate_inputs, rung.types)
+
+
+def _blocks(outputs: Mapping[str, np.ndarray], output: str) -> dict[str, np.ndarray]:
+    """The outputs that the guide's files hold: the model's own, and those of its blocks."""
+    own = {output + label.removeprefix(OUTPUT): a for label, a in outputs.items() if label.partition("[")[0] == OUTPUT}
+    return {label: array for label, array in outputs.items() if label.count(".") == 1} | own
+
+
+def _check_one_sample(rung: Rung, pair: Pair) -> None:
+    item = Item(pair.output, "output", mode="eval", dtype="float64")
+    fp64_ref, fp32_ref = ({item: pair.ref.run(pair.inputs, dtype, False).output[0]} for dtype in ("float64", "float32"))
+    port = pair.port.run(pair.inputs, "float64", False).output
+    limits = semantic_limits(fp64_ref, fp32_ref)
+    port = {item: port[0]} if port else {}
+    rung.check(compare(fp64_ref, port, limits, title="eval mode, float64, one sample"))
+
+
+def _dropouts(pair: Pair) -> Iterable[str]:
+    """The reference's dropout layers that the port has under the same name, and that drop anything."""
+    names = (name for name, module in pair.ref.modules.items() if module.kind == "Dropout" or module.type == "Dropout")
+    return [name for name in names if name in pair.port.modules and pair.ref.dropout_probability(name) > 0]
+
+
+def dropout_facts(model: BackendModel, name: str) -> dict[str, np.ndarray]:
+    """What a dropout layer does to ones: nothing in eval mode; in train mode 0 or 1 / (1 - p), anew at each call."""
+    kept, dropped, again = model.run_dropout(name, np.ones(DROPOUT_SHAPE, np.float32))
+    return {
+        "eval": kept,
+        "train values": np.unique(dropped),
+        "train share": np.array((dropped != 0).mean()),
+        "another mask each time": np.array(bool((dropped != again).any())),
+        **{f"train share of axis {axis}": (dropped != 0).mean(axis=axis) for axis in (0, 1)},
+    }
+
+
+def _check_dropout(rung: Rung, pair: Pair, name: str) -> None:
+    """The masks are each framework's own, so what is compared is their distribution."""
+    p = pair.ref.dropout_probability(name)
+
+    def deviation(count: int) -> float:  # of the difference between two binomial shares
+        return np.sqrt(2 * p * (1 - p) / count)
+
+    limits = {"eval": 0.0, "another mask each time": 0.0, "train values": 4 * U}
+    limits["train share"] = 6 * deviation(np.prod(DROPOUT_SHAPE))
+    limits |= {f"train share of axis {axis}": 6 * deviation(DROPOUT_SHAPE[axis]) for axis in (0, 1)}
+    named = (
+        {Item(what, "dropout", name, section=name): value for what, value in side.items()}
+        for side in (dropout_facts(pair.ref, name), dropout_facts(pair.port, name), limits)
+    )
+    rung.check(compare(*named, title="dropout on ones"), group=str)
+
+
+def _say_dead_branches(rung: Rung, dead: set[str], must_be_none: bool) -> None:
+    rung.say(f"branches of activations that no input reached in any mode: {len(dead)}")
+    for branch in sorted(dead):
+        rung.say(f"  not proved: {branch}")
+    if dead and must_be_none:
+        rung.refuse(f"{len(dead)} branches are never taken, so they may be wrong: choose another --seed")

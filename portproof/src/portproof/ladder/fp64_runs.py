@@ -1,0 +1,169 @@
+"""A training run of both sides in float64, where rounding is not yet magnified: step for step."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from portproof.backends import backend
+from portproof.backends.base import Backend
+from portproof.backends.trace import map_tensors
+from portproof.compare import Item, compare, placed, tensor_item
+from portproof.compare.tolerances import SEMANTIC_RTOL, U64, largest, summed_floor, with_floors
+from portproof.io.cli import UserError
+from portproof.ladder.rung import Rung, on_rung
+from portproof.ladder.workers import processor_time
+
+# The growth of rounding is measured: a second run of the reference, in which every input and every parameter moves by
+# one unit in the last place before each step. That is one rounding where a step has several hundred, which mostly
+# cancel: a faultless port was seen 0.6 to 2.1 times as far from the reference. If GROWTH times it is more than
+# TOGETHER, there is nothing that could be compared.
+GROWTH = 16.0
+TOGETHER = 1e-9
+LOSS = Item("loss", "loss")
+
+
+class Batches:
+    """What a run takes its batches from, `batches(loader, model)`: the loader's, with floats in the model's precision.
+
+    With `jitter` these floats, and all parameters of the model, move by one unit in the last place before each step.
+    """
+
+    def __init__(self, backend: Backend, jitter: np.random.Generator | None = None) -> None:
+        self.backend, self.jitter = backend, jitter
+        self.before: dict[str, np.ndarray] = {}  # the parameters before the first step
+
+    def __call__(self, loader: Any, model: Any) -> "Epoch":
+        return Epoch(self, loader, model)
+
+    def moved(self, array: np.ndarray) -> np.ndarray:
+        """Each value by one unit in the last place, up or down."""
+        if self.jitter is None:
+            return array
+        return array * (1 + self.jitter.choice([-2 * U64, 2 * U64], array.shape))
+
+    def given(self, tensor: Any, model: Any) -> Any:
+        """What the model gets for one tensor or array of a batch."""
+        array = tensor if isinstance(tensor, np.ndarray) else self.backend.to_array(tensor)
+        if array.dtype.kind == "f":
+            array = self.moved(array.astype(np.float64))
+        return self.backend.to_tensor(array, model)
+
+
+class Epoch:
+    """The batches of a loader, once; see Batches."""
+
+    def __init__(self, batches: Batches, loader: Any, model: Any) -> None:
+        self.batches, self.loader, self.model = batches, loader, model
+
+    def __len__(self) -> int:
+        return len(self.loader)
+
+    def __iter__(self) -> Iterator[Any]:
+        batches, framework = self.batches, self.batches.backend
+        batches.before = batches.before or framework.parameters(self.model)
+        for batch in self.loader:
+            given = map_tensors(
+                batch,
+                lambda value: isinstance(value, np.ndarray) or framework.framework.is_tensor(value),
+                lambda tensor: batches.given(tensor, self.model),
+            )
+            for parameter in self.model.parameters() if batches.jitter is not None else ():
+                framework.set_value(parameter, batches.moved(framework.to_array(parameter)))
+            yield given
+
+
+def _fp64_run(
+    framework: Backend, run: Callable[[Batches], tuple[Any, Sequence[float]]], jitter: np.random.Generator | None = None
+) -> dict[Item, np.ndarray]:
+    """The losses of all steps, and every parameter and buffer behind them; ValueError where nothing was trained."""
+    batches = Batches(framework, jitter)
+    with framework.exact_constants():
+        model, losses = run(batches)
+    after = framework.parameters(model)
+    if not batches.before:
+        raise ValueError("it takes no batch from `batches(loader, model)`")
+    losses = np.array(losses, np.float64)
+    if not losses.size or all(np.array_equal(after[name], array) for name, array in batches.before.items()):
+        raise ValueError(f"after {losses.size} losses no parameter has moved")
+    return {
+        LOSS: losses,
+        **{tensor_item(name, "parameter"): array for name, array in after.items()},
+        **{tensor_item(name, "buffer"): array for name, array in framework.buffers(model).items()},
+    }
+
+
+@on_rung
+def train_fp64(
+    ref: Callable[[Batches], tuple[Any, Sequence[float]]],
+    port: Callable[[Batches], tuple[Any, Sequence[float]]],
+    *,
+    names: Mapping[str, str] | None = None,
+    what: str = "",
+    seed: int = 0,
+    rung: Rung,
+) -> None:
+    """Both sides' training in float64, step for step: every loss, and at the end every parameter and buffer.
+
+    `ref` and `port` take `batches` and return (model, losses): the model, in float64 and without dropout, after a run
+    whose batches are those of `batches(loader, model)`, and each step's loss as a float. A loader gives tensors or
+    arrays in tuples, lists or dicts. Both begin with the same weights, and `ref` runs twice. `names` are the
+    reference's modules and the port's, where they differ; `what` says what is trained on. The limit is GROWTH times
+    how far the reference is from itself when all moves by one unit in the last place before each step.
+
+    Raises UserError for a reference that raises, trains nothing, or is not in float64; a port that raises or trains
+    nothing fails the rung. Refused if the reference magnifies rounding so that there is nothing to compare.
+    """
+    with processor_time(rung, "float64"):
+        fp64_ref = rung.of_ref("training in float64", _fp64_run, backend("torch"), ref)
+        floats = {item: array for item, array in fp64_ref.items() if array.dtype.kind == "f"}
+        if unknown := set(names or {}) - {item.module for item in fp64_ref}:
+            raise UserError(f"names has {min(unknown)!r}, and the reference has no module with weights of that name")
+        for item, array in floats.items():
+            if array.dtype != np.float64:
+                raise UserError(f"the reference's {item} is {array.dtype}: train its model in float64")
+        jitter = np.random.default_rng([seed, 7])
+        moved = rung.of_ref("training in float64", _fp64_run, backend("torch"), ref, jitter)
+        if not (rtol := _rtol(rung, fp64_ref, moved)):
+            return
+        port_items = rung.of_port("training in float64", _fp64_run, backend("paddle"), port)
+        if port_items is None:
+            return
+        steps = fp64_ref[LOSS].size
+        limits = {item: rtol * largest(array) if item in floats else 0.0 for item, array in fp64_ref.items()}
+        limits, zeros = with_floors(limits, dict.fromkeys(floats, summed_floor(steps)), fp64_ref)
+        there = {"mode": "train", "dtype": "float64"}
+        back = {mate: name for name, mate in (names or {}).items()}
+        port_items = {_renamed(item, back): array for item, array in port_items.items()}
+        sides = (placed(side, **there) for side in (fp64_ref, port_items, limits))
+        title = f"train mode, float64, {steps} steps" + f" of {what}" * bool(what)
+        verdict = compare(*sides, title=title, zeros=placed(dict.fromkeys(zeros), **there))
+        rung.check(verdict, group=lambda item: item.kind)
+
+
+def _rtol(rung: Rung, fp64_ref: dict[Item, np.ndarray], moved: dict[Item, np.ndarray]) -> float:
+    """The limit as a share of each item's largest value; 0, and the rung is refused, where nothing can be compared."""
+    if not all(np.isfinite(array).all() for side in (fp64_ref, moved) for array in side.values()):
+        rung.refuse("the reference's training in float64 gives NaN or infinity: lower its learning rate")
+        return 0.0
+    steps = fp64_ref[LOSS].size
+    floor = summed_floor(steps)  # such as the gradient of a bias that the next batch norm removes
+    scales = {item: largest(array) for item, array in fp64_ref.items() if largest(array) > floor}
+    growths = {item: largest(moved[item] - fp64_ref[item]) / scale for item, scale in scales.items()}
+    worst = max(growths, key=growths.get)
+    rtol = max(SEMANTIC_RTOL, GROWTH * growths[worst])
+    rung.say(
+        f"float64: moved by one unit in the last place before each step, the reference is {growths[worst]:.1e} of the "
+        f"largest value from itself after {steps} steps, at {worst}; {GROWTH:g} times that, {rtol:.1e}, is the limit"
+    )
+    if rtol > TOGETHER:
+        rung.refuse(f"the reference does not stay within {TOGETHER / GROWTH:.0e} of itself over {steps} steps")
+        return 0.0
+    return rtol
+
+
+def _renamed(item: Item, back: Mapping[str, str]) -> Item:
+    """The port's item under the reference's name."""
+    if item.module not in back:
+        return item
+    return tensor_item(".".join(filter(None, (back[item.module], item.leaf))), item.kind)

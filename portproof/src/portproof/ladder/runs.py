@@ -1,0 +1,216 @@
+"""Whole float32 training runs of both sides, judged by the test of hypotheses in trajectory.py."""
+
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from portproof.compare import FAIL, Item, Row, Verdict, compare
+from portproof.io.cli import UserError
+from portproof.ladder.rung import Rung, on_rung
+from portproof.ladder.trajectory import ALPHA, FEATURES, Feature, Record, judge, lacking
+from portproof.ladder.workers import last_words, resolve, worker_environment
+
+SIDES = ("reference", "port")
+FEWEST = 4  # degrees of freedom of the test: with fewer a limit is more than 20 standard deviations
+EVALUATIONS = {"eval": "running", "reestimated_eval": "re-estimated"}
+CURVES = {"loss": "losses", "lr": "lr", "training top-1": "right", "top-1": "top1"}
+
+
+class RunFailed(Exception):
+    """One side's runs did not all end: why, in a line; the message is the end of their log."""
+
+    def __init__(self, reason: str, log: str) -> None:
+        super().__init__(log)
+        self.reason = reason
+
+
+def launch(
+    paths: Mapping[str, str],
+    runs: Mapping[str, Mapping[str, Mapping[str, int]]],
+    options: Mapping[str, Any],
+    folder: Path,
+) -> dict[str, dict[str, Record] | RunFailed]:
+    """{side: {name: record}} of `runs` {side: {name: {"seed": ..., "draw": ...}}}, or what a side ended in.
+
+    `paths` names each side's callable. A process with one thread for each, side by side; files go to `folder`.
+    """
+    processes = {}
+    with ExitStack() as stack:
+        for side, path in paths.items():
+            job = {"run": path, "runs": runs[side], "options": options}
+            (folder / f"{side}.json").write_text(json.dumps(job), encoding="utf-8")
+            log = stack.enter_context((folder / f"{side}.log").open("wb"))
+            command = [sys.executable, "-m", "portproof.ladder.run_worker", str(folder), side]
+            # In `folder`, since Python looks for packages in the current one first.
+            streams = {"stdin": subprocess.DEVNULL, "stdout": log, "stderr": subprocess.STDOUT}
+            processes[side] = subprocess.Popen(command, cwd=folder, env=worker_environment(), **streams)
+            stack.callback(processes[side].wait)
+            stack.callback(processes[side].kill)  # first: this is what happens to it when the other raises
+        for process in processes.values():
+            process.wait()
+    return {side: _records(folder, side, runs[side], process.returncode) for side, process in processes.items()}
+
+
+def _records(folder: Path, side: str, names: Mapping[str, Any], status: int) -> dict[str, Record] | RunFailed:
+    if status:
+        words = last_words(folder / f"{side}.log")
+        return RunFailed(words.splitlines()[-1] if status == 1 and words else f"it ended with status {status}", words)
+    return {name: dict(np.load(folder / f"{side}.{name}.npz", allow_pickle=False)) for name in names}
+
+
+def _problem(record: Record) -> str:
+    """What is wrong with the shapes of a record, "" if nothing."""
+    losses = record.get("losses", np.empty(0))
+    if losses.ndim != 1 or losses.size < 3 or losses.dtype.kind != "f":
+        return "it has no 'losses' (steps,), floats of 3 steps or more"
+    epochs = record.get("lr", record.get("top1", losses)).shape
+    if len(epochs) != 1 or not epochs[0] or losses.size % epochs[0]:
+        return f"its {losses.size} losses are no equal share for each of the epochs of 'lr' or 'top1', {epochs}"
+    shapes = {"right": losses.shape, "top1": epochs, "eval": (3,), "reestimated_eval": (3,), "mirrored_eval": (3,)}
+    wrong = [key for key, shape in shapes.items() if key in record and record[key].shape != shape]
+    return f"its {wrong[0]!r} has shape {record[wrong[0]].shape}, not {shapes[wrong[0]]}" if wrong else ""
+
+
+def _check_reference(ref: Sequence[Sequence[Record]]) -> None:
+    """Raise UserError unless the reference's records can be judged by."""
+    every = sum(map(list, ref), [])
+    for record in every:
+        if problem := _problem(record):
+            raise UserError(f"the record of a run of the reference is not as documented: {problem}")
+        if not (np.isfinite(record["losses"]) & (record["losses"] > 0)).all():
+            raise UserError("a run of the reference has losses that are no finite numbers above 0: it must learn")
+        if {k: a.shape for k, a in record.items()} != {k: a.shape for k, a in every[0].items()}:
+            raise UserError("runs of the reference leave records of different keys or shapes: each must leave the same")
+    for records in ref:
+        if len({record["losses"].tobytes() for record in records}) < len(records):
+            raise UserError(
+                "runs of the reference with different draws have the same losses: let `draw` seed its random masks, or"
+                " where it has none, move its initial weights by a unit in the last place"
+            )
+
+
+@on_rung
+def train(
+    ref: str,
+    port: str,
+    *,
+    options: Mapping[str, Any] | None = None,
+    seeds: Sequence[int] = (0,),
+    draws: int = 8,
+    features: Mapping[str, Feature] = FEATURES,
+    alpha: float = ALPHA,
+    top1: float | None = None,
+    rung: Rung,
+) -> None:
+    """Whether whole float32 training runs of the port are runs of the reference, and how well both have learned.
+
+    `ref` and `port` are import paths "pkg.mod:name" of callables `run(seed, draw, options) -> dict of arrays`: one run
+    from the initial weights and on the batches of `seed`, with the `draw`-th series of random masks, and its record,
+    see `trajectory`. Each side gets a process with one thread, side by side; `options`, what can be written as JSON,
+    is handed on to both. The reference runs `draws` times for each of `seeds`, the port once.
+
+    Learning rates must be equal. Of the `features` (`trajectory.FEATURES`, `TOP1`) those are judged whose keys the
+    reference's records have, so that all together fail a faultless port with probability `alpha`. With `top1`, both
+    sides must reach it on average at the end, with re-estimated statistics where there are any. Keeps curves for the
+    report where records have "lr".
+
+    Raises UserError for a pair that cannot be imported, a reference that fails, or one whose record is not as
+    documented; a port with either fails the rung.
+    """
+    runs = _plan(seeds, draws)
+    for path, side in zip((ref, port), SIDES, strict=True):
+        resolve(path, side)
+    try:
+        json.dumps(options)
+    except (TypeError, ValueError) as error:
+        raise UserError(f"options cannot be written as JSON ({error}): they are handed to other processes") from error
+    with processor_time(rung, "float32"), tempfile.TemporaryDirectory() as folder:
+        done = launch(dict(zip(SIDES, (ref, port), strict=True)), runs, options or {}, Path(folder))
+    for failed in (records for records in done.values() if isinstance(records, RunFailed)):
+        rung.say(str(failed))
+    of_ref, of_port = (done[side] for side in SIDES)
+    if isinstance(of_ref, RunFailed):
+        raise UserError(f"training runs of the reference {ref!r} failed: {of_ref.reason}") from of_ref
+    if isinstance(of_port, RunFailed):
+        _fail(rung, "training runs of the port", of_port.reason)
+        return
+    ref_records = [[of_ref[f"{i}.{k}"] for k in range(draws)] for i in range(len(seeds))]
+    port_records = [of_port[f"{i}.0"] for i in range(len(seeds))]
+    _check_reference(ref_records)
+    for problem in filter(None, map(_problem, port_records)):
+        _fail(rung, "record of a run of the port", problem)
+        return
+    _judge(rung, ref_records, port_records, features, alpha)
+    _check_top1(rung, sum(ref_records, []), port_records, top1)
+    _keep_curves(rung, ref_records, port_records)
+
+
+def _plan(seeds: Sequence[int], draws: int) -> dict[str, dict[str, dict[str, int]]]:
+    """The runs of each side by name; raises UserError where they are too few to tell anything."""
+    if len(set(seeds)) < len(seeds) or len(seeds) * (draws - 1) < FEWEST:
+        raise UserError(
+            f"seeds {list(seeds)}, draws {draws}: seeds must differ, and seeds * (draws - 1) be {FEWEST} or more"
+        )
+    return {
+        side: {f"{i}.{k}": {"seed": int(seed), "draw": k} for i, seed in enumerate(seeds) for k in range(count)}
+        for side, count in zip(SIDES, (draws, 1), strict=True)
+    }
+
+
+def _fail(rung: Rung, what: str, reason: str) -> None:
+    rung.check(Verdict(what, [Row(Item(what), FAIL, reason=reason)]), group=str)
+
+
+def _judge(rung: Rung, ref: list, port: list, features: Mapping[str, Feature], alpha: float) -> None:
+    """The learning rates and the test."""
+    rate = Item("lr", "lr")
+    rates = [{rate: records["lr"]} if "lr" in records else {} for records in (ref[0][0], port[0])]
+    if rates[0]:
+        rung.check(compare(*rates, {rate: 0.0}, title="learning rate of each epoch"), group=str)
+    missing = {name: lacking(feature, sum(ref, [])) for name, feature in features.items()}
+    judged = {name: feature for name, feature in features.items() if not missing[name]}
+    steps = [record["losses"].size for record in (ref[0][0], port[0])]
+    if steps[0] != steps[1]:
+        _fail(rung, "steps of a run", "reference {}, port {}".format(*steps))
+    title = f"float32, {len(port)} runs of the port among {len(port) * len(ref[0])} of the reference"
+    rung.check(judge(ref, port, judged, title, alpha), group=str)
+    rung.say(f"  each limit is what a faultless port exceeds once in {len(judged) / alpha:.0f} runs")
+    for key in dict.fromkeys(filter(None, missing.values())):
+        names = ", ".join(name for name, lack in missing.items() if lack == key)
+        rung.say(f"  not judged, since the reference's record has no {key}: {names}")
+
+
+def _check_top1(rung: Rung, ref: list, port: list, needed: float | None) -> None:
+    """Say what every run has reached; the mean at the end must be `needed`."""
+    reached = {}
+    for who, records in zip(SIDES, (ref, port), strict=True):
+        for what, statistics in EVALUATIONS.items():
+            if all(what in record for record in records):
+                top1 = np.array([record[what][1] for record in records])
+                rung.say(f"  top-1 of the {who}, {statistics} statistics: {', '.join(f'{one:.2%}' for one in top1)}")
+                reached[Item(f"{who}, mean top-1", "metric")] = top1.mean()
+    if needed is None:
+        return
+    whole = {Item(f"{who}, mean top-1", "metric"): np.float64(1) for who in SIDES}
+    if next(iter(whole)) not in reached:
+        raise UserError(f"top1={needed}, but the reference's record has no 'eval' (loss, top-1, samples)")
+    title = f"top-1 in eval mode (as the port) against 1 (as the reference), {needed:.0%} needed"
+    rung.check(compare(whole, reached, dict.fromkeys(whole, 1 - needed), title=title), group=str)
+
+
+def _keep_curves(rung: Rung, ref: list, port: list) -> None:
+    """Each seed's curves by epoch, for the report; those of the reference's first run and the port's for the files."""
+    for i, (records, record) in enumerate(zip(ref, port, strict=True)):
+        sides = [*records, record]
+        for what, key in CURVES.items():
+            if all({key, "lr"} <= side.keys() for side in sides):
+                *ours, theirs = (side[key].reshape(side["lr"].size, -1).mean(axis=1) for side in sides)
+                rung.curves[f"seed {i}, {what}"] = np.array(ours), theirs
+                rung.keep({f"seed {i}, {what}": ours[0]}, {f"seed {i}, {what}": theirs})
