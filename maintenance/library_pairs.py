@@ -45,7 +45,8 @@ channel. Any other difference changes what the model predicts.
 See it yourself, for instance:
 
 ```shell
-python -m portproof --ref torchvision.models:squeezenet1_1 --port paddle.vision.models:squeezenet1_1 --input {input}
+python -m portproof align --input {input} \\
+    --ref torchvision.models:squeezenet1_1 --port paddle.vision.models:squeezenet1_1
 ```
 """
 

@@ -19,6 +19,7 @@ from test_faults import FAULTS
 
 from mobilenetv3_common import arguments
 from mobilenetv3_ref.models import MODELS
+from portproof.__main__ import COMMANDS
 from portproof.backends import backend
 from portproof.backends.trace import output_item
 from portproof.compare import FAIL, PASS, Item, Row, Verdict, Worst, tensor_item
@@ -85,6 +86,11 @@ def script(path: str) -> ModuleType:
     return module
 
 
+def portproof_command(name: str) -> ModuleType:
+    assert name in COMMANDS
+    return importlib.import_module(f"portproof.commands.{name}")
+
+
 def options(*paths: str) -> set[str]:
     """The flags of these scripts."""
     return {flag for path in paths for flag in script(path).get_args_parser()._option_string_actions}
@@ -126,7 +132,9 @@ def test_commands_run_scripts_that_know_their_flags(command):
             assert len(words) == 2
             return
         words = shlex.split(BEHIND[words[1]]) + words[2:]
-    if words[1] == "-m":
+    if words[1:3] == ["-m", "portproof"]:
+        parser, words = portproof_command(words[3]).get_args_parser(), words[4:]
+    elif words[1] == "-m":
         assert (ROOT / words[2].replace(".", "/") / "__main__.py").is_file()
         main = importlib.import_module(f"{words[2]}.__main__")
         own = getattr(main, "get_args_parser", lambda: arguments.get_args_parser(words[2], "PaddlePaddle"))
@@ -143,6 +151,7 @@ def test_flags_and_variables_are_known():
     steps = options("steps/run_all.py", *(f"steps/{name}.py" for name in script("steps/run_all.py").RUNGS))
     train = set(arguments.get_args_parser("train", "")._option_string_actions)
     known = steps | train | PIP_FLAGS | options(*(f"tools/{path.name}" for path in (ROOT / "tools").glob("*.py")))
+    known |= {flag for name in COMMANDS for flag in portproof_command(name).get_args_parser()._option_string_actions}
     flags = {word for span in spans(prose()) for word in span.split() if word.startswith("--")}
     assert flags and not flags - known
     listed = next(block for block in blocks(ENGLISH) if "Flags:" in block.cells[0][0])
@@ -279,9 +288,9 @@ def test_weights_and_predictions_are_made_as_shown(tmp_path, monkeypatch, capsys
 
 
 def test_the_difference_between_two_libraries_is_found_as_shown(capsys):
-    (command,) = [command for command in commands() if command.startswith("python tools/locate.py")]
-    tool = script("tools/locate.py")
-    assert tool.main(tool.get_args_parser().parse_args(shlex.split(command)[2:])) == 1
+    (command,) = [command for command in commands() if "--locate-only" in command]
+    align = portproof_command("align")
+    assert align.main(align.get_args_parser().parse_args(shlex.split(command)[4:])) == 1
     printed = capsys.readouterr().out.splitlines()
     (shown,) = [lines for lines in code("located: ") if lines[0].startswith("located: ")]
     assert shown == printed[printed.index(shown[0]) :][: len(shown)]

@@ -51,9 +51,10 @@ def project(tmp_path: Path) -> Path:
     venv.create(copy / ".venv", symlinks=True)
     (site,) = (copy / ".venv").glob("lib/python*/site-packages")
     (installed,) = (Path(path) for path in sys.path if path.endswith("site-packages"))
-    (site / "project.pth").write_text(f"{copy}\n{installed}\n")
+    (site / "project.pth").write_text(f"{copy}\n{copy / 'portproof' / 'src'}\n{installed}\n")
     # What shell/setup.sh leaves when all is installed.
-    state = f'cd "{copy}" && {{ .venv/bin/python -V && echo "{copy}" && cat requirements.txt pyproject.toml; }} | cksum'
+    files = "requirements.txt portproof/pyproject.toml pyproject.toml"
+    state = f'cd "{copy}" && {{ .venv/bin/python -V && echo "{copy}" && cat {files}; }} | cksum'
     stamp = subprocess.run(["sh", "-c", state], capture_output=True, text=True, check=True).stdout
     (copy / ".venv" / "setup.stamp").write_text(stamp)
     return copy
