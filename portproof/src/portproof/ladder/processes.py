@@ -314,6 +314,8 @@ def dist(
     alone = {name: it for some in runs.values() for name, it in some.items() if name not in own_statistics}
     if not alone:
         raise UserError("all runs are in own_statistics: name one in which several processes are one")
+    if len(shares) not in (0, 3):
+        raise UserError("shares must be three functions: documented, of the reference, of the port")
     with tempfile.TemporaryDirectory() as name, ThreadPoolExecutor(max_workers=2) as pool:
         launched = [
             pool.submit(several_processes, who, path, count, some, Path(name) / f"{who} {count}", timeout)
