@@ -14,10 +14,10 @@ from portproof.compare import FAIL, PASS, REFUSED
 from portproof.io.cli import UserError
 from portproof.ladder import launching, processes
 from portproof.ladder.launching import CouldNotStart, Died, launch
+from portproof.ladder.named import resolve
 from portproof.ladder.process_worker import record_of
 from portproof.ladder.processes import dist
 from portproof.ladder.rung import Rung
-from portproof.ladder.workers import resolve
 
 REF, PORT = "process_toys:ref", "process_toys:port"
 # {the port's mistake: (what fails, in which comparison)}

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from portproof.compare import Item
-from portproof.ladder.workers import resolve
+from portproof.ladder.named import resolve
 
 STARTED, JOINING, JOINED, ENDED = "started", "joining", "joined", "ended"
 Record = dict[Item, np.ndarray]  # of one run of one process

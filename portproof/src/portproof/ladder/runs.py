@@ -13,9 +13,10 @@ import numpy as np
 
 from portproof.compare import FAIL, Item, Row, Verdict, compare
 from portproof.io.cli import UserError
+from portproof.ladder.named import resolve
 from portproof.ladder.rung import Rung, on_rung
 from portproof.ladder.trajectory import ALPHA, FEATURES, Feature, Record, judge, lacking
-from portproof.ladder.workers import last_words, processor_time, resolve, worker_environment
+from portproof.ladder.workers import last_words, processor_time, worker_environment
 
 SIDES = ("reference", "port")
 FEWEST = 4  # degrees of freedom of the test: with fewer a limit is more than 20 standard deviations
@@ -61,6 +62,8 @@ def launch(
 def _records(folder: Path, side: str, names: Mapping[str, Any], status: int) -> dict[str, Record] | RunFailed:
     if status:
         words = last_words(folder / f"{side}.log")
+        if status == 2 and words:
+            raise UserError(words.splitlines()[-1])
         return RunFailed(words.splitlines()[-1] if status == 1 and words else f"it ended with status {status}", words)
     return {name: dict(np.load(folder / f"{side}.{name}.npz", allow_pickle=False)) for name in names}
 
@@ -122,7 +125,7 @@ def train(
     report where records have "lr".
 
     Raises UserError for a pair that cannot be imported, a reference that fails, or one whose record is not as
-    documented; a port with either fails the rung.
+    documented; a port with either fails the rung. A run of either side may raise UserError itself, see `to_fill_in`.
     """
     runs = _plan(seeds, draws)
     for path, side in zip((ref, port), SIDES, strict=True):

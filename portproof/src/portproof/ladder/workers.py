@@ -1,32 +1,13 @@
-"""What functions of the ladder need that start processes: what these import and call, and what they said last."""
+"""What functions of the ladder need that start processes: their environment, and what they said last."""
 
-import importlib
 import os
 import resource
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
-from portproof.io.cli import UserError, one_line
 from portproof.ladder.rung import Rung
-
-
-def resolve(path: str, what: str) -> Callable[..., Any]:
-    """What "PKG.MOD:NAME" names; raises UserError, which calls it `what`, if it is not there or cannot be called."""
-    module_name, _, name = str(path).partition(":")
-    if not module_name or not name.isidentifier():
-        raise UserError(f"{what} {path!r} is no PKG.MOD:NAME")
-    try:
-        module = importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        raise UserError(f"{what} {path!r}: {error}: put the folder that holds it into PYTHONPATH") from error
-    except Exception as error:  # whatever a module of the user's may raise
-        raise UserError(f"{what} {path!r}: importing {module_name} raised {one_line(error)}") from error
-    if not callable(getattr(module, name, None)):
-        raise UserError(f"{what} {path!r}: {module_name} has no {name} that can be called")
-    return getattr(module, name)
 
 
 def worker_environment() -> dict[str, str]:
