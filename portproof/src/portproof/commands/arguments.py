@@ -9,9 +9,8 @@ from typing import Any
 import numpy as np
 
 from portproof.backends import backend
-from portproof.io.cli import UserError, existing_file, one_line
+from portproof.io.cli import UserError, existing_file, one_line, resolve
 from portproof.io.state_dict import SUFFIXES, hash_in_name
-from portproof.ladder.workers import resolve
 
 
 def add_model_arguments(parser: argparse.ArgumentParser) -> None:
