@@ -60,7 +60,7 @@ def judged(name: str) -> tuple[str, list[str]]:
     """(the pair's row of the table, what differs and where, one line each)."""
     from portproof import align
     from portproof.compare import FAIL
-    from portproof.ladder.named import draw_inputs, model_factory
+    from portproof.ladder.pairs.named import draw_inputs, model_factory
 
     ref = model_factory(f"torchvision.models:{name}")()
     port = model_factory(f"paddle.vision.models:{PAIRS[name]}")()

@@ -10,13 +10,13 @@ import numpy as np
 from portproof.backends import backend
 from portproof.io.cli import UserError, existing_file
 from portproof.io.state_dict import SUFFIXES, hash_in_name
-from portproof.ladder.named import draw_inputs, model_factory
+from portproof.ladder.pairs.named import draw_inputs, model_factory
 
 INPUT = "2,3,224,224"
 
 
 def add_model_arguments(parser: argparse.ArgumentParser) -> None:
-    """--ref, --port, --map, --input, --seed."""
+    """--ref, --port, --map, --input."""
     add = parser.add_argument
     factory = {"metavar": "PKG.MOD:FACTORY", "required": True, "default": argparse.SUPPRESS}
     add("--ref", help="what makes the reference, such as torchvision.models:vgg11 or my.net:Net(width=2)", **factory)
@@ -29,12 +29,17 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
         help="shape of an input, such as 2,3,224,224, or 2,16:int64:30522 for whole numbers below 30522;"
         f" once for each positional argument (default: {INPUT})",
     )
-    add("--seed", type=int, default=0, help="of inputs and probe weights, 0 or more")
+
+
+def add_seed_argument(parser: argparse.ArgumentParser) -> None:
+    """--seed."""
+    parser.add_argument("--seed", type=int, default=0, help="of inputs and probe weights, 0 or more")
 
 
 def add_pair_arguments(parser: argparse.ArgumentParser) -> None:
     """--ref, --port, --map, --input, --seed, --weights, --port-weights, --device."""
     add_model_arguments(parser)
+    add_seed_argument(parser)
     add = parser.add_argument
     add("--weights", metavar="FILE", help="the reference's weights, for both sides, instead of probe weights")
     add("--port-weights", metavar="FILE", help="the port's own .pdparams or .safetensors, compared with --weights too")
@@ -83,7 +88,7 @@ def read_map(path: str | None) -> dict[str, str]:
 
 
 def load_models(args: argparse.Namespace) -> tuple[Any, Any, list[np.ndarray]]:
-    """(reference, port, inputs) as `add_model_arguments`' flags say."""
+    """(reference, port, inputs) as `add_model_arguments`' and `add_seed_argument`'s flags say."""
     if args.seed < 0:
         raise UserError(f"--seed {args.seed} is negative: choose 0 or more")
     for name in ("torch", "paddle"):

@@ -17,38 +17,38 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from portproof.ladder import cases
     from portproof.ladder.all_rungs import Planned, run_all
-    from portproof.ladder.batches import by_sample, covering, data, facts, must_vary
-    from portproof.ladder.forward_pass import forward, gradients
-    from portproof.ladder.fp64_runs import train_fp64
-    from portproof.ladder.initial import Constant, Normal, Uniform, init
-    from portproof.ladder.losses import loss
-    from portproof.ladder.metrics import evaluation, metric
-    from portproof.ladder.named import draw_inputs, model_factory
-    from portproof.ladder.optimizers import optimizer, schedule
-    from portproof.ladder.pair import same_weights
-    from portproof.ladder.process_worker import join_group
-    from portproof.ladder.processes import dist
+    from portproof.ladder.pairs.named import draw_inputs, model_factory
+    from portproof.ladder.pairs.pair import same_weights
     from portproof.ladder.rung import Rung, run_rung, rung_parser, to_fill_in
-    from portproof.ladder.runs import train
-    from portproof.ladder.training_step import accumulation, backward, epoch
+    from portproof.ladder.rungs.batches import by_sample, covering, data, facts, must_vary
+    from portproof.ladder.rungs.forward_pass import forward, gradients
+    from portproof.ladder.rungs.fp64_runs import train_fp64
+    from portproof.ladder.rungs.initial import Constant, Normal, Uniform, init
+    from portproof.ladder.rungs.losses import loss
+    from portproof.ladder.rungs.metrics import evaluation, metric
+    from portproof.ladder.rungs.optimizers import optimizer, schedule
+    from portproof.ladder.rungs.processes import dist
+    from portproof.ladder.rungs.runs import train
+    from portproof.ladder.rungs.training_step import accumulation, backward, epoch
+    from portproof.ladder.workers.process_worker import join_group
 
 # The module that each name comes from, which is imported when the name is used.
 _MODULES = {
     "all_rungs": ("Planned", "run_all"),
-    "batches": ("by_sample", "covering", "data", "facts", "must_vary"),
-    "forward_pass": ("forward", "gradients"),
-    "fp64_runs": ("train_fp64",),
-    "initial": ("Constant", "Normal", "Uniform", "init"),
-    "losses": ("loss",),
-    "metrics": ("evaluation", "metric"),
-    "named": ("draw_inputs", "model_factory"),
-    "optimizers": ("optimizer", "schedule"),
-    "pair": ("same_weights",),
-    "process_worker": ("join_group",),
-    "processes": ("dist",),
+    "pairs.named": ("draw_inputs", "model_factory"),
+    "pairs.pair": ("same_weights",),
     "rung": ("Rung", "run_rung", "rung_parser", "to_fill_in"),
-    "runs": ("train",),
-    "training_step": ("accumulation", "backward", "epoch"),
+    "rungs.batches": ("by_sample", "covering", "data", "facts", "must_vary"),
+    "rungs.forward_pass": ("forward", "gradients"),
+    "rungs.fp64_runs": ("train_fp64",),
+    "rungs.initial": ("Constant", "Normal", "Uniform", "init"),
+    "rungs.losses": ("loss",),
+    "rungs.metrics": ("evaluation", "metric"),
+    "rungs.optimizers": ("optimizer", "schedule"),
+    "rungs.processes": ("dist",),
+    "rungs.runs": ("train",),
+    "rungs.training_step": ("accumulation", "backward", "epoch"),
+    "workers.process_worker": ("join_group",),
 }
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
 

@@ -1,6 +1,6 @@
 """The training runs of one side, one after the other, in a process of its own.
 
-    python -m portproof.ladder.run_worker FOLDER SIDE
+    python -m portproof.ladder.workers.run_worker FOLDER SIDE
 
 FOLDER/SIDE.json is what `runs.launch` writes; FOLDER/SIDE.NAME.npz becomes the record of each run. Ends with status 1
 and the error in the last line if a run raises, 2 if that is a user's mistake.
@@ -14,8 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from portproof.io.cli import UserError, one_line
-from portproof.ladder.named import resolve
+from portproof.io.cli import UserError, one_line, resolve
 
 
 def checked(record: object) -> dict[str, np.ndarray]:

@@ -7,20 +7,11 @@ from typing import Any
 import numpy as np
 
 from portproof.backends.model import BackendModel
-from portproof.compare import FAIL, Item, compare
+from portproof.compare import Item, compare
 from portproof.compare.activations import dead_branches
 from portproof.compare.tolerances import U, semantic_limits
-from portproof.ladder.pair import (
-    MODES,
-    OUTPUT,
-    Pair,
-    compare_mode,
-    equal_weights,
-    items,
-    locate_failure,
-    run_mode,
-    structure,
-)
+from portproof.ladder.pairs.pair import MODES, OUTPUT, Pair, compare_mode, equal_weights, items, run_mode, structure
+from portproof.ladder.pairs.sides import say_location
 from portproof.ladder.rung import Rung, on_rung
 
 DROPOUT_SHAPE = (256, 256)
@@ -119,19 +110,6 @@ def _can_compare(rung: Rung, pair: Pair, weights: str) -> bool:
     if not fits:
         say_location(rung, pair, first)
     return fits
-
-
-def say_location(rung: Rung, pair: Pair, first: int) -> None:
-    """If a verdict of the rung from the `first` on has failed, say at which module the port departs; once a rung."""
-    failed = [i for i, verdict in enumerate(rung.verdicts) if verdict.status == FAIL and i >= first]
-    if not failed or any(verdict.location for verdict in rung.verdicts):
-        return
-    location = locate_failure(pair, rung.verdicts[first:])
-    if location is None:
-        rung.say("not located: each module alone gives what the reference's gives; look at what surrounds them")
-        return
-    rung.say("\n".join(location.lines()))
-    rung.verdicts[failed[0]] = replace(rung.verdicts[failed[0]], location=location)
 
 
 def _check_mode(rung: Rung, pair: Pair, train: bool) -> set[str]:

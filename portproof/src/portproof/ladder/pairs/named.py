@@ -1,29 +1,12 @@
 """Models, functions and inputs that are named by text, on a command line or in a script."""
 
 import ast
-import importlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
-from portproof.io.cli import UserError, one_line
-
-
-def resolve(path: str, what: str) -> Callable[..., Any]:
-    """What "PKG.MOD:NAME" names; raises UserError, which calls it `what`, if it is not there or cannot be called."""
-    module_name, _, name = str(path).partition(":")
-    if not module_name or not name.isidentifier():
-        raise UserError(f"{what} {path!r} is no PKG.MOD:NAME")
-    try:
-        module = importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        raise UserError(f"{what} {path!r}: {error}: put the folder that holds it into PYTHONPATH") from error
-    except Exception as error:  # whatever a module of the user's may raise
-        raise UserError(f"{what} {path!r}: importing {module_name} raised {one_line(error)}") from error
-    if not callable(getattr(module, name, None)):
-        raise UserError(f"{what} {path!r}: {module_name} has no {name} that can be called")
-    return getattr(module, name)
+from portproof.io.cli import UserError, one_line, resolve
 
 
 def model_factory(text: str, what: str = "model") -> Callable[[], Any]:

@@ -12,8 +12,8 @@ from portproof.backends.base import Backend
 from portproof.compare import Item, compare, tensor_item
 from portproof.compare.tolerances import exact_limits
 from portproof.io.cli import UserError
-from portproof.ladder.distribution import Constant, Law, Normal, Uniform, between, law_like
 from portproof.ladder.rung import Rung, on_rung
+from portproof.ladder.statistics.distribution import Constant, Law, Normal, Uniform, between, law_like
 
 __all__ = ["Constant", "Normal", "Uniform", "init"]
 
