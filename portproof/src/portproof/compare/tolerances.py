@@ -85,9 +85,6 @@ def semantic_limits(fp64_ref: Mapping[K_, np.ndarray], fp32_ref: Mapping[K_, np.
     }
 
 
-COEFFICIENTS = "float64", "float32"  # precisions that an optimizer may keep its rate, momentum, ... in
-
-
 def with_coefficients(
     limits: Mapping[K_, float], ref: Mapping[K_, np.ndarray], rounded: Mapping[K_, np.ndarray]
 ) -> dict[K_, float]:

@@ -8,9 +8,9 @@ import numpy as np
 from portproof.backends import backend
 from portproof.backends.base import Backend
 from portproof.compare import Item, compare, tensor_item
-from portproof.compare.tolerances import COEFFICIENTS, SEMANTIC_RTOL, exact_limits, largest, with_coefficients
+from portproof.compare.tolerances import SEMANTIC_RTOL, exact_limits, largest, with_coefficients
 from portproof.io.cli import UserError
-from portproof.ladder.pairs.sides import Sides
+from portproof.ladder.pairs.sides import Sides, check_coefficients
 from portproof.ladder.rung import Rung, on_rung
 
 Make = Callable[..., Any]  # (model, **settings) -> optimizer, or (optimizer, schedule)
@@ -48,8 +48,7 @@ def optimizer(
     PaddlePaddle's own optimizers keep them in float32. Raises UserError for what is no model, and for what the
     reference's side raises.
     """
-    if coefficients not in COEFFICIENTS:
-        raise UserError(f"coefficients {coefficients!r}: choose one of {COEFFICIENTS}")
+    check_coefficients(coefficients)
     if updates < 1:
         raise UserError(f"updates {updates}: choose 1 or more")
     sides = Sides.of(rung, ref, port, names, device)

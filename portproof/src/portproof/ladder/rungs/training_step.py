@@ -25,7 +25,6 @@ from portproof.backends.trace import Call, Trace
 from portproof.compare import FAIL, Item, Items, Verdict, compare, placed, tensor_item
 from portproof.compare.activations import flipped
 from portproof.compare.tolerances import (
-    COEFFICIENTS,
     U64,
     U,
     kernel_limits,
@@ -36,7 +35,7 @@ from portproof.compare.tolerances import (
 )
 from portproof.io.cli import UserError
 from portproof.ladder.pairs.pair import MODES, OUTPUT, Pair, backward_alone, renamed
-from portproof.ladder.pairs.sides import Sides, say_location
+from portproof.ladder.pairs.sides import Sides, check_coefficients, say_location
 from portproof.ladder.rung import Rung, on_rung
 from portproof.mapping.names import propose, same_names
 
@@ -139,8 +138,7 @@ def backward(
     it), `coefficients` and `names` are as in `optimizer`.
     """
     batches, sides = _checked(batches), Sides.of(rung, ref, port, names, device)
-    if coefficients not in COEFFICIENTS:
-        raise UserError(f"coefficients {coefficients!r}: choose one of {COEFFICIENTS}")
+    check_coefficients(coefficients)
     if not dtypes or not set(dtypes) <= set(PRECISIONS):
         raise UserError(f"dtypes {dtypes!r}: choose some of {PRECISIONS}")
     if sides is not None and "float64" in dtypes:
