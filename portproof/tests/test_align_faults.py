@@ -11,7 +11,7 @@ from pairs import Port, Ref, assert_aligned, assert_located, normal
 
 from portproof import align
 from portproof.compare import FAIL
-from portproof.localize.diagnosis import Alone, explains
+from portproof.localize.diagnosis import FaultyModule, explains
 
 T, P = torch.nn, paddle.nn
 IMAGES = normal(4, 3, 6, 6)
@@ -304,7 +304,9 @@ def test_weights_moved_wrong(change, at, cause):
 
 def test_an_explanation_leaves_under_a_thousandth():
     ref, port = np.zeros(3), np.array([1.0, 1.0, 1.0])
-    alone = Alone(torch.nn.Identity(), {"output 0": ref}, {"output 0": port}, ["output 0"], [], {}, lambda change: {})
+    alone = FaultyModule(
+        torch.nn.Identity(), {"output 0": ref}, {"output 0": port}, ["output 0"], [], {}, lambda change: {}
+    )
     assert explains({"output 0": port + 9e-4}, alone)
     assert not explains({"output 0": port + 2e-3}, alone)
     assert not explains({"output 0": np.full(3, np.nan)}, alone)

@@ -22,7 +22,7 @@ def faults(location: Location) -> dict[tuple[str, str, str], int]:
     """{(class, phase, causes): how many modules} of everything that was located."""
     found: dict[tuple[str, str, str], int] = {}
     for one in [location, *location.also]:
-        key = one.type, one.phase, "; ".join(one.causes)
+        key = one.type, one.phase, "; ".join(one.diagnosis)
         found[key] = found.get(key, 0) + 1
     return found
 

@@ -283,13 +283,13 @@ def test_failing_items_are_marked_in_the_plots():
 def test_rows_drawn_along_the_network():
     counter = tensor_item("a.count", "buffer")
     rows = [
-        Row(output_item("features.0", "logits"), PASS, limit=1.0),
-        Row(Item("a/b"), PASS, limit=1.0),
-        Row(counter, PASS, limit=0.0),
+        Row(output_item("features.0", "logits"), PASS, atol=1.0),
+        Row(Item("a/b"), PASS, atol=1.0),
+        Row(counter, PASS, atol=0.0),
     ]
     assert depth_rows(rows) == rows[:1]
-    assert depth_rows([Row(counter, FAIL, limit=0.0)]) == [Row(counter, FAIL, limit=0.0)]
-    gradients = [Row(gradient("a", i), PASS, limit=1.0) for i in range(2)]
+    assert depth_rows([Row(counter, FAIL, atol=0.0)]) == [Row(counter, FAIL, atol=0.0)]
+    gradients = [Row(gradient("a", i), PASS, atol=1.0) for i in range(2)]
     assert depth_rows([*rows, *gradients]) == gradients[:1]
 
 
@@ -299,11 +299,11 @@ def gradient(name: str, iteration: int | None) -> Item:
 
 def test_shares_of_each_iteration():
     rows = [
-        Row(gradient("a", 0), PASS, difference=1.0, limit=4.0),
-        Row(gradient("b", 0), PASS, difference=1.0, limit=2.0),
+        Row(gradient("a", 0), PASS, difference=1.0, atol=4.0),
+        Row(gradient("b", 0), PASS, difference=1.0, atol=2.0),
         Row(gradient("a", 2), FAIL, reason="not finite"),
-        Row(Item("lr", "lr", iteration=1), PASS, difference=0.0, limit=0.0),
-        Row(gradient("a", None), PASS, difference=1.0, limit=2.0),
+        Row(Item("lr", "lr", iteration=1), PASS, difference=0.0, atol=0.0),
+        Row(gradient("a", None), PASS, difference=1.0, atol=2.0),
     ]
     (curve,) = shares(rows).values()
     np.testing.assert_array_equal(curve, [0.5, np.nan, np.inf])

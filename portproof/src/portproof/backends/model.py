@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from portproof.backends.trace import Call, Trace, map_tensors, tensors_in
+from portproof.backends.trace import ModuleCall, Trace, map_tensors, tensors_in
 from portproof.convert.rules import Change
 from portproof.io.cli import UserError, one_line
 
@@ -103,10 +103,10 @@ class BackendModel:
         With `cotangent` (an array an output) the gradients of sum(output * cotangent) are taken too. What a model
         raises ends the trace and is in `record.error`.
         """
-        call = Call("", 0, args=tuple(inputs), upstream=list(cotangent or ()))
+        call = ModuleCall("", 0, args=tuple(inputs), upstream=list(cotangent or ()))
         return self._run(self.copied("", dtype, train), call, dtype, train, cotangent is not None, calls)
 
-    def run_module(self, name: str, call: Call, dtype: str, train: bool, backward: bool) -> Run:
+    def run_module(self, name: str, call: ModuleCall, dtype: str, train: bool, backward: bool) -> Run:
         """Run only the module `name` on the arguments of `call`, backward from its upstream gradients."""
         call = replace(call, name=name)
         return self._run(self.copied(name, dtype, train), call, dtype, train, backward, calls=True)
@@ -139,7 +139,7 @@ class BackendModel:
     def _tensors(self, value: Any, dtype: str, requires_grad: bool) -> Any:
         return map_tensors(value, _is_array, lambda a: self.backend.tensor(a, self.device, dtype, requires_grad))
 
-    def _run(self, model: Any, call: Call, dtype: str, train: bool, backward: bool, calls: bool) -> Run:
+    def _run(self, model: Any, call: ModuleCall, dtype: str, train: bool, backward: bool, calls: bool) -> Run:
         """Run `model`, which is or stands for the module that `call` names, on what the call received."""
         backend, is_tensor = self.backend, self.backend.framework.is_tensor
         args, kwargs = self._tensors((call.args, call.kwargs), dtype, backward)

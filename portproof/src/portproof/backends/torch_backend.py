@@ -16,7 +16,7 @@ from torch.overrides import TorchFunctionMode
 from portproof.backends import fp64_torch
 from portproof.backends.base import Arrays, Backend
 from portproof.backends.model import BackendModel, Run
-from portproof.backends.trace import Call
+from portproof.backends.trace import ModuleCall
 from portproof.convert.rules import Change
 from portproof.io.cli import UserError
 from portproof.io.files import load_pth
@@ -49,8 +49,14 @@ class TorchModel(BackendModel):
         """The module itself, in float32; to be read, and not to be run or changed. KeyError if there is none."""
         return self.backend.submodule(self.model, name)
 
-    def run_changed(
-        self, change: Callable[[nn.Module], nn.Module], name: str, call: Call, dtype: str, train: bool, backward: bool
+    def run_mutated(
+        self,
+        change: Callable[[nn.Module], nn.Module],
+        name: str,
+        call: ModuleCall,
+        dtype: str,
+        train: bool,
+        backward: bool,
     ) -> Run:
         """`run_module` of the module that `change` makes of a copy of the module `name`."""
         module = change(self.copied(name, dtype, train))

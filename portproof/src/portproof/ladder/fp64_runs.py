@@ -9,7 +9,7 @@ from portproof.backends import backend
 from portproof.backends.base import Backend
 from portproof.backends.trace import map_tensors
 from portproof.compare import Item, compare, placed, tensor_item
-from portproof.compare.tolerances import SEMANTIC_RTOL, U64, largest, summed_floor, with_floors
+from portproof.compare.tolerances import SEMANTIC_RTOL, U64, largest, summed_noise_floor, with_noise_floor
 from portproof.io.cli import UserError
 from portproof.ladder.rung import Rung, on_rung
 from portproof.ladder.workers import processor_time
@@ -130,14 +130,14 @@ def train_fp64(
         if port_items is None:
             return
         steps = fp64_ref[LOSS].size
-        limits = {item: rtol * largest(array) if item in floats else 0.0 for item, array in fp64_ref.items()}
-        limits, zeros = with_floors(limits, dict.fromkeys(floats, summed_floor(steps)), fp64_ref)
+        atol = {item: rtol * largest(array) if item in floats else 0.0 for item, array in fp64_ref.items()}
+        atol, expected_zero = with_noise_floor(atol, dict.fromkeys(floats, summed_noise_floor(steps)), fp64_ref)
         there = {"mode": "train", "dtype": "float64"}
         back = {mate: name for name, mate in (names or {}).items()}
         port_items = {_renamed(item, back): array for item, array in port_items.items()}
-        sides = (placed(side, **there) for side in (fp64_ref, port_items, limits))
+        sides = (placed(side, **there) for side in (fp64_ref, port_items, atol))
         title = f"train mode, float64, {steps} steps" + f" of {what}" * bool(what)
-        verdict = compare(*sides, title=title, zeros=placed(dict.fromkeys(zeros), **there))
+        verdict = compare(*sides, title=title, expected_zero=placed(dict.fromkeys(expected_zero), **there))
         rung.check(verdict, group=lambda item: item.kind)
 
 
@@ -147,7 +147,7 @@ def _rtol(rung: Rung, fp64_ref: dict[Item, np.ndarray], moved: dict[Item, np.nda
         rung.refuse("the reference's training in float64 gives NaN or infinity: lower its learning rate")
         return 0.0
     steps = fp64_ref[LOSS].size
-    floor = summed_floor(steps)  # such as the gradient of a bias that the next batch norm removes
+    floor = summed_noise_floor(steps)  # such as the gradient of a bias that the next batch norm removes
     scales = {item: largest(array) for item, array in fp64_ref.items() if largest(array) > floor}
     growths = {item: largest(moved[item] - fp64_ref[item]) / scale for item, scale in scales.items()}
     worst = max(growths, key=growths.get)

@@ -9,7 +9,7 @@ import numpy as np
 from portproof.backends import backend
 from portproof.backends.base import Backend
 from portproof.compare import Item, compare, tensor_item
-from portproof.compare.tolerances import exact_limits
+from portproof.compare.tolerances import exact_atol
 from portproof.io.cli import UserError
 from portproof.ladder.distribution import Constant, Law, Normal, Uniform, between
 from portproof.ladder.rung import Rung, on_rung
@@ -70,24 +70,24 @@ def _check_side(rung: Rung, who: str, side: tuple[Arrays, Arrays], ref: Arrays, 
     drawn = {name: sample[0] for name, sample in samples.items() if name in laws and sample[0].std() > 0}
     if not drawn:
         rung.refuse(f"{who}: no parameter is drawn, each is a constant")
-    others, others_limit = between({name: laws[name].deviates(sample) for name, sample in drawn.items()})
-    exact, found, limits = {}, {}, {}
+    others, others_atol = between({name: laws[name].deviates(sample) for name, sample in drawn.items()})
+    exact, found, atol = {}, {}, {}
     for name, law in laws.items():
         right, allowed = law.expectations(ref[name].shape, ref[name].dtype)
         shown = law.statistics(samples[name]) if name in samples else {}
         if name in drawn:
             right[AGAIN], shown[AGAIN], allowed[AGAIN] = drawn[name], again.get(name, np.empty(0)), 0.0
         if name in others:
-            right[OTHERS], shown[OTHERS], allowed[OTHERS] = np.zeros_like(others[name]), others[name], others_limit
+            right[OTHERS], shown[OTHERS], allowed[OTHERS] = np.zeros_like(others[name]), others[name], others_atol
         exact |= {_item(name, what): array for what, array in right.items()}
         found |= {_item(name, what): array for what, array in shown.items()}
-        limits |= {_item(name, what): limit for what, limit in allowed.items()}
+        atol |= {_item(name, what): limit for what, limit in allowed.items()}
     found |= {tensor_item(name, "structure"): sample for name, sample in samples.items() if name not in laws}
     order = [*dict.fromkeys(item.name for item in exact if item.name not in (AGAIN, OTHERS)), AGAIN, OTHERS]
     exact = {item: exact[item] for item in sorted(exact, key=lambda item: order.index(item.name))}
-    zeros = {item for item, array in exact.items() if not array.any()}
+    expected_zero = {item for item, array in exact.items() if not array.any()}
     title = f"{who}, against the exact distributions"
-    rung.check(compare(exact, found, limits, title=title, zeros=zeros), group=lambda item: item.name)
+    rung.check(compare(exact, found, atol, title=title, expected_zero=expected_zero), group=lambda item: item.name)
 
 
 def _summary(samples: Arrays) -> Arrays:
@@ -149,7 +149,7 @@ def init(
     if shared:
         both = [{_item(name, SHARED): sample for name, sample in side.items()} for side in (ref_samples, port_side[0])]
         title = f"port, {SHARED}, against the reference's, bit for bit"
-        rung.check(compare(*both, exact_limits(both[0]), title=title), group=lambda item: item.name)
+        rung.check(compare(*both, exact_atol(both[0]), title=title), group=lambda item: item.name)
     else:
         _check_side(rung, "port", port_side, ref_samples, {name: laws[name] for name in ref_samples})
         rung.keep(_summary(ref_side[0]), _summary(port_side[0]))

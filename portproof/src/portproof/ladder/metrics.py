@@ -12,7 +12,7 @@ from portproof.backends import backend
 from portproof.backends.base import Backend
 from portproof.backends.trace import map_tensors
 from portproof.compare import Item, Items, compare
-from portproof.compare.tolerances import C, U, kernel_limits, largest
+from portproof.compare.tolerances import C, U, kernel_atol, largest
 from portproof.io.cli import UserError
 from portproof.ladder.cases import Case, batches, in_precision, metrics, prepared, ranked_labels
 from portproof.ladder.rung import Rung, on_rung
@@ -75,7 +75,7 @@ def _comparable(expected: Items, found: Items) -> tuple[Items, Items]:
     return expected, found
 
 
-def _limits(fp64_ref: Items, fp32_ref: Items) -> dict[Item, float]:
+def _atol(fp64_ref: Items, fp32_ref: Items) -> dict[Item, float]:
     """0 for whole numbers, the kernel limits for floats, over what is finite in both precisions."""
     both = {}, {}
     for item, fp32 in fp32_ref.items():
@@ -83,7 +83,7 @@ def _limits(fp64_ref: Items, fp32_ref: Items) -> dict[Item, float]:
         if fp64 is not None and fp64.shape == fp32.shape:
             finite = np.isfinite(fp64) & np.isfinite(fp32)
             both[0][item], both[1][item] = np.where(finite, fp64, 0), np.where(finite, fp32, 0)
-    return kernel_limits(*both)
+    return kernel_atol(*both)
 
 
 @on_rung
@@ -134,12 +134,12 @@ def metric(
     values = np.concatenate([array.astype(np.float64).ravel() for array in ref.values()] or [np.empty(0)])
     if values.size > 1 and np.unique(values).size == 1:
         rung.refuse(f"the reference's metric is {values[0]} on every case: give cases on which it differs")
-    limits = _limits(fp64_ref, ref)
+    atol = _atol(fp64_ref, ref)
     judged = [(right, ref, f"{title}, reference"), (right, port, f"{title}, port")] if exact else [(ref, port, title)]
     for one, other, heading in judged:
         expected, found = _comparable(one, other)
         words = {item: 0.0 for item, array in expected.items() if array.dtype.kind == "U"}
-        rung.check(compare(expected, found, limits | words, title=heading), group=str)
+        rung.check(compare(expected, found, atol | words, title=heading), group=str)
     rung.keep(ref, port)
 
 
@@ -255,19 +255,19 @@ def evaluation(
         raise UserError(f"the reference has {shapes}: an evaluation needs logits (N, C) and whole-number labels (N,)")
     rung.check_signal({"logits": fp64_ref})
     logits, labels = Item("logits", "output"), Item("labels", "label")
-    limits = kernel_limits({logits: fp64_ref}, {logits: ref_logits}) | {labels: 0.0}
+    atol = kernel_atol({logits: fp64_ref}, {logits: ref_logits}) | {labels: 0.0}
     ref, port = {logits: ref_logits, labels: ref_labels}, {logits: found[0], labels: found[1]}
     rung.keep(ref, port)
-    if not rung.check(compare(ref, port, limits, title="the whole validation set, float32"), group=str):
+    if not rung.check(compare(ref, port, atol, title="the whole validation set, float32"), group=str):
         return
-    limit = limits[logits]
+    limit = atol[logits]
     ranked = ranked_labels(fp64_ref, 2 * limit)
     if ranked is None:
         rung.refuse("an image's best logits are all within rounding of each other: choose other weights or images")
         return
     if len(sizes) == 1:
         rung.say("  all batches are of one size: an average of averages would not show")
-    loss_limit = gain * limit + C * U * largest(fp64_ref)
+    loss_atol = gain * limit + C * U * largest(fp64_ref)
     ranked = ranked.astype(ref_labels.dtype)
     for prefix, word, given in (("ranked/", "ranked labels", ranked), ("", "the loader's labels", ref_labels)):
         ref = rung.of_ref("evaluation", ref_side.results, given)
@@ -278,8 +278,8 @@ def evaluation(
         if not set(kinds) <= set(ref):
             raise UserError(f"the reference's evaluation returns {', '.join(ref)}: no {min(set(kinds) - set(ref))}")
         named = [{Item(k, kinds[k]): side[k] for k in kinds if k in side} for side in (ref, port)]
-        limits = {item: loss_limit if item.kind == "loss" else 0.0 for item in named[0]}
-        rung.check(compare(*named, limits, title=f"evaluation, {word}"), group=str)
+        atol = {item: loss_atol if item.kind == "loss" else 0.0 for item in named[0]}
+        rung.check(compare(*named, atol, title=f"evaluation, {word}"), group=str)
         shares = [f"{k} {float(ref[k]):.4f}" for k, kind in kinds.items() if kind == "metric" and ref[k].ndim == 0]
         rung.say(f"  {', '.join(shares)} of {len(ref_labels)} images")
         rung.keep(*named, prefix)

@@ -8,7 +8,7 @@ import numpy as np
 from portproof.backends import backend
 from portproof.backends.base import Backend
 from portproof.compare import Item, compare, tensor_item
-from portproof.compare.tolerances import SEMANTIC_RTOL, exact_limits, largest
+from portproof.compare.tolerances import SEMANTIC_RTOL, exact_atol, largest
 from portproof.io.cli import UserError
 from portproof.ladder.rung import Rung, on_rung
 from portproof.ladder.sides import Sides
@@ -62,9 +62,9 @@ def optimizer(
         _, others = rung.of_port("optimizer", _updated, sides, 1, make_port, settings, drawn) or (rate, {})
         for side, arrays in zip(moved, (found, others), strict=True):
             side.update({tensor_item(key, "parameter", section=name): array for key, array in arrays.items()})
-    limits = {item: SEMANTIC_RTOL * largest(array) for item, array in moved[0].items()}
+    atol = {item: SEMANTIC_RTOL * largest(array) for item, array in moved[0].items()}
     title = f"parameters after {updates} updates with drawn gradients at rate {' and '.join(rates.values())}, float64"
-    rung.check(compare(*moved, limits, title=title), group=lambda item: item.section or item.kind)
+    rung.check(compare(*moved, atol, title=title), group=lambda item: item.section or item.kind)
 
 
 def _updated(
@@ -112,7 +112,7 @@ def schedule(
             rung.refuse(f"the reference's optimizer never moves the weight: {item}")
         moves = rung.of_port("schedule", _moves, backend("paddle"), device, make_port, settings, epochs)
         port |= {} if moves is None else {item: moves}
-    rung.check(compare(ref, port, exact_limits(ref), title=f"learning rates of {epochs} epochs"), group=str)
+    rung.check(compare(ref, port, exact_atol(ref), title=f"learning rates of {epochs} epochs"), group=str)
 
 
 def _moves(side: Backend, device: str, make: Make, settings: Mapping[str, Any], epochs: int) -> np.ndarray:

@@ -7,7 +7,7 @@ from typing import Any, Optional
 from portproof.backends import backend
 from portproof.backends.model import BackendModel
 from portproof.ladder.rung import Rung
-from portproof.mapping.weights import by_weights
+from portproof.mapping.by_weights import by_weights
 
 
 @dataclass

@@ -21,16 +21,16 @@ from typing import Any
 
 import numpy as np
 
-from portproof.backends.trace import Call, Trace
+from portproof.backends.trace import ModuleCall, Trace
 from portproof.compare import FAIL, Item, Items, Verdict, compare, placed, tensor_item
-from portproof.compare.activations import flipped
-from portproof.compare.tolerances import U64, U, kernel_limits, noise_floors, semantic_limits, with_floors
+from portproof.compare.activations import branch_flips
+from portproof.compare.tolerances import U64, U, kernel_atol, noise_floor, semantic_atol, with_noise_floor
 from portproof.io.cli import UserError
 from portproof.ladder.forward_pass import say_location
-from portproof.ladder.pair import MODES, OUTPUT, Pair, backward_alone, renamed
+from portproof.ladder.pair import MODES, OUTPUT, Pair, isolated_gradients, renamed
 from portproof.ladder.rung import Rung, on_rung
 from portproof.ladder.sides import Sides
-from portproof.mapping.names import propose, same_names
+from portproof.mapping.name_map import propose, same_names
 
 Make = Callable[[Any], tuple]
 Batch = Sequence[np.ndarray]
@@ -152,7 +152,7 @@ def _check_iterations(
     port_run = rung.of_port("make function", _Trained, sides, 1, makes[1], "float64")
     if port_run is None:
         return
-    rows, zeros, norms, call, first = [], set(), [], None, len(rung.verdicts)
+    rows, expected_zero, norms, call, first = [], set(), [], None, len(rung.verdicts)
     curves = {LOSS: ([], []), RATE: ([], [])}
     for i, batch in enumerate(batches):
         # What comes into batch norms sets floors.
@@ -164,9 +164,9 @@ def _check_iterations(
         found, _ = rung.of_port("training step", port_run.iterate, batch) or (None, None)
         if found is None:
             break
-        limits = semantic_limits(fp64_ref, fp32_ref) | {RATE: 0.0}
-        limits, zeros = with_floors(limits, noise_floors(fp64_ref, U64, record.input_scales), fp64_ref)
-        rows += _compare(fp64_ref, found, limits, zeros, mode=mode, dtype="float64", iteration=i).rows
+        atol = semantic_atol(fp64_ref, fp32_ref) | {RATE: 0.0}
+        atol, expected_zero = with_noise_floor(atol, noise_floor(fp64_ref, U64, record.input_scales), fp64_ref)
+        rows += _compare(fp64_ref, found, atol, expected_zero, mode=mode, dtype="float64", iteration=i).rows
         norms.append(np.sqrt(sum((array**2).sum() for item, array in fp64_ref.items() if item.kind == "gradient")))
         rung.keep(*({f"{item}_{i}": side[item] for item in (LOSS, RATE)} for side in (fp64_ref, found)), prefix=prefix)
         for item, both in curves.items():
@@ -179,7 +179,7 @@ def _check_iterations(
         rung.curves |= {label: (np.array(one), np.array(two)) for label, (one, two) in named.items()}
         rung.check(Verdict(title, rows), group=lambda item: f"iteration {item.iteration}")
     _locate(rung, sides, call, first)
-    count = sum(item.kind == "gradient" for item in zeros)
+    count = sum(item.kind == "gradient" for item in expected_zero)
     rung.say(f"  {count} gradients are zero by structure: both sides' are below the rounding of the others")
     fp64_run.check_moved()
     if clip_grad_norm is not None and norms and max(norms) < 0.999 * clip_grad_norm:
@@ -206,21 +206,21 @@ def _check_float32(rung: Rung, sides: Sides, makes: tuple[Make, Make], batch: Ba
     pair = _pair(sides, call)
     if ran is not None:
         found, port_record = ran
-        gates = renamed(port_record.gate_inputs, pair.names.calls)
-        gates = {name: x for name, x in gates.items() if np.shape(record.gate_inputs.get(name)) == x.shape}
-        for word, other in (("reference", ref_record.gate_inputs), ("port", gates)):
-            flips = flipped(record.gate_inputs, other, rung.types)
+        gates = renamed(port_record.activation_inputs, pair.names.calls)
+        gates = {name: x for name, x in gates.items() if np.shape(record.activation_inputs.get(name)) == x.shape}
+        for word, other in (("reference", ref_record.activation_inputs), ("port", gates)):
+            flips = branch_flips(record.activation_inputs, other, rung.types)
             where = f", at {', '.join(flips)}" if flips else ""
             rung.say(f"{mode} mode, float32: {sum(flips.values())} gates of the {word} flip under rounding{where}")
         fp64_ref, fp32_ref, found = (
             {item: array for item, array in side.items() if item.kind not in ("gradient", "parameter")}
             for side in (fp64_ref, fp32_ref, found)
         )
-        limits = kernel_limits(fp64_ref, fp32_ref) | {RATE: 0.0}
-        limits, zeros = with_floors(limits, noise_floors(fp64_ref, U, record.input_scales), fp64_ref)
+        atol = kernel_atol(fp64_ref, fp32_ref) | {RATE: 0.0}
+        atol, expected_zero = with_noise_floor(atol, noise_floor(fp64_ref, U, record.input_scales), fp64_ref)
         title = f"{mode} mode, float32, 1 iteration{f' of {name}' * bool(name)}"
-        rung.check(_compare(fp32_ref, found, limits, zeros, title=title, mode=mode, dtype="float32"))
-    alone = backward_alone(pair, train)
+        rung.check(_compare(fp32_ref, found, atol, expected_zero, title=title, mode=mode, dtype="float32"))
+    alone = isolated_gradients(pair, train)
     alone = alone if alone.rows else replace(alone, refusal="no gradient reaches a layer that both sides have")
     rung.check(alone, group=lambda item: item.module.partition(".")[0] or "model")
     _locate(rung, sides, call, first)
@@ -264,13 +264,13 @@ def accumulation(
     fp64_ref, fp32_ref = (rung.of_ref("training step", accumulated, 0, make_ref, joined, d) for d in PRECISIONS)
     if not _can_judge(rung, fp64_ref):
         return
-    limits, zeros = with_floors(semantic_limits(fp64_ref, fp32_ref), noise_floors(fp64_ref, U64), fp64_ref)
+    atol, expected_zero = with_noise_floor(semantic_atol(fp64_ref, fp32_ref), noise_floor(fp64_ref, U64), fp64_ref)
     count, every = ("two", "both") if len(batches) == 2 else (len(batches), "all")
     for whose, guard, make in (("reference", rung.of_ref, make_ref), ("port", rung.of_port, make_port)):
         found = guard("training step", accumulated, int(whose == "port"), make, batches, "float64")
         title = f"the {whose}'s gradients of {count} batches added up, against the reference's of {every} as one"
         if found is not None:
-            rung.check(_compare(fp64_ref, found, limits, zeros, title=f"{title}, float64"))
+            rung.check(_compare(fp64_ref, found, atol, expected_zero, title=f"{title}, float64"))
 
 
 @on_rung
@@ -307,9 +307,9 @@ def epoch(
     fp64_ref, fp32_ref = (rung.of_ref("training loop", facts, 0, make_ref, dtype) for dtype in PRECISIONS)
     found = rung.of_port("training loop", facts, 1, make_port, "float64")
     if found is not None and _is_finite(rung, fp64_ref):
-        limits = semantic_limits(fp64_ref, fp32_ref) | {RATE: 0.0}
+        atol = semantic_atol(fp64_ref, fp32_ref) | {RATE: 0.0}
         title = title or f"one epoch, float64, {len(batches)} batches"
-        rung.check(_compare(fp64_ref, found, limits, (), title=title))
+        rung.check(_compare(fp64_ref, found, atol, (), title=title))
     if LOG in fp64_ref:
         rung.say(f"  {fp64_ref[LOG][-1]}")
 
@@ -327,16 +327,16 @@ def _checked(batches: Sequence[Batch]) -> list[Batch]:
     return batches
 
 
-def _compare(ref: Items, port: Items, limits: Mapping, zeros: Any, title: str = "", **facts: Any) -> Verdict:
+def _compare(ref: Items, port: Items, atol: Mapping, expected_zero: Any, title: str = "", **facts: Any) -> Verdict:
     """`compare`, with what both computed placed there.
 
     What is a parameter in the reference and frozen in the port looks like a buffer; that it gets no gradient is the
     finding.
     """
     port = {item: array for item, array in port.items() if item in ref or item.kind != "buffer"}
-    sides = (placed(side, **facts) for side in (ref, port, limits, dict.fromkeys(zeros)))
-    ref, port, limits, zeros = sides
-    return compare(ref, port, limits, title=title, zeros=zeros)
+    sides = (placed(side, **facts) for side in (ref, port, atol, dict.fromkeys(expected_zero)))
+    ref, port, atol, expected_zero = sides
+    return compare(ref, port, atol, title=title, expected_zero=expected_zero)
 
 
 def _is_finite(rung: Rung, fp64_ref: Items) -> bool:
@@ -355,7 +355,7 @@ def _can_judge(rung: Rung, fp64_ref: Items) -> bool:
     return has_gradients and _is_finite(rung, fp64_ref)
 
 
-def _model_call(run: _Trained, record: Trace, train: bool) -> Call:
+def _model_call(run: _Trained, record: Trace, train: bool) -> ModuleCall:
     """The reference's first call of its model in a step; raises UserError if it was called otherwise than promised."""
     call = record.calls.get(OUTPUT)
     if call is None or call.kwargs or not call.args:
@@ -365,7 +365,7 @@ def _model_call(run: _Trained, record: Trace, train: bool) -> Call:
     return call
 
 
-def _pair(sides: Sides, call: Call) -> Pair:
+def _pair(sides: Sides, call: ModuleCall) -> Pair:
     """Both models on what the reference's received in `call`, with the gradient that came back to it."""
     inputs = [array.astype(np.float32) if array.dtype.kind == "f" else array for array in call.inputs]
     names = None if sides.modules else same_names(sides.ref, sides.port, inputs)
@@ -374,7 +374,7 @@ def _pair(sides: Sides, call: Call) -> Pair:
     )
 
 
-def _locate(rung: Rung, sides: Sides, call: Call, first: int) -> None:
+def _locate(rung: Rung, sides: Sides, call: ModuleCall, first: int) -> None:
     """If a verdict from the `first` on has failed, say at which module the port departs."""
     if any(verdict.status == FAIL for verdict in rung.verdicts[first:]):
         say_location(rung, _pair(sides, call), first)
