@@ -11,7 +11,8 @@ import mobilenetv3_paddle.models
 import mobilenetv3_ref.models
 from portproof.backends import backend
 from portproof.backends.probe import probe_images, probe_weights
-from portproof.localize.locate import Location, locate, tree
+from portproof.localize.locate import locate
+from portproof.localize.location import Location, module_tree
 from portproof.mapping.name_map import propose
 
 OPTIONS = {"width_mult": 0.35, "num_classes": 10, "dropout": 0.0}
@@ -236,7 +237,7 @@ def test_two_faults_are_both_named():
 
 def test_the_tree_shows_the_way_to_the_place():
     model = backend("torch").wrap(mobilenetv3_ref.models.mobilenet_v3_small(**OPTIONS), "reference")
-    lines = tree(model, "features.1.block.1.fc1")
+    lines = module_tree(model, "features.1.block.1.fc1")
     assert lines[0] == "model (MobileNetV3)"
     assert "          fc1 (Conv2d)   <--- HERE" in lines
     assert len([line for line in lines if line.startswith("    ") and line[4] != " "]) == 13

@@ -7,7 +7,7 @@ import torchvision.models
 
 from portproof import align
 from portproof.compare import FAIL, PASS
-from portproof.localize.locate import Location
+from portproof.localize.location import Location
 
 IMAGES = np.random.default_rng(0).normal(size=(2, 3, 64, 64)).astype(np.float32)
 BIASED = "the running variance is the biased one, sum / n (torch's is sum / (n - 1))"

@@ -21,7 +21,7 @@ from screens import DESKTOP, PHONE, fits_sideways
 from portproof.backends.trace import output_item
 from portproof.compare import FAIL, PASS, REFUSED, Item, Row, Verdict, compare, tensor_item
 from portproof.io.cli import UserError
-from portproof.localize.locate import Location
+from portproof.localize.location import Location
 from portproof.report import pictures
 from portproof.report.page import render_page, worst_share, write_page
 from portproof.report.plots import depth_rows, shares
@@ -41,7 +41,7 @@ def located() -> Verdict:
         "features.2.1",
         "BatchNorm2D",
         proof=["alone, fed the reference's input: <max|d| 1.0e-03>"],
-        causes=["epsilon is 1e-05, not 0.001"],
+        diagnosis=["epsilon is 1e-05, not 0.001"],
         tree=[f"features.{i}" + ("  <--- here" if i == 2 else "") for i in range(40)],
     )
     return replace(forward({"features.2.1": BAD + 1e-3}), location=location, notes=["a note & more"])
@@ -412,9 +412,9 @@ def test_summary_says_what_the_verdicts_say(tmp_path, case):
                     row.note,
                     list(row.shape),
                 )
-                for name in ("difference", "limit", "scale"):
-                    value = float("nan") if fields[name] is None else fields[name]
-                    np.testing.assert_equal(value, getattr(row, name))
+                for key, number in {"difference": row.difference, "limit": row.atol, "scale": row.scale}.items():
+                    value = float("nan") if fields[key] is None else fields[key]
+                    np.testing.assert_equal(value, number)
                 if row.worst:
                     assert fields["worst"] == {
                         "index": list(row.worst.index),

@@ -41,7 +41,7 @@ class Module:
 class Run:
     """One forward pass, and one backward pass if a cotangent was given. All arrays have PyTorch's layout."""
 
-    record: Trace
+    trace: Trace
     output: list[np.ndarray] = field(default_factory=list)
     gradients: dict[str, np.ndarray] = field(default_factory=dict)  # by state_dict key; missing: it received none
     input_gradients: list[np.ndarray | None] = field(default_factory=list)
@@ -101,7 +101,7 @@ class BackendModel:
         """Run the model on `inputs` in "float32" or "float64"; dropout is off in either mode.
 
         With `cotangent` (an array an output) the gradients of sum(output * cotangent) are taken too. What a model
-        raises ends the trace and is in `record.error`.
+        raises ends the trace and is in `trace.error`.
         """
         call = ModuleCall("", 0, args=tuple(inputs), upstream=list(cotangent or ()))
         return self._run(self.copied("", dtype, train), call, dtype, train, cotangent is not None, calls)
@@ -149,16 +149,16 @@ class BackendModel:
             backend.new_tensors(dtype),
             backend.without_dropout() if train else nullcontext(),  # in eval mode there should be none
             backend.framework.set_grad_enabled(backward),
-            backend.trace(model, "output", calls) as record,
+            backend.trace(model, "output", calls) as trace,
         ):
-            run = Run(record)
+            run = Run(trace)
             try:
                 outputs = tensors_in(model(*given[0], **given[1]), is_tensor)
                 run.output = [backend.to_array(tensor) for tensor in outputs]
                 if backward:
                     self._backward(outputs, call.upstream, dtype)
             except Exception as error:  # whatever a model may raise
-                record.error = one_line(error)
+                trace.error = one_line(error)
         inputs = [t for t in tensors_in((args, kwargs), is_tensor) if t.is_floating_point()]
         run.input_gradients = [None if t.grad is None else backend.to_array(t.grad) for t in inputs]
         prefix = f"{call.name}." if call.name else ""

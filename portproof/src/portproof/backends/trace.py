@@ -1,4 +1,4 @@
-"""What flows through a model: every call of every module, as arrays under the module's name. Framework-neutral."""
+"""What flows through a model: every module call, as arrays under the module's name. Framework-neutral."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -65,7 +65,7 @@ class Trace:
     """
 
     outputs: dict[str, np.ndarray] = field(default_factory=dict)  # in the order of execution
-    activation_inputs: dict[str, np.ndarray] = field(default_factory=dict)  # of each call of each activation, likewise
+    activation_inputs: dict[str, np.ndarray] = field(default_factory=dict)  # of each call of each activation, by label
     input_scales: dict[str, float] = field(default_factory=dict)  # of each module: the largest value that came in
     calls: dict[str, ModuleCall] = field(default_factory=dict)  # only if asked for
     buffers: dict[str, np.ndarray] = field(default_factory=dict)  # the model's after the pass, if asked for

@@ -13,9 +13,9 @@ float32, the kernel check. The port may be K times as far from `fp64_ref`, the r
 reference's own float32 run is, plus C * U of the tensor's largest value where the reference happens to round luckily.
 Since both float32 runs are compared with each other, the reference's own distance is added once more (triangle
 inequality): |port - ref| <= (K + 1) |ref - fp64_ref| + C U max|fp64_ref|. Two faultless runs round independently, so
-their largest errors are alike; the K that faultless ports need was measured on random draws of them. Gradients are judged
-layer by layer, each on the reference's own input and upstream gradient: through a whole network, one activation that
-rounding puts on the other side of a kink moves them by a percent, and no factor that allows for it is worth having.
+their largest errors are alike; the K that faultless ports need was measured on random draws of them. Gradients are
+judged layer by layer, each on the reference's own input and upstream gradient: through a whole network, one activation
+on the other side of a kink by rounding moves them by a percent, and no factor that allows for it is worth having.
 """
 
 from collections.abc import Iterable, Mapping

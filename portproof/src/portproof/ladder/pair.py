@@ -24,7 +24,9 @@ from portproof.compare.tolerances import (
     with_noise_floor,
 )
 from portproof.io.cli import UserError
-from portproof.localize.locate import IsolatedRuns, Location, isolated_layers, locate
+from portproof.localize.isolated import IsolatedRuns, isolated_layers
+from portproof.localize.locate import locate
+from portproof.localize.location import Location
 from portproof.mapping.name_map import NameMap, propose, same_names
 
 WEIGHTS = ("probe", "reference", "own")
