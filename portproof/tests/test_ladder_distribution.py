@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from portproof.compare import FAIL, PASS, compare
-from portproof.ladder import distribution
-from portproof.ladder.distribution import Constant, Normal, Uniform
+from portproof.ladder.statistics import distribution
+from portproof.ladder.statistics.distribution import Constant, Normal, Uniform
 
 LAWS = {"normal": (Normal(0.3), lambda rng, shape: rng.normal(0, 0.3, shape))}
 LAWS["uniform"] = (Uniform(0.3), lambda rng, shape: rng.uniform(-0.3, 0.3, shape))
@@ -24,11 +24,11 @@ def test_right_samples_leave_the_limits_as_often_as_p_says(law, shape, rng, monk
     monkeypatch.setattr(distribution, "P", 0.05)
     law, draw = LAWS[law]
     exact, limits = law.expectations(shape, np.float32)
-    zeros = {name for name, item in exact.items() if not item.any()}
+    expected_zero = {name for name, item in exact.items() if not item.any()}
     outside = dict.fromkeys(exact, 0)
     for _ in range(600):
         found = law.statistics(draw(rng, shape).astype(np.float32))
-        for row in compare(exact, found, limits, expected_zero=zeros).rows:
+        for row in compare(exact, found, limits, expected_zero=expected_zero).rows:
             outside[row.name] += row.status != PASS
     assert outside.pop("distinct") == 0
     for name, count in outside.items():
@@ -76,8 +76,8 @@ def test_a_uniform_draws_lower_end_is_a_value_as_any_other():
     sample[0, 0] = -0.3
     law = Uniform(0.3)
     exact, limits = law.expectations(sample.shape, sample.dtype)
-    zeros = {name for name, item in exact.items() if not item.any()}
-    assert compare(exact, law.statistics(sample), limits, expected_zero=zeros).status == PASS
+    expected_zero = {name for name, item in exact.items() if not item.any()}
+    assert compare(exact, law.statistics(sample), limits, expected_zero=expected_zero).status == PASS
 
 
 @pytest.mark.parametrize(("value", "name"), [(0.1, "all 0.1"), (np.arange(3), "constant")])
