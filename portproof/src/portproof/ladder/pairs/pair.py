@@ -13,7 +13,7 @@ import numpy as np
 from portproof.backends import backend
 from portproof.backends.model import BackendModel, Run
 from portproof.backends.trace import module_of
-from portproof.compare import FAIL, Item, Row, Verdict, compare, placed, tensor_item
+from portproof.compare import FAIL, Item, Items, Row, Verdict, compare, placed, tensor_item
 from portproof.compare.tolerances import (
     UNIT_ROUNDOFF,
     exact_atol,
@@ -123,52 +123,61 @@ def run_mode(pair: Pair, train: bool) -> ModeRuns:
 
 
 def compare_mode(pair: Pair, train: bool, runs: ModeRuns | None = None) -> Iterator[Verdict]:
-    """float64: everything. float32: the forward pass, and with a cotangent each layer's gradients alone."""
+    """float64: everything. float32: the forward pass, and with a cotangent each layer's gradients in isolated runs."""
     mode, runs = MODES[train], runs or run_mode(pair, train)
     fp64_ref, fp32_ref = (items(pair, runs.ref[dtype], False) for dtype in UNIT_ROUNDOFF)
     for item, array in fp64_ref.items():
         if array.dtype.kind == "f" and not np.isfinite(array).all():
             yield Verdict(f"{mode} mode", refusal=f"the reference itself gives NaN or infinity at {item}")
             return
-    for dtype, run in runs.port.items():
-        port = items(pair, run, True)
-        # What is a parameter there and frozen here looks like a buffer; that it gets no gradient is the finding.
-        port = {item: array for item, array in port.items() if item in fp64_ref or item.kind != "buffer"}
-        reference, atol = fp64_ref, semantic_atol(fp64_ref, fp32_ref)
-        if dtype == "float32":
-            reference, port = _forward(fp32_ref), _forward(port)
-            atol = kernel_atol(fp64_ref, reference)
-        floors = noise_floor(reference, UNIT_ROUNDOFF[dtype], runs.ref["float64"].trace.input_scales)
-        atol, expected_zero = with_noise_floor(atol, floors, fp64_ref)
-        whole = Item(pair.output, "output")
-        expected_zero |= {item for item in atol if not largest(fp64_ref[item]) and item != whole}
-        there = {"mode": mode, "dtype": dtype}
-        reference, port, atol, expected_zero = (
-            placed(side, **there) for side in (reference, port, atol, dict.fromkeys(expected_zero))
-        )
-        verdict = compare(reference, port, atol, title=f"{mode} mode, {dtype}", expected_zero=expected_zero)
-        if run.trace.error:
-            row = Row(Item("the port runs", **there), FAIL, reason=f"it raised {run.trace.error}")
+    input_scales = runs.ref["float64"].trace.input_scales
+    for dtype, port_run in runs.port.items():
+        port = items(pair, port_run, True)
+        verdict = _compare_precision(Item(pair.output, "output"), mode, dtype, fp64_ref, fp32_ref, port, input_scales)
+        if port_run.trace.error:
+            item = Item("the port runs", mode=mode, dtype=dtype)
+            row = Row(item, FAIL, reason=f"it raised {port_run.trace.error}")
             verdict = replace(verdict, rows=[*verdict.rows, row])
         yield verdict
     if pair.cotangent is not None:
         yield isolated_gradients(pair, train)
 
 
+def _compare_precision(
+    whole: Item, mode: str, dtype: str, fp64_ref: Items, fp32_ref: Items, port: Items, input_scales: Mapping[str, float]
+) -> Verdict:
+    """One precision of a mode; any item but the `whole` model's output may be zero throughout."""
+    # What is a parameter there and frozen here looks like a buffer; that it gets no gradient is the finding.
+    port = {item: array for item, array in port.items() if item in fp64_ref or item.kind != "buffer"}
+    if dtype == "float64":
+        ref, atol = fp64_ref, semantic_atol(fp64_ref, fp32_ref)
+    else:
+        ref, port = _forward(fp32_ref), _forward(port)
+        atol = kernel_atol(fp64_ref, ref)
+    floor = noise_floor(ref, UNIT_ROUNDOFF[dtype], input_scales)
+    atol, expected_zero = with_noise_floor(atol, floor, fp64_ref)
+    expected_zero |= {item for item in atol if not largest(fp64_ref[item]) and item != whole}
+    facts = {"mode": mode, "dtype": dtype}
+    ref, port, atol = (placed(values, **facts) for values in (ref, port, atol))
+    expected_zero = placed(dict.fromkeys(expected_zero), **facts)
+    return compare(ref, port, atol, title=f"{mode} mode, {dtype}", expected_zero=expected_zero)
+
+
 def isolated_gradients(pair: Pair, train: bool) -> Verdict:
     """float32 gradients, layer by layer, each on the reference's own inputs and upstream gradients.
 
     Through a whole network they cannot be judged: one activation on the other side of a kink by rounding moves them by
-    a percent, on either framework. A layer alone receives the same on both sides, off its kinks (see activations.py).
+    a percent, on either framework. In an isolated run a layer receives the same on both sides, off its kinks (see
+    activations.py).
     """
     mode = MODES[train]
     calls = pair.ref.run(pair.inputs, "float32", train, pair.cotangent, calls=True).trace.calls
-    bench = IsolatedRuns(pair.ref, pair.port, pair.names, train)
+    runs = IsolatedRuns(pair.ref, pair.port, pair.names, train)
     rows = []
-    for label, found in isolated_layers(bench, calls, "float32"):
+    for label, found in isolated_layers(runs, calls, "float32"):
         there = {"mode": mode, "dtype": "float32", "section": label}
         rows += [replace(row, item=replace(row.item, **there)) for row in found]
-    return Verdict(f"{mode} mode, float32, layers alone", rows)
+    return Verdict(f"{mode} mode, float32, isolated layers", rows)
 
 
 def structure(names: NameMap) -> Verdict:
@@ -182,7 +191,7 @@ def equal_weights(pair: Pair) -> Verdict:
     """The port's weights against the reference's, bit for bit."""
     ref_arrays, port_arrays = pair.ref.arrays(), pair.port.arrays()
     ref = {tensor_item(key, "weights"): ref_arrays[key] for key in pair.names.tensors}
-    port = {tensor_item(key, "weights"): port_arrays[other] for key, other in pair.names.tensors.items()}
+    port = {tensor_item(key, "weights"): port_arrays[port_key] for key, port_key in pair.names.tensors.items()}
     return compare(ref, port, exact_atol(ref), title="weights as they were given")
 
 
@@ -203,8 +212,11 @@ def precision_of(verdicts: Iterable[Verdict]) -> str:
 def items(pair: Pair, run: Run, is_port: bool) -> dict[Item, np.ndarray]:
     """What one side computed, by the reference's names: forward, then gradients from the output back, then buffers."""
     names = pair.names
-    keys = {other: one for one, other in names.tensors.items()} if is_port else {k: k for k in names.tensors}
-    outputs = renamed(run.trace.outputs, names.calls if is_port else {label: label for label in names.calls})
+    if is_port:
+        keys, labels = {port_key: key for key, port_key in names.tensors.items()}, names.calls
+    else:
+        keys, labels = {key: key for key in names.tensors}, {label: label for label in names.calls}
+    outputs = renamed(run.trace.outputs, labels)
     gradients = {keys[k]: array for k, array in run.gradients.items() if k in keys}
     order = [key for key in reversed(list(names.tensors)) if key in gradients]
     return {
@@ -222,9 +234,12 @@ def _output_item(label: str, output: str) -> Item:
 
 def renamed(outputs: Mapping[str, np.ndarray], calls: Mapping[str, str]) -> dict[str, np.ndarray]:
     """The port's outputs under the reference's names; those without a counterpart are left out."""
-    back = {other: one for one, other in calls.items()}
-    pairs = ((name.partition("["), array) for name, array in outputs.items())
-    return {back[label] + bracket + rest: array for (label, bracket, rest), array in pairs if label in back}
+    ref_labels, found = {port_label: label for label, port_label in calls.items()}, {}
+    for name, array in outputs.items():
+        label, bracket, rest = name.partition("[")
+        if label in ref_labels:
+            found[ref_labels[label] + bracket + rest] = array
+    return found
 
 
 def _forward(found: Mapping[Item, np.ndarray]) -> dict[Item, np.ndarray]:

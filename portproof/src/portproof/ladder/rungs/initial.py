@@ -34,12 +34,12 @@ def _item(tensor: str, what: str) -> Item:
     return Item(what, kind, tensor.rpartition(".")[0], section=tensor)
 
 
-def _drawn_once(build: Callable[[int], Any], side: Backend, back: Mapping[str, str], seed: int) -> Arrays:
+def _drawn_once(build: Callable[[int], Any], backend: Backend, back: Mapping[str, str], seed: int) -> Arrays:
     """A new model's parameters and buffers; `back` maps its modules to the reference's."""
     model = build(seed)
-    if not isinstance(model, side.module_class):
-        raise TypeError(f"it returned a {type(model).__name__}, no {side.module_class_name}")
-    split = ((*name.rpartition("."), array) for name, array in side.arrays(model).items())
+    if not isinstance(model, backend.module_class):
+        raise TypeError(f"it returned a {type(model).__name__}, no {backend.module_class_name}")
+    split = ((*name.rpartition("."), array) for name, array in backend.arrays(model).items())
     return {back.get(module, module) + dot + leaf: array for module, dot, leaf, array in split}
 
 

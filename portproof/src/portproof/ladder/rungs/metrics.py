@@ -21,10 +21,10 @@ KINDS = {"b": np.int64, "i": np.int64, "u": np.int64, "f": np.float64}
 Numbers = dict[str, np.ndarray]
 
 
-def _numbers(returned: Any, name: str, side: Backend | None = None) -> Numbers:
+def _numbers(returned: Any, name: str, backend: Backend | None = None) -> Numbers:
     """{name: int64 or float64} of what a metric returned; raises TypeError for what is no number."""
-    if side:
-        returned = map_tensors(returned, side.framework.is_tensor, side.to_array)
+    if backend:
+        returned = map_tensors(returned, backend.framework.is_tensor, backend.to_array)
     named = returned if isinstance(returned, Mapping) else {name: returned}
     arrays = {str(key): np.asarray(value) for key, value in named.items()}
     for key, array in arrays.items():
@@ -48,11 +48,10 @@ def _over(function: Callable[..., Numbers], case: Case, size: int | None) -> Num
     return stacked
 
 
-def _on_tensors(framework: str, function: Callable[..., Any], name: str, device: str) -> Callable[..., Numbers]:
+def _on_tensors(backend: Backend, function: Callable[..., Any], name: str, device: str) -> Callable[..., Numbers]:
     """`function` of that framework's tensors as one of arrays."""
-    side = backend(framework)
-    place = side.device(device)
-    return lambda *arrays: _numbers(function(*(side.tensor(array, place) for array in arrays)), name, side)
+    place = backend.device(device)
+    return lambda *arrays: _numbers(function(*(backend.tensor(array, place) for array in arrays)), name, backend)
 
 
 def _comparable(expected: Items, found: Items) -> tuple[Items, Items]:
@@ -62,16 +61,16 @@ def _comparable(expected: Items, found: Items) -> tuple[Items, Items]:
     """
     expected, found = dict(expected), dict(found)
     for item in [item for item in expected if item in found]:
-        one, other = expected[item], found[item]
-        if one.dtype != other.dtype:  # a count may be a whole number on one side and a float on the other
-            one, other = one.astype(np.float64), other.astype(np.float64)
-        finite = np.isfinite(one)
-        if one.shape == other.shape and not finite.all():
-            for side, array in ((expected, one), (found, other)):
+        ref, port = expected[item], found[item]
+        if ref.dtype != port.dtype:  # a count may be a whole number on one side and a float on the other
+            ref, port = ref.astype(np.float64), port.astype(np.float64)
+        finite = np.isfinite(ref)
+        if ref.shape == port.shape and not finite.all():
+            for items, array in ((expected, ref), (found, port)):
                 words = np.where(np.isfinite(array), "finite", array.astype(str))
-                side[replace(item, name=f"{item.name}, where not finite")] = words
-            one, other = np.where(finite, one, 0.0), np.where(finite, other, 0.0)
-        expected[item], found[item] = one, other
+                items[replace(item, name=f"{item.name}, where not finite")] = words
+            ref, port = np.where(finite, ref, 0.0), np.where(finite, port, 0.0)
+        expected[item], found[item] = ref, port
     return expected, found
 
 
@@ -114,8 +113,8 @@ def metric(
 
     Raises UserError for cases that are none, and for a reference or an `exact` that raises.
     """
-    ref_numbers = _on_tensors("torch", ref_metric, name, device)
-    port_numbers = _on_tensors("paddle", port_metric, name, device)
+    ref_numbers = _on_tensors(backend("torch"), ref_metric, name, device)
+    port_numbers = _on_tensors(backend("paddle"), port_metric, name, device)
     fp64_ref, ref, port, right = {}, {}, {}, {}
     for case_name, case in prepared(metrics(seed) if cases is None else cases).items():
         for size in batch_sizes:
@@ -136,8 +135,8 @@ def metric(
         rung.refuse(f"the reference's metric is {values[0]} on every case: give cases on which it differs")
     atol = _atol(fp64_ref, ref)
     judged = [(right, ref, f"{title}, reference"), (right, port, f"{title}, port")] if exact else [(ref, port, title)]
-    for one, other, heading in judged:
-        expected, found = _comparable(one, other)
+    for *both, heading in judged:
+        expected, found = _comparable(*both)
         words = {item: 0.0 for item, array in expected.items() if array.dtype.kind == "U"}
         rung.check(compare(expected, found, atol | words, title=heading), group=str)
     rung.keep(ref, port)

@@ -88,20 +88,20 @@ def _updated(
 
     The reference may have its coefficients `rounded` to float32.
     """
-    side, keys = (sides.ref, sides.port)[i], sides.keys(i)
-    model = side.copied("", "float64", train=True)
-    with side.backend.new_tensors("float64"):
+    wrapped, keys = (sides.ref, sides.port)[i], sides.keys(i)
+    model, backend = wrapped.copied("", "float64", train=True), wrapped.backend
+    with backend.new_tensors("float64"):
         optimizer, schedule = _made(make, model, settings)
-        rate = side.backend.learning_rate(optimizer)
+        rate = backend.learning_rate(optimizer)
         for gradients in drawn:
             own = {name: gradients[key] for name, key in keys.items() if key in gradients}
-            side.backend.set_gradients(model, own)
+            backend.set_gradients(model, own)
             if rounded:
-                side.backend.round_coefficients(optimizer)
+                backend.round_coefficients(optimizer)
             optimizer.step()
             if schedule is not None:
                 schedule.step()
-    return rate, {keys[name]: array for name, array in side.backend.parameters(model).items()}
+    return rate, {keys[name]: array for name, array in backend.parameters(model).items()}
 
 
 @on_rung
@@ -134,17 +134,17 @@ def schedule(
     rung.check(compare(ref, port, exact_atol(ref), title=f"learning rates of {epochs} epochs"), group=str)
 
 
-def _moves(side: Backend, device: str, make: Make, settings: Mapping[str, Any], epochs: int) -> np.ndarray:
+def _moves(backend: Backend, device: str, make: Make, settings: Mapping[str, Any], epochs: int) -> np.ndarray:
     """(epochs,): how far each step moves the weight."""
-    model = side.moved(side.framework.nn.Linear(1, 1), side.device(device), "float64")
+    model = backend.moved(backend.framework.nn.Linear(1, 1), backend.device(device), "float64")
     optimizer, schedule = _made(make, model, settings)
     if schedule is None:
-        raise UserError(f"the {side.name} side has no schedule: return (optimizer, schedule)")
+        raise UserError(f"the {backend.name} side has no schedule: return (optimizer, schedule)")
     moves = np.empty(epochs)
     for epoch in range(epochs):
-        side.set_value(model.weight, np.zeros((1, 1)))
-        side.set_gradients(model, {"weight": np.ones((1, 1)), "bias": np.zeros(1)})
+        backend.set_value(model.weight, np.zeros((1, 1)))
+        backend.set_gradients(model, {"weight": np.ones((1, 1)), "bias": np.zeros(1)})
         optimizer.step()
         schedule.step()
-        moves[epoch] = -side.to_array(model.weight).item()
+        moves[epoch] = -backend.to_array(model.weight).item()
     return moves

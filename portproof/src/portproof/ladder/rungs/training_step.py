@@ -51,9 +51,9 @@ class _Trained:
 
     def __init__(self, sides: Sides, i: int, make: Make, dtype: str, rounded: bool = False) -> None:
         """`rounded`: the reference's optimizer with coefficients that are rounded to float32."""
-        side, self.keys, self.dtype = (sides.ref, sides.port)[i], sides.keys(i), dtype
-        self.backend, self.whose = side.backend, f"the {side.role}'s"
-        self.model = side.copied("", dtype, train=False)
+        model, self.keys, self.dtype = (sides.ref, sides.port)[i], sides.keys(i), dtype
+        self.backend, self.whose = model.backend, f"the {model.role}'s"
+        self.model = model.copied("", dtype, train=False)
         with self.backend.new_tensors(dtype):
             made = make(self.model)
         if not isinstance(made, tuple) or len(made) not in (2, 3) or not callable(made[0]):
@@ -74,13 +74,13 @@ class _Trained:
             return self.function(*args, **kwargs)
 
     def iterate(
-        self, batch: Batch, *, record: bool = False, calls: bool = False, **kwargs: Any
+        self, batch: Batch, *, traced: bool = False, calls: bool = False, **kwargs: Any
     ) -> tuple[dict[Item, np.ndarray], Trace | None]:
-        """({item: array} after one iteration, the trace of its forward pass if it is to be recorded)."""
+        """({item: array} after one iteration, the trace of its forward pass if it is to be `traced`)."""
         if self.rounded:
             self.backend.round_coefficients(self.optimizer)
         rate = self.rate()
-        with self.backend.trace(self.model, OUTPUT, calls) if record else nullcontext() as trace:
+        with self.backend.trace(self.model, OUTPUT, calls) if traced else nullcontext() as trace:
             loss = self.run(*self.tensors(batch), **kwargs)
         if not self.backend.framework.is_tensor(loss) or self.backend.to_array(loss).size != 1:
             raise UserError(
@@ -133,10 +133,10 @@ def backward(
     """The side's own training step, an iteration for each of `batches` (tuples of arrays that `step` takes).
 
     float64: loss, learning rate, every gradient by name, every parameter and every buffer after each iteration.
-    float32: the first iteration's loss and buffers, and the gradients of every layer alone. If something differs, the
-    module at fault is located. See the module's text for `make_ref` and `make_port`; `train` says in which mode they
-    train, `name` what reports call them, `clip_grad_norm` to which norm they clip gradients (refused if none reaches
-    it), `coefficients` and `names` are as in `optimizer`.
+    float32: the first iteration's loss and buffers, and the gradients of every layer's isolated run. If something differs,
+    the module at fault is located. See the module's text for `make_ref` and `make_port`; `train` says in which mode
+    they train, `name` what reports call them, `clip_grad_norm` to which norm they clip gradients (refused if none
+    reaches it), `coefficients` and `names` are as in `optimizer`.
     """
     batches, sides = _checked(batches), Sides.of(rung, ref, port, names, device)
     if coefficients not in COEFFICIENTS:
@@ -173,10 +173,10 @@ def _check_iterations(
     rows, expected_zero, norms, call, first = [], set(), [], None, len(rung.verdicts)
     curves = {LOSS: ([], []), RATE: ([], [])}
     for i, batch in enumerate(batches):
-        # What comes into batch norms sets floors.
-        fp64_ref, record = rung.of_ref("training step", fp64_run.iterate, batch, record=True, calls=i == 0)
+        # What comes into batch norms sets noise floors.
+        fp64_ref, trace = rung.of_ref("training step", fp64_run.iterate, batch, traced=True, calls=i == 0)
         fp32_ref, _ = rung.of_ref("training step", fp32_run.iterate, batch)
-        call = call or _model_call(fp64_run, record, train)
+        call = call or _model_call(fp64_run, trace, train)
         if not _can_judge(rung, fp64_ref):
             return
         found, _ = rung.of_port("training step", port_run.iterate, batch) or (None, None)
@@ -186,7 +186,7 @@ def _check_iterations(
         if rounded_run:
             atol = with_coefficients(atol, fp64_ref, rung.of_ref("training step", rounded_run.iterate, batch)[0])
         atol |= {RATE: 0.0}
-        atol, expected_zero = with_noise_floor(atol, noise_floor(fp64_ref, U64, record.input_scales), fp64_ref)
+        atol, expected_zero = with_noise_floor(atol, noise_floor(fp64_ref, U64, trace.input_scales), fp64_ref)
         rows += _compare(fp64_ref, found, atol, expected_zero, mode=mode, dtype="float64", iteration=i).rows
         norms.append(np.sqrt(sum((array**2).sum() for item, array in fp64_ref.items() if item.kind == "gradient")))
         rung.keep(*({f"{item}_{i}": side[item] for item in (LOSS, RATE)} for side in (fp64_ref, found)), prefix=prefix)
@@ -197,7 +197,7 @@ def _check_iterations(
             run.end_iteration()
     if rows:
         named = {", ".join(filter(None, (f"{mode} mode", name, str(item)))): both for item, both in curves.items()}
-        rung.curves |= {label: (np.array(one), np.array(two)) for label, (one, two) in named.items()}
+        rung.curves |= {label: (np.array(ref), np.array(port)) for label, (ref, port) in named.items()}
         rung.check(Verdict(title, rows), group=lambda item: f"iteration {item.iteration}")
     _locate(rung, sides, call, first)
     count = sum(item.kind == "gradient" for item in expected_zero)
@@ -208,42 +208,44 @@ def _check_iterations(
 
 
 def _check_float32(rung: Rung, sides: Sides, makes: tuple[Make, Make], batch: Batch, train: bool, name: str) -> None:
-    """float32: one iteration's loss and statistics, and the gradients of every layer alone.
+    """float32: one iteration's loss and statistics, and the gradients of every layer in an isolated run.
 
     Through the whole network gradients cannot be judged in float32: one input of a ReLU that rounding puts on the other
-    side of zero moves them by up to 3 percent on a faultless port. Those that did are counted and named. A layer alone,
-    on the reference's own input and upstream gradient, has none.
+    side of zero moves them by up to 3 percent on a faultless port. Those that did are counted and named. A layer's
+    isolated run, on the reference's own input and upstream gradient, has none.
     """
     mode = MODES[train]
     runs = [rung.of_ref("make function", _Trained, sides, 0, makes[0], dtype) for dtype in PRECISIONS]
-    fp64_ref, record = rung.of_ref("training step", runs[0].iterate, batch, record=True, calls=True)
-    fp32_ref, ref_record = rung.of_ref("training step", runs[1].iterate, batch, record=True)
-    call = _model_call(runs[0], record, train)
+    fp64_ref, trace = rung.of_ref("training step", runs[0].iterate, batch, traced=True, calls=True)
+    fp32_ref, fp32_trace = rung.of_ref("training step", runs[1].iterate, batch, traced=True)
+    call = _model_call(runs[0], trace, train)
     if not _can_judge(rung, fp64_ref):
         return
     first = len(rung.verdicts)
     port_run = rung.of_port("make function", _Trained, sides, 1, makes[1], "float32")
-    ran = port_run and rung.of_port("training step", port_run.iterate, batch, record=True)
+    ran = port_run and rung.of_port("training step", port_run.iterate, batch, traced=True)
     pair = _pair(sides, call)
     if ran is not None:
-        found, port_record = ran
-        gates = renamed(port_record.activation_inputs, pair.names.calls)
-        gates = {name: x for name, x in gates.items() if np.shape(record.activation_inputs.get(name)) == x.shape}
-        for word, other in (("reference", ref_record.activation_inputs), ("port", gates)):
-            flips = branch_flips(record.activation_inputs, other, rung.types)
+        found, port_trace = ran
+        fp64_inputs = trace.activation_inputs
+        port_inputs = renamed(port_trace.activation_inputs, pair.names.calls)
+        port_inputs = {name: x for name, x in port_inputs.items() if np.shape(fp64_inputs.get(name)) == x.shape}
+        for who, inputs in (("reference", fp32_trace.activation_inputs), ("port", port_inputs)):
+            flips = branch_flips(fp64_inputs, inputs, rung.types)
             where = f", at {', '.join(flips)}" if flips else ""
-            rung.say(f"{mode} mode, float32: {sum(flips.values())} gates of the {word} flip under rounding{where}")
+            rung.say(f"{mode} mode, float32: {sum(flips.values())} branch flips of the {who} by rounding{where}")
         fp64_ref, fp32_ref, found = (
             {item: array for item, array in side.items() if item.kind not in ("gradient", "parameter")}
             for side in (fp64_ref, fp32_ref, found)
         )
         atol = kernel_atol(fp64_ref, fp32_ref) | {RATE: 0.0}
-        atol, expected_zero = with_noise_floor(atol, noise_floor(fp64_ref, U, record.input_scales), fp64_ref)
+        atol, expected_zero = with_noise_floor(atol, noise_floor(fp64_ref, U, trace.input_scales), fp64_ref)
         title = f"{mode} mode, float32, 1 iteration{f' of {name}' * bool(name)}"
         rung.check(_compare(fp32_ref, found, atol, expected_zero, title=title, mode=mode, dtype="float32"))
-    alone = isolated_gradients(pair, train)
-    alone = alone if alone.rows else replace(alone, refusal="no gradient reaches a layer that both sides have")
-    rung.check(alone, group=lambda item: item.module.partition(".")[0] or "model")
+    isolated = isolated_gradients(pair, train)
+    if not isolated.rows:
+        isolated = replace(isolated, refusal="no gradient reaches a layer that both sides have")
+    rung.check(isolated, group=lambda item: item.module.partition(".")[0] or "model")
     _locate(rung, sides, call, first)
 
 
@@ -274,9 +276,9 @@ def accumulation(
     def accumulated(i: int, make: Make, group: list[Batch], dtype: str) -> dict[Item, np.ndarray]:
         run = _Trained(sides, i, make, dtype)
         for place, batch in enumerate(group):
-            found, record = run.iterate(batch, record=place == 0, calls=place == 0, accumulation=(place, len(group)))
+            found, trace = run.iterate(batch, traced=place == 0, calls=place == 0, accumulation=(place, len(group)))
             if i == 0 and place == 0:
-                _model_call(run, record, False)
+                _model_call(run, trace, False)
         if i == 0:
             run.check_moved()
         return {item: array for item, array in found.items() if item.kind in ("gradient", "parameter")}
@@ -376,9 +378,9 @@ def _can_judge(rung: Rung, fp64_ref: Items) -> bool:
     return has_gradients and _is_finite(rung, fp64_ref)
 
 
-def _model_call(run: _Trained, record: Trace, train: bool) -> ModuleCall:
+def _model_call(run: _Trained, trace: Trace, train: bool) -> ModuleCall:
     """The reference's first call of its model in a step; raises UserError if it was called otherwise than promised."""
-    call = record.calls.get(OUTPUT)
+    call = trace.calls.get(OUTPUT)
     if call is None or call.kwargs or not call.args:
         raise UserError("the reference's step has to call its model itself, on positional arguments only")
     if run.model.training != train:
