@@ -11,7 +11,7 @@ from portproof.compare.tolerances import UNITS
 from portproof.io.cli import UserError
 from portproof.ladder.pairs.pair import Pair, locate_failure
 from portproof.ladder.rung import Rung
-from portproof.mapping.weights import by_weights
+from portproof.mapping.by_weights import by_weights
 
 
 def check_coefficients(dtype: str) -> None:
