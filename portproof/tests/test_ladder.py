@@ -77,11 +77,19 @@ def test_a_gradient_that_is_cut_is_located(inputs):
 
 
 def test_gradients_that_nothing_has_are_refused(inputs):
-    ref, port = Ref().requires_grad_(False), Port()
-    ref.forward = lambda x: ref.last(x.detach() @ torch.ones(5, 6, dtype=x.dtype))
-    port.forward = lambda x: port.last(x.detach() @ paddle.ones([5, 6], dtype=x.dtype))
-    verdict = ladder.gradients(ref, port, inputs, weights="reference")
-    assert verdict.status == REFUSED, str(verdict)
+    class Frozen(Ref):
+        def forward(self, x):
+            return super().forward(x.detach())
+
+    class FrozenPort(Port):
+        def forward(self, x):
+            return super().forward(x.detach())
+
+    port = FrozenPort()
+    for parameter in port.parameters():
+        parameter.stop_gradient = True
+    verdict = ladder.gradients(Frozen().requires_grad_(False), port, inputs)
+    assert verdict.status == REFUSED and "no gradients" in str(verdict)
 
 
 def test_a_structure_that_differs_fails_and_nothing_is_run(inputs):
