@@ -15,6 +15,7 @@ import mobilenetv3_ref.data.presets
 from mobilenetv3_proof.step import step_parser
 from portproof.compare import FAIL, PASS
 from portproof.io.cli import UserError
+from portproof.ladder import all_rungs
 from portproof.report import pictures
 
 SMALL = "mobilenet_v3_small"
@@ -39,7 +40,7 @@ def give_rungs(run_all: ModuleType, monkeypatch, **mains) -> None:
         for name, main in mains.items()
     }
     monkeypatch.setattr(run_all, "RUNGS", tuple(modules))
-    monkeypatch.setattr(run_all, "load_rung", modules.__getitem__)
+    monkeypatch.setattr(all_rungs, "load_script", lambda path: modules[path.stem])
 
 
 def raising(error: Exception) -> Callable:
@@ -89,7 +90,7 @@ def test_a_report_that_cannot_be_written_is_a_user_error(run_all, monkeypatch, t
     with pytest.raises(UserError, match="delete it or choose another --output-dir"):
         run(run_all, tmp_path / "a")
     capsys.readouterr()
-    monkeypatch.setattr(run_all, "write_page", lambda *_: 1 / 0)
+    monkeypatch.setattr(all_rungs, "write_page", lambda *_: 1 / 0)
     with pytest.raises(UserError, match="no report at .*division by zero"):
         run(run_all, tmp_path)
     assert "  PASS     one" in capsys.readouterr().out
