@@ -29,8 +29,8 @@ ROOT = Path(__file__).resolve().parents[1]
 LITE_DATA = ROOT / "lite_data"
 
 
-def step_parser(prog: str, description: str) -> argparse.ArgumentParser:
-    """The flags that all steps have."""
+def step_parser(prog: str, description: str, folders: str = "") -> argparse.ArgumentParser:
+    """The flags that all steps have; --data-path, too, for a step that reads these `folders` there."""
     parser = rung_parser(prog, description, ROOT / "result")
     parser.add_argument("--model", choices=MODEL_NAMES, default=MODEL_NAMES[0], help="which of the two sizes")
     parser.add_argument(
@@ -38,6 +38,8 @@ def step_parser(prog: str, description: str) -> argparse.ArgumentParser:
         metavar="FILE",
         help="weights for both sides (.pth, .safetensors, .pdparams) instead of probe weights",
     )
+    if folders:
+        parser.add_argument("--data-path", default=str(LITE_DATA), help=f"folder with {folders}, one folder a class")
     return parser
 
 

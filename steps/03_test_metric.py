@@ -16,7 +16,7 @@ import numpy as np
 from tqdm import tqdm
 
 from mobilenetv3_proof.package import Package
-from mobilenetv3_proof.step import LITE_DATA, Step, step_parser
+from mobilenetv3_proof.step import Step, step_parser
 from portproof.ladder import cases
 from portproof.ladder.rung import run_rung
 from portproof.ladder.rungs.metrics import evaluation, metric
@@ -47,9 +47,7 @@ def correct_by_sorting(logits: np.ndarray, labels: np.ndarray) -> list[int]:
 
 
 def get_args_parser() -> argparse.ArgumentParser:
-    parser = step_parser(NAME, __doc__)
-    parser.add_argument("--data-path", default=str(LITE_DATA), help="folder with val/, one folder a class")
-    return parser
+    return step_parser(NAME, __doc__, folders="val/")
 
 
 def main(args: argparse.Namespace) -> Step:

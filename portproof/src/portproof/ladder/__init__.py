@@ -20,7 +20,16 @@ if TYPE_CHECKING:
     from portproof.ladder.pairs.named import draw_inputs, model_factory
     from portproof.ladder.pairs.pair import same_weights
     from portproof.ladder.rung import Rung, run_rung, rung_parser, to_fill_in
-    from portproof.ladder.rungs.batches import by_sample, covering, data, facts, must_vary
+    from portproof.ladder.rungs.batches import (
+        by_sample,
+        covering,
+        data,
+        facts,
+        image_folder,
+        loaders,
+        must_vary,
+        single_samples,
+    )
     from portproof.ladder.rungs.forward_pass import forward, gradients
     from portproof.ladder.rungs.fp64_runs import train_fp64
     from portproof.ladder.rungs.initial import Constant, Normal, Uniform, init
@@ -38,7 +47,16 @@ _MODULES = {
     "pairs.named": ("draw_inputs", "model_factory"),
     "pairs.pair": ("same_weights",),
     "rung": ("Rung", "run_rung", "rung_parser", "to_fill_in"),
-    "rungs.batches": ("by_sample", "covering", "data", "facts", "must_vary"),
+    "rungs.batches": (
+        "by_sample",
+        "covering",
+        "data",
+        "facts",
+        "image_folder",
+        "loaders",
+        "must_vary",
+        "single_samples",
+    ),
     "rungs.forward_pass": ("forward", "gradients"),
     "rungs.fp64_runs": ("train_fp64",),
     "rungs.initial": ("Constant", "Normal", "Uniform", "init"),
@@ -71,8 +89,10 @@ __all__ = [
     "facts",
     "forward",
     "gradients",
+    "image_folder",
     "init",
     "join_group",
+    "loaders",
     "loss",
     "metric",
     "model_factory",
@@ -83,6 +103,7 @@ __all__ = [
     "rung_parser",
     "same_weights",
     "schedule",
+    "single_samples",
     "to_fill_in",
     "train",
     "train_fp64",
