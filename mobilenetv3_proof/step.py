@@ -2,7 +2,7 @@
 
 import argparse
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -93,6 +93,10 @@ class Step(Rung):
         if self.ref.backend.shapes(ref) == self.port.backend.shapes(port):
             self.port.load(port, self.arrays)
         return ref, port
+
+    def both(self, function: Callable, *args: Any, **kwargs: Any) -> list[Callable]:
+        """`function` of the reference and of the port: it gets the package first, then these arguments."""
+        return [partial(function, package, *args, **kwargs) for package in (self.ref, self.port)]
 
     def build(self, package: Package, dtype: str) -> Any:
         """A package's model with the step's weights, in "float32" or "float64", without dropout."""

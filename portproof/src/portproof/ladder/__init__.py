@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from portproof.ladder.rungs.losses import loss
     from portproof.ladder.rungs.metrics import evaluation, metric
     from portproof.ladder.rungs.optimizers import optimizer, schedule
-    from portproof.ladder.rungs.processes import dist
+    from portproof.ladder.rungs.processes import dist, strided_shares
     from portproof.ladder.rungs.runs import train
     from portproof.ladder.rungs.training_step import accumulation, backward, epoch
     from portproof.ladder.workers.process_worker import join_group
@@ -56,6 +56,7 @@ _MODULES = {
         "loaders",
         "must_vary",
         "single_samples",
+        "strided_shares",
     ),
     "rungs.forward_pass": ("forward", "gradients"),
     "rungs.fp64_runs": ("train_fp64",),
@@ -63,7 +64,7 @@ _MODULES = {
     "rungs.losses": ("loss",),
     "rungs.metrics": ("evaluation", "metric"),
     "rungs.optimizers": ("optimizer", "schedule"),
-    "rungs.processes": ("dist",),
+    "rungs.processes": ("dist", "strided_shares"),
     "rungs.runs": ("train",),
     "rungs.training_step": ("accumulation", "backward", "epoch"),
     "workers.process_worker": ("join_group",),
@@ -104,6 +105,7 @@ __all__ = [
     "same_weights",
     "schedule",
     "single_samples",
+    "strided_shares",
     "to_fill_in",
     "train",
     "train_fp64",
