@@ -97,10 +97,11 @@ def main(args: argparse.Namespace) -> Step:
     step = Step(NAME, args)
     models, builders, where = step.models(), step.both(build_optimizer), {"device": args.device, "rung": step}
     schedule(*builders, epochs=EPOCHS, settings=PLAIN, recipes=SCHEDULES, **where)
-    optimizer(*models, *builders, settings=OFFICIAL, recipes=OPTIMIZERS, updates=ITERATIONS, seed=args.seed, **where)
+    exact = {"coefficients": "float64", **where}  # neither side rounds them
+    optimizer(*models, *builders, settings=OFFICIAL, recipes=OPTIMIZERS, updates=ITERATIONS, seed=args.seed, **exact)
     for run in RUNS:
         makes, batches = step.both(training_step, **run), draw_batches(step, 5, ITERATIONS)
-        backward(*models, *makes, batches, dtypes=["float64"], **run, **where)
+        backward(*models, *makes, batches, dtypes=["float64"], **run, **exact)
     accumulation(*models, *step.both(training_step, name="sgd", train=False), draw_batches(step, 8, 2), **where)
     for train in (True, False):
         makes = step.both(training_step, name="sgd", train=train)

@@ -103,6 +103,7 @@ def main(args: argparse.Namespace) -> Step:
             "mobilenetv3_proof.recorder:port",
             make_runs(step, Path(folder)),
             own_statistics=["live"],
+            coefficients="float64",  # neither side rounds them
             shares=[strided_shares(partial(order, seed, 16), evaluated=16), *step.both(share, seed)],
             trained_on={"everything": {f"epoch {epoch}": order(seed, 12, epoch) for epoch in range(EPOCHS)}},
             rung=step,
