@@ -5,11 +5,14 @@ batch). So they depend neither on the framework nor on the number of workers or 
 again. What is drawn is distributed as torchvision 0.29.1 draws it.
 """
 
+import functools
 import math
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+
+from mobilenetv3_common.images import read_image
 
 # Behind a batch's seed. An item's key has an epoch there, and no epoch is as large.
 BATCH_KEY = 2**32 - 1
@@ -162,13 +165,20 @@ class ImageDraws:
     erased: bool
 
 
-def image_draws(rng: np.random.Generator, size: tuple[int, int], preset: Any) -> ImageDraws:
-    """The draws of either package's training preset for an image of (width, height), in the preset's order."""
-    random_resized_crop_box(rng, size[1], size[0], (preset.crop_scale, 1.0))
+def image_draws(dataset: Any, epoch: int, index: int) -> ImageDraws:
+    """The draws for an image of either package's training folder, in the order of its preset."""
+    preset, rng = dataset.transform, item_rng(dataset.seed, epoch, index)
+    width, height = _size(dataset.samples[index][0])
+    random_resized_crop_box(rng, height, width, (preset.crop_scale, 1.0))
     flipped = rng.random() < preset.hflip_prob
     operations = auto_augment_operations(rng) if preset.auto_augment else []
     erased = rng.random() < preset.random_erase and bool(random_erasing_box(rng, preset.crop_size, preset.crop_size))
     return ImageDraws(flipped, operations, erased)
+
+
+@functools.cache
+def _size(path: str) -> tuple[int, int]:
+    return read_image(path).size
 
 
 @dataclass(frozen=True)
@@ -179,7 +189,9 @@ class Mix:
     box: tuple[int, int, int, int] | None  # CutMix: (top, left, height, width) that the partner fills; None: mixup
 
 
-def random_mix(rng: np.random.Generator, height: int, width: int, mixup_alpha: float, cutmix_alpha: float) -> Mix:
+def random_mix(
+    rng: np.random.Generator, height: int, width: int, mixup_alpha: float = 0.0, cutmix_alpha: float = 0.0
+) -> Mix:
     """Mixup's (arXiv:1710.09412) or CutMix's (arXiv:1905.04899) draw for a batch; one of the two must be on, alpha > 0.
 
     Distributed as RandomMixup and RandomCutmix of torchvision's references/classification/transforms.py, with one of

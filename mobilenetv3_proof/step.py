@@ -2,7 +2,7 @@
 
 import argparse
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -29,8 +29,8 @@ ROOT = Path(__file__).resolve().parents[1]
 LITE_DATA = ROOT / "lite_data"
 
 
-def step_parser(prog: str, description: str) -> argparse.ArgumentParser:
-    """The flags that all steps have."""
+def step_parser(prog: str, description: str, folders: str = "") -> argparse.ArgumentParser:
+    """The flags that all steps have; --data-path, too, for a step that reads these `folders` there."""
     parser = rung_parser(prog, description, ROOT / "result")
     parser.add_argument("--model", choices=MODEL_NAMES, default=MODEL_NAMES[0], help="which of the two sizes")
     parser.add_argument(
@@ -38,6 +38,8 @@ def step_parser(prog: str, description: str) -> argparse.ArgumentParser:
         metavar="FILE",
         help="weights for both sides (.pth, .safetensors, .pdparams) instead of probe weights",
     )
+    if folders:
+        parser.add_argument("--data-path", default=str(LITE_DATA), help=f"folder with {folders}, one folder a class")
     return parser
 
 
@@ -91,6 +93,10 @@ class Step(Rung):
         if self.ref.backend.shapes(ref) == self.port.backend.shapes(port):
             self.port.load(port, self.arrays)
         return ref, port
+
+    def both(self, function: Callable, *args: Any, **kwargs: Any) -> list[Callable]:
+        """`function` of the reference and of the port: it gets the package first, then these arguments."""
+        return [partial(function, package, *args, **kwargs) for package in (self.ref, self.port)]
 
     def build(self, package: Package, dtype: str) -> Any:
         """A package's model with the step's weights, in "float32" or "float64", without dropout."""

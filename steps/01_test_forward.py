@@ -13,11 +13,10 @@ import numpy as np
 
 from mobilenetv3_proof.step import Step, step_parser
 from portproof.backends.probe import probe_images
-from portproof.ladder.rung import run_rung
-from portproof.ladder.rungs.forward_pass import forward
+from portproof.ladder import forward, run_rung
 
 NAME = "01_test_forward"
-BATCH, HEIGHT, WIDTH = 3, 256, 160  # odd and not square, so a swapped axis cannot pass, nor a pool over 7 x 7
+SHAPE = 3, 256, 160  # images, height, width: odd and not square, so a swapped axis cannot pass, nor a pool over 7 x 7
 
 
 def get_args_parser() -> argparse.ArgumentParser:
@@ -27,20 +26,10 @@ def get_args_parser() -> argparse.ArgumentParser:
 def main(args: argparse.Namespace) -> Step:
     step = Step(NAME, args)
     ref, port = step.models()  # with the same weights, each loaded by its own package
-    images = probe_images(np.random.default_rng([args.seed, 2]), BATCH, HEIGHT, WIDTH)
+    images = probe_images(np.random.default_rng([args.seed, 2]), *SHAPE)
+    how = {"weights": "own", "mirrored": True, "output": "logits", "device": args.device}
     # Under probe weights every branch of every activation is reached; under others the log says which are not.
-    every_branch = args.weights is None
-    forward(
-        ref,
-        port,
-        [images],
-        weights="own",
-        mirrored=True,
-        output="logits",
-        all_branches=every_branch,
-        device=args.device,
-        rung=step,
-    )
+    forward(ref, port, [images], all_branches=args.weights is None, **how, rung=step)
     return step.finish("forward")
 
 

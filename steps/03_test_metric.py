@@ -9,17 +9,16 @@ Stands on: 01 (the logits), 02 (the images and labels).
 """
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Iterable
 from functools import partial
+from typing import Any
 
 import numpy as np
 from tqdm import tqdm
 
 from mobilenetv3_proof.package import Package
-from mobilenetv3_proof.step import LITE_DATA, Step, step_parser
-from portproof.ladder import cases
-from portproof.ladder.rung import run_rung
-from portproof.ladder.rungs.metrics import evaluation, metric
+from mobilenetv3_proof.step import Step, step_parser
+from portproof.ladder import cases, evaluation, metric, run_rung
 
 NAME = "03_test_metric"
 BATCH_SIZE = 5  # leaves a partial batch of the 16 images
@@ -27,9 +26,13 @@ TOPK = [1, 2, 5, 7]
 RESULTS = {"samples": "samples", "top1": "metric", "top5": "metric", "loss": "loss"}  # and the kind of each
 
 
-def evaluate_of(package: Package) -> Callable:
-    evaluate, criterion = package.module("train.engine").evaluate, package.module("train.criterion").build_criterion()
-    return lambda model, batches: evaluate(model, criterion, batches, package.device)
+def evaluate(package: Package, model: Any, batches: Iterable) -> dict[str, float]:
+    criterion = package.module("train.criterion").build_criterion()
+    return package.module("train.engine").evaluate(model, criterion, batches, package.device)
+
+
+def correct_at(package: Package, logits: Any, labels: Any) -> list[int]:
+    return package.module("train.metric").correct_at(logits, labels, topk=TOPK)
 
 
 def loader_of(package: Package, data_path: str):
@@ -47,9 +50,7 @@ def correct_by_sorting(logits: np.ndarray, labels: np.ndarray) -> list[int]:
 
 
 def get_args_parser() -> argparse.ArgumentParser:
-    parser = step_parser(NAME, __doc__)
-    parser.add_argument("--data-path", default=str(LITE_DATA), help="folder with val/, one folder a class")
-    return parser
+    return step_parser(NAME, __doc__, folders="val/")
 
 
 def main(args: argparse.Namespace) -> Step:
@@ -58,17 +59,16 @@ def main(args: argparse.Namespace) -> Step:
     models = [step.build(package, "float32") for package in packages]
     loaders = [loader_of(package, args.data_path) for package in packages]
     bar = partial(tqdm, desc="logits", unit="batch", leave=False, disable=None)
-    evaluates = map(evaluate_of, packages)
-    evaluation(*evaluates, *models, *loaders, results=RESULTS, device=args.device, progress=bar, rung=step)
+    how = {"device": args.device, "rung": step}
+    evaluation(*step.both(evaluate), *models, *loaders, results=RESULTS, progress=bar, **how)
     metric(
-        *(partial(package.module("train.metric").correct_at, topk=TOPK) for package in packages),
+        *step.both(correct_at),
         {"tie": cases.ties()},
         exact=correct_by_sorting,
         batch_sizes=[1],  # over all labels, a wrong order of ties would give the same count
         name=f"correct at {TOPK}, image by image",
         title="ties and NaN",
-        device=args.device,
-        rung=step,
+        **how,
     )
     return step.finish("metric")
 

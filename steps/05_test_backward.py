@@ -12,9 +12,7 @@ Stands on: 01 (forward), 04 (loss).
 """
 
 import argparse
-import re
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -22,40 +20,41 @@ import numpy as np
 from mobilenetv3_proof.package import Package
 from mobilenetv3_proof.step import Step, step_parser
 from portproof.backends.probe import probe_images
-from portproof.ladder.rung import run_rung
-from portproof.ladder.rungs.optimizers import optimizer, schedule
-from portproof.ladder.rungs.training_step import accumulation, backward, epoch
+from portproof.ladder import accumulation, backward, epoch, optimizer, run_rung, schedule
 
 NAME = "05_test_backward"
 ITERATIONS = 4  # of each run: momentum has a past, and the rate has fallen
 BATCH, HEIGHT, WIDTH = 5, 96, 64  # small, so that few activations lie near a kink; no power of two in any mean
 # The official recipe, but that the rate falls every other iteration, where it does every other epoch.
 OFFICIAL = {"lr": 0.064, "momentum": 0.9, "weight_decay": 1e-5, "lr_step_size": 2, "lr_gamma": 0.973}
-# Through the whole network at a small rate, so that rounding is not magnified from one iteration to the next.
-RECIPE = {**OFFICIAL, "lr": 0.0005}
+RECIPE = {**OFFICIAL, "lr": 0.0005}  # through the whole network: a rate at which iterations do not magnify rounding
+EPOCH_RECIPE = {**OFFICIAL, "lr": 0.002, "lr_step_size": 1}  # a rate that shows in the log, a schedule that would step
 OPTIMIZERS = {
-    "sgd": {},
-    "sgd_nesterov": {"bias_weight_decay": 0.0},
-    "rmsprop": {"norm_weight_decay": 0.0},
-    "adamw": {"norm_weight_decay": 0.1, "bias_weight_decay": 0.0},
+    "sgd": {"opt": "sgd"},
+    "sgd_nesterov": {"opt": "sgd_nesterov", "bias_weight_decay": 0.0},
+    "rmsprop": {"opt": "rmsprop", "norm_weight_decay": 0.0},
+    "adamw": {"opt": "adamw", "norm_weight_decay": 0.1, "bias_weight_decay": 0.0},
 }
-# (optimizer, train mode, norm to which gradients are clipped)
-RUNS = (("rmsprop", True, None), ("sgd", True, 1.0), ("sgd_nesterov", False, None))
-EPOCH_RECIPE = {**RECIPE, "lr": 0.002, "lr_step_size": 1}  # a rate that shows in the log, a schedule that would step
-STEP, EXPONENTIAL = {"lr_step_size": 2, "lr_gamma": 0.973}, {"lr_scheduler": "exponentiallr", "lr_gamma": 0.973}
-COSINE = {"lr_scheduler": "cosineannealinglr"}
+RUNS = (
+    {"name": "rmsprop", "train": True},
+    {"name": "sgd", "train": True, "clip_grad_norm": 1.0},
+    {"name": "sgd_nesterov", "train": False},
+)
+EPOCHS = 600
+PLAIN = {**OFFICIAL, "momentum": 0.0, "weight_decay": 0.0, "epochs": EPOCHS}  # SGD whose steps show the schedule
+EXPONENTIAL, COSINE = {"lr_scheduler": "exponentiallr"}, {"lr_scheduler": "cosineannealinglr"}
 CONSTANT = {"lr_warmup_epochs": 5, "lr_warmup_decay": 0.01}
 LINEAR = {**CONSTANT, "lr_warmup_method": "linear"}
 SCHEDULES = {
-    "official": STEP,
+    "official": {},
     "simple": {"lr": 0.1, "lr_step_size": 30, "lr_gamma": 0.1},
-    "step after a constant warm-up": {**STEP, **CONSTANT},
+    "step after a constant warm-up": CONSTANT,
     "exponential": EXPONENTIAL,
     "exponential after a linear warm-up": {**EXPONENTIAL, **LINEAR},
     "cosine": {**COSINE, "lr_min": 1e-5},
     "cosine after a linear warm-up": {**COSINE, **LINEAR},
 }
-EPOCHS = 600
+TIMES = r": [\d.]+(?= sec| images)"  # in the log's lines
 
 
 def draw_batches(step: Step, stream: int, count: int) -> list[tuple[np.ndarray, np.ndarray]]:
@@ -63,40 +62,28 @@ def draw_batches(step: Step, stream: int, count: int) -> list[tuple[np.ndarray, 
     return [(probe_images(rng, BATCH, HEIGHT, WIDTH), rng.integers(0, step.num_classes, BATCH)) for _ in range(count)]
 
 
-def partly_right(step: Step, batches: list, train: bool) -> list:
-    """`batches`, in which the model has every other label right, so that the log's accuracy is not 0."""
-    for images, labels in batches:
-        trace = step.ref.backend.forward(step.build(step.ref, "float64"), images, train)
-        labels[::2] = trace.outputs["logits"][::2].argmax(axis=1)
-    return batches
+def build_optimizer(package: Package, model: Any, **recipe: Any) -> tuple:
+    return package.module("train.optimizer").build_optimizer(model, **recipe)
 
 
-def built(package: Package, model: Any, recipe: dict) -> tuple:
-    """(engine, criterion, optimizer, schedule) of the package."""
-    criterion = package.module("train.criterion").build_criterion()
-    optimizer, lr_scheduler = package.module("train.optimizer").build_optimizer(model, **recipe)
-    return package.module("train.engine"), criterion, optimizer, lr_scheduler
-
-
-def training_step(package: Package, opt: str, train: bool, clip_grad_norm: float | None, model: Any) -> tuple:
-    recipe = {**RECIPE, **OPTIMIZERS[opt], "opt": opt}
-    engine, criterion, optimizer, lr_scheduler = built(package, model, recipe)
+def training_step(package: Package, model: Any, name: str, train: bool, **clip: float) -> tuple:
+    engine, criterion = package.module("train.engine"), package.module("train.criterion").build_criterion()
+    optimizer, lr_scheduler = build_optimizer(package, model, **RECIPE, **OPTIMIZERS[name])
 
     def step(images: Any, labels: Any, accumulation: tuple[int, int] = (0, 1)) -> Any:
         if train:
             engine.set_train_mode(model)
-        how = {"clip_grad_norm": clip_grad_norm, "accumulation": accumulation}
-        return engine.train_step(model, criterion, optimizer, images, labels, **how)[0]
+        return engine.train_step(model, criterion, optimizer, images, labels, accumulation=accumulation, **clip)[0]
 
     return step, optimizer, lr_scheduler
 
 
-def training_loop(package: Package, freeze_norm: bool, model: Any) -> tuple:
-    engine, criterion, optimizer, _ = built(package, model, EPOCH_RECIPE)
+def training_loop(package: Package, model: Any, freeze_norm: bool) -> tuple:
+    engine, criterion = package.module("train.engine"), package.module("train.criterion").build_criterion()
+    optimizer, _ = build_optimizer(package, model, **EPOCH_RECIPE)
 
     def loop(batches: list[tuple], log: Callable[[str], None]) -> None:
-        hooks = engine.Hooks(log=lambda line: log(re.sub(r"(cost|ips): [\d.]+", r"\1", line)))  # without times
-        how = engine.Settings(print_freq=1, freeze_norm=freeze_norm), hooks
+        how = engine.Settings(print_freq=1, freeze_norm=freeze_norm), engine.Hooks(log)
         engine.train_one_epoch(model, criterion, optimizer, batches, package.device, 0, *how)
 
     return loop, optimizer
@@ -108,27 +95,23 @@ def get_args_parser() -> argparse.ArgumentParser:
 
 def main(args: argparse.Namespace) -> Step:
     step = Step(NAME, args)
-    models, where = step.models(), {"device": args.device, "rung": step}
-
-    def both(function: Callable, *args: Any) -> list[Callable]:
-        return [partial(function, package, *args) for package in (step.ref, step.port)]
-
-    builders = [package.module("train.optimizer").build_optimizer for package in (step.ref, step.port)]
-    plain = {**OFFICIAL, "momentum": 0.0, "weight_decay": 0.0, "epochs": EPOCHS}
-    schedule(*builders, epochs=EPOCHS, recipes={name: plain | recipe for name, recipe in SCHEDULES.items()}, **where)
-    recipes = {opt: {**OFFICIAL, **groups, "opt": opt} for opt, groups in OPTIMIZERS.items()}
-    exact = {"coefficients": "float64"}  # neither side rounds them
-    optimizer(*models, *builders, recipes=recipes, updates=ITERATIONS, seed=args.seed, **exact, **where)
-    for opt, train, clip in RUNS:
-        how = {"train": train, "name": opt, "clip_grad_norm": clip, "dtypes": ["float64"], **exact}
-        backward(*models, *both(training_step, opt, train, clip), draw_batches(step, 5, ITERATIONS), **how, **where)
-    accumulation(*models, *both(training_step, "sgd", False, None), draw_batches(step, 8, 2), **where)
+    models, builders, where = step.models(), step.both(build_optimizer), {"device": args.device, "rung": step}
+    schedule(*builders, epochs=EPOCHS, settings=PLAIN, recipes=SCHEDULES, **where)
+    exact = {"coefficients": "float64", **where}  # neither side rounds them
+    optimizer(*models, *builders, settings=OFFICIAL, recipes=OPTIMIZERS, updates=ITERATIONS, seed=args.seed, **exact)
+    for run in RUNS:
+        makes, batches = step.both(training_step, **run), draw_batches(step, 5, ITERATIONS)
+        backward(*models, *makes, batches, dtypes=["float64"], **run, **exact)
+    accumulation(*models, *step.both(training_step, name="sgd", train=False), draw_batches(step, 8, 2), **where)
     for train in (True, False):
-        how = {"train": train, "name": "sgd", "dtypes": ["float32"]}
-        backward(*models, *both(training_step, "sgd", train, None), draw_batches(step, 6, 1), **how, **where)
+        makes = step.both(training_step, name="sgd", train=train)
+        backward(*models, *makes, draw_batches(step, 6, 1), name="sgd", train=train, dtypes=["float32"], **where)
+        batches = draw_batches(step, 7, 3)
+        for images, labels in batches:  # every other label is right, so that the log's accuracy is not 0
+            trace = step.ref.backend.forward(step.build(step.ref, "float64"), images, train)
+            labels[::2] = trace.outputs["logits"][::2].argmax(axis=1)
         title = f"train_one_epoch, float64, 3 batches{'' if train else ', batch norm frozen'}"
-        batches = partly_right(step, draw_batches(step, 7, 3), train)
-        epoch(*models, *both(training_loop, not train), batches, title=title, **where)
+        epoch(*models, *step.both(training_loop, freeze_norm=not train), batches, title=title, ignore=TIMES, **where)
     return step.finish("losses", log_stem="backward")
 
 

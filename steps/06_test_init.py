@@ -12,36 +12,26 @@ Stands on: 01 (names and shapes). Of --weights only the number of classes is use
 
 import argparse
 import math
-from collections.abc import Callable
 from typing import Any
 
 from mobilenetv3_proof.package import Package
 from mobilenetv3_proof.step import Step, step_parser
-from portproof.ladder.rung import run_rung
-from portproof.ladder.rungs.initial import Constant, Normal, init
+from portproof.ladder import Constant, Normal, init, run_rung
 
 NAME = "06_test_init"
 
 
-def initial(step: Step, package: Package) -> Callable[[int], Any]:
+def initial(package: Package, step: Step, seed: int) -> Any:
     """What a package's model starts from under a seed."""
-
-    def build(seed: int) -> Any:
-        package.module("device").seed_everything(seed)
-        return step.model(package, dropout=None)
-
-    return build
+    package.module("device").seed_everything(seed)
+    return step.model(package, dropout=None)
 
 
-def shared(step: Step, package: Package) -> Callable[[int], Any]:
+def shared(package: Package, step: Step, seed: int) -> Any:
     """The same with the shared draw, under which the framework's generators stay as they happen to be."""
-
-    def build(seed: int) -> Any:
-        model = step.model(package, dropout=None)
-        package.module("models").shared_init(model, seed)
-        return model
-
-    return build
+    model = step.model(package, dropout=None)
+    package.module("models").shared_init(model, seed)
+    return model
 
 
 def expected(name: str, shape: tuple[int, ...], layer: str) -> Normal | Constant:
@@ -61,8 +51,8 @@ def get_args_parser() -> argparse.ArgumentParser:
 
 def main(args: argparse.Namespace) -> Step:
     step = Step(NAME, args)
-    init(initial(step, step.ref), initial(step, step.port), expected, seed=args.seed, rung=step)
-    init(shared(step, step.ref), shared(step, step.port), expected, seed=args.seed, shared=True, rung=step)
+    init(*step.both(initial, step), expected, seed=args.seed, rung=step)
+    init(*step.both(shared, step), expected, seed=args.seed, shared=True, rung=step)
     return step.finish("init")
 
 

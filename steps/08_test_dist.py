@@ -14,9 +14,10 @@ Stands on: 02 (the images), 05 (the training step). Runs on the CPU over gloo, w
 """
 
 import argparse
-import math
 import shutil
 import tempfile
+from functools import partial
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -24,92 +25,78 @@ import numpy as np
 from mobilenetv3_proof.package import Package
 from mobilenetv3_proof.step import LITE_DATA, Step, step_parser
 from portproof.io.files import save_safetensors
-from portproof.ladder.rung import run_rung
-from portproof.ladder.rungs.processes import EPOCHS, dist
+from portproof.ladder import dist, run_rung, strided_shares
 
 NAME = "08_test_dist"
 GLOBAL_BATCH = 6  # 16 images leave a partial batch of 4
 # A rate that does not magnify rounding.
 RECIPE = {"lr": 2**-12, "momentum": 0.875, "weight-decay": 2**-12, "lr-step-size": 1, "lr-gamma": 0.5, "dropout": 0}
 SIZES = {"train-crop-size": 64, "val-crop-size": 64, "val-resize-size": 64, "workers": 0, "batch-size": GLOBAL_BATCH}
+EPOCHS = 2
 # Three processes have an even number of images each, whose pairs mixup then mixes as one process does.
 EVERYTHING = (
-    *("--sync-bn", "--mixup-alpha=0.25", "--cutmix-alpha=1", "--label-smoothing=0.125", "--opt=rmsprop"),
-    *("--gradient-accumulation-steps=2", "--clip-grad-norm=1", "--norm-weight-decay=0"),
-    *("--model-ema", "--model-ema-steps=1", "--model-ema-decay=0.9375"),
+    f"--epochs={EPOCHS} --sync-bn --mixup-alpha=0.25 --cutmix-alpha=1 --label-smoothing=0.125 --opt=rmsprop "
+    "--gradient-accumulation-steps=2 --clip-grad-norm=1 --norm-weight-decay=0 "
+    "--model-ema --model-ema-steps=1 --model-ema-decay=0.9375"
 )
+RUNS = {  # {name: (processes, images, flags)}
+    "frozen": (2, "16 images", "--epochs=1 --freeze-norm"),
+    "live": (2, "12 images", "--epochs=1 --model-ema --model-ema-steps=1"),
+    "synchronized": (2, "12 images", "--epochs=1 --sync-bn"),
+    "16 images": (2, "16 images", "--test-only"),
+    "15 images": (2, "15 images", "--test-only"),
+    "1 image": (2, "1 image", "--test-only"),
+    "frozen, 12 images": (3, "12 images", "--epochs=1 --freeze-norm"),
+    "everything": (3, "12 images", EVERYTHING),
+}
 
 
-def images_of(split: str) -> list[Path]:
-    return sorted(path.relative_to(LITE_DATA) for path in (LITE_DATA / split).glob("*/*"))
-
-
-def folder_of(folder: Path, name: str, paths: list[Path]) -> Path:
-    """A data folder with those images of lite_data alone."""
-    for path in paths:
-        (folder / name / path).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy(LITE_DATA / path, folder / name / path)
-    return folder / name
+def write_images(folder: Path) -> dict[str, Path]:
+    """Data folders with some of lite_data's images: 12 to train on, of every class; 15, or one, to evaluate."""
+    train, val = (sorted(path.relative_to(LITE_DATA) for path in LITE_DATA.glob(f"{k}/*/*")) for k in ("train", "val"))
+    second = [path for before, path in pairwise(train) if before.parent == path.parent]
+    twelve = [path for path in train if path not in second[2:]]
+    folders = {"12 images": [*twelve, *val], "15 images": val[1:], "1 image": val[:1]}
+    for name, paths in folders.items():
+        for path in paths:
+            (folder / name / path).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(LITE_DATA / path, folder / name / path)
+    return {"16 images": LITE_DATA, **{name: folder / name for name in folders}}
 
 
 def make_runs(step: Step, folder: Path) -> dict[int, dict[str, list[str]]]:
-    """{number of processes: {name: flags}} of all runs."""
-    train, val = images_of("train"), images_of("val")
-    classes = sorted({path.parent.name for path in val})
-    arrays = dict(step.arrays)
-    for name in ("classifier.3.weight", "classifier.3.bias"):
-        arrays[name] = np.resize(arrays[name], (len(classes), *arrays[name].shape[1:]))
-    save_safetensors(arrays, folder / "weights.safetensors")
-    settings = {"model": step.args.model, "seed": step.args.seed, "weights": folder / "weights.safetensors"}
-    flags = [f"--{name}={value}" for name, value in (settings | RECIPE | SIZES).items()]
-
-    first = {path.parent.name: path for path in reversed(train)}.values()
-    second = [path for path in train if path not in first]
-    twelve = folder_of(folder, "12 images to train on", [*first, *second[: 12 - len(classes)], *val])
-    evaluated = {"16 images": LITE_DATA}
-    evaluated |= {"15 images": folder_of(folder, "15 images", val[1:]), "1 image": folder_of(folder, "1", val[:1])}
-    two = {
-        "frozen": [*flags, f"--data-path={LITE_DATA}", "--epochs=1", "--freeze-norm"],
-        "live": [*flags, f"--data-path={twelve}", "--epochs=1", "--model-ema", "--model-ema-steps=1"],
-        "synchronized": [*flags, f"--data-path={twelve}", "--epochs=1", "--sync-bn"],
-        **{name: [*flags, f"--data-path={path}", "--test-only"] for name, path in evaluated.items()},
-    }
-    three = {
-        "frozen, 12 images": [*flags, f"--data-path={twelve}", "--epochs=1", "--freeze-norm"],
-        "everything": [*flags, f"--data-path={twelve}", f"--epochs={EPOCHS}", *EVERYTHING],
-    }
-    return {2: two, 3: three}
+    """{number of processes: {name: flags}}."""
+    images, weights = write_images(folder), folder / "weights.safetensors"
+    head = {k: np.resize(step.arrays[k], (10, *step.arrays[k].shape[1:])) for k in step.arrays if "classifier.3" in k}
+    save_safetensors(step.arrays | head, weights)  # for lite_data's 10 classes
+    settings = {"model": step.args.model, "seed": step.args.seed, "weights": weights, **RECIPE, **SIZES}
+    flags = [f"--{name}={value}" for name, value in settings.items()]
+    runs = {2: {}, 3: {}}
+    for name, (processes, data, own) in RUNS.items():
+        runs[processes][name] = [*flags, f"--data-path={images[data]}", *own.split()]
+    return runs
 
 
-def order(seed: int, epoch: int, length: int) -> np.ndarray:
+def order(seed: int, length: int, epoch: int) -> np.ndarray:
     """Of training, as BatchSampler's docstring has it."""
     return np.random.default_rng([seed, epoch]).permutation(length)
 
 
+def share(package: Package, seed: int, train: bool, epoch: int, rank: int, processes: int) -> list[int]:
+    """The images of a process, from the package's own loader."""
+    data = package.module("data")
+    dataset, of_all = data.build_dataset(LITE_DATA, train=train, seed=seed), {"train": train, "seed": seed}
+    loader = data.build_loader(dataset, GLOBAL_BATCH, **of_all, rank=rank, world_size=processes)
+    data.set_epoch(loader, epoch)
+    return [index for batch in loader.batch_sampler for index in batch]
+
+
+def get_args_parser() -> argparse.ArgumentParser:
+    return step_parser(NAME, __doc__)
+
+
 def main(args: argparse.Namespace) -> Step:
-    step = Step(NAME, args)
-    length = len(images_of("train"))
-
-    def documented(train: bool, epoch: int, rank: int, processes: int) -> np.ndarray:
-        """The images of a process, as BatchSampler's docstring has them."""
-        every = np.arange(len(images_of("val")))
-        if train:
-            every = np.resize(order(args.seed, epoch, length), math.ceil(length / processes) * processes)
-        return every[rank::processes]
-
-    def share_of(package: Package):
-        """The same of a package's own loaders."""
-        data = package.module("data")
-
-        def share(train: bool, epoch: int, rank: int, processes: int) -> list[int]:
-            dataset = data.build_dataset(LITE_DATA, train=train, seed=args.seed)
-            of_all = {"train": train, "seed": args.seed}
-            loader = data.build_loader(dataset, GLOBAL_BATCH, **of_all, rank=rank, world_size=processes)
-            data.set_epoch(loader, epoch)
-            return [index for batch in loader.batch_sampler for index in batch]
-
-        return share
-
+    step, seed = Step(NAME, args), args.seed
     with tempfile.TemporaryDirectory() as folder:
         dist(
             "mobilenetv3_proof.recorder:ref",
@@ -117,15 +104,11 @@ def main(args: argparse.Namespace) -> Step:
             make_runs(step, Path(folder)),
             own_statistics=["live"],
             coefficients="float64",  # neither side rounds them
-            shares=[documented, share_of(step.ref), share_of(step.port)],
-            trained_on={"everything": {f"epoch {epoch}": order(args.seed, epoch, 12) for epoch in range(EPOCHS)}},
+            shares=[strided_shares(partial(order, seed, 16), evaluated=16), *step.both(share, seed)],
+            trained_on={"everything": {f"epoch {epoch}": order(seed, 12, epoch) for epoch in range(EPOCHS)}},
             rung=step,
         )
     return step.finish("dist")
-
-
-def get_args_parser() -> argparse.ArgumentParser:
-    return step_parser(NAME, __doc__)
 
 
 if __name__ == "__main__":

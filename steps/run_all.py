@@ -13,7 +13,7 @@ from pathlib import Path
 from mobilenetv3_common.arguments import MODEL_NAMES
 from mobilenetv3_proof.step import ROOT
 from portproof.io.cli import ArgumentParser, HelpFormatter, UserError, run
-from portproof.ladder.all_rungs import Planned, run_all
+from portproof.ladder import Planned, run_all
 from portproof.report.summary import environment
 
 NAME = "run_all"

@@ -2,6 +2,7 @@
 
 import weakref
 from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import count, islice
 
 import numpy as np
@@ -12,7 +13,16 @@ import torch
 from portproof.compare import FAIL, PASS, REFUSED, Item
 from portproof.io.cli import UserError
 from portproof.ladder.rung import Rung
-from portproof.ladder.rungs.batches import by_sample, covering, data, facts, must_vary
+from portproof.ladder.rungs.batches import (
+    by_sample,
+    covering,
+    data,
+    facts,
+    image_folder,
+    loaders,
+    must_vary,
+    single_samples,
+)
 
 
 def arrays(number: int, n: int = 4) -> tuple[np.ndarray, np.ndarray]:
@@ -132,7 +142,7 @@ def test_samples_are_named_one_by_one():
     def batches(order: list[list[int]], shift: int = 0) -> Iterator:
         tensors = [torch.stack([torch.full((3, 2, 2), float(i + shift)) for i in indices]) for indices in order]
         labels = [torch.tensor(indices) for indices in order]
-        return by_sample(order, zip(tensors, labels, strict=True), "file {}".format, section="val")
+        return by_sample(zip(tensors, labels, strict=True), order=order, name_of="file {}".format, section="val")
 
     order = [[2, 0], [1]]
     verdict = data(batches(order), batches(order))
@@ -143,6 +153,76 @@ def test_samples_are_named_one_by_one():
     assert list(failed(data(batches(order), batches(order, 1)))) == ["val/file 2", "val/file 0", "val/file 1"]
     assert "val/order of batch 0" in failed(data(batches(order), batches([[0, 2], [1]])))
     assert "val/size of batch 0" in failed(data(batches(order), batches([[2], [1]])))
+
+
+class Digits:
+    """A folder of six images, 6 x 5; what is drawn for an image is added to it, and follows the epoch."""
+
+    root, classes = "data/val", ["cat", "dog"]
+    samples = [(f"data/val/{('cat', 'dog')[i % 2]}/{i}.png", i % 2) for i in range(6)]
+
+    def __init__(self, tensor: Callable = torch.from_numpy, change: float = 0.0) -> None:
+        self.tensor, self.change, self.epoch = tensor, change, 0
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __getitem__(self, i: int) -> tuple:
+        image = np.full((3, 6, 5), i + 10 * self.epoch + (self.change if (self.epoch, i) == (1, 3) else 0), np.float32)
+        return self.tensor(image), self.samples[i][1]
+
+
+def ref_loader(workers: int) -> tuple:
+    folder = Digits()
+    return torch.utils.data.DataLoader(folder, 4, num_workers=workers), folder.set_epoch
+
+
+def port_loader(workers: int, change: float = 0.0, follows: bool = True) -> tuple:
+    folder = Digits(paddle.to_tensor, change)
+    loader = paddle.io.DataLoader(folder, batch_size=4, num_workers=workers)
+    return loader, folder.set_epoch if follows else lambda epoch: None
+
+
+def test_loaders_are_compared_in_every_epoch_and_named_by_file():
+    rung = Rung("data", quiet=True)
+    verdict = loaders(ref_loader, port_loader, name="val", workers=[0], keep={"image": 5}, rung=rung)
+    assert verdict.status == PASS and len(verdict.rows) == 2 * (6 + 6 + 4)
+    assert [line for line in verdict.log if "pipeline" in line.splitlines()[0]] == verdict.log
+    assert [v.title for v in rung.verdicts] == [f"val pipeline, epoch {epoch}, 0 workers" for epoch in (0, 1)]
+    assert list(rung.files[0]) == list(rung.files[1]) == [f"val/{i}.png" for i in range(5)]
+
+
+def test_a_loader_that_does_not_follow_the_epoch_is_seen():
+    verdict = loaders(ref_loader, partial(port_loader, follows=False), name="val", workers=[0])
+    assert list(failed(verdict)) == [f"val/{i}.png" for i in range(6)]
+    assert verdict.first_failure.worst.ref == 10
+    rung = Rung("data", quiet=True)
+    loaders(ref_loader, partial(port_loader, change=0.5), workers=[0], rung=rung)
+    assert [v.status for v in rung.verdicts] == [PASS, FAIL] and list(failed(rung.verdicts[1])) == ["3.png"]
+
+
+def test_loaders_that_cannot_be_made_are_named():
+    with pytest.raises(UserError, match="the reference's make function raised TypeError: it returns int"):
+        loaders(int, port_loader)
+    assert "the port raised ZeroDivisionError" in str(loaders(ref_loader, lambda workers: 1 / 0))
+    assert "no (loader, set_epoch)" in str(loaders(ref_loader, int))
+    assert loaders(ref_loader, port_loader, epochs=[]).status == REFUSED
+
+
+def test_single_samples_are_those_of_their_epoch():
+    chosen, folders = [(1, 2), (1, 3)], (Digits(), Digits(paddle.to_tensor, 0.5))
+    verdict = data(*(single_samples(folder, chosen, kinds=["image"], section="rare") for folder in folders))
+    assert [row.name for row in verdict.rows] == ["rare/2.png epoch 1", "rare/3.png epoch 1"]
+    assert list(failed(verdict)) == ["rare/3.png epoch 1"]
+
+
+def test_a_folder_of_images_says_what_it_holds():
+    said = {str(item): value for item, value in image_folder(Digits(), "val").items()}
+    assert said["length/val"] == 6 and said["classes/val"] == ["cat", "dog"] and said["labels/val"] == (0, 1) * 3
+    assert said["files/val"][:2] == ["cat/0.png", "dog/1.png"]
 
 
 def test_one_batch_is_held_at_a_time():

@@ -1,5 +1,7 @@
 """`ladder.optimizer` and `ladder.schedule` on a small pair."""
 
+from functools import partial
+
 import paddle
 import pytest
 import torch
@@ -47,6 +49,21 @@ def test_equal_rules_pass_whatever_tensors_are_called(port_names):
 def test_without_recipes_there_is_one():
     verdict = optimizer(*pair(), ref_sgd, port_sgd, updates=1)
     assert verdict.status == PASS and len(verdict.rows) == 6
+
+
+def test_settings_are_those_of_every_recipe_unless_it_has_its_own():
+    seen = []
+
+    def make(model, **settings):
+        seen.append(settings)
+        return port_sgd(model, **settings)
+
+    verdict = optimizer(*pair(), ref_sgd, make, settings={"lr": 0.2, "momentum": 0.5}, recipes=PLAIN, updates=1)
+    assert verdict.status == PASS and "at rate 0.2 and 0.5, float64" in str(verdict)
+    assert seen == [{"lr": 0.2, "momentum": 0.5}, {"lr": 0.5, "momentum": 0.5}]
+    seen.clear()
+    assert optimizer(*pair(), ref_sgd, make, settings={"lr": 0.2}, updates=1).status == PASS
+    assert seen == [{"lr": 0.2}]
 
 
 @pytest.mark.parametrize(
@@ -143,6 +160,9 @@ def test_equal_schedules_are_equal_bit_for_bit():
     assert verdict.status == PASS, str(verdict)
     assert [row.name for row in verdict.rows] == ["lr, slow", "lr, quick"] and verdict.rows[0].shape == (20,)
     assert [row.name for row in schedule(ref_step, port_step, epochs=2).rows] == ["lr"]
+    fixed = partial(ref_step, every=5)
+    assert schedule(fixed, port_step, epochs=20, settings={"every": 5}).status == PASS
+    assert schedule(fixed, port_step, epochs=20).status == FAIL
 
 
 def test_a_rate_that_falls_elsewhere_or_never_fails():

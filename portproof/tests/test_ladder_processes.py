@@ -9,12 +9,13 @@ from pathlib import Path
 import numpy as np
 import process_toys
 import pytest
+from torch.utils.data import DistributedSampler
 
 from portproof.compare import FAIL, PASS, REFUSED
 from portproof.io.cli import UserError, resolve
 from portproof.ladder.rung import Rung
 from portproof.ladder.rungs import processes
-from portproof.ladder.rungs.processes import dist
+from portproof.ladder.rungs.processes import dist, strided_shares
 from portproof.ladder.workers import launching
 from portproof.ladder.workers.launching import CouldNotStart, Died, launch
 from portproof.ladder.workers.process_worker import record_of
@@ -118,6 +119,18 @@ def alike(monkeypatch) -> None:
         return [{name: record_of(resolve(run, ""), it, "float64") for name, it in runs.items()} for _ in range(count)]
 
     monkeypatch.setattr(processes, "launch", fake)
+
+
+@pytest.mark.parametrize("processes", [1, 2, 3, 5, 20])
+@pytest.mark.parametrize("rank", [0, 1, 4])
+def test_strided_shares_are_those_of_torchs_sampler(processes, rank):
+    if rank >= processes:
+        return
+    share = strided_shares(lambda epoch: np.roll(np.arange(7), epoch), evaluated=4)
+    sampler = DistributedSampler(range(7), processes, rank, shuffle=False)
+    assert share(True, 0, rank, processes).tolist() == list(sampler)
+    assert share(True, 2, rank, processes).tolist() == [(index - 2) % 7 for index in sampler]
+    assert share(False, 1, rank, processes).tolist() == list(range(4))[rank::processes]
 
 
 def test_shares_are_compared_with_the_documented(alike):

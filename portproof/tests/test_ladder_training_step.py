@@ -304,3 +304,17 @@ def test_epoch():
     assert verdict.status == FAIL
     verdict = epoch(*pair(), looped(ref_of()), looped(port_of(raises=True)), batches())
     assert verdict.status == FAIL and "the port raised RuntimeError" in str(verdict)
+
+
+def test_what_is_to_be_ignored_in_the_log_is_left_out():
+    def timed(make, seconds):
+        def of(model):
+            loop, rule = looped(make)(model)
+            return lambda tensors, log: loop(tensors, lambda line: log(f"{line} in {seconds} s")), rule
+
+        return of
+
+    both = timed(ref_of(), 1.5), timed(port_of(), 0.25)
+    verdict = epoch(*pair(), *both, batches(), ignore=r" in [\d.]+ s")
+    assert verdict.status == PASS and " s" not in verdict.log[-1]
+    assert epoch(*pair(), *both, batches()).first_failure.name == "log"

@@ -20,14 +20,23 @@ if TYPE_CHECKING:
     from portproof.ladder.pairs.named import draw_inputs, model_factory
     from portproof.ladder.pairs.pair import same_weights
     from portproof.ladder.rung import Rung, run_rung, rung_parser, to_fill_in
-    from portproof.ladder.rungs.batches import by_sample, covering, data, facts, must_vary
+    from portproof.ladder.rungs.batches import (
+        by_sample,
+        covering,
+        data,
+        facts,
+        image_folder,
+        loaders,
+        must_vary,
+        single_samples,
+    )
     from portproof.ladder.rungs.forward_pass import forward, gradients
     from portproof.ladder.rungs.fp64_runs import train_fp64
     from portproof.ladder.rungs.initial import Constant, Normal, Uniform, init
     from portproof.ladder.rungs.losses import loss
     from portproof.ladder.rungs.metrics import evaluation, metric
     from portproof.ladder.rungs.optimizers import optimizer, schedule
-    from portproof.ladder.rungs.processes import dist
+    from portproof.ladder.rungs.processes import dist, strided_shares
     from portproof.ladder.rungs.runs import train
     from portproof.ladder.rungs.training_step import accumulation, backward, epoch
     from portproof.ladder.workers.process_worker import join_group
@@ -38,14 +47,24 @@ _MODULES = {
     "pairs.named": ("draw_inputs", "model_factory"),
     "pairs.pair": ("same_weights",),
     "rung": ("Rung", "run_rung", "rung_parser", "to_fill_in"),
-    "rungs.batches": ("by_sample", "covering", "data", "facts", "must_vary"),
+    "rungs.batches": (
+        "by_sample",
+        "covering",
+        "data",
+        "facts",
+        "image_folder",
+        "loaders",
+        "must_vary",
+        "single_samples",
+        "strided_shares",
+    ),
     "rungs.forward_pass": ("forward", "gradients"),
     "rungs.fp64_runs": ("train_fp64",),
     "rungs.initial": ("Constant", "Normal", "Uniform", "init"),
     "rungs.losses": ("loss",),
     "rungs.metrics": ("evaluation", "metric"),
     "rungs.optimizers": ("optimizer", "schedule"),
-    "rungs.processes": ("dist",),
+    "rungs.processes": ("dist", "strided_shares"),
     "rungs.runs": ("train",),
     "rungs.training_step": ("accumulation", "backward", "epoch"),
     "workers.process_worker": ("join_group",),
@@ -71,8 +90,10 @@ __all__ = [
     "facts",
     "forward",
     "gradients",
+    "image_folder",
     "init",
     "join_group",
+    "loaders",
     "loss",
     "metric",
     "model_factory",
@@ -83,6 +104,8 @@ __all__ = [
     "rung_parser",
     "same_weights",
     "schedule",
+    "single_samples",
+    "strided_shares",
     "to_fill_in",
     "train",
     "train_fp64",

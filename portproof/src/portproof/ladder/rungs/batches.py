@@ -1,7 +1,10 @@
 """What goes into a model, on both sides: batches, one after the other, and what each side says of its data."""
 
 import itertools
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
@@ -16,6 +19,7 @@ END = object()
 Draw = TypeVar("Draw")
 Case = TypeVar("Case")
 Arrays = dict[Item, np.ndarray]
+MakeLoader = Callable[[int], tuple[Iterable[Any], Callable[[int], Any]]]  # (workers) -> (loader, set_epoch)
 
 
 def to_array(value: Any, place: str = "") -> np.ndarray:
@@ -88,6 +92,14 @@ def _keep_pictures(rung: Rung, verdict: Verdict, ref: Arrays, port: Arrays) -> N
                 rung.pictures.setdefault(name, pair)
 
 
+def _keep_arrays(rung: Rung, left: dict[str, int], ref: Arrays, port: Arrays) -> None:
+    """Keep the first items of each kind for the result files; `left` says how many more."""
+    for item in ref:
+        if left.get(item.kind, 0):
+            left[item.kind] -= 1
+            rung.keep(*({item: side[item]} if item in side else {} for side in (ref, port)))
+
+
 def _progress(title: str, quiet: bool) -> Iterator[int]:
     """0, 1, 2, ..., shown as a progress bar on a terminal where tqdm is installed."""
     try:
@@ -104,6 +116,7 @@ def data(
     *,
     title: str = "batches",
     hints: Mapping[str, str] | None = None,
+    keep: Mapping[str, int] | None = None,
     rung: Rung,
 ) -> None:
     """Compare two iterables of batches, batch by batch, to the last bit, shape and dtype included.
@@ -111,7 +124,7 @@ def data(
     A batch is an array or a tensor (PyTorch, PaddlePaddle, NumPy), or tuples, lists and dicts of these, nested as you
     like; a tuple and a list are one. Its items are called "batch 3[0]" or "batch 3[image]", of kind "batch". A batch
     that is a mapping {Item: array} brings its own. `hints` are for the report: {kind of item: what usually causes a
-    difference here}.
+    difference here}. `keep` is {kind of item: how many of the first ones go into the result files}.
 
     An item fails that is not equal or of another structure, and every item of the first batch that one side lacks;
     what comes after that is not looked at. One batch a side is held at a time. Of endless batches give the first:
@@ -120,6 +133,7 @@ def data(
     Raises UserError if the reference's batches raise or hold what is no array. If the port's do, the rung fails.
     """
     verdicts: list[Verdict] = []
+    left = dict(keep or {})
     ref_iterator = rung.of_ref("batches", iter, ref_batches)
     port_iterator = rung.of_port("batches", iter, port_batches)
     for number in _progress(title, rung.quiet) if port_iterator is not None else ():
@@ -131,6 +145,7 @@ def data(
         if ref is END or port is END:
             break
         _keep_pictures(rung, verdicts[-1], ref[0], port[0])
+        _keep_arrays(rung, left, ref[0], port[0])
     rung.check(joined(title, [Verdict("", hints=hints or {}), *verdicts]))
 
 
@@ -152,29 +167,110 @@ def facts(ref: Mapping[Item | str, Any], port: Mapping[Item | str, Any], *, titl
     rung.keep(*({k: a for k, a in found.items() if a.dtype.kind != "U"} for found in (ref_arrays, port_arrays)))
 
 
+def image_folder(dataset: Any, name: str) -> dict[Item, Any]:
+    """What a folder of images, one folder a class, says of itself, for `facts`: length, classes, files and labels.
+
+    `dataset` is an ImageFolder or DatasetFolder of torchvision or paddle.vision, or has their `root`, `classes` and
+    `samples`, a list of (path, label). `name` is what all items are called, such as "val".
+    """
+    files, labels = zip(*dataset.samples, strict=True)
+    return {
+        Item(name, "files", section="length"): len(dataset),
+        Item(name, "files", section="classes"): dataset.classes,
+        Item(name, "files", section="files"): [os.path.relpath(path, dataset.root) for path in files],
+        Item(name, "label", section="labels"): labels,
+    }
+
+
+def _name_of(dataset: Any, index: int) -> str:
+    """A sample's: that of its file in a folder of images, else its number."""
+    samples = getattr(dataset, "samples", None)
+    return Path(samples[index][0]).name if samples else f"sample {index}"
+
+
+def _sample_item(name: str, kinds: Sequence[str], i: int, section: str) -> Item:
+    """The item of a sample's tensor of the i-th of `kinds`: NAME for the first kind, "NAME kind" for the others."""
+    return Item(f"{name} {kinds[i]}" if i else name, kinds[i], section=section)
+
+
 def by_sample(
-    order: Iterable[Sequence[int]],
     batches: Iterable[Sequence[Any]],
-    name_of: Callable[[int], str],
     *,
+    order: Iterable[Sequence[int]] | None = None,
+    name_of: Callable[[int], str] | None = None,
     kinds: Sequence[str] = ("image", "label"),
     section: str = "",
 ) -> Iterator[dict[Item, Any]]:
     """Batches for `data`, by sample: each of `batches` (tensors of N samples, one of each of `kinds`) as items.
 
-    `order` gives the indices of each batch's samples, as a batch sampler does, and `name_of` a sample's name by index.
-    The items are NAME for the first kind, "NAME kind" for the others, and the order and the sizes of each batch.
+    `order` gives the indices of each batch's samples, and `name_of` a sample's name by index. Without them `batches` is
+    a DataLoader of either framework, whose batch sampler gives the order; a sample is called as its file is in a folder
+    of images, see `image_folder`, and else by its index. The items are NAME for the first kind, "NAME kind" for the
+    others, and the order and the sizes of each batch.
     """
+    order = batches.batch_sampler if order is None else order
+    name_of = name_of or partial(_name_of, getattr(batches, "dataset", None))
     for number, (indices, tensors) in enumerate(zip(order, batches, strict=False)):
         items = {
             Item(f"order of batch {number}", "order", section=section): indices,
             Item(f"size of batch {number}", "order", section=section): [len(tensor) for tensor in tensors],
         }
-        for place, (kind, tensor) in enumerate(zip(kinds, tensors, strict=False)):
+        for i, tensor in enumerate(tensors[: len(kinds)]):
             for index, sample in zip(indices, tensor, strict=False):  # a size that differs is an item of its own
-                name = f"{name_of(index)} {kind}" if place else name_of(index)
-                items[Item(name, kind, section=section)] = sample
+                items[_sample_item(name_of(index), kinds, i, section)] = sample
         yield items
+
+
+@on_rung
+def loaders(
+    make_ref: MakeLoader,
+    make_port: MakeLoader,
+    *,
+    name: str = "",
+    epochs: Sequence[int] = (0, 1),
+    workers: Sequence[int] = (0, 2),
+    kinds: Sequence[str] = ("image", "label"),
+    hints: Mapping[str, str] | None = None,
+    keep: Mapping[str, int] | None = None,
+    rung: Rung,
+) -> None:
+    """Compare what two DataLoaders give, sample by sample, in several epochs, without worker processes and with two.
+
+    `make_ref(workers)` and `make_port` return (loader, set_epoch): a DataLoader of their framework with so many
+    workers, see `by_sample`, and a function that gets the number of each epoch before it is read. One loader gives all
+    `epochs`. `name` says which pipeline it is, such as "val"; `kinds`, `hints` and `keep` are as in `by_sample` and
+    `data`. Raises UserError for what the reference's side raises; what the port's raises fails the rung.
+    """
+    for count in workers:
+        ref = rung.of_ref("make function", _loader, make_ref, count)
+        port = rung.of_port("make function", _loader, make_port, count)
+        for epoch in epochs if port else ():
+            rung.of_ref("set_epoch", ref[1], epoch)
+            rung.of_port("set_epoch", port[1], epoch)
+            both = (by_sample(loader, kinds=kinds, section=name) for loader, _ in (ref, port))
+            title = f"{name} pipeline, epoch {epoch}, {count} workers".strip()
+            data(*both, title=title, hints=hints, keep=keep, rung=rung)
+
+
+def _loader(make: MakeLoader, workers: int) -> tuple[Any, Callable[[int], Any]]:
+    made = make(workers)
+    if not isinstance(made, tuple) or len(made) != 2 or not callable(made[1]):
+        raise TypeError(f"it returns {type(made).__name__}, no (loader, set_epoch)")
+    return made
+
+
+def single_samples(
+    dataset: Any, chosen: Iterable[tuple[int, int]], *, kinds: Sequence[str] = ("image", "label"), section: str = ""
+) -> Iterator[dict[Item, Any]]:
+    """Samples for `data`, one by one, each chosen by its (epoch, index), such as those that show a rare augmentation.
+
+    `dataset.set_epoch(epoch)` must choose what is drawn for the samples. Of a sample's tensors the first are compared,
+    one of each of `kinds`. The items are as in `by_sample`, with "epoch E" behind the sample's name.
+    """
+    for epoch, index in chosen:
+        dataset.set_epoch(epoch)
+        name, sample = f"{_name_of(dataset, index)} epoch {epoch}", dataset[index]
+        yield {_sample_item(name, kinds, i, section): sample[i] for i in range(len(kinds))}
 
 
 def must_vary(drawn: Mapping[str, Sequence[bool]], *, what: str = "draws", of: str = "inputs", rung: Rung) -> None:

@@ -23,6 +23,11 @@ def _made(make: Make, model: Any, settings: Mapping[str, Any]) -> tuple[Any, Any
     return made if isinstance(made, tuple) else (made, None)
 
 
+def _all(recipes: Recipes | None, settings: Mapping[str, Any] | None) -> dict[str, dict[str, Any]]:
+    """{name: all settings of the recipe}."""
+    return {name: {**(settings or {}), **own} for name, own in (recipes or {"": {}}).items()}
+
+
 @on_rung
 def optimizer(
     ref: Any,
@@ -30,6 +35,7 @@ def optimizer(
     make_ref: Make,
     make_port: Make,
     *,
+    settings: Mapping[str, Any] | None = None,
     recipes: Recipes | None = None,
     updates: int = 4,
     seed: int = 0,
@@ -42,11 +48,10 @@ def optimizer(
 
     `ref` and `port` are models with equal weights, of which copies are trained. `make_ref(model, **settings)` and
     `make_port` return an optimizer of that model, or (optimizer, schedule); a schedule steps after each update.
-    `recipes` are several settings at once, {name: settings}; without it there is one without settings. `names`,
-    {reference's module: port's module}, says what neither names nor weights tell. Each parameter may be SEMANTIC_RTOL
-    of its largest value off, and with `coefficients` "float32" as far as coefficients change it that are rounded so:
-    PaddlePaddle's own optimizers keep them in float32. Raises UserError for what is no model, and for what the
-    reference's side raises.
+    `recipes`, {name: settings}, are several settings at once, on top of `settings`. `names`, {reference's module:
+    port's module}, says what neither names nor weights tell. Each parameter may be SEMANTIC_RTOL of its largest value
+    off, and with `coefficients` "float32" as far as coefficients change it that are rounded so: PaddlePaddle's own
+    optimizers keep them in float32. Raises UserError for what is no model, and for what the reference's side raises.
     """
     check_coefficients(coefficients)
     if updates < 1:
@@ -58,17 +63,17 @@ def optimizer(
     start = sides.ref.backend.parameters(sides.ref.model)
     drawn = [{name: rng.normal(size=array.shape) for name, array in start.items()} for _ in range(updates)]
     moved, rates, atol = ({}, {}), {}, {}
-    for name, settings in (recipes or {"": {}}).items():
-        rate, found = rung.of_ref("optimizer", _updated, sides, 0, make_ref, settings, drawn)
+    for name, every in _all(recipes, settings).items():
+        rate, found = rung.of_ref("optimizer", _updated, sides, 0, make_ref, every, drawn)
         own_atol = {key: SEMANTIC_RTOL * largest(array) for key, array in found.items()}
         if coefficients == "float32":
-            _, rounded = rung.of_ref("optimizer", _updated, sides, 0, make_ref, settings, drawn, rounded=True)
+            _, rounded = rung.of_ref("optimizer", _updated, sides, 0, make_ref, every, drawn, rounded=True)
             own_atol = with_coefficients(own_atol, found, rounded)
         atol |= {tensor_item(key, "parameter", section=name): limit for key, limit in own_atol.items()}
         rates[rate] = f"{rate:g}"
         if all(np.array_equal(array, start[key]) for key, array in found.items()):
             rung.refuse(f"the reference's optimizer{name and f' {name}'} moves no parameter")
-        _, others = rung.of_port("optimizer", _updated, sides, 1, make_port, settings, drawn) or (rate, {})
+        _, others = rung.of_port("optimizer", _updated, sides, 1, make_port, every, drawn) or (rate, {})
         for side, arrays in zip(moved, (found, others), strict=True):
             side.update({tensor_item(key, "parameter", section=name): array for key, array in arrays.items()})
     title = f"parameters after {updates} updates with drawn gradients at rate {' and '.join(rates.values())}, float64"
@@ -109,6 +114,7 @@ def schedule(
     make_port: Make,
     *,
     epochs: int,
+    settings: Mapping[str, Any] | None = None,
     recipes: Recipes | None = None,
     device: str = "cpu",
     rung: Rung,
@@ -117,18 +123,18 @@ def schedule(
 
     So a schedule that was never attached to its optimizer shows. `make_ref(model, **settings)` and `make_port` return
     (optimizer, schedule) for a linear layer of one weight, float64, which is made 0 before each step; the optimizer has
-    to be plain SGD, without momentum and weight decay. `recipes` are as in `optimizer`. Raises UserError for what the
-    reference's side raises, and without a schedule.
+    to be plain SGD, without momentum and weight decay. `settings` and `recipes` are as in `optimizer`. Raises UserError
+    for what the reference's side raises, and without a schedule.
     """
     if epochs < 1:
         raise UserError(f"epochs {epochs}: choose 1 or more")
     ref, port = {}, {}
-    for name, settings in (recipes or {"": {}}).items():
+    for name, every in _all(recipes, settings).items():
         item = Item(f"lr, {name}" if name else "lr", "lr")
-        ref[item] = rung.of_ref("schedule", _moves, backend("torch"), device, make_ref, settings, epochs)
+        ref[item] = rung.of_ref("schedule", _moves, backend("torch"), device, make_ref, every, epochs)
         if not ref[item].any():
             rung.refuse(f"the reference's optimizer never moves the weight: {item}")
-        moves = rung.of_port("schedule", _moves, backend("paddle"), device, make_port, settings, epochs)
+        moves = rung.of_port("schedule", _moves, backend("paddle"), device, make_port, every, epochs)
         port |= {} if moves is None else {item: moves}
     rung.check(compare(ref, port, exact_atol(ref), title=f"learning rates of {epochs} epochs"), group=str)
 

@@ -171,6 +171,21 @@ def check_one(
     return one, judge
 
 
+def strided_shares(order: Callable[[int], Any], *, evaluated: int) -> Share:
+    """What most samplers document, for `shares`: process r of n takes every n-th sample, from the r-th on.
+
+    As torch.utils.data.DistributedSampler does, training lengthens its `order(epoch)`, indices, by its own beginning
+    until every process has as many. In evaluation each of the `evaluated` samples comes once, in order.
+    """
+
+    def share(train: bool, epoch: int, rank: int, processes: int) -> np.ndarray:
+        every = np.asarray(order(epoch)) if train else np.arange(evaluated)
+        equal = -(-len(every) // processes) * processes
+        return (np.resize(every, equal) if train else every)[rank::processes]
+
+    return share
+
+
 def shares_of(share: Share) -> Record:
     """The images of each process, one process after another, in training and in evaluation."""
     shares = {}
@@ -312,11 +327,11 @@ def dist(
 
     `own_statistics` names runs in which several processes are not one, since each normalizes with its own share: their
     processes are compared with each other only, and must have had an "own buffer" that differed. `shares` are three
-    functions (train, epoch, rank, world_size) -> indices in their order: documented, of the reference's loaders, of the
-    port's; they are called for 1, 2, 3, 5 and 20 processes, and in evaluation each image comes once. `trained_on` is
-    {run: {section: indices}}, what one process trains on in the order of its batches. With `coefficients` "float32"
-    one process of the port may be as far from one of the reference as the float32 run is, 4 times: PaddlePaddle's own
-    optimizers keep their coefficients so.
+    functions (train, epoch, rank, world_size) -> indices in their order: documented (see `strided_shares`), of the
+    reference's loaders, of the port's; they are called for 1, 2, 3, 5 and 20 processes, and in evaluation each image
+    comes once. `trained_on` is {run: {section: indices}}, what one process trains on in the order of its batches. With
+    `coefficients` "float32" one process of the port may be as far from one of the reference as the float32 run is, 4
+    times: PaddlePaddle's own optimizers keep their coefficients so.
 
     Processes that cannot come together on this machine, and inputs that prove nothing, are refused; a process of the
     port that ends in an error, or not within `timeout` seconds, fails. UserError: bad arguments, or a reference that

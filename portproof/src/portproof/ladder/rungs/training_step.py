@@ -14,6 +14,7 @@ Models are copied for each run, in its precision; dropout is off. Both have to h
 raises UserError for what is no model or no batch, and for what the reference's side raises.
 """
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
@@ -303,6 +304,7 @@ def epoch(
     batches: Sequence[Batch],
     *,
     title: str = "",
+    ignore: str = "",
     names: Mapping[str, str] | None = None,
     device: str = "cpu",
     rung: Rung,
@@ -310,8 +312,8 @@ def epoch(
     """The training loop itself: what it logs, and the learning rate, parameters and buffers that it leaves; float64.
 
     `make_ref(model)` and `make_port(model)` return (loop, optimizer) for a model in eval mode: `loop(batches, log)`
-    trains on every batch, a list of tuples of tensors, and gives `log` each of its lines, without times. All else is as
-    in `backward`.
+    trains on every batch, a list of tuples of tensors, and gives `log` each of its lines. What `ignore`, a regular
+    expression, matches in a line is left out, such as times. All else is as in `backward`.
     """
     batches, sides = _checked(batches), Sides.of(rung, ref, port, names, device)
     if sides is None:
@@ -319,7 +321,7 @@ def epoch(
 
     def facts(i: int, make: Make, dtype: str) -> dict[Item, np.ndarray]:
         run, lines = _Trained(sides, i, make, dtype), []
-        run.run([run.tensors(batch) for batch in batches], lines.append)
+        run.run([run.tensors(batch) for batch in batches], lambda line: lines.append(re.sub(ignore, "", line)))
         if i == 0:
             run.check_moved()
         logged = {LOG: np.array(lines)} if lines else {}
