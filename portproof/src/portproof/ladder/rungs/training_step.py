@@ -133,10 +133,10 @@ def backward(
     """The side's own training step, an iteration for each of `batches` (tuples of arrays that `step` takes).
 
     float64: loss, learning rate, every gradient by name, every parameter and every buffer after each iteration.
-    float32: the first iteration's loss and buffers, and the gradients of every layer's isolated run. If something differs,
-    the module at fault is located. See the module's text for `make_ref` and `make_port`; `train` says in which mode
-    they train, `name` what reports call them, `clip_grad_norm` to which norm they clip gradients (refused if none
-    reaches it), `coefficients` and `names` are as in `optimizer`.
+    float32: the first iteration's loss and buffers, and the gradients of every layer's isolated run. If something
+    differs, the module at fault is located. See the module's text for `make_ref` and `make_port`; `train` says in
+    which mode they train, `name` what reports call them, `clip_grad_norm` to which norm they clip gradients (refused
+    if none reaches it), `coefficients` and `names` are as in `optimizer`.
     """
     batches, sides = _checked(batches), Sides.of(rung, ref, port, names, device)
     if coefficients not in COEFFICIENTS:
