@@ -144,7 +144,7 @@ def test_tool_writes_the_committed_set(written):
 
 
 @pytest.mark.parametrize("spec", [None, SimpleNamespace(origin="/other/version/__init__.py")])
-def test_missing_photograph_names_the_mend(spec, tmp_path, monkeypatch):
+def test_missing_photograph_names_the_fix(spec, tmp_path, monkeypatch):
     monkeypatch.setattr(tool, "find_spec", lambda name: spec)
     with pytest.raises(UserError, match=r"pip install -r requirements\.txt"):
         run_main("--output-dir", tmp_path / "out")

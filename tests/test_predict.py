@@ -157,7 +157,7 @@ def split_numbers(lines: list[str]) -> tuple[list[str], list[float]]:
 
 
 def assert_alike(one: list[str], other: list[str]) -> None:
-    """The same printed, probabilities within one in the last place."""
+    """The same printed, probabilities within one in the last digit."""
     (text, numbers), (other_text, other_numbers) = split_numbers(one), split_numbers(other)
     assert text == other_text
     assert numbers == pytest.approx(other_numbers, rel=0, abs=1.01e-4)

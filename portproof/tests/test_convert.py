@@ -174,11 +174,11 @@ def test_a_map_settles_what_values_do_not(run, pair):
     code, _, err = run(*flags, **sides)
     assert code == 2 and "the map of names is not certain (a and b may be the port's u and v" in err
     assert not Path("b.safetensors").exists()
-    for text, mate in (("a: u\n", "u"), ("a: v\n", "v"), ("a: v\nb: u\n", "v")):
+    for text, port_name in (("a: u\n", "u"), ("a: v\n", "v"), ("a: v\nb: u\n", "v")):
         Path("map.yaml").write_text(text, encoding="utf-8")
         code, _, err = run(*flags, "--map", "map.yaml", **sides)
         assert code == 0, err
-        assert load_safetensors("b.safetensors")[f"{mate}.bias"].tobytes() == arrays["a.bias"].tobytes()
+        assert load_safetensors("b.safetensors")[f"{port_name}.bias"].tobytes() == arrays["a.bias"].tobytes()
 
 
 def test_a_tensor_that_a_model_uses_twice_is_under_both_names(run, pair):

@@ -56,8 +56,8 @@ def test_a_shift_of_so_many_deviations_is_seen(seeds, runs, shift, rng):
 
 def test_rounded_values_that_agree_by_chance_still_allow_one_step():
     same = np.full((1, 8), 0.98)
-    assert trajectory.prediction_limit(same, 0.0, 1e-4) < 1e-12
-    assert 1 / 355 < trajectory.prediction_limit(same, 1 / 355, 1e-4) < 4 / 355
+    assert trajectory.prediction_atol(same, 0.0, 1e-4) < 1e-12
+    assert 1 / 355 < trajectory.prediction_atol(same, 1 / 355, 1e-4) < 4 / 355
 
 
 def test_nan_fails(rng):

@@ -26,7 +26,7 @@ def backend(name: str) -> Backend:
 def backend_of_tensor(value: Any) -> Backend | None:
     """The backend whose tensor `value` is; None for what is no tensor. It imports no framework."""
     loaded = (backend(name) for name in FRAMEWORKS if name in sys.modules)
-    return next((one for one in loaded if one.framework.is_tensor(value)), None)
+    return next((found for found in loaded if found.framework.is_tensor(value)), None)
 
 
 def backend_of_model(model: Any) -> Backend:

@@ -199,8 +199,13 @@ class Backend(ABC):
 
     def own_arrays(self, model: Any, arrays: Mapping[str, np.ndarray]) -> Arrays:
         """`arrays`, by PyTorch's names and in its layout, by the model's own; what it does not have stays as it is."""
-        slots = dict(self.named_slots(model).values())
-        return {slots[k].key if k in slots else k: slots[k].change(a) if k in slots else a for k, a in arrays.items()}
+        slots, own = dict(self.named_slots(model).values()), {}
+        for name, array in arrays.items():
+            if name in slots:
+                own[slots[name].key] = slots[name].change(array)
+            else:
+                own[name] = array
+        return own
 
     def shapes(self, model: Any) -> dict[str, tuple[int, ...]]:
         """{name: shape} of all parameters and buffers."""
@@ -351,8 +356,8 @@ class Backend(ABC):
 class _Tracer:
     """The hooks that write one trace."""
 
-    def __init__(self, backend: Backend, whole: str, calls: bool) -> None:
-        self.backend, self.whole, self.calls = backend, whole, calls
+    def __init__(self, backend: Backend, whole: str, keep_calls: bool) -> None:
+        self.backend, self.whole, self.keep_calls = backend, whole, keep_calls
         self.is_tensor = backend.framework.is_tensor
         self.trace = Trace()
         self.running: list[ModuleCall] = []
@@ -363,7 +368,7 @@ class _Tracer:
         is_activation = type(module).__name__ in BREAKPOINTS
 
         def before(module: Any, args: tuple, kwargs: dict) -> None:
-            self.begin(name, args, kwargs, self.calls or is_activation)
+            self.begin(name, args, kwargs, self.keep_calls or is_activation)
 
         def after(module: Any, args: tuple, kwargs: dict, output: Any) -> None:
             self.end(output, is_activation)
@@ -385,8 +390,8 @@ class _Tracer:
         call, tensors = self.running.pop(), tensors_at(output, self.is_tensor)
         call.places, call.outputs = list(tensors), [self.backend.to_array(tensor) for tensor in tensors.values()]
         call.upstream = [None] * len(tensors)
-        self.trace.add(call, is_activation, self.whole, self.calls)
-        for i, tensor in enumerate(tensors.values() if self.calls else ()):
+        self.trace.add(call, is_activation, self.whole, self.keep_calls)
+        for i, tensor in enumerate(tensors.values() if self.keep_calls else ()):
             if self.backend.requires_grad(tensor):
                 self.keep_upstream(call, i, tensor)
 
@@ -403,5 +408,5 @@ class _Tracer:
 
     def close(self) -> None:
         """Take in what was running when the model raised, the innermost first."""
-        for call in reversed(self.running if self.calls else ()):
+        for call in reversed(self.running if self.keep_calls else ()):
             self.trace.calls[call_label(call.name or self.whole, call.number)] = call

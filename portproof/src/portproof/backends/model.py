@@ -167,11 +167,10 @@ class BackendModel:
         return run
 
     def _backward(self, outputs: list, upstream: list, dtype: str) -> None:
-        pairs = [
-            (t, g)
-            for t, g in zip(outputs, upstream, strict=False)
-            if g is not None and g.shape == tuple(t.shape) and self.backend.requires_grad(t)
-        ]
-        if pairs:
-            gradients = [self._tensors(g, dtype, False) for _, g in pairs]
-            self.backend.framework.autograd.backward([t for t, _ in pairs], gradients)
+        tensors, gradients = [], []
+        for tensor, gradient in zip(outputs, upstream, strict=False):
+            if gradient is not None and gradient.shape == tuple(tensor.shape) and self.backend.requires_grad(tensor):
+                tensors.append(tensor)
+                gradients.append(self._tensors(gradient, dtype, False))
+        if tensors:
+            self.backend.framework.autograd.backward(tensors, gradients)

@@ -59,13 +59,13 @@ def noise_floor(fp64_ref: Items, unit: float, input_scales: Mapping[str, float] 
         if item.kind == "gradient":
             there = item.section, item.iteration
             largest_gradient[there] = max(largest(array), largest_gradient.get(there, 0.0))
-    floors = {}
+    floor = {}
     for item in fp64_ref:
         if item.kind == "gradient":
-            floors[item] = C * unit * largest_gradient[item.section, item.iteration]
+            floor[item] = C * unit * largest_gradient[item.section, item.iteration]
         elif item.kind == "buffer" and item.leaf == "running_mean" and item.module in (input_scales or {}):
-            floors[item] = C * unit * input_scales[item.module]
-    return floors
+            floor[item] = C * unit * input_scales[item.module]
+    return floor
 
 
 def summed_noise_floor(steps: int) -> float:
@@ -108,8 +108,8 @@ def kernel_atol(fp64_ref: Mapping[K_, np.ndarray], fp32_ref: Mapping[K_, np.ndar
 
 
 def with_noise_floor(
-    atol: Mapping[K_, float], floors: Mapping[K_, float], fp64_ref: Mapping[K_, np.ndarray]
+    atol: Mapping[K_, float], floor: Mapping[K_, float], fp64_ref: Mapping[K_, np.ndarray]
 ) -> tuple[dict[K_, float], set[K_]]:
     """(`atol` plus the floor of each item that has one, those items that are zero by structure)."""
-    raised = {item: limit + floors.get(item, 0.0) for item, limit in atol.items()}
-    return raised, {item for item in raised if item in floors and largest(fp64_ref[item]) <= raised[item]}
+    raised = {item: limit + floor.get(item, 0.0) for item, limit in atol.items()}
+    return raised, {item for item in raised if item in floor and largest(fp64_ref[item]) <= raised[item]}

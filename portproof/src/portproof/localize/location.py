@@ -45,8 +45,8 @@ def _by_kind(locations: Iterable[Location]) -> list[str]:
     lines = []
     for (layer, phase, diagnosis), names in groups.items():
         more = f" and {len(names) - 1} more of that kind" if len(names) > 1 else ""
-        causes = f": {'; '.join(diagnosis)}" if diagnosis else ""
-        lines.append(f"{names[0]} ({layer}){more}: {phase}{causes}")
+        why = f": {'; '.join(diagnosis)}" if diagnosis else ""
+        lines.append(f"{names[0]} ({layer}){more}: {phase}{why}")
     return lines
 
 

@@ -152,9 +152,9 @@ def first_failure(result: LadderResult) -> list[tuple[str, str]]:
     facts.append(("Agreed before", "; ".join(_before(result, rung, verdict, row))))
     if verdict.location:
         facts.append(("Location", "\n".join(verdict.location.lines())))
-    causes = hint_for(row.item, rung.step.types, verdict.hints) if row.status == FAIL else ""
-    if causes:
-        facts.append(("Usual causes", causes))
+    hint = hint_for(row.item, rung.step.types, verdict.hints) if row.status == FAIL else ""
+    if hint:
+        facts.append(("Usual causes", hint))
     return facts
 
 

@@ -79,9 +79,9 @@ def first_difference(verdict: Verdict, types: Mapping[str, str]) -> list[str]:
     before = verdict.rows[: verdict.rows.index(row)]
     if before and all(other.status == PASS for other in before):
         lines.append(f"  all items before it agree ({len(before)}): look at {row.name} itself")
-    causes = hint_for(row.item, types, verdict.hints) if row.status == FAIL else ""
-    if causes:
-        lines.append(f"  usual causes: {causes}")
+    hint = hint_for(row.item, types, verdict.hints) if row.status == FAIL else ""
+    if hint:
+        lines.append(f"  usual causes: {hint}")
     return lines
 
 

@@ -63,10 +63,10 @@ def _read(batches: Iterator[Any], number: int) -> tuple[Arrays, str] | object:
 
 def _compare(number: int, ref: tuple[Arrays, str] | object, port: tuple[Arrays, str] | object) -> Verdict:
     """One batch of both sides; what only one side has fails, item by item."""
-    for one, other, side in ((ref, port, "reference"), (port, ref, "port")):
-        if one is END:
+    for batch, other_batch, side in ((ref, port, "reference"), (port, ref, "port")):
+        if batch is END:
             reason = f"the {side} has no batch {number}: its batches end before the other side's"
-            lost = other[0] or {Item(f"batch {number}", "batch", section="batches"): np.empty(0)}
+            lost = other_batch[0] or {Item(f"batch {number}", "batch", section="batches"): np.empty(0)}
             return Verdict("", [Row(item, FAIL, array.shape, reason=reason) for item, array in lost.items()])
     (ref_arrays, structure), (port_arrays, port_structure) = ref, port
     if structure != port_structure:

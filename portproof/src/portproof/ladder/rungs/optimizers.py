@@ -73,8 +73,8 @@ def optimizer(
         rates[rate] = f"{rate:g}"
         if all(np.array_equal(array, start[key]) for key, array in found.items()):
             rung.refuse(f"the reference's optimizer{name and f' {name}'} moves no parameter")
-        _, others = rung.of_port("optimizer", _updated, sides, 1, make_port, every, drawn) or (rate, {})
-        for side, arrays in zip(moved, (found, others), strict=True):
+        _, port_found = rung.of_port("optimizer", _updated, sides, 1, make_port, every, drawn) or (rate, {})
+        for side, arrays in zip(moved, (found, port_found), strict=True):
             side.update({tensor_item(key, "parameter", section=name): array for key, array in arrays.items()})
     title = f"parameters after {updates} updates with drawn gradients at rate {' and '.join(rates.values())}, float64"
     rung.check(compare(*moved, atol, title=title), group=lambda item: item.section or item.kind)
