@@ -51,7 +51,7 @@ def judged(draw: Draw):
     import mobilenetv3_paddle.models
     import mobilenetv3_ref.models
     from portproof.backends.probe import probe_images
-    from portproof.ladder.pair import Pair, compare_mode
+    from portproof.ladder.pairs.pair import Pair, compare_mode
 
     images = probe_images(np.random.default_rng([draw.seed, 11]), *draw.shape)
     ref = mobilenetv3_ref.models.MODELS[draw.model](dropout=0.0)

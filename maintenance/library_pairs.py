@@ -9,7 +9,6 @@ Nobody here wrote either side of these pairs. Exit status: 0 the document was wr
 import argparse
 from pathlib import Path
 
-import numpy as np
 from tqdm import tqdm
 
 from portproof.io.cli import ArgumentParser, HelpFormatter, UserError, run
@@ -60,12 +59,12 @@ def get_args_parser() -> argparse.ArgumentParser:
 def judged(name: str) -> tuple[str, list[str]]:
     """(the pair's row of the table, what differs and where, one line each)."""
     from portproof import align
-    from portproof.commands.arguments import draw_input, load_factory
     from portproof.compare import FAIL
+    from portproof.ladder.pairs.named import draw_inputs, model_factory
 
-    ref = load_factory(f"torchvision.models:{name}", "--ref")()
-    port = load_factory(f"paddle.vision.models:{PAIRS[name]}", "--port")()
-    verdict = align(ref, port, [draw_input(INPUT, np.random.default_rng([SEED, 9]))], seed=SEED)
+    ref = model_factory(f"torchvision.models:{name}")()
+    port = model_factory(f"paddle.vision.models:{PAIRS[name]}")()
+    verdict = align(ref, port, draw_inputs([INPUT], SEED), seed=SEED)
     if verdict.refusal:
         return f"| `{name}` | | {verdict.refusal} | | |", []
     failed = {

@@ -17,7 +17,7 @@ from mobilenetv3_common.classes import num_classes_of
 from mobilenetv3_proof.package import PORT, REF, Package
 from portproof.compare import Item, tensor_item
 from portproof.io.files import load_safetensors
-from portproof.ladder.process_worker import join_group
+from portproof.ladder.workers.process_worker import join_group
 
 TWO_MODES = ("BatchNorm2d", "Dropout")  # layers that do something else in train mode
 METRIC_KINDS = {"loss": "loss", "samples": "samples"}  # of an evaluation

@@ -18,7 +18,7 @@ from portproof.compare import FAIL
 from portproof.convert.rules import paddle_to_torch
 from portproof.io.cli import UserError, output_dir
 from portproof.io.files import atomic_path
-from portproof.ladder.pair import MODES, Pair, precision_of
+from portproof.ladder.pairs.pair import MODES, Pair, precision_of
 from portproof.ladder.rung import Arrays, Rung, rung_parser
 from portproof.localize.locate import locate
 from portproof.mapping.names import propose

@@ -13,7 +13,7 @@ import numpy as np
 from mobilenetv3_common.seeds import derive_seed
 from mobilenetv3_proof.package import PORT, REF, Package
 from portproof.backends import Backend
-from portproof.ladder.fp64_runs import Batches
+from portproof.ladder.rungs.fp64_runs import Batches
 
 
 @dataclass(frozen=True)
@@ -112,7 +112,7 @@ def port(seed: int, draw: int, options: Mapping[str, Any]) -> dict[str, Any]:
 def training_run(trainee: Trainee, recipe: Recipe, seed: int, draw: int) -> dict[str, Any]:
     """Train from the initial weights of `seed` on the batches of `seed`, with the `draw`-th series of dropout masks.
 
-    What is returned is the record that `portproof.ladder.trajectory` describes, with all its keys.
+    What is returned is the record that `portproof.ladder.statistics.trajectory` describes, with all its keys.
     """
     model = trainee.models.MODELS[recipe.model](num_classes=10)  # with its dropout
     trainee.models.shared_init(model, seed)

@@ -13,8 +13,8 @@ import numpy as np
 
 from mobilenetv3_proof.step import Step, step_parser
 from portproof.backends.probe import probe_images
-from portproof.ladder.forward_pass import forward
 from portproof.ladder.rung import run_rung
+from portproof.ladder.rungs.forward_pass import forward
 
 NAME = "01_test_forward"
 BATCH, HEIGHT, WIDTH = 3, 256, 160  # odd and not square, so a swapped axis cannot pass, nor a pool over 7 x 7

@@ -22,8 +22,8 @@ from mobilenetv3_common.draws import AUTO_AUGMENT_CASES, ImageDraws, batch_rng, 
 from mobilenetv3_common.images import read_image
 from mobilenetv3_proof.step import LITE_DATA, Step, step_parser
 from portproof.compare import PASS, Item
-from portproof.ladder.batches import by_sample, covering, data, facts, must_vary
 from portproof.ladder.rung import run_rung
+from portproof.ladder.rungs.batches import by_sample, covering, data, facts, must_vary
 
 NAME = "02_test_data"
 BATCH_SIZE = 5  # leaves a partial batch of the 16 images

@@ -18,8 +18,8 @@ from tqdm import tqdm
 from mobilenetv3_proof.package import Package
 from mobilenetv3_proof.step import LITE_DATA, Step, step_parser
 from portproof.ladder import cases
-from portproof.ladder.metrics import evaluation, metric
 from portproof.ladder.rung import run_rung
+from portproof.ladder.rungs.metrics import evaluation, metric
 
 NAME = "03_test_metric"
 BATCH_SIZE = 5  # leaves a partial batch of the 16 images

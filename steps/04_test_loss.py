@@ -15,8 +15,8 @@ import numpy as np
 from mobilenetv3_proof.step import Step, step_parser
 from portproof.backends.probe import probe_images
 from portproof.ladder import cases
-from portproof.ladder.losses import loss
 from portproof.ladder.rung import run_rung
+from portproof.ladder.rungs.losses import loss
 
 NAME = "04_test_loss"
 BATCH = 7  # images

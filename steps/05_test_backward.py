@@ -22,9 +22,9 @@ import numpy as np
 from mobilenetv3_proof.package import Package
 from mobilenetv3_proof.step import Step, step_parser
 from portproof.backends.probe import probe_images
-from portproof.ladder.optimizers import optimizer, schedule
 from portproof.ladder.rung import run_rung
-from portproof.ladder.training_step import accumulation, backward, epoch
+from portproof.ladder.rungs.optimizers import optimizer, schedule
+from portproof.ladder.rungs.training_step import accumulation, backward, epoch
 
 NAME = "05_test_backward"
 ITERATIONS = 4  # of each run: momentum has a past, and the rate has fallen

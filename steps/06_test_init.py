@@ -17,8 +17,8 @@ from typing import Any
 
 from mobilenetv3_proof.package import Package
 from mobilenetv3_proof.step import Step, step_parser
-from portproof.ladder.initial import Constant, Normal, init
 from portproof.ladder.rung import run_rung
+from portproof.ladder.rungs.initial import Constant, Normal, init
 
 NAME = "06_test_init"
 

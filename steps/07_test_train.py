@@ -24,10 +24,10 @@ from mobilenetv3_common.seeds import derive_seed
 from mobilenetv3_proof.package import PORT, REF
 from mobilenetv3_proof.step import Step, step_parser
 from mobilenetv3_proof.training import Recipe, Trainee
-from portproof.ladder.fp64_runs import train_fp64
 from portproof.ladder.rung import run_rung
-from portproof.ladder.runs import train
-from portproof.ladder.trajectory import FEATURES, TOP1
+from portproof.ladder.rungs.fp64_runs import train_fp64
+from portproof.ladder.rungs.runs import train
+from portproof.ladder.statistics.trajectory import FEATURES, TOP1
 
 NAME = "07_test_train"
 

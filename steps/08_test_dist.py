@@ -24,8 +24,8 @@ import numpy as np
 from mobilenetv3_proof.package import Package
 from mobilenetv3_proof.step import LITE_DATA, Step, step_parser
 from portproof.io.files import save_safetensors
-from portproof.ladder.processes import EPOCHS, dist
 from portproof.ladder.rung import run_rung
+from portproof.ladder.rungs.processes import EPOCHS, dist
 
 NAME = "08_test_dist"
 GLOBAL_BATCH = 6  # 16 images leave a partial batch of 4

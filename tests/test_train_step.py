@@ -25,8 +25,8 @@ from mobilenetv3_proof.step import Step
 from mobilenetv3_proof.training import Recipe, Trainee
 from portproof.compare import FAIL, PASS, REFUSED
 from portproof.io.cli import UserError
-from portproof.ladder import trajectory
-from portproof.ladder.runs import RunFailed, launch
+from portproof.ladder.statistics import trajectory
+from portproof.ladder.workers.launching import RunFailed, launch_runs
 
 ROOT = Path(__file__).resolve().parents[1]
 PATHS = {"reference": "mobilenetv3_proof.training:ref", "port": "mobilenetv3_proof.training:port"}
@@ -103,7 +103,7 @@ def test_the_tool_says_what_it_wrote_and_names_a_mistake_in_a_line(tmp_path):
 def records(digits, tmp_path_factory) -> dict[str, dict]:
     """Of a run of one epoch of five batches, by each package, in its own process."""
     options = Recipe(str(digits), "mobilenet_v3_small", epochs=1, batch_size=8).options()
-    done = launch(PATHS, ONE_RUN, options, tmp_path_factory.mktemp("runs"))
+    done = launch_runs(PATHS, ONE_RUN, options, tmp_path_factory.mktemp("runs"))
     return {side: done[side]["run"] for side in PATHS}
 
 
@@ -148,7 +148,7 @@ def test_features_measure_what_they_say(records):
 
 def test_runs_that_end_early_are_told(tmp_path):
     options = Recipe(str(tmp_path / "nowhere"), "mobilenet_v3_small", epochs=1).options()
-    for failed in launch(PATHS, ONE_RUN, options, tmp_path).values():
+    for failed in launch_runs(PATHS, ONE_RUN, options, tmp_path).values():
         assert isinstance(failed, RunFailed)
         assert "nowhere" in failed.reason and "Traceback" in str(failed)
 
@@ -216,7 +216,7 @@ def short_runs(rung, tmp_path_factory):
     write_digits(images, plan.train_per_class, plan.val_per_class)
     options = Recipe(str(images), "mobilenet_v3_small", **plan.recipe).options()
     runs = {"reference": {f"{k}": {"seed": seed, "draw": k} for k in range(plan.draws)}}
-    done = launch({"reference": PATHS["reference"]}, runs, options, tmp_path_factory.mktemp("ref"))["reference"]
+    done = launch_runs({"reference": PATHS["reference"]}, runs, options, tmp_path_factory.mktemp("ref"))["reference"]
     return options, seed, list(done.values())
 
 
@@ -230,7 +230,7 @@ def test_runs_with_a_mistake_are_no_runs_of_the_reference(rung, short_runs, tmp_
     gallery.copy_port(tmp_path, fault if name != "none" else None)
     assert name == "none" or (gallery.ROOT / rung.PORT / file).read_text().count(right) == 1
     runs = {"port": {"run": {"seed": seed, "draw": 0}}}  # the worker takes the copy, which lies where it runs
-    done = launch({"port": PATHS["port"]}, runs, options, tmp_path)["port"]
+    done = launch_runs({"port": PATHS["port"]}, runs, options, tmp_path)["port"]
     verdict = trajectory.judge([ref], [done["run"]], trajectory.FEATURES, name)
     shares = {row.name: row.difference / row.limit for row in verdict.rows}
     print(name, {feature: f"{share:.2f}" for feature, share in sorted(shares.items(), key=lambda item: -item[1])})

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from portproof.compare import Item
-from portproof.ladder.process_worker import join_group
+from portproof.ladder.workers.process_worker import join_group
 
 RNG = np.random.default_rng(5)
 X, Y = RNG.normal(size=(8, 3)), RNG.normal(size=8)
@@ -19,9 +19,10 @@ ORDER = np.array([6, 1, 4, 7, 0, 3, 2, 5])
 
 
 def train(
-    rank: int, n: int, all_reduce: Callable, broadcast: Callable, options: Mapping, fault: str, dtype: str
+    place: tuple[int, int], exchanges: tuple[Callable, Callable], options: Mapping, fault: str, dtype: str
 ) -> dict:
-    """One step; `all_reduce` adds arrays up, `broadcast` gives that of process 0."""
+    """One step as process `place` (rank, n); `exchanges` add arrays up, and give that of process 0."""
+    (rank, n), (all_reduce, broadcast) = place, exchanges
     if fault == "dies" and rank == n - 1:
         raise RuntimeError("lost")
     share = ORDER[0 if fault == "same share" else rank :: n]

@@ -18,7 +18,7 @@ from portproof.compare.activations import MARGIN, dead_branches, flipped, off_ki
 from portproof.convert.rules import RULES, paddle_to_torch, torch_to_paddle
 from portproof.io.cli import UserError
 from portproof.io.files import load_npy
-from portproof.ladder.pair import MODES
+from portproof.ladder.pairs.pair import MODES
 from portproof.ladder.rung import Rung
 from portproof.report.hints import usual_causes
 from portproof.report.text import block_of, render, row_line, table

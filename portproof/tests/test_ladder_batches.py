@@ -11,8 +11,8 @@ import torch
 
 from portproof.compare import FAIL, PASS, REFUSED, Item
 from portproof.io.cli import UserError
-from portproof.ladder.batches import by_sample, covering, data, facts, must_vary
 from portproof.ladder.rung import Rung
+from portproof.ladder.rungs.batches import by_sample, covering, data, facts, must_vary
 
 
 def arrays(number: int, n: int = 4) -> tuple[np.ndarray, np.ndarray]:

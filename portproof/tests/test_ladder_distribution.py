@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from portproof.compare import FAIL, PASS, compare
-from portproof.ladder import distribution
-from portproof.ladder.distribution import Constant, Normal, Uniform
+from portproof.ladder.statistics import distribution
+from portproof.ladder.statistics.distribution import Constant, Normal, Uniform
 
 LAWS = {"normal": (Normal(0.3), lambda rng, shape: rng.normal(0, 0.3, shape))}
 LAWS["uniform"] = (Uniform(0.3), lambda rng, shape: rng.uniform(-0.3, 0.3, shape))

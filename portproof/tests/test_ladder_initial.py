@@ -10,8 +10,8 @@ import torch
 
 from portproof.compare import FAIL, PASS, REFUSED
 from portproof.io.cli import UserError
-from portproof.ladder.initial import Constant, Normal, Uniform, init
 from portproof.ladder.rung import Rung
+from portproof.ladder.rungs.initial import Constant, Normal, Uniform, init
 
 CLASSES = 40
 

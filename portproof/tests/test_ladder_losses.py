@@ -11,8 +11,8 @@ from portproof.backends import backend
 from portproof.compare import FAIL, PASS, REFUSED
 from portproof.io.cli import UserError
 from portproof.ladder import cases
-from portproof.ladder.losses import loss
 from portproof.ladder.rung import Rung
+from portproof.ladder.rungs.losses import loss
 
 CLASSES = 11
 

@@ -10,8 +10,8 @@ import torch.nn.functional as F
 from portproof.compare import FAIL, PASS, REFUSED
 from portproof.io.cli import UserError
 from portproof.ladder import cases
-from portproof.ladder.metrics import evaluation, metric
 from portproof.ladder.rung import Rung
+from portproof.ladder.rungs.metrics import evaluation, metric
 
 
 def rank(logits, target):

@@ -6,7 +6,7 @@ import torch
 
 from portproof.compare import FAIL, PASS, REFUSED
 from portproof.io.cli import UserError
-from portproof.ladder.optimizers import optimizer, schedule
+from portproof.ladder.rungs.optimizers import optimizer, schedule
 
 
 def pair(**port_names: str) -> tuple[torch.nn.Module, paddle.nn.Layer]:

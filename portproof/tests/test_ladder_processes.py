@@ -11,13 +11,13 @@ import process_toys
 import pytest
 
 from portproof.compare import FAIL, PASS, REFUSED
-from portproof.io.cli import UserError
-from portproof.ladder import launching, processes
-from portproof.ladder.launching import CouldNotStart, Died, launch
-from portproof.ladder.process_worker import record_of
-from portproof.ladder.processes import dist
+from portproof.io.cli import UserError, resolve
 from portproof.ladder.rung import Rung
-from portproof.ladder.workers import resolve
+from portproof.ladder.rungs import processes
+from portproof.ladder.rungs.processes import dist
+from portproof.ladder.workers import launching
+from portproof.ladder.workers.launching import CouldNotStart, Died, launch
+from portproof.ladder.workers.process_worker import record_of
 
 REF, PORT = "process_toys:ref", "process_toys:port"
 # {the port's mistake: (what fails, in which comparison)}
@@ -233,7 +233,7 @@ def test_processes_that_never_end_are_ended(framework, tmp_path):
 def test_no_process_outlives_the_caller(framework, tmp_path):
     """Not even one that is killed."""
     code = (
-        "import pathlib, sys; from portproof.ladder.launching import launch; "
+        "import pathlib, sys; from portproof.ladder.workers.launching import launch; "
         "launch(sys.argv[1], 'process_toys:waits', 2, {'a run': {}}, pathlib.Path(sys.argv[2]), 60)"
     )
     caller = subprocess.Popen([sys.executable, "-c", code, framework, str(tmp_path)], cwd=Path(__file__).parent)

@@ -10,10 +10,10 @@ import torch
 
 from portproof.compare import FAIL, PASS, REFUSED
 from portproof.io.cli import UserError
-from portproof.ladder import trajectory
-from portproof.ladder.fp64_runs import train_fp64
 from portproof.ladder.rung import Rung, RungVerdict
-from portproof.ladder.runs import train
+from portproof.ladder.rungs.fp64_runs import train_fp64
+from portproof.ladder.rungs.runs import train
+from portproof.ladder.statistics import trajectory
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 from portproof.compare import FAIL, PASS, REFUSED
 from portproof.io.cli import UserError
 from portproof.ladder.rung import Rung
-from portproof.ladder.training_step import accumulation, backward, epoch
+from portproof.ladder.rungs.training_step import accumulation, backward, epoch
 
 WIDTH, CLASSES = 6, 3
 

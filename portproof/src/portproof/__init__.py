@@ -47,6 +47,6 @@ def align(
     from the reference, `notes` what the map rests on. Raises UserError for what is no model, inputs on which the
     reference cannot run, and unknown names, modes and weights.
     """
-    from portproof.ladder.whole import judge
+    from portproof.ladder.pairs.whole import judge
 
     return judge(ref, port, inputs, names, weights, modes, seed, device)

@@ -17,6 +17,7 @@ COMMANDS = {
     "align": "judge a port against its reference, and say at which module it departs",
     "compare": "compare two result files that anybody wrote",
     "convert": "convert weights from one of a pair's frameworks to the other",
+    "new": "write a project that proves a pair of your own, a script for each rung",
 }
 
 

@@ -37,7 +37,7 @@ def main(args: argparse.Namespace) -> int:
     modes = ("eval", "train") if args.mode == "both" else (args.mode,)
     print(f"{args.port} against {args.ref}, {args.device}, seed {args.seed}, {weights} weights", flush=True)
     if args.locate_only:
-        from portproof.ladder.whole import search
+        from portproof.ladder.pairs.whole import search
 
         location, how = search(ref, port, inputs, names, weights, args.seed, args.device)
         print(how, *(location.lines() if location else [NOT_LOCATED]), sep="\n")

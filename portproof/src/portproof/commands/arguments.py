@@ -1,21 +1,22 @@
 """The flags that name a pair of models, their inputs, weights and files, and how the two are loaded."""
 
 import argparse
-import ast
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from portproof.backends import backend
-from portproof.io.cli import UserError, existing_file, one_line
+from portproof.io.cli import UserError, existing_file
 from portproof.io.state_dict import SUFFIXES, hash_in_name
-from portproof.ladder.workers import resolve
+from portproof.ladder.pairs.named import draw_inputs, model_factory
+
+INPUT = "2,3,224,224"
 
 
 def add_model_arguments(parser: argparse.ArgumentParser) -> None:
-    """--ref, --port, --map, --input, --seed."""
+    """--ref, --port, --map, --input."""
     add = parser.add_argument
     factory = {"metavar": "PKG.MOD:FACTORY", "required": True, "default": argparse.SUPPRESS}
     add("--ref", help="what makes the reference, such as torchvision.models:vgg11 or my.net:Net(width=2)", **factory)
@@ -26,14 +27,19 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         metavar="SHAPE[:DTYPE[:HIGH]]",
         help="shape of an input, such as 2,3,224,224, or 2,16:int64:30522 for whole numbers below 30522;"
-        " once for each positional argument (default: 2,3,224,224)",
+        f" once for each positional argument (default: {INPUT})",
     )
-    add("--seed", type=int, default=0, help="of inputs and probe weights, 0 or more")
+
+
+def add_seed_argument(parser: argparse.ArgumentParser) -> None:
+    """--seed."""
+    parser.add_argument("--seed", type=int, default=0, help="of inputs and probe weights, 0 or more")
 
 
 def add_pair_arguments(parser: argparse.ArgumentParser) -> None:
     """--ref, --port, --map, --input, --seed, --weights, --port-weights, --device."""
     add_model_arguments(parser)
+    add_seed_argument(parser)
     add = parser.add_argument
     add("--weights", metavar="FILE", help="the reference's weights, for both sides, instead of probe weights")
     add("--port-weights", metavar="FILE", help="the port's own .pdparams or .safetensors, compared with --weights too")
@@ -66,50 +72,6 @@ def check_files(args: argparse.Namespace) -> None:
         raise UserError(f"output {target} would carry a wrong hash: choose a name without -{hash_in_name(target)}")
 
 
-def load_factory(text: str, flag: str) -> Callable[[], Any]:
-    """What "PKG.MOD:NAME" or "PKG.MOD:NAME(KEYWORD=LITERAL, ...)" calls; raises UserError if it is not there."""
-    module_name, _, call = text.partition(":")
-    try:
-        node = ast.parse(call, mode="eval").body
-        kwargs = {}
-        if isinstance(node, ast.Call) and not node.args:
-            kwargs = {keyword.arg: ast.literal_eval(keyword.value) for keyword in node.keywords}
-            node = node.func
-        if not isinstance(node, ast.Name) or None in kwargs or not module_name:
-            raise ValueError("it is none")
-    except (SyntaxError, ValueError) as error:
-        raise UserError(f"{flag} {text!r} is no PKG.MOD:FACTORY nor PKG.MOD:FACTORY(KEYWORD=VALUE, ...)") from error
-    named = resolve(f"{module_name}:{node.id}", flag)
-    return lambda: named(**kwargs)
-
-
-def make(factory: Callable[[], Any], flag: str) -> Any:
-    """The model; raises UserError where making it raises, as for keywords that it does not take."""
-    try:
-        return factory()
-    except Exception as error:  # whatever a factory of the user's may raise
-        raise UserError(f"{flag}: making it raised {one_line(error)}") from error
-
-
-def draw_input(text: str, rng: np.random.Generator) -> np.ndarray:
-    """An array of the shape and type that `text` gives: probe images, normal numbers, or whole ones below HIGH."""
-    from portproof.backends.probe import probe_images
-
-    shape_text, _, rest = text.partition(":")
-    dtype, _, high = rest.partition(":")
-    try:
-        shape = tuple(int(n) for n in shape_text.split(","))
-        if min(shape) < 1 or dtype not in ("", "float32", "int64", "int32") or (high and int(high) < 1):
-            raise ValueError
-    except ValueError as error:
-        raise UserError(f"--input {text!r} is no shape such as 2,3,224,224 or 2,16:int64:30522") from error
-    if dtype.startswith("int"):
-        return rng.integers(0, int(high or 2), shape).astype(dtype)
-    if len(shape) == 4 and shape[1] == 3 and shape[2] % 16 == shape[3] % 16 == 0:
-        return probe_images(rng, shape[0], *shape[2:])
-    return rng.normal(size=shape).astype(np.float32)
-
-
 def read_map(path: str | None) -> dict[str, str]:
     """The names in a YAML file, {reference's module: port's module}; raises UserError for anything else."""
     if path is None:
@@ -126,14 +88,13 @@ def read_map(path: str | None) -> dict[str, str]:
 
 
 def load_models(args: argparse.Namespace) -> tuple[Any, Any, list[np.ndarray]]:
-    """(reference, port, inputs) as `add_model_arguments`' flags say."""
+    """(reference, port, inputs) as `add_model_arguments`' and `add_seed_argument`'s flags say."""
     if args.seed < 0:
         raise UserError(f"--seed {args.seed} is negative: choose 0 or more")
     for name in ("torch", "paddle"):
         backend(name).device(getattr(args, "device", "cpu"))
-    rng = np.random.default_rng([args.seed, 9])
-    inputs = [draw_input(text, rng) for text in args.input or ["2,3,224,224"]]
-    return make(load_factory(args.ref, "--ref"), "--ref"), make(load_factory(args.port, "--port"), "--port"), inputs
+    inputs = draw_inputs(args.input or [INPUT], args.seed, "--input")
+    return model_factory(args.ref, "--ref")(), model_factory(args.port, "--port")(), inputs
 
 
 def load_pair(args: argparse.Namespace) -> tuple[Any, Any, list[np.ndarray], str]:

@@ -17,7 +17,14 @@ num_batches_tracked is left out where the port has none, and 0 on the way back.
 import argparse
 
 from portproof.backends import backend
-from portproof.commands.arguments import add_file_arguments, add_model_arguments, check_files, load_models, read_map
+from portproof.commands.arguments import (
+    add_file_arguments,
+    add_model_arguments,
+    add_seed_argument,
+    check_files,
+    load_models,
+    read_map,
+)
 from portproof.io.cli import ArgumentParser, HelpFormatter
 from portproof.mapping.conversion import changes, convert_state_dict, key_map, table
 
@@ -28,6 +35,7 @@ def get_args_parser() -> argparse.ArgumentParser:
     parser = ArgumentParser(prog=PROG, description=__doc__, formatter_class=HelpFormatter)
     add_file_arguments(parser, ("torch", "paddle"))
     add_model_arguments(parser)
+    add_seed_argument(parser)
     return parser
 
 

@@ -1,12 +1,13 @@
 """How every command ends: 0 done, 1 a check failed, 2 the user must fix something, 143 preempted."""
 
 import argparse
+import importlib
 import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 
 class UserError(Exception):
@@ -127,3 +128,19 @@ def positive_int(text: str) -> int:
 
 
 positive_int.__name__ = "whole number of at least 1"  # argparse: "invalid whole number of at least 1 value: '0'"
+
+
+def resolve(path: str, what: str) -> Callable[..., Any]:
+    """What "PKG.MOD:NAME" names; raises UserError, which calls it `what`, if it is not there or cannot be called."""
+    module_name, _, name = str(path).partition(":")
+    if not module_name or not name.isidentifier():
+        raise UserError(f"{what} {path!r} is no PKG.MOD:NAME")
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        raise UserError(f"{what} {path!r}: {error}: put the folder that holds it into PYTHONPATH") from error
+    except Exception as error:  # whatever a module of the user's may raise
+        raise UserError(f"{what} {path!r}: importing {module_name} raised {one_line(error)}") from error
+    if not callable(getattr(module, name, None)):
+        raise UserError(f"{what} {path!r}: {module_name} has no {name} that can be called")
+    return getattr(module, name)

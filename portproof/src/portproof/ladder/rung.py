@@ -2,8 +2,10 @@
 
 import argparse
 import functools
+import resource
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
@@ -19,6 +21,18 @@ from portproof.report.text import block_of, last_line, render, row_line
 
 T = TypeVar("T")
 Arrays = Mapping[Item | str, np.ndarray]
+
+
+class ToFillIn(UserError):
+    """What has still to be written by the user, see `to_fill_in`."""
+
+
+def to_fill_in(name: str, file: str, what: str) -> ToFillIn:
+    """To be raised where a project's author has something to write: `name` in `file`, and `what` it has to do.
+
+    The rung ends in this line and exit status 2, whichever side raises it.
+    """
+    return ToFillIn(f"fill in {name} in {file}: {what}")
 
 
 @dataclass(frozen=True)
@@ -80,6 +94,8 @@ class Rung(Checks):
         """What the port's `function` returns; None, and the rung fails, if it raises."""
         try:
             return function(*args, **kwargs)
+        except ToFillIn:
+            raise
         except Exception as error:  # whatever a port may raise
             self.say("".join(traceback.format_exception(error)).rstrip())
             self.check(Verdict(what, [Row(Item(what), FAIL, reason=f"the port raised {one_line(error)}")]), group=str)
@@ -94,8 +110,8 @@ class Rung(Checks):
                 )
                 return
 
-    def write(self, folder: str | Path, stem: str, log_stem: str = "", save: Callable = save_record) -> None:
-        """Write STEM_ref.npy, STEM_paddle.npy and log/STEM_diff.log to `folder`, then say the last line.
+    def write(self, folder: str | Path, stem: str, log_stem: str = "", save: Callable = save_record) -> "Rung":
+        """Write STEM_ref.npy, STEM_paddle.npy and log/STEM_diff.log to `folder`, say the last line -> this rung.
 
         In this order, for a verdict that could not be written is none: UserError says what cannot be. `save` writes
         arrays to a path.
@@ -108,6 +124,20 @@ class Rung(Checks):
         text = "\n".join([*self.log, last, "", "every item:", *every, ""])
         save_text(text, folder / "log" / f"{log_stem or stem}_diff.log")
         self.say(last)
+        return self
+
+
+@contextmanager
+def processor_time(rung: Rung, what: str) -> Iterator[None]:
+    """Say how long it takes the processors, which on a busy machine is less than the clock says."""
+
+    def used() -> float:
+        usages = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+        return sum(usage.ru_utime + usage.ru_stime for usage in usages)
+
+    before = used()
+    yield
+    rung.say(f"{what}: {used() - before:.0f} s of processor time")
 
 
 def on_rung(function: Callable[..., None]) -> Callable[..., RungVerdict]:
@@ -130,7 +160,7 @@ def on_rung(function: Callable[..., None]) -> Callable[..., RungVerdict]:
     return wrapped
 
 
-def rung_parser(prog: str, description: str, folder: str | Path) -> argparse.ArgumentParser:
+def rung_parser(prog: str, description: str, folder: str | Path = "result") -> argparse.ArgumentParser:
     """The flags that every rung's command has; results go to `folder` if nothing else is said."""
     parser = ArgumentParser(prog=prog, description=description, formatter_class=HelpFormatter)
     add = parser.add_argument

@@ -26,10 +26,9 @@ from portproof.compare import FAIL, Item, Items, Verdict, compare, placed, tenso
 from portproof.compare.activations import flipped
 from portproof.compare.tolerances import U64, U, kernel_limits, noise_floors, semantic_limits, with_floors
 from portproof.io.cli import UserError
-from portproof.ladder.forward_pass import say_location
-from portproof.ladder.pair import MODES, OUTPUT, Pair, backward_alone, renamed
+from portproof.ladder.pairs.pair import MODES, OUTPUT, Pair, backward_alone, renamed
+from portproof.ladder.pairs.sides import Sides, say_location
 from portproof.ladder.rung import Rung, on_rung
-from portproof.ladder.sides import Sides
 from portproof.mapping.names import propose, same_names
 
 Make = Callable[[Any], tuple]

@@ -1,9 +1,9 @@
 """The training runs of one side, one after the other, in a process of its own.
 
-    python -m portproof.ladder.run_worker FOLDER SIDE
+    python -m portproof.ladder.workers.run_worker FOLDER SIDE
 
 FOLDER/SIDE.json is what `runs.launch` writes; FOLDER/SIDE.NAME.npz becomes the record of each run. Ends with status 1
-and the error in the last line if a run raises.
+and the error in the last line if a run raises, 2 if that is a user's mistake.
 """
 
 import json
@@ -14,8 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from portproof.io.cli import one_line
-from portproof.ladder.workers import resolve
+from portproof.io.cli import UserError, one_line, resolve
 
 
 def checked(record: object) -> dict[str, np.ndarray]:
@@ -41,6 +40,9 @@ def main(folder: Path, side: str) -> None:
 if __name__ == "__main__":
     try:
         main(Path(sys.argv[1]), sys.argv[2])
+    except UserError as error:
+        print(error, file=sys.stderr)
+        sys.exit(2)
     except Exception as error:  # whatever a run may raise
         traceback.print_exc()
         print(one_line(error), file=sys.stderr)

@@ -1,11 +1,13 @@
-"""Two models with equal weights, of which a function of the ladder trains copies."""
+"""What rungs of models share: two models with equal weights, and where the port departs from the reference."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Optional
 
 from portproof.backends import backend
 from portproof.backends.model import BackendModel
+from portproof.compare import FAIL
+from portproof.ladder.pairs.pair import Pair, locate_failure
 from portproof.ladder.rung import Rung
 from portproof.mapping.weights import by_weights
 
@@ -33,3 +35,16 @@ class Sides:
     def keys(self, i: int) -> dict[str, str]:
         """{name: reference's key} of the tensors of the reference (0) or the port (1)."""
         return self.tensors if i else {key: key for key in self.tensors.values()}
+
+
+def say_location(rung: Rung, pair: Pair, first: int) -> None:
+    """If a verdict of the rung from the `first` on has failed, say at which module the port departs; once a rung."""
+    failed = [i for i, verdict in enumerate(rung.verdicts) if verdict.status == FAIL and i >= first]
+    if not failed or any(verdict.location for verdict in rung.verdicts):
+        return
+    location = locate_failure(pair, rung.verdicts[first:])
+    if location is None:
+        rung.say("not located: each module alone gives what the reference's gives; look at what surrounds them")
+        return
+    rung.say("\n".join(location.lines()))
+    rung.verdicts[failed[0]] = replace(rung.verdicts[failed[0]], location=location)

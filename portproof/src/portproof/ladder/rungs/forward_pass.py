@@ -7,10 +7,11 @@ from typing import Any
 import numpy as np
 
 from portproof.backends.model import BackendModel
-from portproof.compare import FAIL, Item, compare
+from portproof.compare import Item, compare
 from portproof.compare.activations import dead_branches
 from portproof.compare.tolerances import U, semantic_limits
-from portproof.ladder.pair import MODES, OUTPUT, Pair, compare_mode, equal_weights, locate_failure, run_mode, structure
+from portproof.ladder.pairs.pair import MODES, OUTPUT, Pair, compare_mode, equal_weights, items, run_mode, structure
+from portproof.ladder.pairs.sides import say_location
 from portproof.ladder.rung import Rung, on_rung
 
 DROPOUT_SHAPE = (256, 256)
@@ -42,38 +43,73 @@ def forward(
     pair = Pair.prepared(
         ref, port, inputs, names=names, weights=weights, seed=seed, device=device, mirrored=mirrored, output=output
     )
-    rung.types = {name: module.type for name, module in pair.ref.modules.items()}
-    if pair.names.ambiguous:
-        rung.refuse(pair.names.ambiguous)
-        return
     first = len(rung.verdicts)
-    fits = rung.check(structure(pair.names))
-    if weights == "own":
-        rung.check(equal_weights(pair))
-    dead = [_check_mode(rung, pair, mode == "train") for mode in modes] if fits else []
+    if not _can_compare(rung, pair, weights):
+        return
+    dead = [_check_mode(rung, pair, mode == "train") for mode in modes]
     say_location(rung, pair, first)
-    if fits and "eval" in modes and len(pair.inputs[0]) > 1:
+    if "eval" in modes and len(pair.inputs[0]) > 1:
         one = replace(pair, inputs=[array[:1] for array in pair.inputs])
         first = len(rung.verdicts)
         _check_one_sample(rung, one)
         say_location(rung, one, first)
-    for name in _dropouts(pair) if fits else ():
+    for name in _dropouts(pair):
         _check_dropout(rung, pair, name)
     rung.keep(*[{f"input {i}" if i else "input": array for i, array in enumerate(pair.inputs)}] * 2)
-    _say_dead_branches(rung, set.intersection(*dead) if dead else set(), all_branches)
+    _say_dead_branches(rung, set.intersection(*dead), all_branches)
 
 
-def say_location(rung: Rung, pair: Pair, first: int) -> None:
-    """If a verdict of the rung from the `first` on has failed, say at which module the port departs; once a rung."""
-    failed = [i for i, verdict in enumerate(rung.verdicts) if verdict.status == FAIL and i >= first]
-    if not failed or any(verdict.location for verdict in rung.verdicts):
+@on_rung
+def gradients(
+    ref: Any,
+    port: Any,
+    inputs: Sequence[np.ndarray],
+    *,
+    names: Mapping[str, str] | None = None,
+    weights: str = "probe",
+    modes: Sequence[str] = MODES,
+    seed: int = 0,
+    device: str = "cpu",
+    mirrored: bool = False,
+    rung: Rung,
+) -> None:
+    """Compare every gradient of two models, of the parameters and of the inputs, sent back from all outputs at once.
+
+    float64 through the whole model, with the forward pass that it stands on; float32 layer by layer, each on what the
+    reference's layer received. What is sent back is drawn from N(0, 1). If anything differs the module at fault is
+    located. Arguments: see `portproof.align` and `Pair.prepared`. Refused if no parameter of the reference has a
+    gradient.
+    """
+    pair = Pair.prepared(ref, port, inputs, names=names, weights=weights, seed=seed, device=device, mirrored=mirrored)
+    first = len(rung.verdicts)
+    if not _can_compare(rung, pair, weights):
         return
-    location = locate_failure(pair, rung.verdicts[first:])
-    if location is None:
-        rung.say("not located: each module alone gives what the reference's gives; look at what surrounds them")
-        return
-    rung.say("\n".join(location.lines()))
-    rung.verdicts[failed[0]] = replace(rung.verdicts[failed[0]], location=location)
+    pair.draw_cotangent(seed)
+    for mode in modes:
+        runs = run_mode(pair, mode == "train")
+        for verdict in compare_mode(pair, mode == "train", runs):
+            rung.check(verdict)
+        sides = (runs.ref["float64"], False), (runs.port["float64"], True)
+        both = [{i: array for i, array in items(pair, *side).items() if i.kind == "gradient"} for side in sides]
+        if not any(array.any() for array in both[0].values()):
+            rung.refuse(f"{mode} mode: the reference has no gradients, so nothing is proved")
+        rung.keep(*both, prefix=f"{mode}/")
+    say_location(rung, pair, first)
+
+
+def _can_compare(rung: Rung, pair: Pair, weights: str) -> bool:
+    """Whether the pair's map covers every tensor, which is checked; else only the module at fault can be told."""
+    first = len(rung.verdicts)
+    rung.types = rung.types or {name: module.type for name, module in pair.ref.modules.items()}
+    if pair.names.ambiguous:
+        rung.refuse(pair.names.ambiguous)
+        return False
+    fits = rung.check(structure(pair.names))
+    if weights == "own":
+        rung.check(equal_weights(pair))
+    if not fits:
+        say_location(rung, pair, first)
+    return fits
 
 
 def _check_mode(rung: Rung, pair: Pair, train: bool) -> set[str]:

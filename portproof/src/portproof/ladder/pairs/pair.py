@@ -89,6 +89,21 @@ class Pair:
         self.cotangent = [rng.normal(size=output.shape) for output in outputs]
 
 
+def same_weights(
+    ref: Any, port: Any, inputs: Sequence[np.ndarray], *, names: Mapping[str, str] | None = None, seed: int = 0
+) -> tuple[Any, Any]:
+    """Copies of both models with the same probe weights, for functions of the ladder that take models of equal weights.
+
+    Raises UserError as `portproof.align` does, and where the port has no counterpart of a tensor.
+    """
+    pair = Pair.prepared(ref, port, inputs, names=names, seed=seed)
+    if pair.names.ambiguous:
+        raise UserError(f"the map is ambiguous: {pair.names.ambiguous}")
+    for name, reason in pair.names.problems.items():
+        raise UserError(f"{name}: {reason}: rung 01 has to pass first")
+    return pair.ref.model, pair.port.model
+
+
 @dataclass(frozen=True)
 class ModeRuns:
     """The runs of one mode, by precision."""

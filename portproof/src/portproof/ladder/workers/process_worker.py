@@ -1,6 +1,6 @@
 """One process of several: executes the runs of one side, one by one, and writes what it recorded.
 
-    LAUNCHER -m portproof.ladder.process_worker FOLDER
+    LAUNCHER -m portproof.ladder.workers.process_worker FOLDER
 
 FOLDER/job.json is {"run": "PKG.MOD:NAME", "options": [those of each run]}. Each process writes FOLDER/RANK.log (all
 that it prints), FOLDER/RANK.stage (how far it came) and FOLDER/RANK.NUMBER.npz (what each run recorded).
@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from portproof.compare import Item
-from portproof.ladder.workers import resolve
+from portproof.io.cli import resolve
 
 STARTED, JOINING, JOINED, ENDED = "started", "joining", "joined", "ended"
 Record = dict[Item, np.ndarray]  # of one run of one process
@@ -111,4 +111,4 @@ def main(folder: Path) -> None:
 
 if __name__ == "__main__":
     # Of the module that callables import, which is another than __main__.
-    importlib.import_module("portproof.ladder.process_worker").main(Path(sys.argv[1]))
+    importlib.import_module("portproof.ladder.workers.process_worker").main(Path(sys.argv[1]))

@@ -1,68 +1,23 @@
 """Whole float32 training runs of both sides, judged by the test of hypotheses in trajectory.py."""
 
 import json
-import subprocess
-import sys
 import tempfile
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from portproof.compare import FAIL, Item, Row, Verdict, compare
-from portproof.io.cli import UserError
-from portproof.ladder.rung import Rung, on_rung
-from portproof.ladder.trajectory import ALPHA, FEATURES, Feature, Record, judge, lacking
-from portproof.ladder.workers import last_words, processor_time, resolve, worker_environment
+from portproof.io.cli import UserError, resolve
+from portproof.ladder.rung import Rung, on_rung, processor_time
+from portproof.ladder.statistics.trajectory import ALPHA, FEATURES, Feature, Record, judge, lacking
+from portproof.ladder.workers.launching import RunFailed, launch_runs
 
 SIDES = ("reference", "port")
 FEWEST = 4  # degrees of freedom of the test: with fewer a limit is more than 20 standard deviations
 EVALUATIONS = {"eval": "running", "reestimated_eval": "re-estimated"}
 CURVES = {"loss": "losses", "lr": "lr", "training top-1": "right", "top-1": "top1"}
-
-
-class RunFailed(Exception):
-    """One side's runs did not all end: why, in a line; the message is the end of their log."""
-
-    def __init__(self, reason: str, log: str) -> None:
-        super().__init__(log)
-        self.reason = reason
-
-
-def launch(
-    paths: Mapping[str, str],
-    runs: Mapping[str, Mapping[str, Mapping[str, int]]],
-    options: Mapping[str, Any],
-    folder: Path,
-) -> dict[str, dict[str, Record] | RunFailed]:
-    """{side: {name: record}} of `runs` {side: {name: {"seed": ..., "draw": ...}}}, or what a side ended in.
-
-    `paths` names each side's callable. A process with one thread for each, side by side; files go to `folder`.
-    """
-    processes = {}
-    with ExitStack() as stack:
-        for side, path in paths.items():
-            job = {"run": path, "runs": runs[side], "options": options}
-            (folder / f"{side}.json").write_text(json.dumps(job), encoding="utf-8")
-            log = stack.enter_context((folder / f"{side}.log").open("wb"))
-            command = [sys.executable, "-m", "portproof.ladder.run_worker", str(folder), side]
-            # In `folder`, since Python looks for packages in the current one first.
-            streams = {"stdin": subprocess.DEVNULL, "stdout": log, "stderr": subprocess.STDOUT}
-            processes[side] = subprocess.Popen(command, cwd=folder, env=worker_environment(), **streams)
-            stack.callback(processes[side].wait)
-            stack.callback(processes[side].kill)  # first: this is what happens to it when the other raises
-        for process in processes.values():
-            process.wait()
-    return {side: _records(folder, side, runs[side], process.returncode) for side, process in processes.items()}
-
-
-def _records(folder: Path, side: str, names: Mapping[str, Any], status: int) -> dict[str, Record] | RunFailed:
-    if status:
-        words = last_words(folder / f"{side}.log")
-        return RunFailed(words.splitlines()[-1] if status == 1 and words else f"it ended with status {status}", words)
-    return {name: dict(np.load(folder / f"{side}.{name}.npz", allow_pickle=False)) for name in names}
 
 
 def _problem(record: Record) -> str:
@@ -122,7 +77,7 @@ def train(
     report where records have "lr".
 
     Raises UserError for a pair that cannot be imported, a reference that fails, or one whose record is not as
-    documented; a port with either fails the rung.
+    documented; a port with either fails the rung. A run of either side may raise UserError itself, see `to_fill_in`.
     """
     runs = _plan(seeds, draws)
     for path, side in zip((ref, port), SIDES, strict=True):
@@ -132,7 +87,7 @@ def train(
     except (TypeError, ValueError) as error:
         raise UserError(f"options cannot be written as JSON ({error}): they are handed to other processes") from error
     with processor_time(rung, "float32"), tempfile.TemporaryDirectory() as folder:
-        done = launch(dict(zip(SIDES, (ref, port), strict=True)), runs, options or {}, Path(folder))
+        done = launch_runs(dict(zip(SIDES, (ref, port), strict=True)), runs, options or {}, Path(folder))
     for failed in (records for records in done.values() if isinstance(records, RunFailed)):
         rung.say(str(failed))
     of_ref, of_port = (done[side] for side in SIDES)

@@ -25,7 +25,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from scipy import special
+from scipy import special, stats
 
 # Two sides of 142 tensors make about 3000 such items, so a faultless port is called faulty once in 30 000 runs; and as
 # draws follow the seed, a seed that passes passes again.
@@ -88,9 +88,10 @@ class Law(ABC):
 
 @dataclass(frozen=True)
 class Constant(Law):
-    """Every value is `value`: a number, or an array of the tensor's shape."""
+    """Every value is `value`: a number, or an array of the tensor's shape; within `atol`."""
 
     value: float | np.ndarray
+    atol: float = 0.0
 
     @property
     def name(self) -> str:
@@ -100,7 +101,7 @@ class Constant(Law):
         return {self.name: sample}
 
     def expectations(self, shape: Sequence[int], dtype: np.dtype) -> tuple[Statistics, dict[str, float]]:
-        return {self.name: np.full(shape, self.value, dtype)}, {self.name: 0.0}
+        return {self.name: np.full(shape, self.value, dtype)}, {self.name: self.atol}
 
 
 class _Drawn(Law):
@@ -194,6 +195,61 @@ class Uniform(_Drawn):
 
     def _largest_expected(self, n: int) -> tuple[float, float]:
         return self.bound, -self.bound * math.expm1(math.log(P) / n)
+
+
+@dataclass(frozen=True)
+class Like(Law):
+    """Independent values of the distribution that `sample` (seeds, *shape) was drawn from, whatever it is.
+
+    The statistics are those of two samples of n values each:
+
+        quantiles   the largest distance between their distributions: the two-sample Kolmogorov-Smirnov test, with
+                    P(D > d) <= e exp(-n d^2) for samples of equal size (Wei and Dudley 2012, theorem 1)
+        mean, std   normal for many values, with deviations std sqrt(2 / n) and std sqrt((kurtosis - 1) / (2 n)), by
+                    the sample's own std and kurtosis
+    """
+
+    sample: np.ndarray
+
+    def deviates(self, sample: np.ndarray) -> np.ndarray:
+        ordered = np.sort(self.sample, axis=None)
+        below, up_to = (np.searchsorted(ordered, sample, side) for side in ("left", "right"))
+        return special.ndtri((below + up_to + 1) / (2 * ordered.size + 2))
+
+    def statistics(self, sample: np.ndarray) -> Statistics:
+        values = sample.astype(np.float64)
+        distance = stats.ks_2samp(values.ravel(), self.sample.ravel(), method="asymp").statistic
+        items = {"quantiles": np.array(distance), "mean": values.mean(), "std": values.std()}
+        deviates = self.deviates(sample)
+        for name, axis, _ in _paired_axes(sample.shape):
+            items[f"correlation, {name}"] = np.array(_correlation(*_halves(deviates, axis)))
+        return items
+
+    def expectations(self, shape: Sequence[int], dtype: np.dtype) -> tuple[Statistics, dict[str, float]]:
+        values, n = self.sample.astype(np.float64), self.sample.size
+        spread, extreme = values.std(), -special.ndtri(P / 2)
+        kurtosis = ((values - values.mean()) ** 4).mean() / spread**4
+        items = {
+            "quantiles": (0.0, math.sqrt((1 - math.log(P)) / n)),
+            "mean": (values.mean(), extreme * spread * math.sqrt(2 / n)),
+            "std": (spread, extreme * spread * math.sqrt((kurtosis - 1) / (2 * n))),
+        }
+        for name, _, pairs in _paired_axes(shape):
+            items[f"correlation, {name}"] = 0.0, correlation_limit(pairs, P)
+        exact = {name: np.asarray(item, np.float64) for name, (item, _) in items.items()}
+        return exact, {name: limit for name, (_, limit) in items.items()}
+
+
+def law_like(sample: np.ndarray) -> Law:
+    """What a sample (seeds, *shape) was drawn from: the same each time is a constant, anything else `Like`.
+
+    A table of numbers that are not all equal was computed, which may round differently: by 4 ulp of the largest.
+    """
+    if (sample == sample[0]).all():
+        first = sample[0]
+        uniform = (first == first.flat[0]).all()
+        return Constant(float(first.flat[0])) if uniform else Constant(first, 4 * 2.0**-23 * np.abs(first).max())
+    return Like(sample)
 
 
 def between(samples: Mapping[str, np.ndarray]) -> tuple[dict[str, np.ndarray], float]:

@@ -30,11 +30,10 @@ import numpy as np
 from portproof.backends import backend
 from portproof.compare import FAIL, Item, Row, Verdict, compare, placed
 from portproof.compare.tolerances import U64, exact_limits, noise_floors, semantic_limits, with_floors
-from portproof.io.cli import UserError
-from portproof.ladder.launching import CouldNotStart, LaunchError, launch
-from portproof.ladder.process_worker import Record, record_of
+from portproof.io.cli import UserError, resolve
 from portproof.ladder.rung import Rung, on_rung
-from portproof.ladder.workers import resolve
+from portproof.ladder.workers.launching import CouldNotStart, LaunchError, launch
+from portproof.ladder.workers.process_worker import Record, record_of
 
 FRAMEWORKS = {"reference": "torch", "port": "paddle"}
 TIMEOUT = 300.0  # seconds; two processes of a small model take 10 on idle cores

@@ -8,7 +8,7 @@ import numpy as np
 
 from portproof.compare import FAIL, PASS, Item, Row, Verdict, joined
 from portproof.io.cli import UserError
-from portproof.ladder.pair import MODES, Pair, compare_mode, equal_weights, locate_failure, structure
+from portproof.ladder.pairs.pair import MODES, Pair, compare_mode, equal_weights, locate_failure, structure
 from portproof.localize.locate import Location, locate
 from portproof.mapping.values import alike
 from portproof.report.text import render_sections

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -11,8 +12,8 @@ from portproof.backends.base import Backend
 from portproof.compare import Item, compare, tensor_item
 from portproof.compare.tolerances import exact_limits
 from portproof.io.cli import UserError
-from portproof.ladder.distribution import Constant, Law, Normal, Uniform, between
 from portproof.ladder.rung import Rung, on_rung
+from portproof.ladder.statistics.distribution import Constant, Law, Normal, Uniform, between, law_like
 
 __all__ = ["Constant", "Normal", "Uniform", "init"]
 
@@ -64,7 +65,9 @@ def _laws(expected: Callable[..., Law], ref: Arrays, types: Mapping[str, str]) -
     return laws
 
 
-def _check_side(rung: Rung, who: str, side: tuple[Arrays, Arrays], ref: Arrays, laws: Mapping[str, Law]) -> None:
+def _check_side(
+    rung: Rung, against: str, who: str, side: tuple[Arrays, Arrays], ref: Arrays, laws: Mapping[str, Law]
+) -> None:
     """One side's samples against their laws, and each draw against the others; `ref` tells shapes and dtypes."""
     samples, again = side
     drawn = {name: sample[0] for name, sample in samples.items() if name in laws and sample[0].std() > 0}
@@ -86,7 +89,7 @@ def _check_side(rung: Rung, who: str, side: tuple[Arrays, Arrays], ref: Arrays, 
     order = [*dict.fromkeys(item.name for item in exact if item.name not in (AGAIN, OTHERS)), AGAIN, OTHERS]
     exact = {item: exact[item] for item in sorted(exact, key=lambda item: order.index(item.name))}
     zeros = {item for item, array in exact.items() if not array.any()}
-    title = f"{who}, against the exact distributions"
+    title = f"{who}, against {against}"
     rung.check(compare(exact, found, limits, title=title, zeros=zeros), group=lambda item: item.name)
 
 
@@ -99,7 +102,7 @@ def _summary(samples: Arrays) -> Arrays:
 def init(
     ref: Callable[[int], Any],
     port: Callable[[int], Any],
-    expected: Callable[[str, tuple[int, ...], str], Law],
+    expected: Callable[[str, tuple[int, ...], str], Law] | None = None,
     *,
     seed: int = 0,
     seeds: int = 8,
@@ -112,8 +115,9 @@ def init(
     `ref(seed)` and `port(seed)` seed their framework and return a new torch.nn.Module or paddle.nn.Layer. They are
     called with `seeds` seeds made from `seed`; the smaller a tensor, the more of them it takes to show something.
     `expected(name, shape, layer_type)` says what a tensor of the reference should be: `Normal(std)`, `Uniform(bound)`
-    or `Constant(value)`; the name is the state_dict's, and the type the class of the module that holds it. `names`
-    maps modules whose names differ, {reference's: port's}.
+    or `Constant(value)`; the name is the state_dict's, and the type the class of the module that holds it. Without it
+    both are held against what the reference draws under as many seeds more, which shows less: a deviation that is 20 %
+    off in 1024 values. `names` maps modules whose names differ, {reference's: port's}.
 
     Checked are the distribution of each tensor, that it follows the seed, that its values are independent along each
     axis and of other tensors. The generators of two frameworks differ, so that values do not agree; `shared` says that
@@ -127,7 +131,8 @@ def init(
         raise UserError(f"seeds={seeds}: give {FEWEST_SEEDS} or more, or nothing shows that draws follow the seed")
     torch, paddle = backend("torch"), backend("paddle")
     back = {port_name: name for name, port_name in (names or {}).items()}
-    every = [int(np.random.SeedSequence((seed, number)).generate_state(1)[0]) for number in range(seeds)]
+    drawn = [int(np.random.SeedSequence((seed, number)).generate_state(1)[0]) for number in range(2 * seeds)]
+    every, more = drawn[:seeds], drawn[seeds:]
     types: dict[str, str] = {}
 
     def build(seed: int) -> Any:
@@ -139,9 +144,14 @@ def init(
     what = "initial weights"
     ref_side = rung.of_ref(what, _sampled, lambda seed: _drawn_once(build, torch, {}, seed), every)
     port_side = rung.of_port(what, _sampled, lambda seed: _drawn_once(port, paddle, back, seed), every)
-    laws = _laws(expected, ref_side[0], types)
+    if expected is None:
+        again, _ = rung.of_ref(what, _sampled, lambda seed: _drawn_once(build, torch, {}, seed), more)
+        laws, against = {name: law_like(sample) for name, sample in again.items()}, "what the reference draws"
+    else:
+        laws, against = _laws(expected, ref_side[0], types), "the exact distributions"
     ref_samples = ref_side[0]
-    _check_side(rung, f"reference, {SHARED}" if shared else "reference", ref_side, ref_samples, laws)
+    check = partial(_check_side, rung, against)
+    check(f"reference, {SHARED}" if shared else "reference", ref_side, ref_samples, laws)
     if port_side is None:
         return
     counts = {name for name in ref_samples if name.endswith(COUNT) and name not in port_side[0]}
@@ -151,5 +161,5 @@ def init(
         title = f"port, {SHARED}, against the reference's, bit for bit"
         rung.check(compare(*both, exact_limits(both[0]), title=title), group=lambda item: item.name)
     else:
-        _check_side(rung, "port", port_side, ref_samples, {name: laws[name] for name in ref_samples})
+        check("port", port_side, ref_samples, {name: laws[name] for name in ref_samples})
         rung.keep(_summary(ref_side[0]), _summary(port_side[0]))

@@ -11,8 +11,7 @@ from portproof.backends.trace import map_tensors
 from portproof.compare import Item, compare, placed, tensor_item
 from portproof.compare.tolerances import SEMANTIC_RTOL, U64, largest, summed_floor, with_floors
 from portproof.io.cli import UserError
-from portproof.ladder.rung import Rung, on_rung
-from portproof.ladder.workers import processor_time
+from portproof.ladder.rung import Rung, on_rung, processor_time
 
 # The growth of rounding is measured: a second run of the reference, in which every input and every parameter moves by
 # one unit in the last place before each step. That is one rounding where a step has several hundred, which mostly

@@ -10,8 +10,8 @@ from portproof.backends.base import Backend
 from portproof.compare import Item, compare, tensor_item
 from portproof.compare.tolerances import SEMANTIC_RTOL, exact_limits, largest
 from portproof.io.cli import UserError
+from portproof.ladder.pairs.sides import Sides
 from portproof.ladder.rung import Rung, on_rung
-from portproof.ladder.sides import Sides
 
 Make = Callable[..., Any]  # (model, **settings) -> optimizer, or (optimizer, schedule)
 Recipes = Mapping[str, Mapping[str, Any]]

@@ -1,4 +1,4 @@
-"""Several processes of one side, started by its framework's own launcher, and what they recorded."""
+"""Processes that are started, and what they recorded: several of one side that make a group, or one of each side."""
 
 import json
 import os
@@ -6,14 +6,29 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
-from portproof.ladder.process_worker import ENDED, JOINING, Record, read_record
-from portproof.ladder.workers import last_words, worker_environment
+import numpy as np
 
-WORKER = "portproof.ladder.process_worker"
+from portproof.io.cli import UserError
+from portproof.ladder.workers.process_worker import ENDED, JOINING, Record, read_record
+
+WORKER, RUN_WORKER = "portproof.ladder.workers.process_worker", "portproof.ladder.workers.run_worker"
+
+
+def worker_environment() -> dict[str, str]:
+    """Of processes that run in another folder and share the cores: they import the modules that this one does."""
+    given = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
+    absolute = dict.fromkeys(str(Path(path).absolute()) for path in [*given, *sys.path])
+    return os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(absolute)}
+
+
+def last_words(path: Path, count: int = 40) -> str:
+    """The last lines of a log, "" if there is none."""
+    text = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
+    return "\n".join(text.rstrip().splitlines()[-count:])
 
 
 class LaunchError(Exception):
@@ -111,3 +126,49 @@ def launch(
     if {last_words(folder / f"{rank}.stage") for rank in range(world_size)} != {ENDED}:
         raise _explain(folder, world_size, ended, records)
     return records
+
+
+class RunFailed(Exception):
+    """One side's runs did not all end: why, in a line; the message is the end of their log."""
+
+    def __init__(self, reason: str, log: str) -> None:
+        super().__init__(log)
+        self.reason = reason
+
+
+def launch_runs(
+    paths: Mapping[str, str],
+    runs: Mapping[str, Mapping[str, Mapping[str, int]]],
+    options: Mapping[str, Any],
+    folder: Path,
+) -> dict[str, dict[str, dict[str, np.ndarray]] | RunFailed]:
+    """{side: {name: record}} of `runs` {side: {name: {"seed": ..., "draw": ...}}}, or what a side ended in.
+
+    `paths` names each side's callable. A process with one thread for each, side by side; files go to `folder`.
+    """
+    processes = {}
+    with ExitStack() as stack:
+        for side, path in paths.items():
+            job = {"run": path, "runs": runs[side], "options": options}
+            (folder / f"{side}.json").write_text(json.dumps(job), encoding="utf-8")
+            log = stack.enter_context((folder / f"{side}.log").open("wb"))
+            worker = [sys.executable, "-m", RUN_WORKER, str(folder), side]
+            # In `folder`, since Python looks for packages in the current one first.
+            streams = {"stdin": subprocess.DEVNULL, "stdout": log, "stderr": subprocess.STDOUT}
+            processes[side] = subprocess.Popen(worker, cwd=folder, env=worker_environment(), **streams)
+            stack.callback(processes[side].wait)
+            stack.callback(processes[side].kill)  # first: this is what happens to it when the other raises
+        for process in processes.values():
+            process.wait()
+    return {side: _runs_of(folder, side, runs[side], process.returncode) for side, process in processes.items()}
+
+
+def _runs_of(
+    folder: Path, side: str, names: Mapping[str, Any], status: int
+) -> dict[str, dict[str, np.ndarray]] | RunFailed:
+    if status:
+        words = last_words(folder / f"{side}.log")
+        if status == 2 and words:
+            raise UserError(words.splitlines()[-1])
+        return RunFailed(words.splitlines()[-1] if status == 1 and words else f"it ended with status {status}", words)
+    return {name: dict(np.load(folder / f"{side}.{name}.npz", allow_pickle=False)) for name in names}

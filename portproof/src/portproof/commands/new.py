@@ -1,0 +1,59 @@
+"""Write a project that proves a pair of your own: a folder with a script for each rung of the ladder.
+
+  portproof new proof --ref my.net:Net --port my_port.net:Net --input 2,3,224,224
+
+Rungs that need no more than the two models run at once: 01 (forward), the gradients of 05, and 06 (initial weights).
+The others say in one line what to fill in, and exit with 2 until then.
+"""
+
+import argparse
+import json
+import os
+import tempfile
+from pathlib import Path
+from string import Template
+
+from portproof.commands.arguments import INPUT, add_model_arguments, load_models, read_map
+from portproof.io.cli import ArgumentParser, HelpFormatter, UserError
+
+PROG = "portproof new"
+TEMPLATE = Path(__file__).parent / "project"
+SUFFIX = ".txt"  # of the templates: they are text until they are filled in
+
+
+def get_args_parser() -> argparse.ArgumentParser:
+    parser = ArgumentParser(prog=PROG, description=__doc__, formatter_class=HelpFormatter)
+    parser.add_argument("folder", metavar="DIR", type=Path, help="folder to write; must be new or empty")
+    add_model_arguments(parser)
+    parser.set_defaults(seed=0)
+    return parser
+
+
+def main(args: argparse.Namespace) -> int:
+    """Raises UserError for a folder that is not empty, and for a pair that cannot be imported or made."""
+    folder, inputs, names = args.folder, args.input or [INPUT], read_map(args.map)
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise UserError(f"{folder} exists and is not empty: name another folder")
+    load_models(args)
+    values = {"ref": args.ref, "port": args.port, "inputs": json.dumps(inputs), "names": json.dumps(names)}
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".portproof-") as temporary:
+            whole = Path(temporary) / "project"
+            write_filled(TEMPLATE, whole, values)
+            os.rename(whole, folder)  # over an empty folder, if there is one
+    except OSError as error:
+        raise UserError(f"{folder} cannot be written ({error.strerror}): name another folder") from error
+    print(f"wrote {folder}; run: python {folder / 'steps' / 'run_all.py'}")
+    return 0
+
+
+def write_filled(template: Path, path: Path, values: dict[str, str]) -> None:
+    """The template, a file or a folder of them, with `values` filled in."""
+    if template.is_file():
+        text = Template(template.read_text(encoding="utf-8")).substitute(values)
+        path.with_name(path.name.removesuffix(SUFFIX)).write_text(text, encoding="utf-8")
+        return
+    path.mkdir()
+    for part in sorted(template.iterdir()):
+        write_filled(part, path / part.name, values)
