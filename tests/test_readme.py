@@ -319,12 +319,26 @@ def test_the_port_can_be_shipped_alone(tmp_path):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy2(ROOT / name, tmp_path / name)
     assert {path.name for path in tmp_path.iterdir()} == {name.split("/")[0] for name in kept}
-    blocked = "import sys; sys.modules.update(dict.fromkeys(('torch', 'torchvision', 'mobilenetv3_ref', 'reprod_log')))"
-    (tmp_path / "sitecustomize.py").write_text(blocked)
+    foreign = ["torch", "torchvision", "reprod_log"]  # and whatever of the project is not kept, installed or not
+    foreign += [path.name for path in ROOT.iterdir() if (path / "__init__.py").is_file()]
+    foreign += [
+        f"portproof.{path.name}" for path in (ROOT / "portproof" / "src" / "portproof").iterdir() if path.is_dir()
+    ]
+    kept_packages = [name for name in foreign if (tmp_path / name).is_dir()] + ["portproof.io"]
+    blocked = [name for name in foreign if name not in kept_packages]
+    (tmp_path / "sitecustomize.py").write_text(f"import sys\nsys.modules.update(dict.fromkeys({blocked}))\n")
     variables = os.environ | {"PYTHONPATH": f"{tmp_path}:{tmp_path / 'portproof' / 'src'}", "OMP_NUM_THREADS": "1"}
     data = str(ROOT / "lite_data")
     train = ["-m", "mobilenetv3_paddle.train", "--data-path", data, "--epochs", "1", "--batch-size", "8"]
-    predict = ["tools/predict.py", "--framework", "paddle", "--weights", "out/model_0.pdparams", "--input", f"{data}/val"]
+    predict = [
+        "tools/predict.py",
+        "--framework",
+        "paddle",
+        "--weights",
+        "out/model_0.pdparams",
+        "--input",
+        f"{data}/val",
+    ]
     for words in (["-c", "import portproof; print(portproof.__file__)"], [*train, "--output-dir", "out"], predict):
         command = [sys.executable, "-W", "ignore", *words]
         done = subprocess.run(command, cwd=tmp_path, env=variables, capture_output=True, text=True, check=False)
