@@ -117,9 +117,10 @@ def main(args: argparse.Namespace) -> Step:
     plain = {**OFFICIAL, "momentum": 0.0, "weight_decay": 0.0, "epochs": EPOCHS}
     schedule(*builders, epochs=EPOCHS, recipes={name: plain | recipe for name, recipe in SCHEDULES.items()}, **where)
     recipes = {opt: {**OFFICIAL, **groups, "opt": opt} for opt, groups in OPTIMIZERS.items()}
-    optimizer(*models, *builders, recipes=recipes, updates=ITERATIONS, seed=args.seed, **where)
+    exact = {"coefficients": "float64"}  # neither side rounds them
+    optimizer(*models, *builders, recipes=recipes, updates=ITERATIONS, seed=args.seed, **exact, **where)
     for opt, train, clip in RUNS:
-        how = {"train": train, "name": opt, "clip_grad_norm": clip, "dtypes": ["float64"]}
+        how = {"train": train, "name": opt, "clip_grad_norm": clip, "dtypes": ["float64"], **exact}
         backward(*models, *both(training_step, opt, train, clip), draw_batches(step, 5, ITERATIONS), **how, **where)
     accumulation(*models, *both(training_step, "sgd", False, None), draw_batches(step, 8, 2), **where)
     for train in (True, False):

@@ -159,6 +159,18 @@ class TorchBackend(Backend):
     def learning_rate(self, optimizer: torch.optim.Optimizer) -> float:
         return optimizer.param_groups[0]["lr"]
 
+    def round_coefficients(self, optimizer: torch.optim.Optimizer) -> None:
+        """Round the rate, momentum, decay and whatever else it computes with to float32; no other framework has this.
+
+        PaddlePaddle's own optimizers keep them so.
+        """
+        for group in optimizer.param_groups:
+            for key, value in group.items():
+                if isinstance(value, float):
+                    group[key] = float(np.float32(value))
+                elif isinstance(value, tuple) and all(isinstance(one, float) for one in value):
+                    group[key] = tuple(float(np.float32(one)) for one in value)
+
     def clear_gradients(self, optimizer: torch.optim.Optimizer) -> None:
         optimizer.zero_grad()
 

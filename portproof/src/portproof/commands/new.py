@@ -8,7 +8,6 @@ The others say in one line what to fill in, and exit with 2 until then.
 
 import argparse
 import json
-import os
 import tempfile
 from pathlib import Path
 from string import Template
@@ -41,7 +40,7 @@ def main(args: argparse.Namespace) -> int:
         with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".portproof-") as temporary:
             whole = Path(temporary) / "project"
             write_filled(TEMPLATE, whole, values)
-            os.rename(whole, folder)  # over an empty folder, if there is one
+            whole.rename(folder)  # over an empty folder, if there is one
     except OSError as error:
         raise UserError(f"{folder} cannot be written ({error.strerror}): name another folder") from error
     print(f"wrote {folder}; run: python {folder / 'steps' / 'run_all.py'}")

@@ -85,6 +85,20 @@ def semantic_limits(fp64_ref: Mapping[K_, np.ndarray], fp32_ref: Mapping[K_, np.
     }
 
 
+COEFFICIENTS = "float64", "float32"  # precisions that an optimizer may keep its rate, momentum, ... in
+
+
+def with_coefficients(
+    limits: Mapping[K_, float], ref: Mapping[K_, np.ndarray], rounded: Mapping[K_, np.ndarray]
+) -> dict[K_, float]:
+    """Limits that allow for coefficients of an optimizer which are rounded to float32 on one side.
+
+    `rounded` is the reference with such coefficients. How they change an item is measured by that, and allowed 4 times:
+    the port may round others, or in another direction.
+    """
+    return {item: max(limit, 4 * largest(ref[item] - rounded[item])) for item, limit in limits.items()}
+
+
 def kernel_limits(fp64_ref: Mapping[K_, np.ndarray], fp32_ref: Mapping[K_, np.ndarray]) -> dict[K_, float]:
     """Limits of the float32 check from the reference's float64 run and its own float32 run. Whole numbers get 0."""
     return {

@@ -8,7 +8,7 @@ import numpy as np
 from portproof.backends import backend
 from portproof.backends.base import Backend
 from portproof.compare import Item, compare, tensor_item
-from portproof.compare.tolerances import SEMANTIC_RTOL, exact_limits, largest
+from portproof.compare.tolerances import COEFFICIENTS, SEMANTIC_RTOL, exact_limits, largest, with_coefficients
 from portproof.io.cli import UserError
 from portproof.ladder.pairs.sides import Sides
 from portproof.ladder.rung import Rung, on_rung
@@ -33,6 +33,7 @@ def optimizer(
     recipes: Recipes | None = None,
     updates: int = 4,
     seed: int = 0,
+    coefficients: str = "float32",
     names: Mapping[str, str] | None = None,
     device: str = "cpu",
     rung: Rung,
@@ -43,8 +44,12 @@ def optimizer(
     `make_port` return an optimizer of that model, or (optimizer, schedule); a schedule steps after each update.
     `recipes` are several settings at once, {name: settings}; without it there is one without settings. `names`,
     {reference's module: port's module}, says what neither names nor weights tell. Each parameter may be SEMANTIC_RTOL
-    of its largest value off. Raises UserError for what is no model, and for what the reference's side raises.
+    of its largest value off, and with `coefficients` "float32" as far as coefficients change it that are rounded so:
+    PaddlePaddle's own optimizers keep them in float32. Raises UserError for what is no model, and for what the
+    reference's side raises.
     """
+    if coefficients not in COEFFICIENTS:
+        raise UserError(f"coefficients {coefficients!r}: choose one of {COEFFICIENTS}")
     if updates < 1:
         raise UserError(f"updates {updates}: choose 1 or more")
     sides = Sides.of(rung, ref, port, names, device)
@@ -53,24 +58,36 @@ def optimizer(
     rng = np.random.default_rng([seed, 9])
     start = sides.ref.backend.parameters(sides.ref.model)
     drawn = [{name: rng.normal(size=array.shape) for name, array in start.items()} for _ in range(updates)]
-    moved, rates = ({}, {}), {}
+    moved, rates, limits = ({}, {}), {}, {}
     for name, settings in (recipes or {"": {}}).items():
         rate, found = rung.of_ref("optimizer", _updated, sides, 0, make_ref, settings, drawn)
+        own_limits = {key: SEMANTIC_RTOL * largest(array) for key, array in found.items()}
+        if coefficients == "float32":
+            _, rounded = rung.of_ref("optimizer", _updated, sides, 0, make_ref, settings, drawn, rounded=True)
+            own_limits = with_coefficients(own_limits, found, rounded)
+        limits |= {tensor_item(key, "parameter", section=name): limit for key, limit in own_limits.items()}
         rates[rate] = f"{rate:g}"
         if all(np.array_equal(array, start[key]) for key, array in found.items()):
             rung.refuse(f"the reference's optimizer{name and f' {name}'} moves no parameter")
         _, others = rung.of_port("optimizer", _updated, sides, 1, make_port, settings, drawn) or (rate, {})
         for side, arrays in zip(moved, (found, others), strict=True):
             side.update({tensor_item(key, "parameter", section=name): array for key, array in arrays.items()})
-    limits = {item: SEMANTIC_RTOL * largest(array) for item, array in moved[0].items()}
     title = f"parameters after {updates} updates with drawn gradients at rate {' and '.join(rates.values())}, float64"
     rung.check(compare(*moved, limits, title=title), group=lambda item: item.section or item.kind)
 
 
 def _updated(
-    sides: Sides, i: int, make: Make, settings: Mapping[str, Any], drawn: Sequence[Mapping[str, np.ndarray]]
+    sides: Sides,
+    i: int,
+    make: Make,
+    settings: Mapping[str, Any],
+    drawn: Sequence[Mapping[str, np.ndarray]],
+    rounded: bool = False,
 ) -> tuple[float, dict[str, np.ndarray]]:
-    """(the first rate, parameters after an update with each of the `drawn` gradients), by the reference's keys."""
+    """(the first rate, parameters after an update with each of the `drawn` gradients), by the reference's keys.
+
+    The reference may have its coefficients `rounded` to float32.
+    """
     side, keys = (sides.ref, sides.port)[i], sides.keys(i)
     model = side.copied("", "float64", train=True)
     with side.backend.new_tensors("float64"):
@@ -79,6 +96,8 @@ def _updated(
         for gradients in drawn:
             own = {name: gradients[key] for name, key in keys.items() if key in gradients}
             side.backend.set_gradients(model, own)
+            if rounded:
+                side.backend.round_coefficients(optimizer)
             optimizer.step()
             if schedule is not None:
                 schedule.step()

@@ -24,7 +24,16 @@ import numpy as np
 from portproof.backends.trace import Call, Trace
 from portproof.compare import FAIL, Item, Items, Verdict, compare, placed, tensor_item
 from portproof.compare.activations import flipped
-from portproof.compare.tolerances import U64, U, kernel_limits, noise_floors, semantic_limits, with_floors
+from portproof.compare.tolerances import (
+    COEFFICIENTS,
+    U64,
+    U,
+    kernel_limits,
+    noise_floors,
+    semantic_limits,
+    with_coefficients,
+    with_floors,
+)
 from portproof.io.cli import UserError
 from portproof.ladder.pairs.pair import MODES, OUTPUT, Pair, backward_alone, renamed
 from portproof.ladder.pairs.sides import Sides, say_location
@@ -40,7 +49,8 @@ PRECISIONS = ("float64", "float32")
 class _Trained:
     """A copy of one side's model, and what trains it."""
 
-    def __init__(self, sides: Sides, i: int, make: Make, dtype: str) -> None:
+    def __init__(self, sides: Sides, i: int, make: Make, dtype: str, rounded: bool = False) -> None:
+        """`rounded`: the reference's optimizer with coefficients that are rounded to float32."""
         side, self.keys, self.dtype = (sides.ref, sides.port)[i], sides.keys(i), dtype
         self.backend, self.whose = side.backend, f"the {side.role}'s"
         self.model = side.copied("", dtype, train=False)
@@ -49,7 +59,7 @@ class _Trained:
         if not isinstance(made, tuple) or len(made) not in (2, 3) or not callable(made[0]):
             raise UserError(f"{self.whose} make function returns {made!r}, no (function, optimizer)")
         self.function, self.optimizer, self.schedule = (*made, None)[:3]
-        self.start = self.backend.parameters(self.model)
+        self.start, self.rounded = self.backend.parameters(self.model), rounded
 
     def tensors(self, batch: Batch) -> tuple:
         return tuple(self.backend.to_tensor(array, self.model) for array in batch)
@@ -67,6 +77,8 @@ class _Trained:
         self, batch: Batch, *, record: bool = False, calls: bool = False, **kwargs: Any
     ) -> tuple[dict[Item, np.ndarray], Trace | None]:
         """({item: array} after one iteration, the trace of its forward pass if it is to be recorded)."""
+        if self.rounded:
+            self.backend.round_coefficients(self.optimizer)
         rate = self.rate()
         with self.backend.trace(self.model, OUTPUT, calls) if record else nullcontext() as trace:
             loss = self.run(*self.tensors(batch), **kwargs)
@@ -113,6 +125,7 @@ def backward(
     name: str = "",
     dtypes: Sequence[str] = PRECISIONS,
     clip_grad_norm: float | None = None,
+    coefficients: str = "float32",
     names: Mapping[str, str] | None = None,
     device: str = "cpu",
     rung: Rung,
@@ -123,13 +136,15 @@ def backward(
     float32: the first iteration's loss and buffers, and the gradients of every layer alone. If something differs, the
     module at fault is located. See the module's text for `make_ref` and `make_port`; `train` says in which mode they
     train, `name` what reports call them, `clip_grad_norm` to which norm they clip gradients (refused if none reaches
-    it), `names` is as in `optimizer`.
+    it), `coefficients` and `names` are as in `optimizer`.
     """
     batches, sides = _checked(batches), Sides.of(rung, ref, port, names, device)
+    if coefficients not in COEFFICIENTS:
+        raise UserError(f"coefficients {coefficients!r}: choose one of {COEFFICIENTS}")
     if not dtypes or not set(dtypes) <= set(PRECISIONS):
         raise UserError(f"dtypes {dtypes!r}: choose some of {PRECISIONS}")
     if sides is not None and "float64" in dtypes:
-        _check_iterations(rung, sides, (make_ref, make_port), batches, train, name, clip_grad_norm)
+        _check_iterations(rung, sides, (make_ref, make_port), batches, train, name, clip_grad_norm, coefficients)
     if sides is not None and "float32" in dtypes:
         _check_float32(rung, sides, (make_ref, make_port), batches[0], train, name)
 
@@ -142,12 +157,16 @@ def _check_iterations(
     train: bool,
     name: str,
     clip_grad_norm: float | None,
+    coefficients: str,
 ) -> None:
-    """float64: three runs side by side, so that only one iteration is held at a time."""
+    """float64: the runs side by side, so that only one iteration is held at a time."""
     mode, of_name, prefix = MODES[train], f" of {name}" * bool(name), "/".join((MODES[train], *[name] * bool(name), ""))
     clipped = "" if clip_grad_norm is None else f", gradients clipped to {clip_grad_norm:g}"
     title = f"{mode} mode, float64, {len(batches)} iterations{of_name}{clipped}"
     fp64_run, fp32_run = (rung.of_ref("make function", _Trained, sides, 0, makes[0], dtype) for dtype in PRECISIONS)
+    rounded_run = None
+    if coefficients == "float32":
+        rounded_run = rung.of_ref("make function", _Trained, sides, 0, makes[0], "float64", rounded=True)
     port_run = rung.of_port("make function", _Trained, sides, 1, makes[1], "float64")
     if port_run is None:
         return
@@ -163,7 +182,10 @@ def _check_iterations(
         found, _ = rung.of_port("training step", port_run.iterate, batch) or (None, None)
         if found is None:
             break
-        limits = semantic_limits(fp64_ref, fp32_ref) | {RATE: 0.0}
+        limits = semantic_limits(fp64_ref, fp32_ref)
+        if rounded_run:
+            limits = with_coefficients(limits, fp64_ref, rung.of_ref("training step", rounded_run.iterate, batch)[0])
+        limits |= {RATE: 0.0}
         limits, zeros = with_floors(limits, noise_floors(fp64_ref, U64, record.input_scales), fp64_ref)
         rows += _compare(fp64_ref, found, limits, zeros, mode=mode, dtype="float64", iteration=i).rows
         norms.append(np.sqrt(sum((array**2).sum() for item, array in fp64_ref.items() if item.kind == "gradient")))
@@ -171,7 +193,7 @@ def _check_iterations(
         for item, both in curves.items():
             for curve, side in zip(both, (fp64_ref, found), strict=True):
                 curve.append(side[item].item())
-        for run in (fp64_run, fp32_run, port_run):
+        for run in filter(None, (fp64_run, fp32_run, rounded_run, port_run)):
             run.end_iteration()
     if rows:
         named = {", ".join(filter(None, (f"{mode} mode", name, str(item)))): both for item, both in curves.items()}

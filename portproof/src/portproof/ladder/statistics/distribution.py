@@ -201,12 +201,12 @@ class Uniform(_Drawn):
 class Like(Law):
     """Independent values of the distribution that `sample` (seeds, *shape) was drawn from, whatever it is.
 
-    The statistics are those of two samples of n values each:
+    The statistics are differences of two samples of n values each, 0 if they are alike:
 
         quantiles   the largest distance between their distributions: the two-sample Kolmogorov-Smirnov test, with
                     P(D > d) <= e exp(-n d^2) for samples of equal size (Wei and Dudley 2012, theorem 1)
-        mean, std   normal for many values, with deviations std sqrt(2 / n) and std sqrt((kurtosis - 1) / (2 n)), by
-                    the sample's own std and kurtosis
+        mean, std   in parts of the sample's own std; normal for many values, with deviations sqrt(2 / n) and
+                    sqrt((kurtosis - 1) / (2 n))
     """
 
     sample: np.ndarray
@@ -217,9 +217,13 @@ class Like(Law):
         return special.ndtri((below + up_to + 1) / (2 * ordered.size + 2))
 
     def statistics(self, sample: np.ndarray) -> Statistics:
-        values = sample.astype(np.float64)
-        distance = stats.ks_2samp(values.ravel(), self.sample.ravel(), method="asymp").statistic
-        items = {"quantiles": np.array(distance), "mean": values.mean(), "std": values.std()}
+        distance = stats.ks_2samp(sample.ravel(), self.sample.ravel(), method="asymp").statistic
+        own_mean, spread = self.sample.mean(dtype=np.float64), self.sample.std(dtype=np.float64)
+        items = {
+            "quantiles": np.array(distance),
+            "mean": (sample.mean(dtype=np.float64) - own_mean) / spread,
+            "std": sample.std(dtype=np.float64) / spread - 1,
+        }
         deviates = self.deviates(sample)
         for name, axis, _ in _paired_axes(sample.shape):
             items[f"correlation, {name}"] = np.array(_correlation(*_halves(deviates, axis)))
@@ -227,12 +231,11 @@ class Like(Law):
 
     def expectations(self, shape: Sequence[int], dtype: np.dtype) -> tuple[Statistics, dict[str, float]]:
         values, n = self.sample.astype(np.float64), self.sample.size
-        spread, extreme = values.std(), -special.ndtri(P / 2)
-        kurtosis = ((values - values.mean()) ** 4).mean() / spread**4
+        kurtosis, extreme = ((values - values.mean()) ** 4).mean() / values.var() ** 2, -special.ndtri(P / 2)
         items = {
             "quantiles": (0.0, math.sqrt((1 - math.log(P)) / n)),
-            "mean": (values.mean(), extreme * spread * math.sqrt(2 / n)),
-            "std": (spread, extreme * spread * math.sqrt((kurtosis - 1) / (2 * n))),
+            "mean": (0.0, extreme * math.sqrt(2 / n)),
+            "std": (0.0, extreme * math.sqrt((kurtosis - 1) / (2 * n))),
         }
         for name, _, pairs in _paired_axes(shape):
             items[f"correlation, {name}"] = 0.0, correlation_limit(pairs, P)
