@@ -357,7 +357,7 @@ def test_another_signature_is_reported(port, count):
 
 
 def frameworks_imported(source: str) -> set[str]:
-    """The top-level names of all modules that a file imports, in functions too; `portproof` only if more than its io."""
+    """The top-level names of all modules that a file imports, in functions too; `portproof` if more than its io."""
     names = set()
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
@@ -413,7 +413,7 @@ print(len(modules), list(model(images).shape))
     ],
 )
 def test_each_package_stands_alone(package, zeros, blocked, tmp_path):
-    """Every module imports and a model runs without the other framework, the other package and all of the kit but io."""
+    """Every module imports and a model runs without the other framework, the other package and the kit but its io."""
     folders = (ROOT / "portproof" / "src" / "portproof").iterdir()
     kit = [f"portproof.{path.name}" for path in folders if (path / "__init__.py").is_file() and path.name != "io"]
     assert len(kit) > 5
