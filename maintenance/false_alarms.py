@@ -83,9 +83,9 @@ def main(args: argparse.Namespace) -> int:
             items += len(verdict.rows)
             bad = [row for row in verdict.rows if row.status != PASS]
             for row in verdict.rows:
-                if row.limit > 0:
+                if row.atol > 0:
                     check = f"{row.item.dtype}, {row.item.kind}s"
-                    worst[check] = max((row.difference / row.limit, seed, row.name), worst.get(check, (0.0, seed, "")))
+                    worst[check] = max((row.difference / row.atol, seed, row.name), worst.get(check, (0.0, seed, "")))
             if bad or verdict.refusal:
                 alarms += 1
                 tqdm.write(f"{draw}: {verdict.title}: {verdict.refusal or row_line(bad[0]).strip()}")

@@ -21,7 +21,7 @@ from portproof.io.files import atomic_path
 from portproof.ladder.pairs.pair import MODES, Pair, precision_of
 from portproof.ladder.rung import Arrays, Rung, rung_parser
 from portproof.localize.locate import locate
-from portproof.mapping.names import propose
+from portproof.mapping.name_map import propose
 
 from .package import PORT, REF, Package
 
@@ -108,7 +108,7 @@ class Step(Rung):
         names = propose(ref, port, inputs)
         if fits:
             port.load(loaded)  # what the proposal loaded is the reference's
-            calls = ref.run(inputs, "float32", train=False, calls=True).record.calls  # a mirror: one name, one module
+            calls = ref.run(inputs, "float32", train=False, calls=True).trace.calls  # a mirror: one name, one module
             names.calls = {k: k for k, call in calls.items() if not call.name or call.name in port.modules}
         return Pair(ref, port, names, inputs, cotangent)
 

@@ -116,6 +116,7 @@ def main(args: argparse.Namespace) -> Step:
             "mobilenetv3_proof.recorder:port",
             make_runs(step, Path(folder)),
             own_statistics=["live"],
+            coefficients="float64",  # neither side rounds them
             shares=[documented, share_of(step.ref), share_of(step.port)],
             trained_on={"everything": {f"epoch {epoch}": order(args.seed, epoch, 12) for epoch in range(EPOCHS)}},
             rung=step,

@@ -19,7 +19,7 @@ import torch
 import mobilenetv3_paddle.models
 import mobilenetv3_ref.models
 from portproof.backends import backend
-from portproof.compare.tolerances import kernel_limits
+from portproof.compare.tolerances import kernel_atol
 from portproof.convert.rules import MINDSPORE_RULES, mindspore_to_torch, torch_to_mindspore
 from portproof.io.ckpt import load_ckpt, save_ckpt
 from portproof.io.cli import UserError, run
@@ -308,11 +308,11 @@ def layer_case(name: str) -> tuple[torch.nn.Module, torch.Tensor]:
 
 
 def in_both(model: torch.nn.Module, x: torch.Tensor) -> tuple[np.ndarray, np.ndarray]:
-    """What `model` gives in float32, and the truth, in float64."""
+    """What `model` gives in float32, and `fp64_ref`."""
     with torch.inference_mode():
         ref = model(x).numpy()
-        truth = model.double()(x.double() if x.is_floating_point() else x).numpy()
-    return ref, truth
+        fp64_ref = model.double()(x.double() if x.is_floating_point() else x).numpy()
+    return ref, fp64_ref
 
 
 @pytest.fixture(scope="module")
@@ -370,18 +370,20 @@ def test_mindspore_computes_torchs_logits(results, probe, images):
     """MobileNetV3 small of MindSpore's own layers: as close as another faultless float32 network would be."""
     model = mobilenetv3_ref.models.MODELS[SMALL]().eval()
     mobilenetv3_ref.models.load_state_dict(model, probe(SMALL))
-    ref, truth = in_both(model, torch.from_numpy(images))
-    limit = kernel_limits({"logits": truth}, {"logits": ref})["logits"]
+    ref, fp64_ref = in_both(model, torch.from_numpy(images))
+    limit = kernel_atol({"logits": fp64_ref}, {"logits": ref})["logits"]
     distance = np.abs(results["logits"] - ref).max()
     assert distance <= limit
-    assert limit < 1e-4 * np.abs(truth).max() < np.abs(truth - truth.mean(axis=0)).max()  # it tells images apart
+    assert (
+        limit < 1e-4 * np.abs(fp64_ref).max() < np.abs(fp64_ref - fp64_ref.mean(axis=0)).max()
+    )  # it tells images apart
 
 
 @pytest.mark.parametrize("name", LAYERS)
 def test_mindspore_computes_each_layer_of_the_table(results, name):
     layer, x = layer_case(name)
-    ref, truth = in_both(layer, x)
-    assert np.abs(results[name] - ref).max() <= kernel_limits({name: truth}, {name: ref})[name]
+    ref, fp64_ref = in_both(layer, x)
+    assert np.abs(results[name] - ref).max() <= kernel_atol({name: fp64_ref}, {name: ref})[name]
     types = {"BatchNorm2d", "Conv2d", "Linear", *LAYERS}  # the first three are MobileNetV3's
     assert set(MINDSPORE_RULES) == types
 

@@ -210,7 +210,7 @@ def test_synchronized_batch_norm_is_that_of_the_joined_batch(package, tmp_path):
     worker = ROOT / "tests" / "sync_batch_norm_worker.py"
     subprocess.run([sys.executable, "-m", *launcher, str(worker), package, str(tmp_path)], check=True, timeout=120)
     parts = [dict(np.load(tmp_path / f"{rank}.npz")) for rank in range(3)]
-    for name, truth in joined_batch_norm(*batch()).items():
+    for name, expected in joined_batch_norm(*batch()).items():
         own = [part[name] for part in parts]
         if name in ("y", "dx"):
             found = np.concatenate(own)
@@ -219,8 +219,8 @@ def test_synchronized_batch_norm_is_that_of_the_joined_batch(package, tmp_path):
         else:
             assert all((other == own[0]).all() for other in own)
             found = own[0]
-        # Both add 180 values a channel, in another order: at most 180 half units in the last place.
-        np.testing.assert_allclose(found, truth, rtol=0, atol=180 * 2.0**-53 * np.abs(truth).max(), err_msg=name)
+        # Both add 180 values a channel, in another order: at most 180 half ulps.
+        np.testing.assert_allclose(found, expected, rtol=0, atol=180 * 2.0**-53 * np.abs(expected).max(), err_msg=name)
     for part in parts:  # outside of train mode it is the plain layer
         assert (part["eval"] == part["eval, plain"]).all()
 

@@ -11,8 +11,9 @@ import mobilenetv3_paddle.models
 import mobilenetv3_ref.models
 from portproof.backends import backend
 from portproof.backends.probe import probe_images, probe_weights
-from portproof.localize.locate import Location, locate, tree
-from portproof.mapping.names import propose
+from portproof.localize.locate import locate
+from portproof.localize.location import Location, module_tree
+from portproof.mapping.name_map import propose
 
 OPTIONS = {"width_mult": 0.35, "num_classes": 10, "dropout": 0.0}
 
@@ -172,7 +173,7 @@ def test_the_module_and_the_cause_are_named(fault):
     breaking, name, phase, cause = FAULTS[fault]
     location = found(breaking)
     assert (location.name, location.phase) == (name, phase), location.lines()
-    assert location.causes == ([cause] if cause else []), location.causes
+    assert location.diagnosis == ([cause] if cause else []), location.diagnosis
     assert location.lines()[0].startswith(f"located: {name} (")
     assert sum("<--- HERE" in line for line in location.tree) == 1
     assert not [other for other in location.also if other.name != name]  # what it spreads to is not at fault
@@ -207,7 +208,7 @@ def test_a_wrong_tensor_is_named(fault):
     breaking, name, cause = WEIGHTS[fault]
     location = found(breaking, own=True)
     assert (location.name, location.phase) == (name, "weights")
-    assert location.causes == ([cause] if cause else [])
+    assert location.diagnosis == ([cause] if cause else [])
 
 
 def test_what_only_float32_shows_is_found_in_float32():
@@ -236,7 +237,7 @@ def test_two_faults_are_both_named():
 
 def test_the_tree_shows_the_way_to_the_place():
     model = backend("torch").wrap(mobilenetv3_ref.models.mobilenet_v3_small(**OPTIONS), "reference")
-    lines = tree(model, "features.1.block.1.fc1")
+    lines = module_tree(model, "features.1.block.1.fc1")
     assert lines[0] == "model (MobileNetV3)"
     assert "          fc1 (Conv2d)   <--- HERE" in lines
     assert len([line for line in lines if line.startswith("    ") and line[4] != " "]) == 13

@@ -44,7 +44,7 @@ def relative(got: np.ndarray, expected: np.ndarray) -> float:
 
 
 def ulps(got: np.ndarray, expected: np.ndarray) -> float:
-    """The largest difference in units in the last place of `expected`."""
+    """The largest difference in ulp of `expected`."""
     assert (got.shape, got.dtype) == (expected.shape, expected.dtype)
     return float((np.abs(got.astype(np.float64) - expected) / np.spacing(np.abs(expected))).max())
 
@@ -131,7 +131,7 @@ SHAPES = [(3, 5, 7, 4), (2, 5, 1, 1), (1, 2, 17, 11), (8, 16, 24, 24)]
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("momentum", [0.01, 0.1])
 def test_batch_norm_statistics(dtype, shape, momentum, rng):
-    """One unit in the last place in float32, 1e-15 in float64; biased variance is off by 1 / n, seen at every shape."""
+    """One ulp in float32, 1e-15 in float64; biased variance is off by 1 / n, seen at every shape."""
     ref, port = batch_norms(dtype, shape[1], momentum, rng)
     x = values(rng, shape, dtype)
     ref(torch.from_numpy(x))
@@ -213,7 +213,7 @@ def test_batch_norm_under_to_static(full_graph, rng):
 
 
 def test_pool_is_the_mean_of_each_channel(rng):
-    """56 x 56 is the largest map that is pooled; its mean in float32 may be 4 units in the last place off."""
+    """56 x 56 is the largest map that is pooled; its mean in float32 may be 4 ulp off."""
     x = rng.normal(1, 1, (2, 3, 56, 56))
     tensor = paddle.to_tensor(x.astype("float32"))
     expected = tensor.numpy().astype("float64").mean(axis=(2, 3), keepdims=True)

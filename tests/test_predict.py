@@ -94,11 +94,11 @@ def test_both_packages_give_torchvisions_probabilities(weights, model):
     files = weights(model)
     images = [read_image(path) for path in IMAGES[::2]]
     ref, port = (PACKAGES[f].Predictor(model, files[f])(images) for f in ("torch", "paddle"))
-    single, truth = oracle(model, files["torch"], images)
+    single, fp64_ref = oracle(model, files["torch"], images)
     assert np.array_equal(ref, single)
     assert (port.dtype, port.shape) == (np.float32, (len(images), 1000))
     # The reference's own rounding is the measure: the port stays within a small multiple of it.
-    own, ports = (np.abs(p / truth - 1).max() for p in (ref, port))
+    own, ports = (np.abs(p / fp64_ref - 1).max() for p in (ref, port))
     assert 0 < ports <= 4 * own < 1e-3
     top = [np.argsort(-p, axis=1)[:, :5] for p in (ref, port)]
     assert np.array_equal(*top)

@@ -25,7 +25,7 @@ from portproof.__main__ import COMMANDS
 from portproof.backends import backend
 from portproof.backends.trace import output_item
 from portproof.compare import FAIL, PASS, Item, Row, Verdict, Worst, tensor_item
-from portproof.localize.locate import Location
+from portproof.localize.location import Location
 from portproof.report.text import first_difference
 
 ENGLISH, CHINESE = "README.md", "README_cn.md"
@@ -227,13 +227,13 @@ def test_locations_are_as_the_program_prints_them():
         inner = [line[2:] for line in takewhile(lambda line: line.startswith("  "), shown[start + 1 :])]
         causes = [line.removeprefix("cause, tested: ") for line in inner if line.startswith("cause, tested: ")]
         proof = [line for line in inner if not line.startswith("cause, tested: ")]
-        location = Location(name, kind, phase, port_name, port_kind, proof=proof, causes=causes)
+        location = Location(name, kind, phase, port_name, port_kind, proof=proof, diagnosis=causes)
         assert location.lines() == shown[start : start + 1 + len(inner)]
     also = re.search(
         r"also at fault by itself: (\S+) \((\w+)\) and (\d+) more of that kind: (\w+): (.*)", "\n".join(shown)
     )
     name, kind, more, phase, cause = also.groups()
-    others = [Location(name, kind, phase, causes=[cause])] * (int(more) + 1)
+    others = [Location(name, kind, phase, diagnosis=[cause])] * (int(more) + 1)
     assert Location("", "", "", also=others).lines()[-1] == also[0]
 
 

@@ -232,6 +232,6 @@ def test_runs_with_a_mistake_are_no_runs_of_the_reference(rung, short_runs, tmp_
     runs = {"port": {"run": {"seed": seed, "draw": 0}}}  # the worker takes the copy, which lies where it runs
     done = launch_runs({"port": PATHS["port"]}, runs, options, tmp_path)["port"]
     verdict = trajectory.judge([ref], [done["run"]], trajectory.FEATURES, name)
-    shares = {row.name: row.difference / row.limit for row in verdict.rows}
+    shares = {row.name: row.difference / row.atol for row in verdict.rows}
     print(name, {feature: f"{share:.2f}" for feature, share in sorted(shares.items(), key=lambda item: -item[1])})
     assert verdict.status == (PASS if name == "none" else FAIL)

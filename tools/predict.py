@@ -9,7 +9,7 @@ An image gives one line a class, then its best class as "class_id: 281, prob: 0.
 subfolders for the files that ImageFolder takes for images, gives one line an image in sorted order; images that cannot
 be read are named on stderr and skipped. Class names are shown if the model has ImageNet's 1000 classes.
 
-Exit status: 0 every image was predicted, 1 some in the folder were skipped, 2 something must be mended first.
+Exit status: 0 every image was predicted, 1 some in the folder were skipped, 2 something must be fixed first.
 """
 
 import argparse

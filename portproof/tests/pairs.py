@@ -61,8 +61,8 @@ def assert_located(
     assert verdict.status == FAIL, str(verdict)
     assert verdict.location is not None, str(verdict)
     assert (verdict.location.name, verdict.location.phase) == (at, phase), str(verdict)
-    assert cause in "; ".join(verdict.location.causes), str(verdict)
-    assert bool(cause) == bool(verdict.location.causes), str(verdict)
+    assert cause in "; ".join(verdict.location.diagnosis), str(verdict)
+    assert bool(cause) == bool(verdict.location.diagnosis), str(verdict)
     return verdict
 
 

@@ -11,7 +11,7 @@ from pairs import Port, Ref, assert_aligned, assert_located, normal
 
 from portproof import align
 from portproof.compare import FAIL
-from portproof.localize.diagnosis import Alone, explains
+from portproof.localize.diagnosis import FaultyModule, reproduces
 
 T, P = torch.nn, paddle.nn
 IMAGES = normal(4, 3, 6, 6)
@@ -302,10 +302,11 @@ def test_weights_moved_wrong(change, at, cause):
     assert_located(*pair, IMAGES, at=at, phase="weights", cause=cause, weights="own", **EVAL)
 
 
-def test_an_explanation_leaves_under_a_thousandth():
+def test_a_diagnosis_leaves_under_a_thousandth():
     ref, port = np.zeros(3), np.array([1.0, 1.0, 1.0])
-    alone = Alone(torch.nn.Identity(), {"output 0": ref}, {"output 0": port}, ["output 0"], [], {}, lambda change: {})
-    assert explains({"output 0": port + 9e-4}, alone)
-    assert not explains({"output 0": port + 2e-3}, alone)
-    assert not explains({"output 0": np.full(3, np.nan)}, alone)
-    assert not explains({}, alone)
+    items = {"output 0": ref}, {"output 0": port}, ["output 0"]
+    faulty = FaultyModule(torch.nn.Identity(), *items, [], {}, lambda mutation: {})
+    assert reproduces({"output 0": port + 9e-4}, faulty)
+    assert not reproduces({"output 0": port + 2e-3}, faulty)
+    assert not reproduces({"output 0": np.full(3, np.nan)}, faulty)
+    assert not reproduces({}, faulty)

@@ -7,7 +7,7 @@ import torchvision.models
 
 from portproof import align
 from portproof.compare import FAIL, PASS
-from portproof.localize.locate import Location
+from portproof.localize.location import Location
 
 IMAGES = np.random.default_rng(0).normal(size=(2, 3, 64, 64)).astype(np.float32)
 BIASED = "the running variance is the biased one, sum / n (torch's is sum / (n - 1))"
@@ -22,7 +22,7 @@ def faults(location: Location) -> dict[tuple[str, str, str], int]:
     """{(class, phase, causes): how many modules} of everything that was located."""
     found: dict[tuple[str, str, str], int] = {}
     for one in [location, *location.also]:
-        key = one.type, one.phase, "; ".join(one.causes)
+        key = one.type, one.phase, "; ".join(one.diagnosis)
         found[key] = found.get(key, 0) + 1
     return found
 

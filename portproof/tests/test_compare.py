@@ -1,6 +1,6 @@
 """The comparison never passes what it should not: properties of `compare` on arrays that hypothesis makes up.
 
-And what is printed about a failure, the weights' conversion, the gates, and the arithmetic of the limits.
+And what is printed about a failure, the weights' conversion, the activations, and the arithmetic of the tolerances.
 """
 
 from dataclasses import replace
@@ -12,15 +12,14 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from portproof.backends.trace import output_item
-from portproof.compare import FAIL, PASS, REFUSED, Item, Row, Verdict, compare, joined, placed, tensor_item
-from portproof.compare import tolerances as limits
-from portproof.compare.activations import MARGIN, dead_branches, flipped, off_kinks
+from portproof.compare import FAIL, PASS, REFUSED, Item, Row, Verdict, compare, joined, placed, tensor_item, tolerances
+from portproof.compare.activations import MARGIN, branch_flips, dead_branches, off_kinks
 from portproof.convert.rules import RULES, paddle_to_torch, torch_to_paddle
 from portproof.io.cli import UserError
 from portproof.io.files import load_npy
 from portproof.ladder.pairs.pair import MODES
 from portproof.ladder.rung import Rung
-from portproof.report.hints import usual_causes
+from portproof.report.hints import hint_for
 from portproof.report.text import block_of, render, row_line, table
 
 FLOATS = [np.dtype(name) for name in ("float16", "float32", "float64")]
@@ -189,9 +188,9 @@ def test_a_limit_under_which_zeros_would_pass_is_refused(ref, factor):
     row = judge(ref, ref.copy(), limit)
     assert row.status == REFUSED
     assert "zeros would pass" in row.reason
-    assert judge(ref, ref.copy(), limit, zeros={"x"}).status == PASS
-    assert judge(ref, ref.copy(), limit, zeros={"y"}).status == REFUSED
-    assert judge(ref, (ref + np.array(3 * limit)).astype("float64"), limit, zeros={"x"}).status == FAIL
+    assert judge(ref, ref.copy(), limit, expected_zero={"x"}).status == PASS
+    assert judge(ref, ref.copy(), limit, expected_zero={"y"}).status == REFUSED
+    assert judge(ref, (ref + np.array(3 * limit)).astype("float64"), limit, expected_zero={"x"}).status == FAIL
 
 
 @pytest.mark.parametrize(
@@ -283,7 +282,7 @@ def test_report_of_a_failure():
         "first difference: features.0.1 (BatchNorm2d): max|d| 5.0e-01  limit 1.0e-06  outside 1/6 (16.7%)",
         "  worst at (1, 2): reference 4.0, port 4.5, 1.2e-01 of the largest value",
         "  all items before it agree (1): look at features.0.1 itself",
-        f"  usual causes: {usual_causes(output('features.0.1'), TYPES, {})}",
+        f"  usual causes: {hint_for(output('features.0.1'), TYPES, {})}",
     ]
 
 
@@ -420,8 +419,8 @@ def test_items_that_differ_in_any_fact_are_different_items():
 
 def test_causes_are_known_for_every_kind_of_item():
     types = {"features.0.1": "BatchNorm2d", "features.1": "Hardsigmoid", "features.2": "Conv2dNormActivation"}
-    assert usual_causes(Item("?"), {}, {}) == ""
-    assert [name for name in types if not usual_causes(output(name), types, {})] == []
+    assert hint_for(Item("?"), {}, {}) == ""
+    assert [name for name in types if not hint_for(output(name), types, {})] == []
     for item, word in [
         (tensor_item("features.0.1.running_mean", "buffer"), "OLD value"),
         (tensor_item("features.0.1.running_var", "buffer", iteration=3), "unbiased"),
@@ -431,7 +430,7 @@ def test_causes_are_known_for_every_kind_of_item():
         (tensor_item(WEIGHT, "gradient"), "backward"),
         (output("logits"), "classifier"),
     ]:
-        assert word in usual_causes(item, types, {})
+        assert word in hint_for(item, types, {})
 
 
 def test_a_check_may_have_hints_of_its_own():
@@ -476,8 +475,8 @@ def test_dead_branches():
     types = {"r": "ReLU", "h": "Hardswish", "s": "Hardsigmoid"}
     alive = {"r": np.array([-1.0, 1, 7]), "h": np.array([[-4.0, 0], [2, 4]]), "s": np.array([-3.5, 0, 3.5])}
     assert dead_branches(alive, types) == set()
-    on_the_bends = {"r": np.array([0.0, 6]), "h": np.array([-3.0, 3, 4])}
-    assert dead_branches(on_the_bends, types) == {
+    on_the_breakpoints = {"r": np.array([0.0, 6]), "h": np.array([-3.0, 3, 4])}
+    assert dead_branches(on_the_breakpoints, types) == {
         "r (ReLU): nothing below 0",
         "r (ReLU): nothing from 0 to 6",
         "r (ReLU): nothing above 6",
@@ -486,13 +485,13 @@ def test_dead_branches():
     }
 
 
-def test_flipped():
+def test_branch_flips():
     types = {"r": "ReLU", "h": "Hardswish"}
     one = {"r": np.array([-1.0, 1e-9, 5.9]), "h": np.array([-3.1, -2.9, 3.1, 0])}
-    same = {"r": np.array([-9.0, 1, 6.1]), "h": np.array([-9.0, 2.9, 9, 1])}  # past 6 ReLU does not bend
-    assert flipped(one, same, types) == {}
+    same = {"r": np.array([-9.0, 1, 6.1]), "h": np.array([-9.0, 2.9, 9, 1])}  # past 6 ReLU has no kink
+    assert branch_flips(one, same, types) == {}
     other = {"r": np.array([1.0, -1e-9, 5.9]), "h": np.array([-3.1, -3.1, -3.1, 0])}
-    assert flipped(one, other, types) == {"r": 2, "h": 3}  # 3.1 -> -3.1 crosses both kinks
+    assert branch_flips(one, other, types) == {"r": 2, "h": 3}  # 3.1 -> -3.1 crosses both kinks
 
 
 def test_inputs_at_a_kink_are_moved_off_it():
@@ -507,27 +506,28 @@ def test_inputs_at_a_kink_are_moved_off_it():
         assert off_kinks(x, kind).tobytes() == x.tobytes()
 
 
-def test_limits():
-    truth = {"x": np.array([-4.0, 1.0]), "n": np.array(3), "z": np.zeros(2)}
+def test_tolerances():
+    fp64_ref = {"x": np.array([-4.0, 1.0]), "n": np.array(3), "z": np.zeros(2)}
     near = {"x": np.array([-4.0, 1.0 + 1e-9]), "n": np.array(3), "z": np.zeros(2)}
     far = {"x": np.array([-4.0, 1.5]), "n": np.array(3), "z": np.full(2, 2e-7)}
     u = 2.0**-24
-    assert limits.semantic_limits(truth, near) == {"x": 4e-12, "n": 0.0, "z": 0.0}
-    assert limits.semantic_limits(truth, far) == {"x": 8 * 0.5 * 2**-29, "n": 0.0, "z": 8 * 2e-7 * 2**-29}
-    assert limits.kernel_limits(truth, far) == {"x": 5 * 0.5 + 16 * u * 4, "n": 0.0, "z": 5 * 2e-7}
-    assert limits.exact_limits(truth) == {"x": 0.0, "n": 0.0, "z": 0.0}
-    assert (limits.largest(np.array([-3.0, 2])), limits.largest(np.array([]))) == (3.0, 0.0)
+    assert tolerances.semantic_atol(fp64_ref, near) == {"x": 4e-12, "n": 0.0, "z": 0.0}
+    assert tolerances.semantic_atol(fp64_ref, far) == {"x": 8 * 0.5 * 2**-29, "n": 0.0, "z": 8 * 2e-7 * 2**-29}
+    assert tolerances.kernel_atol(fp64_ref, far) == {"x": 5 * 0.5 + 16 * u * 4, "n": 0.0, "z": 5 * 2e-7}
+    assert tolerances.exact_atol(fp64_ref) == {"x": 0.0, "n": 0.0, "z": 0.0}
+    assert (tolerances.largest(np.array([-3.0, 2])), tolerances.largest(np.array([]))) == (3.0, 0.0)
 
 
-def test_noise_floors():
+def test_noise_floor():
     """A gradient's is of the largest of its pass; a running mean's of what came into its module; others have none."""
     of_a, of_b = (tensor_item(f"{name}.weight", "gradient") for name in "ab")
     mean, variance = (tensor_item(f"a.running_{what}", "buffer") for what in ("mean", "var"))
     first = {of_a: np.array([2.0]), of_b: np.array([-8.0]), mean: np.zeros(1), variance: np.ones(1)}
     second = placed({of_a: np.array([1.0])}, iteration=1)
-    floors = limits.noise_floors({**placed(first, iteration=0), **second}, limits.U64, {"a": 5.0, "b": 7.0})
+    floors = tolerances.noise_floor({**placed(first, iteration=0), **second}, tolerances.U64, {"a": 5.0, "b": 7.0})
     here = [replace(item, iteration=0) for item in (of_a, of_b, mean)]
-    unit = 16 * limits.U64
+    unit = 16 * tolerances.U64
     assert floors == {here[0]: 8 * unit, here[1]: 8 * unit, here[2]: 5 * unit, replace(of_a, iteration=1): unit}
-    raised, zeros = limits.with_floors(dict.fromkeys(floors, 0.0), floors, {**placed(first, iteration=0), **second})
-    assert raised == floors and zeros == {here[2]}
+    items = {**placed(first, iteration=0), **second}
+    raised, expected_zero = tolerances.with_noise_floor(dict.fromkeys(floors, 0.0), floors, items)
+    assert raised == floors and expected_zero == {here[2]}

@@ -24,11 +24,11 @@ def test_right_samples_leave_the_limits_as_often_as_p_says(law, shape, rng, monk
     monkeypatch.setattr(distribution, "P", 0.05)
     law, draw = LAWS[law]
     exact, limits = law.expectations(shape, np.float32)
-    zeros = {name for name, item in exact.items() if not item.any()}
+    expected_zero = {name for name, item in exact.items() if not item.any()}
     outside = dict.fromkeys(exact, 0)
     for _ in range(600):
         found = law.statistics(draw(rng, shape).astype(np.float32))
-        for row in compare(exact, found, limits, zeros=zeros).rows:
+        for row in compare(exact, found, limits, expected_zero=expected_zero).rows:
             outside[row.name] += row.status != PASS
     assert outside.pop("distinct") == 0
     for name, count in outside.items():
@@ -76,8 +76,8 @@ def test_a_uniform_draws_lower_end_is_a_value_as_any_other():
     sample[0, 0] = -0.3
     law = Uniform(0.3)
     exact, limits = law.expectations(sample.shape, sample.dtype)
-    zeros = {name for name, item in exact.items() if not item.any()}
-    assert compare(exact, law.statistics(sample), limits, zeros=zeros).status == PASS
+    expected_zero = {name for name, item in exact.items() if not item.any()}
+    assert compare(exact, law.statistics(sample), limits, expected_zero=expected_zero).status == PASS
 
 
 @pytest.mark.parametrize(("value", "name"), [(0.1, "all 0.1"), (np.arange(3), "constant")])
@@ -85,9 +85,9 @@ def test_a_constant_is_of_the_tensors_dtype(value, name):
     sample = np.full((2, 3), value, np.float32)
     exact, limits = Constant(value).expectations(sample.shape, sample.dtype)
     assert list(exact) == [name]
-    assert compare(exact, Constant(value).statistics(sample), limits, zeros={name}).status == PASS
+    assert compare(exact, Constant(value).statistics(sample), limits, expected_zero={name}).status == PASS
     wrong = Constant(value).statistics(np.nextafter(sample, np.float32(9)))
-    assert compare(exact, wrong, limits, zeros={name}).status == FAIL
+    assert compare(exact, wrong, limits, expected_zero={name}).status == FAIL
 
 
 def test_beginnings_are_compared_in_both_layouts(rng):

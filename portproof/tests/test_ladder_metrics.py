@@ -43,7 +43,7 @@ def test_a_faultless_port_passes_on_every_case_and_batch_size():
     verdict = metric(top3, top3)
     assert verdict.status == PASS
     assert len(verdict.rows) == 3 * len(cases.metrics())
-    assert {row.limit for row in verdict.rows} == {0.0}
+    assert {row.atol for row in verdict.rows} == {0.0}
     shapes = {row.name: row.shape for row in verdict.rows}
     assert shapes["drawn/metric"] == ()
     assert shapes["drawn/metric, batches of 5"] == (5,)
@@ -99,7 +99,7 @@ def test_a_float_has_the_kernel_limit_and_a_dict_names_its_items(rng):
     verdict = metric(errors, errors, given, batch_sizes=[None])
     assert verdict.status == PASS
     assert [(row.name, row.shape) for row in verdict.rows] == [("drawn/mse", ()), ("drawn/worst", (1,))]
-    assert 0 < max(row.limit for row in verdict.rows) < 1e-4
+    assert 0 < max(row.atol for row in verdict.rows) < 1e-4
 
     def off(x, y):
         return errors(x, y) | {"mse": ((x - y) ** 2).sum() / (x.size - 1)}

@@ -259,7 +259,7 @@ def test_a_faultless_pair_stays_together_in_float64():
     verdict = train_fp64(ref_run, port_run, what="normal numbers")
     assert verdict.status == PASS and [row.item.kind for row in verdict.rows].count("parameter") == 4
     assert "train mode, float64, 12 steps of normal numbers" in str(verdict)
-    assert "moved by one unit in the last place before each step" in str(verdict)
+    assert "moved by one ulp before each step" in str(verdict)
     assert max(row.difference for row in verdict.rows) > 0  # two programs that round differently
 
 

@@ -23,9 +23,9 @@ AT_ONCE, TO_FILL_IN = (
 )
 # A mistake in each part of the port, the rung that has to notice it, and what it has to name.
 FAULTS = {
-    "forward": ("01_test_forward", "found: act (GELU)"),
+    "forward": ("01_test_forward", "located: act (GELU)"),
     "data": ("02_test_data", "batch 0[0]"),
-    "metric": ("03_test_metric", "NaN"),
+    "metric": ("03_test_metric", "samples, batches of 5"),
     "loss": ("04_test_loss", "drawn logits"),
     "gradient": ("05_test_backward", "gradient"),
     "optimizer": ("05_test_backward", "parameters after 4 updates"),

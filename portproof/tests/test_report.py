@@ -21,7 +21,7 @@ from screens import DESKTOP, PHONE, fits_sideways
 from portproof.backends.trace import output_item
 from portproof.compare import FAIL, PASS, REFUSED, Item, Row, Verdict, compare, tensor_item
 from portproof.io.cli import UserError
-from portproof.localize.locate import Location
+from portproof.localize.location import Location
 from portproof.report import pictures
 from portproof.report.page import render_page, worst_share, write_page
 from portproof.report.plots import depth_rows, shares
@@ -41,7 +41,7 @@ def located() -> Verdict:
         "features.2.1",
         "BatchNorm2D",
         proof=["alone, fed the reference's input: <max|d| 1.0e-03>"],
-        causes=["epsilon is 1e-05, not 0.001"],
+        diagnosis=["epsilon is 1e-05, not 0.001"],
         tree=[f"features.{i}" + ("  <--- here" if i == 2 else "") for i in range(40)],
     )
     return replace(forward({"features.2.1": BAD + 1e-3}), location=location, notes=["a note & more"])
@@ -283,13 +283,13 @@ def test_failing_items_are_marked_in_the_plots():
 def test_rows_drawn_along_the_network():
     counter = tensor_item("a.count", "buffer")
     rows = [
-        Row(output_item("features.0", "logits"), PASS, limit=1.0),
-        Row(Item("a/b"), PASS, limit=1.0),
-        Row(counter, PASS, limit=0.0),
+        Row(output_item("features.0", "logits"), PASS, atol=1.0),
+        Row(Item("a/b"), PASS, atol=1.0),
+        Row(counter, PASS, atol=0.0),
     ]
     assert depth_rows(rows) == rows[:1]
-    assert depth_rows([Row(counter, FAIL, limit=0.0)]) == [Row(counter, FAIL, limit=0.0)]
-    gradients = [Row(gradient("a", i), PASS, limit=1.0) for i in range(2)]
+    assert depth_rows([Row(counter, FAIL, atol=0.0)]) == [Row(counter, FAIL, atol=0.0)]
+    gradients = [Row(gradient("a", i), PASS, atol=1.0) for i in range(2)]
     assert depth_rows([*rows, *gradients]) == gradients[:1]
 
 
@@ -299,11 +299,11 @@ def gradient(name: str, iteration: int | None) -> Item:
 
 def test_shares_of_each_iteration():
     rows = [
-        Row(gradient("a", 0), PASS, difference=1.0, limit=4.0),
-        Row(gradient("b", 0), PASS, difference=1.0, limit=2.0),
+        Row(gradient("a", 0), PASS, difference=1.0, atol=4.0),
+        Row(gradient("b", 0), PASS, difference=1.0, atol=2.0),
         Row(gradient("a", 2), FAIL, reason="not finite"),
-        Row(Item("lr", "lr", iteration=1), PASS, difference=0.0, limit=0.0),
-        Row(gradient("a", None), PASS, difference=1.0, limit=2.0),
+        Row(Item("lr", "lr", iteration=1), PASS, difference=0.0, atol=0.0),
+        Row(gradient("a", None), PASS, difference=1.0, atol=2.0),
     ]
     (curve,) = shares(rows).values()
     np.testing.assert_array_equal(curve, [0.5, np.nan, np.inf])
@@ -412,9 +412,9 @@ def test_summary_says_what_the_verdicts_say(tmp_path, case):
                     row.note,
                     list(row.shape),
                 )
-                for name in ("difference", "limit", "scale"):
-                    value = float("nan") if fields[name] is None else fields[name]
-                    np.testing.assert_equal(value, getattr(row, name))
+                for key, number in {"difference": row.difference, "limit": row.atol, "scale": row.scale}.items():
+                    value = float("nan") if fields[key] is None else fields[key]
+                    np.testing.assert_equal(value, number)
                 if row.worst:
                     assert fields["worst"] == {
                         "index": list(row.worst.index),

@@ -5,7 +5,8 @@ environment's TEXT_FAULT names, if there is one.
 """
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 import paddle
@@ -110,8 +111,8 @@ def ref_metric(outputs: torch.Tensor, targets: torch.Tensor) -> dict:
 
 
 def port_metric(outputs: paddle.Tensor, targets: paddle.Tensor) -> dict:
-    numbers = outputs if faulty("metric") else paddle.nan_to_num(outputs, -float("inf"))
-    return {"correct": (numbers.argmax(1) == targets).sum(), "samples": len(targets)}
+    correct = (paddle.nan_to_num(outputs, -float("inf")).argmax(1) == targets).sum()
+    return {"correct": correct, "samples": 5 if faulty("metric") else len(targets)}
 
 
 def ref_criterion(logits: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
@@ -139,7 +140,7 @@ def ref_optimizer(model: torch.nn.Module) -> torch.optim.Optimizer:
     return torch.optim.AdamW(model.parameters(), RATE, weight_decay=DECAY)
 
 
-def port_optimizer(model: paddle.nn.Layer, rate: object = RATE) -> paddle.optimizer.Optimizer:
+def port_optimizer(model: paddle.nn.Layer, rate: Any = RATE) -> paddle.optimizer.Optimizer:
     decay = 0.0 if faulty("optimizer") else DECAY
     return paddle.optimizer.AdamW(rate, parameters=model.parameters(), weight_decay=decay)
 
@@ -225,13 +226,14 @@ def port_net(seed: int) -> PortNet:
     return model
 
 
-def run(seed: int, step: object, schedule: object, tensor: object) -> dict:
+def run(seed: int, step: Callable, schedule: Any, tensor: Callable) -> dict:
     losses = []
     for epoch in range(EPOCHS):
         tokens, labels = texts(seed + 100 + epoch)
         for i in range(0, TEXTS, BATCH):
             losses.append(float(step(tensor(tokens[i : i + BATCH]), tensor(labels[i : i + BATCH]))))
-            schedule.step()
+            if schedule:
+                schedule.step()
     return {"losses": np.array(losses)}
 
 
@@ -247,9 +249,7 @@ def port_run(seed: int, draw: int, options: dict) -> dict:
     model = port_net(seed)
     paddle.seed(1000 * seed + draw + 7)
     step, _, schedule = port_training(model)
-    if faulty("train"):
-        model.drop.p = 0.6
-    record = run(seed, step, schedule, paddle.to_tensor)
+    record = run(seed, step, None if faulty("train") else schedule, paddle.to_tensor)
     return record | {f"parameters/{name}": p.numpy() for name, p in model.named_parameters()}
 
 

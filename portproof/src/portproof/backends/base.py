@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 
 from portproof.backends.model import BackendModel, Module, Slot
-from portproof.backends.trace import Call, Trace, call_label, map_tensors, tensors_at, tensors_in
-from portproof.compare.activations import BENDS
+from portproof.backends.trace import ModuleCall, Trace, call_label, map_tensors, tensors_at, tensors_in
+from portproof.compare.activations import BREAKPOINTS
 from portproof.convert.rules import RULES, Change, keep
 from portproof.io.cli import UserError, one_line
 from portproof.io.files import atomic_path, save_safetensors
@@ -355,18 +355,18 @@ class _Tracer:
         self.backend, self.whole, self.calls = backend, whole, calls
         self.is_tensor = backend.framework.is_tensor
         self.trace = Trace()
-        self.running: list[Call] = []
+        self.running: list[ModuleCall] = []
         self.counts: dict[str, int] = {}
 
     def attach(self, name: str, module: Any) -> list[Any]:
         """The handles of the hooks before and after each call of `module`."""
-        is_gate = type(module).__name__ in BENDS
+        is_activation = type(module).__name__ in BREAKPOINTS
 
         def before(module: Any, args: tuple, kwargs: dict) -> None:
-            self.begin(name, args, kwargs, self.calls or is_gate)
+            self.begin(name, args, kwargs, self.calls or is_activation)
 
         def after(module: Any, args: tuple, kwargs: dict, output: Any) -> None:
-            self.end(output, is_gate)
+            self.end(output, is_activation)
 
         return [
             module.register_forward_pre_hook(before, with_kwargs=True),
@@ -375,22 +375,22 @@ class _Tracer:
 
     def begin(self, name: str, args: tuple, kwargs: dict, keep_arguments: bool) -> None:
         number = self.counts.get(name, 0)
-        call = Call(name, number, start=sum(self.counts.values()), scale=self.scale((args, kwargs)))
+        call = ModuleCall(name, number, start=sum(self.counts.values()), scale=self.scale((args, kwargs)))
         if keep_arguments:
             call.args, call.kwargs = map_tensors((args, kwargs), self.is_tensor, self.backend.to_array)
         self.counts[name] = number + 1
         self.running.append(call)
 
-    def end(self, output: Any, is_gate: bool) -> None:
+    def end(self, output: Any, is_activation: bool) -> None:
         call, tensors = self.running.pop(), tensors_at(output, self.is_tensor)
         call.places, call.outputs = list(tensors), [self.backend.to_array(tensor) for tensor in tensors.values()]
         call.upstream = [None] * len(tensors)
-        self.trace.add(call, is_gate, self.whole, self.calls)
+        self.trace.add(call, is_activation, self.whole, self.calls)
         for i, tensor in enumerate(tensors.values() if self.calls else ()):
             if self.backend.requires_grad(tensor):
                 self.keep_upstream(call, i, tensor)
 
-    def keep_upstream(self, call: Call, i: int, tensor: Any) -> None:
+    def keep_upstream(self, call: ModuleCall, i: int, tensor: Any) -> None:
         def hook(gradient: Any) -> None:
             call.upstream[i] = self.backend.to_array(gradient)
 

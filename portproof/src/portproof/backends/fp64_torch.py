@@ -1,4 +1,4 @@
-"""PyTorch's float64 arithmetic as the truth: no constant in it is another one than is meant.
+"""PyTorch's float64 arithmetic as `fp64_ref` needs it: no constant in it is another one than is meant.
 
 Hard-sigmoid is relu6(x + 3) / 6 and CELU has its own alpha: the native backwards hold 1/6 and 1/alpha as float32
 constants, 3e-8 off, even in float64. A normalization's epsilon is the float32 nearest to it (4.7e-8 off): the value

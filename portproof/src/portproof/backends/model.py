@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from portproof.backends.trace import Call, Trace, map_tensors, tensors_in
+from portproof.backends.trace import ModuleCall, Trace, map_tensors, tensors_in
 from portproof.convert.rules import Change
 from portproof.io.cli import UserError, one_line
 
@@ -41,7 +41,7 @@ class Module:
 class Run:
     """One forward pass, and one backward pass if a cotangent was given. All arrays have PyTorch's layout."""
 
-    record: Trace
+    trace: Trace
     output: list[np.ndarray] = field(default_factory=list)
     gradients: dict[str, np.ndarray] = field(default_factory=dict)  # by state_dict key; missing: it received none
     input_gradients: list[np.ndarray | None] = field(default_factory=list)
@@ -101,12 +101,12 @@ class BackendModel:
         """Run the model on `inputs` in "float32" or "float64"; dropout is off in either mode.
 
         With `cotangent` (an array an output) the gradients of sum(output * cotangent) are taken too. What a model
-        raises ends the trace and is in `record.error`.
+        raises ends the trace and is in `trace.error`.
         """
-        call = Call("", 0, args=tuple(inputs), upstream=list(cotangent or ()))
+        call = ModuleCall("", 0, args=tuple(inputs), upstream=list(cotangent or ()))
         return self._run(self.copied("", dtype, train), call, dtype, train, cotangent is not None, calls)
 
-    def run_module(self, name: str, call: Call, dtype: str, train: bool, backward: bool) -> Run:
+    def run_module(self, name: str, call: ModuleCall, dtype: str, train: bool, backward: bool) -> Run:
         """Run only the module `name` on the arguments of `call`, backward from its upstream gradients."""
         call = replace(call, name=name)
         return self._run(self.copied(name, dtype, train), call, dtype, train, backward, calls=True)
@@ -139,7 +139,7 @@ class BackendModel:
     def _tensors(self, value: Any, dtype: str, requires_grad: bool) -> Any:
         return map_tensors(value, _is_array, lambda a: self.backend.tensor(a, self.device, dtype, requires_grad))
 
-    def _run(self, model: Any, call: Call, dtype: str, train: bool, backward: bool, calls: bool) -> Run:
+    def _run(self, model: Any, call: ModuleCall, dtype: str, train: bool, backward: bool, calls: bool) -> Run:
         """Run `model`, which is or stands for the module that `call` names, on what the call received."""
         backend, is_tensor = self.backend, self.backend.framework.is_tensor
         args, kwargs = self._tensors((call.args, call.kwargs), dtype, backward)
@@ -149,16 +149,16 @@ class BackendModel:
             backend.new_tensors(dtype),
             backend.without_dropout() if train else nullcontext(),  # in eval mode there should be none
             backend.framework.set_grad_enabled(backward),
-            backend.trace(model, "output", calls) as record,
+            backend.trace(model, "output", calls) as trace,
         ):
-            run = Run(record)
+            run = Run(trace)
             try:
                 outputs = tensors_in(model(*given[0], **given[1]), is_tensor)
                 run.output = [backend.to_array(tensor) for tensor in outputs]
                 if backward:
                     self._backward(outputs, call.upstream, dtype)
             except Exception as error:  # whatever a model may raise
-                record.error = one_line(error)
+                trace.error = one_line(error)
         inputs = [t for t in tensors_in((args, kwargs), is_tensor) if t.is_floating_point()]
         run.input_gradients = [None if t.grad is None else backend.to_array(t.grad) for t in inputs]
         prefix = f"{call.name}." if call.name else ""

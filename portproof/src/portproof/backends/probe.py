@@ -1,7 +1,7 @@
 """Probe inputs and probe weights, from a seed: a network in which no fault can hide.
 
 With a network's initial weights in eval mode the signal dies on its way (logits around 1e-13), and with batch-norm
-parameters at their defaults no ReLU output passes 6 and no squeeze gate saturates. Probe weights keep every layer's
+parameters at their defaults no ReLU output passes 6 and no hard-sigmoid saturates. Probe weights keep every layer's
 activations of order 1 and reach every branch of every activation: batch-norm weights and biases are drawn off their
 defaults, running statistics are measured on probe images, and layers with a bias get biases spread over all branches.
 Where the inputs are given, of a model that may be small, normalizations are spread too, and each channel is wide enough
@@ -19,7 +19,7 @@ from torch.utils.hooks import RemovableHandle
 
 from portproof.backends import backend
 
-# Range of a biased layer's mean outputs, by the activation that is called next: well past its bends on both sides.
+# Range of a biased layer's mean outputs, by the activation that is called next: well past its breakpoints.
 SPREAD = {"ReLU": (-4.0, 9.0), "ReLU6": (-4.0, 9.0), "Hardsigmoid": (-5.0, 5.0), "Hardswish": (-6.0, 6.0)}
 SPREAD_ELSE = (-3.0, 3.0)
 NORM_WIDTH = 3.0
@@ -60,7 +60,7 @@ def _draw(model: nn.Module, rng: np.random.Generator) -> None:
 
 
 def _wide(low: float, high: float, n: int) -> np.ndarray:
-    """`n` means from `low` to `high`, neither end included: with WIDTH around it each reaches a bend."""
+    """`n` means from `low` to `high`, neither end included: with WIDTH around it each reaches a breakpoint."""
     return np.linspace(low, high, n + 2)[1:-1]
 
 

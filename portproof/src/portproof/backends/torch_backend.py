@@ -16,7 +16,7 @@ from torch.overrides import TorchFunctionMode
 from portproof.backends import fp64_torch
 from portproof.backends.base import Arrays, Backend
 from portproof.backends.model import BackendModel, Run
-from portproof.backends.trace import Call
+from portproof.backends.trace import ModuleCall
 from portproof.convert.rules import Change
 from portproof.io.cli import UserError
 from portproof.io.files import load_pth
@@ -43,17 +43,17 @@ class _NoDropout(TorchFunctionMode):
 
 
 class TorchModel(BackendModel):
-    """A PyTorch model. Causes of a difference are tried on its modules by torch, so only this one has these two."""
+    """A PyTorch model. Mutations are tried on the modules of the reference, so only this class has these two."""
 
     def module(self, name: str) -> nn.Module:
         """The module itself, in float32; to be read, and not to be run or changed. KeyError if there is none."""
         return self.backend.submodule(self.model, name)
 
-    def run_changed(
-        self, change: Callable[[nn.Module], nn.Module], name: str, call: Call, dtype: str, train: bool, backward: bool
+    def run_mutated(
+        self, mutation: Callable[[nn.Module], nn.Module], call: ModuleCall, dtype: str, train: bool, backward: bool
     ) -> Run:
-        """`run_module` of the module that `change` makes of a copy of the module `name`."""
-        module = change(self.copied(name, dtype, train))
+        """`run_module` of what `mutation` makes of a copy of the module that was called."""
+        module = mutation(self.copied(call.name, dtype, train))
         return self._run(module, call, dtype, train, backward, calls=True)
 
 

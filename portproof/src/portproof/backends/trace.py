@@ -1,4 +1,4 @@
-"""What flows through a model: every call of every module, as arrays under the module's name. Framework-neutral."""
+"""What flows through a model: every module call, as arrays under the module's name. Framework-neutral."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -38,7 +38,7 @@ def tensors_in(value: Any, is_tensor: Callable[[Any], bool]) -> list:
 
 
 @dataclass
-class Call:
+class ModuleCall:
     """One call of a module."""
 
     name: str  # the module's dotted name; "" is the model itself
@@ -65,21 +65,21 @@ class Trace:
     """
 
     outputs: dict[str, np.ndarray] = field(default_factory=dict)  # in the order of execution
-    gate_inputs: dict[str, np.ndarray] = field(default_factory=dict)  # of each call of each activation, likewise
+    activation_inputs: dict[str, np.ndarray] = field(default_factory=dict)  # of each call of each activation, by label
     input_scales: dict[str, float] = field(default_factory=dict)  # of each module: the largest value that came in
-    calls: dict[str, Call] = field(default_factory=dict)  # only if asked for
+    calls: dict[str, ModuleCall] = field(default_factory=dict)  # only if asked for
     buffers: dict[str, np.ndarray] = field(default_factory=dict)  # the model's after the pass, if asked for
     error: str = ""  # what the forward pass raised; the trace ends there
 
-    def add(self, call: Call, is_gate: bool, whole: str, keep_call: bool) -> None:
+    def add(self, call: ModuleCall, is_activation: bool, whole: str, keep_call: bool) -> None:
         """Take in a call that has ended; `whole` is what the model's own output is called."""
         label = call_label(call.name or whole, call.number)
         many = len(call.outputs) > 1
         named = zip(call.places, call.outputs, strict=True)
         self.outputs.update({label + place if many else label: array for place, array in named})
         self.input_scales[call.name] = max(call.scale, self.input_scales.get(call.name, 0.0))
-        if is_gate:
-            self.gate_inputs[label] = call.inputs[0]
+        if is_activation:
+            self.activation_inputs[label] = call.inputs[0]
         if keep_call:
             self.calls[label] = call
 

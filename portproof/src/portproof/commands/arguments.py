@@ -84,7 +84,7 @@ def read_map(path: str | None) -> dict[str, str]:
         raise UserError(f"map {path} is no YAML ({str(error).splitlines()[0]}): write lines NAME: NAME") from error
     if not isinstance(content, dict) or not all(isinstance(x, str | int) for pair in content.items() for x in pair):
         raise UserError(f"map {path} holds no lines NAME: NAME: the reference's module, then the port's")
-    return {str(name): str(mate) for name, mate in content.items()}
+    return {str(ref_name): str(port_name) for ref_name, port_name in content.items()}
 
 
 def load_models(args: argparse.Namespace) -> tuple[Any, Any, list[np.ndarray]]:

@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from portproof.compare import Verdict, compare
-from portproof.compare.tolerances import kernel_limits, largest
+from portproof.compare.tolerances import kernel_atol, largest
 from portproof.io.cli import ArgumentParser, HelpFormatter, UserError, existing_file
 from portproof.io.files import load_npy, load_safetensors
 from portproof.report.text import first_difference, last_line, row_line
@@ -46,13 +46,13 @@ def read(path: str, what: str) -> dict[str, np.ndarray]:
     return load_npy(path)
 
 
-def limits_of(args: argparse.Namespace, ref: dict[str, np.ndarray]) -> dict[str, float]:
+def atol_of(args: argparse.Namespace, ref: dict[str, np.ndarray]) -> dict[str, float]:
     """Each item's limit from --fp64-ref or --rtol."""
     floats = {name: array for name, array in ref.items() if array.dtype.kind == "f"}
     if args.rtol is not None:
         if not 0 <= args.rtol < float("inf"):
             raise UserError(f"--rtol {args.rtol} is no share: choose 0 or more, such as 1e-6")
-        limits = {name: args.rtol * largest(array.astype(np.float64)) for name, array in floats.items()}
+        atol = {name: args.rtol * largest(array.astype(np.float64)) for name, array in floats.items()}
     else:
         fp64_ref = read(args.fp64_ref, "fp64 reference")
         for name, array in floats.items():
@@ -61,13 +61,13 @@ def limits_of(args: argparse.Namespace, ref: dict[str, np.ndarray]) -> dict[str,
                 raise UserError(
                     f"fp64 reference {args.fp64_ref} has no float64 {name} of shape {array.shape}: write it again"
                 )
-        limits = kernel_limits({name: fp64_ref[name] for name in floats}, floats)
-    return dict.fromkeys(ref, 0.0) | limits
+        atol = kernel_atol({name: fp64_ref[name] for name in floats}, floats)
+    return dict.fromkeys(ref, 0.0) | atol
 
 
 def main(args: argparse.Namespace) -> int:
     ref, port = read(args.ref, "reference"), read(args.port, "port")
-    verdict: Verdict = compare(ref, port, limits_of(args, ref))
+    verdict: Verdict = compare(ref, port, atol_of(args, ref))
     lines = [row_line(row) for row in verdict.rows] + [f"  REFUSED {verdict.refusal}"] * bool(verdict.refusal)
     print("\n".join([*lines, *first_difference(verdict, {}), last_line(Path(args.port).name, verdict)]))
     return verdict.status

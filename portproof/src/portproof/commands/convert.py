@@ -47,7 +47,7 @@ def main(args: argparse.Namespace) -> int:
     names, how = key_map(ref, port, inputs, given, args.seed)
     source, target, keys = ref, port, names
     if args.source == "paddle":
-        source, target, keys = port, ref, {mate: key for key, mate in names.items()}
+        source, target, keys = port, ref, {port_key: key for key, port_key in names.items()}
     converted = convert_state_dict(arrays, source, target, keys, f"weights {args.input_file}")
     backend(args.target).write_weights(converted, args.output_file)
     print(f"map: {len(names)} tensors, {how}")

@@ -34,20 +34,20 @@ def _compare_exact(item: Item, ref: np.ndarray, port: np.ndarray) -> Row:
     return Row(item, status, ref.shape, float(error.max()), 0.0, worst=worst)
 
 
-def _compare_close(item: Item, ref: np.ndarray, port: np.ndarray, limit: float, may_be_zero: bool) -> Row:
+def _compare_close(item: Item, ref: np.ndarray, port: np.ndarray, atol: float, expected_zero: bool) -> Row:
     error = _error(ref, port)
     difference, scale = float(error.max()), float(np.abs(ref.astype(np.float64)).max())
-    outside = ~(error <= limit)
-    row = Row(item, PASS, ref.shape, difference, limit, scale)
+    outside = ~(error <= atol)
+    row = Row(item, PASS, ref.shape, difference, atol, scale)
     if outside.any():
-        return Row(item, FAIL, ref.shape, difference, limit, scale, worst=_worst(ref, port, error, outside))
-    if limit >= scale and not may_be_zero:
-        reason = f"limit {limit:.1e} is not below its largest value {scale:.1e}: zeros would pass"
-        return Row(item, REFUSED, ref.shape, difference, limit, scale, reason)
+        return Row(item, FAIL, ref.shape, difference, atol, scale, worst=_worst(ref, port, error, outside))
+    if atol >= scale and not expected_zero:
+        reason = f"limit {atol:.1e} is not below its largest value {scale:.1e}: zeros would pass"
+        return Row(item, REFUSED, ref.shape, difference, atol, scale, reason)
     return row
 
 
-def _compare_item(item: Item, ref: np.ndarray, port: np.ndarray, limit: float | None, may_be_zero: bool) -> Row:
+def _compare_item(item: Item, ref: np.ndarray, port: np.ndarray, atol: float | None, expected_zero: bool) -> Row:
     for array in (ref, port):
         if array.dtype.kind not in "biufU":
             return Row(item, FAIL, array.shape, reason=f"dtype {array.dtype} cannot be compared")
@@ -59,30 +59,30 @@ def _compare_item(item: Item, ref: np.ndarray, port: np.ndarray, limit: float | 
         bad_ref, bad_port = (int((~np.isfinite(array)).sum()) for array in (ref, port))
         if bad_ref or bad_port:
             return Row(item, FAIL, ref.shape, reason=f"not finite: reference {bad_ref}, port {bad_port} of {ref.size}")
-    if limit is None:
+    if atol is None:
         return Row(item, REFUSED, ref.shape, reason="no limit is given for it")
-    if not 0 <= limit < float("inf"):
-        return Row(item, REFUSED, ref.shape, reason=f"its limit is {limit}")
+    if not 0 <= atol < float("inf"):
+        return Row(item, REFUSED, ref.shape, reason=f"its limit is {atol}")
     if ref.size == 0:
         return Row(item, REFUSED, ref.shape, reason="it is empty")
-    if limit == 0 or ref.dtype.kind in "bU":
+    if atol == 0 or ref.dtype.kind in "bU":
         return _compare_exact(item, ref, port)
-    return _compare_close(item, ref, port, limit, may_be_zero)
+    return _compare_close(item, ref, port, atol, expected_zero)
 
 
 def compare(
     ref: Mapping[Item | str, np.ndarray],
     port: Mapping[Item | str, np.ndarray],
-    limits: Mapping[Item | str, float],
+    atol: Mapping[Item | str, float],
     *,
     title: str = "",
-    zeros: Collection[Item | str] = (),
+    expected_zero: Collection[Item | str] = (),
     hints: Mapping[str, str] | None = None,
 ) -> Verdict:
     """Judge `port` against `ref`, item by item in the reference's order. A string is an item of that name alone.
 
-    `limits` gives each item's allowed max|ref - port|, in the item's unit; 0 means equal, and is the only limit for
-    strings and booleans. `zeros` names items that are zero by structure, whose limit may exceed their values. `hints`
+    `atol` gives each item's limit, the max|ref - port| that is allowed; 0 means equal, and is the only one for strings
+    and booleans. `expected_zero` names items that are zero by structure: their limit may exceed their values. `hints`
     are kept for the report: {kind of item: what usually causes a difference here}.
 
     An item fails when it is on one side only, when shape or dtype differ, when either side holds NaN or infinity, or
@@ -95,7 +95,8 @@ def compare(
     for key, array in ref.items():
         item = _item(key)
         if key in port:
-            rows.append(_compare_item(item, np.asarray(array), np.asarray(port[key]), limits.get(key), key in zeros))
+            arrays = np.asarray(array), np.asarray(port[key])
+            rows.append(_compare_item(item, *arrays, atol.get(key), key in expected_zero))
         else:
             rows.append(Row(item, FAIL, np.shape(array), reason="the port does not have it"))
     extra = [key for key in port if key not in ref]

@@ -1,20 +1,21 @@
 """How far apart two right answers may be: measured against the reference's float64 run, not chosen.
 
-u is 2^-24, half a unit in the last place of float32; U64 is the same for float64, 2^-53.
+An ulp (unit in the last place) is the distance between two neighbouring numbers. U, the unit roundoff, is half an ulp
+of 1 in float32, 2^-24; U64 is the same in float64, 2^-53. "The limit" of an item is an absolute tolerance, its `atol`.
 
 float64, the semantic check. Both sides run the same formulas in float64 on the same arrays; what differs is the order
 of additions. Correct ports of both models were seen 5e-15 to 5e-13 of a tensor's largest value apart; SEMANTIC_RTOL is
 1e-12, and a constant kept in float32 (1/6, an epsilon) is 3e-9 at least and cannot hide below it. Where a network
 magnifies rounding more than that, its float32 run shows how much: the same additions in float64 round 2^-29 as far, so
-the limit is S times the reference's own float32 distance from the truth, times 2^-29, if that is the larger.
+the limit is S times the reference's own float32 distance from `fp64_ref`, times 2^-29, if that is the larger.
 
-float32, the kernel check. The port may be K times as far from the truth (the float64 run) as the reference's own
-float32 run is, plus C * u of the tensor's largest value for tensors where the reference happens to round luckily.
+float32, the kernel check. The port may be K times as far from `fp64_ref`, the reference's float64 run, as the
+reference's own float32 run is, plus C * U of the tensor's largest value where the reference happens to round luckily.
 Since both float32 runs are compared with each other, the reference's own distance is added once more (triangle
-inequality): |port - ref| <= (K + 1) |ref - truth| + C u max|truth|. Two faultless runs round independently, so their
-largest errors are alike; the K that faultless ports need was measured on random draws of them. Gradients are judged
-layer by layer, each on the reference's own input and upstream gradient: through a whole network, one activation that
-rounding puts on the other side of a kink moves them by a percent, and no factor that allows for it is worth having.
+inequality): |port - ref| <= (K + 1) |ref - fp64_ref| + C U max|fp64_ref|. Two faultless runs round independently, so
+their largest errors are alike; the K that faultless ports need was measured on random draws of them. Gradients are
+judged layer by layer, each on the reference's own input and upstream gradient: through a whole network, one activation
+on the other side of a kink by rounding moves them by a percent, and no factor that allows for it is worth having.
 """
 
 from collections.abc import Iterable, Mapping
@@ -32,7 +33,7 @@ K = 4.0
 C = 16.0
 U = 2.0**-24
 U64 = 2.0**-53
-UNITS = {"float64": U64, "float32": U}
+UNIT_ROUNDOFF = {"float64": U64, "float32": U}
 
 
 def largest(array: np.ndarray) -> float:
@@ -40,18 +41,18 @@ def largest(array: np.ndarray) -> float:
     return float(np.abs(array).max()) if array.size else 0.0
 
 
-def exact_limits(ref: Iterable[K_]) -> dict[K_, float]:
+def exact_atol(ref: Iterable[K_]) -> dict[K_, float]:
     """0 for every item."""
     return dict.fromkeys(ref, 0.0)
 
 
-def noise_floors(fp64_ref: Items, unit: float, input_scales: Mapping[str, float] | None = None) -> dict[Item, float]:
-    """The rounding, in `unit`, of sums that can cancel to zero by structure: C of it, of the largest term.
+def noise_floor(fp64_ref: Items, unit: float, input_scales: Mapping[str, float] | None = None) -> dict[Item, float]:
+    """The rounding of sums that can cancel to zero by structure: C times the unit roundoff `unit`, of the largest term.
 
     A gradient is a sum of terms of any layer's size (that of a bias whose shift the next batch norm removes, say): of
     the largest gradient of the same pass, which section and iteration tell. A running mean can cancel behind a batch
     norm without bias, through a convolution: `input_scales` are the largest values that came into each module. Without
-    a floor, rounding would be compared with rounding.
+    a noise floor, rounding would be compared with rounding.
     """
     largest_gradient: dict[tuple, float] = {}
     for item, array in fp64_ref.items():
@@ -67,12 +68,12 @@ def noise_floors(fp64_ref: Items, unit: float, input_scales: Mapping[str, float]
     return floors
 
 
-def summed_floor(steps: int) -> float:
-    """The rounding in float64, C units of it, of what `steps` updates of order 1 add up to, where they cancel."""
+def summed_noise_floor(steps: int) -> float:
+    """The rounding in float64, C times U64, of what `steps` updates of order 1 add up to, where they cancel."""
     return C * U64 * steps
 
 
-def semantic_limits(fp64_ref: Mapping[K_, np.ndarray], fp32_ref: Mapping[K_, np.ndarray]) -> dict[K_, float]:
+def semantic_atol(fp64_ref: Mapping[K_, np.ndarray], fp32_ref: Mapping[K_, np.ndarray]) -> dict[K_, float]:
     """Limits of the float64 check from the reference's float64 run and its own float32 run.
 
     Whole numbers get 0.
@@ -85,21 +86,18 @@ def semantic_limits(fp64_ref: Mapping[K_, np.ndarray], fp32_ref: Mapping[K_, np.
     }
 
 
-COEFFICIENTS = "float64", "float32"  # precisions that an optimizer may keep its rate, momentum, ... in
-
-
 def with_coefficients(
-    limits: Mapping[K_, float], ref: Mapping[K_, np.ndarray], rounded: Mapping[K_, np.ndarray]
+    atol: Mapping[K_, float], ref: Mapping[K_, np.ndarray], rounded: Mapping[K_, np.ndarray]
 ) -> dict[K_, float]:
     """Limits that allow for coefficients of an optimizer which are rounded to float32 on one side.
 
     `rounded` is the reference with such coefficients. How they change an item is measured by that, and allowed 4 times:
     the port may round others, or in another direction.
     """
-    return {item: max(limit, 4 * largest(ref[item] - rounded[item])) for item, limit in limits.items()}
+    return {item: max(limit, 4 * largest(ref[item] - rounded[item])) for item, limit in atol.items()}
 
 
-def kernel_limits(fp64_ref: Mapping[K_, np.ndarray], fp32_ref: Mapping[K_, np.ndarray]) -> dict[K_, float]:
+def kernel_atol(fp64_ref: Mapping[K_, np.ndarray], fp32_ref: Mapping[K_, np.ndarray]) -> dict[K_, float]:
     """Limits of the float32 check from the reference's float64 run and its own float32 run. Whole numbers get 0."""
     return {
         item: (K + 1) * largest(fp32_ref[item] - fp64_ref[item]) + C * U * largest(fp64_ref[item])
@@ -109,9 +107,9 @@ def kernel_limits(fp64_ref: Mapping[K_, np.ndarray], fp32_ref: Mapping[K_, np.nd
     }
 
 
-def with_floors(
-    limits: Mapping[K_, float], floors: Mapping[K_, float], fp64_ref: Mapping[K_, np.ndarray]
+def with_noise_floor(
+    atol: Mapping[K_, float], floors: Mapping[K_, float], fp64_ref: Mapping[K_, np.ndarray]
 ) -> tuple[dict[K_, float], set[K_]]:
-    """(`limits` plus the floor of each item that has one, those items that are zero by structure)."""
-    raised = {item: limit + floors.get(item, 0.0) for item, limit in limits.items()}
+    """(`atol` plus the floor of each item that has one, those items that are zero by structure)."""
+    raised = {item: limit + floors.get(item, 0.0) for item, limit in atol.items()}
     return raised, {item for item in raised if item in floors and largest(fp64_ref[item]) <= raised[item]}

@@ -66,7 +66,7 @@ class Row:
     status: int
     shape: tuple[int, ...] = ()
     difference: float = float("nan")
-    limit: float = float("nan")
+    atol: float = float("nan")  # the limit of `difference`
     scale: float = float("nan")  # max|ref|
     reason: str = ""  # why it failed or was refused, when not by value
     worst: Worst | None = None

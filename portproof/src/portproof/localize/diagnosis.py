@@ -1,7 +1,7 @@
-"""Causes of a difference in one module, each tried: does the reference, so changed, give what the port gives?
+"""The diagnosis of one faulty module: which mutation of the reference's gives what the port's gives?
 
-A cause is reported only if it explains the difference: what is left of it is under a thousandth, for every item that
-differs. So none is a guess; where none explains it, none is named.
+A mutation is named only if it reproduces the port: what is left of the difference is under a thousandth, for every item
+that differs. So none is a guess; where none reproduces it, none is named.
 """
 
 import math
@@ -14,62 +14,62 @@ from scipy.optimize import minimize_scalar
 from torch import nn
 
 from portproof.compare import Item, Items
-from portproof.localize.mutations import ACTIVATIONS, BATCH_NORMS, MOMENTA, NORMS, Change, changes, setting
+from portproof.localize.mutations import ACTIVATIONS, BATCH_NORMS, MOMENTA, NORMS, Mutation, mutations, setting
 
-LEFT = 1e-3  # of the difference: what an explanation may leave
+RESIDUE = 1e-3  # of the difference: what a mutation may leave
 
 
 @dataclass(frozen=True)
-class Alone:
-    """One module run alone on both sides, in one precision."""
+class FaultyModule:
+    """A module that differs in an isolated run, in one precision."""
 
     module: nn.Module  # the reference's
     ref: Items  # what it gave
     port: Items  # what the port's gave
-    bad: list[Item]  # those that differ
+    differing: list[Item]
     inputs: list[np.ndarray]
-    inner: dict[str, np.ndarray]  # what the modules inside it gave, by their names
-    rerun: Callable[[Change], Items]  # the reference's module, changed, on the same
+    inner_outputs: dict[str, np.ndarray]  # of the modules inside it, by their names, on the reference's side
+    run_mutated: Callable[[Mutation], Items]  # what a mutation of it gives on the same inputs
 
 
-def explains(items: Items, alone: Alone) -> bool:
+def reproduces(items: Items, faulty: FaultyModule) -> bool:
     """Whether `items` are what the port gave, up to a thousandth of the difference, wherever the two sides differ."""
-    for item in alone.bad:
-        ref, port, found = alone.ref.get(item), alone.port.get(item), items.get(item)
+    for item in faulty.differing:
+        ref, port, found = faulty.ref.get(item), faulty.port.get(item), items.get(item)
         if found is None or port is None or found.shape != port.shape or not np.isfinite(found).all():
             return False
         difference = np.abs(ref - port).max() if ref is not None and ref.shape == port.shape else np.abs(port).max()
-        if not np.abs(found - port).max() <= LEFT * difference:
+        if not np.abs(found - port).max() <= RESIDUE * difference:
             return False
     return True
 
 
-def _fitted_epsilon(alone: Alone) -> str:
+def _fitted_epsilon(faulty: FaultyModule) -> str:
     """The epsilon with which the reference gives what the port gives, if there is one."""
-    item = alone.bad[0]
+    item = faulty.differing[0]
 
     def left(exponent: float) -> float:
-        return float(np.abs(alone.rerun(setting(eps=10.0**exponent))[item] - alone.port[item]).max())
+        return float(np.abs(faulty.run_mutated(setting(eps=10.0**exponent))[item] - faulty.port[item]).max())
 
-    near = math.log10(alone.module.eps or 1e-12)
+    near = math.log10(faulty.module.eps or 1e-12)
     best = min((minimize_scalar(left, bounds=(near - w, near + w), method="bounded", options={"xatol": 1e-12})
                 for w in (0.01, 4.0)), key=lambda found: found.fun)  # fmt: skip
     epsilon = 10.0**best.x
-    if explains(alone.rerun(setting(eps=epsilon)), alone):
-        return f"epsilon is {epsilon:.6g}, not {alone.module.eps:g}"
+    if reproduces(faulty.run_mutated(setting(eps=epsilon)), faulty):
+        return f"epsilon is {epsilon:.6g}, not {faulty.module.eps:g}"
     return ""
 
 
-def _statistics(alone: Alone) -> Iterator[tuple[str, Items]]:
-    """(cause, buffers) for momenta taken otherwise and for the biased variance."""
-    module, x = alone.module, alone.inputs[0]
+def _statistics(faulty: FaultyModule) -> Iterator[tuple[str, Items]]:
+    """(mistake in words, buffers) for momenta taken otherwise and for the biased variance."""
+    module, x = faulty.module, faulty.inputs[0]
     count = x.size // x.shape[1]
-    means = [item for item in alone.ref if item.leaf in ("running_mean", "running_var")]
+    means = [item for item in faulty.ref if item.leaf in ("running_mean", "running_var")]
     before = {item: getattr(module, item.leaf).double().numpy() for item in means}
     m = module.momentum
     if m is None:
         return
-    batch = {item: (alone.ref[item] - (1 - m) * before[item]) / m for item in means}
+    batch = {item: (faulty.ref[item] - (1 - m) * before[item]) / m for item in means}
     for momentum in (m, 1 - m, *MOMENTA):
         for biased in (False, True):
             share = {item: (count - 1) / count if biased and item.leaf == "running_var" else 1.0 for item in means}
@@ -83,32 +83,32 @@ def _statistics(alone: Alone) -> Iterator[tuple[str, Items]]:
     yield "the running statistics are not updated", before
 
 
-def _broadcast(operation: Callable, one: np.ndarray, other: np.ndarray, like: np.ndarray) -> np.ndarray:
-    """`operation` on both where their shapes broadcast to that of `like`, else nothing that could explain anything."""
+def _broadcast(operation: Callable, a: np.ndarray, b: np.ndarray, like: np.ndarray) -> np.ndarray:
+    """`operation` on both where their shapes broadcast to that of `like`, else what reproduces nothing."""
     try:
-        result = operation(one, other)
+        result = operation(a, b)
     except ValueError:
         return np.empty(0)
     return result if result.shape == like.shape else np.empty(0)
 
 
-def _of_inputs(alone: Alone, ref: np.ndarray, port: np.ndarray) -> Iterator[tuple[str, np.ndarray]]:
-    """(cause, output) for an input that is returned, added or left out, alone or with what a module inside gives."""
-    for i, x in enumerate(alone.inputs):
+def _of_inputs(faulty: FaultyModule, ref: np.ndarray, port: np.ndarray) -> Iterator[tuple[str, np.ndarray]]:
+    """(mistake in words, output) for an input that is returned, added or left out, or joined with an inner output."""
+    for i, x in enumerate(faulty.inputs):
         if x.dtype.kind != "f" or x.shape != port.shape:
             continue
-        what = f"input {i}" if len(alone.inputs) > 1 else "its input"
+        what = f"input {i}" if len(faulty.inputs) > 1 else "its input"
         yield f"it returns {what} unchanged", x
         if x.shape == ref.shape:
             yield f"it does not add {what} (a residual connection is missing)", ref - x
             yield f"it adds {what} (a residual connection too many)", ref + x
-        for child, array in alone.inner.items():
+        for child, array in faulty.inner_outputs.items():
             yield f"it adds {what} to what {child} gives", _broadcast(np.add, array, x, ref)
             yield f"it multiplies {what} with what {child} gives", _broadcast(np.multiply, array, x, ref)
 
 
 def _of_axes(ref: np.ndarray) -> Iterator[tuple[str, np.ndarray]]:
-    """(cause, array) for axes that are reversed or exchanged."""
+    """(mistake in words, array) for axes that are reversed or exchanged."""
     for a in range(ref.ndim) if ref.ndim >= 2 else ():
         yield f"axis {a} is reversed", np.flip(ref, a)
         for b in range(a + 1, ref.ndim):
@@ -117,55 +117,59 @@ def _of_axes(ref: np.ndarray) -> Iterator[tuple[str, np.ndarray]]:
 
 
 def _activated(ref: np.ndarray) -> Iterator[tuple[str, np.ndarray]]:
-    """(cause, output) for an activation too many."""
+    """(mistake in words, output) for an activation too many."""
     for word, factory in ACTIVATIONS.items():
         if word != "no activation":
             with torch.no_grad():
                 yield f"{word} is applied to what it returns", factory()(torch.from_numpy(np.array(ref))).numpy()
 
 
-def _relations(alone: Alone) -> Iterator[tuple[str, dict[Item, np.ndarray]]]:
-    """(cause, items) for a first item that is related to the reference's as a whole; the others are taken as given.
+def _relations(faulty: FaultyModule) -> Iterator[tuple[str, dict[Item, np.ndarray]]]:
+    """(mistake in words, items) for a first item that is a function of the reference's; the others are taken as given.
 
-    Only a common factor has to explain all that differ.
+    Only a common factor has to reproduce all that differ.
     """
-    item = alone.bad[0]
-    ref, port = alone.ref.get(item), alone.port.get(item)
+    item = faulty.differing[0]
+    ref, port = faulty.ref.get(item), faulty.port.get(item)
     if ref is None or port is None:
         return
-    is_output, is_alike = item.kind == "output", ref.shape == port.shape and np.abs(ref).max() > 0
-    given = {other: alone.port[other] for other in alone.bad if other in alone.port}
-    if is_output:
-        yield from ((text, given | {item: array}) for text, array in _of_inputs(alone, ref, port))
-        yield from ((f"it returns what {child} gives", given | {item: array}) for child, array in alone.inner.items())
-    yield from ((text, given | {item: array}) for text, array in _of_axes(ref))
-    if is_alike:
+    given = {other: faulty.port[other] for other in faulty.differing if other in faulty.port}
+    is_comparable = ref.shape == port.shape and np.abs(ref).max() > 0
+    if item.kind == "output":
+        for text, array in _of_inputs(faulty, ref, port):
+            yield text, given | {item: array}
+        for child, array in faulty.inner_outputs.items():
+            yield f"it returns what {child} gives", given | {item: array}
+    for text, array in _of_axes(ref):
+        yield text, given | {item: array}
+    if is_comparable:
         factor, shift = float((ref * port).sum() / (ref * ref).sum()), float((port - ref).mean())
-        scaled = {other: factor * alone.ref[other] for other in alone.bad if other in alone.ref}
+        scaled = {other: factor * faulty.ref[other] for other in faulty.differing if other in faulty.ref}
         yield f"it is {factor:.6g} times the reference's, everywhere", scaled
         yield f"it is the reference's plus {shift:.6g}, everywhere", given | {item: ref + shift}
-    if is_alike and is_output:
-        yield from ((text, given | {item: array}) for text, array in _activated(ref))
+    if is_comparable and item.kind == "output":
+        for text, array in _activated(ref):
+            yield text, given | {item: array}
 
 
-def tested_causes(alone: Alone) -> list[str]:
-    """The causes that explain what differs, in words; the plainest first."""
+def diagnose(faulty: FaultyModule) -> list[str]:
+    """The mistakes that reproduce what differs, in words; the plainest first."""
     found = []
-    if all(item.kind == "buffer" for item in alone.bad):
-        if isinstance(alone.module, BATCH_NORMS):
-            found = [text for text, items in _statistics(alone) if explains(items, alone)]
+    if all(item.kind == "buffer" for item in faulty.differing):
+        if isinstance(faulty.module, BATCH_NORMS):
+            found = [text for text, items in _statistics(faulty) if reproduces(items, faulty)]
         return found[:1]
-    if all(item.kind == "gradient" and item not in alone.port for item in alone.bad):
+    if all(item.kind == "gradient" and item not in faulty.port for item in faulty.differing):
         return ["the port sends no gradient through (stop_gradient, detach, no_grad)"]
-    for text, change in changes(alone.module):
+    for text, mutation in mutations(faulty.module):
         try:
-            items = alone.rerun(change)
-        except Exception:  # a change that does not fit these shapes explains nothing
+            items = faulty.run_mutated(mutation)
+        except Exception:  # a mutation that does not fit these shapes reproduces nothing
             continue
-        if explains(items, alone):
+        if reproduces(items, faulty):
             found.append(text)
-    if not found and isinstance(alone.module, NORMS):
-        found = [text for text in [_fitted_epsilon(alone)] if text]
+    if not found and isinstance(faulty.module, NORMS):
+        found = [text for text in [_fitted_epsilon(faulty)] if text]
     if not found:
-        found = [text for text, items in _relations(alone) if explains(items, alone)][:1]
+        found = [text for text, items in _relations(faulty) if reproduces(items, faulty)][:1]
     return found[:3]

@@ -1,4 +1,4 @@
-"""What a layer would be with a known mistake in it: for each type of layer the causes that it can have."""
+"""Mutations of the reference: for each type of layer, what it would be with a known mistake in it."""
 
 import math
 from collections.abc import Callable, Iterator
@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import nn
 
-Change = Callable[[nn.Module], nn.Module]
+Mutation = Callable[[nn.Module], nn.Module]
 
 EPSILONS = (1e-2, 1e-3, 1e-4, 1e-5, 1e-6, 1e-7, 1e-8, 1e-10, 1e-12, 0.0)
 MOMENTA = (0.1, 0.9, 0.01, 0.99, 0.001, 0.999, 0.05, 0.95, 0.03, 0.97)
@@ -50,35 +50,35 @@ class _Function(nn.Module):
         return self.function(x)
 
 
-def setting(**attributes) -> Change:
+def setting(**attributes) -> Mutation:
     """The module with other attributes."""
 
-    def change(module: nn.Module) -> nn.Module:
+    def mutation(module: nn.Module) -> nn.Module:
         for name, value in attributes.items():
             setattr(module, name, value)
         return module
 
-    return change
+    return mutation
 
 
-def instead(factory: Callable[[], nn.Module]) -> Change:
+def instead(factory: Callable[[], nn.Module]) -> Mutation:
     """Another module in its place."""
     return lambda module: factory()
 
 
-def with_tensor(name: str, change: Callable[[torch.Tensor], torch.Tensor]) -> Change:
+def with_tensor(name: str, change: Callable[[torch.Tensor], torch.Tensor]) -> Mutation:
     """The module with one of its tensors changed, as if it had been loaded wrong."""
 
-    def changed(module: nn.Module) -> nn.Module:
+    def mutation(module: nn.Module) -> nn.Module:
         with torch.no_grad():
             tensor = getattr(module, name)
             tensor.copy_(change(tensor.clone()))
         return module
 
-    return changed
+    return mutation
 
 
-def _norm_changes(module: nn.Module) -> Iterator[tuple[str, Change]]:
+def _norm_mutations(module: nn.Module) -> Iterator[tuple[str, Mutation]]:
     for value in EPSILONS:
         if value != module.eps:
             yield f"epsilon is {value:g}, not {module.eps:g}", setting(eps=value)
@@ -100,15 +100,15 @@ def _norm_changes(module: nn.Module) -> Iterator[tuple[str, Change]]:
         )
 
 
-def _convolution_changes(module: nn.Module) -> Iterator[tuple[str, Change]]:
+def _convolution_mutations(module: nn.Module) -> Iterator[tuple[str, Mutation]]:
     kernel, dims = module.kernel_size, range(2, module.weight.dim())
     for padding in sorted({0, 1, 2, 3, kernel[0] // 2, (kernel[0] - 1) // 2 * module.dilation[0]}):
         if (padding,) * len(kernel) != module.padding:
             yield f"padding is {padding}, not {_short(module.padding)}", setting(padding=(padding,) * len(kernel))
     for mode in ("reflect", "replicate", "circular"):
         pads = [pad for pad in reversed(module.padding) for _ in range(2)]
-        change = setting(padding_mode=mode, _reversed_padding_repeated_twice=pads)
-        yield f"padding repeats the image ({mode}), not zeros", change
+        padded = setting(padding_mode=mode, _reversed_padding_repeated_twice=pads)
+        yield f"padding repeats the image ({mode}), not zeros", padded
     if any(stride > 1 for stride in module.stride):
         yield "padding is that of 'SAME': one more at the end than at the start", _padded_like_same
     for stride in (1, 2):
@@ -129,16 +129,16 @@ def _convolution_changes(module: nn.Module) -> Iterator[tuple[str, Change]]:
             "input and output channels of the weight are exchanged",
             with_tensor("weight", lambda w: w.transpose(0, 1)),
         )
-    yield from _bias_changes(module)
+    yield from _bias_mutations(module)
 
 
-def _linear_changes(module: nn.Module) -> Iterator[tuple[str, Change]]:
+def _linear_mutations(module: nn.Module) -> Iterator[tuple[str, Mutation]]:
     if module.in_features == module.out_features:
         yield "the weight is not transposed (Paddle keeps it as in x out)", with_tensor("weight", lambda w: w.T)
-    yield from _bias_changes(module)
+    yield from _bias_mutations(module)
 
 
-def _bias_changes(module: nn.Module) -> Iterator[tuple[str, Change]]:
+def _bias_mutations(module: nn.Module) -> Iterator[tuple[str, Mutation]]:
     if module.bias is not None:
         yield "the bias is missing, or zero", with_tensor("bias", torch.zeros_like)
     for dtype, name in ((torch.float16, "float16"), (torch.bfloat16, "bfloat16")):
@@ -164,7 +164,7 @@ def _padded_like_same(module: nn.Module) -> nn.Module:
     return bare
 
 
-def _pool_changes(module: nn.Module) -> Iterator[tuple[str, Change]]:
+def _pool_mutations(module: nn.Module) -> Iterator[tuple[str, Mutation]]:
     if isinstance(module, nn.AdaptiveAvgPool2d | nn.AdaptiveMaxPool2d):
         other, word = (
             (nn.AdaptiveMaxPool2d, "the maximum, not the mean")
@@ -194,16 +194,16 @@ def _short(value) -> str:
     return str(value[0]) if isinstance(value, tuple) and len(set(value)) == 1 else str(value)
 
 
-def changes(module: nn.Module) -> Iterator[tuple[str, Change]]:
-    """(cause, the reference's module as it would be then) for every cause that its type can have."""
+def mutations(module: nn.Module) -> Iterator[tuple[str, Mutation]]:
+    """(mistake in words, what makes it of the reference's module) for every mistake known of its type."""
     if isinstance(module, NORMS):
-        yield from _norm_changes(module)
+        yield from _norm_mutations(module)
     elif isinstance(module, CONVOLUTIONS):
-        yield from _convolution_changes(module)
+        yield from _convolution_mutations(module)
     elif isinstance(module, nn.Linear):
-        yield from _linear_changes(module)
+        yield from _linear_mutations(module)
     elif isinstance(module, POOLS):
-        yield from _pool_changes(module)
+        yield from _pool_mutations(module)
     elif not any(module.children()) and not list(module.parameters()):
         for name, factory in ACTIVATIONS.items():
             yield f"it is {name}, not {type(module).__name__}", instead(factory)

@@ -11,7 +11,7 @@ from portproof.backends import backend, backend_of_model
 from portproof.backends.model import BackendModel, Slot
 from portproof.convert.rules import COUNT, keep, transpose
 from portproof.io.cli import UserError
-from portproof.mapping.names import checked_map, propose
+from portproof.mapping.name_map import checked_map, propose
 
 Arrays = dict[str, np.ndarray]
 
@@ -29,25 +29,28 @@ def convert_state_dict(
     own layouts. `names` maps keys of `source` to keys of `target`; without it they are those of one name, as PyTorch
     names a layer's tensors. A count of batches is left out where `target` has none, and 0 where `source` has none.
     Raises UserError, which calls the arrays `what`, unless they are finite and fit `source` by key, shape and dtype,
-    every tensor of either model has its mate in the other, and what comes out fits `target` as exactly.
+    every tensor of either model has its counterpart in the other, and what comes out fits `target` as exactly.
     """
-    one, other = backend_of_model(source), backend_of_model(target)
-    one.load_arrays(copy.deepcopy(source), arrays, what)
-    slots, mates = one.named_slots(source), other.named_slots(target)
+    source_backend, target_backend = backend_of_model(source), backend_of_model(target)
+    source_backend.load_arrays(copy.deepcopy(source), arrays, what)
+    source_slots, target_slots = source_backend.named_slots(source), target_backend.named_slots(target)
     if names is None:
-        keys = {name: key for key, (name, _) in mates.items()}
-        names = {key: keys[name] for key, (name, _) in slots.items() if name in keys}
-    left = [key for key, (name, _) in slots.items() if key not in names and not _is_count(name)]
+        target_keys = {name: key for key, (name, _) in target_slots.items()}
+        names = {key: target_keys[name] for key, (name, _) in source_slots.items() if name in target_keys}
+    left = [key for key, (name, _) in source_slots.items() if key not in names and not _is_count(name)]
     if left:
         raise UserError(f"{what} cannot be converted: the other model has nothing for {left[0]}: map their names")
-    converted = {
-        mate: mates[mate][1].change(slots[key][1].change(arrays[key])) for key, mate in names.items() if key in arrays
-    }
-    counts = (key for key, (name, _) in mates.items() if key not in converted and _is_count(name))
-    converted |= {key: np.zeros((), np.int64) for key in counts}
+    converted = {}
+    for key, target_key in names.items():
+        if key in arrays:
+            in_torch_layout = source_slots[key][1].change(arrays[key])
+            converted[target_key] = target_slots[target_key][1].change(in_torch_layout)
+    for key, (name, _) in target_slots.items():
+        if key not in converted and _is_count(name):
+            converted[key] = np.zeros((), np.int64)
     result = copy.deepcopy(target)
-    other.load_arrays(result, converted, "converted weights")
-    return other.state_arrays(result)
+    target_backend.load_arrays(result, converted, "converted weights")
+    return target_backend.state_arrays(result)
 
 
 def key_map(
@@ -60,16 +63,15 @@ def key_map(
     UserError where the two do not have the same tensors, and where values do not settle the map everywhere.
     """
     ref_model, port_model = backend("torch").wrap(ref, "reference"), backend("paddle").wrap(port, "port")
-    back = {mate: name for name, mate in checked_map(given or {}, ref_model, port_model).items()}
-    ones, others = _places(ref_model, {}), _places(port_model, back)
-    shapes = [{place: slot.shape for place, slot in side.items() if not _is_count(place[1])} for side in (ones, others)]
-    if shapes[0] == shapes[1]:
-        return {slot.key: others[place].key for place, slot in ones.items() if place in others}, "by name"
+    ref_names = {port_name: name for name, port_name in checked_map(given or {}, ref_model, port_model).items()}
+    ref_slots, port_slots = _slots(ref_model, {}), _slots(port_model, ref_names)
+    if _shapes(ref_slots) == _shapes(port_slots):
+        return {slot.key: port_slots[place].key for place, slot in ref_slots.items() if place in port_slots}, "by name"
     from portproof.backends.probe import probe_weights
 
     run = ref_model.run(inputs, "float32", train=True)
-    if run.record.error:
-        raise UserError(f"the reference cannot run on these inputs: it raised {run.record.error}: check their shapes")
+    if run.trace.error:
+        raise UserError(f"the reference cannot run on these inputs: it raised {run.trace.error}: check their shapes")
     ref_model.load(probe_weights(ref_model.model, seed, inputs))
     names = propose(ref_model, port_model, inputs, given)
     for name, reason in names.problems.items():
@@ -85,9 +87,9 @@ def changes(ref: Any, port: Any, names: Mapping[str, str]) -> Iterator[tuple[str
     types = backend("torch").layer_types(ref)
     slots = backend("paddle").named_slots(port)
     layouts = {keep: "same", transpose: "transposed"}
-    for key, mate in names.items():
+    for key, port_key in names.items():
         module, _, leaf = key.rpartition(".")
-        yield types[module], leaf, mate.rpartition(".")[2], layouts.get(slots[mate][1].change, "reshaped")
+        yield types[module], leaf, port_key.rpartition(".")[2], layouts.get(slots[port_key][1].change, "reshaped")
 
 
 def table(rows: Iterable[tuple[str, str, str, str]], first: str, second: str) -> str:
@@ -95,15 +97,19 @@ def table(rows: Iterable[tuple[str, str, str, str]], first: str, second: str) ->
     counted = Counter(rows).items()
     width = max([11, *(len(layer) for (layer, *_), _ in counted)])
     lines = [f"{'count':>5}  {'layer':{width}}  {first:19}  {second:19}  layout"]
-    for (layer, name, other, layout), count in counted:
-        lines.append(f"{count:>5}  {layer:{width}}  {name:19}  {other:19}  {layout}")
+    for (layer, ref_name, port_name, layout), count in counted:
+        lines.append(f"{count:>5}  {layer:{width}}  {ref_name:19}  {port_name:19}  {layout}")
     return "\n".join(lines)
 
 
-def _places(model: BackendModel, renamed: Mapping[str, str]) -> dict[tuple[str, str], Slot]:
+def _slots(model: BackendModel, renamed: Mapping[str, str]) -> dict[tuple[str, str], Slot]:
     """{(module, tensor in it): slot}, some modules `renamed`."""
     modules = model.modules.items()
     return {(renamed.get(name, name), leaf): slot for name, module in modules for leaf, slot in module.slots.items()}
+
+
+def _shapes(slots: Mapping[tuple[str, str], Slot]) -> dict[tuple[str, str], tuple[int, ...]]:
+    return {place: slot.shape for place, slot in slots.items() if not _is_count(place[1])}
 
 
 def _is_count(name: str) -> bool:

@@ -48,7 +48,7 @@ BY_KIND = {
 }
 
 
-def usual_causes(item: Item, types: Mapping[str, str], hints: Mapping[str, str]) -> str:
+def hint_for(item: Item, types: Mapping[str, str], hints: Mapping[str, str]) -> str:
     """The causes to look for first when `item` differs; "" where none is known.
 
     `types` maps module names to layer types, `hints` kinds of item to what usually causes a difference in this check.

@@ -10,7 +10,7 @@ import jinja2
 from portproof.compare import FAIL, PASS, REFUSED, Item, Row, Verdict
 from portproof.io.records import save_text
 from portproof.report.checks import Checks
-from portproof.report.hints import usual_causes
+from portproof.report.hints import hint_for
 from portproof.report.pictures import picture_row
 from portproof.report.plots import KINDS, curve_plot, depth_plot, depth_rows, shares, shares_plot
 from portproof.report.summary import LadderResult, RungResult
@@ -65,15 +65,15 @@ def _ratio(value: float) -> str:
 
 def share(row: Row) -> str:
     """The difference as a share of the limit, in words where the limit is 0."""
-    if row.limit > 0:
-        return _ratio(row.difference / row.limit)
+    if row.atol > 0:
+        return _ratio(row.difference / row.atol)
     return "–" if row.difference != row.difference else "equal" if row.difference == 0 else "unequal"
 
 
 def worst_share(verdicts: Sequence[Verdict]) -> str:
     """The largest share of a limit among all items; those without a difference say so by their status."""
     rows = [row for verdict in verdicts for row in verdict.rows]
-    shares = [row.difference / row.limit for row in rows if row.limit > 0 and row.difference >= 0]
+    shares = [row.difference / row.atol for row in rows if row.atol > 0 and row.difference >= 0]
     if shares:
         return _ratio(max(shares))
     if any(row.difference > 0 for row in rows):
@@ -105,8 +105,8 @@ def _values(row: Row) -> Iterator[tuple[str, str]]:
         yield f"Reference{place}", repr(row.worst.ref)
         yield f"Port{place}", repr(row.worst.port)
     if row.difference == row.difference:
-        text = f"{row.difference:.3e}, limit {row.limit:.3e}"
-        if row.limit > 0:
+        text = f"{row.difference:.3e}, limit {row.atol:.3e}"
+        if row.atol > 0:
             text += f": {share(row)} times the limit"
         if row.scale > 0:
             text += f", {row.difference / row.scale:.1e} of the largest value"
@@ -152,7 +152,7 @@ def first_failure(result: LadderResult) -> list[tuple[str, str]]:
     facts.append(("Agreed before", "; ".join(_before(result, rung, verdict, row))))
     if verdict.location:
         facts.append(("Location", "\n".join(verdict.location.lines())))
-    causes = usual_causes(row.item, rung.step.types, verdict.hints) if row.status == FAIL else ""
+    causes = hint_for(row.item, rung.step.types, verdict.hints) if row.status == FAIL else ""
     if causes:
         facts.append(("Usual causes", causes))
     return facts

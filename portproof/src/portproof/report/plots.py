@@ -50,7 +50,7 @@ def depth_rows(rows: Sequence[Row]) -> list[Row]:
 
     Items that must be equal to the last bit are left out unless they fail: there is no limit to draw them against.
     """
-    rows = [row for row in rows if row.limit != 0 or row.status != PASS]
+    rows = [row for row in rows if row.atol != 0 or row.status != PASS]
     gradients = [row for row in rows if row.item.kind == "gradient" and not row.item.iteration]
     return gradients or [row for row in rows if row.item.kind in ("output", "buffer")]
 
@@ -97,7 +97,7 @@ def depth_plot(rows: Sequence[Row], x_label: str, salt: str) -> str:
     A failing row is marked; at the upper edge if it has no finite difference. A difference of 0 is a tick at the
     lower edge. A vertical line parts modules from the running statistics behind them.
     """
-    difference, limit = (_drawable([getattr(row, name) for row in rows]) for name in ("difference", "limit"))
+    difference, limit = (_drawable([getattr(row, name) for row in rows]) for name in ("difference", "atol"))
     bad = np.array([row.status != PASS for row in rows])
     x = np.arange(1, len(rows) + 1)
     drawn = difference > 0
@@ -128,8 +128,8 @@ def shares(rows: Sequence[Row]) -> dict[str, list[float]]:
     found: dict[str, dict[int, float]] = {}
     for row in rows:
         iteration = row.item.iteration
-        if iteration is not None and row.item.kind in KINDS and (row.limit > 0 or row.status != PASS):
-            share = row.difference / row.limit if row.limit > 0 and row.difference >= 0 else np.inf
+        if iteration is not None and row.item.kind in KINDS and (row.atol > 0 or row.status != PASS):
+            share = row.difference / row.atol if row.atol > 0 and row.difference >= 0 else np.inf
             kind = found.setdefault(row.item.kind, {})
             kind[iteration] = max(kind.get(iteration, 0.0), share)
     return {kind: [found[kind].get(i, np.nan) for i in range(max(found[kind]) + 1)] for kind in KINDS if kind in found}

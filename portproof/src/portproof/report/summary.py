@@ -158,7 +158,7 @@ def _row_data(row: Row) -> dict[str, Any]:
         "status": LAST_WORDS[row.status],
         "shape": list(row.shape),
         "difference": _json_value(row.difference),
-        "limit": _json_value(row.limit),
+        "limit": _json_value(row.atol),
         "scale": _json_value(row.scale),
         "reason": row.reason,
         "note": row.note,

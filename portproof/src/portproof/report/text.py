@@ -5,7 +5,7 @@ from dataclasses import replace
 from itertools import groupby
 
 from portproof.compare import FAIL, PASS, REFUSED, Item, Row, Verdict
-from portproof.report.hints import usual_causes
+from portproof.report.hints import hint_for
 
 LAST_WORDS = {PASS: "PASS", FAIL: "FAIL", REFUSED: "REFUSED"}
 WORDS = {PASS: "ok", FAIL: "FAIL", REFUSED: "REFUSED"}
@@ -13,14 +13,14 @@ WORDS = {PASS: "ok", FAIL: "FAIL", REFUSED: "REFUSED"}
 
 def badness(row: Row) -> tuple[int, float]:
     """Sorts rows: failures before refusals before passes, then by difference against limit, NaN above all."""
-    share = row.difference / row.limit if row.limit > 0 else row.difference
+    share = row.difference / row.atol if row.atol > 0 else row.difference
     return {PASS: 0, REFUSED: 1, FAIL: 2}[row.status], share if share == share else float("inf")
 
 
 def _values(row: Row) -> str:
     if row.reason:
         return row.reason
-    text = f"max|d| {row.difference:<8.1e} limit {row.limit:<8.1e}"
+    text = f"max|d| {row.difference:<8.1e} limit {row.atol:<8.1e}"
     if row.status == FAIL and row.worst:
         text += f" outside {row.worst.outside}/{row.worst.size} ({row.worst.outside / row.worst.size:.1%})"
     return text.rstrip()
@@ -79,7 +79,7 @@ def first_difference(verdict: Verdict, types: Mapping[str, str]) -> list[str]:
     before = verdict.rows[: verdict.rows.index(row)]
     if before and all(other.status == PASS for other in before):
         lines.append(f"  all items before it agree ({len(before)}): look at {row.name} itself")
-    causes = usual_causes(row.item, types, verdict.hints) if row.status == FAIL else ""
+    causes = hint_for(row.item, types, verdict.hints) if row.status == FAIL else ""
     if causes:
         lines.append(f"  usual causes: {causes}")
     return lines

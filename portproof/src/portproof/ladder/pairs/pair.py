@@ -13,19 +13,21 @@ import numpy as np
 from portproof.backends import backend
 from portproof.backends.model import BackendModel, Run
 from portproof.backends.trace import module_of
-from portproof.compare import FAIL, Item, Row, Verdict, compare, placed, tensor_item
+from portproof.compare import FAIL, Item, Items, Row, Verdict, compare, placed, tensor_item
 from portproof.compare.tolerances import (
-    UNITS,
-    exact_limits,
-    kernel_limits,
+    UNIT_ROUNDOFF,
+    exact_atol,
+    kernel_atol,
     largest,
-    noise_floors,
-    semantic_limits,
-    with_floors,
+    noise_floor,
+    semantic_atol,
+    with_noise_floor,
 )
 from portproof.io.cli import UserError
-from portproof.localize.locate import Bench, Location, layers_alone, locate
-from portproof.mapping.names import NameMap, propose, same_names
+from portproof.localize.isolated import IsolatedRuns, isolated_layers
+from portproof.localize.locate import locate
+from portproof.localize.location import Location
+from portproof.mapping.name_map import NameMap, propose, same_names
 
 WEIGHTS = ("probe", "reference", "own")
 MODES = ("eval", "train")
@@ -114,74 +116,83 @@ class ModeRuns:
 
 def run_mode(pair: Pair, train: bool) -> ModeRuns:
     """Both sides in both precisions; the port's backward pass in float64 alone, where it is judged as a whole."""
-    ref = {dtype: pair.ref.run(pair.inputs, dtype, train, pair.cotangent) for dtype in UNITS}
+    ref = {dtype: pair.ref.run(pair.inputs, dtype, train, pair.cotangent) for dtype in UNIT_ROUNDOFF}
     _check_reference(ref["float64"], train)
     cotangents = {"float64": pair.cotangent, "float32": None}
     return ModeRuns(ref, {d: pair.port.run(pair.inputs, d, train, given) for d, given in cotangents.items()})
 
 
 def compare_mode(pair: Pair, train: bool, runs: ModeRuns | None = None) -> Iterator[Verdict]:
-    """float64: everything. float32: the forward pass, and with a cotangent each layer's gradients alone."""
+    """float64: everything. float32: the forward pass, and with a cotangent each layer's gradients in isolated runs."""
     mode, runs = MODES[train], runs or run_mode(pair, train)
-    fp64_ref, fp32_ref = (items(pair, runs.ref[dtype], False) for dtype in UNITS)
+    fp64_ref, fp32_ref = (items(pair, runs.ref[dtype], False) for dtype in UNIT_ROUNDOFF)
     for item, array in fp64_ref.items():
         if array.dtype.kind == "f" and not np.isfinite(array).all():
             yield Verdict(f"{mode} mode", refusal=f"the reference itself gives NaN or infinity at {item}")
             return
-    for dtype, run in runs.port.items():
-        port = items(pair, run, True)
-        # What is a parameter there and frozen here looks like a buffer; that it gets no gradient is the finding.
-        port = {item: array for item, array in port.items() if item in fp64_ref or item.kind != "buffer"}
-        reference, limits = fp64_ref, semantic_limits(fp64_ref, fp32_ref)
-        if dtype == "float32":
-            reference, port = _forward(fp32_ref), _forward(port)
-            limits = kernel_limits(fp64_ref, reference)
-        floors = noise_floors(reference, UNITS[dtype], runs.ref["float64"].record.input_scales)
-        limits, zeros = with_floors(limits, floors, fp64_ref)
-        whole = Item(pair.output, "output")
-        zeros |= {item for item in limits if not largest(fp64_ref[item]) and item != whole}
-        there = {"mode": mode, "dtype": dtype}
-        reference, port, limits, zeros = (
-            placed(side, **there) for side in (reference, port, limits, dict.fromkeys(zeros))
-        )
-        verdict = compare(reference, port, limits, title=f"{mode} mode, {dtype}", zeros=zeros)
-        if run.record.error:
-            row = Row(Item("the port runs", **there), FAIL, reason=f"it raised {run.record.error}")
+    input_scales = runs.ref["float64"].trace.input_scales
+    for dtype, port_run in runs.port.items():
+        port = items(pair, port_run, True)
+        verdict = _compare_precision(Item(pair.output, "output"), mode, dtype, fp64_ref, fp32_ref, port, input_scales)
+        if port_run.trace.error:
+            item = Item("the port runs", mode=mode, dtype=dtype)
+            row = Row(item, FAIL, reason=f"it raised {port_run.trace.error}")
             verdict = replace(verdict, rows=[*verdict.rows, row])
         yield verdict
     if pair.cotangent is not None:
-        yield backward_alone(pair, train)
+        yield isolated_gradients(pair, train)
 
 
-def backward_alone(pair: Pair, train: bool) -> Verdict:
+def _compare_precision(
+    whole: Item, mode: str, dtype: str, fp64_ref: Items, fp32_ref: Items, port: Items, input_scales: Mapping[str, float]
+) -> Verdict:
+    """One precision of a mode; any item but the `whole` model's output may be zero throughout."""
+    # What is a parameter there and frozen here looks like a buffer; that it gets no gradient is the finding.
+    port = {item: array for item, array in port.items() if item in fp64_ref or item.kind != "buffer"}
+    if dtype == "float64":
+        ref, atol = fp64_ref, semantic_atol(fp64_ref, fp32_ref)
+    else:
+        ref, port = _forward(fp32_ref), _forward(port)
+        atol = kernel_atol(fp64_ref, ref)
+    floor = noise_floor(ref, UNIT_ROUNDOFF[dtype], input_scales)
+    atol, expected_zero = with_noise_floor(atol, floor, fp64_ref)
+    expected_zero |= {item for item in atol if not largest(fp64_ref[item]) and item != whole}
+    facts = {"mode": mode, "dtype": dtype}
+    ref, port, atol = (placed(values, **facts) for values in (ref, port, atol))
+    expected_zero = placed(dict.fromkeys(expected_zero), **facts)
+    return compare(ref, port, atol, title=f"{mode} mode, {dtype}", expected_zero=expected_zero)
+
+
+def isolated_gradients(pair: Pair, train: bool) -> Verdict:
     """float32 gradients, layer by layer, each on the reference's own inputs and upstream gradients.
 
     Through a whole network they cannot be judged: one activation on the other side of a kink by rounding moves them by
-    a percent, on either framework. A layer alone receives the same on both sides, off its kinks (see activations.py).
+    a percent, on either framework. In an isolated run a layer receives the same on both sides, off its kinks (see
+    activations.py).
     """
     mode = MODES[train]
-    calls = pair.ref.run(pair.inputs, "float32", train, pair.cotangent, calls=True).record.calls
-    bench = Bench(pair.ref, pair.port, pair.names, train)
+    calls = pair.ref.run(pair.inputs, "float32", train, pair.cotangent, calls=True).trace.calls
+    runs = IsolatedRuns(pair.ref, pair.port, pair.names, train)
     rows = []
-    for label, found in layers_alone(bench, calls, "float32"):
+    for label, found in isolated_layers(runs, calls, "float32"):
         there = {"mode": mode, "dtype": "float32", "section": label}
         rows += [replace(row, item=replace(row.item, **there)) for row in found]
-    return Verdict(f"{mode} mode, float32, layers alone", rows)
+    return Verdict(f"{mode} mode, float32, isolated layers", rows)
 
 
 def structure(names: NameMap) -> Verdict:
     """Every tensor of the reference, whether it has its counterpart, of its shape."""
     rows = [Row(Item(name, "structure"), FAIL, reason=reason) for name, reason in names.problems.items()]
     fine = {tensor_item(ref, "structure"): np.array(port) for ref, port in names.tensors.items()}
-    return Verdict("parameters and buffers", rows + compare(fine, fine, exact_limits(fine)).rows)
+    return Verdict("parameters and buffers", rows + compare(fine, fine, exact_atol(fine)).rows)
 
 
 def equal_weights(pair: Pair) -> Verdict:
     """The port's weights against the reference's, bit for bit."""
     ref_arrays, port_arrays = pair.ref.arrays(), pair.port.arrays()
     ref = {tensor_item(key, "weights"): ref_arrays[key] for key in pair.names.tensors}
-    port = {tensor_item(key, "weights"): port_arrays[other] for key, other in pair.names.tensors.items()}
-    return compare(ref, port, exact_limits(ref), title="weights as they were given")
+    port = {tensor_item(key, "weights"): port_arrays[port_key] for key, port_key in pair.names.tensors.items()}
+    return compare(ref, port, exact_atol(ref), title="weights as they were given")
 
 
 def locate_failure(pair: Pair, verdicts: Sequence[Verdict]) -> Location | None:
@@ -201,8 +212,11 @@ def precision_of(verdicts: Iterable[Verdict]) -> str:
 def items(pair: Pair, run: Run, is_port: bool) -> dict[Item, np.ndarray]:
     """What one side computed, by the reference's names: forward, then gradients from the output back, then buffers."""
     names = pair.names
-    keys = {other: one for one, other in names.tensors.items()} if is_port else {k: k for k in names.tensors}
-    outputs = renamed(run.record.outputs, names.calls if is_port else {label: label for label in names.calls})
+    if is_port:
+        keys, labels = {port_key: key for key, port_key in names.tensors.items()}, names.calls
+    else:
+        keys, labels = {key: key for key in names.tensors}, {label: label for label in names.calls}
+    outputs = renamed(run.trace.outputs, labels)
     gradients = {keys[k]: array for k, array in run.gradients.items() if k in keys}
     order = [key for key in reversed(list(names.tensors)) if key in gradients]
     return {
@@ -220,9 +234,12 @@ def _output_item(label: str, output: str) -> Item:
 
 def renamed(outputs: Mapping[str, np.ndarray], calls: Mapping[str, str]) -> dict[str, np.ndarray]:
     """The port's outputs under the reference's names; those without a counterpart are left out."""
-    back = {other: one for one, other in calls.items()}
-    pairs = ((name.partition("["), array) for name, array in outputs.items())
-    return {back[label] + bracket + rest: array for (label, bracket, rest), array in pairs if label in back}
+    ref_labels, found = {port_label: label for label, port_label in calls.items()}, {}
+    for name, array in outputs.items():
+        label, bracket, rest = name.partition("[")
+        if label in ref_labels:
+            found[ref_labels[label] + bracket + rest] = array
+    return found
 
 
 def _forward(found: Mapping[Item, np.ndarray]) -> dict[Item, np.ndarray]:
@@ -230,8 +247,8 @@ def _forward(found: Mapping[Item, np.ndarray]) -> dict[Item, np.ndarray]:
 
 
 def _check_reference(run: Run, train: bool) -> None:
-    if run.record.error:
-        what = f"the reference cannot run on these inputs in {MODES[train]} mode: it raised {run.record.error}"
+    if run.trace.error:
+        what = f"the reference cannot run on these inputs in {MODES[train]} mode: it raised {run.trace.error}"
         raise UserError(f"{what}: check their shapes" + "; batch norm needs 2 samples at least" * train)
     if not run.output:
         raise UserError("the reference returns no tensor: wrap it in a module that does")

@@ -9,8 +9,9 @@ import numpy as np
 from portproof.compare import FAIL, PASS, Item, Row, Verdict, joined
 from portproof.io.cli import UserError
 from portproof.ladder.pairs.pair import MODES, Pair, compare_mode, equal_weights, locate_failure, structure
-from portproof.localize.locate import Location, locate
-from portproof.mapping.values import alike
+from portproof.localize.locate import locate
+from portproof.localize.location import Location
+from portproof.mapping.map_search import alike
 from portproof.report.text import render_sections
 
 
@@ -84,12 +85,12 @@ def _if_not_random(pair: Pair, train: bool, found: list[Verdict]) -> list[Verdic
     """`found`, unless it failed and a side gives another result each time: then that is what there is to say."""
     if all(verdict.status != FAIL for verdict in found):
         return found
-    for what, side in (("reference", pair.ref), ("port", pair.port)):
-        runs = [side.run(pair.inputs, "float32", train).output for _ in range(2)]
+    for model in (pair.ref, pair.port):
+        runs = [model.run(pair.inputs, "float32", train).output for _ in range(2)]
         if not alike(*([np.nan_to_num(array, posinf=0.0, neginf=0.0) for array in run] for run in runs)):
             mode = f"{MODES[train]} mode"
-            reason = f"the {what} gives another result each time it runs"
-            if what == "port" and not train:  # where the reference is not random the port has no reason to be
+            reason = f"the {model.role} gives another result each time it runs"
+            if model is pair.port and not train:  # where the reference is not random the port has no reason to be
                 item = Item("the same each time", mode="eval")
                 return [Verdict(mode, [Row(item, FAIL, reason=f"{reason}: is dropout on?")])]
             return [Verdict(mode, refusal=f"{reason} in {mode}, dropout layers aside: judge the other mode")]

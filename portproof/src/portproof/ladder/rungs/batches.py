@@ -8,7 +8,7 @@ import numpy as np
 
 from portproof.backends import backend_of_tensor
 from portproof.compare import FAIL, PASS, Item, Row, Verdict, compare, joined
-from portproof.compare.tolerances import exact_limits
+from portproof.compare.tolerances import exact_atol
 from portproof.ladder.rung import Rung, on_rung
 
 PICTURES = 4  # images that differ, for the report
@@ -68,7 +68,7 @@ def _compare(number: int, ref: tuple[Arrays, str] | object, port: tuple[Arrays, 
     if structure != port_structure:
         reason = f"structure: reference {structure}, port {port_structure}"
         return Verdict("", [Row(Item(f"batch {number}", "structure", section="batches"), FAIL, reason=reason)])
-    return compare(ref_arrays, port_arrays, exact_limits(ref_arrays))
+    return compare(ref_arrays, port_arrays, exact_atol(ref_arrays))
 
 
 def _images(name: str, ref: np.ndarray, port: np.ndarray) -> Iterator[tuple[str, tuple[np.ndarray, np.ndarray]]]:
@@ -148,7 +148,7 @@ def facts(ref: Mapping[Item | str, Any], port: Mapping[Item | str, Any], *, titl
     ref_arrays, port_arrays = rung.of_ref(title, arrays, ref), rung.of_port(title, arrays, port)
     if port_arrays is None:
         return
-    rung.check(compare(ref_arrays, port_arrays, exact_limits(ref_arrays), title=title), group=str)
+    rung.check(compare(ref_arrays, port_arrays, exact_atol(ref_arrays), title=title), group=str)
     rung.keep(*({k: a for k, a in found.items() if a.dtype.kind != "U"} for found in (ref_arrays, port_arrays)))
 
 

@@ -9,7 +9,7 @@ import numpy as np
 from portproof.backends.model import BackendModel
 from portproof.compare import Item, compare
 from portproof.compare.activations import dead_branches
-from portproof.compare.tolerances import U, semantic_limits
+from portproof.compare.tolerances import U, semantic_atol
 from portproof.ladder.pairs.pair import MODES, OUTPUT, Pair, compare_mode, equal_weights, items, run_mode, structure
 from portproof.ladder.pairs.sides import say_location
 from portproof.ladder.rung import Rung, on_rung
@@ -115,15 +115,15 @@ def _can_compare(rung: Rung, pair: Pair, weights: str) -> bool:
 def _check_mode(rung: Rung, pair: Pair, train: bool) -> set[str]:
     """Every module in one mode -> the branches of its activations that no input reached."""
     mode, runs = MODES[train], run_mode(pair, train)
-    fp64_ref = runs.ref["float64"].record
+    fp64_ref = runs.ref["float64"].trace
     rung.check_signal(fp64_ref.outputs)
     for verdict in compare_mode(pair, train, runs):
         rung.check(verdict)
     for dtype, run in runs.port.items():
         prefix = "" if (mode, dtype) == ("eval", "float32") else f"{mode}/{dtype}/"
-        sides = (_blocks(side.record.outputs, pair.output) for side in (runs.ref[dtype], run))
+        sides = (_blocks(side.trace.outputs, pair.output) for side in (runs.ref[dtype], run))
         rung.keep(*sides, prefix=prefix)
-    return dead_branches(fp64_ref.gate_inputs, rung.types)
+    return dead_branches(fp64_ref.activation_inputs, rung.types)
 
 
 def _blocks(outputs: Mapping[str, np.ndarray], output: str) -> dict[str, np.ndarray]:
@@ -136,9 +136,9 @@ def _check_one_sample(rung: Rung, pair: Pair) -> None:
     item = Item(pair.output, "output", mode="eval", dtype="float64")
     fp64_ref, fp32_ref = ({item: pair.ref.run(pair.inputs, dtype, False).output[0]} for dtype in ("float64", "float32"))
     port = pair.port.run(pair.inputs, "float64", False).output
-    limits = semantic_limits(fp64_ref, fp32_ref)
+    atol = semantic_atol(fp64_ref, fp32_ref)
     port = {item: port[0]} if port else {}
-    rung.check(compare(fp64_ref, port, limits, title="eval mode, float64, one sample"))
+    rung.check(compare(fp64_ref, port, atol, title="eval mode, float64, one sample"))
 
 
 def _dropouts(pair: Pair) -> Iterable[str]:
@@ -166,12 +166,12 @@ def _check_dropout(rung: Rung, pair: Pair, name: str) -> None:
     def deviation(count: int) -> float:  # of the difference between two binomial shares
         return np.sqrt(2 * p * (1 - p) / count)
 
-    limits = {"eval": 0.0, "another mask each time": 0.0, "train values": 4 * U}
-    limits["train share"] = 6 * deviation(np.prod(DROPOUT_SHAPE))
-    limits |= {f"train share of axis {axis}": 6 * deviation(DROPOUT_SHAPE[axis]) for axis in (0, 1)}
+    atol = {"eval": 0.0, "another mask each time": 0.0, "train values": 4 * U}
+    atol["train share"] = 6 * deviation(np.prod(DROPOUT_SHAPE))
+    atol |= {f"train share of axis {axis}": 6 * deviation(DROPOUT_SHAPE[axis]) for axis in (0, 1)}
     named = (
         {Item(what, "dropout", name, section=name): value for what, value in side.items()}
-        for side in (dropout_facts(pair.ref, name), dropout_facts(pair.port, name), limits)
+        for side in (dropout_facts(pair.ref, name), dropout_facts(pair.port, name), atol)
     )
     rung.check(compare(*named, title="dropout on ones"), group=str)
 

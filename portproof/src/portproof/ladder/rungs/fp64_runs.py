@@ -9,12 +9,12 @@ from portproof.backends import backend
 from portproof.backends.base import Backend
 from portproof.backends.trace import map_tensors
 from portproof.compare import Item, compare, placed, tensor_item
-from portproof.compare.tolerances import SEMANTIC_RTOL, U64, largest, summed_floor, with_floors
+from portproof.compare.tolerances import SEMANTIC_RTOL, U64, largest, summed_noise_floor, with_noise_floor
 from portproof.io.cli import UserError
 from portproof.ladder.rung import Rung, on_rung, processor_time
 
 # The growth of rounding is measured: a second run of the reference, in which every input and every parameter moves by
-# one unit in the last place before each step. That is one rounding where a step has several hundred, which mostly
+# one ulp before each step. That is one rounding where a step has several hundred, which mostly
 # cancel: a faultless port was seen 0.6 to 2.1 times as far from the reference. If GROWTH times it is more than
 # TOGETHER, there is nothing that could be compared.
 GROWTH = 16.0
@@ -25,7 +25,7 @@ LOSS = Item("loss", "loss")
 class Batches:
     """What a run takes its batches from, `batches(loader, model)`: the loader's, with floats in the model's precision.
 
-    With `jitter` these floats, and all parameters of the model, move by one unit in the last place before each step.
+    With `jitter` these floats, and all parameters of the model, move by one ulp before each step.
     """
 
     def __init__(self, backend: Backend, jitter: np.random.Generator | None = None) -> None:
@@ -36,7 +36,7 @@ class Batches:
         return Epoch(self, loader, model)
 
     def moved(self, array: np.ndarray) -> np.ndarray:
-        """Each value by one unit in the last place, up or down."""
+        """Each value by one ulp, up or down."""
         if self.jitter is None:
             return array
         return array * (1 + self.jitter.choice([-2 * U64, 2 * U64], array.shape))
@@ -108,7 +108,7 @@ def train_fp64(
     whose batches are those of `batches(loader, model)`, and each step's loss as a float. A loader gives tensors or
     arrays in tuples, lists or dicts. Both begin with the same weights, and `ref` runs twice. `names` are the
     reference's modules and the port's, where they differ; `what` says what is trained on. The limit is GROWTH times
-    how far the reference is from itself when all moves by one unit in the last place before each step.
+    how far the reference is from itself when all moves by one ulp before each step.
 
     Raises UserError for a reference that raises, trains nothing, or is not in float64; a port that raises or trains
     nothing fails the rung. Refused if the reference magnifies rounding so that there is nothing to compare.
@@ -129,14 +129,14 @@ def train_fp64(
         if port_items is None:
             return
         steps = fp64_ref[LOSS].size
-        limits = {item: rtol * largest(array) if item in floats else 0.0 for item, array in fp64_ref.items()}
-        limits, zeros = with_floors(limits, dict.fromkeys(floats, summed_floor(steps)), fp64_ref)
+        atol = {item: rtol * largest(array) if item in floats else 0.0 for item, array in fp64_ref.items()}
+        atol, expected_zero = with_noise_floor(atol, dict.fromkeys(floats, summed_noise_floor(steps)), fp64_ref)
         there = {"mode": "train", "dtype": "float64"}
-        back = {mate: name for name, mate in (names or {}).items()}
+        back = {port_name: name for name, port_name in (names or {}).items()}
         port_items = {_renamed(item, back): array for item, array in port_items.items()}
-        sides = (placed(side, **there) for side in (fp64_ref, port_items, limits))
+        sides = (placed(side, **there) for side in (fp64_ref, port_items, atol))
         title = f"train mode, float64, {steps} steps" + f" of {what}" * bool(what)
-        verdict = compare(*sides, title=title, zeros=placed(dict.fromkeys(zeros), **there))
+        verdict = compare(*sides, title=title, expected_zero=placed(dict.fromkeys(expected_zero), **there))
         rung.check(verdict, group=lambda item: item.kind)
 
 
@@ -146,13 +146,13 @@ def _rtol(rung: Rung, fp64_ref: dict[Item, np.ndarray], moved: dict[Item, np.nda
         rung.refuse("the reference's training in float64 gives NaN or infinity: lower its learning rate")
         return 0.0
     steps = fp64_ref[LOSS].size
-    floor = summed_floor(steps)  # such as the gradient of a bias that the next batch norm removes
+    floor = summed_noise_floor(steps)  # such as the gradient of a bias that the next batch norm removes
     scales = {item: largest(array) for item, array in fp64_ref.items() if largest(array) > floor}
     growths = {item: largest(moved[item] - fp64_ref[item]) / scale for item, scale in scales.items()}
     worst = max(growths, key=growths.get)
     rtol = max(SEMANTIC_RTOL, GROWTH * growths[worst])
     rung.say(
-        f"float64: moved by one unit in the last place before each step, the reference is {growths[worst]:.1e} of the "
+        f"float64: moved by one ulp before each step, the reference is {growths[worst]:.1e} of the "
         f"largest value from itself after {steps} steps, at {worst}; {GROWTH:g} times that, {rtol:.1e}, is the limit"
     )
     if rtol > TOGETHER:

@@ -10,7 +10,7 @@ import numpy as np
 from portproof.backends import backend
 from portproof.backends.base import Backend
 from portproof.compare import Item, compare, tensor_item
-from portproof.compare.tolerances import exact_limits
+from portproof.compare.tolerances import exact_atol
 from portproof.io.cli import UserError
 from portproof.ladder.rung import Rung, on_rung
 from portproof.ladder.statistics.distribution import Constant, Law, Normal, Uniform, between, law_like
@@ -34,12 +34,12 @@ def _item(tensor: str, what: str) -> Item:
     return Item(what, kind, tensor.rpartition(".")[0], section=tensor)
 
 
-def _drawn_once(build: Callable[[int], Any], side: Backend, back: Mapping[str, str], seed: int) -> Arrays:
+def _drawn_once(build: Callable[[int], Any], backend: Backend, back: Mapping[str, str], seed: int) -> Arrays:
     """A new model's parameters and buffers; `back` maps its modules to the reference's."""
     model = build(seed)
-    if not isinstance(model, side.module_class):
-        raise TypeError(f"it returned a {type(model).__name__}, no {side.module_class_name}")
-    split = ((*name.rpartition("."), array) for name, array in side.arrays(model).items())
+    if not isinstance(model, backend.module_class):
+        raise TypeError(f"it returned a {type(model).__name__}, no {backend.module_class_name}")
+    split = ((*name.rpartition("."), array) for name, array in backend.arrays(model).items())
     return {back.get(module, module) + dot + leaf: array for module, dot, leaf, array in split}
 
 
@@ -73,24 +73,24 @@ def _check_side(
     drawn = {name: sample[0] for name, sample in samples.items() if name in laws and sample[0].std() > 0}
     if not drawn:
         rung.refuse(f"{who}: no parameter is drawn, each is a constant")
-    others, others_limit = between({name: laws[name].deviates(sample) for name, sample in drawn.items()})
-    exact, found, limits = {}, {}, {}
+    others, others_atol = between({name: laws[name].deviates(sample) for name, sample in drawn.items()})
+    exact, found, atol = {}, {}, {}
     for name, law in laws.items():
         right, allowed = law.expectations(ref[name].shape, ref[name].dtype)
         shown = law.statistics(samples[name]) if name in samples else {}
         if name in drawn:
             right[AGAIN], shown[AGAIN], allowed[AGAIN] = drawn[name], again.get(name, np.empty(0)), 0.0
         if name in others:
-            right[OTHERS], shown[OTHERS], allowed[OTHERS] = np.zeros_like(others[name]), others[name], others_limit
+            right[OTHERS], shown[OTHERS], allowed[OTHERS] = np.zeros_like(others[name]), others[name], others_atol
         exact |= {_item(name, what): array for what, array in right.items()}
         found |= {_item(name, what): array for what, array in shown.items()}
-        limits |= {_item(name, what): limit for what, limit in allowed.items()}
+        atol |= {_item(name, what): limit for what, limit in allowed.items()}
     found |= {tensor_item(name, "structure"): sample for name, sample in samples.items() if name not in laws}
     order = [*dict.fromkeys(item.name for item in exact if item.name not in (AGAIN, OTHERS)), AGAIN, OTHERS]
     exact = {item: exact[item] for item in sorted(exact, key=lambda item: order.index(item.name))}
-    zeros = {item for item, array in exact.items() if not array.any()}
+    expected_zero = {item for item, array in exact.items() if not array.any()}
     title = f"{who}, against {against}"
-    rung.check(compare(exact, found, limits, title=title, zeros=zeros), group=lambda item: item.name)
+    rung.check(compare(exact, found, atol, title=title, expected_zero=expected_zero), group=lambda item: item.name)
 
 
 def _summary(samples: Arrays) -> Arrays:
@@ -159,7 +159,7 @@ def init(
     if shared:
         both = [{_item(name, SHARED): sample for name, sample in side.items()} for side in (ref_samples, port_side[0])]
         title = f"port, {SHARED}, against the reference's, bit for bit"
-        rung.check(compare(*both, exact_limits(both[0]), title=title), group=lambda item: item.name)
+        rung.check(compare(*both, exact_atol(both[0]), title=title), group=lambda item: item.name)
     else:
         check("port", port_side, ref_samples, {name: laws[name] for name in ref_samples})
         rung.keep(_summary(ref_side[0]), _summary(port_side[0]))

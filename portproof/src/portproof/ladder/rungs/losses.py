@@ -6,13 +6,14 @@ from typing import Any
 import numpy as np
 
 from portproof.backends import backend
+from portproof.backends.base import Backend
 from portproof.compare import Item, compare
-from portproof.compare.tolerances import kernel_limits, semantic_limits
+from portproof.compare.tolerances import kernel_atol, semantic_atol
 from portproof.io.cli import UserError
 from portproof.ladder.cases import in_precision, losses, prepared
 from portproof.ladder.rung import Rung, on_rung
 
-LIMITS = {"float64": semantic_limits, "float32": kernel_limits}
+ATOL = {"float64": semantic_atol, "float32": kernel_atol}
 
 
 @on_rung
@@ -40,13 +41,14 @@ def loss(
     reference is not finite, or all of whose gradients are zero, is refused.
     """
     items = {"loss": ("loss", "loss"), "gradient": (wrt, "gradient")}
+    torch, paddle = backend("torch"), backend("paddle")
     for name, arrays in prepared(losses(num_classes, seed) if cases is None else cases).items():
         if all(array.dtype.kind != "f" for array in arrays):
             raise UserError(f"case {name!r} has no floating-point array: there is nothing to take the gradient of")
-        inputs = {dtype: in_precision(arrays, dtype) for dtype in LIMITS}
+        inputs = {dtype: in_precision(arrays, dtype) for dtype in ATOL}
         ref = {
-            dtype: rung.of_ref(f"criterion, on {name}, {dtype},", _run, "torch", ref_criterion, inputs[dtype], device)
-            for dtype in LIMITS
+            dtype: rung.of_ref(f"criterion, on {name}, {dtype},", _run, torch, ref_criterion, inputs[dtype], device)
+            for dtype in ATOL
         }
         if "gradient" not in ref["float64"]:
             raise UserError(f"the reference's criterion gives {wrt} no gradient, on {name}: it must depend on them")
@@ -54,14 +56,14 @@ def loss(
         if refusal:
             rung.refuse(f"{name}: {refusal}")
             continue
-        for dtype, limits_of in LIMITS.items():
+        for dtype, atol_of in ATOL.items():
             title = f"{name}, {dtype}"
-            port = rung.of_port(f"criterion, on {title}", _run, "paddle", port_criterion, inputs[dtype], device)
+            port = rung.of_port(f"criterion, on {title}", _run, paddle, port_criterion, inputs[dtype], device)
             if port is None:
                 return  # on the others it would most likely raise the same
             named = [
                 {Item(*items[key], dtype=dtype): value for key, value in side.items()}
-                for side in (ref[dtype], port, limits_of(ref["float64"], ref["float32"]))
+                for side in (ref[dtype], port, atol_of(ref["float64"], ref["float32"]))
             ]
             rung.check(compare(*named, title=title), group=str)
             if keep is None or name in keep:
@@ -69,9 +71,8 @@ def loss(
                 rung.keep(ref[dtype], port, "" if is_first else f"{title}/")
 
 
-def _run(framework: str, criterion: Callable[..., Any], case: Sequence[np.ndarray], device: str) -> dict:
-    side = backend(framework)
-    return side.loss_and_gradient(criterion, case, side.device(device))
+def _run(backend: Backend, criterion: Callable[..., Any], case: Sequence[np.ndarray], device: str) -> dict:
+    return backend.loss_and_gradient(criterion, case, backend.device(device))
 
 
 def _refusal(ref: Mapping[str, Mapping[str, np.ndarray]]) -> str:

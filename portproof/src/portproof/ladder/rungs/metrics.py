@@ -12,7 +12,7 @@ from portproof.backends import backend
 from portproof.backends.base import Backend
 from portproof.backends.trace import map_tensors
 from portproof.compare import Item, Items, compare
-from portproof.compare.tolerances import C, U, kernel_limits, largest
+from portproof.compare.tolerances import C, U, kernel_atol, largest
 from portproof.io.cli import UserError
 from portproof.ladder.cases import Case, batches, in_precision, metrics, prepared, ranked_labels
 from portproof.ladder.rung import Rung, on_rung
@@ -21,10 +21,10 @@ KINDS = {"b": np.int64, "i": np.int64, "u": np.int64, "f": np.float64}
 Numbers = dict[str, np.ndarray]
 
 
-def _numbers(returned: Any, name: str, side: Backend | None = None) -> Numbers:
+def _numbers(returned: Any, name: str, backend: Backend | None = None) -> Numbers:
     """{name: int64 or float64} of what a metric returned; raises TypeError for what is no number."""
-    if side:
-        returned = map_tensors(returned, side.framework.is_tensor, side.to_array)
+    if backend:
+        returned = map_tensors(returned, backend.framework.is_tensor, backend.to_array)
     named = returned if isinstance(returned, Mapping) else {name: returned}
     arrays = {str(key): np.asarray(value) for key, value in named.items()}
     for key, array in arrays.items():
@@ -48,11 +48,10 @@ def _over(function: Callable[..., Numbers], case: Case, size: int | None) -> Num
     return stacked
 
 
-def _on_tensors(framework: str, function: Callable[..., Any], name: str, device: str) -> Callable[..., Numbers]:
+def _on_tensors(backend: Backend, function: Callable[..., Any], name: str, device: str) -> Callable[..., Numbers]:
     """`function` of that framework's tensors as one of arrays."""
-    side = backend(framework)
-    place = side.device(device)
-    return lambda *arrays: _numbers(function(*(side.tensor(array, place) for array in arrays)), name, side)
+    place = backend.device(device)
+    return lambda *arrays: _numbers(function(*(backend.tensor(array, place) for array in arrays)), name, backend)
 
 
 def _comparable(expected: Items, found: Items) -> tuple[Items, Items]:
@@ -62,20 +61,20 @@ def _comparable(expected: Items, found: Items) -> tuple[Items, Items]:
     """
     expected, found = dict(expected), dict(found)
     for item in [item for item in expected if item in found]:
-        one, other = expected[item], found[item]
-        if one.dtype != other.dtype:  # a count may be a whole number on one side and a float on the other
-            one, other = one.astype(np.float64), other.astype(np.float64)
-        finite = np.isfinite(one)
-        if one.shape == other.shape and not finite.all():
-            for side, array in ((expected, one), (found, other)):
+        ref, port = expected[item], found[item]
+        if ref.dtype != port.dtype:  # a count may be a whole number on one side and a float on the other
+            ref, port = ref.astype(np.float64), port.astype(np.float64)
+        finite = np.isfinite(ref)
+        if ref.shape == port.shape and not finite.all():
+            for items, array in ((expected, ref), (found, port)):
                 words = np.where(np.isfinite(array), "finite", array.astype(str))
-                side[replace(item, name=f"{item.name}, where not finite")] = words
-            one, other = np.where(finite, one, 0.0), np.where(finite, other, 0.0)
-        expected[item], found[item] = one, other
+                items[replace(item, name=f"{item.name}, where not finite")] = words
+            ref, port = np.where(finite, ref, 0.0), np.where(finite, port, 0.0)
+        expected[item], found[item] = ref, port
     return expected, found
 
 
-def _limits(fp64_ref: Items, fp32_ref: Items) -> dict[Item, float]:
+def _atol(fp64_ref: Items, fp32_ref: Items) -> dict[Item, float]:
     """0 for whole numbers, the kernel limits for floats, over what is finite in both precisions."""
     both = {}, {}
     for item, fp32 in fp32_ref.items():
@@ -83,7 +82,7 @@ def _limits(fp64_ref: Items, fp32_ref: Items) -> dict[Item, float]:
         if fp64 is not None and fp64.shape == fp32.shape:
             finite = np.isfinite(fp64) & np.isfinite(fp32)
             both[0][item], both[1][item] = np.where(finite, fp64, 0), np.where(finite, fp32, 0)
-    return kernel_limits(*both)
+    return kernel_atol(*both)
 
 
 @on_rung
@@ -114,8 +113,8 @@ def metric(
 
     Raises UserError for cases that are none, and for a reference or an `exact` that raises.
     """
-    ref_numbers = _on_tensors("torch", ref_metric, name, device)
-    port_numbers = _on_tensors("paddle", port_metric, name, device)
+    ref_numbers = _on_tensors(backend("torch"), ref_metric, name, device)
+    port_numbers = _on_tensors(backend("paddle"), port_metric, name, device)
     fp64_ref, ref, port, right = {}, {}, {}, {}
     for case_name, case in prepared(metrics(seed) if cases is None else cases).items():
         for size in batch_sizes:
@@ -134,12 +133,12 @@ def metric(
     values = np.concatenate([array.astype(np.float64).ravel() for array in ref.values()] or [np.empty(0)])
     if values.size > 1 and np.unique(values).size == 1:
         rung.refuse(f"the reference's metric is {values[0]} on every case: give cases on which it differs")
-    limits = _limits(fp64_ref, ref)
+    atol = _atol(fp64_ref, ref)
     judged = [(right, ref, f"{title}, reference"), (right, port, f"{title}, port")] if exact else [(ref, port, title)]
-    for one, other, heading in judged:
-        expected, found = _comparable(one, other)
+    for *both, heading in judged:
+        expected, found = _comparable(*both)
         words = {item: 0.0 for item, array in expected.items() if array.dtype.kind == "U"}
-        rung.check(compare(expected, found, limits | words, title=heading), group=str)
+        rung.check(compare(expected, found, atol | words, title=heading), group=str)
     rung.keep(ref, port)
 
 
@@ -255,19 +254,19 @@ def evaluation(
         raise UserError(f"the reference has {shapes}: an evaluation needs logits (N, C) and whole-number labels (N,)")
     rung.check_signal({"logits": fp64_ref})
     logits, labels = Item("logits", "output"), Item("labels", "label")
-    limits = kernel_limits({logits: fp64_ref}, {logits: ref_logits}) | {labels: 0.0}
+    atol = kernel_atol({logits: fp64_ref}, {logits: ref_logits}) | {labels: 0.0}
     ref, port = {logits: ref_logits, labels: ref_labels}, {logits: found[0], labels: found[1]}
     rung.keep(ref, port)
-    if not rung.check(compare(ref, port, limits, title="the whole validation set, float32"), group=str):
+    if not rung.check(compare(ref, port, atol, title="the whole validation set, float32"), group=str):
         return
-    limit = limits[logits]
+    limit = atol[logits]
     ranked = ranked_labels(fp64_ref, 2 * limit)
     if ranked is None:
         rung.refuse("an image's best logits are all within rounding of each other: choose other weights or images")
         return
     if len(sizes) == 1:
         rung.say("  all batches are of one size: an average of averages would not show")
-    loss_limit = gain * limit + C * U * largest(fp64_ref)
+    loss_atol = gain * limit + C * U * largest(fp64_ref)
     ranked = ranked.astype(ref_labels.dtype)
     for prefix, word, given in (("ranked/", "ranked labels", ranked), ("", "the loader's labels", ref_labels)):
         ref = rung.of_ref("evaluation", ref_side.results, given)
@@ -278,8 +277,8 @@ def evaluation(
         if not set(kinds) <= set(ref):
             raise UserError(f"the reference's evaluation returns {', '.join(ref)}: no {min(set(kinds) - set(ref))}")
         named = [{Item(k, kinds[k]): side[k] for k in kinds if k in side} for side in (ref, port)]
-        limits = {item: loss_limit if item.kind == "loss" else 0.0 for item in named[0]}
-        rung.check(compare(*named, limits, title=f"evaluation, {word}"), group=str)
+        atol = {item: loss_atol if item.kind == "loss" else 0.0 for item in named[0]}
+        rung.check(compare(*named, atol, title=f"evaluation, {word}"), group=str)
         shares = [f"{k} {float(ref[k]):.4f}" for k, kind in kinds.items() if kind == "metric" and ref[k].ndim == 0]
         rung.say(f"  {', '.join(shares)} of {len(ref_labels)} images")
         rung.keep(*named, prefix)

@@ -8,9 +8,9 @@ import numpy as np
 from portproof.backends import backend
 from portproof.backends.base import Backend
 from portproof.compare import Item, compare, tensor_item
-from portproof.compare.tolerances import COEFFICIENTS, SEMANTIC_RTOL, exact_limits, largest, with_coefficients
+from portproof.compare.tolerances import SEMANTIC_RTOL, exact_atol, largest, with_coefficients
 from portproof.io.cli import UserError
-from portproof.ladder.pairs.sides import Sides
+from portproof.ladder.pairs.sides import Sides, check_coefficients
 from portproof.ladder.rung import Rung, on_rung
 
 Make = Callable[..., Any]  # (model, **settings) -> optimizer, or (optimizer, schedule)
@@ -48,8 +48,7 @@ def optimizer(
     PaddlePaddle's own optimizers keep them in float32. Raises UserError for what is no model, and for what the
     reference's side raises.
     """
-    if coefficients not in COEFFICIENTS:
-        raise UserError(f"coefficients {coefficients!r}: choose one of {COEFFICIENTS}")
+    check_coefficients(coefficients)
     if updates < 1:
         raise UserError(f"updates {updates}: choose 1 or more")
     sides = Sides.of(rung, ref, port, names, device)
@@ -58,14 +57,14 @@ def optimizer(
     rng = np.random.default_rng([seed, 9])
     start = sides.ref.backend.parameters(sides.ref.model)
     drawn = [{name: rng.normal(size=array.shape) for name, array in start.items()} for _ in range(updates)]
-    moved, rates, limits = ({}, {}), {}, {}
+    moved, rates, atol = ({}, {}), {}, {}
     for name, settings in (recipes or {"": {}}).items():
         rate, found = rung.of_ref("optimizer", _updated, sides, 0, make_ref, settings, drawn)
-        own_limits = {key: SEMANTIC_RTOL * largest(array) for key, array in found.items()}
+        own_atol = {key: SEMANTIC_RTOL * largest(array) for key, array in found.items()}
         if coefficients == "float32":
             _, rounded = rung.of_ref("optimizer", _updated, sides, 0, make_ref, settings, drawn, rounded=True)
-            own_limits = with_coefficients(own_limits, found, rounded)
-        limits |= {tensor_item(key, "parameter", section=name): limit for key, limit in own_limits.items()}
+            own_atol = with_coefficients(own_atol, found, rounded)
+        atol |= {tensor_item(key, "parameter", section=name): limit for key, limit in own_atol.items()}
         rates[rate] = f"{rate:g}"
         if all(np.array_equal(array, start[key]) for key, array in found.items()):
             rung.refuse(f"the reference's optimizer{name and f' {name}'} moves no parameter")
@@ -73,7 +72,7 @@ def optimizer(
         for side, arrays in zip(moved, (found, others), strict=True):
             side.update({tensor_item(key, "parameter", section=name): array for key, array in arrays.items()})
     title = f"parameters after {updates} updates with drawn gradients at rate {' and '.join(rates.values())}, float64"
-    rung.check(compare(*moved, limits, title=title), group=lambda item: item.section or item.kind)
+    rung.check(compare(*moved, atol, title=title), group=lambda item: item.section or item.kind)
 
 
 def _updated(
@@ -88,20 +87,20 @@ def _updated(
 
     The reference may have its coefficients `rounded` to float32.
     """
-    side, keys = (sides.ref, sides.port)[i], sides.keys(i)
-    model = side.copied("", "float64", train=True)
-    with side.backend.new_tensors("float64"):
+    wrapped, keys = (sides.ref, sides.port)[i], sides.keys(i)
+    model, backend = wrapped.copied("", "float64", train=True), wrapped.backend
+    with backend.new_tensors("float64"):
         optimizer, schedule = _made(make, model, settings)
-        rate = side.backend.learning_rate(optimizer)
+        rate = backend.learning_rate(optimizer)
         for gradients in drawn:
             own = {name: gradients[key] for name, key in keys.items() if key in gradients}
-            side.backend.set_gradients(model, own)
+            backend.set_gradients(model, own)
             if rounded:
-                side.backend.round_coefficients(optimizer)
+                backend.round_coefficients(optimizer)
             optimizer.step()
             if schedule is not None:
                 schedule.step()
-    return rate, {keys[name]: array for name, array in side.backend.parameters(model).items()}
+    return rate, {keys[name]: array for name, array in backend.parameters(model).items()}
 
 
 @on_rung
@@ -131,20 +130,20 @@ def schedule(
             rung.refuse(f"the reference's optimizer never moves the weight: {item}")
         moves = rung.of_port("schedule", _moves, backend("paddle"), device, make_port, settings, epochs)
         port |= {} if moves is None else {item: moves}
-    rung.check(compare(ref, port, exact_limits(ref), title=f"learning rates of {epochs} epochs"), group=str)
+    rung.check(compare(ref, port, exact_atol(ref), title=f"learning rates of {epochs} epochs"), group=str)
 
 
-def _moves(side: Backend, device: str, make: Make, settings: Mapping[str, Any], epochs: int) -> np.ndarray:
+def _moves(backend: Backend, device: str, make: Make, settings: Mapping[str, Any], epochs: int) -> np.ndarray:
     """(epochs,): how far each step moves the weight."""
-    model = side.moved(side.framework.nn.Linear(1, 1), side.device(device), "float64")
+    model = backend.moved(backend.framework.nn.Linear(1, 1), backend.device(device), "float64")
     optimizer, schedule = _made(make, model, settings)
     if schedule is None:
-        raise UserError(f"the {side.name} side has no schedule: return (optimizer, schedule)")
+        raise UserError(f"the {backend.name} side has no schedule: return (optimizer, schedule)")
     moves = np.empty(epochs)
     for epoch in range(epochs):
-        side.set_value(model.weight, np.zeros((1, 1)))
-        side.set_gradients(model, {"weight": np.ones((1, 1)), "bias": np.zeros(1)})
+        backend.set_value(model.weight, np.zeros((1, 1)))
+        backend.set_gradients(model, {"weight": np.ones((1, 1)), "bias": np.zeros(1)})
         optimizer.step()
         schedule.step()
-        moves[epoch] = -side.to_array(model.weight).item()
+        moves[epoch] = -backend.to_array(model.weight).item()
     return moves

@@ -47,7 +47,7 @@ def _check_reference(ref: Sequence[Sequence[Record]]) -> None:
         if len({record["losses"].tobytes() for record in records}) < len(records):
             raise UserError(
                 "runs of the reference with different draws have the same losses: let `draw` seed its random masks, or"
-                " where it has none, move its initial weights by a unit in the last place"
+                " where it has none, move its initial weights by one ulp"
             )
 
 

@@ -21,24 +21,23 @@ from typing import Any
 
 import numpy as np
 
-from portproof.backends.trace import Call, Trace
+from portproof.backends.trace import ModuleCall, Trace
 from portproof.compare import FAIL, Item, Items, Verdict, compare, placed, tensor_item
-from portproof.compare.activations import flipped
+from portproof.compare.activations import branch_flips
 from portproof.compare.tolerances import (
-    COEFFICIENTS,
     U64,
     U,
-    kernel_limits,
-    noise_floors,
-    semantic_limits,
+    kernel_atol,
+    noise_floor,
+    semantic_atol,
     with_coefficients,
-    with_floors,
+    with_noise_floor,
 )
 from portproof.io.cli import UserError
-from portproof.ladder.pairs.pair import MODES, OUTPUT, Pair, backward_alone, renamed
-from portproof.ladder.pairs.sides import Sides, say_location
+from portproof.ladder.pairs.pair import MODES, OUTPUT, Pair, isolated_gradients, renamed
+from portproof.ladder.pairs.sides import Sides, check_coefficients, say_location
 from portproof.ladder.rung import Rung, on_rung
-from portproof.mapping.names import propose, same_names
+from portproof.mapping.name_map import propose, same_names
 
 Make = Callable[[Any], tuple]
 Batch = Sequence[np.ndarray]
@@ -51,9 +50,9 @@ class _Trained:
 
     def __init__(self, sides: Sides, i: int, make: Make, dtype: str, rounded: bool = False) -> None:
         """`rounded`: the reference's optimizer with coefficients that are rounded to float32."""
-        side, self.keys, self.dtype = (sides.ref, sides.port)[i], sides.keys(i), dtype
-        self.backend, self.whose = side.backend, f"the {side.role}'s"
-        self.model = side.copied("", dtype, train=False)
+        model, self.keys, self.dtype = (sides.ref, sides.port)[i], sides.keys(i), dtype
+        self.backend, self.whose = model.backend, f"the {model.role}'s"
+        self.model = model.copied("", dtype, train=False)
         with self.backend.new_tensors(dtype):
             made = make(self.model)
         if not isinstance(made, tuple) or len(made) not in (2, 3) or not callable(made[0]):
@@ -74,13 +73,13 @@ class _Trained:
             return self.function(*args, **kwargs)
 
     def iterate(
-        self, batch: Batch, *, record: bool = False, calls: bool = False, **kwargs: Any
+        self, batch: Batch, *, traced: bool = False, calls: bool = False, **kwargs: Any
     ) -> tuple[dict[Item, np.ndarray], Trace | None]:
-        """({item: array} after one iteration, the trace of its forward pass if it is to be recorded)."""
+        """({item: array} after one iteration, the trace of its forward pass if it is to be `traced`)."""
         if self.rounded:
             self.backend.round_coefficients(self.optimizer)
         rate = self.rate()
-        with self.backend.trace(self.model, OUTPUT, calls) if record else nullcontext() as trace:
+        with self.backend.trace(self.model, OUTPUT, calls) if traced else nullcontext() as trace:
             loss = self.run(*self.tensors(batch), **kwargs)
         if not self.backend.framework.is_tensor(loss) or self.backend.to_array(loss).size != 1:
             raise UserError(
@@ -133,14 +132,13 @@ def backward(
     """The side's own training step, an iteration for each of `batches` (tuples of arrays that `step` takes).
 
     float64: loss, learning rate, every gradient by name, every parameter and every buffer after each iteration.
-    float32: the first iteration's loss and buffers, and the gradients of every layer alone. If something differs, the
-    module at fault is located. See the module's text for `make_ref` and `make_port`; `train` says in which mode they
-    train, `name` what reports call them, `clip_grad_norm` to which norm they clip gradients (refused if none reaches
-    it), `coefficients` and `names` are as in `optimizer`.
+    float32: the first iteration's loss and buffers, and the gradients of every layer's isolated run. If something
+    differs, the module at fault is located. See the module's text for `make_ref` and `make_port`; `train` says in which
+    mode they train, `name` what reports call them, `clip_grad_norm` to which norm they clip gradients (refused if none
+    reaches it), `coefficients` and `names` are as in `optimizer`.
     """
     batches, sides = _checked(batches), Sides.of(rung, ref, port, names, device)
-    if coefficients not in COEFFICIENTS:
-        raise UserError(f"coefficients {coefficients!r}: choose one of {COEFFICIENTS}")
+    check_coefficients(coefficients)
     if not dtypes or not set(dtypes) <= set(PRECISIONS):
         raise UserError(f"dtypes {dtypes!r}: choose some of {PRECISIONS}")
     if sides is not None and "float64" in dtypes:
@@ -170,24 +168,24 @@ def _check_iterations(
     port_run = rung.of_port("make function", _Trained, sides, 1, makes[1], "float64")
     if port_run is None:
         return
-    rows, zeros, norms, call, first = [], set(), [], None, len(rung.verdicts)
+    rows, expected_zero, norms, call, first = [], set(), [], None, len(rung.verdicts)
     curves = {LOSS: ([], []), RATE: ([], [])}
     for i, batch in enumerate(batches):
-        # What comes into batch norms sets floors.
-        fp64_ref, record = rung.of_ref("training step", fp64_run.iterate, batch, record=True, calls=i == 0)
+        # What comes into batch norms sets noise floors.
+        fp64_ref, trace = rung.of_ref("training step", fp64_run.iterate, batch, traced=True, calls=i == 0)
         fp32_ref, _ = rung.of_ref("training step", fp32_run.iterate, batch)
-        call = call or _model_call(fp64_run, record, train)
+        call = call or _model_call(fp64_run, trace, train)
         if not _can_judge(rung, fp64_ref):
             return
         found, _ = rung.of_port("training step", port_run.iterate, batch) or (None, None)
         if found is None:
             break
-        limits = semantic_limits(fp64_ref, fp32_ref)
+        atol = semantic_atol(fp64_ref, fp32_ref)
         if rounded_run:
-            limits = with_coefficients(limits, fp64_ref, rung.of_ref("training step", rounded_run.iterate, batch)[0])
-        limits |= {RATE: 0.0}
-        limits, zeros = with_floors(limits, noise_floors(fp64_ref, U64, record.input_scales), fp64_ref)
-        rows += _compare(fp64_ref, found, limits, zeros, mode=mode, dtype="float64", iteration=i).rows
+            atol = with_coefficients(atol, fp64_ref, rung.of_ref("training step", rounded_run.iterate, batch)[0])
+        atol |= {RATE: 0.0}
+        atol, expected_zero = with_noise_floor(atol, noise_floor(fp64_ref, U64, trace.input_scales), fp64_ref)
+        rows += _compare(fp64_ref, found, atol, expected_zero, mode=mode, dtype="float64", iteration=i).rows
         norms.append(np.sqrt(sum((array**2).sum() for item, array in fp64_ref.items() if item.kind == "gradient")))
         rung.keep(*({f"{item}_{i}": side[item] for item in (LOSS, RATE)} for side in (fp64_ref, found)), prefix=prefix)
         for item, both in curves.items():
@@ -197,10 +195,10 @@ def _check_iterations(
             run.end_iteration()
     if rows:
         named = {", ".join(filter(None, (f"{mode} mode", name, str(item)))): both for item, both in curves.items()}
-        rung.curves |= {label: (np.array(one), np.array(two)) for label, (one, two) in named.items()}
+        rung.curves |= {label: (np.array(ref), np.array(port)) for label, (ref, port) in named.items()}
         rung.check(Verdict(title, rows), group=lambda item: f"iteration {item.iteration}")
     _locate(rung, sides, call, first)
-    count = sum(item.kind == "gradient" for item in zeros)
+    count = sum(item.kind == "gradient" for item in expected_zero)
     rung.say(f"  {count} gradients are zero by structure: both sides' are below the rounding of the others")
     fp64_run.check_moved()
     if clip_grad_norm is not None and norms and max(norms) < 0.999 * clip_grad_norm:
@@ -208,42 +206,44 @@ def _check_iterations(
 
 
 def _check_float32(rung: Rung, sides: Sides, makes: tuple[Make, Make], batch: Batch, train: bool, name: str) -> None:
-    """float32: one iteration's loss and statistics, and the gradients of every layer alone.
+    """float32: one iteration's loss and statistics, and the gradients of every layer in an isolated run.
 
     Through the whole network gradients cannot be judged in float32: one input of a ReLU that rounding puts on the other
-    side of zero moves them by up to 3 percent on a faultless port. Those that did are counted and named. A layer alone,
-    on the reference's own input and upstream gradient, has none.
+    side of zero moves them by up to 3 percent on a faultless port. Those that did are counted and named. A layer's
+    isolated run, on the reference's own input and upstream gradient, has none.
     """
     mode = MODES[train]
     runs = [rung.of_ref("make function", _Trained, sides, 0, makes[0], dtype) for dtype in PRECISIONS]
-    fp64_ref, record = rung.of_ref("training step", runs[0].iterate, batch, record=True, calls=True)
-    fp32_ref, ref_record = rung.of_ref("training step", runs[1].iterate, batch, record=True)
-    call = _model_call(runs[0], record, train)
+    fp64_ref, trace = rung.of_ref("training step", runs[0].iterate, batch, traced=True, calls=True)
+    fp32_ref, fp32_trace = rung.of_ref("training step", runs[1].iterate, batch, traced=True)
+    call = _model_call(runs[0], trace, train)
     if not _can_judge(rung, fp64_ref):
         return
     first = len(rung.verdicts)
     port_run = rung.of_port("make function", _Trained, sides, 1, makes[1], "float32")
-    ran = port_run and rung.of_port("training step", port_run.iterate, batch, record=True)
+    ran = port_run and rung.of_port("training step", port_run.iterate, batch, traced=True)
     pair = _pair(sides, call)
     if ran is not None:
-        found, port_record = ran
-        gates = renamed(port_record.gate_inputs, pair.names.calls)
-        gates = {name: x for name, x in gates.items() if np.shape(record.gate_inputs.get(name)) == x.shape}
-        for word, other in (("reference", ref_record.gate_inputs), ("port", gates)):
-            flips = flipped(record.gate_inputs, other, rung.types)
+        found, port_trace = ran
+        fp64_inputs = trace.activation_inputs
+        port_inputs = renamed(port_trace.activation_inputs, pair.names.calls)
+        port_inputs = {name: x for name, x in port_inputs.items() if np.shape(fp64_inputs.get(name)) == x.shape}
+        for who, inputs in (("reference", fp32_trace.activation_inputs), ("port", port_inputs)):
+            flips = branch_flips(fp64_inputs, inputs, rung.types)
             where = f", at {', '.join(flips)}" if flips else ""
-            rung.say(f"{mode} mode, float32: {sum(flips.values())} gates of the {word} flip under rounding{where}")
+            rung.say(f"{mode} mode, float32: {sum(flips.values())} branch flips of the {who} by rounding{where}")
         fp64_ref, fp32_ref, found = (
             {item: array for item, array in side.items() if item.kind not in ("gradient", "parameter")}
             for side in (fp64_ref, fp32_ref, found)
         )
-        limits = kernel_limits(fp64_ref, fp32_ref) | {RATE: 0.0}
-        limits, zeros = with_floors(limits, noise_floors(fp64_ref, U, record.input_scales), fp64_ref)
+        atol = kernel_atol(fp64_ref, fp32_ref) | {RATE: 0.0}
+        atol, expected_zero = with_noise_floor(atol, noise_floor(fp64_ref, U, trace.input_scales), fp64_ref)
         title = f"{mode} mode, float32, 1 iteration{f' of {name}' * bool(name)}"
-        rung.check(_compare(fp32_ref, found, limits, zeros, title=title, mode=mode, dtype="float32"))
-    alone = backward_alone(pair, train)
-    alone = alone if alone.rows else replace(alone, refusal="no gradient reaches a layer that both sides have")
-    rung.check(alone, group=lambda item: item.module.partition(".")[0] or "model")
+        rung.check(_compare(fp32_ref, found, atol, expected_zero, title=title, mode=mode, dtype="float32"))
+    isolated = isolated_gradients(pair, train)
+    if not isolated.rows:
+        isolated = replace(isolated, refusal="no gradient reaches a layer that both sides have")
+    rung.check(isolated, group=lambda item: item.module.partition(".")[0] or "model")
     _locate(rung, sides, call, first)
 
 
@@ -274,9 +274,9 @@ def accumulation(
     def accumulated(i: int, make: Make, group: list[Batch], dtype: str) -> dict[Item, np.ndarray]:
         run = _Trained(sides, i, make, dtype)
         for place, batch in enumerate(group):
-            found, record = run.iterate(batch, record=place == 0, calls=place == 0, accumulation=(place, len(group)))
+            found, trace = run.iterate(batch, traced=place == 0, calls=place == 0, accumulation=(place, len(group)))
             if i == 0 and place == 0:
-                _model_call(run, record, False)
+                _model_call(run, trace, False)
         if i == 0:
             run.check_moved()
         return {item: array for item, array in found.items() if item.kind in ("gradient", "parameter")}
@@ -285,13 +285,13 @@ def accumulation(
     fp64_ref, fp32_ref = (rung.of_ref("training step", accumulated, 0, make_ref, joined, d) for d in PRECISIONS)
     if not _can_judge(rung, fp64_ref):
         return
-    limits, zeros = with_floors(semantic_limits(fp64_ref, fp32_ref), noise_floors(fp64_ref, U64), fp64_ref)
+    atol, expected_zero = with_noise_floor(semantic_atol(fp64_ref, fp32_ref), noise_floor(fp64_ref, U64), fp64_ref)
     count, every = ("two", "both") if len(batches) == 2 else (len(batches), "all")
     for whose, guard, make in (("reference", rung.of_ref, make_ref), ("port", rung.of_port, make_port)):
         found = guard("training step", accumulated, int(whose == "port"), make, batches, "float64")
         title = f"the {whose}'s gradients of {count} batches added up, against the reference's of {every} as one"
         if found is not None:
-            rung.check(_compare(fp64_ref, found, limits, zeros, title=f"{title}, float64"))
+            rung.check(_compare(fp64_ref, found, atol, expected_zero, title=f"{title}, float64"))
 
 
 @on_rung
@@ -328,9 +328,9 @@ def epoch(
     fp64_ref, fp32_ref = (rung.of_ref("training loop", facts, 0, make_ref, dtype) for dtype in PRECISIONS)
     found = rung.of_port("training loop", facts, 1, make_port, "float64")
     if found is not None and _is_finite(rung, fp64_ref):
-        limits = semantic_limits(fp64_ref, fp32_ref) | {RATE: 0.0}
+        atol = semantic_atol(fp64_ref, fp32_ref) | {RATE: 0.0}
         title = title or f"one epoch, float64, {len(batches)} batches"
-        rung.check(_compare(fp64_ref, found, limits, (), title=title))
+        rung.check(_compare(fp64_ref, found, atol, (), title=title))
     if LOG in fp64_ref:
         rung.say(f"  {fp64_ref[LOG][-1]}")
 
@@ -348,16 +348,16 @@ def _checked(batches: Sequence[Batch]) -> list[Batch]:
     return batches
 
 
-def _compare(ref: Items, port: Items, limits: Mapping, zeros: Any, title: str = "", **facts: Any) -> Verdict:
+def _compare(ref: Items, port: Items, atol: Mapping, expected_zero: Any, title: str = "", **facts: Any) -> Verdict:
     """`compare`, with what both computed placed there.
 
     What is a parameter in the reference and frozen in the port looks like a buffer; that it gets no gradient is the
     finding.
     """
     port = {item: array for item, array in port.items() if item in ref or item.kind != "buffer"}
-    sides = (placed(side, **facts) for side in (ref, port, limits, dict.fromkeys(zeros)))
-    ref, port, limits, zeros = sides
-    return compare(ref, port, limits, title=title, zeros=zeros)
+    sides = (placed(side, **facts) for side in (ref, port, atol, dict.fromkeys(expected_zero)))
+    ref, port, atol, expected_zero = sides
+    return compare(ref, port, atol, title=title, expected_zero=expected_zero)
 
 
 def _is_finite(rung: Rung, fp64_ref: Items) -> bool:
@@ -376,9 +376,9 @@ def _can_judge(rung: Rung, fp64_ref: Items) -> bool:
     return has_gradients and _is_finite(rung, fp64_ref)
 
 
-def _model_call(run: _Trained, record: Trace, train: bool) -> Call:
+def _model_call(run: _Trained, trace: Trace, train: bool) -> ModuleCall:
     """The reference's first call of its model in a step; raises UserError if it was called otherwise than promised."""
-    call = record.calls.get(OUTPUT)
+    call = trace.calls.get(OUTPUT)
     if call is None or call.kwargs or not call.args:
         raise UserError("the reference's step has to call its model itself, on positional arguments only")
     if run.model.training != train:
@@ -386,7 +386,7 @@ def _model_call(run: _Trained, record: Trace, train: bool) -> Call:
     return call
 
 
-def _pair(sides: Sides, call: Call) -> Pair:
+def _pair(sides: Sides, call: ModuleCall) -> Pair:
     """Both models on what the reference's received in `call`, with the gradient that came back to it."""
     inputs = [array.astype(np.float32) if array.dtype.kind == "f" else array for array in call.inputs]
     names = None if sides.modules else same_names(sides.ref, sides.port, inputs)
@@ -395,7 +395,7 @@ def _pair(sides: Sides, call: Call) -> Pair:
     )
 
 
-def _locate(rung: Rung, sides: Sides, call: Call, first: int) -> None:
+def _locate(rung: Rung, sides: Sides, call: ModuleCall, first: int) -> None:
     """If a verdict from the `first` on has failed, say at which module the port departs."""
     if any(verdict.status == FAIL for verdict in rung.verdicts[first:]):
         say_location(rung, _pair(sides, call), first)

@@ -48,7 +48,7 @@ def _deviate_of_largest(magnitude: float, n: int) -> float:
     return float(special.ndtri_exp(n * np.log1p(-special.erfc(magnitude / math.sqrt(2)))))
 
 
-def correlation_limit(pairs: int, p: float) -> float:
+def correlation_atol(pairs: int, p: float) -> float:
     """What |r| of this many independent pairs exceeds with probability `p`."""
     return math.sqrt(special.betainccinv(0.5, (pairs - 1) / 2, p))
 
@@ -146,7 +146,7 @@ class _Drawn(Law):
             "distinct": (1.0, DISTINCT),
         }
         for name, _, pairs in _paired_axes(shape):
-            items[f"correlation, {name}"] = 0.0, correlation_limit(pairs, P)
+            items[f"correlation, {name}"] = 0.0, correlation_atol(pairs, P)
         exact = {name: np.asarray(item, np.float64) for name, (item, _) in items.items()}
         return exact, {name: limit for name, (_, limit) in items.items()}
 
@@ -238,7 +238,7 @@ class Like(Law):
             "std": (0.0, extreme * math.sqrt((kurtosis - 1) / (2 * n))),
         }
         for name, _, pairs in _paired_axes(shape):
-            items[f"correlation, {name}"] = 0.0, correlation_limit(pairs, P)
+            items[f"correlation, {name}"] = 0.0, correlation_atol(pairs, P)
         exact = {name: np.asarray(item, np.float64) for name, (item, _) in items.items()}
         return exact, {name: limit for name, (_, limit) in items.items()}
 
@@ -276,4 +276,4 @@ def between(samples: Mapping[str, np.ndarray]) -> tuple[dict[str, np.ndarray], f
         values /= np.sqrt((values**2).sum(axis=1, keepdims=True))
     matrix = values @ values.T
     found = {name: matrix[names == name][:, names != name].ravel() for name in samples}
-    return found, correlation_limit(length, P / max(map(len, found.values())))
+    return found, correlation_atol(length, P / max(map(len, found.values())))

@@ -147,7 +147,7 @@ TOP1 = {  # of runs that are long enough to have any
 }
 
 
-def prediction_limit(ref: np.ndarray, resolution: float, alpha: float) -> float:
+def prediction_atol(ref: np.ndarray, resolution: float, alpha: float) -> float:
     """How far the mean of one more run a seed may be from the mean of `ref` (seeds, runs), with probability 1 - alpha.
 
     Values on a grid of `resolution` are rounded, which adds its square / 12 to their variance; without it runs that
@@ -180,15 +180,15 @@ def judge(
 
     Refused where the reference's own runs give a feature no finite value. A feature that a port's record lacks fails.
     """
-    expected, found, limits = {}, {}, {}
+    expected, found, atol = {}, {}, {}
     for name, feature in features.items():
         item = Item(name, "trajectory", mode="train", dtype="float32")
         values = np.array([[feature.value(record) for record in records] for records in ref])
         if not np.isfinite(values).all():
             return Verdict(title, refusal=f"the reference's own runs have no finite value of: {name}")
         expected[item] = values.mean()
-        limits[item] = prediction_limit(values, feature.resolution(ref[0][0]), alpha / len(features))
+        atol[item] = prediction_atol(values, feature.resolution(ref[0][0]), alpha / len(features))
         if not lacking(feature, port):
             found[item] = np.mean([feature.value(record) for record in port])
     # A logarithm or a difference of 0 is a value as any other.
-    return compare(expected, found, limits, title=title, zeros=set(expected))
+    return compare(expected, found, atol, title=title, expected_zero=set(expected))

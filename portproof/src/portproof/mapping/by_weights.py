@@ -9,8 +9,8 @@ import numpy as np
 
 from portproof.backends.model import BackendModel
 from portproof.compare import Verdict, compare, tensor_item
-from portproof.compare.tolerances import exact_limits
-from portproof.mapping.names import OPTIONAL
+from portproof.compare.tolerances import exact_atol
+from portproof.mapping.pairing import OPTIONAL
 
 
 def by_weights(
@@ -22,27 +22,28 @@ def by_weights(
     values, else with the first one left that has them. `modules`, {reference's module: port's module}, comes first.
     """
     modules, slots = modules or {}, port.backend.named_slots(port.model)
-    ones, others = ref.arrays(), {slots[key][0]: array for key, array in port.arrays().items()}
-    named = {key: _renamed(key, modules) for key in ones}
-    pairs = {name: key for key, name in named.items() if name in others and np.array_equal(ones[key], others[name])}
-    for key, one in ones.items():
+    ref_arrays = ref.arrays()
+    port_arrays = {slots[key][0]: array for key, array in port.arrays().items()}
+    expected = {key: _renamed(key, modules) for key in ref_arrays}  # the port's names
+    pairs = {}
+    for key, name in expected.items():
+        if name in port_arrays and np.array_equal(ref_arrays[key], port_arrays[name]):
+            pairs[name] = key
+    for key, array in ref_arrays.items():
         if key not in pairs.values():
-            equal = (name for name, other in others.items() if name not in pairs and np.array_equal(one, other))
-            name = next(equal, None)
-            pairs |= {} if name is None else {name: key}
-    ref_left = {named[key]: one for key, one in ones.items() if key not in pairs.values()}
-    port_left = {name: other for name, other in others.items() if name not in pairs}
+            free = (name for name in port_arrays if name not in pairs)
+            name = next((name for name in free if np.array_equal(array, port_arrays[name])), None)
+            if name is not None:
+                pairs[name] = key
+    ref_left = {expected[key]: array for key, array in ref_arrays.items() if key not in pairs.values()}
+    port_left = {name: array for name, array in port_arrays.items() if name not in pairs}
     left = [
-        {
-            tensor_item(name, "weights"): array
-            for name, array in side.items()
-            if not _is_optional(name, ref_left, port_left)
-        }
-        for side in (ref_left, port_left)
+        {tensor_item(k, "weights"): a for k, a in arrays.items() if not _is_optional(k, ref_left, port_left)}
+        for arrays in (ref_left, port_left)
     ]
     if not any(left):
         return pairs, None
-    return pairs, compare(*left, exact_limits(left[0]), title="weights, which have to be equal")
+    return pairs, compare(*left, exact_atol(left[0]), title="weights, which have to be equal")
 
 
 def _renamed(key: str, modules: Mapping[str, str]) -> str:

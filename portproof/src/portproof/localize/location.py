@@ -1,0 +1,65 @@
+"""The place where a port departs from its reference, and how it is printed."""
+
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from portproof.backends.model import BackendModel
+from portproof.compare import Row
+
+
+@dataclass(frozen=True)
+class Location:
+    """The place where a port departs from its reference."""
+
+    name: str  # the reference's module; "" is the model itself
+    type: str
+    phase: str  # "structure", "weights", "forward", "buffers" or "backward"
+    port_name: str = ""
+    port_type: str = ""
+    row: Row | None = None  # the comparison that proves it, of the isolated module
+    proof: list[str] = field(default_factory=list)
+    diagnosis: list[str] = field(default_factory=list)  # the mutations that reproduce the difference, in words
+    tree: list[str] = field(default_factory=list)
+    also: list["Location"] = field(default_factory=list)  # further modules that are at fault themselves
+
+    def lines(self) -> list[str]:
+        """As it is printed: the place, the proof, the diagnosis, the module tree with the place marked."""
+        port = f", the port's {self.port_name or 'model'} ({self.port_type})" if self.port_type else ""
+        lines = [f"located: {self.name or 'the model itself'} ({self.type}){port}: {self.phase}"]
+        lines += [f"  {line}" for line in self.proof]
+        lines += [f"  cause, tested: {text}" for text in self.diagnosis]
+        lines += [f"  {line}" for line in self.tree]
+        return lines + [f"also at fault by itself: {line}" for line in _by_kind(self.also)]
+
+    def summary(self) -> list[str]:
+        """One line for each kind of fault: its first module, how many more, in what they differ, the diagnosis."""
+        return _by_kind([self, *self.also])
+
+
+def _by_kind(locations: Iterable[Location]) -> list[str]:
+    """One line for each kind of fault, with the first module that has it."""
+    groups = defaultdict(list)
+    for location in locations:
+        groups[location.type, location.phase, tuple(location.diagnosis)].append(location.name)
+    lines = []
+    for (layer, phase, diagnosis), names in groups.items():
+        more = f" and {len(names) - 1} more of that kind" if len(names) > 1 else ""
+        causes = f": {'; '.join(diagnosis)}" if diagnosis else ""
+        lines.append(f"{names[0]} ({layer}){more}: {phase}{causes}")
+    return lines
+
+
+def module_tree(model: BackendModel, marked: str) -> list[str]:
+    """The module tree around `marked`: its ancestors with all their children, the rest folded."""
+    parts = marked.split(".")
+    ancestors = {".".join(parts[:n]) for n in range(len(parts))}  # the model itself, "", is the first
+    lines = []
+    for name, module in model.modules.items():
+        parent, _, last = name.rpartition(".")
+        if name and parent not in ancestors:
+            continue
+        depth = name.count(".") + 1 if name else 0
+        mark = "   <--- HERE" if name == marked else ""
+        lines.append(f"{'  ' * depth}{last or 'model'} ({module.type}){mark}")
+    return lines

@@ -1,0 +1,181 @@
+"""Which module call of the port stands for which of the reference: layers by the map, all else by their values."""
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from difflib import SequenceMatcher
+
+from portproof.backends.model import BackendModel, Run
+from portproof.backends.trace import ModuleCall
+from portproof.convert.rules import PADDLE_TYPES
+from portproof.mapping.map_search import alike
+
+EXACT = 1e-9  # of the largest value: two float64 runs closer than this are of one function, however it is put together
+
+Labelled = tuple[str, ModuleCall]
+
+
+def match_calls(
+    ref: BackendModel, port: BackendModel, ref_run: Run, port_run: Run, modules: Mapping[str, str]
+) -> dict[str, str]:
+    """{reference's output: port's output}, in the reference's order of execution.
+
+    Layers with tensors by `modules`; activations, pools and blocks by what they receive and give. What has no
+    counterpart (a function on the other side, a block that ends elsewhere) is left out.
+    """
+    matcher = _CallMatcher(ref, port, ref_run, port_run, modules)
+    matcher.match_layers()
+    matcher.match_leaves()
+    matcher.match_blocks()
+    pairs = matcher.pairs | {"output": "output"}
+    return {label: pairs[label] for label in ref_run.trace.calls if label in pairs}
+
+
+def _in_order(run: Run) -> list[Labelled]:
+    """The calls as they began."""
+    return sorted(run.trace.calls.items(), key=lambda item: item[1].start)
+
+
+class _CallMatcher:
+    def __init__(
+        self, ref: BackendModel, port: BackendModel, ref_run: Run, port_run: Run, modules: Mapping[str, str]
+    ) -> None:
+        self.ref, self.port, self.modules = ref, port, modules
+        self.ref_calls, self.port_calls = _in_order(ref_run), _in_order(port_run)
+        self.same_names = all(ref_name == port_name for ref_name, port_name in modules.items())
+        self.same_output = bool(ref_run.output) and alike(ref_run.output, port_run.output, EXACT)
+        self.pairs: dict[str, str] = {}
+        self.type_fits: dict[tuple[str, str], bool] = {}  # {two classes: whether they stand for each other here}
+
+    def match_layers(self) -> None:
+        """Layers with tensors: the n-th call of each with the n-th of its counterpart."""
+        port_labels = {(call.name, call.number): label for label, call in self.port_calls}
+        for label, call in self.ref_calls:
+            counterpart = self.modules.get(call.name), call.number
+            if counterpart in port_labels:
+                self.pairs[label] = port_labels[counterpart]
+
+    def match_leaves(self) -> None:
+        """Leaves without tensors: by what they receive, among those that follow the same layer first.
+
+        Behind a fault, where that does not tell, by type and order.
+        """
+        ref_groups = _leaves_behind_layers(self.ref, self.ref_calls, {label: label for label in self.pairs})
+        back = {port_label: label for label, port_label in self.pairs.items()}
+        port_groups = _leaves_behind_layers(self.port, self.port_calls, back)
+        taken = set()
+        for layer, leaves in ref_groups.items():
+            near = port_groups.get(layer, [])
+            far = [leaf for other, group in port_groups.items() if other != layer for leaf in group]
+            for label, call in leaves:
+                found = self._best_fit(label, call, near, taken) or self._best_fit(label, call, far, taken)
+                if found:
+                    port_label, port_call = found
+                    self.pairs[label] = port_label
+                    self.type_fits[self._types(call, port_call)] = True
+                    taken.add(port_label)
+        if self.same_output:
+            return
+        for layer, leaves in ref_groups.items():
+            ref_left = [leaf for leaf in leaves if leaf[0] not in self.pairs]
+            port_left = [leaf for leaf in port_groups.get(layer, []) if leaf[0] not in taken]
+            self.pairs.update(self._by_type(ref_left, port_left))
+
+    def match_blocks(self) -> None:
+        """Blocks: by the layers that they contain, if they also begin and end at the same places."""
+        undecided = []
+        for (label, call), (port_label, port_call) in self._blocks_of_same_layers():
+            types, fits = self._types(call, port_call), self._fits(call, port_call)
+            if fits is None:
+                undecided.append((label, port_label, types))
+                continue
+            self.type_fits[types] = fits and self.type_fits.get(types, True)
+            if fits:
+                self.pairs[label] = port_label
+        for label, port_label, types in undecided:
+            if self.type_fits.get(types, self.same_names):
+                self.pairs[label] = port_label
+
+    def _types(self, call: ModuleCall, port_call: ModuleCall) -> tuple[str, str]:
+        """The classes of the two modules, the port's by PyTorch's name."""
+        port_type = self.port.modules[port_call.name].type
+        return self.ref.modules[call.name].type, PADDLE_TYPES.get(port_type, port_type)
+
+    def _fits(self, call: ModuleCall, port_call: ModuleCall) -> bool | None:
+        """Whether two calls stand for each other; None: behind a fault what they receive does not tell."""
+        if not alike(call.inputs, port_call.inputs):
+            return False if self.same_output else None
+        same_outputs = alike(call.outputs, port_call.outputs)
+        if self.same_output or same_outputs:
+            return same_outputs
+        # One of them is at fault, or they end at different places: then the port has this value elsewhere.
+        return not any(
+            alike(call.outputs, arrays) for _, other in self.port_calls for arrays in (other.inputs, other.outputs)
+        )
+
+    def _best_fit(self, label: str, call: ModuleCall, leaves: list[Labelled], taken: set[str]) -> Labelled | None:
+        """The first that fits, those of the same name before others, then those of the same type."""
+
+        def rank(leaf: Labelled) -> tuple[bool, bool]:
+            ref_type, port_type = self._types(call, leaf[1])
+            return self.same_names and leaf[0] != label, ref_type != port_type
+
+        fitting = [leaf for leaf in leaves if leaf[0] not in taken and self._fits(call, leaf[1])]
+        return min(fitting, key=rank, default=None)
+
+    def _by_type(self, ref_leaves: list[Labelled], port_leaves: list[Labelled]) -> dict[str, str]:
+        """Pairs in turn, if the types fit each other; else where the sequences of types run alike."""
+        if len(ref_leaves) == len(port_leaves):
+            turns = list(zip(ref_leaves, port_leaves, strict=True))
+            types = [self._types(call, port_call) for (_, call), (_, port_call) in turns]
+            if all(pair[0] == pair[1] or self.type_fits.get(pair) for pair in types):
+                return {label: port_label for (label, _), (port_label, _) in turns}
+        ref_types = [self.ref.modules[call.name].type for _, call in ref_leaves]
+        port_types = [self.port.modules[call.name].type for _, call in port_leaves]
+        port_types = [PADDLE_TYPES.get(name, name) for name in port_types]
+        pairs = {}
+        for i, j, size in SequenceMatcher(None, ref_types, port_types, autojunk=False).get_matching_blocks():
+            pairs |= {ref_leaves[i + n][0]: port_leaves[j + n][0] for n in range(size)}
+        return pairs
+
+    def _blocks_of_same_layers(self) -> Iterator[tuple[Labelled, Labelled]]:
+        """Calls of blocks with the same layers in them, the outer ones first."""
+        ref_groups = _by_layers_inside(self.ref, self.ref_calls, self.modules)
+        port_groups = _by_layers_inside(self.port, self.port_calls, {})
+        for key, ref_group in ref_groups.items():
+            port_group = port_groups.get(key, [])
+            if len(ref_group) == len(port_group):
+                yield from zip(ref_group, port_group, strict=True)
+
+
+def _leaves_behind_layers(
+    model: BackendModel, calls: list[Labelled], layers: Mapping[str, str]
+) -> dict[str, list[Labelled]]:
+    """{label of a layer's call: the calls of leaves without tensors that follow it, up to the next such layer}.
+
+    `layers` are {this side's label: the reference's}.
+    """
+    groups, current = defaultdict(list), ""
+    for label, call in calls:
+        module = model.modules[call.name]
+        if label in layers:
+            current = layers[label]
+        elif module.is_leaf and not module.slots:
+            groups[current].append((label, call))
+    return groups
+
+
+def _by_layers_inside(
+    model: BackendModel, calls: list[Labelled], port_names: Mapping[str, str]
+) -> dict[tuple[frozenset[str], int], list[Labelled]]:
+    """{(the layers with tensors in a block, or the block itself, by the port's names; which call it is): the calls}.
+
+    `port_names` are {this side's name: the port's} where they differ.
+    """
+    groups = defaultdict(list)
+    for label, call in calls:
+        module = model.modules[call.name]
+        if call.name and not module.is_leaf and not module.slots:
+            inside = [n for n, m in model.modules.items() if m.slots and n.startswith(f"{call.name}.")]
+            layers = frozenset(port_names.get(name, name) for name in inside or [call.name])
+            groups[layers, call.number].append((label, call))
+    return groups
