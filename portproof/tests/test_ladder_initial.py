@@ -286,3 +286,72 @@ def test_one_seed_shows_nothing(seeds):
 def test_an_empty_tensor_is_named():
     with pytest.raises(UserError, match="weight is empty"):
         init(lambda seed: torch.nn.Linear(0, 3), port, expected)
+
+
+# Without laws: against what the reference draws
+
+
+def scaled(factor: float):
+    def change(model: Port) -> None:
+        model.fc.weight.set_value(model.fc.weight * factor)
+
+    return change
+
+
+def shifted(model: Port) -> None:
+    model.fc.weight.set_value(model.fc.weight + 0.05)
+
+
+def normal(model: Port) -> None:
+    """Of the same deviation as the uniform one."""
+    paddle.nn.initializer.Normal(0, 1 / math.sqrt(3 * 32))(model.fc.weight)
+
+
+def repeated(model: Port) -> None:
+    model.fc.weight.set_value(model.fc.weight[:, :1].expand([32, CLASSES]))
+
+
+def other_constant(model: Port) -> None:
+    model.norm.weight.set_value(paddle.full([32], 0.9))
+
+
+def test_without_laws_a_faultless_pair_passes_under_any_seed():
+    for seed in range(5):
+        verdict = init(ref, port, seed=seed)
+        assert verdict.status == PASS, str(verdict)
+    assert "port, against what the reference draws" in str(verdict)
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        (scaled(1.2), "std of fc.weight"),
+        (shifted, "mean of fc.weight"),
+        (normal, "magnitude of fc.weight"),
+        (repeated, "correlation, axis 0 of fc.weight"),
+        (other_constant, "all 1 of norm.weight"),
+    ],
+)
+def test_without_laws_a_fault_is_named(change, named):
+    verdict = init(ref, lambda seed: port(seed, change))
+    what, _, tensor = named.rpartition(" of ")
+    assert verdict.status == FAIL and f"{tensor}/{what}" in [
+        str(row.item) for row in verdict.rows if row.status == FAIL
+    ]
+
+
+def test_without_laws_a_computed_table_may_round():
+    def with_table(model, array):
+        if isinstance(model, torch.nn.Module):
+            model.register_buffer("table", torch.tensor(array))
+        else:
+            model.register_buffer("table", paddle.to_tensor(array))
+        return model
+
+    table = np.linspace(0, 1, 50).astype(np.float32)
+    for off, status in ((1e-7, PASS), (1e-5, FAIL)):
+        verdict = init(
+            lambda seed: with_table(ref(seed), table),
+            lambda seed, off=off: with_table(port(seed), (table + np.float32(off)).astype(np.float32)),
+        )
+        assert verdict.status == status, str(verdict)

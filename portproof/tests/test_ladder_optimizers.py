@@ -177,3 +177,29 @@ def test_schedules_that_cannot_be_judged():
     assert schedule(ref_step, raises, epochs=3).status == FAIL
     zero = schedule(lambda model: ref_step(model, 0.0), lambda model: port_step(model, 0.0), epochs=3)
     assert zero.status == REFUSED
+
+
+# Coefficients that Paddle's own optimizers keep in float32
+
+
+def ref_adamw(model, lr=0.1):
+    return torch.optim.AdamW(model.parameters(), lr, weight_decay=0.1)
+
+
+def port_adamw(model, lr=0.1):
+    return paddle.optimizer.AdamW(lr, parameters=model.parameters(), weight_decay=0.1)
+
+
+def test_float32_coefficients_are_allowed_for_unless_they_must_not_be():
+    assert optimizer(*pair(), ref_adamw, port_adamw).status == PASS
+    assert optimizer(*pair(), ref_adamw, port_adamw, coefficients="float64").status == FAIL
+
+
+def test_no_more_than_the_rounding_of_coefficients_is_allowed():
+    verdict = optimizer(*pair(), ref_adamw, lambda model: port_adamw(model, lr=0.1 * (1 + 2e-6)))
+    assert verdict.status == FAIL, str(verdict)
+
+
+def test_coefficients_are_of_a_precision():
+    with pytest.raises(UserError, match="coefficients 'float16': choose one of float64, float32"):
+        optimizer(*pair(), ref_adamw, port_adamw, coefficients="float16")

@@ -7,7 +7,7 @@ from typing import Any, Optional
 from portproof.backends import backend
 from portproof.backends.model import BackendModel
 from portproof.compare import FAIL
-from portproof.compare.tolerances import UNITS
+from portproof.compare.tolerances import UNIT_ROUNDOFF
 from portproof.io.cli import UserError
 from portproof.ladder.pairs.pair import Pair, locate_failure
 from portproof.ladder.rung import Rung
@@ -16,8 +16,8 @@ from portproof.mapping.by_weights import by_weights
 
 def check_coefficients(dtype: str) -> None:
     """Raise UserError unless this is a precision that an optimizer may keep its rate, momentum and the like in."""
-    if dtype not in UNITS:
-        raise UserError(f"coefficients {dtype!r}: choose one of {', '.join(UNITS)}")
+    if dtype not in UNIT_ROUNDOFF:
+        raise UserError(f"coefficients {dtype!r}: choose one of {', '.join(UNIT_ROUNDOFF)}")
 
 
 @dataclass

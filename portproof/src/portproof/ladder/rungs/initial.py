@@ -116,8 +116,8 @@ def init(
     called with `seeds` seeds made from `seed`; the smaller a tensor, the more of them it takes to show something.
     `expected(name, shape, layer_type)` says what a tensor of the reference should be: `Normal(std)`, `Uniform(bound)`
     or `Constant(value)`; the name is the state_dict's, and the type the class of the module that holds it. Without it
-    both are held against what the reference draws under as many seeds more, which shows less: a deviation that is 20 %
-    off in 1024 values. `names` maps modules whose names differ, {reference's: port's}.
+    both are held against what the reference draws under as many seeds more, which shows less: a std that is 20 % off in
+    1024 values. `names` maps modules whose names differ, {reference's: port's}.
 
     Checked are the distribution of each tensor, that it follows the seed, that its values are independent along each
     axis and of other tensors. The generators of two frameworks differ, so that values do not agree; `shared` says that

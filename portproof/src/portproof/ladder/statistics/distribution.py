@@ -31,6 +31,7 @@ from scipy import special, stats
 # draws follow the seed, a seed that passes passes again.
 P = 1e-8
 DISTINCT = 0.25
+MANY = 1000  # values from which a mean is normal as far out as P: so simulated, at 5 deviations and less
 FEWEST_PAIRS = 3  # of fewer every correlation may be 1
 FEWEST_VALUES = 64  # of a tensor that is compared with others
 
@@ -205,8 +206,11 @@ class Like(Law):
 
         quantiles   the largest distance between their distributions: the two-sample Kolmogorov-Smirnov test, with
                     P(D > d) <= e exp(-n d^2) for samples of equal size (Wei and Dudley 2012, theorem 1)
-        mean, std   in parts of the sample's own std; normal for many values, with deviations sqrt(2 / n) and
-                    sqrt((kurtosis - 1) / (2 n))
+        mean, std   the std as a ratio, and the mean in parts of the std
+        magnitude   the mean of |x - mean| / std, which tells a uniform distribution from a normal one (Geary 1935)
+
+    All but the first are normal for MANY values and more; their deviations follow from their influence functions over
+    the sample. Of fewer values only the quantiles are compared.
     """
 
     sample: np.ndarray
@@ -218,29 +222,34 @@ class Like(Law):
 
     def statistics(self, sample: np.ndarray) -> Statistics:
         distance = stats.ks_2samp(sample.ravel(), self.sample.ravel(), method="asymp").statistic
-        own_mean, spread = self.sample.mean(dtype=np.float64), self.sample.std(dtype=np.float64)
-        items = {
-            "quantiles": np.array(distance),
-            "mean": (sample.mean(dtype=np.float64) - own_mean) / spread,
-            "std": sample.std(dtype=np.float64) / spread - 1,
-        }
-        deviates = self.deviates(sample)
+        items, deviates = {"quantiles": np.array(distance)}, self.deviates(sample)
+        if self.sample.size >= MANY:
+            (mean, std, magnitude), (own_mean, own_std, own_magnitude) = map(_moments, (sample, self.sample))
+            items["mean"] = (mean - own_mean) / own_std
+            items |= {"std": std / own_std - 1, "magnitude": magnitude - own_magnitude}
         for name, axis, _ in _paired_axes(sample.shape):
             items[f"correlation, {name}"] = np.array(_correlation(*_halves(deviates, axis)))
         return items
 
     def expectations(self, shape: Sequence[int], dtype: np.dtype) -> tuple[Statistics, dict[str, float]]:
-        values, n = self.sample.astype(np.float64), self.sample.size
-        kurtosis, extreme = ((values - values.mean()) ** 4).mean() / values.var() ** 2, -special.ndtri(P / 2)
-        items = {
-            "quantiles": (0.0, math.sqrt((1 - math.log(P)) / n)),
-            "mean": (0.0, extreme * math.sqrt(2 / n)),
-            "std": (0.0, extreme * math.sqrt((kurtosis - 1) / (2 * n))),
-        }
-        for name, _, pairs in _paired_axes(shape):
-            items[f"correlation, {name}"] = 0.0, correlation_atol(pairs, P)
-        exact = {name: np.asarray(item, np.float64) for name, (item, _) in items.items()}
-        return exact, {name: limit for name, (_, limit) in items.items()}
+        n, limits = self.sample.size, {}
+        limits["quantiles"] = math.sqrt((1 - math.log(P)) / n)
+        if n >= MANY:
+            mean, std, magnitude = _moments(self.sample)
+            u = (self.sample.astype(np.float64) - mean) / std
+            influences = {"mean": u, "std": (u**2 - 1) / 2}
+            influences["magnitude"] = np.abs(u) - magnitude * (u**2 + 1) / 2 - np.sign(u).mean() * u
+            for name, influence in influences.items():
+                limits[name] = -special.ndtri(P / 2) * math.sqrt(2 * (influence**2).mean() / n)
+        limits |= {f"correlation, {name}": correlation_atol(pairs, P) for name, _, pairs in _paired_axes(shape)}
+        return {name: np.zeros(()) for name in limits}, limits
+
+
+def _moments(sample: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """(mean, std, mean magnitude in parts of the std), float64."""
+    values = sample.astype(np.float64)
+    mean, std = values.mean(), values.std()
+    return mean, std, np.abs(values - mean).mean() / std
 
 
 def law_like(sample: np.ndarray) -> Law:

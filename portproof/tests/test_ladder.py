@@ -1,0 +1,138 @@
+"""`portproof.ladder`: what it offers, and its functions for whole models."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import paddle
+import pytest
+import torch
+
+from portproof import ladder
+from portproof.compare import FAIL, PASS, REFUSED
+from portproof.io.cli import UserError
+
+
+class Ref(torch.nn.Module):
+    def __init__(self, norm: type = torch.nn.LayerNorm) -> None:
+        super().__init__()
+        self.first, self.norm, self.last = torch.nn.Linear(5, 6), norm(6), torch.nn.Linear(6, 3)
+
+    def forward(self, x):
+        return self.last(torch.tanh(self.norm(self.first(x))))
+
+
+class Port(paddle.nn.Layer):
+    def __init__(self, outputs: int = 3, cut: bool = False, norm: type = paddle.nn.LayerNorm) -> None:
+        super().__init__()
+        self.first, self.norm = paddle.nn.Linear(5, 6), norm(6)
+        self.last, self.cut = paddle.nn.Linear(6, outputs), cut
+
+    def forward(self, x):
+        x = self.first(x)
+        x = paddle.tanh(self.norm(x.detach() if self.cut else x))
+        return self.last(x)
+
+
+@pytest.fixture
+def inputs(rng) -> list[np.ndarray]:
+    return [rng.normal(size=(8, 5))]
+
+
+def test_its_import_brings_no_framework():
+    code = "import sys, portproof.ladder; sys.exit(bool({'torch', 'paddle', 'scipy'} & set(sys.modules)))"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_every_name_is_there_and_shown_to_those_who_read():
+    tree = ast.parse(Path(ladder.__file__).read_text())
+    (block,) = (node for node in tree.body if isinstance(node, ast.If))
+    shown = {alias.name for node in block.body for alias in node.names}
+    assert shown == set(ladder.__all__) and all(hasattr(ladder, name) for name in ladder.__all__)
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        _ = ladder.nothing
+
+
+@pytest.mark.parametrize("function", [ladder.forward, ladder.gradients])
+def test_a_faultless_pair_passes(function, inputs):
+    verdict = function(Ref(), Port(), inputs)
+    assert verdict.status == PASS, str(verdict)
+
+
+def test_gradients_are_compared_in_both_modes_and_precisions(inputs):
+    rung = ladder.Rung("gradients", quiet=True)
+    rows = [row.item for row in ladder.gradients(Ref(), Port(), inputs, rung=rung).rows if row.item.kind == "gradient"]
+    assert {(item.mode, item.dtype) for item in rows} == {
+        (m, d) for m in ("eval", "train") for d in ("float64", "float32")
+    }
+    assert "train/gradient/first.weight" in rung.files[0] and rung.files[0].keys() == rung.files[1].keys()
+
+
+def test_a_gradient_that_is_cut_is_located(inputs):
+    assert ladder.forward(Ref(), Port(cut=True), inputs).status == PASS
+    verdict = ladder.gradients(Ref(), Port(cut=True), inputs)
+    assert verdict.status == FAIL and "gradient/first.weight" in {str(row.item) for row in verdict.rows if row.status}
+
+
+def test_gradients_that_nothing_has_are_refused(inputs):
+    ref, port = Ref().requires_grad_(False), Port()
+    ref.forward = lambda x: ref.last(x.detach() @ torch.ones(5, 6, dtype=x.dtype))
+    port.forward = lambda x: port.last(x.detach() @ paddle.ones([5, 6], dtype=x.dtype))
+    verdict = ladder.gradients(ref, port, inputs, weights="reference")
+    assert verdict.status == REFUSED, str(verdict)
+
+
+def test_a_structure_that_differs_fails_and_nothing_is_run(inputs):
+    for function in (ladder.forward, ladder.gradients):
+        verdict = function(Ref(), Port(outputs=4), inputs)
+        assert verdict.status == FAIL and {row.item.kind for row in verdict.rows} == {"structure"}
+
+
+def test_statistics_are_part_of_the_forward_pass(inputs):
+    """Paddle keeps the biased variance."""
+    verdict = ladder.forward(Ref(torch.nn.BatchNorm1d), Port(norm=paddle.nn.BatchNorm1D), inputs)
+    assert verdict.status == FAIL and verdict.location.name == "norm"
+
+
+def test_same_weights_leaves_both_with_the_same_and_the_originals_alone(inputs):
+    ref, port = Ref(), Port()
+    before = ref.first.weight.detach().numpy().copy()
+    same_ref, same_port = ladder.same_weights(ref, port, inputs, seed=3)
+    assert np.array_equal(same_ref.first.weight.detach().numpy(), same_port.first.weight.numpy().T)
+    assert np.array_equal(ref.first.weight.detach().numpy(), before)
+    assert ladder.forward(same_ref, same_port, inputs, weights="own").status == PASS
+
+
+def test_same_weights_needs_a_counterpart_of_every_tensor(inputs):
+    with pytest.raises(UserError, match="rung 01 has to pass first"):
+        ladder.same_weights(Ref(), Port(outputs=4), inputs)
+
+
+def test_inputs_are_drawn_by_shape_and_type():
+    floats, whole, images = ladder.draw_inputs(["2,3", "4,5:int32:7", "2,3,32,16"], seed=1)
+    assert floats.shape == (2, 3) and floats.dtype == np.float32
+    assert whole.shape == (4, 5) and whole.dtype == np.int32 and whole.max() < 7
+    assert images.shape == (2, 3, 32, 16)
+    with pytest.raises(UserError, match="input '2;3' is no shape"):
+        ladder.draw_inputs(["2;3"], seed=1)
+
+
+def test_a_factory_makes_a_new_model_each_time():
+    make = ladder.model_factory("torch.nn:Linear(in_features=2, out_features=3)")
+    assert make() is not make() and make().out_features == 3
+    with pytest.raises(UserError, match="is no PKG.MOD:FACTORY"):
+        ladder.model_factory("torch.nn:Linear(2)")
+
+
+def test_what_has_to_be_filled_in_is_named_whichever_side_it_is():
+    rung = ladder.Rung("half", quiet=True)
+
+    def missing():
+        raise ladder.to_fill_in("missing", "file.py", "write it")
+
+    for guard in (rung.of_ref, rung.of_port):
+        with pytest.raises(UserError, match="fill in missing in file.py: write it"):
+            guard("part", missing)
+    assert not rung.verdicts
