@@ -4,10 +4,12 @@ Measured differences are not measured again, which would take a run of all steps
 """
 
 import importlib.util
+import os
 import re
 import shlex
 import shutil
 import subprocess
+import sys
 from functools import cache
 from itertools import takewhile
 from pathlib import Path
@@ -51,11 +53,13 @@ BEHIND = {
     "shell/test.sh": None,  # pytest
 }
 PIP_FLAGS = {"--index-url"}
+RENAMED = ["before", "now"]
 
 
 def prose() -> str:
-    """All English text but the code blocks, whose content `code` gives."""
-    return "\n".join(" ".join(block.lines) for block in blocks(ENGLISH) if block.kind != "code")
+    """All English text but the code blocks, whose content `code` gives, and the table of names that are no more."""
+    shown = [block for block in blocks(ENGLISH) if block.kind != "code" and block.cells[0] != RENAMED]
+    return "\n".join(" ".join(block.lines) for block in shown)
 
 
 def code(beginning: str) -> list[list[str]]:
@@ -109,7 +113,7 @@ def test_each_links_to_the_other():
 def test_what_is_named_exists():
     """Files, folders, modules, and what a path names behind a colon."""
     path = r"([\w.*-]*/[\w./*-]*|[\w.-]+\.(?:py|sh|md|txt|pth|pdparams))(?::(\w+))?"
-    module = r"((?:mobilenetv3_\w+|reprod)(?:\.\w+)*)()"
+    module = r"(mobilenetv3_\w+(?:\.\w+)*)()"
     named = [link for link in links(prose()) if not link.startswith("http")] + spans(prose())
     found = [match for name in named if (match := re.fullmatch(path, name) or re.fullmatch(module, name))]
     assert {match[1] for match in found} > ELSEWHERE, "ELSEWHERE lists what the text no longer names"
@@ -123,6 +127,23 @@ def test_what_is_named_exists():
             assert re.search(rf"^(class|def) {match[2]}\b", places[0].read_text(encoding="utf-8"), re.M), match[0]
 
 
+def test_renamed_things_have_their_new_names_only():
+    (rows,) = [block.cells[2:] for block in blocks(ENGLISH) if block.kind == "table" and block.cells[0] == RENAMED]
+    before, now = (" ".join(row[column] for row in rows) for column in (0, 1))
+    scripts = re.findall(r"`python (tools/\w+\.py)`", before)
+    assert len(scripts) > 5
+    for path in scripts:
+        assert not (ROOT / path).exists()
+        if path.removeprefix("tools/") not in ("locate.py", "compare_records.py"):
+            assert (ROOT / path.replace("tools/", "maintenance/")).is_file()
+    assert not (ROOT / "reprod").exists()
+    assert all(name in COMMANDS for name in re.findall(r"`portproof (\w+)", now))
+    for name in re.findall(r"`(portproof(?:\.\w+)?|mobilenetv3_common|faq)`", now):
+        importlib.import_module(name)
+    flags = {flag for name in COMMANDS for flag in portproof_command(name).get_args_parser()._option_string_actions}
+    assert set(re.findall(r"--[\w-]+", now)) - flags == {"--truth"}
+
+
 @pytest.mark.parametrize("command", sorted(set(commands())))
 def test_commands_run_scripts_that_know_their_flags(command):
     words = shlex.split(command)
@@ -133,6 +154,8 @@ def test_commands_run_scripts_that_know_their_flags(command):
             return
         words = shlex.split(BEHIND[words[1]]) + words[2:]
     if words[1:3] == ["-m", "portproof"]:
+        if not words[3:]:
+            return
         parser, words = portproof_command(words[3]).get_args_parser(), words[4:]
     elif words[1] == "-m":
         assert (ROOT / words[2].replace(".", "/") / "__main__.py").is_file()
@@ -285,6 +308,42 @@ def test_weights_and_predictions_are_made_as_shown(tmp_path, monkeypatch, capsys
     class_id, probability = re.fullmatch(r"class_id: (\d+), prob: (\S+)", lines[-1]).groups()
     (other,) = [line for lines in printed.values() for line in lines if line.startswith(f"{image}: ")]
     assert re.match(rf"{image}: {class_id} [^,]* {probability},", other)
+
+
+def test_the_port_can_be_shipped_alone(tmp_path):
+    """What the text keeps, and nothing else, trains and predicts where neither torch nor the reference is."""
+    (said,) = [block.cells[0][0] for block in blocks(ENGLISH) if "ship it alone" in block.cells[0][0]]
+    kept = [name for name in spans(said) if "/" in name or "." in name]
+    listed = subprocess.run(["git", "ls-files", *kept], cwd=ROOT, capture_output=True, text=True, check=True)
+    for name in listed.stdout.splitlines():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(ROOT / name, tmp_path / name)
+    assert {path.name for path in tmp_path.iterdir()} == {name.split("/")[0] for name in kept}
+    foreign = ["torch", "torchvision", "reprod_log"]  # and whatever of the project is not kept, installed or not
+    foreign += [path.name for path in ROOT.iterdir() if (path / "__init__.py").is_file()]
+    foreign += [
+        f"portproof.{path.name}" for path in (ROOT / "portproof" / "src" / "portproof").iterdir() if path.is_dir()
+    ]
+    kept_packages = [name for name in foreign if (tmp_path / name).is_dir()] + ["portproof.io"]
+    blocked = [name for name in foreign if name not in kept_packages]
+    (tmp_path / "sitecustomize.py").write_text(f"import sys\nsys.modules.update(dict.fromkeys({blocked}))\n")
+    variables = os.environ | {"PYTHONPATH": f"{tmp_path}:{tmp_path / 'portproof' / 'src'}", "OMP_NUM_THREADS": "1"}
+    data = str(ROOT / "lite_data")
+    train = ["-m", "mobilenetv3_paddle.train", "--data-path", data, "--epochs", "1", "--batch-size", "8"]
+    predict = [
+        "tools/predict.py",
+        "--framework",
+        "paddle",
+        "--weights",
+        "out/model_0.pdparams",
+        "--input",
+        f"{data}/val",
+    ]
+    for words in (["-c", "import portproof; print(portproof.__file__)"], [*train, "--output-dir", "out"], predict):
+        command = [sys.executable, "-W", "ignore", *words]
+        done = subprocess.run(command, cwd=tmp_path, env=variables, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert words[0] != "-c" or done.stdout.startswith(str(tmp_path))
 
 
 def test_the_difference_between_two_libraries_is_found_as_shown(capsys):
