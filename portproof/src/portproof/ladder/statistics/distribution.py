@@ -232,17 +232,17 @@ class Like(Law):
         return items
 
     def expectations(self, shape: Sequence[int], dtype: np.dtype) -> tuple[Statistics, dict[str, float]]:
-        n, limits = self.sample.size, {}
-        limits["quantiles"] = math.sqrt((1 - math.log(P)) / n)
+        n, atol = self.sample.size, {}
+        atol["quantiles"] = math.sqrt((1 - math.log(P)) / n)
         if n >= MANY:
             mean, std, magnitude = _moments(self.sample)
             u = (self.sample.astype(np.float64) - mean) / std
             influences = {"mean": u, "std": (u**2 - 1) / 2}
             influences["magnitude"] = np.abs(u) - magnitude * (u**2 + 1) / 2 - np.sign(u).mean() * u
             for name, influence in influences.items():
-                limits[name] = -special.ndtri(P / 2) * math.sqrt(2 * (influence**2).mean() / n)
-        limits |= {f"correlation, {name}": correlation_atol(pairs, P) for name, _, pairs in _paired_axes(shape)}
-        return {name: np.zeros(()) for name in limits}, limits
+                atol[name] = -special.ndtri(P / 2) * math.sqrt(2 * (influence**2).mean() / n)
+        atol |= {f"correlation, {name}": correlation_atol(pairs, P) for name, _, pairs in _paired_axes(shape)}
+        return {name: np.zeros(()) for name in atol}, atol
 
 
 def _moments(sample: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
