@@ -183,8 +183,8 @@ MISTAKES = {
     "no colon": ({"ref": "a_pair"}, "is no PKG.MOD:FACTORY"),
     "a positional argument": ({"ref": "a_pair:Ref(3)"}, "is no PKG.MOD:FACTORY"),
     "an expression": ({"ref": "a_pair:Ref(classes=1 + x)"}, "is no PKG.MOD:FACTORY"),
-    "no such keyword": ({"ref": "a_pair:Ref(depth=3)"}, "--ref: making it raised TypeError"),
-    "a factory that raises": ({"ref": "a_pair:broken"}, "--ref: making it raised RuntimeError: no such size"),
+    "no such keyword": ({"ref": "a_pair:Ref(depth=3)"}, "--ref 'a_pair:Ref(depth=3)': making it raised TypeError"),
+    "a factory that raises": ({"ref": "a_pair:broken"}, "--ref 'a_pair:broken': making it raised RuntimeError"),
     "the sides exchanged": (
         {"ref": "a_pair:Port", "port": "a_pair:Ref"},
         "the reference is a Port, no torch",

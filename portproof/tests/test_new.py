@@ -140,6 +140,16 @@ def test_a_port_that_is_not_filled_in_is_refused_and_does_not_fail(filled, tmp_p
 # Users' mistakes
 
 
+@pytest.mark.parametrize("name", ["01_test_forward", "05_test_backward", "06_test_init"])
+def test_a_pair_that_is_no_longer_there_is_one_line(name, empty, tmp_path):
+    script = empty / "steps" / f"{name}.py"
+    done = subprocess.run(
+        [sys.executable, script, "--output-dir", tmp_path], capture_output=True, text=True, check=False
+    )
+    (line,) = done.stderr.splitlines()
+    assert done.returncode == 2 and "'text_task:RefNet'" in line and "PYTHONPATH" in line
+
+
 def test_a_folder_that_is_not_empty_is_left_alone(tmp_path):
     (tmp_path / "mine").write_text("kept")
     done = new(tmp_path)

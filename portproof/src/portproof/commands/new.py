@@ -43,7 +43,8 @@ def main(args: argparse.Namespace) -> int:
             whole.rename(folder)  # over an empty folder, if there is one
     except OSError as error:
         raise UserError(f"{folder} cannot be written ({error.strerror}): name another folder") from error
-    print(f"wrote {folder}; run: python {folder / 'steps' / 'run_all.py'}")
+    print(f"wrote {folder}; where {args.ref.partition(':')[0]} and {args.port.partition(':')[0]} can be imported, run:")
+    print(f"  PYTHONPATH=. python {folder / 'steps' / 'run_all.py'}")
     return 0
 
 

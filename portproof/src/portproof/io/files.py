@@ -100,10 +100,10 @@ def load_npy(path: str | Path) -> dict[str, np.ndarray]:
 
 
 def load_safetensors(path: str | Path) -> dict[str, np.ndarray]:
-    """The arrays of a `.safetensors` file by name."""
+    """The arrays of a `.safetensors` file by name, in the order of the names: the library's own is random."""
     data = _read(path)
     with _refusing(path, "a .safetensors file of types that NumPy has"):
-        return safetensors.numpy.load(data)
+        return dict(sorted(safetensors.numpy.load(data).items()))
 
 
 def save_safetensors(arrays: Mapping[str, np.ndarray], path: str | Path) -> None:
