@@ -10,7 +10,7 @@ Stands on: nothing.
 """
 
 import argparse
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 from itertools import product
 
@@ -61,15 +61,11 @@ class Side:
         loader = self.data.build_loader(self.sets[name], BATCH_SIZE, **how)
         return loader, partial(self.data.set_epoch, loader)
 
-    def mixed(self, name: str) -> Iterator[dict[Item, object]]:
-        """Batches after mixing: images (N, 3, H, W) and soft targets (N, C)."""
-        dataset, (height, width) = self.sets["train"], MIXED_SIZE
-        mix = self.data.build_mix(len(dataset.classes), **MIXES[name], seed=self.seed)
-        chosen = [dataset[int(i)] for i in np.linspace(0, len(dataset) - 1, BATCH_SIZE)]  # of several classes
-        images = np.stack([np.asarray(image)[:, :height, :width] for image, _ in chosen])
-        labels = np.array([label for _, label in chosen])
+    def mixed(self, name: str, arrays: Sequence[np.ndarray]) -> Iterator[dict[Item, object]]:
+        """What becomes of images (N, 3, H, W) and labels (N,) in each batch: mixed images, and soft targets (N, C)."""
+        mix = self.data.build_mix(len(self.sets["train"].classes), **MIXES[name], seed=self.seed)
         for batch in range(MIXED_BATCHES):
-            tensors = [self.package.backend.tensor(array, self.package.device) for array in (images, labels)]
+            tensors = [self.package.backend.tensor(array, self.package.device) for array in arrays]
             items = (Item(f"batch {batch} {what}", "mix", section=name) for what in ("image", "target"))
             yield dict(zip(items, mix(*tensors, 1, batch), strict=True))
 
@@ -105,13 +101,17 @@ def main(args: argparse.Namespace) -> Step:
     both = (single_samples(s.sets["augmented"], found, kinds=["image"], section="augmented") for s in (ref, port))
     data(*both, title=title, hints={"image": HINTS["augmented"]}, rung=step)
 
+    train, (height, width) = ref.sets["train"], MIXED_SIZE
+    chosen = [train[int(i)] for i in np.linspace(0, len(train) - 1, BATCH_SIZE)]  # of several classes
+    images = np.stack([np.asarray(image)[:, :height, :width] for image, _ in chosen])
+    same = images, np.array([label for _, label in chosen])
     for name, alphas in MIXES.items():
         mixes = [random_mix(batch_rng(ref.seed, 1, batch), *MIXED_SIZE, **alphas) for batch in range(MIXED_BATCHES)]
         kinds = [alpha.removesuffix("_alpha") for alpha in alphas]
         shown = [(mix, ["cutmix" if mix.box else "mixup"] if 0.01 < mix.share < 0.99 else []) for mix in mixes]
         covering(name, kinds, shown, what="kinds of mixing", of="batches", rung=step)
         title, hints = f"{name} of {MIXED_BATCHES} batches", {"mix": HINTS["mix"]}
-        data(ref.mixed(name), port.mixed(name), title=title, hints=hints, rung=step)
+        data(ref.mixed(name, same), port.mixed(name, same), title=title, hints=hints, rung=step)
     return step.finish("data")
 
 
