@@ -150,7 +150,7 @@ SHARED_FAULTS = {
 def check_shared(rung: ModuleType, folder: Path) -> Step:
     """The rung's check of the shared draw alone."""
     step = Step(RUNG, rung.get_args_parser().parse_args(["--output-dir", str(folder)]))
-    rung.init(rung.shared(step, step.ref), rung.shared(step, step.port), rung.expected, shared=True, rung=step)
+    rung.init(*step.both(rung.shared, step), rung.expected, shared=True, rung=step)
     return step
 
 
