@@ -303,7 +303,7 @@ def test_the_other_frameworks_weights_are_refused(command, weights, framework):
     (other,) = PACKAGES.keys() - {framework}
     status, _, err = command("--input", IMAGES[0], "--weights", weights()[other], framework=framework)
     assert (status, len(err)) == (2, 1)
-    assert "tools/convert_weights.py" in err[0]
+    assert "portproof convert" in err[0]
 
 
 @pytest.mark.parametrize("framework, package", [("torch", mobilenetv3_ref), ("paddle", mobilenetv3_paddle)])
