@@ -215,6 +215,13 @@ def test_float32_coefficients_are_allowed_for_unless_they_must_not_be():
     assert optimizer(*pair(), ref_adamw, port_adamw, coefficients="float64").status == FAIL
 
 
+@pytest.mark.parametrize("lr", [0.125, 1e-3])
+def test_coefficients_are_allowed_for_one_by_one(lr):
+    """At 1e-3 the rounding of the rate and that of the momentum cancel in part where both are rounded."""
+    verdict = optimizer(*pair(), lambda m: ref_sgd(m, lr, 0.9, 1e-3), lambda m: port_sgd(m, lr, 0.9, 1e-3), updates=8)
+    assert verdict.status == PASS, str(verdict)
+
+
 def test_no_more_than_the_rounding_of_coefficients_is_allowed():
     verdict = optimizer(*pair(), ref_adamw, lambda model: port_adamw(model, lr=0.1 * (1 + 2e-6)))
     assert verdict.status == FAIL, str(verdict)

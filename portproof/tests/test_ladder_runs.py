@@ -116,6 +116,7 @@ def test_options_reach_both_sides():
         ("no_losses", "record of a run of the port", "no 'losses' (steps,)"),
         ("raises", "training runs of the port", "ValueError: no such digits {}"),
         ("dies", "training runs of the port", "it ended with status 7"),
+        ("exits_with_2", "training runs of the port", "it ended with status 2"),
     ],
 )
 def test_a_faulty_port_fails_and_is_named(port, item, reason):
@@ -125,6 +126,12 @@ def test_a_faulty_port_fails_and_is_named(port, item, reason):
     assert any(reason in row.reason for row in verdict.rows if row.name == item)
     if port == "raises":
         assert "Traceback" in str(verdict)
+
+
+@pytest.mark.parametrize("sides", [("ref", "not_filled_in"), ("not_filled_in", "port")])
+def test_a_run_that_waits_to_be_filled_in_is_no_fault(sides):
+    with pytest.raises(UserError, match="^fill in port_run in training.py: train the port$"):
+        toy(*sides)
 
 
 @pytest.mark.parametrize(

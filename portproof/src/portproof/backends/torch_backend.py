@@ -159,17 +159,29 @@ class TorchBackend(Backend):
     def learning_rate(self, optimizer: torch.optim.Optimizer) -> float:
         return optimizer.param_groups[0]["lr"]
 
-    def round_coefficients(self, optimizer: torch.optim.Optimizer) -> None:
-        """Round the rate, momentum, decay and whatever else it computes with to float32; no other framework has this.
+    def coefficients(self, optimizer: torch.optim.Optimizer) -> list[tuple[str, int]]:
+        """What the optimizer computes with: (key of its groups, place in a tuple) of its rate, momentum, decay, ...
 
-        PaddlePaddle's own optimizers keep them so.
+        No other framework has this.
         """
+        floats = {
+            (key, place): None
+            for group in optimizer.param_groups
+            for key, value in group.items()
+            for place, one in enumerate(value if isinstance(value, tuple) else (value,))
+            if isinstance(one, float) and key != "initial_lr"
+        }
+        return list(floats)
+
+    def round_coefficient(self, optimizer: torch.optim.Optimizer, coefficient: tuple[str, int]) -> None:
+        """Round one of `coefficients` to float32, in which PaddlePaddle's own optimizers keep them."""
+        key, place = coefficient
         for group in optimizer.param_groups:
-            for key, value in group.items():
-                if isinstance(value, float):
-                    group[key] = float(np.float32(value))
-                elif isinstance(value, tuple) and all(isinstance(one, float) for one in value):
-                    group[key] = tuple(float(np.float32(one)) for one in value)
+            value = group.get(key)
+            if isinstance(value, tuple):
+                group[key] = tuple(float(np.float32(x)) if i == place else x for i, x in enumerate(value))
+            elif isinstance(value, float):
+                group[key] = float(np.float32(value))
 
     def clear_gradients(self, optimizer: torch.optim.Optimizer) -> None:
         optimizer.zero_grad()

@@ -64,16 +64,17 @@ def optimizer(
     drawn = [{name: rng.normal(size=array.shape) for name, array in start.items()} for _ in range(updates)]
     moved, rates, atol = ({}, {}), {}, {}
     for name, every in _all(recipes, settings).items():
-        rate, found = rung.of_ref("optimizer", _updated, sides, 0, make_ref, every, drawn)
+        rate, found, optimizer_of_ref = rung.of_ref("optimizer", _updated, sides, 0, make_ref, every, drawn)
         own_atol = {key: SEMANTIC_RTOL * largest(array) for key, array in found.items()}
         if coefficients == "float32":
-            _, rounded = rung.of_ref("optimizer", _updated, sides, 0, make_ref, every, drawn, rounded=True)
-            own_atol = with_coefficients(own_atol, found, rounded)
+            names = sides.ref.backend.coefficients(optimizer_of_ref)
+            runs = [_updated(sides, 0, make_ref, every, drawn, rounded=name)[1] for name in names]
+            own_atol = with_coefficients(own_atol, found, runs)
         atol |= {tensor_item(key, "parameter", section=name): limit for key, limit in own_atol.items()}
         rates[rate] = f"{rate:g}"
         if all(np.array_equal(array, start[key]) for key, array in found.items()):
             rung.refuse(f"the reference's optimizer{name and f' {name}'} moves no parameter")
-        _, port_found = rung.of_port("optimizer", _updated, sides, 1, make_port, every, drawn) or (rate, {})
+        _, port_found, _ = rung.of_port("optimizer", _updated, sides, 1, make_port, every, drawn) or (rate, {}, None)
         for side, arrays in zip(moved, (found, port_found), strict=True):
             side.update({tensor_item(key, "parameter", section=name): array for key, array in arrays.items()})
     title = f"parameters after {updates} updates with drawn gradients at rate {' and '.join(rates.values())}, float64"
@@ -86,11 +87,11 @@ def _updated(
     make: Make,
     settings: Mapping[str, Any],
     drawn: Sequence[Mapping[str, np.ndarray]],
-    rounded: bool = False,
-) -> tuple[float, dict[str, np.ndarray]]:
+    rounded: tuple[str, int] | None = None,
+) -> tuple[float, dict[str, np.ndarray], Any]:
     """(the first rate, parameters after an update with each of the `drawn` gradients), by the reference's keys.
 
-    The reference may have its coefficients `rounded` to float32.
+    Then the optimizer. The reference may have one of its coefficients `rounded` to float32.
     """
     wrapped, keys = (sides.ref, sides.port)[i], sides.keys(i)
     model, backend = wrapped.copied("", "float64", train=True), wrapped.backend
@@ -101,11 +102,11 @@ def _updated(
             own = {name: gradients[key] for name, key in keys.items() if key in gradients}
             backend.set_gradients(model, own)
             if rounded:
-                backend.round_coefficients(optimizer)
+                backend.round_coefficient(optimizer, rounded)
             optimizer.step()
             if schedule is not None:
                 schedule.step()
-    return rate, {keys[name]: array for name, array in backend.parameters(model).items()}
+    return rate, {keys[name]: array for name, array in backend.parameters(model).items()}, optimizer
 
 
 @on_rung

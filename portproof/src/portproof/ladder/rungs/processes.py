@@ -166,7 +166,7 @@ def check_one(
         one["port"] = found
         title = "one process, the port against the reference, float64"
         inexact = {item: one for item, one in atol.items() if one and coefficients == "float32"}
-        between_sides = atol | with_coefficients(inexact, fp64_ref, fp32_ref)
+        between_sides = atol | with_coefficients(inexact, fp64_ref, [fp32_ref])
         rung.check(judge(fp64_ref, all_runs(found), atol=between_sides, title=title), group=section_of)
     return one, judge
 
@@ -330,8 +330,8 @@ def dist(
     functions (train, epoch, rank, world_size) -> indices in their order: documented (see `strided_shares`), of the
     reference's loaders, of the port's; they are called for 1, 2, 3, 5 and 20 processes, and in evaluation each image
     comes once. `trained_on` is {run: {section: indices}}, what one process trains on in the order of its batches. With
-    `coefficients` "float32" one process of the port may be as far from one of the reference as the float32 run is, 4
-    times: PaddlePaddle's own optimizers keep their coefficients so.
+    `coefficients` "float32" one process of the port may be as far from one of the reference as the float32 run
+    is: PaddlePaddle's own optimizers keep their coefficients so.
 
     Processes that cannot come together on this machine, and inputs that prove nothing, are refused; a process of the
     port that ends in an error, or not within `timeout` seconds, fails. UserError: bad arguments, or a reference that

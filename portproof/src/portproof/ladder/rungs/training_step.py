@@ -49,8 +49,8 @@ PRECISIONS = ("float64", "float32")
 class _Trained:
     """A copy of one side's model, and what trains it."""
 
-    def __init__(self, sides: Sides, i: int, make: Make, dtype: str, rounded: bool = False) -> None:
-        """`rounded`: the reference's optimizer with coefficients that are rounded to float32."""
+    def __init__(self, sides: Sides, i: int, make: Make, dtype: str, rounded: Any = None) -> None:
+        """`rounded`: which of the reference's coefficients is rounded to float32."""
         model, self.keys, self.dtype = (sides.ref, sides.port)[i], sides.keys(i), dtype
         self.backend, self.whose = model.backend, f"the {model.role}'s"
         self.model = model.copied("", dtype, train=False)
@@ -78,7 +78,7 @@ class _Trained:
     ) -> tuple[dict[Item, np.ndarray], Trace | None]:
         """({item: array} after one iteration, the trace of its forward pass if it is to be `traced`)."""
         if self.rounded:
-            self.backend.round_coefficients(self.optimizer)
+            self.backend.round_coefficient(self.optimizer, self.rounded)
         rate = self.rate()
         with self.backend.trace(self.model, OUTPUT, calls) if traced else nullcontext() as trace:
             loss = self.run(*self.tensors(batch), **kwargs)
@@ -163,9 +163,10 @@ def _check_iterations(
     clipped = "" if clip_grad_norm is None else f", gradients clipped to {clip_grad_norm:g}"
     title = f"{mode} mode, float64, {len(batches)} iterations{of_name}{clipped}"
     fp64_run, fp32_run = (rung.of_ref("make function", _Trained, sides, 0, makes[0], dtype) for dtype in PRECISIONS)
-    rounded_run = None
+    rounded_runs = []
     if coefficients == "float32":
-        rounded_run = rung.of_ref("make function", _Trained, sides, 0, makes[0], "float64", rounded=True)
+        names = fp64_run.backend.coefficients(fp64_run.optimizer)
+        rounded_runs = [_Trained(sides, 0, makes[0], "float64", rounded=name) for name in names]
     port_run = rung.of_port("make function", _Trained, sides, 1, makes[1], "float64")
     if port_run is None:
         return
@@ -182,8 +183,7 @@ def _check_iterations(
         if found is None:
             break
         atol = semantic_atol(fp64_ref, fp32_ref)
-        if rounded_run:
-            atol = with_coefficients(atol, fp64_ref, rung.of_ref("training step", rounded_run.iterate, batch)[0])
+        atol = with_coefficients(atol, fp64_ref, [run.iterate(batch)[0] for run in rounded_runs])
         atol |= {RATE: 0.0}
         atol, expected_zero = with_noise_floor(atol, noise_floor(fp64_ref, U64, trace.input_scales), fp64_ref)
         rows += _compare(fp64_ref, found, atol, expected_zero, mode=mode, dtype="float64", iteration=i).rows
@@ -192,7 +192,7 @@ def _check_iterations(
         for item, both in curves.items():
             for curve, side in zip(both, (fp64_ref, found), strict=True):
                 curve.append(side[item].item())
-        for run in filter(None, (fp64_run, fp32_run, rounded_run, port_run)):
+        for run in (fp64_run, fp32_run, *rounded_runs, port_run):
             run.end_iteration()
     if rows:
         named = {", ".join(filter(None, (f"{mode} mode", name, str(item)))): both for item, both in curves.items()}

@@ -14,6 +14,7 @@ import numpy as np
 
 from portproof.io.cli import UserError
 from portproof.ladder.workers.process_worker import ENDED, JOINING, Record, read_record
+from portproof.ladder.workers.run_worker import MISTAKE
 
 WORKER, RUN_WORKER = "portproof.ladder.workers.process_worker", "portproof.ladder.workers.run_worker"
 
@@ -168,7 +169,7 @@ def _runs_of(
 ) -> dict[str, dict[str, np.ndarray]] | RunFailed:
     if status:
         words = last_words(folder / f"{side}.log")
-        if status == 2 and words:
+        if status == MISTAKE and words:
             raise UserError(words.splitlines()[-1])
         return RunFailed(words.splitlines()[-1] if status == 1 and words else f"it ended with status {status}", words)
     return {name: dict(np.load(folder / f"{side}.{name}.npz", allow_pickle=False)) for name in names}

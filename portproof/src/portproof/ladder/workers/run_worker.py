@@ -3,7 +3,7 @@
     python -m portproof.ladder.workers.run_worker FOLDER SIDE
 
 FOLDER/SIDE.json is what `runs.launch` writes; FOLDER/SIDE.NAME.npz becomes the record of each run. Ends with status 1
-and the error in the last line if a run raises, 2 if that is a user's mistake.
+and the error in the last line if a run raises, MISTAKE if that is a user's.
 """
 
 import json
@@ -15,6 +15,8 @@ from pathlib import Path
 import numpy as np
 
 from portproof.io.cli import UserError, one_line, resolve
+
+MISTAKE = 65  # EX_DATAERR; not 2, with which a run may end by itself
 
 
 def checked(record: object) -> dict[str, np.ndarray]:
@@ -42,7 +44,7 @@ if __name__ == "__main__":
         main(Path(sys.argv[1]), sys.argv[2])
     except UserError as error:
         print(error, file=sys.stderr)
-        sys.exit(2)
+        sys.exit(MISTAKE)
     except Exception as error:  # whatever a run may raise
         traceback.print_exc()
         print(one_line(error), file=sys.stderr)
