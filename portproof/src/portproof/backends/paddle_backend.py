@@ -105,6 +105,9 @@ class PaddleBackend(Backend):
         return rules
 
     def tensor(self, array: np.ndarray, device: Any = None, dtype: Any = None, requires_grad: bool = False) -> Any:
+        if array.dtype.kind == "c" and dtype is not None:
+            dtype = "complex128" if str(dtype).endswith("64") else "complex64"
+            return paddle.to_tensor(array, dtype, device)
         if array.dtype.kind != "f":
             return paddle.to_tensor(array, place=device)
         return paddle.to_tensor(array, dtype, device, stop_gradient=not requires_grad)

@@ -109,6 +109,8 @@ class TorchBackend(Backend):
 
     def tensor(self, array: np.ndarray, device: Any = None, dtype: Any = None, requires_grad: bool = False) -> Any:
         tensor = torch.from_numpy(np.array(array)).to(device)
+        if tensor.is_complex() and dtype is not None:
+            return tensor.to(DTYPES.get(dtype, dtype).to_complex())
         if not tensor.is_floating_point():  # PyTorch refuses a gradient for whole numbers
             return tensor
         return tensor.to(DTYPES.get(dtype, dtype)).requires_grad_(requires_grad)

@@ -153,7 +153,7 @@ def _same_inputs(ref_call: ModuleCall, port_call: ModuleCall) -> bool:
     if len(ref_call.inputs) != len(port_call.inputs):
         return False
     for ref, port in zip(ref_call.inputs, port_call.inputs, strict=True):
-        if ref.dtype.kind != "f":
+        if ref.dtype.kind not in "fc":
             continue
         if ref.shape != port.shape or not largest(ref - port) <= SAME_INPUT * max(largest(ref), 1e-300):
             return False

@@ -20,8 +20,8 @@ TRIES = 60  # runs of the port without getting any further, after which the sear
 
 def alike(ref: Sequence[np.ndarray], port: Sequence[np.ndarray], tolerance: float = SAME) -> bool:
     """Whether both hold the same: floats up to `tolerance` of each array's largest, whole numbers as far as both go."""
-    ref_floats, port_floats = ([a for a in arrays if a.dtype.kind == "f"] for arrays in (ref, port))
-    ref_whole, port_whole = ([a for a in arrays if a.dtype.kind != "f"] for arrays in (ref, port))
+    ref_floats, port_floats = ([a for a in arrays if a.dtype.kind in "fc"] for arrays in (ref, port))
+    ref_whole, port_whole = ([a for a in arrays if a.dtype.kind not in "fc"] for arrays in (ref, port))
     return (
         len(ref_floats) == len(port_floats)
         and all(np.array_equal(r, p) for r, p in zip(ref_whole, port_whole, strict=False))

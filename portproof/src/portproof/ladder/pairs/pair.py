@@ -88,7 +88,13 @@ class Pair:
         """Have the backward pass start from normal numbers."""
         outputs = self.ref.run(self.inputs, "float32", train=False).output
         rng = np.random.default_rng([seed, 8])
-        self.cotangent = [rng.normal(size=output.shape) for output in outputs]
+        self.cotangent = [_normal(rng, output) for output in outputs]
+
+
+def _normal(rng: np.random.Generator, like: np.ndarray) -> np.ndarray:
+    """Normal numbers of its shape, complex ones if it is."""
+    drawn = rng.normal(size=like.shape)
+    return drawn + 1j * rng.normal(size=like.shape) if like.dtype.kind == "c" else drawn
 
 
 def same_weights(
@@ -127,7 +133,7 @@ def compare_mode(pair: Pair, train: bool, runs: ModeRuns | None = None) -> Itera
     mode, runs = MODES[train], runs or run_mode(pair, train)
     fp64_ref, fp32_ref = (items(pair, runs.ref[dtype], False) for dtype in UNIT_ROUNDOFF)
     for item, array in fp64_ref.items():
-        if array.dtype.kind == "f" and not np.isfinite(array).all():
+        if array.dtype.kind in "fc" and not np.isfinite(array).all():
             yield Verdict(f"{mode} mode", refusal=f"the reference itself gives NaN or infinity at {item}")
             return
     input_scales = runs.ref["float64"].trace.input_scales
