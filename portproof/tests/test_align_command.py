@@ -172,6 +172,33 @@ def test_weights_of_the_port(run, folder, change):
         assert result.returncode == 0, result.stdout
 
 
+def test_inputs_by_keyword(run):
+    assert run(input="x=4,5").returncode == 0
+    wrong = run(input="y=4,5")
+    assert wrong.returncode == 2 and "unexpected keyword argument 'y'" in last_line(wrong.stderr)
+
+
+@pytest.mark.parametrize("name", ["0", "arr_0", "x"])
+def test_inputs_of_a_file(run, folder, name):
+    x = np.random.default_rng(0).normal(size=(7, 5))
+    np.savez(folder / "given.npz", **{name: x})
+    result = run(input=None, inputs="given.npz")
+    assert result.returncode == 0, result.stderr
+    assert "/42 (" in run(input=None, inputs="given.npz", port="a_pair:Port(activation='ReLU6')", mode="eval").stdout
+
+
+def test_a_file_of_inputs_that_is_none(run, folder):
+    (folder / "text.npz").write_text("text", encoding="utf-8")
+    np.save(folder / "pickle.npy", np.array([{}], object), allow_pickle=True)
+    np.savez(folder / "empty.npz")
+    np.savez(folder / "pickle.npz", np.array([{}], object))
+    for name in ("text.npz", "pickle.npy", "pickle.npz", "empty.npz", "nothing.npz"):
+        result = run(input=None, inputs=name)
+        assert result.returncode == 2 and f"--inputs {name} " in last_line(result.stderr), result.stderr
+        assert "Traceback" not in result.stderr
+    assert "give one of the two" in last_line(run(inputs="text.npz").stderr)
+
+
 MISTAKES = {
     "no such module": (
         {"ref": "nothing:Net"},

@@ -10,12 +10,11 @@ import warnings
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 if TYPE_CHECKING:
     import paddle
     import torch
 
+    from portproof.backends.trace import Inputs
     from portproof.compare import Verdict
 
 __version__ = "0.1.0"
@@ -27,7 +26,7 @@ warnings.filterwarnings("ignore", message="No ccache found")
 def align(
     ref: "torch.nn.Module",
     port: "paddle.nn.Layer",
-    inputs: Sequence[np.ndarray],
+    inputs: "Inputs",
     *,
     names: Mapping[str, str] | None = None,
     weights: str = "probe",
@@ -37,8 +36,9 @@ def align(
 ) -> "Verdict":
     """Judge the port `port` against the reference `ref`; neither is changed.
 
-    `inputs` are the arrays of the positional arguments, at least 2 samples where there is batch norm. `names` fixes
-    part of the map, {reference's module: port's module}; the rest is proposed (see mapping.py). `weights`: "probe" puts
+    `inputs` are the positional arguments, or {keyword: argument}: arrays of floats, whole numbers, booleans or complex
+    numbers, or nested lists, tuples and dicts of them; at least 2 samples where there is batch norm. `names` fixes part
+    of the map, {reference's module: port's module}; the rest is proposed (see mapping.py). `weights`: "probe" puts
     seeded weights under which no fault hides into both, "reference" the reference's own into both, and "own" leaves
     each its own, and compares them. Dropout is off in both modes.
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from portproof.backends.trace import ModuleCall, Trace, map_tensors, tensors_in
+from portproof.backends.trace import Inputs, ModuleCall, Trace, as_call, is_array, map_tensors, tensors_in
 from portproof.convert.rules import Change
 from portproof.io.cli import UserError, one_line
 
@@ -46,10 +46,6 @@ class Run:
     gradients: dict[str, np.ndarray] = field(default_factory=dict)  # by state_dict key; missing: it received none
     input_gradients: list[np.ndarray | None] = field(default_factory=list)
     buffers: dict[str, np.ndarray] = field(default_factory=dict)  # after the pass, by state_dict key
-
-
-def _is_array(value: Any) -> bool:
-    return isinstance(value, np.ndarray)
 
 
 class BackendModel:
@@ -92,7 +88,7 @@ class BackendModel:
 
     def run(
         self,
-        inputs: Sequence[np.ndarray],
+        inputs: Inputs,
         dtype: str,
         train: bool,
         cotangent: Sequence[np.ndarray] | None = None,
@@ -103,7 +99,7 @@ class BackendModel:
         With `cotangent` (an array an output) the gradients of sum(output * cotangent) are taken too. What a model
         raises ends the trace and is in `trace.error`.
         """
-        call = ModuleCall("", 0, args=tuple(inputs), upstream=list(cotangent or ()))
+        call = replace(as_call(inputs), upstream=list(cotangent or ()))
         return self._run(self.copied("", dtype, train), call, dtype, train, cotangent is not None, calls)
 
     def run_module(self, name: str, call: ModuleCall, dtype: str, train: bool, backward: bool) -> Run:
@@ -137,7 +133,7 @@ class BackendModel:
         return module
 
     def _tensors(self, value: Any, dtype: str, requires_grad: bool) -> Any:
-        return map_tensors(value, _is_array, lambda a: self.backend.tensor(a, self.device, dtype, requires_grad))
+        return map_tensors(value, is_array, lambda a: self.backend.tensor(a, self.device, dtype, requires_grad))
 
     def _run(self, model: Any, call: ModuleCall, dtype: str, train: bool, backward: bool, calls: bool) -> Run:
         """Run `model`, which is or stands for the module that `call` names, on what the call received."""

@@ -10,7 +10,7 @@ to reach several branches itself.
 
 import copy
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import numpy as np
 import torch
@@ -18,6 +18,7 @@ from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 from portproof.backends import backend
+from portproof.backends.trace import Inputs, ModuleCall, as_call, is_array, map_tensors
 
 # Range of a biased layer's mean outputs, by the activation that is called next: well past its breakpoints.
 SPREAD = {"ReLU": (-4.0, 9.0), "ReLU6": (-4.0, 9.0), "Hardsigmoid": (-5.0, 5.0), "Hardswish": (-6.0, 6.0)}
@@ -102,28 +103,29 @@ def _spread(model: nn.Module, called_next: dict[str, str], rng: np.random.Genera
     return handles
 
 
-def _called_next(model: nn.Module, inputs: Sequence[torch.Tensor]) -> dict[str, str]:
+def _called_next(model: nn.Module, call: ModuleCall) -> dict[str, str]:
     """{module without children: the class of the one that is called after its first call}."""
     model, called, handles = copy.deepcopy(model).eval(), [], []
     for name, module in model.named_modules():
         if not any(module.children()):
             note = lambda module, _, name=name: called.append((name, type(module).__name__))  # noqa: E731
             handles.append(module.register_forward_pre_hook(note))
-    model(*inputs)
-    pairs = zip(called, [*called[1:], ("", "")], strict=True)
+    model(*call.args, **call.kwargs)
+    pairs = zip(called, [*called, ("", "")][1:], strict=True)
     return {name: next_type for (name, _), (_, next_type) in reversed(list(pairs))}
 
 
 @torch.no_grad()
-def probe_weights(model: nn.Module, seed: int, inputs: Sequence[np.ndarray] | None = None) -> dict[str, np.ndarray]:
+def probe_weights(model: nn.Module, seed: int, inputs: Inputs | None = None) -> dict[str, np.ndarray]:
     """A state_dict for `model` as arrays; `model` itself is left with it, in train mode.
 
     `inputs` are what running statistics and activations are measured on; without them 16 probe images of 96 x 64.
     """
     rng = np.random.default_rng([seed, 1])
     _draw(model, rng)
-    tensors = [torch.from_numpy(np.array(a)) for a in ([probe_images(rng, 16, 96, 64)] if inputs is None else inputs)]
-    called_next, momenta = _called_next(model, tensors), {}
+    call = as_call([probe_images(rng, 16, 96, 64)] if inputs is None else inputs)
+    call.args, call.kwargs = map_tensors((call.args, call.kwargs), is_array, lambda a: torch.from_numpy(np.array(a)))
+    called_next, momenta = _called_next(model, call), {}
     handles = [] if inputs is None else _spread(model, called_next, rng)
     model.train()
     for name, module in model.named_modules():
@@ -136,7 +138,7 @@ def probe_weights(model: nn.Module, seed: int, inputs: Sequence[np.ndarray] | No
             module.eval()  # its mask would not come from the seed
     torch_backend = backend("torch")
     with torch_backend.without_dropout():
-        model(*tensors)
+        model(*call.args, **call.kwargs)
     for handle in handles:
         handle.remove()
     for module, momentum in momenta.items():

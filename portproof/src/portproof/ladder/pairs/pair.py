@@ -12,7 +12,7 @@ import numpy as np
 
 from portproof.backends import backend
 from portproof.backends.model import BackendModel, Run
-from portproof.backends.trace import module_of
+from portproof.backends.trace import Inputs, checked_inputs, module_of
 from portproof.compare import FAIL, Item, Items, Row, Verdict, compare, placed, tensor_item
 from portproof.compare.tolerances import (
     UNIT_ROUNDOFF,
@@ -41,7 +41,7 @@ class Pair:
     ref: BackendModel
     port: BackendModel
     names: NameMap
-    inputs: Sequence[np.ndarray]
+    inputs: Inputs
     cotangent: Sequence[np.ndarray] | None = None  # the gradient that is sent back, an array an output
     output: str = OUTPUT  # what the model's own output is called
 
@@ -50,7 +50,7 @@ class Pair:
         cls,
         ref: Any,
         port: Any,
-        inputs: Sequence[np.ndarray],
+        inputs: Inputs,
         *,
         names: Mapping[str, str] | None = None,
         weights: str = "probe",
@@ -67,8 +67,7 @@ class Pair:
         """
         if weights not in WEIGHTS:
             raise UserError(f"weights {weights!r}: choose one of {', '.join(WEIGHTS)}")
-        inputs = [np.asarray(array) for array in inputs]
-        inputs = [array.astype(np.float32) if array.dtype.kind == "f" else array for array in inputs]
+        inputs = checked_inputs(inputs)
         ref_model = backend("torch").wrap(ref, "reference", device)
         port_model = backend("paddle").wrap(port, "port", device)
         own = port_model.arrays()
@@ -98,7 +97,7 @@ def _normal(rng: np.random.Generator, like: np.ndarray) -> np.ndarray:
 
 
 def same_weights(
-    ref: Any, port: Any, inputs: Sequence[np.ndarray], *, names: Mapping[str, str] | None = None, seed: int = 0
+    ref: Any, port: Any, inputs: Inputs, *, names: Mapping[str, str] | None = None, seed: int = 0
 ) -> tuple[Any, Any]:
     """Copies of both models with the same probe weights, for functions of the ladder that take models of equal weights.
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from portproof.backends.trace import Inputs
 from portproof.compare import FAIL, PASS, Item, Row, Verdict, joined
 from portproof.io.cli import UserError
 from portproof.ladder.pairs.pair import MODES, Pair, compare_mode, equal_weights, locate_failure, structure
@@ -25,7 +26,7 @@ class AlignVerdict(Verdict):
 def judge(
     ref: Any,
     port: Any,
-    inputs: Sequence[np.ndarray],
+    inputs: Inputs,
     names: Mapping[str, str] | None,
     weights: str,
     modes: Sequence[str],
@@ -53,7 +54,7 @@ def judge(
 def search(
     ref: Any,
     port: Any,
-    inputs: Sequence[np.ndarray],
+    inputs: Inputs,
     names: Mapping[str, str] | None,
     weights: str,
     seed: int,
