@@ -8,7 +8,7 @@ from paddle.nn import functional as PF
 from pairs import Port, Ref, assert_aligned, assert_located, assert_refused, normal
 from torch.nn import functional as TF
 
-from portproof import align
+from portproof import align, load_reference_weights
 from portproof.compare import FAIL, PASS, REFUSED
 from portproof.io.cli import UserError
 
@@ -381,6 +381,66 @@ def test_one_sample_where_batch_norm_trains():
 def test_options_that_are_none(options):
     with pytest.raises(UserError, match="choose (one of probe, reference, own|some of eval, train)"):
         align(*both(lambda m, x: m.o(m.a(x))), [normal(4, 5)], **options)
+
+
+@pytest.mark.parametrize("precisions", [(), ("float16",), "float64"])
+def test_precisions_that_are_none(precisions):
+    with pytest.raises(UserError, match="choose some of float64, float32"):
+        align(*both(lambda m, x: m.o(m.a(x))), [normal(4, 5)], precisions=precisions)
+
+
+@pytest.mark.parametrize("precision", ["float64", "float32"])
+def test_one_precision(precision):
+    ref, port = both(lambda m, x: m.o(m.a(x)), lambda m, x: m.o(m.a(x) * 1.001))
+    verdict = align(ref, port, [normal(4, 5)], precisions=(precision,))
+    judged = {row.item.dtype for row in verdict.rows if row.item.kind != "structure"}
+    assert judged == {precision} and verdict.status == FAIL and verdict.location.name == ""
+    kinds = {row.item.kind for row in verdict.rows if "isolated" not in row.name} - {"structure"}
+    assert kinds == ({"output", "gradient"} if precision == "float64" else {"output"})
+
+
+def blocks(*frozen: str) -> tuple[Ref, Port]:
+    """Two blocks; in those named the port trains no weight."""
+    code, inner = (lambda m, x: m.o(m.two(m.one(m.a(x))))), (lambda m, x: m.act(m.fc(x)))
+    ref, port = layers()
+    for name in ("one", "two"):
+        ref[name] = Ref(inner, fc=T.Linear(6, 6), act=T.Tanh())
+        port[name] = Port(inner, fc=P.Linear(6, 6), act=P.Tanh())
+        port[name].fc.weight.stop_gradient = name in frozen
+    return Ref(code, **ref), Port(code, **port)
+
+
+def test_modules_that_are_left_out():
+    x = [normal(4, 5)]
+    assert align(*blocks("two"), x).location.name == "two.fc"
+    for name, count in (("two", "2 tensors, 3 outputs"), ("two.fc", "2 tensors, 1 outputs")):
+        verdict = align(*blocks("two"), x, leave_out=[name])
+        assert verdict.status == PASS and verdict.location is None, str(verdict)
+        assert verdict.notes[1] == f"left out, not compared: {name} ({count})"
+        assert not any(row.item.module.startswith(name) for row in verdict.rows)
+        assert any(row.item.module == "one.fc" for row in verdict.rows)
+        assert "two.fc.weight" in verdict.names.tensors
+    assert align(*blocks("one", "two"), x, leave_out=["two"]).location.name == "one.fc"
+    for name in ("three", ""):
+        with pytest.raises(UserError, match=f"leave_out names '{name}', but the reference has no module"):
+            align(*blocks(), x, leave_out=[name])
+
+
+def test_the_references_weights_in_the_port():
+    code = lambda m, x: m.o(m.a(x).tanh())  # noqa: E731
+    ref, (first, last) = Ref(code, **layers()[0]), layers()[1].values()
+    port = Port(lambda m, x: m.second(m.first(x).tanh()), first=first, second=last)
+    x = normal(4, 5)
+    assert align(ref, port, [x], weights="own", modes=("eval",)).status == FAIL
+    keys = load_reference_weights(ref, port, [x])
+    assert keys["a.weight"] == "first.weight" and len(keys) == 4
+    assert np.array_equal(first.weight.numpy(), ref.a.weight.detach().numpy().T)
+    assert_aligned(ref, port, x, weights="own")
+    other = Port(code, **layers()[1] | {"o": P.Linear(6, 4)})
+    before = other.a.weight.numpy()
+    with pytest.raises(UserError, match="o"):
+        load_reference_weights(ref, other, [x])
+    assert np.array_equal(before, other.a.weight.numpy())
 
 
 def test_what_is_no_model():

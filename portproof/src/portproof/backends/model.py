@@ -11,6 +11,7 @@ import numpy as np
 from portproof.backends.trace import Inputs, ModuleCall, Trace, as_call, is_array, map_tensors, tensors_in
 from portproof.convert.rules import Change
 from portproof.io.cli import UserError, one_line
+from portproof.io.progress import count_pass
 
 if TYPE_CHECKING:
     from portproof.backends.base import Backend
@@ -137,6 +138,7 @@ class BackendModel:
 
     def _run(self, model: Any, call: ModuleCall, dtype: str, train: bool, backward: bool, calls: bool) -> Run:
         """Run `model`, which is or stands for the module that `call` names, on what the call received."""
+        count_pass()
         backend, is_tensor = self.backend, self.backend.framework.is_tensor
         args, kwargs = self._tensors((call.args, call.kwargs), dtype, backward)
         # An operation in place may not change a leaf that needs a gradient.

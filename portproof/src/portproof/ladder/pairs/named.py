@@ -1,6 +1,7 @@
 """Models, functions and inputs that are named by text, on a command line or in a script."""
 
 import ast
+import functools
 import re
 import zipfile
 from collections.abc import Callable, Sequence
@@ -19,8 +20,30 @@ def model_factory(text: str, what: str = "model") -> Callable[[], Any]:
     """What makes the model "PKG.MOD:NAME" or "PKG.MOD:NAME(KEYWORD=LITERAL, ...)", anew at each call.
 
     Raises UserError, which calls it `what`, if it is not there; so does the factory where making the model raises, as
-    for keywords that it does not take.
+    for keywords that it does not take. What the factory is called with comes before these keywords.
     """
+    named, kwargs = _parsed(text, what)
+
+    def factory(*args: Any, **more: Any) -> Any:
+        try:
+            return named(*args, **more, **kwargs)
+        except Exception as error:  # whatever a factory of the user's may raise
+            raise UserError(f"{what} {text!r}: making it raised {one_line(error)}") from error
+
+    return factory
+
+
+def named_function(text: str, what: str) -> Callable[..., Any]:
+    """The function "PKG.MOD:NAME", its keywords set where the text gives some; of a class an object of it.
+
+    Raises UserError, which calls it `what`, as `model_factory` does.
+    """
+    named, kwargs = _parsed(text, what)
+    return model_factory(text, what)() if isinstance(named, type) else functools.partial(named, **kwargs)
+
+
+def _parsed(text: str, what: str) -> tuple[Callable[..., Any], dict[str, Any]]:
+    """What "PKG.MOD:NAME(KEYWORD=LITERAL, ...)" names, and the keywords."""
     module_name, _, call = text.partition(":")
     try:
         node = ast.parse(call, mode="eval").body
@@ -32,15 +55,7 @@ def model_factory(text: str, what: str = "model") -> Callable[[], Any]:
             raise ValueError("it is none")
     except (SyntaxError, ValueError) as error:
         raise UserError(f"{what} {text!r} is no PKG.MOD:FACTORY nor PKG.MOD:FACTORY(KEYWORD=VALUE, ...)") from error
-    named = resolve(f"{module_name}:{node.id}", what)
-
-    def factory() -> Any:
-        try:
-            return named(**kwargs)
-        except Exception as error:  # whatever a factory of the user's may raise
-            raise UserError(f"{what} {text!r}: making it raised {one_line(error)}") from error
-
-    return factory
+    return resolve(f"{module_name}:{node.id}", what), kwargs
 
 
 def draw_inputs(texts: Sequence[str], seed: int, what: str = "input") -> Inputs:

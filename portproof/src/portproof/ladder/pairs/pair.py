@@ -44,6 +44,7 @@ class Pair:
     inputs: Inputs
     cotangent: Sequence[np.ndarray] | None = None  # the gradient that is sent back, an array an output
     output: str = OUTPUT  # what the model's own output is called
+    precisions: Sequence[str] = tuple(UNIT_ROUNDOFF)  # those in which the port is judged
 
     @classmethod
     def prepared(
@@ -97,13 +98,21 @@ def _normal(rng: np.random.Generator, like: np.ndarray) -> np.ndarray:
 
 
 def same_weights(
-    ref: Any, port: Any, inputs: Inputs, *, names: Mapping[str, str] | None = None, seed: int = 0
+    ref: Any,
+    port: Any,
+    inputs: Inputs,
+    *,
+    names: Mapping[str, str] | None = None,
+    weights: str = "probe",
+    seed: int = 0,
 ) -> tuple[Any, Any]:
-    """Copies of both models with the same probe weights, for functions of the ladder that take models of equal weights.
+    """Copies of both models with the same weights, for functions of the ladder that take models of equal weights.
+
+    They are the "probe" weights of `seed`, or the "reference"'s own.
 
     Raises UserError as `portproof.align` does, and where the port has no counterpart of a tensor.
     """
-    pair = Pair.prepared(ref, port, inputs, names=names, seed=seed)
+    pair = Pair.prepared(ref, port, inputs, names=names, weights=weights, seed=seed)
     if pair.names.ambiguous:
         raise UserError(f"the map is ambiguous: {pair.names.ambiguous}")
     for name, reason in pair.names.problems.items():
@@ -123,7 +132,7 @@ def run_mode(pair: Pair, train: bool) -> ModeRuns:
     """Both sides in both precisions; the port's backward pass in float64 alone, where it is judged as a whole."""
     ref = {dtype: pair.ref.run(pair.inputs, dtype, train, pair.cotangent) for dtype in UNIT_ROUNDOFF}
     _check_reference(ref["float64"], train)
-    cotangents = {"float64": pair.cotangent, "float32": None}
+    cotangents = {d: pair.cotangent if d == "float64" else None for d in UNIT_ROUNDOFF if d in pair.precisions}
     return ModeRuns(ref, {d: pair.port.run(pair.inputs, d, train, given) for d, given in cotangents.items()})
 
 
@@ -144,7 +153,7 @@ def compare_mode(pair: Pair, train: bool, runs: ModeRuns | None = None) -> Itera
             row = Row(item, FAIL, reason=f"it raised {port_run.trace.error}")
             verdict = replace(verdict, rows=[*verdict.rows, row])
         yield verdict
-    if pair.cotangent is not None:
+    if pair.cotangent is not None and "float32" in pair.precisions:
         yield isolated_gradients(pair, train)
 
 
