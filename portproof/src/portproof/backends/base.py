@@ -344,6 +344,10 @@ class Backend(ABC):
         """The rate of its next step."""
 
     @abstractmethod
+    def sgd(self, parameters: list, rate: float) -> Any:
+        """Plain stochastic gradient descent."""
+
+    @abstractmethod
     def clear_gradients(self, optimizer: Any) -> None:
         """Forget the gradients of what it trains, in the framework's own default way."""
 

@@ -165,6 +165,9 @@ class PaddleBackend(Backend):
     def learning_rate(self, optimizer: paddle.optimizer.Optimizer) -> float:
         return optimizer.get_lr()
 
+    def sgd(self, parameters: list, rate: float) -> paddle.optimizer.Optimizer:
+        return paddle.optimizer.SGD(rate, parameters)
+
     def clear_gradients(self, optimizer: paddle.optimizer.Optimizer) -> None:
         optimizer.clear_grad()
 

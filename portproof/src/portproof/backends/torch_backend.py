@@ -185,6 +185,9 @@ class TorchBackend(Backend):
             elif isinstance(value, float):
                 group[key] = float(np.float32(value))
 
+    def sgd(self, parameters: list, rate: float) -> torch.optim.Optimizer:
+        return torch.optim.SGD(parameters, rate)
+
     def clear_gradients(self, optimizer: torch.optim.Optimizer) -> None:
         optimizer.zero_grad()
 

@@ -25,15 +25,15 @@ def plain_steps(
     """
 
     def make_of(side: int) -> Make:
-        loss_of, name = criterion[side], ("torch", "paddle")[side]
-        optimizer_of = optimizer[side] if optimizer else _sgd(name)
+        loss_of, framework = criterion[side], backend(("torch", "paddle")[side])
+        optimizer_of = optimizer[side] if optimizer else lambda parameters: framework.sgd(parameters, RATE)
 
         def make(model: Any) -> tuple:
             trained = optimizer_of(list(model.parameters()))
 
             def step(*batch: Any) -> Any:
                 model.train() if train else model.eval()
-                backend(name).clear_gradients(trained)
+                framework.clear_gradients(trained)
                 loss = loss_of(model(*batch[:inputs]), *batch[inputs:])
                 loss.backward()
                 trained.step()
@@ -44,10 +44,3 @@ def plain_steps(
         return make
 
     return make_of(0), make_of(1)
-
-
-def _sgd(name: str) -> Callable[[list], Any]:
-    framework = backend(name).framework
-    if name == "torch":
-        return lambda parameters: framework.optim.SGD(parameters, RATE)
-    return lambda parameters: framework.optimizer.SGD(RATE, parameters)
