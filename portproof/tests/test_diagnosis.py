@@ -108,7 +108,7 @@ def test_a_layer(layer, port_layer, x, phase, cause):
     assert_located(ref, port, x, at="layer", phase=phase, cause=cause, **EVAL)
 
 
-IDS = np.array([[0, 3, 5, 9], [7, 0, 2, 9]])
+IDS = np.array([[0, 3, 5, 9], [7, 0, 2, 9]])  # 1 is not among them, so of its row nothing can be told
 EMBEDDINGS = {
     "no padding_idx": (
         T.Embedding(10, 6, padding_idx=0), {}, "backward", "it has no padding_idx: row 0 gets a gradient"
@@ -122,7 +122,8 @@ def test_an_embedding(layer, options, phase, cause):
     code = lambda m, ids: m.fc(m.embed(ids))  # noqa: E731
     ref = Ref(code, embed=layer, fc=T.Linear(6, 3))
     port = Port(code, embed=P.Embedding(10, 6, **options), fc=P.Linear(6, 3))
-    assert_located(ref, port, IDS, at="embed", phase=phase, cause=cause, **EVAL)
+    verdict = assert_located(ref, port, IDS, at="embed", phase=phase, cause=cause, **EVAL)
+    assert len(verdict.location.diagnosis) == 1
 
 
 # Recurrence and attention: what Paddle's layer gives, with weights that are read otherwise.

@@ -330,11 +330,10 @@ LOSSES = F.cross_entropy, P.cross_entropy
 ADAMS = (lambda p: torch.optim.Adam(p, 0.01)), (lambda p: paddle.optimizer.Adam(0.01, parameters=p))
 
 
-@pytest.mark.parametrize("optimizers", [None, ADAMS], ids=["SGD", "Adam"])
-def test_plain_steps(optimizers):
-    """Both models keep what they had; in train mode the statistics are compared too."""
-    ref, port = Ref(), Port()
-    verdict = backward(*same_weights(ref, port, [X]), *plain_steps(LOSSES, optimizers), [(X, LABELS)] * 3)
+@pytest.mark.parametrize(("optimizers", "train"), [(None, True), (None, False), (ADAMS, False)])
+def test_plain_steps(optimizers, train):
+    makes = plain_steps(LOSSES, optimizers, train=train)
+    verdict = backward(*same_weights(Ref(), Port(), [X]), *makes, [(X, LABELS)] * 3, train=train)
     assert verdict.status == PASS, str(verdict)
     names = {row.name for row in verdict.rows if row.item.dtype == "float64"}
     assert {f"iteration {i}/{what}" for i in range(3) for what in ("loss", "norm.running_var")} <= names

@@ -41,6 +41,7 @@ from portproof.mapping.name_map import NameMap
 
 PROG = "portproof align"
 NOT_LOCATED = "not located: each module alone gives what the reference's gives"
+MODEL = "the model itself"
 OF_THE_WHOLE = ("save_map", "save_weights", "print_map", "loss")  # what --locate-only does not do
 
 
@@ -53,7 +54,6 @@ def get_args_parser() -> argparse.ArgumentParser:
     add(
         "--leave-out",
         action="append",
-        default=[],
         metavar="MODULE",
         help="module of the reference whose own values, and those of all in it, are not compared; may be repeated",
     )
@@ -70,7 +70,6 @@ def get_args_parser() -> argparse.ArgumentParser:
     add(
         "--labels",
         action="append",
-        default=[],
         metavar="SHAPE[:DTYPE[:HIGH]]",
         help="shape of what --loss takes after the output, such as 8:int64:10; may be repeated",
     )
@@ -109,7 +108,7 @@ def main(args: argparse.Namespace) -> int:
     modes = ("eval", "train") if args.mode == "both" else (args.mode,)
     precisions = ("float64", "float32") if args.precision == "both" else (args.precision,)
     print(f"{args.port} against {args.ref}, {args.device}, seed {args.seed}, {weights} weights", flush=True)
-    options = {"precisions": precisions, "leave_out": args.leave_out, "seed": args.seed, "device": args.device}
+    options = {"precisions": precisions, "leave_out": args.leave_out or (), "seed": args.seed, "device": args.device}
     if args.locate_only:
         from portproof.ladder.pairs.whole import search
 
@@ -145,7 +144,7 @@ def map_lines(names: NameMap) -> list[str]:
     calls = {label: port for label, port in names.calls.items() if label.partition("#")[0] not in names.modules}
     lines = []
     for title, pairs in (("modules with weights", names.modules), ("calls of other modules", calls)):
-        lines += [f"map of {title}:", *(f"  {name or 'the model itself'}: {port}" for name, port in pairs.items())]
+        lines += [f"map of {title}:", *(f"  {name or MODEL}: {port or MODEL}" for name, port in pairs.items())]
     return lines
 
 
@@ -155,8 +154,9 @@ def save_map(names: NameMap, path: str) -> None:
 
     if names.ambiguous:
         raise UserError(f"no map is written to {path}, since none was chosen: say in --map which is which")
-    save_text(yaml.safe_dump(names.modules, sort_keys=False, allow_unicode=True), Path(path))
-    print(f"wrote {path}: {len(names.modules)} modules")
+    modules = {name: port for name, port in names.modules.items() if name or port}  # the models stand for each other
+    save_text(yaml.safe_dump(modules, sort_keys=False, allow_unicode=True), Path(path))
+    print(f"wrote {path}: {len(modules)} modules")
 
 
 def save_weights(ref: Any, port: Any, names: NameMap, args: argparse.Namespace) -> None:
@@ -188,7 +188,7 @@ def _training(args: argparse.Namespace, inputs: Inputs) -> Callable[..., Verdict
         optimizers = ref_make, lambda parameters: port_make(parameters=parameters)
     texts, count = [] if args.inputs else args.input or [INPUT], len(inputs)
     given = inputs if args.inputs else []
-    batches = [(*given, *ladder.draw_inputs([*texts, *args.labels], args.seed + i)) for i in range(args.steps)]
+    batches = [(*given, *ladder.draw_inputs([*texts, *(args.labels or ())], args.seed + i)) for i in range(args.steps)]
     train = args.mode != "eval"
     makes = ladder.plain_steps(criteria, optimizers, inputs=count, train=train)
 

@@ -186,8 +186,8 @@ def _transposed_mutations(module: nn.Module) -> Iterator[tuple[str, Mutation]]:
     yield from _bias_mutations(module)
 
 
-def _embedding_mutations(module: nn.Embedding) -> Iterator[tuple[str, Mutation]]:
-    own, count = module.padding_idx, module.num_embeddings
+def _embedding_mutations(module: nn.Embedding, received: set[int]) -> Iterator[tuple[str, Mutation]]:
+    own = module.padding_idx
 
     def without_row(row: int) -> Mutation:
         def zeroed(weight: torch.Tensor) -> torch.Tensor:
@@ -198,7 +198,7 @@ def _embedding_mutations(module: nn.Embedding) -> Iterator[tuple[str, Mutation]]
 
     if own is not None:
         yield f"it has no padding_idx: row {own} gets a gradient", setting(padding_idx=None)
-    for row in sorted({0, 1, count - 1}):
+    for row in sorted({0, 1, module.num_embeddings - 1} & received):  # of others nothing can be told
         if row != own:
             yield f"padding_idx is {row}, not {own}: that row gets no gradient", setting(padding_idx=row)
         yield f"padding_idx is {row}, and its row gives zeros, as Paddle's does", without_row(row)
@@ -402,7 +402,7 @@ def fits(module: nn.Module) -> Iterator[Fit]:
             [(near - width, near + width) for width in (0.01, 4.0)],
             lambda x: f"epsilon is {10.0**x:.6g}, not {_epsilon(module)}",
         )
-    elif not any(module.children()) and not any(module.parameters()):
+    elif type(module).__name__ in nn.modules.activation.__all__ and not list(module.parameters()):
         kind = type(module).__name__
         for word, number, function, bounds in (
             ("leaky ReLU", "slope", lambda x, s: torch.where(x > 0, x, s * x), (-1.0, 1.0)),
@@ -471,7 +471,7 @@ def mutations(module: nn.Module, inputs: Sequence[np.ndarray] = ()) -> Iterator[
     elif isinstance(module, TRANSPOSED):
         yield from _transposed_mutations(module)
     elif isinstance(module, nn.Embedding):
-        yield from _embedding_mutations(module)
+        yield from _embedding_mutations(module, set(inputs[0].flat) if inputs else set())
     elif isinstance(module, SOFTMAXES):
         yield from _softmax_mutations(module, ndim)
     elif isinstance(module, nn.Upsample):
