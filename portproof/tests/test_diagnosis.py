@@ -10,7 +10,7 @@ from paddle.nn import functional as PF
 from pairs import Port, Ref, assert_aligned, assert_located, normal
 
 from portproof.compare import Item
-from portproof.localize.diagnosis import FaultyModule, diagnose
+from portproof.localize.diagnosis import FaultyModule, diagnose, reproduces
 
 T, P = torch.nn, paddle.nn
 EVAL = {"modes": ("eval",)}
@@ -282,6 +282,19 @@ def test_an_output_of_any_kind_of_a_right_port(end, port_end):
 def test_nothing_that_differs_has_no_cause():
     faulty = FaultyModule(T.ReLU(), {OUTPUT: X}, {OUTPUT: X}, [], [X], {}, lambda mutation: {OUTPUT: X})
     assert diagnose(faulty) == []
+    assert not reproduces({}, faulty)
+
+
+def test_a_mutation_that_raises_does_not_end_the_search():
+    def run(mutation):
+        module = mutation(T.ReLU())
+        if not isinstance(module, T.GELU):
+            raise RuntimeError("it does not run")
+        return {OUTPUT: module(torch.from_numpy(X)).numpy()}
+
+    gelu = T.GELU()(torch.from_numpy(X)).numpy()
+    faulty = FaultyModule(T.ReLU(), {OUTPUT: X.clip(0)}, {OUTPUT: gelu}, [OUTPUT], [X], {}, run)
+    assert diagnose(faulty) == ["it is GELU, not ReLU"]
 
 
 def test_what_raises_reproduces_nothing():

@@ -367,3 +367,15 @@ def test_plain_steps_on_several_inputs():
     ref, port = same_weights(Two(4, CLASSES), PortTwo(4, CLASSES), inputs, weights="reference")
     verdict = backward(ref, port, *plain_steps(LOSSES, inputs=2), [(*inputs, LABELS)])
     assert verdict.status == PASS, str(verdict)
+
+
+def test_a_plain_step_clears_the_gradients_of_the_last():
+    still = (lambda p: torch.optim.SGD(p, 0.0)), (lambda p: paddle.optimizer.SGD(0.0, parameters=p))
+    makes = plain_steps(LOSSES, still, train=False)
+    for model, make, tensor in zip((Ref(), Port()), makes, (torch.from_numpy, paddle.to_tensor), strict=True):
+        step, _ = make(model)
+        weight, found = next(iter(model.parameters())), []
+        for _ in range(2):
+            loss = step(tensor(X), tensor(LABELS))
+            found.append(weight.grad.numpy().copy())
+        assert np.array_equal(*found) and found[0].any() and float(loss) > 0
