@@ -6,12 +6,19 @@ from typing import Any
 
 import numpy as np
 
-from portproof.compare import FAIL, PASS, Item, Row, Verdict, joined
+from portproof.compare import FAIL, PASS, Verdict, joined
 from portproof.io.cli import UserError
-from portproof.ladder.pairs.pair import MODES, Pair, compare_mode, equal_weights, locate_failure, structure
+from portproof.ladder.pairs.pair import (
+    MODES,
+    Pair,
+    equal_weights,
+    judge_mode,
+    locate_failure,
+    structure,
+    without_faultless,
+)
 from portproof.localize.locate import locate
 from portproof.localize.location import Location
-from portproof.mapping.map_search import alike
 from portproof.report.text import render_sections
 
 
@@ -35,19 +42,22 @@ def judge(
     """What `portproof.align` does."""
     if not modes or not set(modes) <= set(MODES):
         raise UserError(f"modes {modes!r}: choose some of {', '.join(MODES)}")
-    pair = Pair.prepared(ref, port, inputs, names=names, weights=weights, seed=seed, device=device)
-    verdicts, notes = [structure(pair.names)], [map_note(pair)]
+    options = {"names": names, "weights": weights, "seed": seed, "device": device, "modes": modes}
+    pair = Pair.prepared(ref, port, inputs, **options)
+    verdicts = [structure(pair.names)]
     if pair.names.ambiguous:
-        return AlignVerdict("align", verdicts[0].rows, refusal=pair.names.ambiguous, notes=notes)
+        return AlignVerdict("align", verdicts[0].rows, refusal=pair.names.ambiguous, notes=all_notes(pair))
     pair.draw_cotangent(seed)
     if weights == "own":
         verdicts.append(equal_weights(pair))
     for mode in modes if verdicts[0].status == PASS else ():
-        verdicts += _if_not_random(pair, mode == "train", list(compare_mode(pair, mode == "train")))
+        verdicts += judge_mode(pair, mode == "train")
     failed = any(verdict.status == FAIL for verdict in verdicts)
     location = locate_failure(pair, verdicts) if failed else None
+    if location:
+        verdicts = [without_faultless(pair, verdict, location.otherwise) for verdict in verdicts]
     every = joined("align", [verdicts[0], *map(_sectioned, verdicts[1:])])
-    return AlignVerdict("align", every.rows, every.refusal, location, notes)
+    return AlignVerdict("align", every.rows, every.refusal, location, all_notes(pair))
 
 
 def search(
@@ -81,20 +91,13 @@ def _sectioned(verdict: Verdict) -> Verdict:
     return replace(verdict, rows=rows)
 
 
-def _if_not_random(pair: Pair, train: bool, found: list[Verdict]) -> list[Verdict]:
-    """`found`, unless it failed and a side gives another result each time: then that is what there is to say."""
-    if all(verdict.status != FAIL for verdict in found):
-        return found
-    for model in (pair.ref, pair.port):
-        runs = [model.run(pair.inputs, "float32", train).output for _ in range(2)]
-        if not alike(*([np.nan_to_num(array, posinf=0.0, neginf=0.0) for array in run] for run in runs)):
-            mode = f"{MODES[train]} mode"
-            reason = f"the {model.role} gives another result each time it runs"
-            if model is pair.port and not train:  # where the reference is not random the port has no reason to be
-                item = Item("the same each time", mode="eval")
-                return [Verdict(mode, [Row(item, FAIL, reason=f"{reason}: is dropout on?")])]
-            return [Verdict(mode, refusal=f"{reason} in {mode}, dropout layers aside: judge the other mode")]
-    return found
+def all_notes(pair: Pair) -> list[str]:
+    """What the map rests on, and what else a reader should know beside the rows."""
+    notes = [map_note(pair), *pair.notes]
+    groups: dict[str, list[str]] = {}
+    for name, how in pair.made_otherwise.items():
+        groups.setdefault(how, []).append(f"{name} ({pair.ref.modules[name].type})")
+    return notes + [f"made otherwise, no fault: {how}: {', '.join(modules)}" for how, modules in groups.items()]
 
 
 def map_note(pair: Pair) -> str:
