@@ -88,6 +88,7 @@ class PortViT(P.Layer):
         self.bug = bug
         self.cls_token = self.create_parameter([1, 1, 16], default_initializer=P.initializer.Constant(0.0))
         self.pos_embed = self.create_parameter([1, 5, 16], default_initializer=P.initializer.Normal(0.0, 0.5))
+        self.pos_embed.stop_gradient = bug == "position frozen"
         self.patch_embed = P.Conv2D(3, 16, 4, stride=4)
         self.blocks = P.Sequential(PortBlock(bug=bug), PortBlock(bug=bug))
         self.norm = P.Identity() if bug == "no final norm" else P.LayerNorm(16, epsilon=1e-6)
@@ -418,6 +419,7 @@ PAIRS = {
         {
             "scaled by d": Bug("blocks.0.attn"),
             "class token without position": Bug(""),
+            "position frozen": Bug(""),
             "no final norm": Bug("norm"),
         },
     ),

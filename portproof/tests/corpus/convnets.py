@@ -44,7 +44,9 @@ class PortBasic(P.Layer):
         super().__init__()
         self.bug = bug
         self.conv1, self.bn1 = P.Conv2D(inputs, outputs, 3, stride, 1, bias_attr=False), P.BatchNorm2D(outputs)
-        self.conv2, self.bn2 = P.Conv2D(outputs, outputs, 3, 1, 1, bias_attr=False), P.BatchNorm2D(outputs)
+        own = False if bug == "the batch's statistics" else None
+        self.conv2 = P.Conv2D(outputs, outputs, 3, 1, 1, bias_attr=False)
+        self.bn2 = P.BatchNorm2D(outputs, use_global_stats=own)
         self.relu, self.down = P.ReLU(), None
         if stride > 1:
             self.down = P.Sequential(P.Conv2D(inputs, outputs, 1, stride, bias_attr=False), P.BatchNorm2D(outputs))
@@ -112,7 +114,8 @@ class PortChannelNorm(P.Layer):
 class PortConvNeXtBlock(P.Layer):
     def __init__(self, bug: str = "") -> None:
         super().__init__()
-        self.bug, self.dwconv, self.norm = bug, P.Conv2D(8, 8, 3, padding=1, groups=8), PortChannelNorm(bug)
+        groups = 1 if bug == "not depthwise" else 8
+        self.bug, self.dwconv, self.norm = bug, P.Conv2D(8, 8, 3, padding=1, groups=groups), PortChannelNorm(bug)
         self.pwconv1, self.act, self.pwconv2 = P.Conv2D(8, 16, 1), P.GELU(), P.Conv2D(16, 8, 1)
         self.gamma = self.create_parameter([8], default_initializer=P.initializer.Constant(0.1))
 
@@ -432,6 +435,7 @@ PAIRS = {
         {
             "a layer used twice": Bug("layers.1"),
             "no residual": Bug("layers.1"),
+            "the batch's statistics": Bug("layers.1.bn2", "statistics"),
             "padding of SAME": Bug("stem", "SAME"),
             "no bias": Bug("fc"),
         },
@@ -444,6 +448,7 @@ PAIRS = {
         {
             "epsilon of the norm by hand": Bug("blocks.1.norm", "epsilon"),
             "shortcut from behind the convolution": Bug("blocks.1"),
+            "not depthwise": Bug("blocks.1.dwconv"),
         },
     ),
     "stochastic depth": Pair(

@@ -110,7 +110,7 @@ class PortPyramid(P.Layer):
             if last is not None and self.bug != "no path from above":
                 side = side + PF.interpolate(last, size=side.shape[2:], mode="nearest")
             last = side
-            found.insert(0, outer(x))
+            found.insert(0, outer(last))
         return found
 
 
