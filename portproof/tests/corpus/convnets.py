@@ -435,7 +435,7 @@ PAIRS = {
         {
             "a layer used twice": Bug("layers.1"),
             "no residual": Bug("layers.1"),
-            "the batch's statistics": Bug("layers.1.bn2", "statistics"),
+            "the batch's statistics": Bug("layers.1.bn2"),
             "padding of SAME": Bug("stem", "SAME"),
             "no bias": Bug("fc"),
         },
