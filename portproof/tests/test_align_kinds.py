@@ -19,6 +19,15 @@ T, P = torch.nn, paddle.nn
 EVAL = {"modes": ("eval",)}
 
 
+def _seed() -> None:
+    torch.manual_seed(0)
+    paddle.seed(0)
+
+
+_seed()  # of the models that are made below, by import
+fixed = pytest.fixture(autouse=True)(_seed)
+
+
 def assert_passes(ref: T.Module, port: P.Layer, *inputs: np.ndarray, noted: str = "", **options) -> Verdict:
     """Aligned, nothing located, and a note has the word `noted`."""
     verdict = align(ref, port, list(inputs), **options)
@@ -305,18 +314,19 @@ def test_attention(ref, port, inputs, noted):
 
 
 def test_linear_for_a_convolution_and_the_other_way_round():
-    ref = Ref(lambda m, x: m.b(torch.tanh(m.a(x))), a=T.Conv2d(6, 4, 1), b=T.Conv2d(4, 3, 1, bias=False))
-
     def port_code(m, x):
-        return m.b(paddle.tanh(m.a(x.transpose([0, 2, 3, 1])))).transpose([0, 3, 1, 2])
+        return m.excite(paddle.tanh(m.squeeze(x.transpose([0, 2, 3, 1])))).transpose([0, 3, 1, 2])
 
-    port = Port(port_code, a=P.Linear(6, 4), b=P.Linear(4, 3, bias_attr=False))
-    assert_passes(ref, port, normal(2, 6, 3, 3), noted="a")
-    ref = Ref(lambda m, x: m.b(m.a(x).relu()), a=T.Linear(6, 4), b=T.Linear(4, 3))
-    port = Port(
-        lambda m, x: m.b(PF.relu(m.a(x.unsqueeze([2, 3])))).flatten(1), a=P.Conv2D(6, 4, 1), b=P.Conv2D(4, 3, 1)
-    )
-    assert_passes(ref, port, normal(4, 6), noted="a")
+    def turned(m, x):
+        return m.excite(paddle.tanh(m.squeeze(x.unsqueeze([2, 3])))).flatten(1)
+
+    code = lambda m, x: m.excite(torch.tanh(m.squeeze(x)))  # noqa: E731
+    ref = Ref(code, squeeze=T.Conv2d(6, 4, 1), excite=T.Conv2d(4, 3, 1, bias=False))
+    port = Port(port_code, squeeze=P.Linear(6, 4), excite=P.Linear(4, 3, bias_attr=False))
+    assert_passes(ref, port, normal(2, 6, 3, 3), noted="squeeze")
+    ref = Ref(code, squeeze=T.Linear(6, 4), excite=T.Linear(4, 3))
+    port = Port(turned, squeeze=P.Conv2D(6, 4, 1), excite=P.Conv2D(4, 3, 1))
+    assert_passes(ref, port, normal(4, 6), noted="squeeze")
 
 
 def test_an_activation_that_is_part_of_the_norm():
@@ -339,12 +349,12 @@ def test_an_activation_that_is_part_of_the_norm():
 
 @pytest.mark.parametrize("saved_here", [True, False])
 def test_a_buffer_that_one_side_saves(saved_here):
-    order = [3, 0, 4, 1]
-    ref = Ref(lambda m, x: m.fc(x[:, m.order]), fc=T.Linear(4, 3))
-    ref.register_buffer("order", torch.tensor(order), persistent=saved_here)
-    port = Port(lambda m, x: m.fc(paddle.gather(x, m.order, axis=1)), fc=P.Linear(4, 3))
-    port.register_buffer("order", paddle.to_tensor(order), persistable=not saved_here)
-    assert_passes(ref, port, normal(3, 5), noted="order")
+    places = [3, 0, 4, 1]
+    ref = Ref(lambda m, x: m.fc(x[:, m.picked]), fc=T.Linear(4, 3))
+    ref.register_buffer("picked", torch.tensor(places), persistent=saved_here)
+    port = Port(lambda m, x: m.fc(paddle.gather(x, m.picked, axis=1)), fc=P.Linear(4, 3))
+    port.register_buffer("picked", paddle.to_tensor(places), persistable=not saved_here)
+    assert_passes(ref, port, normal(3, 5), noted="picked")
 
 
 TU, PU = T.utils, P.utils
@@ -398,14 +408,16 @@ class Found:
 
 
 def test_dataclasses():
-    def port(end: float) -> Port:
-        inner = Port(lambda m, x: Found(m.box(x), m.score(x) + end), box=P.Linear(6, 4), score=P.Linear(6, 2))
-        return Port(
-            lambda m, x: Found(m.refine(m.inner(x).boxes), m.inner(x).scores), inner=inner, refine=P.Linear(4, 4)
-        )
+    def code(m, x):
+        found = m.inner(x)
+        return Found(m.refine(found.boxes), found.scores)
+
+    def port(shift: float) -> Port:
+        inner = Port(lambda m, x: Found(m.box(x), m.score(x) + shift), box=P.Linear(6, 4), score=P.Linear(6, 2))
+        return Port(code, inner=inner, refine=P.Linear(4, 4))
 
     inner = Ref(lambda m, x: Found(m.box(x), m.score(x)), box=T.Linear(6, 4), score=T.Linear(6, 2))
-    ref = Ref(lambda m, x: Found(m.refine(m.inner(x).boxes), m.inner(x).scores), inner=inner, refine=T.Linear(4, 4))
+    ref = Ref(code, inner=inner, refine=T.Linear(4, 4))
     assert "inner" in compared(assert_passes(ref, port(0.0), normal(3, 6)))
     assert_fails(ref, port(0.1), normal(3, 6), at="inner")
 
@@ -444,7 +456,7 @@ def test_cells(kind):
     pre = T.Sequential(T.Linear(4, 5), T.LayerNorm(5))
     ref = Ref(looped, pre=pre, cell=getattr(T, kind)(5, 6), out=T.Linear(6, 2))
     assert_passes(ref, port(1e-5), normal(3, 4, 4))
-    assert_fails(ref, port(1e-2), normal(3, 4, 4), at="pre.1", cause="epsilon")
+    assert_fails(ref, port(1e-3), normal(3, 4, 4), at="pre.1", cause="epsilon")
 
 
 def test_packed_sequences():

@@ -14,6 +14,7 @@ class Bug:
 
     at: str  # the reference's module at which the bug is; "" is the model itself
     cause: str = ""  # a word of the tested cause, where one can be expected
+    also: tuple[str, ...] = ()  # other names that are right as well, where it is a matter of taste
 
 
 @dataclass(frozen=True)

@@ -446,7 +446,7 @@ PAIRS = {
         PortConvNeXt,
         [SMALL],
         {
-            "epsilon of the norm by hand": Bug("blocks.1.norm", "epsilon"),
+            "epsilon of the norm by hand": Bug("blocks.1.norm", also=("blocks.1",)),
             "shortcut from behind the convolution": Bug("blocks.1"),
             "not depthwise": Bug("blocks.1.dwconv"),
         },

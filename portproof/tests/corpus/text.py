@@ -469,7 +469,11 @@ PAIRS = {
         RefGPT,
         PortGPT,
         [TOKENS],
-        {"softmax over the queries": Bug("h.0.attn"), "not tied": Bug("lm_head"), "GELU by erf": Bug("h.0")},
+        {
+            "softmax over the queries": Bug("h.0.attn"),
+            "not tied": Bug("lm_head", also=("wte", "")),
+            "GELU by erf": Bug("h.0"),
+        },
     ),
     "llama": Pair(
         RefLlama,

@@ -296,7 +296,7 @@ PAIRS = {
     "graph": Pair(
         RefGCN,
         PortGCN,
-        [normal(2, 4, 4), ADJACENCY + ADJACENCY.transpose(0, 2, 1)],
+        {"x": normal(2, 4, 4), "adjacency": ADJACENCY + ADJACENCY.transpose(0, 2, 1)},
         {"normalized by rows": Bug("conv1"), "log-softmax over the nodes": Bug("")},
     ),
     "spectral": Pair(RefSpectral, PortSpectral, [normal(2, 4, 4, 3)], {"another norm of the inverse": Bug("filter")}),
