@@ -121,7 +121,6 @@ CODE = {  # (the port's code, the layer that it feeds otherwise)
     "a layer not called": (lambda m, x: m.head(m.act(m.norm(m.conv(x)) * 0 + m.conv(x))), "act"),
     "through float16": (through(lambda y: y.astype("float16").astype(y.dtype)), "act"),
     "through bfloat16": (through(lambda y: y.astype("bfloat16").astype(y.dtype)), "act"),
-    "through float32": (through(lambda y: y.astype("float32").astype(y.dtype)), "act"),
     "in place": (through(doubled_in_place), "act"),
     "its input in place": (lambda m, x: network(m, x.scale_(2.0)), "conv"),
     "NaN": (lambda m, x: m.head(paddle.log(m.norm(m.conv(x)))), "head"),
@@ -151,7 +150,6 @@ ENDS = {
     "two axes exchanged": (lambda y: y.transpose([0, 1, 3, 2]), "axes 2 and 3 are exchanged"),
     "twice as large": (lambda y: 2 * y, "it is 2 times the reference's, everywhere"),
     "flattened": (lambda y: y.flatten(1), ""),
-    "float32 in a run of float64": (lambda y: y.astype("float32"), ""),
 }
 
 

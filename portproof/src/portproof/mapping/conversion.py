@@ -67,12 +67,12 @@ def key_map(
     ref_slots, port_slots = _slots(ref_model, {}), _slots(port_model, ref_names)
     if _shapes(ref_slots) == _shapes(port_slots):
         return {slot.key: port_slots[place].key for place, slot in ref_slots.items() if place in port_slots}, "by name"
-    from portproof.backends.probe import probe_weights
+    from portproof.backends.probe import load_probe_weights
 
     run = ref_model.run(inputs, "float32", train=True)
     if run.trace.error:
         raise UserError(f"the reference cannot run on these inputs: it raised {run.trace.error}: check their shapes")
-    ref_model.load(probe_weights(ref_model.model, seed, inputs))
+    load_probe_weights(ref_model, seed, inputs)
     names = propose(ref_model, port_model, inputs, given)
     for name, reason in names.problems.items():
         raise UserError(f"the two models do not have the same tensors: {name}: {reason}")

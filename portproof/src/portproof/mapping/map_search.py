@@ -30,8 +30,9 @@ def alike(ref: Sequence[np.ndarray], port: Sequence[np.ndarray], tolerance: floa
 
 
 def _close(ref: np.ndarray, port: np.ndarray, tolerance: float) -> bool:
-    if ref.shape != port.shape:
+    if ref.size != port.size:
         return False
+    ref, port = ref.ravel(), port.ravel()  # (B, H, W, C) on one side may be (B, H * W, C) on the other
     with np.errstate(invalid="ignore"):  # infinity less infinity is no agreement
         return np.abs(ref - port).max(initial=0) <= tolerance * np.abs(ref).max(initial=0)
 
@@ -55,10 +56,9 @@ class FoundMap:
 
 
 def _receives(port_run: Run, port_name: str, call: ModuleCall) -> bool:
-    """Whether the port's module received in `port_run` what `call` did, in the same call of the two."""
-    calls = port_run.trace.calls.values()
-    same = (port_call for port_call in calls if (port_call.name, port_call.number) == (port_name, call.number))
-    return any(alike(call.inputs, port_call.inputs) for port_call in same)
+    """Whether the port's module received in `port_run` what `call` did, in any of its calls."""
+    calls = (port_call for port_call in port_run.trace.calls.values() if port_call.name == port_name)
+    return any(alike(call.inputs, port_call.inputs) for port_call in calls)
 
 
 def _swapped(modules: dict[str, str], name: str, other: str) -> dict[str, str]:

@@ -47,12 +47,21 @@ class _CallMatcher:
         self.type_fits: dict[tuple[str, str], bool] = {}  # {two classes: whether they stand for each other here}
 
     def match_layers(self) -> None:
-        """Layers with tensors: the n-th call of each with the n-th of its counterpart."""
-        port_labels = {(call.name, call.number): label for label, call in self.port_calls}
+        """Layers with tensors: calls of each and of its counterpart that receive the same, the others in turn."""
+        port_calls, waiting = defaultdict(list), []
+        for labelled in self.port_calls:
+            port_calls[labelled[1].name].append(labelled)
         for label, call in self.ref_calls:
-            counterpart = self.modules.get(call.name), call.number
-            if counterpart in port_labels:
-                self.pairs[label] = port_labels[counterpart]
+            calls = port_calls.get(self.modules.get(call.name, None), [])
+            same = next((other for other in calls if alike(call.inputs, other[1].inputs)), None)
+            if same:
+                self.pairs[label] = same[0]
+                calls.remove(same)
+            else:
+                waiting.append((label, calls))
+        for label, calls in waiting:
+            if calls:
+                self.pairs[label] = calls.pop(0)[0]
 
     def match_leaves(self) -> None:
         """Leaves without tensors: by what they receive, among those that follow the same layer first.

@@ -4,16 +4,21 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
-
 from portproof.backends.trace import Inputs, module_of
-from portproof.compare import FAIL, PASS, Item, Row, Verdict, joined
+from portproof.compare import FAIL, PASS, Verdict, joined
 from portproof.compare.tolerances import UNIT_ROUNDOFF
 from portproof.io.cli import UserError
-from portproof.ladder.pairs.pair import MODES, Pair, compare_mode, equal_weights, locate_failure, structure
+from portproof.ladder.pairs.pair import (
+    MODES,
+    Pair,
+    equal_weights,
+    judge_mode,
+    locate_failure,
+    structure,
+    without_faultless,
+)
 from portproof.localize.locate import locate
 from portproof.localize.location import Location
-from portproof.mapping.map_search import alike
 from portproof.mapping.name_map import NameMap
 from portproof.report.text import render_sections
 
@@ -44,21 +49,24 @@ def judge(
     if not modes or not set(modes) <= set(MODES):
         raise UserError(f"modes {modes!r}: choose some of {', '.join(MODES)}")
     check_precisions(precisions)
-    pair = Pair.prepared(ref, port, inputs, names=names, weights=weights, seed=seed, device=device)
-    every_name, notes = pair.names, [map_note(pair), *left_out(pair, leave_out)]
-    pair.precisions = precisions
+    options = {"names": names, "weights": weights, "seed": seed, "device": device, "modes": modes}
+    pair = Pair.prepared(ref, port, inputs, **options)
+    every_name, pair.precisions = pair.names, precisions
+    leave_modules_out(pair, leave_out)
     verdicts = [structure(pair.names)]
     if pair.names.ambiguous:
-        return AlignVerdict("align", verdicts[0].rows, refusal=pair.names.ambiguous, notes=notes, names=every_name)
+        return AlignVerdict("align", verdicts[0].rows, pair.names.ambiguous, notes=all_notes(pair), names=every_name)
     pair.draw_cotangent(seed)
     if weights == "own":
         verdicts.append(equal_weights(pair))
     for mode in modes if verdicts[0].status == PASS else ():
-        verdicts += _if_not_random(pair, mode == "train", list(compare_mode(pair, mode == "train")))
+        verdicts += judge_mode(pair, mode == "train")
     failed = any(verdict.status == FAIL for verdict in verdicts)
     location = locate_failure(pair, verdicts) if failed else None
+    if location:
+        verdicts = [without_faultless(pair, verdict, location.otherwise) for verdict in verdicts]
     every = joined("align", [verdicts[0], *map(_sectioned, verdicts[1:])])
-    return AlignVerdict("align", every.rows, every.refusal, location, notes, names=every_name)
+    return AlignVerdict("align", every.rows, every.refusal, location, all_notes(pair), names=every_name)
 
 
 def search(
@@ -81,10 +89,10 @@ def search(
     if pair.names.ambiguous:
         raise UserError(f"the map is ambiguous: {pair.names.ambiguous}")
     pair.draw_cotangent(seed)
-    notes = [map_note(pair), *left_out(pair, leave_out)]
+    leave_modules_out(pair, leave_out)
     sides, ordered = (pair.ref, pair.port, pair.names, pair.inputs), [d for d in UNIT_ROUNDOFF if d in precisions]
     found = (locate(*sides, cotangent=pair.cotangent, dtype=dtype) for dtype in ordered)
-    return next(filter(None, found), None), notes
+    return next(filter(None, found), None), all_notes(pair)
 
 
 def check_precisions(precisions: Sequence[str]) -> None:
@@ -93,12 +101,14 @@ def check_precisions(precisions: Sequence[str]) -> None:
         raise UserError(f"precisions {precisions!r}: choose some of {', '.join(UNIT_ROUNDOFF)}")
 
 
-def left_out(pair: Pair, modules: Sequence[str]) -> list[str]:
-    """Take these modules of the reference, and all in them, out of what the pair is compared by -> a note on it.
+def leave_modules_out(pair: Pair, modules: Sequence[str]) -> None:
+    """Take these modules of the reference, and all in them, out of what the pair is compared by, and note it.
 
     Their tensors keep the values that they have. Raises UserError for a name that is no module's.
     """
     modules = [modules] if isinstance(modules, str) else modules
+    if not modules:
+        return
     for name in modules:
         if not name or name not in pair.ref.modules:
             raise UserError(f"leave_out names {name!r}, but the reference has no module of that name in it")
@@ -112,7 +122,7 @@ def left_out(pair: Pair, modules: Sequence[str]) -> list[str]:
     problems = {item: reason for item, reason in names.problems.items() if stays(item)}
     pair.names = replace(names, calls=calls, tensors=tensors, problems=problems)
     counts = f"{len(names.tensors) - len(tensors)} tensors, {len(names.calls) - len(calls)} outputs"
-    return [f"left out, not compared: {', '.join(modules)} ({counts})"] if modules else []
+    pair.note(f"left out, not compared: {', '.join(modules)} ({counts})")
 
 
 def _sectioned(verdict: Verdict) -> Verdict:
@@ -124,20 +134,13 @@ def _sectioned(verdict: Verdict) -> Verdict:
     return replace(verdict, rows=rows)
 
 
-def _if_not_random(pair: Pair, train: bool, found: list[Verdict]) -> list[Verdict]:
-    """`found`, unless it failed and a side gives another result each time: then that is what there is to say."""
-    if all(verdict.status != FAIL for verdict in found):
-        return found
-    for model in (pair.ref, pair.port):
-        runs = [model.run(pair.inputs, "float32", train).output for _ in range(2)]
-        if not alike(*([np.nan_to_num(array, posinf=0.0, neginf=0.0) for array in run] for run in runs)):
-            mode = f"{MODES[train]} mode"
-            reason = f"the {model.role} gives another result each time it runs"
-            if model is pair.port and not train:  # where the reference is not random the port has no reason to be
-                item = Item("the same each time", mode="eval")
-                return [Verdict(mode, [Row(item, FAIL, reason=f"{reason}: is dropout on?")])]
-            return [Verdict(mode, refusal=f"{reason} in {mode}, dropout layers aside: judge the other mode")]
-    return found
+def all_notes(pair: Pair) -> list[str]:
+    """What the map rests on, and what else a reader should know beside the rows."""
+    notes = [map_note(pair), *pair.notes]
+    groups: dict[str, list[str]] = {}
+    for name, how in pair.made_otherwise.items():
+        groups.setdefault(how, []).append(f"{name} ({pair.ref.modules[name].type})")
+    return notes + [f"made otherwise, no fault: {how}: {', '.join(modules)}" for how, modules in groups.items()]
 
 
 def map_note(pair: Pair) -> str:
