@@ -1,7 +1,6 @@
 """One model as a comparison sees it, whichever framework it is of: its modules, its tensors, its runs, as arrays."""
 
-import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -18,12 +17,30 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Slot:
-    """One parameter or buffer, as PyTorch would store it."""
+    """One parameter or buffer, or a piece of one, as PyTorch would store it."""
 
-    key: str  # in this model's own state_dict
+    key: str  # its unique name: its module's, a dot, what it is called there
+    tensor: str  # the tensor's key in this model's own state_dict
     shape: tuple[int, ...]
-    change: Change  # of layout, between this model's own and PyTorch's; its own inverse
-    trained: bool  # it takes part in training: a parameter, no buffer
+    change: Change  # of the whole tensor's layout, between this model's own and PyTorch's; its own inverse
+    trained: bool  # a gradient is computed for it
+    is_buffer: bool = False
+    is_whole: bool = False  # of whole numbers or truth values
+    view: Callable[[np.ndarray], np.ndarray] | None = None  # of the whole tensor in PyTorch's layout: this piece's part
+
+    def read(self, own: np.ndarray) -> np.ndarray:
+        """The piece in PyTorch's layout, of the whole tensor in this model's own."""
+        whole = self.change(own)
+        return self.view(whole).reshape(self.shape) if self.view else whole
+
+    def written(self, own: np.ndarray, piece: np.ndarray) -> np.ndarray:
+        """The whole tensor in this model's own layout with this piece in it; `own` is what it was before."""
+        if not self.view:
+            return self.change(piece)
+        whole = np.array(self.change(own), order="C")
+        part = self.view(whole)
+        part[...] = piece.reshape(part.shape)
+        return self.change(whole)
 
 
 @dataclass(frozen=True)
@@ -65,30 +82,50 @@ class BackendModel:
         if not isinstance(model, backend.module_class):
             raise UserError(f"the {role} is a {type(model).__name__}, no {backend.module_class_name}: give a model")
         self.backend, self.role, self.device = backend, role, backend.device(device)
-        self.model = copy.deepcopy(model).float()
-        self.modules = backend.describe(self.model)
-        self._slots = {slot.key: slot for module in self.modules.values() for slot in module.slots.values()}
+        self.model = backend.copied(model).float()
+        self._whole = backend.describe(self.model)
+        self.split({})
+
+    def split(self, pieces: Mapping[str, Sequence[Slot]]) -> None:
+        """Read and write these tensors, by state_dict key, as these pieces from now on, and all others whole."""
+        self.modules, self._slots, self._pieces = {}, {}, {}
+        for name, module in self._whole.items():
+            slots: dict[str, Slot] = {}
+            for leaf, slot in module.slots.items():
+                parts = list(pieces.get(slot.tensor, ())) or [slot]
+                slots |= {leaf + part.key.removeprefix(slot.key): part for part in parts}
+                self._slots |= {part.key: part for part in parts}
+                self._pieces[slot.tensor] = parts
+            self.modules[name] = replace(module, slots=slots)
 
     def arrays(self) -> dict[str, np.ndarray]:
         """All parameters and buffers."""
         return self._in_torch_layout(self.model.state_dict().items())
 
     def _in_torch_layout(self, tensors: Any, prefix: str = "") -> dict[str, np.ndarray]:
-        """Those that have a place, by their own keys; `prefix` leads from these to the whole model's."""
-        found = ((key, self._slots.get(prefix + key), tensor) for key, tensor in tensors)
-        return {key: slot.change(self.backend.to_array(tensor)) for key, slot, tensor in found if slot}
+        """The pieces of those that have a place, by their keys; `prefix` is missing from the given keys and these."""
+        return {
+            slot.key.removeprefix(prefix): slot.read(self.backend.to_array(tensor))
+            for key, tensor in tensors
+            for slot in self._pieces.get(prefix + key, ())
+        }
 
     def load(self, arrays: Mapping[str, np.ndarray]) -> None:
-        """Put `arrays` (as `arrays()` gives them) into the model; raises UserError for a key or shape that is not."""
+        """Put `arrays` (as `arrays()` gives them) into the model; raises UserError for a key or shape that is not.
+
+        A whole tensor may go by its state_dict key, too.
+        """
         state = self.model.state_dict()
+        by_tensor = {tensor: slots[0] for tensor, slots in self._pieces.items() if len(slots) == 1}
         for key, array in arrays.items():
-            if key not in state:
+            slot = self._slots.get(key, by_tensor.get(key))
+            if slot is None and key not in state:
                 raise UserError(f"weights do not fit the {self.role}: it has no {key}")
-            if key in self._slots:
-                own, shape = self._slots[key].change(array), tuple(state[key].shape)
-                if own.shape != shape:
-                    raise UserError(f"weights do not fit the {self.role}: {key} is {shape}, not {own.shape}")
-                self.backend.set_value(state[key], own)
+            if slot is not None:
+                if array.shape != slot.shape:
+                    raise UserError(f"weights do not fit the {self.role}: {key} is {slot.shape}, not {array.shape}")
+                own = slot.written(self.backend.to_array(state[slot.tensor]), array)
+                self.backend.set_value(state[slot.tensor], own)
 
     def run(
         self,
@@ -117,7 +154,9 @@ class BackendModel:
 
     def run_dropout(self, name: str, x: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """What the layer `name` makes of `x` (float32) with its dropout on: in eval mode, and twice in train mode."""
-        layer = self.backend.moved(copy.deepcopy(self.backend.submodule(self.model, name)), self.device, "float32")
+        layer = self.backend.moved(
+            self.backend.copied(self.backend.submodule(self.model, name)), self.device, "float32"
+        )
         outputs = []
         for train in (False, True, True):
             layer.train() if train else layer.eval()
@@ -129,7 +168,7 @@ class BackendModel:
 
         A later `train()` turns dropout layers on again, see `Backend.without_dropout`.
         """
-        module = copy.deepcopy(self.backend.submodule(self.model, name))
+        module = self.backend.copied(self.backend.submodule(self.model, name))
         module = self.backend.moved(module, self.device, dtype)
         module.train() if train else module.eval()
         for _, layer in self.backend.named_modules(module):

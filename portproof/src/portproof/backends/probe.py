@@ -8,7 +8,6 @@ Where the inputs are given, of a model that may be small, normalizations are spr
 to reach several branches itself.
 """
 
-import copy
 import functools
 from collections.abc import Callable, Sequence
 
@@ -104,7 +103,7 @@ def _spread(model: nn.Module, called_next: dict[str, str], rng: np.random.Genera
 
 def _called_next(model: nn.Module, inputs: Sequence[torch.Tensor]) -> dict[str, str]:
     """{module without children: the class of the one that is called after its first call}."""
-    model, called, handles = copy.deepcopy(model).eval(), [], []
+    model, called, handles = backend("torch").copied(model).eval(), [], []
     for name, module in model.named_modules():
         if not any(module.children()):
             note = lambda module, _, name=name: called.append((name, type(module).__name__))  # noqa: E731

@@ -36,7 +36,7 @@ def judge(
     if not modes or not set(modes) <= set(MODES):
         raise UserError(f"modes {modes!r}: choose some of {', '.join(MODES)}")
     pair = Pair.prepared(ref, port, inputs, names=names, weights=weights, seed=seed, device=device)
-    verdicts, notes = [structure(pair.names)], [map_note(pair)]
+    verdicts, notes = [structure(pair.names)], [map_note(pair), *pair.names.notes]
     if pair.names.ambiguous:
         return AlignVerdict("align", verdicts[0].rows, refusal=pair.names.ambiguous, notes=notes)
     pair.draw_cotangent(seed)
