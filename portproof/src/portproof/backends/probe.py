@@ -109,7 +109,7 @@ def _called_next(model: nn.Module, inputs: Sequence[torch.Tensor]) -> dict[str, 
             note = lambda module, _, name=name: called.append((name, type(module).__name__))  # noqa: E731
             handles.append(module.register_forward_pre_hook(note))
     model(*inputs)
-    pairs = zip(called, [*called[1:], ("", "")], strict=True)
+    pairs = zip(called, [*called, ("", "")][1:], strict=True)
     return {name: next_type for (name, _), (_, next_type) in reversed(list(pairs))}
 
 

@@ -98,7 +98,7 @@ def key_map(
     if names.ambiguous or not names.confirmed:
         reason = names.ambiguous or names.how
         raise UserError(f"the map of names is not certain ({reason}): name modules in a file for --map")
-    return dict(link.line for link in names.links), names.how
+    return names.keys, names.how
 
 
 def changes(ref: Any, port: Any, names: Mapping[str, str]) -> Iterator[tuple[str, str, str, str]]:

@@ -51,6 +51,7 @@ class FoundMap:
     total: int
     options: list[tuple[dict[str, str], int]] = field(default_factory=list)  # other choices, and where they were met
     hint: str = ""
+    chosen: dict[Place, int] = field(default_factory=dict)  # options of units, if not the first
 
     @property
     def extent(self) -> str:
@@ -123,6 +124,7 @@ class MapSearch:
         """Search among the options of these units -> {reference's module: port's} of one for one."""
         self.options = {(unit.ref[0], unit.port[0]): unit.options for unit in units if unit.is_pair}
         self.units = [*self.given, *(unit for unit in units if not unit.is_pair)]
+        self.chosen = {}
         return dict(self.options.keys())
 
     def _open(self, modules: Mapping[str, str]) -> dict[Place, list[Option]]:
@@ -167,7 +169,7 @@ class MapSearch:
         the whole model that tells.
         """
         if found.reached == found.total:
-            return found
+            return found  # of every unit the first option
         runs, hints, undecided, decided = iter(range(TRIES_ALONE)), [], [], set()
         options = {at: each for at, each in self._open(found.modules).items() if len(each) > 1}
         for at in options:
@@ -207,6 +209,7 @@ class MapSearch:
                     else:
                         self.chosen = before
         found = max(found, self.resolve(found.modules, fixed), key=lambda each: each.reached)
+        found.chosen = self.chosen
         if hints and found.reached < found.total:
             lines = "; ".join(": ".join(link.line) for link in hints[0])
             found.hint = f" (a part of it would agree with {lines}, which the names contradict: a map can say so)"

@@ -6,7 +6,7 @@ and gives the same, the map is right; where values cannot tell, it is not guesse
 """
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -15,7 +15,7 @@ from portproof.backends.model import BackendModel
 from portproof.backends.trace import module_of
 from portproof.io.cli import UserError
 from portproof.mapping.links import Link, parse
-from portproof.mapping.map_search import MapSearch
+from portproof.mapping.map_search import FoundMap, MapSearch
 from portproof.mapping.module_calls import match_calls
 from portproof.mapping.pairing import Option, Unit, complete_pairs, fit_units, join_options, modules_with_tensors
 
@@ -35,6 +35,11 @@ class NameMap:
     notes: list[str] = field(default_factory=list)  # what is not compared
 
     @property
+    def keys(self) -> dict[str, str]:
+        """{reference's state_dict key or keys: port's}, as lines of a map."""
+        return dict(link.line for link in self.links)
+
+    @property
     def confirmed(self) -> bool:
         """Whether values confirm it everywhere."""
         return self.how.endswith("confirmed by values everywhere")
@@ -48,21 +53,26 @@ def propose(
     Tensors that are not one to one are pieces on both models from now on. `given` fixes modules or tensors, as a line
     of a map does. Raises UserError where it names what is not there, or does not add up.
     """
-    given, lines = checked_map(given or {}, ref, port)
+    modules, lines = checked_map(given or {}, ref, port)
     search = MapSearch(ref, port, inputs, lines)
-    units, fixed, how = _module_units(search, given)
-    problems, units, spare = fit_units(units, search.ref_modules, search.port_modules)
-    names = NameMap(search.use(units), how=how, problems=problems)
-    if not problems:
-        found = search.settle(search.resolve(names.modules, fixed), fixed)
-        names.modules = found.modules
-        names.how += f", confirmed by values {found.extent}"
-        names.ambiguous = search.ambiguity(found, fixed)
+    best: tuple[FoundMap, Proposal] | None = None
+    for proposal in _proposals(search, modules):
+        names = NameMap(search.use(proposal.units), how=proposal.how, problems=proposal.problems)
+        if proposal.problems:
+            break
+        found = search.settle(search.resolve(names.modules, proposal.fixed), proposal.fixed)
+        if best is None or found.reached > best[0].reached:
+            best = found, proposal
+        if found.reached == found.total:
+            break
+    if best:
+        found, proposal = best
+        names = NameMap(search.use(proposal.units), how=f"{proposal.how}, confirmed by values {found.extent}")
+        names.modules, search.chosen = found.modules, found.chosen
+        names.ambiguous = search.ambiguity(found, proposal.fixed)
     names.tensors, names.links = search.tensors(names.modules), search.links(names.modules)
     names.lines = _lines(names.modules, names.links, ref, port)
-    if spare:
-        more = f" and {len(spare) - 3} more" * (len(spare) > 3)
-        names.notes.append(f"left out, buffers that only one side saves: {', '.join(spare[:3])}{more}")
+    names.notes = _notes(names, proposal.spare, ref, port)
     arrays = ref.arrays()
     port.load({port_key: arrays[key] for key, port_key in names.tensors.items()})
     for train in (False, True):  # some modules run in one mode only
@@ -101,6 +111,19 @@ def checked_map(given: Mapping[str, str], ref: BackendModel, port: BackendModel)
         if count > 1:
             raise UserError(f"the map names the {(ref, port)[i].role}'s {name!r} twice: each module or tensor once")
     return modules, units
+
+
+def _notes(names: NameMap, spare: Sequence[str], *models: BackendModel) -> list[str]:
+    """What is in another form on the two sides, and what is left out; three of each."""
+    slots = (slot for model in models for module in model.modules.values() for slot in module.slots.values())
+    viewed = {slot.tensor for slot in slots if slot.view}
+
+    def some(items: Sequence[str]) -> str:
+        return "; ".join(items[:3]) + f" and {len(items) - 3} more" * (len(items) > 3)
+
+    other = [": ".join(link.line) for link in names.links if {*link.ref, *link.port} & viewed]
+    notes = [f"in another form there: {some(other)}"] * bool(other)
+    return notes + [f"left out, buffers that only one side saves: {some(spare)}"] * bool(spare)
 
 
 def _check(link: Link, ref: BackendModel, port: BackendModel) -> None:
@@ -149,30 +172,50 @@ def _lines(modules: Mapping[str, str], links: Sequence[Link], ref: BackendModel,
     return lines
 
 
-def _module_units(search: MapSearch, given: dict[str, str]) -> tuple[list[Unit], set[str], str]:
-    """(units of modules, those that names fix, what they rest on).
+@dataclass
+class Proposal:
+    """Units, and what they rest on."""
+
+    units: list[Unit]
+    problems: dict[str, str]
+    spare: list[str]  # buffers without counterpart
+    fixed: set[str]  # modules that names or the user fix
+    how: str
+
+
+def _proposals(search: MapSearch, given: dict[str, str]) -> Iterator[Proposal]:
+    """The likely ones, the next where values do not confirm the one before.
 
     By name where most names are common, unless by order fewer tensors are left over: the numbers in a Sequential are
-    names too, which one layer more or less moves.
+    names too, which one layer more or less moves. Where fewer are, by order; then by those names that are common.
     """
     ref_modules = modules_with_tensors(search.ref_modules, search.ref_run.trace)
     port_modules = modules_with_tensors(search.port_modules, search.port_run.trace)
     ref_names, port_names = [m.name for m in ref_modules], {m.name for m in port_modules}
     taken = {*given, *given.values()}
     common = {name: name for name in ref_names if name in port_names and name not in taken}
-    by_order, order = complete_pairs(given, ref_modules, port_modules), "by order, type and shape"
-    if 2 * (len(common) + len(given)) <= max(len(ref_names), len(port_names)):
-        return by_order, set(given), order
-    by_name = complete_pairs(given | common, ref_modules, port_modules)
-    problems_by_order, problems_by_name = (
-        fit_units(units, search.ref_modules, search.port_modules)[0] for units in (by_order, by_name)
-    )
-    if len(problems_by_order) < len(problems_by_name):
-        return by_order, set(given), order
-    rest = len(by_name) - len(common) - len(given)
+
+    def proposal(pairs: dict[str, str], fixed: set[str], how: str) -> Proposal:
+        units = complete_pairs(pairs, ref_modules, port_modules)
+        problems, units, spare = fit_units(units, search.ref_modules, search.port_modules)
+        rest = sum(unit.ref != () for unit in units) - len(pairs)
+        return Proposal(units, problems, spare, fixed, f"{how}, {rest} {order}" if how and rest else how or order)
+
+    order = "by order, type and shape"
+    by_order = proposal(given, set(given), "")
+    if not common:
+        yield by_order
+        return
     all_common = set(ref_names) == port_names  # else a number may be the same by accident
     fixed = {name for name in common if all_common or not name.rpartition(".")[2].isdigit()}
-    return by_name, fixed | set(given), f"by name, {rest} {order}" if rest else "by name"
+    by_name = proposal(given | common, fixed | set(given), "by name")
+    few_names = 2 * (len(common) + len(given)) <= max(len(ref_names), len(port_names))
+    if len(by_order.problems) < len(by_name.problems) or few_names and len(by_order.problems) == len(by_name.problems):
+        yield by_order
+        if few_names and not by_name.problems:
+            yield by_name
+    else:
+        yield by_name
 
 
 def same_names(ref: BackendModel, port: BackendModel, inputs: Sequence[np.ndarray]) -> NameMap | None:
