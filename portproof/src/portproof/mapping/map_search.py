@@ -18,7 +18,7 @@ from portproof.mapping.pairing import Option, Unit, contents_of, fit_units, sign
 
 SAME = 1e-4  # of the largest value: far above rounding in float64, far below what another layer would give
 TRIES_OF_BLOCK = 240  # choices of options for what one block holds
-TRIES_ALONE = 1000  # runs of blocks alone in all
+TRIES_ALONE = 500  # runs of blocks alone in all
 TRIES = 60  # runs of the port without getting any further, after which the search ends
 
 Place = int | tuple[str, str]  # which unit: of the others, or the reference's module and the port's
@@ -68,9 +68,9 @@ def _same_outputs(ref: Sequence[np.ndarray], port: Sequence[np.ndarray]) -> bool
 
 
 def _choices(
-    group: Sequence[Place], options: Mapping[Place, Sequence[Option]], chosen: Mapping[Place, int]
+    group: Sequence[Place], options: Mapping[Place, Sequence[Option]], chosen: Mapping[Place, int], tries: int
 ) -> Iterator[tuple[dict[Place, int], bool]]:
-    """(choice of an option for each unit, whether names allow it): those that names allow first.
+    """(choice of an option for each unit, whether names allow it), at most `tries`: those that names allow first.
 
     As it is; then other options of the first unit, all units of as many options in step, every combination.
     """
@@ -83,7 +83,7 @@ def _choices(
         (now | dict.fromkeys(alike, i) for i in range(count)) if len(alike) > 1 else (),
         (dict(zip(group, each, strict=True)) for each in product(*(range(len(options[place])) for place in group))),
     )
-    tried = list(islice(every, TRIES_OF_BLOCK))
+    tried = list(islice(every, tries))
     marked = [(choice, all(options[place][i].by_name for place, i in choice.items())) for choice in tried]
     return iter(sorted(marked, key=lambda item: not item[1]))
 
@@ -180,7 +180,8 @@ class MapSearch:
                 if run is None:
                     continue
                 group = [at, *(other for other in options if other != at and other not in decided and other in inside)]
-                for choice, by_name in _choices(group, options, self.chosen):
+                tries = TRIES_OF_BLOCK if call.name else TRIES
+                for choice, by_name in _choices(group, options, self.chosen, tries):
                     if next(runs, None) is None:
                         break
                     before, self.chosen = self.chosen, self.chosen | choice
@@ -212,7 +213,7 @@ class MapSearch:
         found.chosen = self.chosen
         if hints and found.reached < found.total:
             lines = "; ".join(": ".join(link.line) for link in hints[0])
-            found.hint = f" (a part of it would agree with {lines}, which the names contradict: a map can say so)"
+            found.hint = f" (it would agree with {lines}: if that is meant against the names, say so in a map)"
         return found
 
     def _blocks(self, at: Place, modules: Mapping[str, str]) -> list[tuple[ModuleCall, str, set[Place]]]:
@@ -302,6 +303,8 @@ class MapSearch:
         Of a layer of another kind it may be in another order: channels last.
         """
         ref, port = self.ref_modules[call.name], self.port_modules[port_name]
+        if bool(ref.kind) != bool(port.kind):  # what a module of one's own receives is not what one of its steps does
+            return True
         any_order = signature(ref) != signature(port)
         calls = port_run.trace.calls.values()
         same = [port_call for port_call in calls if (port_call.name, port_call.number) == (port_name, call.number)]

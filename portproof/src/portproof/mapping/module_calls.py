@@ -62,16 +62,16 @@ class _CallMatcher:
     def match_layers(self) -> None:
         """Layers with tensors: the n-th call of each with the n-th of its counterpart.
 
-        One of another kind may give its output in another shape (a linear layer for a 1x1 convolution): it is left out.
+        One of another kind (a linear layer for a 1x1 convolution) may have its output in another order or shape: only
+        where its values tell is it compared.
         """
         port_calls = {(call.name, call.number): (label, call) for label, call in self.port_calls}
         for label, call in self.ref_calls:
             port_name = self.modules.get(call.name)
             if (port_name, call.number) in port_calls:
                 port_label, port_call = port_calls[port_name, call.number]
-                shapes = [[array.shape for array in each.outputs] for each in (call, port_call)]
                 same_kind = self.ref.modules[call.name].kind == self.port.modules[port_name].kind
-                if same_kind or shapes[0] == shapes[1]:
+                if same_kind or self._fits(call, port_call):
                     self.pairs[label] = port_label
 
     def match_leaves(self) -> None:

@@ -60,10 +60,10 @@ def propose(
         names = NameMap(search.use(proposal.units), how=proposal.how, problems=proposal.problems)
         if proposal.problems:
             break
-        found = search.settle(search.resolve(names.modules, proposal.fixed), proposal.fixed)
+        found = search.resolve(names.modules, proposal.fixed)
         if best is None or found.reached > best[0].reached:
-            best = found, proposal
-        if found.reached == found.total:
+            best = search.settle(found, proposal.fixed), proposal
+        if best[0].reached == best[0].total:
             break
     if best:
         found, proposal = best
