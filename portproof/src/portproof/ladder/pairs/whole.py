@@ -93,7 +93,7 @@ def _sectioned(verdict: Verdict) -> Verdict:
 
 def all_notes(pair: Pair) -> list[str]:
     """What the map rests on, and what else a reader should know beside the rows."""
-    notes = [map_note(pair), *pair.notes]
+    notes = [map_note(pair), *pair.names.notes, *pair.notes]
     groups: dict[str, list[str]] = {}
     for name, how in pair.made_otherwise.items():
         groups.setdefault(how, []).append(f"{name} ({pair.ref.modules[name].type})")
