@@ -99,7 +99,8 @@ def test_a_row_of_an_embedding_that_should_stay():
     code = lambda m, ids: m.fc(m.embed(ids))  # noqa: E731
     ref = Ref(code, embed=T.Embedding(10, 6, padding_idx=0), fc=T.Linear(6, 3))
     port = Port(code, embed=P.Embedding(10, 6), fc=P.Linear(6, 3))
-    assert_located(ref, port, np.arange(10).reshape(2, 5), at="embed", phase="backward")
+    cause = "it has no padding_idx: row 0 gets a gradient"
+    assert_located(ref, port, np.arange(10).reshape(2, 5), at="embed", phase="backward", cause=cause)
 
 
 # The model's own code.
@@ -228,14 +229,15 @@ def test_a_wrong_gradient(code, cause):
 def test_a_frozen_parameter():
     port = port_network()
     port.conv.weight.stop_gradient = True
-    cause = "the port sends no gradient through (stop_gradient"
+    cause = "weight is frozen in the port and not in the reference (stop_gradient)"
     assert_located(ref_network(), port, IMAGES, at="conv", phase="backward", cause=cause, **EVAL)
 
 
 def test_a_parameter_that_only_the_reference_freezes():
     ref = ref_network()
     ref.conv.weight.requires_grad = False
-    verdict = assert_located(ref, port_network(), IMAGES, at="conv", phase="backward", **EVAL)
+    cause = "weight is frozen in the reference and not in the port (requires_grad)"
+    verdict = assert_located(ref, port_network(), IMAGES, at="conv", phase="backward", cause=cause, **EVAL)
     assert "the reference does not have it" in verdict.location.proof
 
 

@@ -188,7 +188,10 @@ class Backend(ABC):
 
     @abstractmethod
     def tensor(self, array: np.ndarray, device: Any = None, dtype: Any = None, requires_grad: bool = False) -> Any:
-        """A copy of `array`; of floating point it is of `dtype`, if that is given, and may require a gradient."""
+        """A copy of `array`; of floating point it is of `dtype`, if that is given, and may require a gradient.
+
+        Complex numbers are of the complex type that has this precision, and require none.
+        """
 
     def to_tensor(self, array: np.ndarray, model: Any) -> Any:
         """`array` on the model's device, in the model's precision if it is floating point."""
@@ -422,6 +425,10 @@ class Backend(ABC):
     @abstractmethod
     def learning_rate(self, optimizer: Any) -> float:
         """The rate of its next step."""
+
+    @abstractmethod
+    def sgd(self, parameters: list, rate: float) -> Any:
+        """Plain stochastic gradient descent."""
 
     @abstractmethod
     def clear_gradients(self, optimizer: Any) -> None:

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from portproof.backends.lent import as_it_was, owned_tensors
-from portproof.backends.trace import ModuleCall, Trace, map_tensors, tensors_in
+from portproof.backends.trace import Inputs, ModuleCall, Trace, as_call, is_array, map_tensors, tensors_in
 from portproof.convert.rules import Change
 from portproof.io.cli import UserError, one_line
+from portproof.io.progress import count_pass
 
 if TYPE_CHECKING:
     from portproof.backends.base import Backend
@@ -76,10 +77,6 @@ def to_precision(array: np.ndarray, dtype: str) -> np.ndarray:
     real, complex_ = PRECISIONS[dtype]
     kinds = {"f": real, "c": complex_}
     return array.astype(kinds[array.dtype.kind], copy=False) if array.dtype.kind in kinds else array
-
-
-def _is_array(value: Any) -> bool:
-    return isinstance(value, np.ndarray)
 
 
 class BackendModel:
@@ -172,7 +169,7 @@ class BackendModel:
 
     def run(
         self,
-        inputs: Sequence[np.ndarray],
+        inputs: Inputs,
         dtype: str,
         train: bool,
         cotangent: Sequence[np.ndarray] | None = None,
@@ -183,7 +180,7 @@ class BackendModel:
         With `cotangent` (an array an output) the gradients of sum(output * cotangent) are taken too. What a model
         raises ends the trace and is in `trace.error`.
         """
-        call = ModuleCall("", 0, args=tuple(inputs), upstream=list(cotangent or ()))
+        call = replace(as_call(inputs), upstream=list(cotangent or ()))
         return self.run_module("", call, dtype, train, cotangent is not None, calls)
 
     def run_module(
@@ -287,10 +284,11 @@ class BackendModel:
         def tensor(array: np.ndarray) -> Any:
             return self.backend.tensor(to_precision(array, dtype), self.device, requires_grad=requires_grad)
 
-        return map_tensors(value, _is_array, tensor)
+        return map_tensors(value, is_array, tensor)
 
     def _run(self, model: Any, call: ModuleCall, dtype: str, train: bool, backward: bool, calls: bool) -> Run:
         """Run `model`, which is or stands for the module that `call` names, on what the call received."""
+        count_pass()
         backend, is_tensor = self.backend, self.backend.framework.is_tensor
         args, kwargs = self._tensors((call.args, call.kwargs), dtype, backward)
         # An operation in place may not change a leaf that needs a gradient.

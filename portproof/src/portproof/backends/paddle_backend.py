@@ -167,6 +167,9 @@ class PaddleBackend(Backend):
         return rules
 
     def tensor(self, array: np.ndarray, device: Any = None, dtype: Any = None, requires_grad: bool = False) -> Any:
+        if array.dtype.kind == "c" and dtype is not None:
+            dtype = "complex128" if str(dtype).endswith("64") else "complex64"
+            return paddle.to_tensor(array, dtype, device)
         if array.dtype.kind != "f":
             return paddle.to_tensor(array, place=device)
         return paddle.to_tensor(array, dtype, device, stop_gradient=not requires_grad)
@@ -264,6 +267,9 @@ class PaddleBackend(Backend):
 
     def learning_rate(self, optimizer: paddle.optimizer.Optimizer) -> float:
         return optimizer.get_lr()
+
+    def sgd(self, parameters: list, rate: float) -> paddle.optimizer.Optimizer:
+        return paddle.optimizer.SGD(rate, parameters)
 
     def clear_gradients(self, optimizer: paddle.optimizer.Optimizer) -> None:
         optimizer.clear_grad()

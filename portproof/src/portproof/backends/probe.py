@@ -9,7 +9,7 @@ to reach several branches itself.
 """
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from itertools import pairwise
 
 import numpy as np
@@ -19,7 +19,7 @@ from torch.utils.hooks import RemovableHandle
 
 from portproof.backends import backend
 from portproof.backends.model import BackendModel
-from portproof.backends.trace import tensors_in
+from portproof.backends.trace import Inputs, ModuleCall, as_call, is_array, map_tensors, tensors_in
 
 # Range of a biased layer's mean outputs, by the activation that is called next: well past its breakpoints.
 SPREAD = {"ReLU": (-4.0, 9.0), "ReLU6": (-4.0, 9.0), "Hardsigmoid": (-5.0, 5.0), "Hardswish": (-6.0, 6.0)}
@@ -107,7 +107,7 @@ def _spread(model: nn.Module, called_next: dict[str, str], rng: np.random.Genera
     return handles
 
 
-def _called_next(model: nn.Module, inputs: Sequence[torch.Tensor]) -> dict[str, str]:
+def _called_next(model: nn.Module, call: ModuleCall) -> dict[str, str]:
     """{module without children: the class of the one that is called after its first call}."""
     called, handles, before = [], [], [(module, module.training) for module in model.modules()]
     model.eval()
@@ -115,7 +115,7 @@ def _called_next(model: nn.Module, inputs: Sequence[torch.Tensor]) -> dict[str, 
         if not any(module.children()):
             note = lambda module, _, name=name: called.append((name, type(module).__name__))  # noqa: E731
             handles.append(module.register_forward_pre_hook(note))
-    model(*inputs)
+    model(*call.args, **call.kwargs)
     for handle in handles:
         handle.remove()
     for module, training in before:
@@ -126,7 +126,7 @@ def _called_next(model: nn.Module, inputs: Sequence[torch.Tensor]) -> dict[str, 
 
 @torch.no_grad()
 def probe_weights(
-    model: nn.Module, seed: int, inputs: Sequence[np.ndarray] | None = None, train: bool = True
+    model: nn.Module, seed: int, inputs: Inputs | None = None, train: bool = True
 ) -> dict[str, np.ndarray]:
     """A state_dict for `model` as arrays; `model` itself is left with it, in train mode.
 
@@ -135,8 +135,9 @@ def probe_weights(
     """
     rng = np.random.default_rng([seed, 1])
     _draw(model, rng)
-    tensors = [torch.from_numpy(np.array(a)) for a in ([probe_images(rng, 16, 96, 64)] if inputs is None else inputs)]
-    called_next, momenta = _called_next(model, tensors), {}
+    call = as_call([probe_images(rng, 16, 96, 64)] if inputs is None else inputs)
+    call.args, call.kwargs = map_tensors((call.args, call.kwargs), is_array, lambda a: torch.from_numpy(np.array(a)))
+    called_next, momenta = _called_next(model, call), {}
     handles = [] if inputs is None else _spread(model, called_next, rng)
     model.train(train)
     for name, module in model.named_modules():
@@ -152,7 +153,7 @@ def probe_weights(
             module.eval()  # its mask would not come from the seed
     torch_backend = backend("torch")
     with torch_backend.seeded(seed), torch_backend.without_dropout():
-        model(*tensors)
+        model(*call.args, **call.kwargs)
     for handle in handles:
         handle.remove()
     for module, momentum in momenta.items():
@@ -160,7 +161,7 @@ def probe_weights(
     return {name: torch_backend.to_array(tensor) for name, tensor in model.state_dict().items()}
 
 
-def load_probe_weights(ref: BackendModel, seed: int, inputs: Sequence[np.ndarray], train: bool = True) -> None:
+def load_probe_weights(ref: BackendModel, seed: int, inputs: Inputs, train: bool = True) -> None:
     """Give the reference `probe_weights` of `seed`, measured on `inputs`, in train mode if it runs in that."""
     with ref.lent("", "float32", train) as model:
         arrays = probe_weights(model, seed, inputs, train)

@@ -164,6 +164,8 @@ class TorchBackend(Backend):
 
     def tensor(self, array: np.ndarray, device: Any = None, dtype: Any = None, requires_grad: bool = False) -> Any:
         tensor = torch.from_numpy(np.array(array)).to(device)
+        if tensor.is_complex() and dtype is not None:
+            return tensor.to(DTYPES.get(dtype, dtype).to_complex())
         if not tensor.is_floating_point():  # PyTorch refuses a gradient for whole numbers
             return tensor
         return tensor.to(DTYPES.get(dtype, dtype)).requires_grad_(requires_grad)
@@ -273,6 +275,9 @@ class TorchBackend(Backend):
                 group[key] = tuple(float(np.float32(x)) if i == place else x for i, x in enumerate(value))
             elif isinstance(value, float):
                 group[key] = float(np.float32(value))
+
+    def sgd(self, parameters: list, rate: float) -> torch.optim.Optimizer:
+        return torch.optim.SGD(parameters, rate)
 
     def clear_gradients(self, optimizer: torch.optim.Optimizer) -> None:
         optimizer.zero_grad()

@@ -1,13 +1,23 @@
 """What flows through a model: every module call, as arrays under the module's name. Framework-neutral."""
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, is_dataclass
 from typing import Any
 
 import numpy as np
 
 from portproof.compare import Item
+from portproof.io.cli import UserError
+
+# What a model is run on: its positional arguments, or {keyword: argument}, in which a whole number is a position. An
+# argument is an array, nested tuples, lists and dicts of arrays, or None, text or a plain number.
+Inputs = Sequence[Any] | Mapping[str | int, Any]
+
+
+def is_array(value: Any) -> bool:
+    """Whether it is a NumPy array."""
+    return isinstance(value, np.ndarray)
 
 
 def _items(value: Any, is_tensor: Callable[[Any], bool]) -> list[tuple[Any, Any]]:
@@ -76,7 +86,53 @@ class ModuleCall:
     @property
     def inputs(self) -> list[np.ndarray]:
         """Every array among the arguments."""
-        return tensors_in((self.args, self.kwargs), lambda value: isinstance(value, np.ndarray))
+        return tensors_in((self.args, self.kwargs), is_array)
+
+
+def as_call(inputs: Inputs) -> ModuleCall:
+    """The model's call on `inputs`."""
+    if not isinstance(inputs, Mapping):
+        return ModuleCall("", 0, args=tuple(inputs))
+    args = tuple(inputs[place] for place in sorted(key for key in inputs if isinstance(key, int)))
+    return ModuleCall("", 0, args=args, kwargs={key: value for key, value in inputs.items() if isinstance(key, str)})
+
+
+def checked_inputs(inputs: Inputs) -> Inputs:
+    """`inputs` with the arrays in the precision that both models start from: float32, complex64.
+
+    A list or tuple of plain numbers is an array too. Raises UserError for what no model is run on.
+    """
+    if is_array(inputs) or isinstance(inputs, str | bytes) or not isinstance(inputs, Sequence | Mapping):
+        what = f"one array {inputs.shape}" if is_array(inputs) else f"a {type(inputs).__name__}"
+        raise UserError(f"the inputs are {what}: give a list of arrays, or a dict of them by keyword")
+    if isinstance(inputs, Mapping):
+        places = sorted(key for key in inputs if isinstance(key, int))
+        if places != list(range(len(places))) or not all(isinstance(key, str | int) for key in inputs):
+            raise UserError(f"the inputs have the keys {list(inputs)}: give keywords, and 0, 1, ... for positions")
+        return {key: _checked(value, repr(key)) for key, value in inputs.items()}
+    return [_checked(value, str(i)) for i, value in enumerate(inputs)]
+
+
+def _checked(value: Any, name: str) -> Any:
+    """One argument, see `checked_inputs`."""
+    if value is None or isinstance(value, str | bool | int | float | complex) and not isinstance(value, np.generic):
+        return value
+    if isinstance(value, Mapping):
+        return {key: _checked(item, f"{name}[{key!r}]") for key, item in value.items()}
+    if isinstance(value, tuple | list) and not _is_numbers(value):
+        items = [_checked(item, f"{name}[{i}]") for i, item in enumerate(value)]
+        return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
+    array = np.asarray(value)
+    if array.dtype.kind not in "biufc":
+        raise UserError(f"input {name} is a {type(value).__name__} of {array.dtype}: give arrays of numbers")
+    return array.astype({"f": np.float32, "c": np.complex64}.get(array.dtype.kind, array.dtype))
+
+
+def _is_numbers(value: Any) -> bool:
+    """Whether nested lists and tuples hold plain numbers, at least one, and nothing else."""
+    if isinstance(value, tuple | list):
+        return bool(value) and all(map(_is_numbers, value))
+    return isinstance(value, bool | int | float | complex)
 
 
 @dataclass

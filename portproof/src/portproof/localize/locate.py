@@ -13,7 +13,7 @@ from dataclasses import replace
 import numpy as np
 
 from portproof.backends.model import BackendModel, Run
-from portproof.backends.trace import ModuleCall, module_of
+from portproof.backends.trace import Inputs, ModuleCall, module_of
 from portproof.compare import Row, compare, tensor_item
 from portproof.compare.tolerances import largest
 from portproof.localize.diagnosis import FaultyModule, diagnose
@@ -29,7 +29,7 @@ def locate(
     ref: BackendModel,
     port: BackendModel,
     names: NameMap,
-    inputs: Sequence[np.ndarray],
+    inputs: Inputs,
     *,
     modes: Sequence[bool] = (False, True),
     cotangent: Sequence[np.ndarray] | None = None,
@@ -178,7 +178,7 @@ def _same_inputs(ref_call: ModuleCall, port_call: ModuleCall) -> bool:
     if len(ref_call.inputs) != len(port_call.inputs):
         return False
     for ref, port in zip(ref_call.inputs, port_call.inputs, strict=True):
-        if ref.dtype.kind != "f":
+        if ref.dtype.kind not in "fc":
             continue
         if ref.shape != port.shape or not largest(ref - port) <= SAME_INPUT * max(largest(ref), 1e-300):
             return False

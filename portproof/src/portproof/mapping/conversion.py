@@ -1,13 +1,14 @@
 """The weights of one model as those of another, which may be of the other framework: by name, or by a map of names."""
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
 
 from portproof.backends import backend, backend_of_model
 from portproof.backends.model import BackendModel, Slot
+from portproof.backends.trace import Inputs
 from portproof.convert.rules import COUNT, keep, transpose
 from portproof.io.cli import UserError
 from portproof.mapping.links import converted as converted_by
@@ -70,7 +71,7 @@ def convert_state_dict(
 
 
 def key_map(
-    ref: Any, port: Any, inputs: Sequence[np.ndarray], given: Mapping[str, str] | None = None, seed: int = 0
+    ref: Any, port: Any, inputs: Inputs, given: Mapping[str, str] | None = None, seed: int = 0
 ) -> tuple[dict[str, str], str]:
     """({reference's key: port's key}, what that rests on) of a model in PyTorch and one in PaddlePaddle.
 

@@ -12,7 +12,7 @@ from itertools import chain, islice, product
 import numpy as np
 
 from portproof.backends.model import BackendModel, Module, Run
-from portproof.backends.trace import ModuleCall
+from portproof.backends.trace import Inputs, ModuleCall
 from portproof.mapping.links import Link, apply
 from portproof.mapping.pairing import Option, Unit, contents_of, fit_units, signature
 
@@ -26,8 +26,8 @@ Place = int | tuple[str, str]  # which unit: of the others, or the reference's m
 
 def alike(ref: Sequence[np.ndarray], port: Sequence[np.ndarray], tolerance: float = SAME) -> bool:
     """Whether both hold the same: floats up to `tolerance` of each array's largest, whole numbers as far as both go."""
-    ref_floats, port_floats = ([a for a in arrays if a.dtype.kind == "f"] for arrays in (ref, port))
-    ref_whole, port_whole = ([a for a in arrays if a.dtype.kind != "f"] for arrays in (ref, port))
+    ref_floats, port_floats = ([a for a in arrays if a.dtype.kind in "fc"] for arrays in (ref, port))
+    ref_whole, port_whole = ([a for a in arrays if a.dtype.kind not in "fc"] for arrays in (ref, port))
     return (
         len(ref_floats) == len(port_floats)
         and all(np.array_equal(r, p) for r, p in zip(ref_whole, port_whole, strict=False))
@@ -104,9 +104,7 @@ def _swapped(modules: dict[str, str], name: str, other: str) -> dict[str, str]:
 class MapSearch:
     """Maps tried by loading weights through them and sending values through both models, in eval mode."""
 
-    def __init__(
-        self, ref: BackendModel, port: BackendModel, inputs: Sequence[np.ndarray], given: Sequence[Unit] = ()
-    ) -> None:
+    def __init__(self, ref: BackendModel, port: BackendModel, inputs: Inputs, given: Sequence[Unit] = ()) -> None:
         """`given` are links that are fixed: their tensors are taken out of `ref_modules` and `port_modules`."""
         self.ref, self.port, self.inputs = ref, port, inputs
         ref.split({})

@@ -9,10 +9,8 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-import numpy as np
-
 from portproof.backends.model import BackendModel
-from portproof.backends.trace import module_of
+from portproof.backends.trace import Inputs, module_of
 from portproof.io.cli import UserError
 from portproof.mapping.links import Link, parse
 from portproof.mapping.map_search import FoundMap, MapSearch
@@ -45,9 +43,7 @@ class NameMap:
         return self.how.endswith("confirmed by values everywhere")
 
 
-def propose(
-    ref: BackendModel, port: BackendModel, inputs: Sequence[np.ndarray], given: Mapping[str, str] | None = None
-) -> NameMap:
+def propose(ref: BackendModel, port: BackendModel, inputs: Inputs, given: Mapping[str, str] | None = None) -> NameMap:
     """The map between two models with the reference's weights, which the port is left with.
 
     Tensors that are not one to one are pieces on both models from now on. `given` fixes modules or tensors, as a line
@@ -218,7 +214,7 @@ def _proposals(search: MapSearch, given: dict[str, str]) -> Iterator[Proposal]:
         yield by_name
 
 
-def same_names(ref: BackendModel, port: BackendModel, inputs: Sequence[np.ndarray]) -> NameMap | None:
+def same_names(ref: BackendModel, port: BackendModel, inputs: Inputs) -> NameMap | None:
     """The map of equal names, whose weights the port is left with; None unless both have the same names and shapes."""
     ref_slots, port_slots = (
         {(name, leaf): slot for name, module in model.modules.items() for leaf, slot in module.slots.items()}

@@ -12,7 +12,7 @@ import numpy as np
 
 from portproof.backends import backend
 from portproof.backends.model import BackendModel, Run
-from portproof.backends.trace import module_of
+from portproof.backends.trace import Inputs, checked_inputs, module_of
 from portproof.compare import FAIL, Item, Items, Row, Verdict, compare, placed, tensor_item
 from portproof.compare.tolerances import (
     UNIT_ROUNDOFF,
@@ -45,19 +45,20 @@ class Pair:
     ref: BackendModel
     port: BackendModel
     names: NameMap
-    inputs: Sequence[np.ndarray]
+    inputs: Inputs
     cotangent: Sequence[np.ndarray] | None = None  # the gradient that is sent back, an array an output
     output: str = OUTPUT  # what the model's own output is called
     strict: bool = False  # every module has to give the reference's values, also where nothing comes of a difference
     notes: list[str] = field(default_factory=list)  # what a reader should know beside the rows
     made_otherwise: dict[str, str] = field(default_factory=dict)  # {module: in what, in words}, without a fault
+    precisions: Sequence[str] = tuple(UNIT_ROUNDOFF)  # those in which the port is judged
 
     @classmethod
     def prepared(
         cls,
         ref: Any,
         port: Any,
-        inputs: Sequence[np.ndarray],
+        inputs: Inputs,
         *,
         names: Mapping[str, str] | None = None,
         weights: str = "probe",
@@ -75,8 +76,7 @@ class Pair:
         """
         if weights not in WEIGHTS:
             raise UserError(f"weights {weights!r}: choose one of {', '.join(WEIGHTS)}")
-        inputs = [np.asarray(array) for array in inputs]
-        inputs = [array.astype(np.float32) if array.dtype.kind == "f" else array for array in inputs]
+        inputs = checked_inputs(inputs)
         ref_model = backend("torch").wrap(ref, "reference", device)
         port_model = backend("paddle").wrap(port, "port", device)
         own = port_model.arrays()
@@ -128,17 +128,31 @@ class Pair:
         """Have the backward pass start from normal numbers."""
         outputs = self.ref.run(self.inputs, "float32", train=False).output
         rng = np.random.default_rng([seed, 8])
-        self.cotangent = [rng.normal(size=output.shape) for output in outputs]
+        self.cotangent = [_normal(rng, output) for output in outputs]
+
+
+def _normal(rng: np.random.Generator, like: np.ndarray) -> np.ndarray:
+    """Normal numbers of its shape, complex ones if it is."""
+    drawn = rng.normal(size=like.shape)
+    return drawn + 1j * rng.normal(size=like.shape) if like.dtype.kind == "c" else drawn
 
 
 def same_weights(
-    ref: Any, port: Any, inputs: Sequence[np.ndarray], *, names: Mapping[str, str] | None = None, seed: int = 0
+    ref: Any,
+    port: Any,
+    inputs: Inputs,
+    *,
+    names: Mapping[str, str] | None = None,
+    weights: str = "probe",
+    seed: int = 0,
 ) -> tuple[Any, Any]:
-    """Copies of both models with the same probe weights, for functions of the ladder that take models of equal weights.
+    """Copies of both models with the same weights, for functions of the ladder that take models of equal weights.
+
+    They are the "probe" weights of `seed`, or the "reference"'s own.
 
     Raises UserError as `portproof.align` does, and where the port has no counterpart of a tensor.
     """
-    pair = Pair.prepared(ref, port, inputs, names=names, seed=seed)
+    pair = Pair.prepared(ref, port, inputs, names=names, weights=weights, seed=seed)
     if pair.names.ambiguous:
         raise UserError(f"the map is ambiguous: {pair.names.ambiguous}")
     for name, reason in pair.names.problems.items():
@@ -158,7 +172,7 @@ def run_mode(pair: Pair, train: bool) -> ModeRuns:
     """Both sides in both precisions; the port's backward pass in float64 alone, where it is judged as a whole."""
     ref = {dtype: pair.ref.run(pair.inputs, dtype, train, pair.cotangent) for dtype in UNIT_ROUNDOFF}
     _check_reference(ref["float64"], train)
-    cotangents = {"float64": pair.cotangent, "float32": None}
+    cotangents = {d: pair.cotangent if d == "float64" else None for d in UNIT_ROUNDOFF if d in pair.precisions}
     return ModeRuns(ref, {d: pair.port.run(pair.inputs, d, train, given) for d, given in cotangents.items()})
 
 
@@ -218,7 +232,7 @@ def compare_mode(pair: Pair, train: bool, runs: ModeRuns | None = None) -> Itera
                 pair.made_otherwise.setdefault(row.item.module, OTHER_VALUES)
             verdict = without(verdict, [row.item for row in failed])
         yield verdict
-    if pair.cotangent is not None:
+    if pair.cotangent is not None and "float32" in pair.precisions:
         yield isolated_gradients(pair, train, equal and not pair.strict)
 
 
