@@ -110,9 +110,23 @@ class Backend(ABC):
         """A copy of `model` to be run, see `BackendModel`; messages call it "the `role`"."""
         return self.model_class(self, model, role, device)
 
+    def copied(self, module: Any) -> Any:
+        """A deep copy of `module`.
+
+        What a layer has computed from its parameters and kept as an attribute (weight norm does), which deepcopy
+        refuses, is copied as a value.
+        """
+        kept = (
+            value
+            for _, layer in self.named_modules(module)
+            for value in [*vars(layer).values(), *vars(layer).get("_buffers", {}).values()]
+        )
+        computed = (value for value in kept if self.framework.is_tensor(value) and not value.is_leaf)
+        return copy.deepcopy(module, {id(tensor): tensor.detach().clone() for tensor in computed})
+
     @abstractmethod
     def named_modules(self, model: Any) -> Iterable[tuple[str, Any]]:
-        """(dotted name, module) of each module once, the model itself, "", first."""
+        """(dotted name, module) of each module once, the model itself, "", first; none that computes a parameter."""
 
     def submodule(self, model: Any, name: str) -> Any:
         """The module of that dotted name; raises KeyError if there is none."""
@@ -142,19 +156,32 @@ class Backend(ABC):
     def layouts(self, module: Any) -> Mapping[str, tuple[str, Change]]:
         """{tensor of a layer: (PyTorch's name, change of layout)}; what is not in it is as in PyTorch."""
 
+    def own_tensors(self, module: Any) -> tuple[list[tuple[str, Any]], list[tuple[str, Any]]]:
+        """(parameters, buffers) of the module itself, each as (name below the module, tensor)."""
+        return list(module.named_parameters("", False)), list(module.named_buffers("", False))
+
     def describe(self, model: Any) -> dict[str, Module]:
         """{dotted name: what it is} of every module; of tied tensors the first is listed, the others left out."""
-        saved, seen, modules = model.state_dict().keys(), set(), {}
-        for name, module in self.named_modules(model):
+        saved, seen, modules, named = model.state_dict().keys(), set(), {}, list(self.named_modules(model))
+        ids = {id(module) for _, module in named}
+        for name, module in named:
             prefix, kind, layouts, slots = f"{name}." if name else "", self.kind(module), self.layouts(module), {}
-            for leaf, tensor in [*module.named_parameters("", False), *module.named_buffers("", False)]:
-                if prefix + leaf in saved and id(tensor) not in seen:
-                    torch_leaf, change = layouts.get(leaf, (leaf, keep))
-                    shape = change(np.empty(tuple(tensor.shape), bool)).shape
-                    slots[torch_leaf] = Slot(prefix + leaf, shape, change, self.requires_grad(tensor))
-                seen.add(id(tensor))
+            for is_buffer, tensors in enumerate(self.own_tensors(module)):
+                for leaf, tensor in tensors:
+                    if prefix + leaf in saved and id(tensor) not in seen:
+                        torch_leaf, change = layouts.get(leaf, (leaf, keep))
+                        key = prefix + (
+                            torch_leaf if "." in leaf else leaf
+                        )  # what follows the last dot is in the module
+                        shape = change(np.empty(tuple(tensor.shape), bool)).shape
+                        trained = self.requires_grad(tensor)
+                        is_whole = not tensor.is_floating_point()
+                        slots[torch_leaf] = Slot(key, prefix + leaf, shape, change, trained, bool(is_buffer), is_whole)
+                    seen.add(id(tensor))
             known = kind if kind in RULES or not slots else ""
-            modules[name] = Module(name, type(module).__name__, known, slots, not any(module.children()))
+            modules[name] = Module(
+                name, type(module).__name__, known, slots, not any(id(child) in ids for child in module.children())
+            )
         return modules
 
     # Tensors
@@ -208,7 +235,7 @@ class Backend(ABC):
     def named_slots(self, model: Any) -> dict[str, tuple[str, Slot]]:
         """{state_dict key: (PyTorch's key, slot)} of all parameters and buffers."""
         return {
-            slot.key: (f"{name}.{leaf}" if name else leaf, slot)
+            slot.tensor: (f"{name}.{leaf}" if name else leaf, slot)
             for name, module in self.describe(model).items()
             for leaf, slot in module.slots.items()
         }
@@ -223,7 +250,7 @@ class Backend(ABC):
         slots, own = dict(self.named_slots(model).values()), {}
         for name, array in arrays.items():
             if name in slots:
-                own[slots[name].key] = slots[name].change(array)
+                own[slots[name].tensor] = slots[name].change(array)
             else:
                 own[name] = array
         return own

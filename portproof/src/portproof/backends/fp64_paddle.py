@@ -49,6 +49,15 @@ def batch_norm(native: Callable, x, mean, variance, weight, bias, is_test, momen
     return outputs
 
 
+def p_norm(native: Callable, x, p, axis, epsilon, keepdim, as_vector) -> paddle.Tensor:
+    """The backward of the kernel divides by the norm plus 1e-12; in weight norm's that is seen."""
+    if p != 2.0 or as_vector:
+        return native(x, p, axis, epsilon, keepdim, as_vector)
+    squares = (x * x).sum(axis, keepdim=keepdim)
+    is_zero = squares == 0  # there the gradient is 0
+    return paddle.where(is_zero, paddle.zeros_like(squares), paddle.sqrt(paddle.where(is_zero, squares + 1, squares)))
+
+
 def _spans(length: int, count: int, size: int, stride: int, pad: int, exclusive: bool) -> np.ndarray:
     """How many values each of `count` windows holds along one axis; with its padding unless `exclusive`."""
     start = np.arange(count) * stride - pad
@@ -128,7 +137,7 @@ def interpolate(native: Callable, x: paddle.Tensor, *args) -> paddle.Tensor:
     return x
 
 
-REPLACED = {f.__name__: f for f in (hardsigmoid, hardtanh, elu, celu, selu, batch_norm)}
+REPLACED = {f.__name__: f for f in (hardsigmoid, hardtanh, elu, celu, selu, batch_norm, p_norm)}
 REPLACED |= dict.fromkeys(("pool2d", "pool3d"), pool)
 REPLACED |= dict.fromkeys(("linear_interp", "bilinear_interp", "trilinear_interp", "bicubic_interp"), interpolate)
 

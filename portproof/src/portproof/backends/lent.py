@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -11,14 +12,24 @@ Owned = tuple[str, Any]  # a parameter's or buffer's dotted name, and the tensor
 
 
 def owned_tensors(backend: "Backend", module: Any) -> list[Owned]:
-    """Every parameter and buffer in `module` that has values, saved or not; tied ones once, under their first name."""
+    """Every parameter and buffer in `module` that has values of its own, saved or not; tied ones once.
+
+    One that its layer computes from others in every run, as weight norm does, has none.
+    """
     found = {}
     for name, part in backend.named_modules(module):
         prefix = f"{name}." if name else ""
-        for leaf, tensor in [*part.named_parameters("", False), *part.named_buffers("", False)]:
-            if backend.has_values(tensor):
+        for leaf, tensor in chain(*backend.own_tensors(part)):
+            if backend.has_values(tensor) and tensor.is_leaf:
                 found.setdefault(id(tensor), (prefix + leaf, tensor))
     return list(found.values())
+
+
+def _all_in(module: Any) -> Iterator[Any]:
+    """`module` and all in it, those that only compute a parameter, too."""
+    yield module
+    for child in module.children():
+        yield from _all_in(child)
 
 
 @contextmanager
@@ -27,7 +38,7 @@ def as_it_was(backend: "Backend", module: Any) -> Iterator[None]:
 
     Values must not have been changed in place: `Backend.put` gives a tensor new ones, and keeps the old.
     """
-    attributes = [(part, dict(vars(part))) for _, part in backend.named_modules(module)]
+    attributes = [(part, dict(vars(part))) for part in _all_in(module)]
     # Of what an attribute holds, too: a list of kept activations, the dict of the buffers, ...
     held = {id(value): value for _, saved in attributes for value in saved.values() if isinstance(value, dict | list)}
     copies = [(value, value.copy()) for value in held.values()]

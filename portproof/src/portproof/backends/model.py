@@ -1,7 +1,7 @@
 """One model as a comparison sees it, whichever framework it is of: its modules, its tensors, its runs, as arrays."""
 
 import copy
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -20,12 +20,30 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Slot:
-    """One parameter or buffer, as PyTorch would store it."""
+    """One parameter or buffer, or a piece of one, as PyTorch would store it."""
 
-    key: str  # in this model's own state_dict
+    key: str  # its unique name: its module's, a dot, what it is called there
+    tensor: str  # the tensor's key in this model's own state_dict
     shape: tuple[int, ...]
-    change: Change  # of layout, between this model's own and PyTorch's; its own inverse
-    trained: bool  # it takes part in training: a parameter, no buffer
+    change: Change  # of the whole tensor's layout, between this model's own and PyTorch's; its own inverse
+    trained: bool  # a gradient is computed for it
+    is_buffer: bool = False
+    is_whole: bool = False  # of whole numbers or truth values
+    view: Callable[[np.ndarray], np.ndarray] | None = None  # of the whole tensor in PyTorch's layout: this piece's part
+
+    def read(self, own: np.ndarray) -> np.ndarray:
+        """The piece in PyTorch's layout, of the whole tensor in this model's own."""
+        whole = self.change(own)
+        return self.view(whole).reshape(self.shape) if self.view else whole
+
+    def written(self, own: np.ndarray, piece: np.ndarray) -> np.ndarray:
+        """The whole tensor in this model's own layout with this piece in it; `own` is what it was before."""
+        if not self.view:
+            return self.change(piece)
+        whole = np.array(self.change(own), order="C")
+        part = self.view(whole)
+        part[...] = piece.reshape(part.shape)
+        return self.change(whole)
 
 
 @dataclass(frozen=True)
@@ -76,37 +94,63 @@ class BackendModel:
             raise UserError(f"the {role} is a {type(model).__name__}, no {backend.module_class_name}: give a model")
         self.backend, self.role, self.device = backend, role, backend.device(device)
         self.model = model
-        self.modules = backend.describe(model)
         self.switched_off: set[str] = set()  # modules that are random in train mode, and stay in eval mode
         self._parts = dict(backend.named_modules(model))
-        self._slots = {slot.key: slot for module in self.modules.values() for slot in module.slots.values()}
         owned = owned_tensors(backend, model)
         self._keys = {id(tensor): key for key, tensor in owned}
         self._values = {key: to_precision(backend.to_array(tensor), "float32") for key, tensor in owned}
         self._attributes: dict[tuple[str, str], np.ndarray] = {}  # what `set_constant` gave
+        self._whole = backend.describe(model)
+        self.split({})
+
+    def split(self, pieces: Mapping[str, Sequence[Slot]]) -> None:
+        """Read and write these tensors, by state_dict key, as these pieces from now on, and all others whole."""
+        self.modules, self._slots, self._pieces = {}, {}, {}
+        for name, module in self._whole.items():
+            slots: dict[str, Slot] = {}
+            for leaf, slot in module.slots.items():
+                parts = list(pieces.get(slot.tensor, ())) or [slot]
+                slots |= {leaf + part.key.removeprefix(slot.key): part for part in parts}
+                self._slots |= {part.key: part for part in parts}
+                self._pieces[slot.tensor] = parts
+            self.modules[name] = replace(module, slots=slots)
+
+    @property
+    def tensor_keys(self) -> list[str]:
+        """The state_dict keys of all parameters and buffers that have a place."""
+        return list(self._pieces)
 
     def arrays(self) -> dict[str, np.ndarray]:
         """All parameters and buffers."""
-        return {key: slot.change(self._values[key]) for key, slot in self._slots.items()}
+        return {key: slot.read(self._values[slot.tensor]) for key, slot in self._slots.items()}
 
     def _in_torch_layout(self, tensors: Any, prefix: str = "") -> dict[str, np.ndarray]:
-        """Those that have a place, by their own keys; `prefix` leads from these to the whole model's."""
-        found = ((key, self._slots.get(prefix + key), tensor) for key, tensor in tensors)
-        return {key: slot.change(self.backend.to_array(tensor)) for key, slot, tensor in found if slot}
+        """The pieces of those that have a place, by their keys; `prefix` is missing from the given keys and these."""
+        return {
+            slot.key.removeprefix(prefix): slot.read(self.backend.to_array(tensor))
+            for key, tensor in tensors
+            for slot in self._pieces.get(prefix + key, ())
+        }
 
     def load(self, arrays: Mapping[str, np.ndarray]) -> None:
-        """Put `arrays` (as `arrays()` gives them) into the model; raises UserError for a key or shape that is not."""
+        """Put `arrays` (as `arrays()` gives them) into the model; raises UserError for a key or shape that is not.
+
+        A whole tensor may go by its state_dict key, too.
+        """
+        by_tensor = {tensor: slots[0] for tensor, slots in self._pieces.items() if len(slots) == 1}
         for key, array in arrays.items():
-            if key not in self._slots:
+            slot = self._slots.get(key, by_tensor.get(key))
+            if slot is None and key not in self._values:
                 raise UserError(f"weights do not fit the {self.role}: it has no {key}")
-            own, value = self._slots[key].change(array), self._values[key]
-            if own.shape != value.shape:
-                raise UserError(f"weights do not fit the {self.role}: {key} is {value.shape}, not {own.shape}")
-            self._values[key] = np.array(own, value.dtype)
+            if slot is not None:
+                if array.shape != slot.shape:
+                    raise UserError(f"weights do not fit the {self.role}: {key} is {slot.shape}, not {array.shape}")
+                before = self._values[slot.tensor]
+                self._values[slot.tensor] = np.array(slot.written(before, array), before.dtype)
 
     def constants(self) -> dict[str, np.ndarray]:
         """The tensors of floating point that are no weights: buffers that are not saved, tensors as attributes."""
-        unsaved = {key: array for key, array in self._values.items() if key not in self._slots}
+        unsaved = {key: array for key, array in self._values.items() if key not in self._pieces}
         found = unsaved | {
             f"{name}.{attribute}".lstrip("."): self._attributes.get((name, attribute), self.backend.to_array(value))
             for name, part in self._parts.items()

@@ -10,10 +10,12 @@ import paddle
 from paddle import _C_ops as ops
 from paddle import nn
 from paddle.nn.functional import common
+from paddle.nn.utils.spectral_norm_hook import SpectralNorm
+from paddle.nn.utils.weight_norm_hook import WeightNorm
 
 from portproof.backends import fp64_paddle
 from portproof.backends.base import Arrays, Backend
-from portproof.convert.rules import PADDLE_TYPES, Change, rules_of_port
+from portproof.convert.rules import PADDLE_TYPES, Change, Rules, keep, rules_of_port
 from portproof.io.cli import UserError
 from portproof.io.files import load_pdparams
 from portproof.io.state_dict import SUFFIXES, read_state_dict
@@ -94,8 +96,23 @@ def _is_float32_tensor(value: Any) -> bool:
 
 
 def _folded(shape: Sequence[int]) -> Change:
-    """A LayerNorm's weight over several axes, which Paddle keeps flat; its own inverse."""
+    """A tensor of this shape that Paddle keeps flat; its own inverse."""
     return lambda array: array.reshape(-1 if array.ndim > 1 else tuple(shape))
+
+
+def _of_norm(module: nn.Layer, hook: WeightNorm | SpectralNorm, name: str, change: Change) -> Rules:
+    """The rules of what weight_norm or spectral_norm makes of a parameter, which is `name` in PyTorch."""
+    if isinstance(hook, SpectralNorm):
+        return {
+            f"{hook.name}_{leaf}": (f"{name}_{leaf}", change if leaf == "orig" else keep) for leaf in ["orig", "u", "v"]
+        }
+    length, direction = getattr(module, f"{hook.name}_g"), getattr(module, f"{hook.name}_v")
+    shape = [1] * direction.ndim
+    if length.ndim:  # PyTorch keeps the other axes
+        shape[hook.dim] = length.shape[0]
+        shape = change(np.empty(shape, bool)).shape
+    folded = _folded(shape) if length.ndim and len(shape) > 1 else keep
+    return {f"{hook.name}_g": (f"{name}_g", folded), f"{hook.name}_v": (f"{name}_v", change)}
 
 
 class PaddleBackend(Backend):
@@ -142,8 +159,11 @@ class PaddleBackend(Backend):
     def layouts(self, module: nn.Layer) -> Mapping[str, tuple[str, Change]]:
         kind = self.kind(module)
         rules = rules_of_port(kind)
-        if kind == "LayerNorm" and len(module._normalized_shape) > 1:
+        if kind == "LayerNorm" and len(module._normalized_shape) > 1:  # a weight over several axes is flat
             return {leaf: (name, _folded(module._normalized_shape)) for leaf, (name, _) in rules.items()}
+        for hook in module._forward_pre_hooks.values():
+            if isinstance(hook, WeightNorm | SpectralNorm):
+                rules = rules | _of_norm(module, hook, *rules.get(hook.name, (hook.name, keep)))
         return rules
 
     def tensor(self, array: np.ndarray, device: Any = None, dtype: Any = None, requires_grad: bool = False) -> Any:
@@ -155,6 +175,10 @@ class PaddleBackend(Backend):
         return paddle.to_tensor(array, dtype, device, stop_gradient=not requires_grad)
 
     def to_array(self, tensor: paddle.Tensor) -> np.ndarray:
+        if not tensor._is_initialized():  # an operation gave it no values; to read it would end the process
+            if 0 in tensor.shape:
+                return np.empty(tuple(tensor.shape), str(tensor.dtype).removeprefix("paddle."))
+            raise ValueError(f"a tensor of shape {tuple(tensor.shape)} has no values")
         tensor = tensor.detach()
         if tensor.is_sparse():
             tensor = tensor.to_dense()

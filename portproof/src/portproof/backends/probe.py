@@ -165,4 +165,4 @@ def load_probe_weights(ref: BackendModel, seed: int, inputs: Inputs, train: bool
     """Give the reference `probe_weights` of `seed`, measured on `inputs`, in train mode if it runs in that."""
     with ref.lent("", "float32", train) as model:
         arrays = probe_weights(model, seed, inputs, train)
-    ref.load({key: arrays[key] for key in ref.arrays()})
+    ref.load({key: arrays[key] for key in ref.tensor_keys})

@@ -11,13 +11,14 @@ import numpy as np
 import torch
 from torch import nn
 from torch.nn import functional as F
+from torch.nn.utils.parametrize import is_parametrized
 from torch.overrides import TorchFunctionMode
 
 from portproof.backends import fp64_torch
 from portproof.backends.base import Arrays, Backend
 from portproof.backends.model import BackendModel, Run
 from portproof.backends.trace import ModuleCall
-from portproof.convert.rules import Change
+from portproof.convert.rules import Change, keep
 from portproof.io.cli import UserError
 from portproof.io.files import load_pth
 from portproof.io.state_dict import SUFFIXES, read_state_dict
@@ -124,13 +125,42 @@ class TorchBackend(Backend):
         return read_state_dict(path, SUFFIXES[self.name], load, torch.Tensor, to_arrays)
 
     def named_modules(self, model: nn.Module) -> Iterable[tuple[str, nn.Module]]:
-        return model.named_modules()
+        inside = set()
+        for name, module in model.named_modules():
+            if is_parametrized(module):
+                inside.add(f"{name}.parametrizations" if name else "parametrizations")
+            if not any(name == other or name.startswith(f"{other}.") for other in inside):
+                yield name, module
+
+    def own_tensors(self, module: nn.Module) -> tuple[list[tuple[str, Any]], list[tuple[str, Any]]]:
+        """A layer's parametrizations hold tensors of its own."""
+        own = super().own_tensors(module)
+        if not is_parametrized(module):
+            return own
+        inside = module.parametrizations
+        found = inside.named_parameters("parametrizations"), inside.named_buffers("parametrizations")
+        return own[0] + list(found[0]), own[1] + list(found[1])
 
     def torch_type(self, layer: str) -> str:
         return layer.removeprefix("NonDynamicallyQuantizable")  # a Linear, which attention has inside
 
     def layouts(self, module: nn.Module) -> Mapping[str, tuple[str, Change]]:
-        return {}  # they are PyTorch's own
+        """They are PyTorch's own; of parametrizations the names are those of weight_norm and spectral_norm."""
+        if not is_parametrized(module):
+            return {}
+        found = {}
+        for name, steps in module.parametrizations.items():
+            types, at = {type(step).__name__ for step in steps}, f"parametrizations.{name}"
+            if "_WeightNorm" in types:
+                found |= {f"{at}.original0": (f"{name}_g", keep), f"{at}.original1": (f"{name}_v", keep)}
+            elif "_SpectralNorm" in types:
+                leaves = {"original": "orig", "0._u": "u", "0._v": "v"}
+                found |= {f"{at}.{leaf}": (f"{name}_{known}", keep) for leaf, known in leaves.items()}
+            else:
+                found[f"{at}.original"] = name, keep
+                inside = [f"{at}.{leaf}" for leaf in steps.state_dict() if leaf != "original"]
+                found |= {leaf: (leaf.replace(".", "_"), keep) for leaf in inside}
+        return found
 
     def tensor(self, array: np.ndarray, device: Any = None, dtype: Any = None, requires_grad: bool = False) -> Any:
         tensor = torch.from_numpy(np.array(array)).to(device)

@@ -20,7 +20,7 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
     factory = {"metavar": "PKG.MOD:FACTORY", "required": True, "default": argparse.SUPPRESS}
     add("--ref", help="what makes the reference, such as torchvision.models:vgg11 or my.net:Net(width=2)", **factory)
     add("--port", help="what makes the port, such as 'paddle.vision.models:vgg11(batch_norm=True)'", **factory)
-    add("--map", metavar="FILE", help="YAML: names of the reference's modules: names of the port's, where they differ")
+    add("--map", metavar="FILE", help="YAML: the reference's modules or tensors: the port's, where names do not say it")
     add(
         "--input",
         action="append",
@@ -79,18 +79,27 @@ def check_files(args: argparse.Namespace) -> None:
 
 
 def read_map(path: str | None) -> dict[str, str]:
-    """The names in a YAML file, {reference's module: port's module}; raises UserError for anything else."""
+    """The names in a YAML file, {reference's: port's}; raises UserError for anything else.
+
+    A line names modules, or tensors by state_dict key; several, by commas or as a list, are joined into the one.
+    """
     if path is None:
         return {}
     import yaml
 
     try:
-        content = yaml.safe_load(existing_file(path, "map").read_text(encoding="utf-8"))
+        text = existing_file(path, "map").read_text(encoding="utf-8")
+        content = yaml.load(text, yaml.BaseLoader)  # which makes no number of a name
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise UserError(f"map {path} is no YAML ({str(error).splitlines()[0]}): write lines NAME: NAME") from error
-    if not isinstance(content, dict) or not all(isinstance(x, str | int) for pair in content.items() for x in pair):
-        raise UserError(f"map {path} holds no lines NAME: NAME: the reference's module, then the port's")
-    return {str(ref_name): str(port_name) for ref_name, port_name in content.items()}
+    lists = (
+        {k: ", ".join(map(str, v)) if isinstance(v, list) else v for k, v in dict(content).items()}
+        if isinstance(content, dict)
+        else {}
+    )
+    if not isinstance(content, dict) or not all(isinstance(x, str) for pair in lists.items() for x in pair):
+        raise UserError(f"map {path} holds no lines NAME: NAME: the reference's module or tensor, then the port's")
+    return lists
 
 
 def load_models(args: argparse.Namespace) -> tuple[Any, Any, Inputs]:

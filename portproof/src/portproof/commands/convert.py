@@ -27,6 +27,7 @@ from portproof.commands.arguments import (
 )
 from portproof.io.cli import ArgumentParser, HelpFormatter
 from portproof.mapping.conversion import changes, convert_state_dict, key_map, table
+from portproof.mapping.links import inverse
 
 PROG = "portproof convert"
 
@@ -47,7 +48,7 @@ def main(args: argparse.Namespace) -> int:
     names, how = key_map(ref, port, inputs, given, args.seed)
     source, target, keys = ref, port, names
     if args.source == "paddle":
-        source, target, keys = port, ref, {port_key: key for key, port_key in names.items()}
+        source, target, keys = port, ref, inverse(names)
     converted = convert_state_dict(arrays, source, target, keys, f"weights {args.input_file}")
     backend(args.target).write_weights(converted, args.output_file)
     print(f"map: {len(names)} tensors, {how}")

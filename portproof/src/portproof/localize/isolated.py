@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from portproof.backends.model import BackendModel, Run
-from portproof.backends.trace import ModuleCall
+from portproof.backends.trace import Inputs, ModuleCall
 from portproof.compare import FAIL, Item, Items, Row, compare, tensor_item
 from portproof.compare.activations import off_kinks
 from portproof.compare.tolerances import (
@@ -75,7 +75,7 @@ class IsolatedRuns:
         ref: BackendModel,
         port: BackendModel,
         names: NameMap,
-        inputs: Sequence[np.ndarray],
+        inputs: Inputs,
         train: bool,
         calls: Calls,
     ) -> None:

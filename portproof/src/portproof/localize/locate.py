@@ -13,7 +13,7 @@ from dataclasses import replace
 import numpy as np
 
 from portproof.backends.model import BackendModel, Run
-from portproof.backends.trace import ModuleCall, module_of
+from portproof.backends.trace import Inputs, ModuleCall, module_of
 from portproof.compare import Row, compare, tensor_item
 from portproof.compare.tolerances import largest
 from portproof.localize.diagnosis import FaultyModule, diagnose
@@ -29,7 +29,7 @@ def locate(
     ref: BackendModel,
     port: BackendModel,
     names: NameMap,
-    inputs: Sequence[np.ndarray],
+    inputs: Inputs,
     *,
     modes: Sequence[bool] = (False, True),
     cotangent: Sequence[np.ndarray] | None = None,
@@ -219,7 +219,7 @@ def _unequal_weights(ref: BackendModel, port: BackendModel, names: NameMap) -> L
         if np.array_equal(ref_array, port_array):
             continue
         name, _, leaf = key.rpartition(".")
-        module, counterpart = ref.modules[name], port.modules[names.modules[name]]
+        module, counterpart = ref.modules[name], port.modules[port_key.rpartition(".")[0]]
         item = tensor_item(key, "weights")
         row = compare({item: ref_array}, {item: port_array.astype(ref_array.dtype)}, {item: 0.0}).rows[0]
         diagnosis = [text for text, array in _loading_mistakes(ref_arrays, key) if np.array_equal(array, port_array)]

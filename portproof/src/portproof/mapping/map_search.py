@@ -5,17 +5,23 @@ receive and, of those that receive the same, in what their outputs do further on
 part, then the last one is taken back. Where two choices explain all values, none is the right one.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import chain, islice, product
 
 import numpy as np
 
-from portproof.backends.model import BackendModel, Run
-from portproof.backends.trace import ModuleCall
-from portproof.mapping.pairing import exchanges, signature, tensor_pairs
+from portproof.backends.model import BackendModel, Module, Run
+from portproof.backends.trace import Inputs, ModuleCall
+from portproof.mapping.links import Link, apply
+from portproof.mapping.pairing import Option, Unit, contents_of, fit_units, signature
 
 SAME = 1e-4  # of the largest value: far above rounding in float64, far below what another layer would give
+TRIES_OF_BLOCK = 240  # choices of options for what one block holds
+TRIES_ALONE = 500  # runs of blocks alone in all
 TRIES = 60  # runs of the port without getting any further, after which the search ends
+
+Place = int | tuple[str, str]  # which unit: of the others, or the reference's module and the port's
 
 
 def alike(ref: Sequence[np.ndarray], port: Sequence[np.ndarray], tolerance: float = SAME) -> bool:
@@ -46,6 +52,7 @@ class FoundMap:
     total: int
     options: list[tuple[dict[str, str], int]] = field(default_factory=list)  # other choices, and where they were met
     hint: str = ""
+    chosen: dict[Place, int] = field(default_factory=dict)  # options of units, if not the first
 
     @property
     def extent(self) -> str:
@@ -55,10 +62,39 @@ class FoundMap:
         return f"up to layer {self.reached} of {self.total - 1}{self.hint}"
 
 
-def _receives(port_run: Run, port_name: str, call: ModuleCall) -> bool:
-    """Whether the port's module received in `port_run` what `call` did, in any of its calls."""
-    calls = (port_call for port_call in port_run.trace.calls.values() if port_call.name == port_name)
-    return any(alike(call.inputs, port_call.inputs) for port_call in calls)
+def _same_outputs(ref: Sequence[np.ndarray], port: Sequence[np.ndarray]) -> bool:
+    """Whether both give the same, as far as both go: attention may give its weights, too."""
+    count = min(len(ref), len(port))
+    return count > 0 and alike(ref[:count], port[:count])
+
+
+def _choices(
+    group: Sequence[Place], options: Mapping[Place, Sequence[Option]], chosen: Mapping[Place, int], tries: int
+) -> Iterator[tuple[dict[Place, int], bool]]:
+    """(choice of an option for each unit, whether names allow it), at most `tries`: those that names allow first.
+
+    As it is; then other options of the first unit, all units of as many options in step, every combination.
+    """
+    first, count = group[0], len(options[group[0]])
+    alike = [place for place in group if len(options[place]) == count]
+    now = {place: chosen.get(place, 0) for place in group}
+    every = chain(
+        [now],
+        (now | {first: i} for i in range(count)),
+        (now | dict.fromkeys(alike, i) for i in range(count)) if len(alike) > 1 else (),
+        (dict(zip(group, each, strict=True)) for each in product(*(range(len(options[place])) for place in group))),
+    )
+    tried = list(islice(every, tries))
+    marked = [(choice, all(options[place][i].by_name for place, i in choice.items())) for choice in tried]
+    return iter(sorted(marked, key=lambda item: not item[1]))
+
+
+def _without(modules: Mapping[str, Module], tensors: set[str]) -> dict[str, Module]:
+    """The modules without these tensors, by state_dict key."""
+    return {
+        name: replace(module, slots={leaf: s for leaf, s in module.slots.items() if s.tensor not in tensors})
+        for name, module in modules.items()
+    }
 
 
 def _swapped(modules: dict[str, str], name: str, other: str) -> dict[str, str]:
@@ -68,16 +104,50 @@ def _swapped(modules: dict[str, str], name: str, other: str) -> dict[str, str]:
 class MapSearch:
     """Maps tried by loading weights through them and sending values through both models, in eval mode."""
 
-    def __init__(self, ref: BackendModel, port: BackendModel, inputs: Sequence[np.ndarray]) -> None:
+    def __init__(self, ref: BackendModel, port: BackendModel, inputs: Inputs, given: Sequence[Unit] = ()) -> None:
+        """`given` are links that are fixed: their tensors are taken out of `ref_modules` and `port_modules`."""
         self.ref, self.port, self.inputs = ref, port, inputs
-        self.exchanged: dict[str, str] = {}  # {reference's key: port's key} that differ from those proposed
-        self.arrays = ref.arrays()
+        ref.split({})
+        port.split({})
+        linked = {key for unit in given for link in unit.options[0].links for key in link.ref}
+        port_linked = {key for unit in given for link in unit.options[0].links for key in link.port}
+        self.ref_modules, self.port_modules = _without(ref.modules, linked), _without(port.modules, port_linked)
+        self.given = list(given)
+        self.units: list[Unit] = []  # other than one module for one: see `use`
+        self.options: dict[tuple[str, str], list[Option]] = {}  # of one module for one
+        self.chosen: dict[Place, int] = {}  # which option, if not the first
         self.ref_run = ref.run(inputs, "float64", train=False, calls=True)
         self.port_run = port.run(inputs, "float64", train=False, calls=True)
 
+    def use(self, units: Sequence[Unit]) -> dict[str, str]:
+        """Search among the options of these units -> {reference's module: port's} of one for one."""
+        self.options = {(unit.ref[0], unit.port[0]): unit.options for unit in units if unit.is_pair}
+        self.units = [*self.given, *(unit for unit in units if not unit.is_pair)]
+        self.chosen = {}
+        return dict(self.options.keys())
+
+    def _open(self, modules: Mapping[str, str]) -> dict[Place, list[Option]]:
+        """The options of all units under a map of modules."""
+        return {i: unit.options for i, unit in enumerate(self.units)} | {
+            pair: self._pair_options(pair) for pair in modules.items()
+        }
+
+    def _pair_options(self, pair: tuple[str, str]) -> list[Option]:
+        if pair not in self.options:
+            fitted = fit_units([Unit((pair[0],), (pair[1],))], self._only(0, pair), self._only(1, pair))[1]
+            self.options[pair] = fitted[0].options
+        return self.options[pair]
+
+    def _only(self, side: int, pair: tuple[str, str]) -> dict[str, Module]:
+        return {pair[side]: (self.ref_modules, self.port_modules)[side][pair[side]]}
+
+    def links(self, modules: Mapping[str, str]) -> list[Link]:
+        """Those chosen, under a map of modules."""
+        return [link for at, options in self._open(modules).items() for link in options[self.chosen.get(at, 0)].links]
+
     def tensors(self, modules: Mapping[str, str]) -> dict[str, str]:
-        """{reference's key: port's key} under a map of modules."""
-        return tensor_pairs(self.ref, self.port, modules)[0] | self.exchanged
+        """{reference's key: port's key} under a map of modules; both models have these pieces from now on."""
+        return apply(self.links(modules), self.ref, self.port)
 
     def resolve(self, modules: dict[str, str], fixed: set[str]) -> FoundMap:
         """The map, from the proposal `modules`, under which values agree furthest; `fixed` stay as they are."""
@@ -90,19 +160,92 @@ class MapSearch:
                 found.hint = f" (they would agree everywhere with {pairs})"
         return found
 
-    def exchange_tensors(self, found: FoundMap, fixed: set[str]) -> FoundMap:
-        """`found`, or what agrees further with tensors exchanged that no name tells apart."""
+    def settle(self, found: FoundMap, fixed: set[str]) -> FoundMap:
+        """`found`, or what agrees further with other options of its units.
+
+        Which is right is seen on the smallest block that holds a unit and can be run by itself, on what the
+        reference's received: what is wrong elsewhere makes no difference there. Only where no block can be run is it
+        the whole model that tells.
+        """
         if found.reached == found.total:
-            return found
-        for exchange in exchanges(self.ref, self.port, found.modules):
-            before = self.exchanged
-            self.exchanged = before | exchange
-            further = self.resolve(found.modules, fixed)
-            if further.reached > found.reached:
-                found = further
+            return found  # of every unit the first option
+        runs, hints, undecided, decided = iter(range(TRIES_ALONE)), [], [], set()
+        options = {at: each for at, each in self._open(found.modules).items() if len(each) > 1}
+        for at in options:
+            if at in decided:
+                continue
+            for call, port_name, inside in self._blocks(at, found.modules):
+                run = self._run_block(call, port_name, found.modules)
+                if run is None:
+                    continue
+                group = [at, *(other for other in options if other != at and other not in decided and other in inside)]
+                tries = TRIES_OF_BLOCK if call.name else TRIES
+                for choice, by_name in _choices(group, options, self.chosen, tries):
+                    if next(runs, None) is None:
+                        break
+                    before, self.chosen = self.chosen, self.chosen | choice
+                    run = self._run_block(call, port_name, found.modules)
+                    right = run is not None and _same_outputs(call.outputs, run.output)
+                    if right and by_name:
+                        decided |= set(group)
+                        break
+                    if right:
+                        hints += [
+                            options[place][i].links for place, i in choice.items() if not options[place][i].by_name
+                        ]
+                    self.chosen = before
+                    if right:
+                        break
+                break
             else:
-                self.exchanged = before
+                undecided.append(at)
+        for at in undecided:
+            for i in range(1, min(len(options[at]), TRIES)):
+                if options[at][i].by_name:
+                    before, self.chosen = self.chosen, self.chosen | {at: i}
+                    further = self.resolve(found.modules, fixed)
+                    if further.reached > found.reached:
+                        found = further
+                    else:
+                        self.chosen = before
+        found = max(found, self.resolve(found.modules, fixed), key=lambda each: each.reached)
+        found.chosen = self.chosen
+        if hints and found.reached < found.total:
+            lines = "; ".join(": ".join(link.line) for link in hints[0])
+            found.hint = f" (it would agree with {lines}: if that is meant against the names, say so in a map)"
         return found
+
+    def _blocks(self, at: Place, modules: Mapping[str, str]) -> list[tuple[ModuleCall, str, set[Place]]]:
+        """(reference's call, port's module, units inside) of blocks of one content that hold a unit, smallest first."""
+        tensors, options = self.tensors(modules), self._open(modules)
+        contents = contents_of(self.ref, {key: key for key in tensors})
+        port_contents = contents_of(self.port, {port_key: key for key, port_key in tensors.items()})
+        pieces: dict[str, set[str]] = {}
+        for module in self.ref.modules.values():
+            for slot in module.slots.values():
+                pieces.setdefault(slot.tensor, set()).add(slot.key)
+        wanted = {
+            place: {key for link in each[0].links for tensor in link.ref for key in pieces[tensor]}
+            for place, each in options.items()
+        }
+        called = {call.name for call in self.port_run.trace.calls.values()}
+        found = []
+        for call in self.ref_run.trace.calls.values():
+            content = contents.get(call.name, frozenset())
+            if call.number == 0 and content and wanted[at] <= content:
+                inside = {place for place, keys in wanted.items() if keys and keys <= content}
+                same = [name for name in port_contents if port_contents[name] == content and name in called]
+                found += [(call, name, inside) for name in same]
+        return sorted(found, key=lambda block: (len(contents[block[0].name]), -block[0].start, -len(block[1])))
+
+    def _run_block(self, call: ModuleCall, port_name: str, modules: Mapping[str, str]) -> Run | None:
+        """The port's module on what the reference's received, or on its arrays alone; None if it cannot be run."""
+        self._load(modules)
+        for given in (call, replace(call, args=tuple(call.inputs), kwargs={})):
+            run = self.port.run_module(port_name, given, "float64", train=False, backward=False)
+            if not run.trace.error and run.output:
+                return run
+        return None
 
     def ambiguity(self, found: FoundMap, fixed: set[str]) -> str:
         """Two layers that could change places without any value telling; "" if there are none, or values part."""
@@ -138,7 +281,7 @@ class MapSearch:
         settled = {call.name for call in calls[:start]} | fixed
         for place, call in enumerate(calls[start:], start):
             swaps = [] if call.name in settled else self._possible_swaps(call, found.modules, settled, port_run)
-            if not _receives(port_run, found.modules[call.name], call):
+            if not self._receives(port_run, found.modules[call.name], call):
                 if not swaps:
                     return found
                 found.modules = _swapped(found.modules, call.name, swaps.pop(0))
@@ -150,17 +293,41 @@ class MapSearch:
         return found
 
     def _run(self, modules: Mapping[str, str]) -> Run:
-        self.port.load({port_key: self.arrays[key] for key, port_key in self.tensors(modules).items()})
+        self._load(modules)
         return self.port.run(self.inputs, "float64", train=False, calls=True)
+
+    def _receives(self, port_run: Run, port_name: str, call: ModuleCall) -> bool:
+        """Whether the port's module received in `port_run` what `call` did, in any of its calls.
+
+        Of a layer of another kind it may be in another order: channels last.
+        """
+        ref, port = self.ref_modules[call.name], self.port_modules[port_name]
+        if bool(ref.kind) != bool(port.kind):  # what a module of one's own receives is not what one of its steps does
+            return True
+        any_order = signature(ref) != signature(port)
+        same = [port_call for port_call in port_run.trace.calls.values() if port_call.name == port_name]
+        return (
+            any(alike(call.inputs, port_call.inputs) for port_call in same)
+            or any_order
+            and any(
+                alike(*([np.sort(a, axis=None) for a in each.inputs] for each in (call, port_call)))
+                for port_call in same
+            )
+        )
+
+    def _load(self, modules: Mapping[str, str]) -> None:
+        tensors = self.tensors(modules)
+        arrays = self.ref.arrays()
+        self.port.load({port_key: arrays[key] for key, port_key in tensors.items()})
 
     def _possible_swaps(
         self, call: ModuleCall, modules: Mapping[str, str], settled: set[str], port_run: Run
     ) -> list[str]:
         """The modules that the called one may change places with: of its signature, and fed alike on the port."""
-        wanted = signature(self.ref.modules[call.name])
+        wanted = signature(self.ref_modules[call.name])
         return [
             name
             for name, port_name in modules.items()
             if name != call.name and name not in settled
-            if signature(self.ref.modules[name]) == wanted and _receives(port_run, port_name, call)
+            if signature(self.ref_modules[name]) == wanted and self._receives(port_run, port_name, call)
         ]

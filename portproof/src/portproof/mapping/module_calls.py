@@ -8,6 +8,7 @@ from portproof.backends.model import BackendModel, Run
 from portproof.backends.trace import ModuleCall
 from portproof.convert.rules import PADDLE_TYPES
 from portproof.mapping.map_search import alike
+from portproof.mapping.pairing import contents_of
 
 EXACT = 1e-9  # of the largest value: two float64 runs closer than this are of one function, however it is put together
 
@@ -15,14 +16,20 @@ Labelled = tuple[str, ModuleCall]
 
 
 def match_calls(
-    ref: BackendModel, port: BackendModel, ref_run: Run, port_run: Run, modules: Mapping[str, str]
+    ref: BackendModel,
+    port: BackendModel,
+    ref_run: Run,
+    port_run: Run,
+    modules: Mapping[str, str],
+    tensors: Mapping[str, str],
 ) -> dict[str, str]:
     """{reference's output: port's output}, in the reference's order of execution.
 
     Layers with tensors by `modules`; activations, pools and blocks by what they receive and give. What has no
-    counterpart (a function on the other side, a block that ends elsewhere) is left out.
+    counterpart (a function on the other side, a block that ends elsewhere) is left out. `tensors` are those of the
+    reference and the port that stand for each other, by which blocks are known.
     """
-    matcher = _CallMatcher(ref, port, ref_run, port_run, modules)
+    matcher = _CallMatcher(ref, port, ref_run, port_run, modules, tensors)
     matcher.match_layers()
     matcher.match_leaves()
     matcher.match_blocks()
@@ -37,9 +44,15 @@ def _in_order(run: Run) -> list[Labelled]:
 
 class _CallMatcher:
     def __init__(
-        self, ref: BackendModel, port: BackendModel, ref_run: Run, port_run: Run, modules: Mapping[str, str]
+        self,
+        ref: BackendModel,
+        port: BackendModel,
+        ref_run: Run,
+        port_run: Run,
+        modules: Mapping[str, str],
+        tensors: Mapping[str, str],
     ) -> None:
-        self.ref, self.port, self.modules = ref, port, modules
+        self.ref, self.port, self.modules, self.tensors = ref, port, modules, tensors
         self.ref_calls, self.port_calls = _in_order(ref_run), _in_order(port_run)
         self.same_names = all(ref_name == port_name for ref_name, port_name in modules.items())
         self.same_output = bool(ref_run.output) and alike(ref_run.output, port_run.output, EXACT)
@@ -47,7 +60,11 @@ class _CallMatcher:
         self.type_fits: dict[tuple[str, str], bool] = {}  # {two classes: whether they stand for each other here}
 
     def match_layers(self) -> None:
-        """Layers with tensors: calls of each and of its counterpart that receive the same, the others in turn."""
+        """Layers with tensors: calls of each and of its counterpart that receive the same, the others in turn.
+
+        One of another kind (a linear layer for a 1x1 convolution) may have its output in another order or shape: only
+        where its values tell is it compared.
+        """
         port_calls, waiting = defaultdict(list), []
         for labelled in self.port_calls:
             port_calls[labelled[1].name].append(labelled)
@@ -55,13 +72,18 @@ class _CallMatcher:
             calls = port_calls.get(self.modules.get(call.name, None), [])
             same = next((other for other in calls if alike(call.inputs, other[1].inputs)), None)
             if same:
-                self.pairs[label] = same[0]
+                self._pair_layers(label, call, same)
                 calls.remove(same)
             else:
-                waiting.append((label, calls))
-        for label, calls in waiting:
+                waiting.append((label, call, calls))
+        for label, call, calls in waiting:
             if calls:
-                self.pairs[label] = calls.pop(0)[0]
+                self._pair_layers(label, call, calls.pop(0))
+
+    def _pair_layers(self, label: str, call: ModuleCall, port: Labelled) -> None:
+        same_kind = self.ref.modules[call.name].kind == self.port.modules[port[1].name].kind
+        if same_kind or self._fits(call, port[1]):
+            self.pairs[label] = port[0]
 
     def match_leaves(self) -> None:
         """Leaves without tensors: by what they receive, among those that follow the same layer first.
@@ -148,8 +170,10 @@ class _CallMatcher:
 
     def _blocks_of_same_layers(self) -> Iterator[tuple[Labelled, Labelled]]:
         """Calls of blocks with the same layers in them, the outer ones first."""
-        ref_groups = _by_layers_inside(self.ref, self.ref_calls, self.modules)
-        port_groups = _by_layers_inside(self.port, self.port_calls, {})
+        taken, port_taken = {*self.pairs}, {*self.pairs.values()}
+        ref_keys, port_keys = {key: key for key in self.tensors}, {key: ref for ref, key in self.tensors.items()}
+        ref_groups = _by_tensors_inside(self.ref, self.ref_calls, ref_keys, taken)
+        port_groups = _by_tensors_inside(self.port, self.port_calls, port_keys, port_taken)
         for key, ref_group in ref_groups.items():
             port_group = port_groups.get(key, [])
             if len(ref_group) == len(port_group):
@@ -173,18 +197,15 @@ def _leaves_behind_layers(
     return groups
 
 
-def _by_layers_inside(
-    model: BackendModel, calls: list[Labelled], port_names: Mapping[str, str]
+def _by_tensors_inside(
+    model: BackendModel, calls: list[Labelled], ref_keys: Mapping[str, str], taken: set[str]
 ) -> dict[tuple[frozenset[str], int], list[Labelled]]:
-    """{(the layers with tensors in a block, or the block itself, by the port's names; which call it is): the calls}.
+    """{(the tensors in a block, by the reference's keys, or the block's name; which call it is): the calls}.
 
-    `port_names` are {this side's name: the port's} where they differ.
+    `ref_keys` are {this side's key: the reference's}; calls that are `taken` are left out.
     """
-    groups = defaultdict(list)
+    groups, contents = defaultdict(list), contents_of(model, ref_keys)
     for label, call in calls:
-        module = model.modules[call.name]
-        if call.name and not module.is_leaf and not module.slots:
-            inside = [n for n, m in model.modules.items() if m.slots and n.startswith(f"{call.name}.")]
-            layers = frozenset(port_names.get(name, name) for name in inside or [call.name])
-            groups[layers, call.number].append((label, call))
+        if call.name and label not in taken and not model.modules[call.name].is_leaf:
+            groups[contents[call.name] or frozenset([call.name]), call.number].append((label, call))
     return groups

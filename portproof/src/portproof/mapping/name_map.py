@@ -1,22 +1,21 @@
 """Which module and tensor of the port stands for which of the reference: by name, else by order, type and shape.
 
-A proposal is only as good as what confirms it: weights are loaded through it and values are sent through both models
-(see map_search.py). Where every layer receives and gives the same, the map is right; where values cannot tell, it is
-not guessed.
+A tensor of one side may be several of the other (see links.py). A proposal is only as good as what confirms it:
+weights are loaded through it and values are sent through both models (see map_search.py). Where every layer receives
+and gives the same, the map is right; where values cannot tell, it is not guessed.
 """
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-import numpy as np
-
 from portproof.backends.model import BackendModel
-from portproof.backends.trace import module_of
+from portproof.backends.trace import Inputs, module_of
 from portproof.io.cli import UserError
-from portproof.mapping.map_search import MapSearch
+from portproof.mapping.links import Link, parse
+from portproof.mapping.map_search import FoundMap, MapSearch
 from portproof.mapping.module_calls import match_calls
-from portproof.mapping.pairing import complete_pairs, modules_with_tensors, tensor_pairs
+from portproof.mapping.pairing import Option, Unit, complete_pairs, fit_units, join_options, modules_with_tensors
 
 
 @dataclass
@@ -24,11 +23,19 @@ class NameMap:
     """The reference's names to the port's."""
 
     modules: dict[str, str] = field(default_factory=dict)  # those that have tensors
-    tensors: dict[str, str] = field(default_factory=dict)  # state_dict keys
+    tensors: dict[str, str] = field(default_factory=dict)  # keys of slots: tensors, or pieces of them
     calls: dict[str, str] = field(default_factory=dict)  # outputs' names as traces have them, in execution order
     how: str = ""  # what the map rests on
     problems: dict[str, str] = field(default_factory=dict)  # {tensor or module: what does not fit}
     ambiguous: str = ""  # why no map was chosen
+    links: list[Link] = field(default_factory=list)  # what `tensors` comes from, by state_dict key
+    lines: dict[str, str] = field(default_factory=dict)  # of a map that says it all, see `map_text`
+    notes: list[str] = field(default_factory=list)  # what is not compared
+
+    @property
+    def keys(self) -> dict[str, str]:
+        """{reference's state_dict key or keys: port's}, as lines of a map."""
+        return dict(link.line for link in self.links)
 
     @property
     def confirmed(self) -> bool:
@@ -36,69 +43,178 @@ class NameMap:
         return self.how.endswith("confirmed by values everywhere")
 
 
-def propose(
-    ref: BackendModel, port: BackendModel, inputs: Sequence[np.ndarray], given: Mapping[str, str] | None = None
-) -> NameMap:
+def propose(ref: BackendModel, port: BackendModel, inputs: Inputs, given: Mapping[str, str] | None = None) -> NameMap:
     """The map between two models with the reference's weights, which the port is left with.
 
-    `given` fixes some modules, {reference's name: port's name}. Raises UserError where it names what is not there.
+    Tensors that are not one to one are pieces on both models from now on. `given` fixes modules or tensors, as a line
+    of a map does. Raises UserError where it names what is not there, or does not add up.
     """
-    given = checked_map(given or {}, ref, port)
-    search = MapSearch(ref, port, inputs)
-    modules, fixed, how = _module_pairs(search, given)
-    tensors, problems = tensor_pairs(ref, port, modules)
-    names = NameMap(modules, tensors, how=how, problems=problems)
-    if not problems:
-        found = search.exchange_tensors(search.resolve(modules, fixed), fixed)
-        names.modules, names.tensors = found.modules, search.tensors(found.modules)
-        names.how += f", confirmed by values {found.extent}"
-        names.ambiguous = search.ambiguity(found, fixed)
-    port.load({port_key: search.arrays[key] for key, port_key in names.tensors.items()})
+    modules, lines = checked_map(given or {}, ref, port)
+    search = MapSearch(ref, port, inputs, lines)
+    best: tuple[FoundMap, Proposal] | None = None
+    for proposal in _proposals(search, modules):
+        names = NameMap(search.use(proposal.units), how=proposal.how, problems=proposal.problems)
+        if proposal.problems:
+            break
+        found = search.resolve(names.modules, proposal.fixed)
+        if best is None or found.reached > best[0].reached:
+            best = search.settle(found, proposal.fixed), proposal
+        if best[0].reached == best[0].total:
+            break
+    if best:
+        found, proposal = best
+        names = NameMap(search.use(proposal.units), how=f"{proposal.how}, confirmed by values {found.extent}")
+        names.modules, search.chosen = found.modules, found.chosen
+        names.ambiguous = search.ambiguity(found, proposal.fixed)
+    names.tensors, names.links = search.tensors(names.modules), search.links(names.modules)
+    names.lines = _lines(names.modules, names.links, ref, port)
+    names.notes = _notes(names, proposal.spare, ref, port)
+    arrays = ref.arrays()
+    port.load({port_key: arrays[key] for key, port_key in names.tensors.items()})
     for train in (False, True):  # some modules run in one mode only
         ref_run, port_run = (model.run(inputs, "float64", train, calls=True) for model in (ref, port))
-        names.calls = match_calls(ref, port, ref_run, port_run, names.modules) | names.calls
+        names.calls = match_calls(ref, port, ref_run, port_run, names.modules, names.tensors) | names.calls
     return names
 
 
-def checked_map(given: Mapping[str, str], ref: BackendModel, port: BackendModel) -> dict[str, str]:
-    """A user's map, {reference's module: port's module}; raises UserError for a name that a side does not have."""
-    for ref_name, port_name in given.items():
-        for model, name in ((ref, ref_name), (port, port_name)):
-            if name not in model.modules or not model.modules[name].slots:
-                raise UserError(f"the map names {name!r}, but the {model.role} has no module with weights of that name")
-    if len(set(given.values())) < len(given):
-        double = Counter(given.values()).most_common(1)[0][0]
-        raise UserError(f"the map names the port's {double!r} twice: each module once")
-    return dict(given)
+def checked_map(given: Mapping[str, str], ref: BackendModel, port: BackendModel) -> tuple[dict[str, str], list[Unit]]:
+    """A user's map -> ({reference's module: port's module}, units of its other lines).
+
+    A line names modules or tensors, by state_dict key. Raises UserError for a name that a side does not have, for one
+    that is there twice, and where tensors do not add up.
+    """
+    modules, units, taken = {}, [], []
+    for left, right in given.items():
+        line, kinds = parse(left, right), set()
+        for i, (model, names) in enumerate(((ref, line.ref), (port, line.port))):
+            keys = {slot.tensor for module in model.modules.values() for slot in module.slots.values()}
+            for name in names:
+                kinds.add("tensor" if name in keys else "module")
+                if name not in keys and (name not in model.modules or not model.modules[name].slots):
+                    what = "no module with weights of that name, and no tensor"
+                    raise UserError(f"the map names {name!r}, but the {model.role} has {what}")
+                taken.append((i, name))
+        if len(kinds) > 1:
+            raise UserError(f"the map's {left}: {right} names a module and a tensor: name modules, or tensors")
+        if kinds == {"module"} and (line.ref, line.port) == ((left,), (right,)):
+            modules[left] = right
+        elif kinds == {"module"}:
+            units.append(_given_join(line, ref, port))
+        else:
+            units.append(Unit((), (), [Option((line,))]))
+            _check(line, ref, port)
+    for (i, name), count in Counter(taken).items():
+        if count > 1:
+            raise UserError(f"the map names the {(ref, port)[i].role}'s {name!r} twice: each module or tensor once")
+    return modules, units
 
 
-def _module_pairs(search: MapSearch, given: dict[str, str]) -> tuple[dict[str, str], set[str], str]:
-    """(pairs of modules, those that names fix, what they rest on).
+def _notes(names: NameMap, spare: Sequence[str], *models: BackendModel) -> list[str]:
+    """What is in another form on the two sides, and what is left out; three of each."""
+    slots = (slot for model in models for module in model.modules.values() for slot in module.slots.values())
+    viewed = {slot.tensor for slot in slots if slot.view}
+
+    def some(items: Sequence[str]) -> str:
+        return "; ".join(items[:3]) + f" and {len(items) - 3} more" * (len(items) > 3)
+
+    other = [": ".join(link.line) for link in names.links if {*link.ref, *link.port} & viewed]
+    notes = [f"in another form there: {some(other)}"] * bool(other)
+    return notes + [f"left out, buffers that only one side saves: {some(spare)}"] * bool(spare)
+
+
+def _check(link: Link, ref: BackendModel, port: BackendModel) -> None:
+    sides = []
+    for model, keys in ((ref, link.ref), (port, link.port)):
+        shapes = {slot.tensor: slot.shape for module in model.modules.values() for slot in module.slots.values()}
+        sides.append([shapes[key] for key in keys])
+    link.views(*sides)
+
+
+def _given_join(line: Link, ref: BackendModel, port: BackendModel) -> Unit:
+    """The unit of a line of modules, with the one option that it says."""
+    sides = [ref.modules[name] for name in line.ref], [port.modules[name] for name in line.port]
+    for option in join_options(*sides):
+        joins = [link for link in option.links if len(link.ref) + len(link.port) > 2]
+        owners = {
+            tuple(key.rpartition(".")[0] for key in (link.port if len(link.ref) == 1 else link.ref)) for link in joins
+        }
+        said = {(link.heads, link.transposed) for link in joins} == {(line.heads, line.transposed)}
+        if said and owners <= {max(line.ref, line.port, key=len)} and any(link.axis == line.axis for link in joins):
+            return Unit((), (), [option])
+    left, right = line.line
+    raise UserError(f"the map's {left}: {right} does not add up: their tensors do not join: name the tensors instead")
+
+
+def map_text(names: NameMap) -> str:
+    """The map as YAML that `--map` reads: modules that stand for each other, then tensors where that is not enough."""
+    import yaml
+
+    return yaml.safe_dump(names.lines, sort_keys=False, allow_unicode=True, width=1000)
+
+
+def _lines(modules: Mapping[str, str], links: Sequence[Link], ref: BackendModel, port: BackendModel) -> dict[str, str]:
+    """The map's lines: its modules, and the links that do not follow from these."""
+    places = [
+        {slot.tensor: (name, leaf) for name, module in model.modules.items() for leaf, slot in module.slots.items()}
+        for model in (ref, port)
+    ]
+    lines = dict(modules)
+    for link in links:
+        (name, leaf), (port_name, port_leaf) = places[0][link.ref[0]], places[1][link.port[0]]
+        follows = modules.get(name) == port_name and leaf == port_leaf and not link.transposed
+        if not follows or len(link.ref) + len(link.port) > 2:
+            left, right = link.line
+            lines[left] = right
+    return lines
+
+
+@dataclass
+class Proposal:
+    """Units, and what they rest on."""
+
+    units: list[Unit]
+    problems: dict[str, str]
+    spare: list[str]  # buffers without counterpart
+    fixed: set[str]  # modules that names or the user fix
+    how: str
+
+
+def _proposals(search: MapSearch, given: dict[str, str]) -> Iterator[Proposal]:
+    """The likely ones, the next where values do not confirm the one before.
 
     By name where most names are common, unless by order fewer tensors are left over: the numbers in a Sequential are
-    names too, which one layer more or less moves.
+    names too, which one layer more or less moves. Where fewer are, by order; then by those names that are common.
     """
-    ref_modules = modules_with_tensors(search.ref, search.ref_run.trace)
-    port_modules = modules_with_tensors(search.port, search.port_run.trace)
+    ref_modules = modules_with_tensors(search.ref_modules, search.ref_run.trace)
+    port_modules = modules_with_tensors(search.port_modules, search.port_run.trace)
     ref_names, port_names = [m.name for m in ref_modules], {m.name for m in port_modules}
     taken = {*given, *given.values()}
     common = {name: name for name in ref_names if name in port_names and name not in taken}
-    by_order, order = complete_pairs(given, ref_modules, port_modules), "by order, type and shape"
-    if 2 * (len(common) + len(given)) <= max(len(ref_names), len(port_names)):
-        return by_order, set(given), order
-    by_name = complete_pairs(given | common, ref_modules, port_modules)
-    problems_by_order, problems_by_name = (
-        tensor_pairs(search.ref, search.port, modules)[1] for modules in (by_order, by_name)
-    )
-    if len(problems_by_order) < len(problems_by_name):
-        return by_order, set(given), order
-    rest = len(by_name) - len(common) - len(given)
+
+    def proposal(pairs: dict[str, str], fixed: set[str], how: str) -> Proposal:
+        units = complete_pairs(pairs, ref_modules, port_modules)
+        problems, units, spare = fit_units(units, search.ref_modules, search.port_modules)
+        rest = sum(unit.ref != () for unit in units) - len(pairs)
+        return Proposal(units, problems, spare, fixed, f"{how}, {rest} {order}" if how and rest else how or order)
+
+    order = "by order, type and shape"
+    by_order = proposal(given, set(given), "")
+    if not common:
+        yield by_order
+        return
     all_common = set(ref_names) == port_names  # else a number may be the same by accident
     fixed = {name for name in common if all_common or not name.rpartition(".")[2].isdigit()}
-    return by_name, fixed | set(given), f"by name, {rest} {order}" if rest else "by name"
+    by_name = proposal(given | common, fixed | set(given), "by name")
+    few_names = 2 * (len(common) + len(given)) <= max(len(ref_names), len(port_names))
+    if len(by_order.problems) < len(by_name.problems) or few_names and len(by_order.problems) == len(by_name.problems):
+        yield by_order
+        if few_names and not by_name.problems:
+            yield by_name
+    else:
+        yield by_name
 
 
-def same_names(ref: BackendModel, port: BackendModel, inputs: Sequence[np.ndarray]) -> NameMap | None:
+def same_names(ref: BackendModel, port: BackendModel, inputs: Inputs) -> NameMap | None:
     """The map of equal names, whose weights the port is left with; None unless both have the same names and shapes."""
     ref_slots, port_slots = (
         {(name, leaf): slot for name, module in model.modules.items() for leaf, slot in module.slots.items()}
@@ -109,11 +225,12 @@ def same_names(ref: BackendModel, port: BackendModel, inputs: Sequence[np.ndarra
         return None
     modules = {name: name for name, module in ref.modules.items() if module.slots}
     tensors = {slot.key: port_slots[place].key for place, slot in ref_slots.items()}
+    links = [Link((slot.tensor,), (port_slots[place].tensor,)) for place, slot in ref_slots.items()]
     arrays = ref.arrays()
     port.load({port_key: arrays[key] for key, port_key in tensors.items()})
     calls = ref.run(inputs, "float32", train=False, calls=True).trace.calls
     labels = {label: label for label, call in calls.items() if not call.name or call.name in port.modules}
-    return NameMap(modules, tensors, labels, "by name")
+    return NameMap(modules, tensors, labels, "by name", links=links, lines=dict(modules))
 
 
 def port_module(names: NameMap, label: str) -> str:

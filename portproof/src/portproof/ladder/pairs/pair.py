@@ -48,10 +48,10 @@ class Pair:
     inputs: Inputs
     cotangent: Sequence[np.ndarray] | None = None  # the gradient that is sent back, an array an output
     output: str = OUTPUT  # what the model's own output is called
-    precisions: Sequence[str] = tuple(UNIT_ROUNDOFF)  # those in which the port is judged
     strict: bool = False  # every module has to give the reference's values, also where nothing comes of a difference
     notes: list[str] = field(default_factory=list)  # what a reader should know beside the rows
     made_otherwise: dict[str, str] = field(default_factory=dict)  # {module: in what, in words}, without a fault
+    precisions: Sequence[str] = tuple(UNIT_ROUNDOFF)  # those in which the port is judged
 
     @classmethod
     def prepared(
@@ -263,7 +263,7 @@ def _note_runs(pair: Pair, runs: ModeRuns) -> None:
     """Note what is particular about the float64 runs: float32 in their code, and what could not be recorded."""
     for model, of_model in ((pair.ref, runs.ref), (pair.port, runs.port)):
         run = of_model.get("float64")
-        if run is None:
+        if run is None:  # the port is judged in float32 alone
             continue
         modules = sorted(name or "the model itself" for name in run.trace.float32)
         if modules:

@@ -1,14 +1,10 @@
 """What is random in a model: found by the random numbers that it takes, and switched off where its mode does that."""
 
-from collections.abc import Sequence
-
-import numpy as np
-
 from portproof.backends.model import BackendModel
-from portproof.backends.trace import Trace
+from portproof.backends.trace import Inputs, Trace
 
 
-def switch_off_random(model: BackendModel, inputs: Sequence[np.ndarray], train: bool) -> str | None:
+def switch_off_random(model: BackendModel, inputs: Inputs, train: bool) -> str | None:
     """Have layers that take random numbers in train mode run as in eval mode -> the module that is random all the same.
 
     None: none is. Such layers, without tensors and children, are DropPath and the like; plain dropout is off in any

@@ -51,11 +51,13 @@ def judge(
     check_precisions(precisions)
     options = {"names": names, "weights": weights, "seed": seed, "device": device, "modes": modes}
     pair = Pair.prepared(ref, port, inputs, **options)
-    every_name, pair.precisions = pair.names, precisions
-    leave_modules_out(pair, leave_out)
+    every_name = pair.names
+    leave(pair, leave_out)
+    pair.precisions = precisions
     verdicts = [structure(pair.names)]
     if pair.names.ambiguous:
-        return AlignVerdict("align", verdicts[0].rows, pair.names.ambiguous, notes=all_notes(pair), names=every_name)
+        notes = all_notes(pair)
+        return AlignVerdict("align", verdicts[0].rows, pair.names.ambiguous, notes=notes, names=every_name)
     pair.draw_cotangent(seed)
     if weights == "own":
         verdicts.append(equal_weights(pair))
@@ -89,7 +91,7 @@ def search(
     if pair.names.ambiguous:
         raise UserError(f"the map is ambiguous: {pair.names.ambiguous}")
     pair.draw_cotangent(seed)
-    leave_modules_out(pair, leave_out)
+    leave(pair, leave_out)
     sides, ordered = (pair.ref, pair.port, pair.names, pair.inputs), [d for d in UNIT_ROUNDOFF if d in precisions]
     found = (locate(*sides, cotangent=pair.cotangent, dtype=dtype) for dtype in ordered)
     return next(filter(None, found), None), all_notes(pair)
@@ -101,14 +103,12 @@ def check_precisions(precisions: Sequence[str]) -> None:
         raise UserError(f"precisions {precisions!r}: choose some of {', '.join(UNIT_ROUNDOFF)}")
 
 
-def leave_modules_out(pair: Pair, modules: Sequence[str]) -> None:
+def leave(pair: Pair, modules: Sequence[str]) -> None:
     """Take these modules of the reference, and all in them, out of what the pair is compared by, and note it.
 
     Their tensors keep the values that they have. Raises UserError for a name that is no module's.
     """
     modules = [modules] if isinstance(modules, str) else modules
-    if not modules:
-        return
     for name in modules:
         if not name or name not in pair.ref.modules:
             raise UserError(f"leave_out names {name!r}, but the reference has no module of that name in it")
@@ -122,7 +122,8 @@ def leave_modules_out(pair: Pair, modules: Sequence[str]) -> None:
     problems = {item: reason for item, reason in names.problems.items() if stays(item)}
     pair.names = replace(names, calls=calls, tensors=tensors, problems=problems)
     counts = f"{len(names.tensors) - len(tensors)} tensors, {len(names.calls) - len(calls)} outputs"
-    pair.note(f"left out, not compared: {', '.join(modules)} ({counts})")
+    if modules:
+        pair.note(f"left out, not compared: {', '.join(modules)} ({counts})")
 
 
 def _sectioned(verdict: Verdict) -> Verdict:
@@ -136,7 +137,7 @@ def _sectioned(verdict: Verdict) -> Verdict:
 
 def all_notes(pair: Pair) -> list[str]:
     """What the map rests on, and what else a reader should know beside the rows."""
-    notes = [map_note(pair), *pair.notes]
+    notes = [map_note(pair), *pair.names.notes, *pair.notes]
     groups: dict[str, list[str]] = {}
     for name, how in pair.made_otherwise.items():
         groups.setdefault(how, []).append(f"{name} ({pair.ref.modules[name].type})")
