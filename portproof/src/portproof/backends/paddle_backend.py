@@ -175,10 +175,9 @@ class PaddleBackend(Backend):
         return paddle.to_tensor(array, dtype, device, stop_gradient=not requires_grad)
 
     def to_array(self, tensor: paddle.Tensor) -> np.ndarray:
-        if not tensor._is_initialized():  # an operation gave it no values; to read it would end the process
-            if 0 in tensor.shape:
-                return np.empty(tuple(tensor.shape), str(tensor.dtype).removeprefix("paddle."))
-            raise ValueError(f"a tensor of shape {tuple(tensor.shape)} has no values")
+        shape = tuple(tensor.shape)
+        if min(shape, default=0) < 0 or not tensor._is_initialized() and 0 not in shape:  # to read it ends the process
+            raise ValueError(f"a tensor of shape {shape} has no values")
         tensor = tensor.detach()
         if tensor.is_sparse():
             tensor = tensor.to_dense()

@@ -65,10 +65,10 @@ def attempts(
     port_labels = set(names.calls.values())
     port_behind = _behind(port_calls(), names.calls[label], lambda other: other in port_labels)
     for way in (plain, own):
-        if behind:
+        if behind and not ref.modules[behind.name].slots:
             word = f"has {behind.name} ({ref.modules[behind.name].type}) inside"
             yield replace(way, ref_then=behind.name, upstream=behind.upstream, how=word)
-        if port_behind:
+        if port_behind and not port.modules[port_behind.name].slots:
             word = (
                 f"leaves to {port_behind.name} ({port.modules[port_behind.name].type}) what the reference's does itself"
             )
@@ -98,7 +98,7 @@ def _called_as_the_port_does(call: ModuleCall, received: ModuleCall, port_call: 
         if ranked and (seen[ranked[0]].shape == array.shape or alike([seen[ranked[0]]], [array])):
             chosen[place] = ranked[0]
             used.add(ranked[0])
-        elif array.dtype.kind in "fc" and not _is_mask(array):
+        else:  # a mask, say, that is written otherwise: whether it is right its caller is asked
             complete = False
     unused = [i for i in floats if i not in used and not any(alike([seen[i]], [seen[j]]) for j in used)]
     complete &= all(_is_mask(values[i]) for i in unused)

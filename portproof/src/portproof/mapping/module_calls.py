@@ -62,8 +62,8 @@ class _CallMatcher:
     def match_layers(self) -> None:
         """Layers with tensors: calls of each and of its counterpart that receive the same, the others in turn.
 
-        One of another kind (a linear layer for a 1x1 convolution) may have its output in another order or shape: only
-        where its values tell is it compared.
+        A layer of the library of another kind (a linear layer for a 1x1 convolution) may have its output in another
+        order or shape: only where its values tell is it compared.
         """
         port_calls, waiting = defaultdict(list), []
         for labelled in self.port_calls:
@@ -81,8 +81,8 @@ class _CallMatcher:
                 self._pair_layers(label, call, calls.pop(0))
 
     def _pair_layers(self, label: str, call: ModuleCall, port: Labelled) -> None:
-        same_kind = self.ref.modules[call.name].kind == self.port.modules[port[1].name].kind
-        if same_kind or self._fits(call, port[1]):
+        kind, port_kind = self.ref.modules[call.name].kind, self.port.modules[port[1].name].kind
+        if kind == port_kind or not (kind and port_kind) or self._fits(call, port[1]):
             self.pairs[label] = port[0]
 
     def match_leaves(self) -> None:
@@ -206,6 +206,7 @@ def _by_tensors_inside(
     """
     groups, contents = defaultdict(list), contents_of(model, ref_keys)
     for label, call in calls:
-        if call.name and label not in taken and not model.modules[call.name].is_leaf:
+        module = model.modules[call.name]
+        if call.name and label not in taken and (module.slots or not module.is_leaf):  # a cell here is a block there
             groups[contents[call.name] or frozenset([call.name]), call.number].append((label, call))
     return groups

@@ -43,11 +43,18 @@ class NameMap:
         return self.how.endswith("confirmed by values everywhere")
 
 
-def propose(ref: BackendModel, port: BackendModel, inputs: Inputs, given: Mapping[str, str] | None = None) -> NameMap:
+def propose(
+    ref: BackendModel,
+    port: BackendModel,
+    inputs: Inputs,
+    given: Mapping[str, str] | None = None,
+    modes: Sequence[bool] = (False, True),
+) -> NameMap:
     """The map between two models with the reference's weights, which the port is left with.
 
     Tensors that are not one to one are pieces on both models from now on. `given` fixes modules or tensors, as a line
-    of a map does. Raises UserError where it names what is not there, or does not add up.
+    of a map does. Calls are matched in `modes` (True: train). Raises UserError where it names what is not there, or
+    does not add up.
     """
     modules, lines = checked_map(given or {}, ref, port)
     search = MapSearch(ref, port, inputs, lines)
@@ -71,7 +78,7 @@ def propose(ref: BackendModel, port: BackendModel, inputs: Inputs, given: Mappin
     names.notes = _notes(names, proposal.spare, ref, port)
     arrays = ref.arrays()
     port.load({port_key: arrays[key] for key, port_key in names.tensors.items()})
-    for train in (False, True):  # some modules run in one mode only
+    for train in modes:  # some modules run in one mode only
         ref_run, port_run = (model.run(inputs, "float64", train, calls=True) for model in (ref, port))
         names.calls = match_calls(ref, port, ref_run, port_run, names.modules, names.tensors) | names.calls
     return names

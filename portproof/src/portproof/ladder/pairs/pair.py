@@ -88,7 +88,7 @@ class Pair:
             load_probe_weights(ref_model, seed, inputs, "train" in modes)
         found = same_names(ref_model, port_model, inputs) if mirrored else None
         strict = found is not None
-        found = found or propose(ref_model, port_model, inputs, names)
+        found = found or propose(ref_model, port_model, inputs, names, [mode == "train" for mode in modes])
         if weights == "own":
             port_model.load(own)
         pair = cls(ref_model, port_model, found, inputs, output=output, strict=strict)
