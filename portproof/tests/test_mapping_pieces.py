@@ -299,7 +299,8 @@ RIGHT = {  # reference, port, inputs, one line of the map
     "linear layer for a convolution of patches": (
         lambda: Ref(lambda m, x: m.o(m.p(x).flatten(2).transpose(1, 2)), p=T.Conv2d(3, 8, 2, 2), o=T.Linear(8, 3)),
         lambda: Port(
-            lambda m, x: m.o(m.p(P.functional.unfold(x, 2, 2).transpose([0, 2, 1]))), p=P.Linear(12, 8), o=P.Linear(8, 3)
+            lambda m, x: m.o(m.p(P.functional.unfold(x, 2, 2).transpose([0, 2, 1]))),
+            p=P.Linear(12, 8), o=P.Linear(8, 3),
         ),
         (IMAGE,),
         None,
@@ -335,7 +336,10 @@ RIGHT = {  # reference, port, inputs, one line of the map
         ("w", "experts.0.weight, experts.1.weight, experts.2.weight (transposed)"),
     ),
     "other axes": (
-        lambda: Own(lambda m, x: x * m.g, g=(1, 1, WIDTH)), lambda: PortOwn(lambda m, x: x * m.g, g=(WIDTH,)), (X,), None
+        lambda: Own(lambda m, x: x * m.g, g=(1, 1, WIDTH)),
+        lambda: PortOwn(lambda m, x: x * m.g, g=(WIDTH,)),
+        (X,),
+        None,
     ),
 }  # fmt: skip
 
@@ -449,6 +453,23 @@ def test_a_fault_before_and_one_behind_do_not_mix_up_what_lies_between():
 
 
 # Maps by hand.
+
+
+def test_weights_of_ones_own_are_compared_in_pieces():
+    """Converted ones agree, a changed one is found where it is."""
+    for make_ref, make_port, _, _ in (RIGHT["head by head"], RIGHT["joined there"], RIGHT["a layer for parameters"]):
+        ref, port = make_ref(), make_port()
+        arrays = convert_state_dict(backend("torch").state_arrays(ref), ref, port, key_map(ref, port, [X])[0])
+        backend("paddle").load_arrays(port, arrays, "weights")
+        assert_aligned(ref, port, X, weights="own")
+        key = min(key for key in arrays if key not in ("proj.weight", "proj.bias", "o.weight", "o.bias"))
+        arrays[key][0] += 1
+        backend("paddle").load_arrays(port, arrays, "weights")
+        verdict = align(ref, port, [X], weights="own")
+        assert verdict.status == FAIL and verdict.location.phase == "weights"
+        names, _ = mapped(ref, port, X)
+        piece = verdict.location.row.name.removeprefix("weights/")
+        assert names.tensors[piece].partition("[")[0] == key
 
 
 def test_a_map_by_hand_settles_the_order():
@@ -583,6 +604,43 @@ def test_statistics_that_one_side_lacks_are_no_such_buffer():
 # What differs in structure is what is named.
 
 
+class Layer(T.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.attn, self.fc = T.LayerNorm(WIDTH), fused(), T.Linear(WIDTH, 2 * WIDTH)
+        self.fc2 = T.Linear(2 * WIDTH, WIDTH)
+
+    def forward(self, x):
+        return x + self.fc2(torch.tanh(self.fc(self.attn(self.norm(x)))))
+
+
+class PortLayer(P.Layer):
+    def __init__(self, norm: bool = True, width: int = 2 * WIDTH) -> None:
+        super().__init__()
+        self.norm, self.attn = P.LayerNorm(WIDTH) if norm else P.Identity(), port_separate()
+        self.fc, self.fc2 = P.Linear(WIDTH, width), P.Linear(width, WIDTH)
+
+    def forward(self, x):
+        return x + self.fc2(paddle.tanh(self.fc(self.attn(self.norm(x)))))
+
+
+OF_FOUR = {
+    "a block less": ([{}, {}, {}], {f"3.{name}" for name in ("norm", "attn.qkv", "attn.proj", "fc", "fc2")}),
+    "a norm less": ([{}, {"norm": False}, {}, {}], {"1.norm"}),
+    "another width": ([{}, {}, {"width": 12}, {}], {"2.fc.weight", "2.fc.bias", "2.fc2.weight"}),
+    "a block more": (
+        [{}] * 5, {f"port's 4.{name}" for name in ("norm", "attn.q", "attn.k", "attn.v", "attn.proj", "fc", "fc2")}
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("layers", "named"), OF_FOUR.values(), ids=OF_FOUR)
+def test_what_differs_among_joined_layers(layers, named):
+    ref = T.Sequential(*(Layer() for _ in range(4)))
+    names, _ = mapped(ref, P.Sequential(*(PortLayer(**options) for options in layers)), X)
+    assert names.problems.keys() == named
+
+
 def test_a_projection_too_many():
     def conv(kernel: int) -> T.Module:
         return T.Sequential(T.Conv2d(4, 4, kernel, padding=kernel // 2, bias=False), T.BatchNorm2d(4))
@@ -595,7 +653,8 @@ def test_a_projection_too_many():
         ref = Ref(lambda m, x: m.c(x + m.b(m.a(x))), a=conv(3), b=conv(3), c=T.Sequential(conv(3), conv(3)))
         port = Port(
             lambda m, x: m.last(m.short(x) + m.second(m.first(x))),
-            first=port_conv(3), second=port_conv(3), short=port_conv(kernel), last=P.Sequential(port_conv(3), port_conv(3)),
+            first=port_conv(3), second=port_conv(3), short=port_conv(kernel),
+            last=P.Sequential(port_conv(3), port_conv(3)),
         )  # fmt: skip
         names, _ = mapped(ref, port, normal(2, 4, 6, 6))
         assert len(names.problems) == 2
