@@ -558,6 +558,15 @@ def test_a_normed_layer(kind):
     assert_same_bits(convert_state_dict(there, port, ref), arrays)
 
 
+def test_the_norm_of_small_weights_has_an_exact_backward():
+    layer = T.Linear(6, 4)
+    with torch.no_grad():
+        layer.weight.mul_(0.01)
+    assert_aligned(
+        T.Sequential(TU.weight_norm(layer)), P.Sequential(PU.weight_norm(P.Linear(6, 4), dim=1)), normal(3, 6)
+    )
+
+
 def test_a_norm_over_another_axis_is_named():
     ref = T.Sequential(TU.parametrizations.weight_norm(T.Linear(6, 4)))
     verdict = align(ref, P.Sequential(PU.weight_norm(P.Linear(6, 4))), [normal(3, 6)])
