@@ -135,11 +135,11 @@ class BackendModel:
     def load(self, arrays: Mapping[str, np.ndarray]) -> None:
         """Put `arrays` (as `arrays()` gives them) into the model; raises UserError for a key or shape that is not.
 
-        A whole tensor may go by its state_dict key, too.
+        A tensor may also be given whole, by its state_dict key.
         """
-        by_tensor = {tensor: slots[0] for tensor, slots in self._pieces.items() if len(slots) == 1}
+        whole = {slot.tensor: slot for module in self._whole.values() for slot in module.slots.values()}
         for key, array in arrays.items():
-            slot = self._slots.get(key, by_tensor.get(key))
+            slot = self._slots.get(key, whole.get(key))
             if slot is None and key not in self._values:
                 raise UserError(f"weights do not fit the {self.role}: it has no {key}")
             if slot is not None:

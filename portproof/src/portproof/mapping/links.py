@@ -54,7 +54,7 @@ class Link:
         joined, parts = (ref[0], port) if len(ref) == 1 else (port[0], ref)
         shape = self._turn(np.empty(joined, bool)).shape
         if len(parts) == 1:
-            found = [("", self._turn)]
+            found = [("[:]", self._turn)]
             fits = shape == squeezed(parts[0]) if self.transposed else prod(joined) == prod(parts[0])
         else:
             found, fits = self._pieces(shape, parts)

@@ -135,6 +135,8 @@ class _CallMatcher:
         """Whether two calls stand for each other; None: behind a fault what they receive does not tell."""
         if not alike(call.inputs, port_call.inputs):
             return False if self.same_output else None
+        if len(call.outputs) != len(port_call.outputs):  # attention that gives its weights, too
+            return False
         same_outputs = alike(call.outputs, port_call.outputs)
         if self.same_output or same_outputs:
             return same_outputs

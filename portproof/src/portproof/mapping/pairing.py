@@ -18,8 +18,9 @@ OPTIONAL = "num_batches_tracked"  # PaddlePaddle does not have it
 MOST_OPTIONS = 240  # of one unit that are tried
 MOST_EXCHANGED = 4  # tensors of one shape that are tried in every order
 
-# What a pair of modules costs in an alignment; one left over costs 1.
-SAME_SHAPES, SAME_ELEMENTS, JOINED, SAME_TENSORS_IN_PART, SAME_KIND = 0.1, 0.2, 0.3, 0.5, 0.9
+# What a pair of modules costs in an alignment; one left over costs 1000.
+SAME_SHAPES, SAME_ELEMENTS, JOINED, SAME_TENSORS_IN_PART, SAME_KIND = 100, 200, 300, 500, 900
+APART = 1000  # more, if other modules say that the blocks around the two do not belong together
 
 Modules = Mapping[str, Module]
 
@@ -117,23 +118,29 @@ def complete_pairs(pairs: dict[str, str], ref: Sequence[Module], port: Sequence[
     units = [Unit((name,), (port_name,)) for name, port_name in pairs.items()]
     for of_need in (True, False):  # what holds only spare buffers makes no difference to the order of the others
         sides = [[module for module in side if bool(needed(module)) == of_need] for side in (ref_left, port_left)]
-        units += _by_order(*sides) if of_need else _by_order(*sides, spare=True)
+        units += _by_order(*sides, pairs) if of_need else _spare_by_order(*sides)
     place = {module.name: i for i, module in enumerate(ref)}
     return sorted(units, key=lambda unit: place.get(unit.ref[0], -1))
 
 
-def _by_order(ref: Sequence[Module], port: Sequence[Module], spare: bool = False) -> list[Unit]:
-    """Those of one signature, of the same shapes, or at least of the same elements, in turn; else in an alignment."""
-    keys = [lambda m: tuple(sorted(s.shape for s in m.slots.values()))] if spare else [signature, _shapes, _elements]
-    for key in keys:
+def _by_order(ref: Sequence[Module], port: Sequence[Module], pairs: Mapping[str, str]) -> list[Unit]:
+    """Those of one signature, of the same shapes, or at least of the same elements, in turn; else in an alignment.
+
+    `pairs` are those of other modules, which say what blocks belong together.
+    """
+    for key in (signature, _shapes, _elements):
         units = _in_turn(ref, port, key)
         if units:
             return units
-    if spare:
-        ports = {module.name for module in port}
-        return [Unit((module.name,), (module.name,)) for module in ref if module.name in ports]
-    attempts = [_aligned(ref, port, may_differ) for may_differ in (False, True)]
+    attempts = [_aligned(ref, port, pairs, may_differ) for may_differ in (False, True)]
     return min(attempts, key=lambda units: _left_over(units, ref, port))
+
+
+def _spare_by_order(ref: Sequence[Module], port: Sequence[Module]) -> list[Unit]:
+    """Modules that hold nothing but spare buffers: of the same shapes in turn, else of one name."""
+    units = _in_turn(ref, port, lambda module: tuple(sorted(slot.shape for slot in module.slots.values())))
+    ports = {module.name for module in port}
+    return units or [Unit((module.name,), (module.name,)) for module in ref if module.name in ports]
 
 
 def _in_turn(ref: Sequence[Module], port: Sequence[Module], key: Callable[[Module], tuple]) -> list[Unit]:
@@ -154,22 +161,26 @@ def _left_over(units: Iterable[Unit], ref: Sequence[Module], port: Sequence[Modu
     return len(ref) + len(port) - sum(len(unit.ref) + len(unit.port) for unit in units) + wrong
 
 
-def _aligned(ref: Sequence[Module], port: Sequence[Module], may_differ: bool) -> list[Unit]:
+def _aligned(ref: Sequence[Module], port: Sequence[Module], pairs: Mapping[str, str], may_differ: bool) -> list[Unit]:
     """Units of an alignment; then one of what is left over for the first that its tensors are joined from.
 
     With `may_differ` layers of one kind may stand for each other though their tensors do not fit.
     """
-    costs: dict[tuple, float | None] = {}
+    costs: dict[tuple, int | None] = {}
+    blocks = {(_parent(name), _parent(port_name)) for name, port_name in pairs.items()}
+    settled = {block for block, _ in blocks}, {block for _, block in blocks}
 
-    def cost(ref_places: tuple[int, ...], port_places: tuple[int, ...]) -> float | None:
+    def cost(ref_places: tuple[int, ...], port_places: tuple[int, ...]) -> int | None:
         sides = [ref[i] for i in ref_places], [port[i] for i in port_places]
         key = tuple(tuple(map(_described, side)) for side in sides)
         if key not in costs:
             one_to_one = len(ref_places) == len(port_places)
             costs[key] = _pair_cost(*sides[0], *sides[1], may_differ) if one_to_one else _join_cost(*sides)
-        return costs[key]
+        around = _parent(sides[0][0].name), _parent(sides[1][0].name)
+        apart = around not in blocks and (around[0] in settled[0] or around[1] in settled[1])
+        return None if costs[key] is None else costs[key] + APART * apart
 
-    parents = [[module.name.rpartition(".")[0] for module in side] for side in (ref, port)]
+    parents = [[_parent(module.name) for module in side] for side in (ref, port)]
     units = [
         Unit(tuple(ref[i].name for i in ref_places), tuple(port[i].name for i in port_places))
         for ref_places, port_places in align(*parents, cost)
@@ -181,14 +192,18 @@ def _aligned(ref: Sequence[Module], port: Sequence[Module], may_differ: bool) ->
     return units + _gathered(*left)
 
 
+def _parent(name: str) -> str:
+    return name.rpartition(".")[0]
+
+
 def _described(module: Module) -> tuple:
     """All that a cost depends on."""
     return module.kind, tuple((leaf, s.shape, s.trained, is_spare(module, leaf)) for leaf, s in module.slots.items())
 
 
-def _pair_cost(ref: Module, port: Module, may_differ: bool) -> float | None:
+def _pair_cost(ref: Module, port: Module, may_differ: bool) -> int | None:
     if signature(ref) == signature(port):
-        return 0.0
+        return 0
     if _shapes(ref) == _shapes(port):
         return SAME_SHAPES
     if _size(ref) == _size(port) and not _links_within(ref, port)[1]:
@@ -199,7 +214,7 @@ def _pair_cost(ref: Module, port: Module, may_differ: bool) -> float | None:
     return SAME_TENSORS_IN_PART if shapes[0] <= shapes[1] or shapes[1] <= shapes[0] else SAME_KIND
 
 
-def _join_cost(ref: Sequence[Module], port: Sequence[Module]) -> float | None:
+def _join_cost(ref: Sequence[Module], port: Sequence[Module]) -> int | None:
     if sum(map(_size, ref)) != sum(map(_size, port)):
         return None
     return JOINED if _links_of_join(ref, port) else None
