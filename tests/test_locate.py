@@ -25,12 +25,14 @@ def found(breaking: Callable[[nn.Layer], None], *, dtype: str = "float64", own: 
     images = probe_images(np.random.default_rng(3), 2, 64, 96)
     probe_weights(ref, 0, [images])
     breaking(port)
-    models = backend("torch").wrap(ref, "reference"), backend("paddle").wrap(port, "port")
-    names = propose(*models, [images])
+    ref_model, port_model = backend("torch").wrap(ref, "reference"), backend("paddle").wrap(port, "port")
+    names = propose(ref_model, port_model, [images])
     if own:
-        breaking(models[1].model)
+        port = port_model.loaded_copy()
+        breaking(port)
+        port_model = backend("paddle").wrap(port, "port")
     cotangent = [np.random.default_rng(4).normal(size=(2, 10))]
-    return locate(*models, names, [images], cotangent=cotangent, dtype=dtype)
+    return locate(ref_model, port_model, names, [images], cotangent=cotangent, dtype=dtype)
 
 
 def layer(port: nn.Layer, name: str) -> nn.Layer:

@@ -13,7 +13,7 @@ from torch.nn import functional as TF
 from torch.nn.utils.rnn import pack_padded_sequence
 
 from portproof import align
-from portproof.compare import FAIL, PASS, Verdict
+from portproof.compare import FAIL, PASS, REFUSED, Verdict
 
 T, P = torch.nn, paddle.nn
 EVAL = {"modes": ("eval",)}
@@ -598,3 +598,49 @@ def test_a_projection_too_many_is_named():
     assert verdict.status == FAIL
     failed = [row.name for row in verdict.rows if row.status == FAIL]
     assert failed and all("shortcut" in name for name in failed), failed
+
+
+def test_outputs_under_other_keys_are_asked_for():
+    def code(first: str, second: str):
+        return lambda m, x: {first: m.a(x), second: m.b(x)}
+
+    ref = Ref(code("boxes", "scores"), a=T.Linear(4, 3), b=T.Linear(4, 3))
+    port = Port(code("y", "x"), a=P.Linear(4, 3), b=P.Linear(4, 3))
+    verdict = align(ref, port, [normal(4, 4)])
+    assert verdict.status == REFUSED
+    assert "the reference returns boxes, scores and the port x, y: say which is which" in verdict.refusal
+    assert align(ref, port, [normal(4, 4)], outputs={"boxes": "y", "scores": "x"}).status == PASS
+    verdict = align(ref, port, [normal(4, 4)], outputs={"boxes": "x", "scores": "y"})
+    assert verdict.status == FAIL and verdict.location.name == ""
+
+
+TABLE = np.sin(np.arange(20, dtype=np.float32) * np.float32(0.7)).reshape(4, 5)
+
+
+def table_of(ulps: int) -> np.ndarray:
+    return (TABLE.view(np.int32) + ulps).view(np.float32)
+
+
+def test_float32_data_in_the_code_are_judged_with_the_limits_of_float32():
+    ref = Ref(lambda m, x: m.a(x + torch.from_numpy(TABLE)), a=T.Linear(5, 3))
+
+    def port(table: np.ndarray) -> Port:
+        return Port(lambda m, x: m.a(x + paddle.to_tensor(table)), a=P.Linear(5, 3))
+
+    assert_passes(ref, port(table_of(1)), normal(4, 5), noted="float32 data come in at the model itself")
+    assert_fails(ref, port(TABLE + np.float32(1e-3)), normal(4, 5), at="")
+
+
+def test_infinities_between_modules_are_left_out():
+    class RefScores(T.Linear):
+        def forward(self, x):
+            return (super().forward(x) @ x.mT).masked_fill(torch.ones(5, 5, dtype=torch.bool).triu(1), -torch.inf)
+
+    class PortScores(P.Linear):
+        def forward(self, x):
+            hidden = paddle.triu(paddle.ones([5, 5]), 1).astype("bool")
+            return (super().forward(x) @ x.mT).masked_fill(hidden, -float("inf"))
+
+    ref = Ref(lambda m, x: m.scores(x).softmax(-1) @ x, scores=RefScores(3, 3))
+    port = Port(lambda m, x: PF.softmax(m.scores(x), -1) @ x, scores=PortScores(3, 3))
+    assert_passes(ref, port, normal(2, 5, 3), noted="not finite, a mask perhaps: scores")

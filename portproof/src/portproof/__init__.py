@@ -33,6 +33,7 @@ def align(
     modes: Sequence[str] = ("eval", "train"),
     precisions: Sequence[str] = ("float64", "float32"),
     leave_out: Sequence[str] = (),
+    outputs: Mapping[str, str] | None = None,
     seed: int = 0,
     device: str = "cpu",
 ) -> "AlignVerdict":
@@ -43,16 +44,17 @@ def align(
     of the map, {reference's module: port's module}; the rest is proposed (see mapping.py). `weights`: "probe" puts
     seeded weights under which no fault hides into both, "reference" the reference's own into both, and "own" leaves
     each its own, and compares them. Dropout is off in both modes. `leave_out` names modules of the reference whose own
-    values, and those of all in them, are not compared.
+    values, and those of all in them, are not compared. `outputs` are {reference's: port's} where the two return theirs
+    under other keys, attributes or numbers.
 
     The verdict prints as a report (`print(verdict)`). Its `status` is 0, 1 or 2: aligned, not, or refused because the
-    map is ambiguous or the reference gives NaN. Its rows are named SECTION/ITEM, `location` says where the port departs
-    from the reference, `notes` what the map rests on. Raises UserError for what is no model, inputs on which the
-    reference cannot run, and unknown names, modes, precisions and weights.
+    map is ambiguous, outputs have other keys, or the reference gives NaN. Its rows are named SECTION/ITEM, `location`
+    says where the port departs from the reference, `notes` what the map rests on. Raises UserError for what is no
+    model, inputs on which the reference cannot run, and unknown names, modes, precisions and weights.
     """
     from portproof.ladder.pairs.whole import judge
 
-    return judge(ref, port, inputs, names, weights, modes, precisions, leave_out, seed, device)
+    return judge(ref, port, inputs, names, weights, modes, precisions, leave_out, outputs, seed, device)
 
 
 def load_reference_weights(

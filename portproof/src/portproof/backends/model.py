@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from portproof.backends.lent import as_it_was, owned_tensors
-from portproof.backends.trace import Inputs, ModuleCall, Trace, as_call, is_array, map_tensors, tensors_in
+from portproof.backends.trace import Inputs, ModuleCall, Trace, as_call, is_array, map_tensors, tensors_at, tensors_in
 from portproof.convert.rules import Change
 from portproof.io.cli import UserError, one_line
 from portproof.io.progress import count_pass
@@ -62,12 +62,14 @@ class Run:
     """One forward pass, and one backward pass if a cotangent was given. All arrays have PyTorch's layout."""
 
     trace: Trace
+    places: list[str] = field(default_factory=list)  # where each output was in what was returned
     output: list[np.ndarray] = field(default_factory=list)
     gradients: dict[str, np.ndarray] = field(default_factory=dict)  # by state_dict key; missing: it received none
     input_gradients: list[np.ndarray | None] = field(default_factory=list)
     buffers: dict[str, np.ndarray] = field(default_factory=dict)  # after the pass, by state_dict key
 
 
+OUTPUT = "output"  # the label of the model's own call in a trace
 SEED = 0  # of the frameworks' generators in every run
 PRECISIONS = {"float32": (np.float32, np.complex64), "float64": (np.float64, np.complex128)}
 
@@ -94,6 +96,7 @@ class BackendModel:
             raise UserError(f"the {role} is a {type(model).__name__}, no {backend.module_class_name}: give a model")
         self.backend, self.role, self.device = backend, role, backend.device(device)
         self.model = model
+        self.output_names: dict[str, str] = {}  # {place in what it returns: the other side's, such as "[logits]"}
         self.switched_off: set[str] = set()  # modules that are random in train mode, and stay in eval mode
         self._parts = dict(backend.named_modules(model))
         owned = owned_tensors(backend, model)
@@ -297,12 +300,15 @@ class BackendModel:
             backend.seeded(SEED),
             backend.without_dropout() if train else nullcontext(),  # in eval mode there should be none
             backend.framework.set_grad_enabled(backward),
-            backend.trace(model, "output", calls) as trace,
+            backend.trace(model, OUTPUT, calls) as trace,
             backend.new_tensors(dtype, trace.note_float32),
         ):
             run = Run(trace)
             try:
-                outputs = tensors_in(model(*given[0], **given[1]), is_tensor)
+                returned = tensors_at(model(*given[0], **given[1]), is_tensor)
+                if not call.name:
+                    returned = self._by_output_names(returned, trace)
+                run.places, outputs = list(returned), list(returned.values())
                 run.output = [backend.to_array(tensor) for tensor in outputs]
                 if backward:
                     self._backward(outputs, call.upstream, dtype)
@@ -314,6 +320,13 @@ class BackendModel:
         run.gradients = self._in_torch_layout(backend.named_gradients(model), prefix)
         run.buffers = self._in_torch_layout(backend.named_buffers(model), prefix)
         return run
+
+    def _by_output_names(self, returned: Mapping[str, Any], trace: Trace) -> dict[str, Any]:
+        """What the whole model returned, by the other side's places and in their order, in the trace, too."""
+        for place, name in self.output_names.items():
+            if OUTPUT + place in trace.outputs:
+                trace.outputs[OUTPUT + name] = trace.outputs.pop(OUTPUT + place)
+        return dict(sorted((self.output_names.get(place, place), tensor) for place, tensor in returned.items()))
 
     def _backward(self, outputs: list, upstream: list, dtype: str) -> None:
         """Backward from every output that has a gradient; of a tensor that is returned twice they are added."""

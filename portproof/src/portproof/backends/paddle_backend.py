@@ -58,26 +58,26 @@ def _without_dropout() -> Iterator[None]:
 
 
 @contextmanager
-def _as_float64(note: Callable[[], None] | None) -> Iterator[None]:
+def _as_float64(note: Callable[[bool], None] | None) -> Iterator[None]:
     """What would be float32 is float64."""
 
     def wide(native: Callable) -> Callable:
         def call(*args, **kwargs) -> Any:
+            named = any(map(_is_float32, (*args, *kwargs.values())))
             args = [paddle.float64 if _is_float32(value) else value for value in args]
             kwargs = {key: paddle.float64 if _is_float32(value) else value for key, value in kwargs.items()}
             result = native(*args, **kwargs)
-            return cast(result, paddle.float64) if _is_float32_tensor(result) else result
+            # Of an array in float32 it is rounded; what one_hot gives, whole numbers, is not.
+            made = _is_float32_tensor(result)
+            if note and (named or made):
+                note(made and not named and native is to_tensor)
+            return cast(result, paddle.float64) if made else result
 
-        def noting(*args, **kwargs) -> Any:
-            if note and any(map(_is_float32, (*args, *kwargs.values()))):
-                note()
-            return call(*args, **kwargs)
+        return call
 
-        return noting
-
-    cast = ops.cast
+    cast, to_tensor = ops.cast, paddle.to_tensor
     natives = {(ops, name): getattr(ops, name) for name in MAKERS if hasattr(ops, name)}
-    natives[paddle, "to_tensor"] = paddle.to_tensor
+    natives[paddle, "to_tensor"] = to_tensor
     for (at, name), native in natives.items():
         setattr(at, name, wide(native))
     try:
@@ -217,7 +217,7 @@ class PaddleBackend(Backend):
         return fp64_paddle.exact_constants()
 
     @contextmanager
-    def new_tensors(self, dtype: str, note: Callable[[], None] | None = None) -> Iterator[None]:
+    def new_tensors(self, dtype: str, note: Callable[[bool], None] | None = None) -> Iterator[None]:
         with _default_dtype(dtype), _as_float64(note) if dtype == "float64" else nullcontext():
             yield
 

@@ -46,7 +46,7 @@ class _NoDropout(TorchFunctionMode):
 class _AsFloat64(TorchFunctionMode):
     """What would be float32 is float64."""
 
-    def __init__(self, note: Callable[[], None] | None) -> None:
+    def __init__(self, note: Callable[[bool], None] | None) -> None:
         super().__init__()
         self.note = note
 
@@ -60,7 +60,7 @@ class _AsFloat64(TorchFunctionMode):
         result = func(*args, **kwargs)
         made = isinstance(result, torch.Tensor) and result.dtype == torch.float32
         if self.note and (named or made):
-            self.note()
+            self.note(made and not named)
         return result.double() if made else result
 
 
@@ -207,7 +207,7 @@ class TorchBackend(Backend):
         return fp64_torch.exact_constants()
 
     @contextmanager
-    def new_tensors(self, dtype: str, note: Callable[[], None] | None = None) -> Iterator[None]:
+    def new_tensors(self, dtype: str, note: Callable[[bool], None] | None = None) -> Iterator[None]:
         before = torch.get_default_dtype()
         torch.set_default_dtype(DTYPES[dtype])
         try:

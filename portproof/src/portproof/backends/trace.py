@@ -150,11 +150,12 @@ class Trace:
     error: str = ""  # what the forward pass raised; the trace ends there
     unrecorded: dict[str, str] = field(default_factory=dict)  # {module: what was raised by recording it}
     float32: set[str] = field(default_factory=set)  # modules whose own code asked for float32 in a float64 run
+    float32_data: set[str] = field(default_factory=set)  # those whose code made tensors of arrays in float32 there
     running: list[ModuleCall] = field(default_factory=list)  # the calls that have begun and not ended
 
-    def note_float32(self) -> None:
-        """Remember in which module's code float32 was asked for."""
-        self.float32.add(self.running[-1].name if self.running else "")
+    def note_float32(self, is_data: bool) -> None:
+        """Remember in which module's code float32 was asked for, or brought in as data."""
+        (self.float32_data if is_data else self.float32).add(self.running[-1].name if self.running else "")
 
     def add(self, call: ModuleCall, is_activation: bool, whole: str, keep_call: bool) -> None:
         """Take in a call that has ended; `whole` is what the model's own output is called."""

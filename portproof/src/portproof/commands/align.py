@@ -24,7 +24,7 @@ In Python, where steps may be of any form, that is:
 
 import argparse
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -55,7 +55,13 @@ def get_args_parser() -> argparse.ArgumentParser:
         "--leave-out",
         action="append",
         metavar="MODULE",
-        help="module of the reference whose own values, and those of all in it, are not compared; may be repeated",
+        help="module of the reference whose own values, and those of all in it, are not compared (repeatable)",
+    )
+    add(
+        "--match",
+        action="append",
+        metavar="REF=PORT",
+        help="the reference's output of this key, attribute or number is the port's of that (repeatable)",
     )
     add("--locate-only", action="store_true", help="run each module alone without judging the whole")
     add("--print-map", action="store_true", help="print which module of the port stands for which of the reference")
@@ -100,6 +106,13 @@ def check(args: argparse.Namespace) -> None:
         raise UserError("--labels and --optimizer are for steps of training: give --loss")
 
 
+def _matched(texts: Sequence[str]) -> dict[str, str]:
+    for text in texts:
+        if "=" not in text:
+            raise UserError(f"--match {text!r} is no REF=PORT, such as logits=out")
+    return {name: port_name for name, _, port_name in (text.partition("=") for text in texts)}
+
+
 def main(args: argparse.Namespace) -> int:
     check(args)
     names = read_map(args.map)
@@ -117,7 +130,8 @@ def main(args: argparse.Namespace) -> int:
         print(*notes, *(location.lines() if location else [NOT_LOCATED]), sep="\n")
         return 1 if location else 0
     with shown(PROG):
-        verdict = align(ref, port, inputs, names=names, weights=weights, modes=modes, **options)
+        outputs = _matched(args.match or [])
+        verdict = align(ref, port, inputs, names=names, weights=weights, modes=modes, outputs=outputs, **options)
     print(verdict, flush=True)
     if args.print_map:
         print(*map_lines(verdict.names), sep="\n")

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from portproof.backends.model import BackendModel, Run
+from portproof.backends.model import OUTPUT, BackendModel, Run
 from portproof.backends.trace import Inputs, ModuleCall, module_of
 from portproof.compare import Row, compare, tensor_item
 from portproof.compare.tolerances import largest
@@ -22,7 +22,6 @@ from portproof.localize.location import Location, module_tree
 from portproof.mapping.name_map import NameMap, port_module
 
 SAME_INPUT = 1e-9  # of the largest value
-OUTPUT = "output"  # the label of the whole model's call
 
 
 def locate(

@@ -4,14 +4,14 @@ A whole model is judged mode by mode: in float64 every module's output, every gr
 outputs and statistics, and gradients layer by layer.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
 from portproof.backends import backend
-from portproof.backends.model import BackendModel, Run
+from portproof.backends.model import OUTPUT, BackendModel, Run
 from portproof.backends.trace import Inputs, checked_inputs, module_of
 from portproof.compare import FAIL, Item, Items, Row, Verdict, compare, placed, tensor_item
 from portproof.compare.tolerances import (
@@ -35,7 +35,6 @@ from portproof.mapping.name_map import NameMap, propose, same_names
 WEIGHTS = ("probe", "reference", "own")
 MODES = ("eval", "train")
 OTHER_VALUES = "gives other values, of which nothing comes"
-OUTPUT = "output"  # the label of the model's own output in a trace
 
 
 @dataclass
@@ -67,6 +66,7 @@ class Pair:
         mirrored: bool = False,
         output: str = OUTPUT,
         modes: Sequence[str] = MODES,
+        outputs: Mapping[str, str] | None = None,
     ) -> "Pair":
         """The pair of `ref` and `port`, to be run in `modes`; see `portproof.align` for the arguments.
 
@@ -80,6 +80,7 @@ class Pair:
         ref_model = backend("torch").wrap(ref, "reference", device)
         port_model = backend("paddle").wrap(port, "port", device)
         own = port_model.arrays()
+        port_model.output_names = {_place(theirs): _place(name) for name, theirs in (outputs or {}).items()}
         for mode in modes:
             _check_reference(ref_model.run(inputs, "float32", mode == "train"), mode == "train")
         if weights == "probe":
@@ -182,6 +183,8 @@ def judge_mode(pair: Pair, train: bool, runs: ModeRuns | None = None) -> list[Ve
     What is random in train mode is switched off where its mode does that, and named.
     """
     mode = f"{MODES[train]} mode"
+    if unclear := check_outputs(pair, train):
+        return [Verdict(mode, refusal=unclear)]
     for model in (pair.ref, pair.port):
         name = switch_off_random(model, pair.inputs, train)
         if model.switched_off:
@@ -207,20 +210,27 @@ def compare_mode(pair: Pair, train: bool, runs: ModeRuns | None = None) -> Itera
     mode, runs = MODES[train], runs or run_mode(pair, train)
     fp64_ref, fp32_ref = (items(pair, runs.ref[dtype], False) for dtype in UNIT_ROUNDOFF)
     whole = Item(pair.output, "output")
-    for item, array in list(fp64_ref.items()):
-        if array.dtype.kind in "fc" and not np.isfinite(array).all():
-            if _stays_inside(item):  # a mask, say
-                pair.note(f"not compared, since it is not finite: {item}")
-                del fp64_ref[item]
-                continue
+    not_finite = [i for i, a in fp64_ref.items() if a.dtype.kind in "fc" and not np.isfinite(a).all()]
+    for item in not_finite:
+        if pair.strict or not _stays_inside(item):
             yield Verdict(f"{mode} mode", refusal=f"the reference itself gives NaN or infinity at {item}")
             return
+        pair.note(f"not compared, since it is not finite, a mask perhaps: {item}")
+    fp64_ref, fp32_ref = (_without(side, not_finite) for side in (fp64_ref, fp32_ref))
     _note_runs(pair, runs)
     input_scales = runs.ref["float64"].trace.input_scales
     equal = True
     for dtype, port_run in runs.port.items():
-        port = items(pair, port_run, True)
-        verdict = _compare_precision(whole, mode, dtype, fp64_ref, fp32_ref, port, input_scales)
+        port = _without(items(pair, port_run, True), not_finite)
+        sides = fp64_ref, fp32_ref, port
+        verdict = _compare_precision(whole, mode, dtype, *sides, input_scales)
+        data = {name for run in (runs.ref[dtype], port_run) for name in run.trace.float32_data}
+        if verdict.status == FAIL and data and not pair.strict:
+            rounded = _compare_precision(whole, mode, dtype, *sides, input_scales, "float32")
+            if rounded.status != FAIL:
+                where = ", ".join(sorted(name or "the model itself" for name in data))
+                pair.note(f"float32 data come in at {where}: the float64 run is judged with float32's limits")
+                verdict = rounded
         if port_run.trace.error:
             item = Item("the port runs", mode=mode, dtype=dtype)
             row = Row(item, FAIL, reason=f"it raised {port_run.trace.error}{_OWN_RUN if dtype == 'float64' else ''}")
@@ -242,6 +252,10 @@ _OWN_RUN = " (this run in float64 is the check's own: a port that works in float
 def _stays_inside(item: Item) -> bool:
     """Whether it is what a module inside the model gives, in the forward pass."""
     return item.kind == "output" and bool(item.module)
+
+
+def _without(found: Items, left_out: Collection[Item]) -> dict[Item, np.ndarray]:
+    return {item: array for item, array in found.items() if item not in left_out}
 
 
 def without(verdict: Verdict, left_out: Iterable[Item]) -> Verdict:
@@ -275,17 +289,28 @@ def _note_runs(pair: Pair, runs: ModeRuns) -> None:
 
 
 def _compare_precision(
-    whole: Item, mode: str, dtype: str, fp64_ref: Items, fp32_ref: Items, port: Items, input_scales: Mapping[str, float]
+    whole: Item,
+    mode: str,
+    dtype: str,
+    fp64_ref: Items,
+    fp32_ref: Items,
+    port: Items,
+    input_scales: Mapping[str, float],
+    rounding: str = "",
 ) -> Verdict:
-    """One precision of a mode; any item but the `whole` model's output may be zero throughout."""
+    """One precision of a mode; any item but the `whole` model's output may be zero throughout.
+
+    Limits are those of that precision, or of `rounding`.
+    """
+    rounding = rounding or dtype
     # What is a parameter there and frozen here looks like a buffer; that it gets no gradient is the finding.
     port = {item: array for item, array in port.items() if item in fp64_ref or item.kind != "buffer"}
-    if dtype == "float64":
-        ref, atol = fp64_ref, semantic_atol(fp64_ref, fp32_ref)
-    else:
+    ref = fp64_ref
+    if dtype == "float32":
         ref, port = _forward(fp32_ref), _forward(port)
-        atol = kernel_atol(fp64_ref, ref)
-    floor = noise_floor(ref, UNIT_ROUNDOFF[dtype], input_scales)
+    atol = semantic_atol(fp64_ref, fp32_ref) if rounding == "float64" else kernel_atol(fp64_ref, fp32_ref)
+    atol = {item: atol[item] for item in ref}
+    floor = noise_floor(ref, UNIT_ROUNDOFF[rounding], input_scales)
     atol, expected_zero = with_noise_floor(atol, floor, fp64_ref)
     expected_zero |= {item for item in atol if not largest(fp64_ref[item]) and item != whole}
     facts = {"mode": mode, "dtype": dtype}
@@ -382,6 +407,20 @@ def renamed(outputs: Mapping[str, np.ndarray], calls: Mapping[str, str]) -> dict
 
 def _forward(found: Mapping[Item, np.ndarray]) -> dict[Item, np.ndarray]:
     return {item: array for item, array in found.items() if item.kind in ("output", "buffer")}
+
+
+def _place(key: str) -> str:
+    """Where a model's output is in what it returns, by its key, attribute or number; "" where it is all of it."""
+    return f"[{key}]" if key else ""
+
+
+def check_outputs(pair: Pair, train: bool) -> str:
+    """Why it cannot be told which output of the port stands for which of the reference; "" where it can."""
+    ref, port = (model.run(pair.inputs, "float32", train).places for model in (pair.ref, pair.port))
+    if pair.strict or set(ref) & set(port) or not ref or not port or "" in ref + port:
+        return ""
+    both = (", ".join(place.strip("[]") for place in places) for places in (ref, port))
+    return "the reference returns {} and the port {}: say which is which with outputs (--match REF=PORT)".format(*both)
 
 
 def _check_reference(run: Run, train: bool) -> None:

@@ -42,6 +42,7 @@ def judge(
     modes: Sequence[str],
     precisions: Sequence[str],
     leave_out: Sequence[str],
+    outputs: Mapping[str, str] | None,
     seed: int,
     device: str,
 ) -> AlignVerdict:
@@ -49,8 +50,8 @@ def judge(
     if not modes or not set(modes) <= set(MODES):
         raise UserError(f"modes {modes!r}: choose some of {', '.join(MODES)}")
     check_precisions(precisions)
-    options = {"names": names, "weights": weights, "seed": seed, "device": device, "modes": modes}
-    pair = Pair.prepared(ref, port, inputs, **options)
+    options = {"names": names, "weights": weights, "seed": seed, "device": device}
+    pair = Pair.prepared(ref, port, inputs, **options, modes=modes, outputs=outputs)
     every_name = pair.names
     leave(pair, leave_out)
     pair.precisions = precisions
