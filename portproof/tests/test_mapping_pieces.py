@@ -650,25 +650,6 @@ def test_what_differs_among_joined_layers(layers, named):
     assert names.problems.keys() == named
 
 
-def test_a_tensor_too_many_of_a_name_that_is_linked_elsewhere():
-    """The reference's own w is in the port's layer; the port's own w is of nothing."""
-    ref = Ref(lambda m, x: m.o(m.inner(x) + m.w), inner=Scale(), o=T.Linear(WIDTH, 3))
-    ref.w = T.Parameter(torch.randn(1, 5, WIDTH))
-    port = Port(lambda m, x: m.o(m.gain * x + m.inner(x) + m.w.sum()), inner=Shift(), o=P.Linear(WIDTH, 3))
-    port.gain, port.w = port.create_parameter([WIDTH]), port.create_parameter([7, 3])
-    names, _ = mapped(ref, port, X)
-    assert list(names.problems) == ["port's w"]
-
-
-class Shift(P.Layer):
-    def __init__(self) -> None:
-        super().__init__()
-        self.w = self.create_parameter([1, 5, WIDTH])
-
-    def forward(self, x):
-        return self.w
-
-
 def test_a_projection_too_many():
     def conv(kernel: int) -> T.Module:
         return T.Sequential(T.Conv2d(4, 4, kernel, padding=kernel // 2, bias=False), T.BatchNorm2d(4))
