@@ -163,7 +163,7 @@ FAULTS = {
         frozen,
         "features.2.block.0.0",
         "backward",
-        "the port sends no gradient through (stop_gradient, detach, no_grad)",
+        "weight is frozen in the port and not in the reference (stop_gradient)",
     ),
 }
 

@@ -19,8 +19,8 @@ class Ref(torch.nn.Module):
         for name, child in children.items():
             setattr(self, name, child)
 
-    def forward(self, *inputs):
-        return self.code(self, *inputs)
+    def forward(self, *inputs, **keywords):
+        return self.code(self, *inputs, **keywords)
 
 
 class Port(paddle.nn.Layer):
@@ -32,8 +32,8 @@ class Port(paddle.nn.Layer):
         for name, child in children.items():
             setattr(self, name, child)
 
-    def forward(self, *inputs):
-        return self.code(self, *inputs)
+    def forward(self, *inputs, **keywords):
+        return self.code(self, *inputs, **keywords)
 
 
 def normal(*shape: int) -> np.ndarray:

@@ -8,7 +8,7 @@ from paddle.nn import functional as PF
 from pairs import Port, Ref, assert_aligned, assert_located, assert_refused, normal
 from torch.nn import functional as TF
 
-from portproof import align
+from portproof import align, load_reference_weights
 from portproof.compare import FAIL, PASS, REFUSED
 from portproof.io.cli import UserError
 
@@ -145,6 +145,69 @@ def test_a_mask_of_booleans():
     assert_aligned(*pair, normal(4, 5), mask)
 
 
+MASK = np.array([[True, False, True, True, False]] * 4)
+
+
+def masked(m, x, mask=None, more=None, scale=1.0):
+    return m.o(m.a(x * (0.5 if mask is None else mask) + (more["one"][0] if more else 0.0)) * scale)
+
+
+def masked_port(m, x, mask=None, more=None, scale=1.0):
+    mask = mask if mask is None else mask.astype(x.dtype)
+    return m.o(m.a(x * (0.5 if mask is None else mask) + (more["one"][0] if more else 0.0)) * scale)
+
+
+KEYWORDS = {
+    "a keyword": {"x": normal(4, 5), "mask": MASK},
+    "positions and keywords": {0: normal(4, 5), 1: MASK},
+    "nested": {"x": normal(4, 5), "more": {"one": [normal(1, 5)]}},
+    "numbers and nothing": {"x": normal(4, 5), "mask": None, "scale": 3.0},
+    "a list of numbers": {"x": [[1.0, 2.0, 3.0, 4.0, 5.0], [2.0, 3.0, 1.0, -4.0, 2.0]]},
+}
+
+
+@pytest.mark.parametrize("inputs", KEYWORDS.values(), ids=KEYWORDS)
+def test_inputs_by_keyword(inputs):
+    ref, port = layers()
+    pair = Ref(masked, **ref), Port(masked_port, **port)
+    verdict = align(*pair, inputs)
+    assert verdict.status == PASS and "confirmed by values everywhere" in verdict.notes[0], str(verdict)
+    wrong = Port(lambda m, x, **more: masked_port(m, x * (1 + 0.1 * len(more)), **more), **layers()[1])
+    assert align(pair[0], wrong, inputs).status == (FAIL if len(inputs) > 1 else PASS)
+
+
+def test_positions_are_not_keywords():
+    ref, port = layers()
+    pair = Ref(lambda m, x, mask: m.o(m.a(x) * mask), **ref), Port(lambda m, y, z: m.o(m.a(y) * z), **port)
+    assert align(*pair, {0: normal(4, 5), 1: normal(4, 1)}).status == PASS
+    verdict = align(*pair, {"x": normal(4, 5), "mask": normal(4, 1)}, modes=("eval",))
+    assert verdict.status == FAIL and "unexpected keyword argument" in str(verdict)
+
+
+@pytest.mark.parametrize("dtype", [np.complex64, np.complex128])
+def test_complex_inputs(dtype):
+    x = (normal(4, 5) + 1j * normal(5, 4).T).astype(dtype)
+    pair = both(lambda m, x: m.o(m.a(x.real * x.imag)), lambda m, x: m.o(m.a(x.real() * x.imag())))
+    assert_aligned(*pair, x)
+    verdict = align(pair[0], both(lambda m, x: m.o(m.a(x.real() * -x.imag())))[1], [x])
+    assert verdict.status == FAIL
+
+
+@pytest.mark.parametrize(
+    ("inputs", "message"),
+    [
+        (normal(4, 5), r"the inputs are one array \(4, 5\): give a list of arrays"),
+        ("4,5", "the inputs are a str"),
+        ({1: normal(4, 5)}, r"the inputs have the keys \[1\]"),
+        ([np.array(["a"])], "input 0 is a ndarray of <U1"),
+        ({"x": [object()]}, r"input 'x'\[0\] is a object of object"),
+    ],
+)
+def test_inputs_that_are_none(inputs, message):
+    with pytest.raises(UserError, match=message):
+        align(*both(lambda m, x: m.o(m.a(x))), inputs)
+
+
 @pytest.mark.parametrize("dtype", [np.float64, np.float16])
 def test_inputs_of_any_float_type(dtype):
     assert_aligned(*both(lambda m, x: m.o(m.a(x))), normal(4, 5).astype(dtype))
@@ -260,14 +323,15 @@ def test_dropout_is_off_in_train_mode(code, port_code):
 def test_dropout_that_is_left_on_in_eval_mode_is_a_fault():
     verdict = align(*both(lambda m, x: m.o(m.a(x)), lambda m, x: m.o(PF.dropout(m.a(x), 0.5))), [normal(4, 5)])
     assert verdict.status == FAIL and verdict.first_failure.name == "eval mode/the same each time"
-    assert verdict.first_failure.reason == "the port gives another result each time it runs: is dropout on?"
+    reason = "the port gives another result each time it runs in eval mode, random numbers are taken by its own code"
+    assert verdict.first_failure.reason == f"{reason}: is dropout on?"
 
 
 def test_dropout_that_scales_in_eval_mode_is_named():
     ref, port = layers()
     code = lambda m, x: m.o(m.drop(m.a(x)))  # noqa: E731
     pair = Ref(code, **ref, drop=T.Dropout(0.5)), Port(code, **port, drop=P.Dropout(0.5, mode="downscale_in_infer"))
-    assert_located(*pair, normal(4, 5), at="drop", phase="forward", cause="it is 0.5 times the reference's, everywhere")
+    assert_located(*pair, normal(4, 5), at="drop", phase="forward", cause="it gives 0.5 times its input")
 
 
 def noisy(m, x):
@@ -318,6 +382,66 @@ def test_one_sample_where_batch_norm_trains():
 def test_options_that_are_none(options):
     with pytest.raises(UserError, match="choose (one of probe, reference, own|some of eval, train)"):
         align(*both(lambda m, x: m.o(m.a(x))), [normal(4, 5)], **options)
+
+
+@pytest.mark.parametrize("precisions", [(), ("float16",), "float64"])
+def test_precisions_that_are_none(precisions):
+    with pytest.raises(UserError, match="choose some of float64, float32"):
+        align(*both(lambda m, x: m.o(m.a(x))), [normal(4, 5)], precisions=precisions)
+
+
+@pytest.mark.parametrize("precision", ["float64", "float32"])
+def test_one_precision(precision):
+    ref, port = both(lambda m, x: m.o(m.a(x)), lambda m, x: m.o(m.a(x) * 1.001))
+    verdict = align(ref, port, [normal(4, 5)], precisions=(precision,))
+    judged = {row.item.dtype for row in verdict.rows if row.item.kind != "structure"}
+    assert judged == {precision} and verdict.status == FAIL and verdict.location.name == ""
+    kinds = {row.item.kind for row in verdict.rows if "isolated" not in row.name} - {"structure"}
+    assert kinds == ({"output", "gradient"} if precision == "float64" else {"output"})
+
+
+def blocks(*frozen: str) -> tuple[Ref, Port]:
+    """Two blocks; in those named the port trains no weight."""
+    code, inner = (lambda m, x: m.o(m.two(m.one(m.a(x))))), (lambda m, x: m.act(m.fc(x)))
+    ref, port = layers()
+    for name in ("one", "two"):
+        ref[name] = Ref(inner, fc=T.Linear(6, 6), act=T.Tanh())
+        port[name] = Port(inner, fc=P.Linear(6, 6), act=P.Tanh())
+        port[name].fc.weight.stop_gradient = name in frozen
+    return Ref(code, **ref), Port(code, **port)
+
+
+def test_modules_that_are_left_out():
+    x = [normal(4, 5)]
+    assert align(*blocks("two"), x).location.name == "two.fc"
+    for name, count in (("two", "2 tensors, 3 outputs"), ("two.fc", "2 tensors, 1 outputs")):
+        verdict = align(*blocks("two"), x, leave_out=[name])
+        assert verdict.status == PASS and verdict.location is None, str(verdict)
+        assert verdict.notes[1] == f"left out, not compared: {name} ({count})"
+        assert not any(row.item.module.startswith(name) for row in verdict.rows)
+        assert any(row.item.module == "one.fc" for row in verdict.rows)
+        assert "two.fc.weight" in verdict.names.tensors
+    assert align(*blocks("one", "two"), x, leave_out=["two"]).location.name == "one.fc"
+    for name in ("three", ""):
+        with pytest.raises(UserError, match=f"leave_out names '{name}', but the reference has no module"):
+            align(*blocks(), x, leave_out=[name])
+
+
+def test_the_references_weights_in_the_port():
+    code = lambda m, x: m.o(m.a(x).tanh())  # noqa: E731
+    ref, (first, last) = Ref(code, **layers()[0]), layers()[1].values()
+    port = Port(lambda m, x: m.second(m.first(x).tanh()), first=first, second=last)
+    x = normal(4, 5)
+    assert align(ref, port, [x], weights="own", modes=("eval",)).status == FAIL
+    keys = load_reference_weights(ref, port, [x])
+    assert keys["a.weight"] == "first.weight" and len(keys) == 4
+    assert np.array_equal(first.weight.numpy(), ref.a.weight.detach().numpy().T)
+    assert_aligned(ref, port, x, weights="own")
+    other = Port(code, **layers()[1] | {"o": P.Linear(6, 4)})
+    before = other.a.weight.numpy()
+    with pytest.raises(UserError, match="o"):
+        load_reference_weights(ref, other, [x])
+    assert np.array_equal(before, other.a.weight.numpy())
 
 
 def test_what_is_no_model():

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +15,7 @@ import torch
 from safetensors.numpy import save_file
 
 from portproof.commands import align
-from portproof.io import cli
+from portproof.io import cli, progress
 
 PAIR = """
 import paddle
@@ -59,6 +60,19 @@ class PortSum(paddle.nn.Layer):
 
 def broken():
     raise RuntimeError("no such size")
+
+
+def loss(output, labels):
+    return torch.nn.functional.cross_entropy(output, labels)
+
+
+def port_loss(output, labels, scale=1.0):
+    return scale * paddle.nn.functional.cross_entropy(output, labels)
+
+
+class PortLoss:
+    def __call__(self, output, labels):
+        return port_loss(output, labels)
 """
 ONLY = "--locate-only"
 DEFAULTS = {"--ref": "a_pair:Ref", "--port": "a_pair:Port", "--input": "4,5"}
@@ -172,6 +186,114 @@ def test_weights_of_the_port(run, folder, change):
         assert result.returncode == 0, result.stdout
 
 
+def test_one_precision(run):
+    out = run(precision="float64").stdout
+    assert "eval mode, float64/output" in out and "float32" not in out
+    located = run(ONLY, precision="float32", port="a_pair:Port(activation='ReLU6')")
+    assert located.returncode == 1 and "eval mode, float32: output 0 differs" in located.stdout
+
+
+def test_modules_that_are_left_out(run):
+    wrong = {"port": "a_pair:Port(activation='ReLU6')"}
+    assert "left out, not compared: act, first" in run("--leave-out", "act", "--leave-out", "first", **wrong).stdout
+    located = run(ONLY, leave_out="act", **wrong)
+    assert located.returncode == 1 and "located: the model itself" in located.stdout
+    assert "leave_out names 'no'" in last_line(run(leave_out="no").stderr)
+
+
+def test_the_map_is_printed_and_written(run, folder):
+    result = run("--print-map", save_map="found.yaml")
+    assert result.returncode == 0, result.stderr
+    assert "map of modules with weights:\n  first: one\n  last: two\n" in result.stdout
+    assert (folder / "found.yaml").read_text(encoding="utf-8") == "first: one\nlast: two\n"
+    again = run(map="found.yaml")
+    assert again.returncode == 0 and "wrote found.yaml: 2 modules" in result.stdout
+    refused = run(ref="a_pair:Sum", port="a_pair:PortSum", save_map="none.yaml")
+    assert refused.returncode == 2 and "no map is written to none.yaml" in last_line(refused.stderr)
+    assert not (folder / "none.yaml").exists()
+
+
+@pytest.mark.parametrize("name", ["mapped.pdparams", "mapped.safetensors"])
+def test_the_ports_weights_are_written(run, folder, name):
+    save_weights(folder)
+    result = run(weights="ref.safetensors", save_weights=name)
+    assert result.returncode == 0 and f"wrote {name}: 4 tensors" in result.stdout, result.stderr
+    assert run(weights="ref.safetensors", port_weights=name).returncode == 0
+    structure = run(weights="ref.safetensors", save_weights="wrong.pdparams", port="a_pair:PortSum")
+    assert structure.returncode == 1 and "weights not written: wrong.pdparams is not written" in structure.stderr
+    assert not (folder / "wrong.pdparams").exists()
+
+
+LOSS = ("--loss", "a_pair:loss", "a_pair:port_loss", "--labels", "4:int64:3")
+ADAM = ("--optimizer", "torch.optim:Adam(lr=0.001)", "paddle.optimizer:Adam(learning_rate=0.001)")
+TRAININGS = {
+    "SGD": (LOSS, 0),
+    "Adam": ((*LOSS, *ADAM), 0),
+    "an object": (("--loss", "a_pair:loss", "a_pair:PortLoss", *LOSS[3:]), 0),
+    "a loss that is scaled": ((*LOSS[:2], "a_pair:port_loss(scale=1.01)", *LOSS[3:]), 1),
+    "another rate": ((*LOSS, *ADAM[:2], "paddle.optimizer:Adam(learning_rate=0.002)"), 1),
+}
+
+
+@pytest.mark.parametrize(("words", "status"), TRAININGS.values(), ids=TRAININGS)
+def test_steps_of_training(run, words, status):
+    result = run(*words, "--steps", "2", mode="eval")
+    assert result.returncode == status, result.stdout + result.stderr
+    assert "PASS align" in result.stdout and "eval mode, float64, 2 iterations" in result.stdout
+    assert "iteration 1 " in result.stdout and "iteration 2 " not in result.stdout
+    assert last_line(result.stdout).startswith("FAIL backward" if status else "PASS backward")
+
+
+def test_steps_of_training_with_weights_and_inputs_of_files(run, folder):
+    save_weights(folder)
+    np.savez(folder / "given.npz", np.random.default_rng(0).normal(size=(4, 5)).astype(np.float32))
+    result = run(*LOSS, input=None, inputs="given.npz", weights="ref.safetensors")
+    assert result.returncode == 0 and "train mode, float64, 3 iterations" in result.stdout, result.stderr
+
+
+def test_a_repeated_warning_is_shown_once_and_a_bar_on_a_terminal_only(monkeypatch, capsys):
+    printed = []
+    monkeypatch.setattr(warnings, "showwarning", lambda message, *args, **kwargs: printed.append(str(message)))
+    for terminal in (False, True):
+        monkeypatch.setattr(sys.stderr, "isatty", lambda terminal=terminal: terminal)
+        with progress.shown("align"):
+            warnings.simplefilter("always")
+            for i in range(3):
+                progress.count_pass()
+                warnings.warn("the same", stacklevel=1)
+                warnings.warn(f"another, {min(i, 1)}", stacklevel=1)
+        assert ("align: " in capsys.readouterr().err) is terminal
+    assert printed == ["the same", "another, 0", "another, 1"] * 2
+    assert not progress._listeners
+
+
+def test_inputs_by_keyword(run):
+    assert run(input="x=4,5").returncode == 0
+    wrong = run(input="y=4,5")
+    assert wrong.returncode == 2 and "unexpected keyword argument 'y'" in last_line(wrong.stderr)
+
+
+@pytest.mark.parametrize("name", ["0", "arr_0", "x"])
+def test_inputs_of_a_file(run, folder, name):
+    x = np.random.default_rng(0).normal(size=(7, 5))
+    np.savez(folder / "given.npz", **{name: x})
+    result = run(input=None, inputs="given.npz")
+    assert result.returncode == 0, result.stderr
+    assert "/42 (" in run(input=None, inputs="given.npz", port="a_pair:Port(activation='ReLU6')", mode="eval").stdout
+
+
+def test_a_file_of_inputs_that_is_none(run, folder):
+    (folder / "text.npz").write_text("text", encoding="utf-8")
+    np.save(folder / "pickle.npy", np.array([{}], object), allow_pickle=True)
+    np.savez(folder / "empty.npz")
+    np.savez(folder / "pickle.npz", np.array([{}], object))
+    for name in ("text.npz", "pickle.npy", "pickle.npz", "empty.npz", "nothing.npz"):
+        result = run(input=None, inputs=name)
+        assert result.returncode == 2 and f"--inputs {name} " in last_line(result.stderr), result.stderr
+        assert "Traceback" not in result.stderr
+    assert "give one of the two" in last_line(run(inputs="text.npz").stderr)
+
+
 MISTAKES = {
     "no such module": (
         {"ref": "nothing:Net"},
@@ -220,6 +342,11 @@ def test_a_mistake_is_one_line_and_status_2(run, folder, flags, message):
 def test_flags_that_are_missing_or_do_not_go_together(run):
     assert "required: --ref" in last_line(run(ref=None).stderr)
     assert "leave --mode out" in last_line(run(ONLY, mode="eval").stderr)
+    assert "leave --save-map out" in last_line(run(ONLY, save_map="map.yaml").stderr)
+    assert "give --loss" in last_line(run(labels="4:int64:3").stderr)
+    assert "give these alone" in last_line(run(save_weights="a.pdparams").stderr)
+    assert "does not end in .pdparams" in last_line(run(weights="a.pth", save_weights="a.npz").stderr)
+    assert "leave NAME= out of --input" in last_line(run(*LOSS, input="x=4,5").stderr)
 
 
 @pytest.mark.parametrize("words", [(), (ONLY,)], ids=["align", "locate-only"])

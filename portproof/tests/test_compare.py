@@ -222,10 +222,30 @@ def test_strings_of_other_lengths_are_compared():
     assert (row.status, row.worst.index, row.worst.ref, row.worst.port) == (FAIL, (1,), "bc", "bcd")
 
 
-@pytest.mark.parametrize("array", [np.array([1j]), np.array([None]), np.array([b"a"]), np.array(["2026"], "M8[Y]")])
+@pytest.mark.parametrize("array", [np.array([None]), np.array([b"a"]), np.array(["2026"], "M8[Y]")])
 def test_other_kinds_of_arrays_fail(array):
     row = judge(array, array.copy(), 1.0)
     assert (row.status, row.reason) == (FAIL, f"dtype {array.dtype} cannot be compared")
+
+
+@pytest.mark.parametrize("dtype", [np.complex64, np.complex128])
+def test_complex_numbers_are_compared_by_the_modulus_of_the_difference(dtype):
+    ref = np.array([3 + 4j, 1j], dtype)
+    row = judge(ref, ref + np.array([0.3 + 0.4j, 0], dtype), 0.6)
+    assert row.status == PASS and row.difference == pytest.approx(0.5) and row.scale == pytest.approx(5)
+    row = judge(ref, ref + np.array([0, 0.3 + 0.4j], dtype), 0.4)
+    assert (row.status, row.worst.index, row.worst.outside, row.worst.ref) == (FAIL, (1,), 1, 1j)
+    assert judge(ref, ref.conj(), 1.0).status == FAIL
+    assert judge(ref, np.array([3 + 4j, complex(0, np.nan)], dtype), 1.0).reason.startswith("not finite")
+    assert judge(ref, ref.real, 1.0).reason.startswith("dtype")
+    assert judge(ref, ref, 5.5).status == REFUSED
+
+
+def test_complex_numbers_have_limits_as_real_ones_have():
+    fp64_ref = {"a": np.array([3 + 4j, 0])}
+    fp32_ref = {"a": np.array([3 + 4j, 1e-6j])}
+    assert tolerances.kernel_atol(fp64_ref, fp32_ref)["a"] == pytest.approx(5 * 1e-6 + 16 * 2.0**-24 * 5)
+    assert tolerances.semantic_atol(fp64_ref, fp32_ref)["a"] == pytest.approx(max(5e-12, 8 * 2.0**-29 * 1e-6))
 
 
 def test_a_failure_outranks_a_refusal():

@@ -127,6 +127,29 @@ def test_inputs_are_drawn_by_shape_and_type():
         ladder.draw_inputs(["2;3"], seed=1)
 
 
+@pytest.mark.parametrize("seed", range(5))
+def test_what_is_special_is_drawn(seed):
+    """A padding index, an end of text; and no mask that hides everything, or nothing."""
+    whole, few, mask, column = ladder.draw_inputs(["3,4:int64:1000", "2:int64:50", "50,3:bool", "4,1:bool"], seed)
+    assert {0, 1, 999} <= set(whole.flat) and len(set(whole.flat)) > 4
+    assert set(few) == {0, 49}
+    assert mask.dtype == bool and mask.any(axis=1).all() and not mask.all(axis=1).any() and len(set(mask.sum(1))) == 2
+    assert column.any() and not column.all()
+
+
+def test_inputs_by_keyword_are_drawn():
+    drawn = ladder.draw_inputs(["2,3", "mask=2,3:bool", "2:int64:9"], seed=0)
+    assert list(drawn) == [0, "mask", 1] and drawn["mask"].dtype == bool and drawn[1].shape == (2,)
+    for texts in (["a=2", "a=3"], ["1=2,3"], ["=2"], ["2,3:bool:4"], ["2:float32:4"]):
+        with pytest.raises(UserError, match="input '"):
+            ladder.draw_inputs(texts, seed=0)
+
+
+def test_forward_of_keyword_arguments(inputs):
+    verdict = ladder.forward(Ref(), Port(), {"x": inputs[0]})
+    assert verdict.status == PASS and any("one sample" in line for line in verdict.log)
+
+
 def test_a_factory_makes_a_new_model_each_time():
     make = ladder.model_factory("torch.nn:Linear(in_features=2, out_features=3)")
     assert make() is not make() and make().out_features == 3

@@ -9,7 +9,9 @@ from torch.nn import functional as F
 
 from portproof.compare import FAIL, PASS, REFUSED
 from portproof.io.cli import UserError
+from portproof.ladder.pairs.pair import same_weights
 from portproof.ladder.rung import Rung
+from portproof.ladder.rungs.plain_steps import plain_steps
 from portproof.ladder.rungs.training_step import accumulation, backward, epoch
 
 WIDTH, CLASSES = 6, 3
@@ -318,3 +320,62 @@ def test_what_is_to_be_ignored_in_the_log_is_left_out():
     verdict = epoch(*pair(), *both, batches(), ignore=r" in [\d.]+ s")
     assert verdict.status == PASS and " s" not in verdict.log[-1]
     assert epoch(*pair(), *both, batches()).first_failure.name == "log"
+
+
+# Steps of the usual form.
+
+RNG = np.random.default_rng(4)
+X, LABELS = RNG.normal(size=(8, 4)).astype(np.float32), RNG.integers(0, CLASSES, 8)
+LOSSES = F.cross_entropy, P.cross_entropy
+ADAMS = (lambda p: torch.optim.Adam(p, 0.01)), (lambda p: paddle.optimizer.Adam(0.01, parameters=p))
+
+
+@pytest.mark.parametrize(("optimizers", "train"), [(None, True), (None, False), (ADAMS, False)])
+def test_plain_steps(optimizers, train):
+    makes = plain_steps(LOSSES, optimizers, train=train)
+    verdict = backward(*same_weights(Ref(), Port(), [X]), *makes, [(X, LABELS)] * 3, train=train)
+    assert verdict.status == PASS, str(verdict)
+    names = {row.name for row in verdict.rows if row.item.dtype == "float64"}
+    assert {f"iteration {i}/{what}" for i in range(3) for what in ("loss", "norm.running_var")} <= names
+
+
+WRONG_STEPS = {
+    "the criterion": ((LOSSES[0], lambda y, labels: 2 * P.cross_entropy(y, labels)), None, "loss"),
+    "the rate": (LOSSES, (ADAMS[0], lambda p: paddle.optimizer.Adam(0.02, parameters=p)), "lr"),
+    "the optimizer": (LOSSES, (ADAMS[0], lambda p: paddle.optimizer.SGD(0.01, parameters=p)), "parameter"),
+}
+
+
+@pytest.mark.parametrize(("criterion", "optimizers", "kind"), WRONG_STEPS.values(), ids=WRONG_STEPS)
+@pytest.mark.parametrize("train", [False, True])
+def test_plain_steps_that_differ(criterion, optimizers, kind, train):
+    makes = plain_steps(criterion, optimizers, train=train)
+    verdict = backward(*same_weights(Ref(), Port(), [X]), *makes, [(X, LABELS)] * 2, train=train, dtypes=("float64",))
+    assert verdict.status == FAIL and verdict.first_failure.item.kind == kind, str(verdict)
+
+
+def test_plain_steps_on_several_inputs():
+    class Two(torch.nn.Linear):
+        def forward(self, x, scale):
+            return super().forward(x) * scale
+
+    class PortTwo(paddle.nn.Linear):
+        def forward(self, x, scale):
+            return super().forward(x) * scale
+
+    inputs = [X, RNG.normal(size=(8, 1)).astype(np.float32)]
+    ref, port = same_weights(Two(4, CLASSES), PortTwo(4, CLASSES), inputs, weights="reference")
+    verdict = backward(ref, port, *plain_steps(LOSSES, inputs=2), [(*inputs, LABELS)])
+    assert verdict.status == PASS, str(verdict)
+
+
+def test_a_plain_step_clears_the_gradients_of_the_last():
+    still = (lambda p: torch.optim.SGD(p, 0.0)), (lambda p: paddle.optimizer.SGD(0.0, parameters=p))
+    makes = plain_steps(LOSSES, still, train=False)
+    for model, make, tensor in zip((Ref(), Port()), makes, (torch.from_numpy, paddle.to_tensor), strict=True):
+        step, _ = make(model)
+        weight, found = next(iter(model.parameters())), []
+        for _ in range(2):
+            loss = step(tensor(X), tensor(LABELS))
+            found.append(weight.grad.numpy().copy())
+        assert np.array_equal(*found) and found[0].any() and float(loss) > 0

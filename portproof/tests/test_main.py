@@ -52,6 +52,19 @@ def test_a_mistake_is_one_line_and_status_2(monkeypatch, capsys, words, message)
     assert err.startswith("portproof") and message in err
 
 
+def test_a_fault_of_its_own_is_no_verdict(monkeypatch, capsys):
+    """Exit status 1 would say that the port is not aligned."""
+
+    def fail(args):
+        raise KeyError("output 0")
+
+    monkeypatch.setattr("portproof.commands.align.main", fail)
+    code, out, err = end(monkeypatch, capsys, "align", *PAIR)
+    assert code == 2 and "Traceback" in err and out == ""
+    last = err.strip().splitlines()[-1]
+    assert last.startswith("portproof align: KeyError: 'output 0': this is a fault of portproof, not of what")
+
+
 PAIR = ("--ref", "torch.nn:ReLU", "--port", "paddle.nn:ReLU")
 
 

@@ -10,13 +10,12 @@ import warnings
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 if TYPE_CHECKING:
     import paddle
     import torch
 
-    from portproof.compare import Verdict
+    from portproof.backends.trace import Inputs
+    from portproof.ladder.pairs.whole import AlignVerdict
 
 __version__ = "0.1.0"
 
@@ -27,26 +26,53 @@ warnings.filterwarnings("ignore", message="No ccache found")
 def align(
     ref: "torch.nn.Module",
     port: "paddle.nn.Layer",
-    inputs: Sequence[np.ndarray],
+    inputs: "Inputs",
     *,
     names: Mapping[str, str] | None = None,
     weights: str = "probe",
     modes: Sequence[str] = ("eval", "train"),
+    precisions: Sequence[str] = ("float64", "float32"),
+    leave_out: Sequence[str] = (),
     seed: int = 0,
     device: str = "cpu",
-) -> "Verdict":
+) -> "AlignVerdict":
     """Judge the port `port` against the reference `ref`; neither is changed.
 
-    `inputs` are the arrays of the positional arguments, at least 2 samples where there is batch norm. `names` fixes
-    part of the map, {reference's module: port's module}; the rest is proposed (see mapping.py). `weights`: "probe" puts
+    `inputs` are the positional arguments, or {keyword: argument}: arrays of floats, whole numbers, booleans or complex
+    numbers, or nested lists, tuples and dicts of them; at least 2 samples where there is batch norm. `names` fixes part
+    of the map, {reference's module: port's module}; the rest is proposed (see mapping.py). `weights`: "probe" puts
     seeded weights under which no fault hides into both, "reference" the reference's own into both, and "own" leaves
-    each its own, and compares them. Dropout is off in both modes.
+    each its own, and compares them. Dropout is off in both modes. `leave_out` names modules of the reference whose own
+    values, and those of all in them, are not compared.
 
     The verdict prints as a report (`print(verdict)`). Its `status` is 0, 1 or 2: aligned, not, or refused because the
     map is ambiguous or the reference gives NaN. Its rows are named SECTION/ITEM, `location` says where the port departs
     from the reference, `notes` what the map rests on. Raises UserError for what is no model, inputs on which the
-    reference cannot run, and unknown names, modes and weights.
+    reference cannot run, and unknown names, modes, precisions and weights.
     """
     from portproof.ladder.pairs.whole import judge
 
-    return judge(ref, port, inputs, names, weights, modes, seed, device)
+    return judge(ref, port, inputs, names, weights, modes, precisions, leave_out, seed, device)
+
+
+def load_reference_weights(
+    ref: "torch.nn.Module",
+    port: "paddle.nn.Layer",
+    inputs: "Inputs",
+    *,
+    names: Mapping[str, str] | None = None,
+    seed: int = 0,
+) -> dict[str, str]:
+    """Give `port` the weights of `ref`, in its own layouts -> {reference's state_dict key: port's}.
+
+    The map is found as in `align`; where names differ, values on `inputs` have to confirm it. Raises UserError, and
+    leaves `port` as it was, where the two do not have the same tensors or the map is not certain.
+    """
+    from portproof.backends import backend
+    from portproof.backends.trace import checked_inputs
+    from portproof.mapping.conversion import convert_state_dict, key_map
+
+    keys, _ = key_map(ref, port, checked_inputs(inputs), names, seed)
+    arrays = convert_state_dict(backend("torch").state_arrays(ref), ref, port, keys, "the reference's weights")
+    backend("paddle").load_arrays(port, arrays, "the reference's weights")
+    return keys

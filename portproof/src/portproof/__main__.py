@@ -43,7 +43,7 @@ def main() -> NoReturn:
             command = importlib.import_module(f"portproof.commands.{name}")
             return command.main(command.get_args_parser().parse_args(sys.argv[2:]))
 
-    run(start, f"{PROG} {name}")
+    run(start, f"{PROG} {name}", fault_of=f"{PROG}, not of what it was given")
 
 
 if __name__ == "__main__":

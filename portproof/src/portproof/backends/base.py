@@ -7,9 +7,11 @@ layers of the model itself tell how they are converted (see convert.py). Imports
 
 import copy
 import io
+import random
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from functools import cached_property
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -186,7 +188,10 @@ class Backend(ABC):
 
     @abstractmethod
     def tensor(self, array: np.ndarray, device: Any = None, dtype: Any = None, requires_grad: bool = False) -> Any:
-        """A copy of `array`; of floating point it is of `dtype`, if that is given, and may require a gradient."""
+        """A copy of `array`; of floating point it is of `dtype`, if that is given, and may require a gradient.
+
+        Complex numbers are of the complex type that has this precision, and require none.
+        """
 
     def to_tensor(self, array: np.ndarray, model: Any) -> Any:
         """`array` on the model's device, in the model's precision if it is floating point."""
@@ -208,6 +213,22 @@ class Backend(ABC):
     @abstractmethod
     def set_value(self, tensor: Any, array: np.ndarray) -> None:
         """Copy `array`, of the same shape, into `tensor`, in the tensor's own precision."""
+
+    @abstractmethod
+    def has_values(self, tensor: Any) -> bool:
+        """Whether it is not one that the first run of its model makes."""
+
+    @abstractmethod
+    def values(self, tensor: Any) -> Any:
+        """What `put_back` gives back to `tensor` after a `put`: its values, which are not copied."""
+
+    @abstractmethod
+    def put(self, tensor: Any, array: np.ndarray, device: Any) -> None:
+        """Give `tensor`, a parameter or buffer, a copy of `array` and its precision; old values stay as they are."""
+
+    @abstractmethod
+    def put_back(self, tensor: Any, values: Any) -> None:
+        """Give `tensor` what `values` returned for it."""
 
     # Reading a model
 
@@ -279,8 +300,43 @@ class Backend(ABC):
         """In this context float64 arithmetic has the constants that are meant; it may be nested."""
 
     @abstractmethod
-    def new_tensors(self, dtype: str) -> AbstractContextManager:
-        """In this context tensors that a model makes without saying of what type fit those of `dtype`."""
+    def new_tensors(self, dtype: str, note: Callable[[], None] | None = None) -> AbstractContextManager:
+        """In this context tensors that a model makes have the precision `dtype`.
+
+        Those of which it does not say of what type they are; in "float64" also those that it wants as float32, by name
+        or by a cast: to round in between would hide what a float64 run is to show. `note` is called at each of these.
+        """
+
+    @contextmanager
+    def seeded(self, seed: int) -> Iterator[None]:
+        """In this context the generators of random numbers start from `seed`; after it they are where they were."""
+        before = random.getstate(), np.random.get_state()  # noqa: NPY002
+        random.seed(seed)
+        np.random.seed(seed)  # noqa: NPY002
+        try:
+            with self.seeded_framework(seed):
+                yield
+        finally:
+            random.setstate(before[0])
+            np.random.set_state(before[1])  # noqa: NPY002
+
+    def random_state(self) -> tuple:
+        """Where the generators are: two that differ say that random numbers were taken in between."""
+        _, key, place, *_ = np.random.get_state()  # noqa: NPY002
+        return self.next_random(), random.getstate()[1][-1], int(key[0]), place
+
+    @abstractmethod
+    def seeded_framework(self, seed: int) -> AbstractContextManager:
+        """`seeded` for the framework's own generator."""
+
+    @abstractmethod
+    def next_random(self) -> float:
+        """The next number of the framework's own generator, which is not taken."""
+
+    @cached_property
+    def module_attributes(self) -> frozenset[str]:
+        """What every module has as attributes."""
+        return frozenset(vars(self.module_class()))
 
     @abstractmethod
     def without_dropout(self) -> AbstractContextManager:
@@ -295,8 +351,11 @@ class Backend(ABC):
         """`module`, changed in place, on that device, its floats in "float32" or "float64"."""
 
     @abstractmethod
-    def hook_after(self, module: Any, hook: Callable[[Any, tuple, dict, Any], None]) -> Any:
-        """Have `hook(module, args, kwargs, output)` called after each call of `module`, until the handle's remove()."""
+    def hook_after(self, module: Any, hook: Callable[[Any, tuple, dict, Any], Any]) -> Any:
+        """Have `hook(module, args, kwargs, output)` called after each call of `module`, until the handle's remove().
+
+        What it returns is the output from then on, unless it is None.
+        """
 
     @contextmanager
     def trace(self, model: Any, whole: str = "logits", calls: bool = False) -> Iterator[Trace]:
@@ -368,6 +427,10 @@ class Backend(ABC):
         """The rate of its next step."""
 
     @abstractmethod
+    def sgd(self, parameters: list, rate: float) -> Any:
+        """Plain stochastic gradient descent."""
+
+    @abstractmethod
     def clear_gradients(self, optimizer: Any) -> None:
         """Forget the gradients of what it trains, in the framework's own default way."""
 
@@ -387,7 +450,7 @@ class _Tracer:
         self.backend, self.whole, self.keep_calls = backend, whole, keep_calls
         self.is_tensor = backend.framework.is_tensor
         self.trace = Trace()
-        self.running: list[ModuleCall] = []
+        self.running = self.trace.running
         self.counts: dict[str, int] = {}
 
     def attach(self, name: str, module: Any) -> list[Any]:
@@ -407,20 +470,37 @@ class _Tracer:
 
     def begin(self, name: str, args: tuple, kwargs: dict, keep_arguments: bool) -> None:
         number = self.counts.get(name, 0)
-        call = ModuleCall(name, number, start=sum(self.counts.values()), scale=self.scale((args, kwargs)))
-        if keep_arguments:
-            call.args, call.kwargs = map_tensors((args, kwargs), self.is_tensor, self.backend.to_array)
+        inside = call_label(self.running[-1].name or self.whole, self.running[-1].number) if self.running else ""
+        call = ModuleCall(name, number, start=sum(self.counts.values()), inside=inside)
         self.counts[name] = number + 1
         self.running.append(call)
+        with self.recording(call):
+            call.scale = self.scale((args, kwargs))
+            if keep_arguments:
+                call.args, call.kwargs = map_tensors((args, kwargs), self.is_tensor, self.backend.to_array)
+            if self.keep_calls:
+                call.random_before = self.backend.random_state()
 
     def end(self, output: Any, is_activation: bool) -> None:
-        call, tensors = self.running.pop(), tensors_at(output, self.is_tensor)
-        call.places, call.outputs = list(tensors), [self.backend.to_array(tensor) for tensor in tensors.values()]
-        call.upstream = [None] * len(tensors)
-        self.trace.add(call, is_activation, self.whole, self.keep_calls)
-        for i, tensor in enumerate(tensors.values() if self.keep_calls else ()):
-            if self.backend.requires_grad(tensor):
-                self.keep_upstream(call, i, tensor)
+        call = self.running.pop()
+        with self.recording(call):
+            tensors = tensors_at(output, self.is_tensor)
+            call.outputs = [self.backend.to_array(tensor) for tensor in tensors.values()]
+            call.places, call.upstream = list(tensors), [None] * len(tensors)
+            self.trace.add(call, is_activation, self.whole, self.keep_calls)
+            if self.keep_calls:
+                call.random_after = self.backend.random_state()
+                for i, tensor in enumerate(tensors.values()):
+                    if self.backend.requires_grad(tensor):
+                        self.keep_upstream(call, i, tensor)
+
+    @contextmanager
+    def recording(self, call: ModuleCall) -> Iterator[None]:
+        """What cannot be recorded must not end the model's own run, and is said."""
+        try:
+            yield
+        except Exception as error:
+            self.trace.unrecorded[call.name] = one_line(error)
 
     def keep_upstream(self, call: ModuleCall, i: int, tensor: Any) -> None:
         def hook(gradient: Any) -> None:

@@ -1,15 +1,18 @@
 """One model as a comparison sees it, whichever framework it is of: its modules, its tensors, its runs, as arrays."""
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+import copy
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from portproof.backends.trace import ModuleCall, Trace, map_tensors, tensors_in
+from portproof.backends.lent import as_it_was, owned_tensors
+from portproof.backends.trace import Inputs, ModuleCall, Trace, as_call, is_array, map_tensors, tensors_in
 from portproof.convert.rules import Change
 from portproof.io.cli import UserError, one_line
+from portproof.io.progress import count_pass
 
 if TYPE_CHECKING:
     from portproof.backends.base import Backend
@@ -65,14 +68,22 @@ class Run:
     buffers: dict[str, np.ndarray] = field(default_factory=dict)  # after the pass, by state_dict key
 
 
-def _is_array(value: Any) -> bool:
-    return isinstance(value, np.ndarray)
+SEED = 0  # of the frameworks' generators in every run
+PRECISIONS = {"float32": (np.float32, np.complex64), "float64": (np.float64, np.complex128)}
+
+
+def to_precision(array: np.ndarray, dtype: str) -> np.ndarray:
+    """Numbers of floating point, and complex ones, in "float32" or "float64"; others as they are."""
+    real, complex_ = PRECISIONS[dtype]
+    kinds = {"f": real, "c": complex_}
+    return array.astype(kinds[array.dtype.kind], copy=False) if array.dtype.kind in kinds else array
 
 
 class BackendModel:
-    """A model in float32; every run is done on a copy, so that none sees what another left.
+    """A user's model with weights of its own: every run is done on the user's objects, which are then as before.
 
-    Arrays are by the model's own state_dict keys, in PyTorch's layout. Of tied tensors only the first has a place.
+    Weights are kept as arrays, by the model's own state_dict keys, in PyTorch's layout. Of tied tensors only the first
+    has a place. So no run sees what another left, and hooks and `stop_gradient`, which a copy would lose, count.
     """
 
     modules: dict[str, Module]  # by dotted name, "" is the model
@@ -82,8 +93,14 @@ class BackendModel:
         if not isinstance(model, backend.module_class):
             raise UserError(f"the {role} is a {type(model).__name__}, no {backend.module_class_name}: give a model")
         self.backend, self.role, self.device = backend, role, backend.device(device)
-        self.model = backend.copied(model).float()
-        self._whole = backend.describe(self.model)
+        self.model = model
+        self.switched_off: set[str] = set()  # modules that are random in train mode, and stay in eval mode
+        self._parts = dict(backend.named_modules(model))
+        owned = owned_tensors(backend, model)
+        self._keys = {id(tensor): key for key, tensor in owned}
+        self._values = {key: to_precision(backend.to_array(tensor), "float32") for key, tensor in owned}
+        self._attributes: dict[tuple[str, str], np.ndarray] = {}  # what `set_constant` gave
+        self._whole = backend.describe(model)
         self.split({})
 
     def split(self, pieces: Mapping[str, Sequence[Slot]]) -> None:
@@ -98,9 +115,14 @@ class BackendModel:
                 self._pieces[slot.tensor] = parts
             self.modules[name] = replace(module, slots=slots)
 
+    @property
+    def tensor_keys(self) -> list[str]:
+        """The state_dict keys of all parameters and buffers that have a place."""
+        return list(self._pieces)
+
     def arrays(self) -> dict[str, np.ndarray]:
         """All parameters and buffers."""
-        return self._in_torch_layout(self.model.state_dict().items())
+        return {key: slot.read(self._values[slot.tensor]) for key, slot in self._slots.items()}
 
     def _in_torch_layout(self, tensors: Any, prefix: str = "") -> dict[str, np.ndarray]:
         """The pieces of those that have a place, by their keys; `prefix` is missing from the given keys and these."""
@@ -115,21 +137,39 @@ class BackendModel:
 
         A tensor may also be given whole, by its state_dict key.
         """
-        state = self.model.state_dict()
         whole = {slot.tensor: slot for module in self._whole.values() for slot in module.slots.values()}
         for key, array in arrays.items():
             slot = self._slots.get(key, whole.get(key))
-            if slot is None and key not in state:
+            if slot is None and key not in self._values:
                 raise UserError(f"weights do not fit the {self.role}: it has no {key}")
             if slot is not None:
                 if array.shape != slot.shape:
                     raise UserError(f"weights do not fit the {self.role}: {key} is {slot.shape}, not {array.shape}")
-                own = slot.written(self.backend.to_array(state[slot.tensor]), array)
-                self.backend.set_value(state[slot.tensor], own)
+                before = self._values[slot.tensor]
+                self._values[slot.tensor] = np.array(slot.written(before, array), before.dtype)
+
+    def constants(self) -> dict[str, np.ndarray]:
+        """The tensors of floating point that are no weights: buffers that are not saved, tensors as attributes."""
+        unsaved = {key: array for key, array in self._values.items() if key not in self._pieces}
+        found = unsaved | {
+            f"{name}.{attribute}".lstrip("."): self._attributes.get((name, attribute), self.backend.to_array(value))
+            for name, part in self._parts.items()
+            for attribute, value in vars(part).items()
+            if self.backend.framework.is_tensor(value)
+        }
+        return {key: array for key, array in found.items() if array.dtype.kind == "f"}
+
+    def set_constant(self, key: str, array: np.ndarray) -> None:
+        """Give one of `constants` another value of its shape."""
+        if key in self._values:
+            self._values[key] = array.astype(np.float32)
+        else:
+            module, _, attribute = key.rpartition(".")
+            self._attributes[module, attribute] = array.astype(np.float32)
 
     def run(
         self,
-        inputs: Sequence[np.ndarray],
+        inputs: Inputs,
         dtype: str,
         train: bool,
         cotangent: Sequence[np.ndarray] | None = None,
@@ -140,55 +180,125 @@ class BackendModel:
         With `cotangent` (an array an output) the gradients of sum(output * cotangent) are taken too. What a model
         raises ends the trace and is in `trace.error`.
         """
-        call = ModuleCall("", 0, args=tuple(inputs), upstream=list(cotangent or ()))
-        return self._run(self.copied("", dtype, train), call, dtype, train, cotangent is not None, calls)
+        call = replace(as_call(inputs), upstream=list(cotangent or ()))
+        return self.run_module("", call, dtype, train, cotangent is not None, calls)
 
-    def run_module(self, name: str, call: ModuleCall, dtype: str, train: bool, backward: bool) -> Run:
-        """Run only the module `name` on the arguments of `call`, backward from its upstream gradients."""
-        call = replace(call, name=name)
-        return self._run(self.copied(name, dtype, train), call, dtype, train, backward, calls=True)
+    def run_module(
+        self,
+        name: str,
+        call: ModuleCall,
+        dtype: str,
+        train: bool,
+        backward: bool,
+        calls: bool = True,
+        then: str = "",
+    ) -> Run:
+        """Run only the module `name` on the arguments of `call`, backward from its upstream gradients.
+
+        What the module `then`, if one is named, makes of its output is taken for its output.
+        """
+        with self.lent(name, dtype, train) as module, self.lent_then(then, dtype, train) as behind:
+            self.apply_then(module, behind)
+            return self._run(module, replace(call, name=name), dtype, train, backward, calls)
+
+    def lent_then(self, name: str, dtype: str, train: bool) -> AbstractContextManager:
+        """`lent` for a module that is run behind another; None for none."""
+        return self.lent(name, dtype, train) if name else nullcontext()
+
+    def apply_then(self, module: Any, behind: Any) -> None:
+        """Have `behind`, unless it is None, applied to what `module` returns, as long as that is lent."""
+        if behind is not None:
+            self.backend.hook_after(module, lambda _module, _args, _kwargs, output: behind(output))
 
     def dropout_probability(self, name: str) -> float:
         """Of the dropout layer `name`; 0 for a layer of another kind."""
-        return float(getattr(self.backend.submodule(self.model, name), "p", 0.0))
+        return float(getattr(self._parts[name], "p", 0.0))
 
     def run_dropout(self, name: str, x: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """What the layer `name` makes of `x` (float32) with its dropout on: in eval mode, and twice in train mode."""
-        layer = self.backend.moved(
-            self.backend.copied(self.backend.submodule(self.model, name)), self.device, "float32"
-        )
         outputs = []
-        for train in (False, True, True):
-            layer.train() if train else layer.eval()
-            outputs.append(self.backend.to_array(layer(self._tensors(x, "float32", False))))
+        with self.lent(name, "float32", train=False) as layer:
+            for train in (False, True, True):
+                layer.train() if train else layer.eval()
+                outputs.append(self.backend.to_array(layer(self._tensors(x, "float32", False))))
         return tuple(outputs)
 
-    def copied(self, name: str, dtype: str, train: bool) -> Any:
-        """A copy of the module `name` ("": the model), a model of the framework's own, on the device; without dropout.
+    @contextmanager
+    def lent(self, name: str, dtype: str, train: bool) -> Iterator[Any]:
+        """The module `name` ("": the model) with these weights in `dtype`, on the device, in that mode.
 
-        A later `train()` turns dropout layers on again, see `Backend.without_dropout`.
+        Without dropout, unless a later `train()` turns its layers on again, see `Backend.without_dropout`. Afterwards
+        it is as it was.
         """
-        module = self.backend.copied(self.backend.submodule(self.model, name))
-        module = self.backend.moved(module, self.device, dtype)
-        module.train() if train else module.eval()
-        for _, layer in self.backend.named_modules(module):
-            self.backend.turn_off_dropout(layer)
-        return module
+        with self._with_weights(name, dtype) as module:
+            module.train() if train else module.eval()
+            for part_name, part in self._parts_of(name):
+                self.backend.turn_off_dropout(part)
+                if part_name in self.switched_off:
+                    part.eval()
+            yield module
 
-    def _tensors(self, value: Any, dtype: str, requires_grad: bool) -> Any:
-        return map_tensors(value, _is_array, lambda a: self.backend.tensor(a, self.device, dtype, requires_grad))
+    @contextmanager
+    def _with_weights(self, name: str, dtype: str) -> Iterator[Any]:
+        backend, module = self.backend, self._parts[name]
+        with as_it_was(backend, module):
+            for _, tensor in owned_tensors(backend, module):
+                key = self._keys.get(id(tensor))
+                value = backend.to_array(tensor) if key is None else self._values[key]
+                backend.put(tensor, to_precision(value, dtype), self.device)
+            for part_name, part in self._parts_of(name):
+                self._lend_attributes(part_name, part, dtype)
+            yield module
+
+    def _parts_of(self, name: str) -> list[tuple[str, Any]]:
+        """(dotted name, module) of the module `name` and of all in it."""
+        prefix = f"{name}." if name else ""
+        return [(part, module) for part, module in self._parts.items() if part == name or part.startswith(prefix)]
+
+    def _lend_attributes(self, name: str, part: Any, dtype: str) -> None:
+        """Give the tensors that a module has as attributes their precision, and leave the graphs of earlier runs."""
+
+        def is_attribute(value: Any) -> bool:
+            return self.backend.framework.is_tensor(value) and id(value) not in self._keys
+
+        for attribute, value in list(vars(part).items()):
+            if attribute not in self.backend.module_attributes and tensors_in(value, is_attribute):
+                given = self._attributes.get((name, attribute))
+                vars(part)[attribute] = map_tensors(
+                    value,
+                    is_attribute,
+                    lambda t, given=given: self._tensors(self.backend.to_array(t) if given is None else given, dtype),
+                )
+
+    def copied(self, name: str, dtype: str, train: bool) -> Any:
+        """A copy of the module `name` as `lent` has it, a model of the framework's own."""
+        with self.lent(name, dtype, train) as module:
+            return copy.deepcopy(module)
+
+    def loaded_copy(self) -> Any:
+        """A copy of the user's model, in its own mode, with these weights in float32."""
+        with self._with_weights("", "float32") as module:
+            return copy.deepcopy(module)
+
+    def _tensors(self, value: Any, dtype: str, requires_grad: bool = False) -> Any:
+        def tensor(array: np.ndarray) -> Any:
+            return self.backend.tensor(to_precision(array, dtype), self.device, requires_grad=requires_grad)
+
+        return map_tensors(value, is_array, tensor)
 
     def _run(self, model: Any, call: ModuleCall, dtype: str, train: bool, backward: bool, calls: bool) -> Run:
         """Run `model`, which is or stands for the module that `call` names, on what the call received."""
+        count_pass()
         backend, is_tensor = self.backend, self.backend.framework.is_tensor
         args, kwargs = self._tensors((call.args, call.kwargs), dtype, backward)
         # An operation in place may not change a leaf that needs a gradient.
         given = map_tensors((args, kwargs), is_tensor, lambda t: t.clone() if backend.requires_grad(t) else t)
         with (
-            backend.new_tensors(dtype),
+            backend.seeded(SEED),
             backend.without_dropout() if train else nullcontext(),  # in eval mode there should be none
             backend.framework.set_grad_enabled(backward),
             backend.trace(model, "output", calls) as trace,
+            backend.new_tensors(dtype, trace.note_float32),
         ):
             run = Run(trace)
             try:
@@ -206,10 +316,13 @@ class BackendModel:
         return run
 
     def _backward(self, outputs: list, upstream: list, dtype: str) -> None:
-        tensors, gradients = [], []
+        """Backward from every output that has a gradient; of a tensor that is returned twice they are added."""
+        sent: dict[int, tuple[Any, np.ndarray]] = {}
         for tensor, gradient in zip(outputs, upstream, strict=False):
             if gradient is not None and gradient.shape == tuple(tensor.shape) and self.backend.requires_grad(tensor):
-                tensors.append(tensor)
-                gradients.append(self._tensors(gradient, dtype, False))
-        if tensors:
+                before = sent.get(id(tensor), (tensor, 0.0))[1]
+                sent[id(tensor)] = tensor, before + gradient
+        if sent:
+            tensors = [tensor for tensor, _ in sent.values()]
+            gradients = [self._tensors(np.asarray(gradient), dtype) for _, gradient in sent.values()]
             self.backend.framework.autograd.backward(tensors, gradients)

@@ -1,7 +1,7 @@
 """What PaddlePaddle spells or does in its own way (see base.py)."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,10 @@ from portproof.io.cli import UserError
 from portproof.io.files import load_pdparams
 from portproof.io.state_dict import SUFFIXES, read_state_dict
 
+DTYPE = type(paddle.float32)
+# The operations that make tensors, or give them another precision.
+MAKERS = ("cast", "full", "full_", "full_like", "full_with_tensor", "arange", "linspace", "logspace", "eye", "one_hot")
+MAKERS += ("empty", "empty_like", "assign_value", "assign_value_", "uniform", "gaussian", "truncated_gaussian_random")
 DROPOUTS = (nn.Dropout, nn.Dropout2D, nn.Dropout3D, nn.AlphaDropout, nn.FeatureAlphaDropout)
 
 
@@ -51,6 +55,44 @@ def _without_dropout() -> Iterator[None]:
     finally:
         for (at, name), native in natives.items():
             setattr(at, name, native)
+
+
+@contextmanager
+def _as_float64(note: Callable[[], None] | None) -> Iterator[None]:
+    """What would be float32 is float64."""
+
+    def wide(native: Callable) -> Callable:
+        def call(*args, **kwargs) -> Any:
+            args = [paddle.float64 if _is_float32(value) else value for value in args]
+            kwargs = {key: paddle.float64 if _is_float32(value) else value for key, value in kwargs.items()}
+            result = native(*args, **kwargs)
+            return cast(result, paddle.float64) if _is_float32_tensor(result) else result
+
+        def noting(*args, **kwargs) -> Any:
+            if note and any(map(_is_float32, (*args, *kwargs.values()))):
+                note()
+            return call(*args, **kwargs)
+
+        return noting
+
+    cast = ops.cast
+    natives = {(ops, name): getattr(ops, name) for name in MAKERS if hasattr(ops, name)}
+    natives[paddle, "to_tensor"] = paddle.to_tensor
+    for (at, name), native in natives.items():
+        setattr(at, name, wide(native))
+    try:
+        yield
+    finally:
+        for (at, name), native in natives.items():
+            setattr(at, name, native)
+
+
+def _is_float32(value: Any) -> bool:
+    return value == "float32" if isinstance(value, str) else isinstance(value, DTYPE) and value == paddle.float32
+
+
+def _is_float32_tensor(value: Any) -> bool:
+    return isinstance(value, paddle.Tensor) and value.dtype == paddle.float32
 
 
 def _folded(shape: Sequence[int]) -> Change:
@@ -125,12 +167,23 @@ class PaddleBackend(Backend):
         return rules
 
     def tensor(self, array: np.ndarray, device: Any = None, dtype: Any = None, requires_grad: bool = False) -> Any:
+        if array.dtype.kind == "c" and dtype is not None:
+            dtype = "complex128" if str(dtype).endswith("64") else "complex64"
+            return paddle.to_tensor(array, dtype, device)
         if array.dtype.kind != "f":
             return paddle.to_tensor(array, place=device)
         return paddle.to_tensor(array, dtype, device, stop_gradient=not requires_grad)
 
     def to_array(self, tensor: paddle.Tensor) -> np.ndarray:
-        return tensor.detach().numpy().copy()
+        shape = tuple(tensor.shape)
+        if min(shape, default=0) < 0 or not tensor._is_initialized() and 0 not in shape:  # to read it ends the process
+            raise ValueError(f"a tensor of shape {shape} has no values")
+        tensor = tensor.detach()
+        if tensor.is_sparse():
+            tensor = tensor.to_dense()
+        if tensor.dtype == paddle.bfloat16:  # which NumPy does not have
+            tensor = tensor.astype("float32")
+        return tensor.numpy().copy()
 
     def device_of(self, tensor: paddle.Tensor) -> Any:
         return tensor.place
@@ -141,6 +194,21 @@ class PaddleBackend(Backend):
     def set_value(self, tensor: paddle.Tensor, array: np.ndarray) -> None:
         tensor.set_value(paddle.to_tensor(array).astype(tensor.dtype))
 
+    def has_values(self, tensor: paddle.Tensor) -> bool:
+        return tensor._is_initialized()
+
+    def values(self, tensor: paddle.Tensor) -> paddle.Tensor:
+        values = paddle.empty([])  # detach() would follow what the tensor is given later
+        values.get_tensor()._share_data_with(tensor.get_tensor())
+        return values
+
+    def put(self, tensor: paddle.Tensor, array: np.ndarray, device: str) -> None:
+        self.put_back(tensor, paddle.to_tensor(array, place=device))
+
+    def put_back(self, tensor: paddle.Tensor, values: paddle.Tensor) -> None:
+        # set_value() would keep the precision, and a new tensor would have no hooks.
+        tensor.get_tensor()._share_data_with(values.get_tensor())
+
     def named_buffers(self, model: nn.Layer) -> Iterable[tuple[str, paddle.Tensor]]:
         # Batch norm's statistics are parameters without a gradient, and in no named_buffers().
         return ((name, tensor) for name, tensor in model.state_dict().items() if tensor.stop_gradient)
@@ -148,8 +216,25 @@ class PaddleBackend(Backend):
     def exact_constants(self) -> AbstractContextManager:
         return fp64_paddle.exact_constants()
 
-    def new_tensors(self, dtype: str) -> AbstractContextManager:
-        return _default_dtype(dtype)  # few operations take tensors of two precisions
+    @contextmanager
+    def new_tensors(self, dtype: str, note: Callable[[], None] | None = None) -> Iterator[None]:
+        with _default_dtype(dtype), _as_float64(note) if dtype == "float64" else nullcontext():
+            yield
+
+    @contextmanager
+    def seeded_framework(self, seed: int) -> Iterator[None]:
+        before = paddle.get_rng_state()
+        paddle.seed(seed)
+        try:
+            yield
+        finally:
+            paddle.set_rng_state(before)
+
+    def next_random(self) -> float:
+        before = paddle.get_rng_state()
+        number = paddle.rand([1], "float64").item()
+        paddle.set_rng_state(before)
+        return number
 
     def without_dropout(self) -> AbstractContextManager:
         return _without_dropout()
@@ -172,7 +257,7 @@ class PaddleBackend(Backend):
                 setattr(layer, name, tensor)
         return module
 
-    def hook_after(self, module: nn.Layer, hook: Callable[[Any, tuple, dict, Any], None]) -> Any:
+    def hook_after(self, module: nn.Layer, hook: Callable[[Any, tuple, dict, Any], Any]) -> Any:
         return module.register_forward_post_hook(hook, with_kwargs=True)
 
     def set_threads(self, count: int) -> int:
@@ -181,6 +266,9 @@ class PaddleBackend(Backend):
 
     def learning_rate(self, optimizer: paddle.optimizer.Optimizer) -> float:
         return optimizer.get_lr()
+
+    def sgd(self, parameters: list, rate: float) -> paddle.optimizer.Optimizer:
+        return paddle.optimizer.SGD(rate, parameters)
 
     def clear_gradients(self, optimizer: paddle.optimizer.Optimizer) -> None:
         optimizer.clear_grad()

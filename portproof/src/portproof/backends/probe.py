@@ -9,7 +9,8 @@ to reach several branches itself.
 """
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from itertools import pairwise
 
 import numpy as np
 import torch
@@ -17,6 +18,8 @@ from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 from portproof.backends import backend
+from portproof.backends.model import BackendModel
+from portproof.backends.trace import Inputs, ModuleCall, as_call, is_array, map_tensors, tensors_in
 
 # Range of a biased layer's mean outputs, by the activation that is called next: well past its breakpoints.
 SPREAD = {"ReLU": (-4.0, 9.0), "ReLU6": (-4.0, 9.0), "Hardsigmoid": (-5.0, 5.0), "Hardswish": (-6.0, 6.0)}
@@ -73,8 +76,11 @@ def _spread_hook(means_of: Callable[[int], np.ndarray], width: float, rng: np.ra
             return
         done.add(module)
         module.bias.zero_()
-        output = module.forward(*inputs)
-        unit = output.std() / width
+        output = next(iter(tensors_in(module.forward(*inputs), torch.is_tensor)))
+        unit = output.std() / width if output.numel() > 1 else 0.0
+        if not unit > 0:  # its input is constant, an RNN's first state: wait for the next call
+            done.discard(module)
+            return
         module.weight.div_(unit)
         channels = output.dim() - 1 if isinstance(module, nn.Linear) else 1
         means = (output / unit).mean([d for d in range(output.dim()) if d != channels])
@@ -101,43 +107,62 @@ def _spread(model: nn.Module, called_next: dict[str, str], rng: np.random.Genera
     return handles
 
 
-def _called_next(model: nn.Module, inputs: Sequence[torch.Tensor]) -> dict[str, str]:
+def _called_next(model: nn.Module, call: ModuleCall) -> dict[str, str]:
     """{module without children: the class of the one that is called after its first call}."""
-    model, called, handles = backend("torch").copied(model).eval(), [], []
+    called, handles, before = [], [], [(module, module.training) for module in model.modules()]
+    model.eval()
     for name, module in model.named_modules():
         if not any(module.children()):
             note = lambda module, _, name=name: called.append((name, type(module).__name__))  # noqa: E731
             handles.append(module.register_forward_pre_hook(note))
-    model(*inputs)
-    pairs = zip(called, [*called, ("", "")][1:], strict=True)
+    model(*call.args, **call.kwargs)
+    for handle in handles:
+        handle.remove()
+    for module, training in before:
+        module.training = training
+    pairs = pairwise([*called, ("", "")])
     return {name: next_type for (name, _), (_, next_type) in reversed(list(pairs))}
 
 
 @torch.no_grad()
-def probe_weights(model: nn.Module, seed: int, inputs: Sequence[np.ndarray] | None = None) -> dict[str, np.ndarray]:
+def probe_weights(
+    model: nn.Module, seed: int, inputs: Inputs | None = None, train: bool = True
+) -> dict[str, np.ndarray]:
     """A state_dict for `model` as arrays; `model` itself is left with it, in train mode.
 
     `inputs` are what running statistics and activations are measured on; without them 16 probe images of 96 x 64.
+    Where the model does not run on them in train mode, with `train` false, running statistics are drawn.
     """
     rng = np.random.default_rng([seed, 1])
     _draw(model, rng)
-    tensors = [torch.from_numpy(np.array(a)) for a in ([probe_images(rng, 16, 96, 64)] if inputs is None else inputs)]
-    called_next, momenta = _called_next(model, tensors), {}
+    call = as_call([probe_images(rng, 16, 96, 64)] if inputs is None else inputs)
+    call.args, call.kwargs = map_tensors((call.args, call.kwargs), is_array, lambda a: torch.from_numpy(np.array(a)))
+    called_next, momenta = _called_next(model, call), {}
     handles = [] if inputs is None else _spread(model, called_next, rng)
-    model.train()
+    model.train(train)
     for name, module in model.named_modules():
         if inputs is None and isinstance(module, CONVOLUTIONS) and module.bias is not None and name in called_next:
             means_of = functools.partial(np.linspace, *SPREAD.get(called_next[name], SPREAD_ELSE))
             handles.append(module.register_forward_pre_hook(_spread_hook(means_of, 1.0, rng)))
         elif isinstance(module, BATCH_NORMS):
             momenta[module], module.momentum = module.momentum, 1.0  # the running statistics become the batch's
+            if not train and module.running_var is not None:
+                module.running_mean.copy_(torch.from_numpy(rng.uniform(-0.5, 0.5, module.num_features)))
+                module.running_var.copy_(torch.from_numpy(rng.uniform(0.5, 2, module.num_features)))
         elif isinstance(module, nn.modules.dropout._DropoutNd):
             module.eval()  # its mask would not come from the seed
     torch_backend = backend("torch")
-    with torch_backend.without_dropout():
-        model(*tensors)
+    with torch_backend.seeded(seed), torch_backend.without_dropout():
+        model(*call.args, **call.kwargs)
     for handle in handles:
         handle.remove()
     for module, momentum in momenta.items():
         module.momentum = momentum
     return {name: torch_backend.to_array(tensor) for name, tensor in model.state_dict().items()}
+
+
+def load_probe_weights(ref: BackendModel, seed: int, inputs: Inputs, train: bool = True) -> None:
+    """Give the reference `probe_weights` of `seed`, measured on `inputs`, in train mode if it runs in that."""
+    with ref.lent("", "float32", train) as model:
+        arrays = probe_weights(model, seed, inputs, train)
+    ref.load({key: arrays[key] for key in ref.tensor_keys})

@@ -1,8 +1,8 @@
 """What PyTorch spells or does in its own way (see base.py)."""
 
 import os
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -43,19 +43,44 @@ class _NoDropout(TorchFunctionMode):
         return func(*args, **kwargs)
 
 
-class TorchModel(BackendModel):
-    """A PyTorch model. Mutations are tried on the modules of the reference, so only this class has these two."""
+class _AsFloat64(TorchFunctionMode):
+    """What would be float32 is float64."""
 
-    def module(self, name: str) -> nn.Module:
-        """The module itself, in float32; to be read, and not to be run or changed. KeyError if there is none."""
-        return self.backend.submodule(self.model, name)
+    def __init__(self, note: Callable[[], None] | None) -> None:
+        super().__init__()
+        self.note = note
+
+    def __torch_function__(self, func: Callable, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        kwargs = kwargs or {}
+        named = func is torch.Tensor.float or any(value is torch.float32 for value in (*args, *kwargs.values()))
+        if named:
+            func = torch.Tensor.double if func is torch.Tensor.float else func
+            args = tuple(torch.float64 if value is torch.float32 else value for value in args)
+            kwargs = {key: torch.float64 if value is torch.float32 else value for key, value in kwargs.items()}
+        result = func(*args, **kwargs)
+        made = isinstance(result, torch.Tensor) and result.dtype == torch.float32
+        if self.note and (named or made):
+            self.note()
+        return result.double() if made else result
+
+
+class TorchModel(BackendModel):
+    """A PyTorch model. Mutations are tried on the modules of the reference, so only this class has `run_mutated`."""
 
     def run_mutated(
-        self, mutation: Callable[[nn.Module], nn.Module], call: ModuleCall, dtype: str, train: bool, backward: bool
+        self,
+        mutation: Callable[[nn.Module], nn.Module],
+        call: ModuleCall,
+        dtype: str,
+        train: bool,
+        backward: bool,
+        then: str = "",
     ) -> Run:
-        """`run_module` of what `mutation` makes of a copy of the module that was called."""
-        module = mutation(self.copied(call.name, dtype, train))
-        return self._run(module, call, dtype, train, backward, calls=True)
+        """`run_module` of what `mutation` makes of the module that was called."""
+        with self.lent(call.name, dtype, train) as module, self.lent_then(then, dtype, train) as behind:
+            mutated = mutation(module)
+            self.apply_then(mutated, behind)
+            return self._run(mutated, call, dtype, train, backward, calls=True)
 
 
 class TorchBackend(Backend):
@@ -139,12 +164,19 @@ class TorchBackend(Backend):
 
     def tensor(self, array: np.ndarray, device: Any = None, dtype: Any = None, requires_grad: bool = False) -> Any:
         tensor = torch.from_numpy(np.array(array)).to(device)
+        if tensor.is_complex() and dtype is not None:
+            return tensor.to(DTYPES.get(dtype, dtype).to_complex())
         if not tensor.is_floating_point():  # PyTorch refuses a gradient for whole numbers
             return tensor
         return tensor.to(DTYPES.get(dtype, dtype)).requires_grad_(requires_grad)
 
     def to_array(self, tensor: torch.Tensor) -> np.ndarray:
-        return tensor.detach().cpu().numpy().copy()  # PyTorch gives no array of what lies on a card
+        tensor = tensor.detach().cpu()  # PyTorch gives no array of what lies on a card, ...
+        if tensor.layout is not torch.strided:
+            tensor = tensor.to_dense()
+        if tensor.dtype == torch.bfloat16:  # which NumPy does not have
+            tensor = tensor.float()
+        return tensor.resolve_conj().resolve_neg().numpy().copy()
 
     def device_of(self, tensor: torch.Tensor) -> torch.device:
         return tensor.device
@@ -156,14 +188,45 @@ class TorchBackend(Backend):
         with torch.no_grad():  # PyTorch refuses to write into a parameter otherwise
             tensor.copy_(torch.from_numpy(np.array(array)))
 
+    def has_values(self, tensor: torch.Tensor) -> bool:
+        return not nn.parameter.is_lazy(tensor)
+
+    def values(self, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.data
+
+    def put(self, tensor: torch.Tensor, array: np.ndarray, device: torch.device) -> None:
+        tensor.data = torch.from_numpy(np.array(array)).to(device)
+
+    def put_back(self, tensor: torch.Tensor, values: torch.Tensor) -> None:
+        tensor.data = values
+
     def named_buffers(self, model: nn.Module) -> Iterable[tuple[str, torch.Tensor]]:
         return model.named_buffers()
 
     def exact_constants(self) -> AbstractContextManager:
         return fp64_torch.exact_constants()
 
-    def new_tensors(self, dtype: str) -> AbstractContextManager:
-        return nullcontext()  # operations on both precisions give the wider one
+    @contextmanager
+    def new_tensors(self, dtype: str, note: Callable[[], None] | None = None) -> Iterator[None]:
+        before = torch.get_default_dtype()
+        torch.set_default_dtype(DTYPES[dtype])
+        try:
+            with _AsFloat64(note) if dtype == "float64" else nullcontext():
+                yield
+        finally:
+            torch.set_default_dtype(before)
+
+    @contextmanager
+    def seeded_framework(self, seed: int) -> Iterator[None]:
+        with torch.random.fork_rng():
+            torch.manual_seed(seed)
+            yield
+
+    def next_random(self) -> float:
+        state = torch.get_rng_state()
+        number = torch.rand(1, dtype=torch.float64).item()
+        torch.set_rng_state(state)
+        return number
 
     def without_dropout(self) -> AbstractContextManager:
         return _NoDropout()
@@ -178,7 +241,7 @@ class TorchBackend(Backend):
         module = module.to(device)
         return module.double() if dtype == "float64" else module
 
-    def hook_after(self, module: nn.Module, hook: Callable[[Any, tuple, dict, Any], None]) -> Any:
+    def hook_after(self, module: nn.Module, hook: Callable[[Any, tuple, dict, Any], Any]) -> Any:
         return module.register_forward_hook(hook, with_kwargs=True)
 
     def set_threads(self, count: int) -> int:
@@ -212,6 +275,9 @@ class TorchBackend(Backend):
                 group[key] = tuple(float(np.float32(x)) if i == place else x for i, x in enumerate(value))
             elif isinstance(value, float):
                 group[key] = float(np.float32(value))
+
+    def sgd(self, parameters: list, rate: float) -> torch.optim.Optimizer:
+        return torch.optim.SGD(parameters, rate)
 
     def clear_gradients(self, optimizer: torch.optim.Optimizer) -> None:
         optimizer.zero_grad()

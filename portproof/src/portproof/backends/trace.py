@@ -1,34 +1,63 @@
 """What flows through a model: every module call, as arrays under the module's name. Framework-neutral."""
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, is_dataclass
 from typing import Any
 
 import numpy as np
 
 from portproof.compare import Item
+from portproof.io.cli import UserError
+
+# What a model is run on: its positional arguments, or {keyword: argument}, in which a whole number is a position. An
+# argument is an array, nested tuples, lists and dicts of arrays, or None, text or a plain number.
+Inputs = Sequence[Any] | Mapping[str | int, Any]
+
+
+def is_array(value: Any) -> bool:
+    """Whether it is a NumPy array."""
+    return isinstance(value, np.ndarray)
+
+
+def _items(value: Any, is_tensor: Callable[[Any], bool]) -> list[tuple[Any, Any]]:
+    """(key, item) of what is in `value`: a tuple, a list, a mapping, a dataclass, an object that has tensors."""
+    if isinstance(value, Mapping):
+        return sorted(value.items(), key=lambda item: str(item[0]))
+    if isinstance(value, tuple | list):
+        return list(enumerate(value))
+    if isinstance(value, type) or callable(value) or not hasattr(value, "__dict__"):
+        return []
+    attributes = list(vars(value).items())
+    return attributes if is_dataclass(value) or any(is_tensor(item) for _, item in attributes) else []
 
 
 def map_tensors(value: Any, is_tensor: Callable[[Any], bool], change: Callable[[Any], Any]) -> Any:
-    """`value` with `change` applied to every tensor in it, through tuples, lists and dicts."""
+    """`value` with `change` applied to every tensor in it; what holds them is copied, and of the same class."""
     if is_tensor(value):
         return change(value)
-    if isinstance(value, dict):
-        return {key: map_tensors(item, is_tensor, change) for key, item in value.items()}
-    if isinstance(value, tuple | list):
-        items = [map_tensors(item, is_tensor, change) for item in value]
-        return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
-    return value
+    items = _items(value, is_tensor)
+    changed = [(key, map_tensors(item, is_tensor, change)) for key, item in items]
+    if all(new is old for (_, new), (_, old) in zip(changed, items, strict=True)):
+        return value
+    if isinstance(value, tuple):
+        arrays = [item for _, item in changed]
+        # A class derived from a named tuple may be made of other things than its fields.
+        return tuple.__new__(type(value), arrays) if hasattr(value, "_fields") else type(value)(arrays)
+    result = copy.copy(value)
+    for key, item in changed:
+        if isinstance(value, list | Mapping):
+            result[key] = item
+        else:
+            object.__setattr__(result, key, item)  # a dataclass may be frozen
+    return result
 
 
 def tensors_at(value: Any, is_tensor: Callable[[Any], bool], place: str = "") -> dict[str, Any]:
-    """{place in `value`: tensor}: [1] in a tuple or list, [key] in a dict, whose keys are sorted; "" is `value`."""
+    """{place in `value`: tensor}: [1] in a tuple or list, [key] in a mapping or an object, sorted; "" is `value`."""
     if is_tensor(value):
         return {place: value}
-    if isinstance(value, dict):
-        items = sorted(value.items(), key=lambda item: str(item[0]))
-    else:
-        items = enumerate(value) if isinstance(value, tuple | list) else ()
+    items = _items(value, is_tensor)
     return {k: t for key, item in items for k, t in tensors_at(item, is_tensor, f"{place}[{key}]").items()}
 
 
@@ -44,17 +73,66 @@ class ModuleCall:
     name: str  # the module's dotted name; "" is the model itself
     number: int  # 0 for the module's first call
     start: int = 0  # how many calls, of any module, had begun before it
+    inside: str = ""  # the label of the call in which it was made, see `call_label`
     args: tuple = ()  # positional arguments, tensors as arrays
     kwargs: dict = field(default_factory=dict)
     scale: float = 0.0  # the largest value among the tensors that came in
     outputs: list[np.ndarray] = field(default_factory=list)  # every tensor of what it returned
     places: list[str] = field(default_factory=list)  # where each of them was in it
     upstream: list[np.ndarray | None] = field(default_factory=list)  # the loss's gradient for each of them
+    random_before: tuple = ()  # where the generators of random numbers were when it began, see `Backend.random_state`
+    random_after: tuple = ()  # and when it ended
 
     @property
     def inputs(self) -> list[np.ndarray]:
         """Every array among the arguments."""
-        return tensors_in((self.args, self.kwargs), lambda value: isinstance(value, np.ndarray))
+        return tensors_in((self.args, self.kwargs), is_array)
+
+
+def as_call(inputs: Inputs) -> ModuleCall:
+    """The model's call on `inputs`."""
+    if not isinstance(inputs, Mapping):
+        return ModuleCall("", 0, args=tuple(inputs))
+    args = tuple(inputs[place] for place in sorted(key for key in inputs if isinstance(key, int)))
+    return ModuleCall("", 0, args=args, kwargs={key: value for key, value in inputs.items() if isinstance(key, str)})
+
+
+def checked_inputs(inputs: Inputs) -> Inputs:
+    """`inputs` with the arrays in the precision that both models start from: float32, complex64.
+
+    A list or tuple of plain numbers is an array too. Raises UserError for what no model is run on.
+    """
+    if is_array(inputs) or isinstance(inputs, str | bytes) or not isinstance(inputs, Sequence | Mapping):
+        what = f"one array {inputs.shape}" if is_array(inputs) else f"a {type(inputs).__name__}"
+        raise UserError(f"the inputs are {what}: give a list of arrays, or a dict of them by keyword")
+    if isinstance(inputs, Mapping):
+        places = sorted(key for key in inputs if isinstance(key, int))
+        if places != list(range(len(places))) or not all(isinstance(key, str | int) for key in inputs):
+            raise UserError(f"the inputs have the keys {list(inputs)}: give keywords, and 0, 1, ... for positions")
+        return {key: _checked(value, repr(key)) for key, value in inputs.items()}
+    return [_checked(value, str(i)) for i, value in enumerate(inputs)]
+
+
+def _checked(value: Any, name: str) -> Any:
+    """One argument, see `checked_inputs`."""
+    if value is None or isinstance(value, str | bool | int | float | complex) and not isinstance(value, np.generic):
+        return value
+    if isinstance(value, Mapping):
+        return {key: _checked(item, f"{name}[{key!r}]") for key, item in value.items()}
+    if isinstance(value, tuple | list) and not _is_numbers(value):
+        items = [_checked(item, f"{name}[{i}]") for i, item in enumerate(value)]
+        return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
+    array = np.asarray(value)
+    if array.dtype.kind not in "biufc":
+        raise UserError(f"input {name} is a {type(value).__name__} of {array.dtype}: give arrays of numbers")
+    return array.astype({"f": np.float32, "c": np.complex64}.get(array.dtype.kind, array.dtype))
+
+
+def _is_numbers(value: Any) -> bool:
+    """Whether nested lists and tuples hold plain numbers, at least one, and nothing else."""
+    if isinstance(value, tuple | list):
+        return bool(value) and all(map(_is_numbers, value))
+    return isinstance(value, bool | int | float | complex)
 
 
 @dataclass
@@ -70,6 +148,13 @@ class Trace:
     calls: dict[str, ModuleCall] = field(default_factory=dict)  # only if asked for
     buffers: dict[str, np.ndarray] = field(default_factory=dict)  # the model's after the pass, if asked for
     error: str = ""  # what the forward pass raised; the trace ends there
+    unrecorded: dict[str, str] = field(default_factory=dict)  # {module: what was raised by recording it}
+    float32: set[str] = field(default_factory=set)  # modules whose own code asked for float32 in a float64 run
+    running: list[ModuleCall] = field(default_factory=list)  # the calls that have begun and not ended
+
+    def note_float32(self) -> None:
+        """Remember in which module's code float32 was asked for."""
+        self.float32.add(self.running[-1].name if self.running else "")
 
     def add(self, call: ModuleCall, is_activation: bool, whole: str, keep_call: bool) -> None:
         """Take in a call that has ended; `whole` is what the model's own output is called."""

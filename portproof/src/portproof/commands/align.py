@@ -9,39 +9,192 @@ proposed and checked with values. Exit status: 0 aligned, 1 not, 2 could not tel
 With --locate-only the whole is not judged. Each module is run alone on both sides, on what the reference's received:
 forward, then backward, in eval and in train mode, in float64 and, if nothing departs there, in float32. Exit status:
 0 no module departs, 1 one does, 2 could not tell.
+
+With --loss some steps of training are compared too, in float64: loss, gradients, parameters and statistics after each.
+
+  portproof align --ref my.net:Net --port my_port.net:Net --input 8,16 --labels 8:int64:10 --steps 3 \\
+      --loss torch.nn.functional:cross_entropy paddle.nn.functional:cross_entropy \\
+      --optimizer 'torch.optim:AdamW(lr=0.001)' 'paddle.optimizer:AdamW(learning_rate=0.001)'
+
+In Python, where steps may be of any form, that is:
+
+  pair = portproof.ladder.same_weights(ref, port, [x])
+  portproof.ladder.backward(*pair, *portproof.ladder.plain_steps((ref_loss, port_loss)), [(x, labels)] * 3)
 """
 
 import argparse
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 from portproof import align
-from portproof.commands.arguments import add_pair_arguments, load_pair, read_map
-from portproof.io.cli import ArgumentParser, HelpFormatter, UserError
+from portproof.backends import backend
+from portproof.backends.trace import Inputs
+from portproof.commands.arguments import INPUT, add_pair_arguments, load_pair, read_map
+from portproof.compare import FAIL, Verdict
+from portproof.io.cli import ArgumentParser, HelpFormatter, UserError, positive_int
+from portproof.io.progress import shown
+from portproof.io.records import save_text
+from portproof.io.state_dict import SUFFIXES
+from portproof.mapping.name_map import NameMap
 
 PROG = "portproof align"
 NOT_LOCATED = "not located: each module alone gives what the reference's gives"
+MODEL = "the model itself"
+OF_THE_WHOLE = ("save_map", "save_weights", "print_map", "loss")  # what --locate-only does not do
 
 
 def get_args_parser() -> argparse.ArgumentParser:
     parser = ArgumentParser(prog=PROG, description=__doc__, formatter_class=HelpFormatter)
     add_pair_arguments(parser)
-    parser.add_argument("--mode", choices=("eval", "train", "both"), default="both", help="which modes are judged")
-    parser.add_argument("--locate-only", action="store_true", help="run each module alone without judging the whole")
+    add = parser.add_argument
+    add("--mode", choices=("eval", "train", "both"), default="both", help="which modes are judged")
+    add("--precision", choices=("float64", "float32", "both"), default="both", help="which precisions are judged")
+    add(
+        "--leave-out",
+        action="append",
+        metavar="MODULE",
+        help="module of the reference whose own values, and those of all in it, are not compared; may be repeated",
+    )
+    add("--locate-only", action="store_true", help="run each module alone without judging the whole")
+    add("--print-map", action="store_true", help="print which module of the port stands for which of the reference")
+    add("--save-map", metavar="FILE", help="write that as YAML, as --map reads it")
+    add(
+        "--save-weights",
+        metavar="FILE",
+        help="write the port's weights, mapped from the reference's --weights, as .pdparams or .safetensors",
+    )
+    pair = {"nargs": 2, "metavar": ("REF", "PORT")}
+    add("--loss", help="PKG.MOD:FUNCTION of (output, labels) of each side: compare steps of training too", **pair)
+    add(
+        "--labels",
+        action="append",
+        metavar="SHAPE[:DTYPE[:HIGH]]",
+        help="shape of what --loss takes after the output, such as 8:int64:10; may be repeated",
+    )
+    add(
+        "--optimizer",
+        help="PKG.MOD:FACTORY(KEYWORD=VALUE, ...) of each side's, which gets the parameters; else SGD, rate 0.01",
+        **pair,
+    )
+    add("--steps", type=positive_int, default=3, help="how many steps of training are compared with --loss")
     return parser
 
 
+def check(args: argparse.Namespace) -> None:
+    """Raise UserError for flags that do not go together."""
+    if args.locate_only:
+        if args.mode != "both":
+            raise UserError("--locate-only looks in both modes: leave --mode out")
+        for name in OF_THE_WHOLE:
+            if getattr(args, name):
+                raise UserError(f"--locate-only does not judge the whole: leave --{name.replace('_', '-')} out")
+    if args.save_weights:
+        if not args.weights or args.port_weights:
+            raise UserError("--save-weights writes the --weights of the reference for the port: give these alone")
+        suffixes = (*SUFFIXES["paddle"], ".safetensors")
+        if Path(args.save_weights).suffix not in suffixes:
+            raise UserError(f"--save-weights {args.save_weights} does not end in {' or '.join(suffixes)}: choose one")
+    if (args.labels or args.optimizer) and not args.loss:
+        raise UserError("--labels and --optimizer are for steps of training: give --loss")
+
+
 def main(args: argparse.Namespace) -> int:
-    if args.locate_only and args.mode != "both":
-        raise UserError("--locate-only looks in both modes: leave --mode out")
+    check(args)
     names = read_map(args.map)
     ref, port, inputs, weights = load_pair(args)
+    train = _training(args, inputs) if args.loss else None
     modes = ("eval", "train") if args.mode == "both" else (args.mode,)
+    precisions = ("float64", "float32") if args.precision == "both" else (args.precision,)
     print(f"{args.port} against {args.ref}, {args.device}, seed {args.seed}, {weights} weights", flush=True)
+    options = {"precisions": precisions, "leave_out": args.leave_out or (), "seed": args.seed, "device": args.device}
     if args.locate_only:
         from portproof.ladder.pairs.whole import search
 
-        location, how = search(ref, port, inputs, names, weights, args.seed, args.device)
-        print(how, *(location.lines() if location else [NOT_LOCATED]), sep="\n")
+        with shown(PROG):
+            location, notes = search(ref, port, inputs, names, weights, **options)
+        print(*notes, *(location.lines() if location else [NOT_LOCATED]), sep="\n")
         return 1 if location else 0
-    verdict = align(ref, port, inputs, names=names, weights=weights, modes=modes, seed=args.seed, device=args.device)
-    print(verdict)
-    return verdict.status
+    with shown(PROG):
+        verdict = align(ref, port, inputs, names=names, weights=weights, modes=modes, **options)
+    print(verdict, flush=True)
+    if args.print_map:
+        print(*map_lines(verdict.names), sep="\n")
+    if args.save_map:
+        save_map(verdict.names, args.save_map)
+    verdicts: list[Verdict] = [verdict]
+    if train and not verdict.names.ambiguous and not verdict.names.problems:
+        with shown(PROG):
+            verdicts.append(train(ref, port, names, weights))
+        print(verdicts[-1], flush=True)
+    status = FAIL if any(verdict.status == FAIL for verdict in verdicts) else max(v.status for v in verdicts)
+    if args.save_weights:
+        try:
+            save_weights(ref, port, verdict.names, args)
+        except UserError as error:  # what the port lacks is what the verdict says
+            if status != FAIL:
+                raise
+            print(f"{PROG}: weights not written: {error}", file=sys.stderr)
+    return status
+
+
+def map_lines(names: NameMap) -> list[str]:
+    """Which module of the port stands for which of the reference, and which call where a module has no weights."""
+    calls = {label: port for label, port in names.calls.items() if label.partition("#")[0] not in names.modules}
+    lines = []
+    for title, pairs in (("modules with weights", names.modules), ("calls of other modules", calls)):
+        lines += [f"map of {title}:", *(f"  {name or MODEL}: {port or MODEL}" for name, port in pairs.items())]
+    return lines
+
+
+def save_map(names: NameMap, path: str) -> None:
+    """Write the map of modules as --map reads it; raises UserError where none was chosen, and if it cannot be."""
+    import yaml
+
+    if names.ambiguous:
+        raise UserError(f"no map is written to {path}, since none was chosen: say in --map which is which")
+    modules = {name: port for name, port in names.modules.items() if name or port}  # the models stand for each other
+    save_text(yaml.safe_dump(modules, sort_keys=False, allow_unicode=True), Path(path))
+    print(f"wrote {path}: {len(modules)} modules")
+
+
+def save_weights(ref: Any, port: Any, names: NameMap, args: argparse.Namespace) -> None:
+    """Write the reference's weights as the port's; raises UserError where either has a tensor that the other lacks."""
+    from portproof.mapping.conversion import convert_state_dict
+
+    if names.ambiguous or names.problems:
+        reason = names.ambiguous or ": ".join(next(iter(names.problems.items())))
+        raise UserError(f"{args.save_weights} is not written, since the map is not whole ({reason}): give a --map")
+    weights = backend("torch").state_arrays(ref)
+    arrays = convert_state_dict(weights, ref, port, names.tensors, f"weights {args.weights}")
+    backend("paddle").write_weights(arrays, args.save_weights)
+    print(f"wrote {args.save_weights}: {len(arrays)} tensors")
+
+
+def _training(args: argparse.Namespace, inputs: Inputs) -> Callable[..., Verdict]:
+    """What compares the steps of training that the flags name, as function of the pair, its map and weights."""
+    from portproof import ladder
+    from portproof.ladder.pairs.named import model_factory, named_function
+
+    if isinstance(inputs, dict):
+        inputs = [inputs[key] for key in sorted(inputs, key=str) if isinstance(key, int)] or inputs
+    if isinstance(inputs, dict) or any("=" in text for text in args.input or ()):
+        raise UserError("--loss calls the models on positional arguments: leave NAME= out of --input")
+    criteria = [named_function(text, "--loss") for text in args.loss]
+    optimizers = None
+    if args.optimizer:
+        ref_make, port_make = (model_factory(text, "--optimizer") for text in args.optimizer)
+        optimizers = ref_make, lambda parameters: port_make(parameters=parameters)
+    texts, count = [] if args.inputs else args.input or [INPUT], len(inputs)
+    given = inputs if args.inputs else []
+    batches = [(*given, *ladder.draw_inputs([*texts, *(args.labels or ())], args.seed + i)) for i in range(args.steps)]
+    train = args.mode != "eval"
+    makes = ladder.plain_steps(criteria, optimizers, inputs=count, train=train)
+
+    def compared(ref: Any, port: Any, names: dict[str, str], weights: str) -> Verdict:
+        pair = ladder.same_weights(ref, port, inputs, names=names, weights=weights, seed=args.seed)
+        options = {"train": train, "dtypes": ("float64",), "names": names or None, "device": args.device}
+        return ladder.backward(*pair, *makes, batches, **options)
+
+    return compared

@@ -5,12 +5,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from portproof.backends import backend
+from portproof.backends.trace import Inputs
 from portproof.io.cli import UserError, existing_file
 from portproof.io.state_dict import SUFFIXES, hash_in_name
-from portproof.ladder.pairs.named import draw_inputs, model_factory
+from portproof.ladder.pairs.named import draw_inputs, load_inputs, model_factory
 
 INPUT = "2,3,224,224"
 
@@ -25,9 +24,10 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--input",
         action="append",
-        metavar="SHAPE[:DTYPE[:HIGH]]",
-        help="shape of an input, such as 2,3,224,224, or 2,16:int64:30522 for whole numbers below 30522;"
-        f" once for each positional argument (default: {INPUT})",
+        metavar="[NAME=]SHAPE[:DTYPE[:HIGH]]",
+        help="shape of an input, such as 2,3,224,224, or 2,16:int64:30522 for whole numbers below 30522, or"
+        " mask=2,16:bool for the keyword argument mask; DTYPE is float32, int64, int32 or bool; once for each argument"
+        f" (default: {INPUT})",
     )
 
 
@@ -37,10 +37,16 @@ def add_seed_argument(parser: argparse.ArgumentParser) -> None:
 
 
 def add_pair_arguments(parser: argparse.ArgumentParser) -> None:
-    """--ref, --port, --map, --input, --seed, --weights, --port-weights, --device."""
+    """--ref, --port, --map, --input, --inputs, --seed, --weights, --port-weights, --device."""
     add_model_arguments(parser)
     add_seed_argument(parser)
     add = parser.add_argument
+    add(
+        "--inputs",
+        metavar="FILE.npz",
+        help="the inputs themselves instead of --input: 0, 1, ... or arr_0, arr_1, ... are the positional arguments,"
+        " other names keywords",
+    )
     add("--weights", metavar="FILE", help="the reference's weights, for both sides, instead of probe weights")
     add("--port-weights", metavar="FILE", help="the port's own .pdparams or .safetensors, compared with --weights too")
     add("--device", choices=("cpu", "gpu"), default="cpu", help="where both sides run")
@@ -96,17 +102,20 @@ def read_map(path: str | None) -> dict[str, str]:
     return lists
 
 
-def load_models(args: argparse.Namespace) -> tuple[Any, Any, list[np.ndarray]]:
+def load_models(args: argparse.Namespace) -> tuple[Any, Any, Inputs]:
     """(reference, port, inputs) as `add_model_arguments`' and `add_seed_argument`'s flags say."""
+    file = getattr(args, "inputs", None)
+    if file and args.input:
+        raise UserError("--inputs are the inputs themselves, --input their shapes: give one of the two")
     if args.seed < 0:
         raise UserError(f"--seed {args.seed} is negative: choose 0 or more")
     for name in ("torch", "paddle"):
         backend(name).device(getattr(args, "device", "cpu"))
-    inputs = draw_inputs(args.input or [INPUT], args.seed, "--input")
+    inputs = load_inputs(file, "--inputs") if file else draw_inputs(args.input or [INPUT], args.seed, "--input")
     return model_factory(args.ref, "--ref")(), model_factory(args.port, "--port")(), inputs
 
 
-def load_pair(args: argparse.Namespace) -> tuple[Any, Any, list[np.ndarray], str]:
+def load_pair(args: argparse.Namespace) -> tuple[Any, Any, Inputs, str]:
     """(reference, port, inputs, what weights they are judged with) as the flags say, with their weights."""
     if args.port_weights and not args.weights:
         raise UserError("--port-weights are compared with --weights: give both")

@@ -23,6 +23,7 @@ from portproof.io.files import load_npy, load_safetensors
 from portproof.report.text import first_difference, last_line, row_line
 
 PROG = "portproof compare"
+WIDE = {"f": np.float64, "c": np.complex128}
 
 
 def get_args_parser() -> argparse.ArgumentParser:
@@ -48,18 +49,20 @@ def read(path: str, what: str) -> dict[str, np.ndarray]:
 
 def atol_of(args: argparse.Namespace, ref: dict[str, np.ndarray]) -> dict[str, float]:
     """Each item's limit from --fp64-ref or --rtol."""
-    floats = {name: array for name, array in ref.items() if array.dtype.kind == "f"}
+    floats = {name: array for name, array in ref.items() if array.dtype.kind in "fc"}
+    wide = {name: WIDE[array.dtype.kind] for name, array in floats.items()}
     if args.rtol is not None:
         if not 0 <= args.rtol < float("inf"):
             raise UserError(f"--rtol {args.rtol} is no share: choose 0 or more, such as 1e-6")
-        atol = {name: args.rtol * largest(array.astype(np.float64)) for name, array in floats.items()}
+        atol = {name: args.rtol * largest(array.astype(wide[name])) for name, array in floats.items()}
     else:
         fp64_ref = read(args.fp64_ref, "fp64 reference")
         for name, array in floats.items():
             exact = fp64_ref.get(name)
-            if exact is None or exact.shape != array.shape or exact.dtype != np.float64:
+            if exact is None or exact.shape != array.shape or exact.dtype != wide[name]:
                 raise UserError(
-                    f"fp64 reference {args.fp64_ref} has no float64 {name} of shape {array.shape}: write it again"
+                    f"fp64 reference {args.fp64_ref} has no {wide[name].__name__} {name} of shape {array.shape}:"
+                    " write it again"
                 )
         atol = kernel_atol({name: fp64_ref[name] for name in floats}, floats)
     return dict.fromkeys(ref, 0.0) | atol

@@ -12,13 +12,17 @@ from .verdict import FAIL, PASS, REFUSED, Item, Row, Verdict, Worst
 
 
 def _error(ref: np.ndarray, port: np.ndarray) -> np.ndarray:
-    """|ref - port| in float64; whole numbers are subtracted exactly first, which float64 cannot do above 2^53."""
+    """|ref - port| in float64, of complex numbers the modulus.
+
+    Whole numbers are subtracted exactly first, which float64 cannot do above 2^53.
+    """
     if ref.dtype.kind in "iu":
         larger, smaller = np.maximum(ref, port).astype(np.uint64), np.minimum(ref, port).astype(np.uint64)
         return np.subtract(larger, smaller).astype(np.float64)  # modulo 2^64, in which the difference fits
-    if ref.dtype.kind == "f":
+    if ref.dtype.kind in "fc":
+        wide = np.float64 if ref.dtype.kind == "f" else np.complex128
         with np.errstate(over="ignore"):  # an infinite difference is outside every limit
-            return np.abs(ref.astype(np.float64) - port.astype(np.float64))
+            return np.abs(ref.astype(wide) - port.astype(wide))
     return np.asarray(ref != port).astype(np.float64)
 
 
@@ -36,7 +40,7 @@ def _compare_exact(item: Item, ref: np.ndarray, port: np.ndarray) -> Row:
 
 def _compare_close(item: Item, ref: np.ndarray, port: np.ndarray, atol: float, expected_zero: bool) -> Row:
     error = _error(ref, port)
-    difference, scale = float(error.max()), float(np.abs(ref.astype(np.float64)).max())
+    difference, scale = float(error.max()), float(_error(ref, np.zeros_like(ref)).max())
     outside = ~(error <= atol)
     row = Row(item, PASS, ref.shape, difference, atol, scale)
     if outside.any():
@@ -49,13 +53,13 @@ def _compare_close(item: Item, ref: np.ndarray, port: np.ndarray, atol: float, e
 
 def _compare_item(item: Item, ref: np.ndarray, port: np.ndarray, atol: float | None, expected_zero: bool) -> Row:
     for array in (ref, port):
-        if array.dtype.kind not in "biufU":
+        if array.dtype.kind not in "biufcU":
             return Row(item, FAIL, array.shape, reason=f"dtype {array.dtype} cannot be compared")
     if ref.shape != port.shape:
         return Row(item, FAIL, ref.shape, reason=f"shape: reference {ref.shape}, port {port.shape}")
     if ref.dtype != port.dtype and not ref.dtype.kind == port.dtype.kind == "U":
         return Row(item, FAIL, ref.shape, reason=f"dtype: reference {ref.dtype}, port {port.dtype}")
-    if ref.dtype.kind == "f":
+    if ref.dtype.kind in "fc":
         bad_ref, bad_port = (int((~np.isfinite(array)).sum()) for array in (ref, port))
         if bad_ref or bad_port:
             return Row(item, FAIL, ref.shape, reason=f"not finite: reference {bad_ref}, port {bad_port} of {ref.size}")
@@ -81,9 +85,10 @@ def compare(
 ) -> Verdict:
     """Judge `port` against `ref`, item by item in the reference's order. A string is an item of that name alone.
 
-    `atol` gives each item's limit, the max|ref - port| that is allowed; 0 means equal, and is the only one for strings
-    and booleans. `expected_zero` names items that are zero by structure: their limit may exceed their values. `hints`
-    are kept for the report: {kind of item: what usually causes a difference here}.
+    `atol` gives each item's limit, the max|ref - port| that is allowed, of complex numbers the largest modulus; 0 means
+    equal, and is the only one for strings and booleans. `expected_zero` names items that are zero by structure: their
+    limit may exceed their values. `hints` are kept for the report: {kind of item: what usually causes a difference
+    here}.
 
     An item fails when it is on one side only, when shape or dtype differ, when either side holds NaN or infinity, or
     when an element is outside the limit. It is refused when it has no limit, is empty, or when its limit would let

@@ -37,7 +37,7 @@ UNIT_ROUNDOFF = {"float64": U64, "float32": U}
 
 
 def largest(array: np.ndarray) -> float:
-    """max|array|, 0 for an empty array."""
+    """max|array|, of complex numbers the largest modulus; 0 for an empty array."""
     return float(np.abs(array).max()) if array.size else 0.0
 
 
@@ -80,7 +80,7 @@ def semantic_atol(fp64_ref: Mapping[K_, np.ndarray], fp32_ref: Mapping[K_, np.nd
     """
     return {
         item: max(SEMANTIC_RTOL * largest(array), S * U64 / U * largest(fp32_ref[item] - array))
-        if array.dtype.kind == "f"
+        if array.dtype.kind in "fc"
         else 0.0
         for item, array in fp64_ref.items()
     }
@@ -102,7 +102,7 @@ def kernel_atol(fp64_ref: Mapping[K_, np.ndarray], fp32_ref: Mapping[K_, np.ndar
     """Limits of the float32 check from the reference's float64 run and its own float32 run. Whole numbers get 0."""
     return {
         item: (K + 1) * largest(fp32_ref[item] - fp64_ref[item]) + C * U * largest(fp64_ref[item])
-        if fp64_ref[item].dtype.kind == "f"
+        if fp64_ref[item].dtype.kind in "fc"
         else 0.0
         for item in fp32_ref
     }

@@ -4,6 +4,7 @@ import argparse
 import importlib
 import os
 import sys
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -41,8 +42,12 @@ class ArgumentParser(argparse.ArgumentParser):
         self.exit(2, f"{self.prog}: error: {message} (all flags: --help)\n")
 
 
-def run(main: Callable[[], int | None], prog: str) -> NoReturn:
-    """Exit with `main()`'s status (None is 0); a UserError is one line on stderr and status 2."""
+def run(main: Callable[[], int | None], prog: str, fault_of: str = "") -> NoReturn:
+    """Exit with `main()`'s status (None is 0); a UserError is one line on stderr and status 2.
+
+    So is whatever else is raised if `fault_of` says whose fault that is, with the traceback before it: Python's own
+    status would be 1, and say that a check has failed.
+    """
     try:
         status = main() or 0
         sys.stdout.flush()
@@ -60,6 +65,12 @@ def run(main: Callable[[], int | None], prog: str) -> NoReturn:
     except BrokenPipeError:  # the reader of our output (`| head`) has gone; nothing is left to say
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         status = 141
+    except Exception as error:
+        if not fault_of:
+            raise
+        traceback.print_exc()
+        print(f"{prog}: {one_line(error)}: this is a fault of {fault_of}: please report it", file=sys.stderr)
+        status = 2
     sys.exit(status)
 
 

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from portproof.ladder.rungs.losses import loss
     from portproof.ladder.rungs.metrics import evaluation, metric
     from portproof.ladder.rungs.optimizers import optimizer, schedule
+    from portproof.ladder.rungs.plain_steps import plain_steps
     from portproof.ladder.rungs.processes import dist, strided_shares
     from portproof.ladder.rungs.runs import train
     from portproof.ladder.rungs.training_step import accumulation, backward, epoch
@@ -64,6 +65,7 @@ _MODULES = {
     "rungs.losses": ("loss",),
     "rungs.metrics": ("evaluation", "metric"),
     "rungs.optimizers": ("optimizer", "schedule"),
+    "rungs.plain_steps": ("plain_steps",),
     "rungs.processes": ("dist", "strided_shares"),
     "rungs.runs": ("train",),
     "rungs.training_step": ("accumulation", "backward", "epoch"),
@@ -99,6 +101,7 @@ __all__ = [
     "model_factory",
     "must_vary",
     "optimizer",
+    "plain_steps",
     "run_all",
     "run_rung",
     "rung_parser",

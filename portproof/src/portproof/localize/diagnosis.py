@@ -1,12 +1,14 @@
 """The diagnosis of one faulty module: which mutation of the reference's gives what the port's gives?
 
 A mutation is named only if it reproduces the port: what is left of the difference is under a thousandth, for every item
-that differs. So none is a guess; where none reproduces it, none is named.
+that differs. So none is a guess; where none reproduces it, none is named. Whatever raises reproduces nothing.
 """
 
-import math
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 import torch
@@ -14,9 +16,11 @@ from scipy.optimize import minimize_scalar
 from torch import nn
 
 from portproof.compare import Item, Items
-from portproof.localize.mutations import ACTIVATIONS, BATCH_NORMS, MOMENTA, NORMS, Mutation, mutations, setting
+from portproof.localize.mutations import ACTIVATIONS, BATCH_NORMS, MOMENTA, Mutation, fits, mutations
 
 RESIDUE = 1e-3  # of the difference: what a mutation may leave
+
+Candidate = tuple[str, Callable[[], Items]]  # (mistake in words, what makes the items that it would give)
 
 
 @dataclass(frozen=True)
@@ -32,40 +36,60 @@ class FaultyModule:
     run_mutated: Callable[[Mutation], Items]  # what a mutation of it gives on the same inputs
 
 
+def _distance(first: np.ndarray, second: np.ndarray) -> float:
+    """The largest difference of two arrays of one shape, whichever numbers they hold."""
+    wide = np.complex128 if "c" in first.dtype.kind + second.dtype.kind else np.float64
+    return float(np.abs(first.astype(wide) - second.astype(wide)).max(initial=0))
+
+
 def reproduces(items: Items, faulty: FaultyModule) -> bool:
     """Whether `items` are what the port gave, up to a thousandth of the difference, wherever the two sides differ."""
     for item in faulty.differing:
         ref, port, found = faulty.ref.get(item), faulty.port.get(item), items.get(item)
         if found is None or port is None or found.shape != port.shape or not np.isfinite(found).all():
             return False
-        difference = np.abs(ref - port).max() if ref is not None and ref.shape == port.shape else np.abs(port).max()
-        if not np.abs(found - port).max() <= RESIDUE * difference:
+        like = ref if ref is not None and ref.shape == port.shape else np.zeros_like(port)
+        difference = _distance(like, port)  # 0 where they differ in dtype alone
+        if difference == 0 or not _distance(found, port) <= RESIDUE * difference:
             return False
-    return True
+    return bool(faulty.differing)
 
 
-def _fitted_epsilon(faulty: FaultyModule) -> str:
-    """The epsilon with which the reference gives what the port gives, if there is one."""
+def _reproducing(candidates: Iterable[Candidate], faulty: FaultyModule) -> Iterator[str]:
+    """The mistakes that give what the port gave."""
+    for text, make in candidates:
+        with suppress(Exception):  # one that does not fit these arrays reproduces nothing
+            if reproduces(make(), faulty):
+                yield text
+
+
+def _mutated(faulty: FaultyModule) -> Iterator[Candidate]:
+    """The known mistakes of the module's type."""
+    for text, mutation in mutations(faulty.module, faulty.inputs):
+        yield text, partial(faulty.run_mutated, mutation)
+
+
+def _fitted(faulty: FaultyModule) -> Iterator[Candidate]:
+    """The module with a number in it fitted to what the port gives; to one element any number would fit."""
     item = faulty.differing[0]
+    port = faulty.port.get(item)
+    for fit in fits(faulty.module) if port is not None and port.size > 1 else ():
 
-    def left(exponent: float) -> float:
-        return float(np.abs(faulty.run_mutated(setting(eps=10.0**exponent))[item] - faulty.port[item]).max())
+        def left(place: float, mutate: Callable[[float], Mutation] = fit.mutation) -> float:
+            found = faulty.run_mutated(mutate(place)).get(item)
+            return _distance(found, port) if found is not None and found.shape == port.shape else np.inf
 
-    near = math.log10(faulty.module.eps or 1e-12)
-    best = min((minimize_scalar(left, bounds=(near - w, near + w), method="bounded", options={"xatol": 1e-12})
-                for w in (0.01, 4.0)), key=lambda found: found.fun)  # fmt: skip
-    epsilon = 10.0**best.x
-    if reproduces(faulty.run_mutated(setting(eps=epsilon)), faulty):
-        return f"epsilon is {epsilon:.6g}, not {faulty.module.eps:g}"
-    return ""
+        best = min((minimize_scalar(left, bounds=bounds, method="bounded", options={"xatol": 1e-12})
+                    for bounds in fit.bounds), key=lambda found: found.fun)  # fmt: skip
+        yield fit.text(best.x), partial(faulty.run_mutated, fit.mutation(best.x))
 
 
-def _statistics(faulty: FaultyModule) -> Iterator[tuple[str, Items]]:
-    """(mistake in words, buffers) for momenta taken otherwise and for the biased variance."""
+def _statistics(faulty: FaultyModule) -> Iterator[Candidate]:
+    """Momenta taken otherwise, and the biased variance."""
     module, x = faulty.module, faulty.inputs[0]
     count = x.size // x.shape[1]
     means = [item for item in faulty.ref if item.leaf in ("running_mean", "running_var")]
-    before = {item: getattr(module, item.leaf).double().numpy() for item in means}
+    before = {item: getattr(module, item.leaf).double().cpu().numpy() for item in means}
     m = module.momentum
     if m is None:
         return
@@ -79,53 +103,51 @@ def _statistics(faulty: FaultyModule) -> Iterator[tuple[str, Items]]:
                 meaning = " (Paddle's momentum is the share of the OLD value)" if momentum == 1 - m else ""
                 words.append(f"the batch's share in the running statistics is {momentum:g}, not {m:g}{meaning}")
             if words:
-                yield "; ".join(words), found
-    yield "the running statistics are not updated", before
+                yield "; ".join(words), lambda found=found: found
+    yield "the running statistics are not updated", lambda: before
 
 
-def _broadcast(operation: Callable, a: np.ndarray, b: np.ndarray, like: np.ndarray) -> np.ndarray:
-    """`operation` on both where their shapes broadcast to that of `like`, else what reproduces nothing."""
-    try:
-        result = operation(a, b)
-    except ValueError:
-        return np.empty(0)
-    return result if result.shape == like.shape else np.empty(0)
+Change = tuple[str, Callable[[], np.ndarray]]  # (mistake in words, what makes the array that it would give)
 
 
-def _of_inputs(faulty: FaultyModule, ref: np.ndarray, port: np.ndarray) -> Iterator[tuple[str, np.ndarray]]:
-    """(mistake in words, output) for an input that is returned, added or left out, or joined with an inner output."""
+def _of_inputs(faulty: FaultyModule, ref: np.ndarray, port: np.ndarray) -> Iterator[Change]:
+    """An input that is returned, added or left out, or joined with an inner output."""
     for i, x in enumerate(faulty.inputs):
-        if x.dtype.kind != "f" or x.shape != port.shape:
+        if x.dtype.kind not in "fc" or x.shape != port.shape:
             continue
         what = f"input {i}" if len(faulty.inputs) > 1 else "its input"
-        yield f"it returns {what} unchanged", x
+        yield f"it returns {what} unchanged", lambda x=x: x
         if x.shape == ref.shape:
-            yield f"it does not add {what} (a residual connection is missing)", ref - x
-            yield f"it adds {what} (a residual connection too many)", ref + x
+            yield f"it does not add {what} (a residual connection is missing)", lambda x=x: ref - x
+            yield f"it adds {what} (a residual connection too many)", lambda x=x: ref + x
         for child, array in faulty.inner_outputs.items():
-            yield f"it adds {what} to what {child} gives", _broadcast(np.add, array, x, ref)
-            yield f"it multiplies {what} with what {child} gives", _broadcast(np.multiply, array, x, ref)
+            yield f"it adds {what} to what {child} gives", partial(np.add, array, x)
+            yield f"it multiplies {what} with what {child} gives", partial(np.multiply, array, x)
 
 
-def _of_axes(ref: np.ndarray) -> Iterator[tuple[str, np.ndarray]]:
-    """(mistake in words, array) for axes that are reversed or exchanged."""
+def _of_axes(ref: np.ndarray) -> Iterator[Change]:
+    """Axes that are reversed or exchanged."""
     for a in range(ref.ndim) if ref.ndim >= 2 else ():
-        yield f"axis {a} is reversed", np.flip(ref, a)
+        yield f"axis {a} is reversed", partial(np.flip, ref, a)
         for b in range(a + 1, ref.ndim):
             if ref.shape[a] == ref.shape[b]:
-                yield f"axes {a} and {b} are exchanged", np.swapaxes(ref, a, b)
+                yield f"axes {a} and {b} are exchanged", partial(np.swapaxes, ref, a, b)
 
 
-def _activated(ref: np.ndarray) -> Iterator[tuple[str, np.ndarray]]:
-    """(mistake in words, output) for an activation too many."""
+def _activated(ref: np.ndarray) -> Iterator[Change]:
+    """An activation too many."""
+
+    def activated(factory: Callable[[], nn.Module]) -> np.ndarray:
+        with torch.no_grad():
+            return factory()(torch.from_numpy(np.array(ref))).numpy()
+
     for word, factory in ACTIVATIONS.items():
         if word != "no activation":
-            with torch.no_grad():
-                yield f"{word} is applied to what it returns", factory()(torch.from_numpy(np.array(ref))).numpy()
+            yield f"{word} is applied to what it returns", partial(activated, factory)
 
 
-def _relations(faulty: FaultyModule) -> Iterator[tuple[str, dict[Item, np.ndarray]]]:
-    """(mistake in words, items) for a first item that is a function of the reference's; the others are taken as given.
+def _relations(faulty: FaultyModule) -> Iterator[Candidate]:
+    """A first item that is a function of the reference's; the others are taken as given.
 
     Only a common factor has to reproduce all that differ.
     """
@@ -134,42 +156,77 @@ def _relations(faulty: FaultyModule) -> Iterator[tuple[str, dict[Item, np.ndarra
     if ref is None or port is None:
         return
     given = {other: faulty.port[other] for other in faulty.differing if other in faulty.port}
-    is_comparable = ref.shape == port.shape and np.abs(ref).max() > 0
-    if item.kind == "output":
-        for text, array in _of_inputs(faulty, ref, port):
-            yield text, given | {item: array}
-        for child, array in faulty.inner_outputs.items():
-            yield f"it returns what {child} gives", given | {item: array}
-    for text, array in _of_axes(ref):
-        yield text, given | {item: array}
-    if is_comparable:
-        factor, shift = float((ref * port).sum() / (ref * ref).sum()), float((port - ref).mean())
-        scaled = {other: factor * faulty.ref[other] for other in faulty.differing if other in faulty.ref}
-        yield f"it is {factor:.6g} times the reference's, everywhere", scaled
-        yield f"it is the reference's plus {shift:.6g}, everywhere", given | {item: ref + shift}
-    if is_comparable and item.kind == "output":
-        for text, array in _activated(ref):
-            yield text, given | {item: array}
+    is_output, is_comparable = item.kind == "output", ref.shape == port.shape and bool(ref.any())
+    changes = [*_of_inputs(faulty, ref, port)] if is_output else []
+    if is_output:
+        changes += [(f"it returns what {child} gives", lambda a=a: a) for child, a in faulty.inner_outputs.items()]
+    changes += _of_axes(ref)
+    for text, make in changes:
+        yield text, lambda make=make: given | {item: make()}
+    if is_comparable and ref.size > 1 and ref.dtype.kind != "b":  # for one element there is always such a number
+        factor, shift = _proportion(ref, port), (port - ref).mean().item()
+        scaled = {other: faulty.ref[other] for other in faulty.differing if other in faulty.ref}
+        yield (
+            f"it is {factor:.6g} times the reference's, everywhere",
+            lambda: {other: factor * array for other, array in scaled.items()},
+        )
+        yield f"it is the reference's plus {shift:.6g}, everywhere", lambda: given | {item: ref + shift}
+    for text, make in _activated(ref) if is_comparable and is_output else ():
+        yield text, lambda make=make: given | {item: make()}
+
+
+def _proportion(ref: np.ndarray, port: np.ndarray) -> float | complex:
+    """The number that `ref` times it is nearest to `port`."""
+    wide = np.complex128 if "c" in ref.dtype.kind + port.dtype.kind else np.float64
+    ref, port = ref.astype(wide).ravel(), port.astype(wide).ravel()
+    factor = (np.vdot(ref, port) / np.vdot(ref, ref)).item()
+    return factor.real if abs(factor.imag) < 1e-9 * abs(factor) else factor
+
+
+def _without_gradients(faulty: FaultyModule) -> tuple[list[str], FaultyModule]:
+    """(what has a gradient on one side only, in words; what differs besides)."""
+    own = {name for name, _ in faulty.module.named_parameters(recurse=False)}
+    one_side = [item for item in faulty.differing if (item in faulty.ref) != (item in faulty.port)]
+    missing = [item for item in one_side if item.kind == "gradient" and item in faulty.ref]
+    unexpected = [item for item in one_side if item.kind == "gradient" and item in faulty.port and item.leaf in own]
+    found = []
+    if missing and all(item.leaf in own for item in missing):
+        found.append(f"{_whose(missing, own)} frozen in the port and not in the reference (stop_gradient)")
+    elif missing:
+        found.append("the port sends no gradient through (stop_gradient, detach, no_grad)")
+    if unexpected:
+        found.append(f"{_whose(unexpected, own)} frozen in the reference and not in the port (requires_grad)")
+    rest = [item for item in faulty.differing if item not in missing and item not in unexpected]
+    return found, replace(faulty, differing=rest)
+
+
+def _whose(items: list[Item], own: set[str]) -> str:
+    """The module's parameters of these gradients as the subject of a sentence: all of them, or by their names."""
+    if len(items) == len(own) > 1:
+        return "its parameters are"
+    return f"{', '.join(item.leaf for item in items)} {'are' if len(items) > 1 else 'is'}"
 
 
 def diagnose(faulty: FaultyModule) -> list[str]:
-    """The mistakes that reproduce what differs, in words; the plainest first."""
-    found = []
+    """The mistakes that reproduce what differs, in words; the plainest first. Raises nothing."""
+    found: list[str] = []
+    # A module may only look like the library's, and what it gives may be of any kind.
+    with suppress(Exception), warnings.catch_warnings(), np.errstate(all="ignore"):
+        warnings.simplefilter("ignore")
+        found, rest = _without_gradients(faulty)
+        found += _causes(rest) if rest.differing else []
+    return found
+
+
+def _causes(faulty: FaultyModule) -> list[str]:
     if all(item.kind == "buffer" for item in faulty.differing):
-        if isinstance(faulty.module, BATCH_NORMS):
-            found = [text for text, items in _statistics(faulty) if reproduces(items, faulty)]
-        return found[:1]
-    if all(item.kind == "gradient" and item not in faulty.port for item in faulty.differing):
-        return ["the port sends no gradient through (stop_gradient, detach, no_grad)"]
-    for text, mutation in mutations(faulty.module):
-        try:
-            items = faulty.run_mutated(mutation)
-        except Exception:  # a mutation that does not fit these shapes reproduces nothing
-            continue
-        if reproduces(items, faulty):
-            found.append(text)
-    if not found and isinstance(faulty.module, NORMS):
-        found = [text for text in [_fitted_epsilon(faulty)] if text]
-    if not found:
-        found = [text for text, items in _relations(faulty) if reproduces(items, faulty)][:1]
-    return found[:3]
+        is_norm = isinstance(faulty.module, BATCH_NORMS)
+        return [*_reproducing(_statistics(faulty), faulty)][:1] if is_norm else []
+    found: list[str] = []
+    for candidates, most in ((_mutated, 3), (_fitted, 1), (_relations, 1)):
+        with suppress(Exception):
+            for text in _reproducing(candidates(faulty), faulty):
+                found.append(text)
+        if found:
+            return found[:most]
+    return []

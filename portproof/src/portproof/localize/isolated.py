@@ -1,17 +1,20 @@
 """Isolated runs: one module at a time on both sides, teacher-forced: on what the reference's module received.
 
 A difference in a network spreads to everything behind it, and in the backward pass to everything before it. A module
-that differs in an isolated run is at fault itself.
+that differs in an isolated run is at fault itself. The two may be made otherwise all the same: called with other
+keywords, returning more, or with the activation inside that is a module of its own on the other side. So what differs
+at first is tried again in the port's own way of calling it, and together with what follows it (see attempts.py).
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 
 from portproof.backends.model import BackendModel, Run
-from portproof.backends.trace import ModuleCall
+from portproof.backends.trace import Inputs, ModuleCall
 from portproof.compare import FAIL, Item, Items, Row, compare, tensor_item
 from portproof.compare.activations import off_kinks
 from portproof.compare.tolerances import (
@@ -22,9 +25,11 @@ from portproof.compare.tolerances import (
     semantic_atol,
     with_noise_floor,
 )
+from portproof.localize.attempts import Attempt, attempts, paired_outputs, port_upstream
 from portproof.mapping.name_map import NameMap, port_module
 
-Calls = Mapping[str, ModuleCall]  # the reference's, by their labels
+Calls = Mapping[str, ModuleCall]  # of one side, by their labels
+FAR = 4.0  # how much nearer another way than the plain one has to come where both differ
 
 
 @dataclass(frozen=True)
@@ -37,41 +42,104 @@ class IsolatedRun:
     ref: Items
     port: Items
     port_run: Run
+    attempt: Attempt
 
     def failed(self, gradients: bool) -> list[Row]:
         """The rows of gradients, or all others, that failed."""
         return [row for row in self.rows if row.status == FAIL and (row.item.kind == "gradient") == gradients]
 
+    @property
+    def passed(self) -> bool:
+        """Whether nothing failed."""
+        return all(row.status != FAIL for row in self.rows)
+
+    @property
+    def rank(self) -> tuple[bool, bool, float]:
+        """Sorts failed runs of one module: those that raised last, the plainest first unless another is far nearer.
+
+        Of a module that cannot be run alone it says nothing that it raised.
+        """
+        raised = bool(self.port_run.trace.error) and self.attempt.complete
+        outputs = [row for row in self.rows if row.item.kind == "output"]
+        if not outputs or any(row.status == FAIL and row.worst is None for row in outputs):
+            return raised, True, 0.0
+        distance = max(row.difference / max(row.scale, 1e-300) for row in outputs)
+        return raised, False, distance if self.attempt.how else distance / FAR
+
 
 class IsolatedRuns:
-    """Runs one module at a time on both sides, in one mode."""
+    """Runs one module at a time on both sides, in one mode, on what the reference's modules received in `calls`."""
 
-    def __init__(self, ref: BackendModel, port: BackendModel, names: NameMap, train: bool) -> None:
-        self.ref, self.port, self.names, self.train = ref, port, names, train
+    def __init__(
+        self,
+        ref: BackendModel,
+        port: BackendModel,
+        names: NameMap,
+        inputs: Inputs,
+        train: bool,
+        calls: Calls,
+    ) -> None:
+        self.ref, self.port, self.names, self.inputs, self.train, self.calls = ref, port, names, inputs, train, calls
         self._ref_keys = {key: key for key in names.tensors}
         self._port_keys = {port_key: key for key, port_key in names.tensors.items()}
 
+    @cached_property
+    def port_calls(self) -> Calls:
+        """Those of the port in a run of its own, in float64."""
+        return self.port.run(self.inputs, "float64", self.train, calls=True).trace.calls
+
     def ref_items(
-        self, call: ModuleCall, dtype: str, backward: bool, mutation: Callable[[Any], Any] | None = None
+        self,
+        call: ModuleCall,
+        dtype: str,
+        backward: bool,
+        attempt: Attempt,
+        mutation: Callable[[Any], Any] | None = None,
     ) -> dict[Item, np.ndarray]:
         """What the reference's module gives; with `mutation` what it gives then, see TorchModel.run_mutated."""
+        call = attempt.sent_back(call)
         if mutation:
-            run = self.ref.run_mutated(mutation, call, dtype, self.train, backward)
+            run = self.ref.run_mutated(mutation, call, dtype, self.train, backward, attempt.ref_then)
         else:
-            run = self.ref.run_module(call.name, call, dtype, self.train, backward)
-        return _items(run, call.name, call.name, self._ref_keys)
+            run = self.ref.run_module(call.name, call, dtype, self.train, backward, then=attempt.ref_then)
+        return _items(run, call.name, call.name, self._ref_keys, attempt.ref_groups)
 
-    def run(self, label: str, call: ModuleCall, dtype: str, backward: bool) -> IsolatedRun:
-        """The module behind `label` in "float64" or "float32"; in float32 no input of an activation is at a kink."""
-        received = self._off_kinks(call) if dtype == "float32" else call
-        fp64_ref, fp32_ref = (self.ref_items(received, precision, backward) for precision in UNIT_ROUNDOFF)
-        port_name = port_module(self.names, label)
-        port_run = self.port.run_module(port_name, received, dtype, self.train, backward)
-        port = _items(port_run, call.name, port_name, self._port_keys)
+    def run(self, label: str, dtype: str, backward: bool, adjusted: bool = True) -> IsolatedRun:
+        """The module behind `label` in "float64" or "float32", on inputs `adjusted` to show more.
+
+        Of several attempts the first that passes, else the nearest; a later one only if it is far nearer.
+        """
+        call = self._adjusted(self.calls[label], dtype) if adjusted else self.calls[label]
+        best = None
+        for attempt in attempts(self.ref, self.port, self.names, label, self.calls, call, lambda: self.port_calls):
+            found = self._attempted(call, label, dtype, backward, attempt)
+            if found.passed:
+                return found
+            if best is None or found.rank < best.rank:
+                best = found
+        return best
+
+    def _attempted(self, call: ModuleCall, label: str, dtype: str, backward: bool, attempt: Attempt) -> IsolatedRun:
+        fp64_ref, fp32_ref = (self.ref_items(call, precision, backward, attempt) for precision in UNIT_ROUNDOFF)
+        port_name, upstream = port_module(self.names, label), attempt.sent_back(call).upstream
+        port_run = self._run_port(port_name, replace(attempt.port_call, upstream=upstream), dtype, backward, attempt)
+        port = _items(port_run, call.name, port_name, self._port_keys, attempt.port_groups)
         if port_run.trace.error:
             output = Item("output 0", "output", call.name)
             row = Row(output, FAIL, reason=f"the port's module raised {port_run.trace.error}")
-            return IsolatedRun(call, dtype, [row], fp64_ref, port, port_run)
+            return IsolatedRun(call, dtype, [row], fp64_ref, port, port_run, attempt)
+        outputs, attempt = self._outputs(call.name, fp64_ref, port_run, upstream, attempt)
+        if outputs is not None:
+            if backward:
+                sent = port_upstream(outputs, upstream, port_run.output)
+                port_run = self._run_port(port_name, replace(attempt.port_call, upstream=sent), dtype, True, attempt)
+            port = _items(port_run, call.name, port_name, self._port_keys, attempt.port_groups)
+            port = {item: array for item, array in port.items() if item.kind != "output"}
+            port |= {
+                Item(f"output {i}", "output", call.name): shaped(port_run.output[j])
+                for i, (j, shaped) in outputs.items()
+            }
+            fp64_ref, fp32_ref = (_of_outputs(items, outputs) for items in (fp64_ref, fp32_ref))
         if dtype == "float64":
             ref, atol = fp64_ref, semantic_atol(fp64_ref, fp32_ref)
         else:
@@ -82,25 +150,75 @@ class IsolatedRuns:
         # What is a parameter there and frozen here looks like a buffer; that it gets no gradient is the finding.
         port = {item: array for item, array in port.items() if item in ref or item.kind != "buffer"}
         rows = compare(ref, port, atol, expected_zero=expected_zero).rows
-        return IsolatedRun(call, dtype, rows, ref, port, port_run)
+        return IsolatedRun(call, dtype, rows, ref, port, port_run, attempt)
 
-    def _off_kinks(self, call: ModuleCall) -> ModuleCall:
+    def _run_port(self, name: str, call: ModuleCall, dtype: str, backward: bool, attempt: Attempt) -> Run:
+        return self.port.run_module(name, call, dtype, self.train, backward, then=attempt.port_then)
+
+    def _outputs(
+        self, name: str, fp64_ref: Items, port_run: Run, upstream: list, attempt: Attempt
+    ) -> tuple[dict | None, Attempt]:
+        """(which output of the port stands for which of the reference's module `name`, the attempt).
+
+        None where each stands for its own. What the whole model returns has to have the same form.
+        """
+        ref = [array for item, array in fp64_ref.items() if item.kind == "output"]
+        if (
+            not name
+            or not port_run.output
+            or [array.shape for array in ref] == [array.shape for array in port_run.output]
+        ):
+            return None, attempt
+        pairs = paired_outputs(ref, port_run.output, [gradient is not None for gradient in upstream])
+        return pairs, replace(attempt, how=attempt.how or "returns its values in another form") if pairs else attempt
+
+    def _adjusted(self, call: ModuleCall, dtype: str) -> ModuleCall:
+        """The call with inputs that show more: whole numbers of an embedding's every kind, nothing at a kink."""
         if not call.args or not isinstance(call.args[0], np.ndarray):
             return call
-        return replace(call, args=(off_kinks(call.args[0], self.ref.modules[call.name].type), *call.args[1:]))
+        module, x = self.ref.modules[call.name], call.args[0]
+        if module.kind == "Embedding":
+            x = _with_special_rows(x, module.slots["weight"].shape[0])
+        elif dtype == "float32":
+            x = off_kinks(x, module.type)
+        return replace(call, args=(x, *call.args[1:]))
 
 
-def _items(run: Run, module: str, name: str, keys: Mapping[str, str]) -> dict[Item, np.ndarray]:
+def _with_special_rows(ids: np.ndarray, rows: int) -> np.ndarray:
+    """`ids` with the rows in them that may be padding: the first two and the last."""
+    special, flat = [0, 1, rows - 1], ids.flatten()
+    special = [row for row in dict.fromkeys(special) if row < rows and row not in flat][: flat.size]
+    flat[: len(special)] = special
+    return flat.reshape(ids.shape)
+
+
+def _of_outputs(items: Items, outputs: Mapping[int, Any]) -> dict[Item, np.ndarray]:
+    """`items` without outputs that `outputs` does not have."""
+    kept = {f"output {i}" for i in outputs}
+    return {item: array for item, array in items.items() if item.kind != "output" or item.name in kept}
+
+
+def _items(
+    run: Run, module: str, name: str, keys: Mapping[str, str], groups: Sequence[tuple[int, tuple[int, ...]]] | None
+) -> dict[Item, np.ndarray]:
     """What the reference's `module`, or its counterpart, gave, by the reference's names.
 
     `name` is what the module is called on its own side; `keys` are {its side's state_dict key: the reference's}.
+    `groups` say which of the reference's inputs, of which shape, each input of floating point stands for, -1 for none;
+    None: each for itself. Gradients of those that stand for one are added.
     """
     prefix = f"{name}." if name else ""
-    inputs = enumerate(run.input_gradients)
+    gradients: dict[int, np.ndarray] = {}
+    for i, array in enumerate(run.input_gradients):
+        if array is not None and groups is None:
+            gradients[i] = array
+        elif array is not None and groups[i][0] >= 0:
+            group, shape = groups[i]
+            gradients[group] = gradients.get(group, 0.0) + array.reshape(shape)
     return {
         **{Item(f"output {i}", "output", module): array for i, array in enumerate(run.output)},
         **{tensor_item(keys[prefix + k], "buffer"): a for k, a in run.buffers.items() if prefix + k in keys},
-        **{Item(f"input {i}", "gradient", module): array for i, array in inputs if array is not None},
+        **{Item(f"input {i}", "gradient", module): array for i, array in gradients.items()},
         **{tensor_item(keys[prefix + k], "gradient"): a for k, a in run.gradients.items() if prefix + k in keys},
     }
 
@@ -115,13 +233,12 @@ def backward_order(calls: Calls, names: NameMap) -> list[str]:
     return sorted(forward_order(calls, names), key=lambda label: -calls[label].start)
 
 
-def isolated_layers(runs: IsolatedRuns, calls: Calls, dtype: str) -> Iterator[tuple[str, list[Row]]]:
-    """(label, rows of gradients) of the isolated run of every layer; a layer is a module without children."""
-    for label in backward_order(calls, runs.names):
-        call = calls[label]
+def isolated_layers(runs: IsolatedRuns, dtype: str) -> Iterator[tuple[str, IsolatedRun]]:
+    """(label, isolated run) of every layer that a gradient came back to; a layer is a module without children."""
+    for label in backward_order(runs.calls, runs.names):
+        call = runs.calls[label]
         if runs.ref.modules[call.name].is_leaf and has_upstream(call):
-            rows = runs.run(label, call, dtype, backward=True).rows
-            yield label, [row for row in rows if row.item.kind == "gradient"]
+            yield label, runs.run(label, dtype, backward=True)
 
 
 def has_upstream(call: ModuleCall) -> bool:

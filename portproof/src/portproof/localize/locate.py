@@ -6,28 +6,30 @@ own code, between them.
 """
 
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
 
 from portproof.backends.model import BackendModel, Run
-from portproof.backends.trace import ModuleCall, module_of
+from portproof.backends.trace import Inputs, ModuleCall, module_of
 from portproof.compare import Row, compare, tensor_item
 from portproof.compare.tolerances import largest
 from portproof.localize.diagnosis import FaultyModule, diagnose
-from portproof.localize.isolated import IsolatedRun, IsolatedRuns, backward_order, forward_order, has_upstream
+from portproof.localize.isolated import IsolatedRun, IsolatedRuns, forward_order, has_upstream
 from portproof.localize.location import Location, module_tree
 from portproof.mapping.name_map import NameMap, port_module
 
 SAME_INPUT = 1e-9  # of the largest value
+OUTPUT = "output"  # the label of the whole model's call
 
 
 def locate(
     ref: BackendModel,
     port: BackendModel,
     names: NameMap,
-    inputs: Sequence[np.ndarray],
+    inputs: Inputs,
     *,
     modes: Sequence[bool] = (False, True),
     cotangent: Sequence[np.ndarray] | None = None,
@@ -45,46 +47,69 @@ def locate(
     if location:
         return location
     found: list[Location] = []
+    otherwise: dict[str, str] = {}
     for train in modes:
-        runs = IsolatedRuns(ref, port, names, train)
+        calls = ref.run(inputs, "float64", train, cotangent, calls=True).trace.calls
+        search = _Search(IsolatedRuns(ref, port, names, inputs, train, calls), cotangent is not None, dtype)
         known = {(location.name, location.phase) for location in found}
-        in_mode = _faults_in_mode(runs, inputs, cotangent, dtype)
-        found += [location for location in in_mode if (location.name, location.phase) not in known]
-    return replace(found[0], also=found[1:]) if found else None
+        found += [location for location in search.faults() if (location.name, location.phase) not in known]
+        otherwise |= search.otherwise
+    return replace(found[0], also=found[1:], otherwise=otherwise) if found else None
 
 
-def _faults_in_mode(
-    runs: IsolatedRuns, inputs: Sequence[np.ndarray], cotangent: Sequence[np.ndarray] | None, dtype: str
-) -> list[Location]:
-    """Every module that is at fault itself, forward first; of nested ones the innermost."""
-    calls = runs.ref.run(inputs, "float64", runs.train, cotangent, calls=True).trace.calls
-    faulty: set[str] = set()
-    locations: list[Location] = []
-    wrong_gradients: dict[str, IsolatedRun] = {}  # of modules whose outputs and buffers are right
-    for label in forward_order(calls, runs.names):
-        call = calls[label]
-        if _is_or_holds(call.name, faulty):
-            continue
+class _Search:
+    """From the whole model inwards: what agrees in an isolated run holds no fault, however it is made inside."""
+
+    def __init__(self, runs: IsolatedRuns, backward: bool, dtype: str) -> None:
+        self.runs, self.backward, self.dtype = runs, backward, dtype
+        self.otherwise: dict[str, str] = {}  # {label: in what its module is made otherwise}
+        self.found: dict[str, tuple[IsolatedRun, bool]] = {}  # {label: (its run, whether only its gradients differ)}
+        self.inside: dict[str, list[str]] = defaultdict(list)
+        for label in forward_order(runs.calls, runs.names):
+            if label != OUTPUT:
+                self.inside[self._around(label)].append(label)
+
+    def faults(self) -> list[Location]:
+        """Every module that is at fault itself, forward first; of nested ones the innermost."""
+        self._search(OUTPUT)
+        calls = self.runs.calls
+        forward = [label for label in calls if label in self.found and not self.found[label][1]]
+        late = sorted((label for label, (_, late) in self.found.items() if late), key=lambda label: -calls[label].start)
+        faulty, locations = set(), []
+        for label in (*forward, *late):
+            run, is_backward = self.found[label]
+            if calls[label].name not in faulty:  # which may be called several times
+                faulty.add(calls[label].name)
+                locations.append(_location(self.runs, label, run, is_backward))
+        return locations
+
+    def _around(self, label: str) -> str:
+        """The innermost call around it that has a counterpart."""
+        label = self.runs.calls[label].inside
+        while label != OUTPUT and label not in self.runs.names.calls:
+            label = self.runs.calls[label].inside
+        return label
+
+    def _search(self, label: str) -> bool:
+        """Whether a fault in the forward pass was found at `label` or inside."""
+        call = self.runs.calls[label]
         # In float32 only layers: within a block, a branch flip by rounding moves gradients by a percent.
-        gradients_judged = dtype == "float64" or runs.ref.modules[call.name].is_leaf
-        backward = cotangent is not None and gradients_judged and has_upstream(call)
-        run = runs.run(label, call, dtype, backward)
-        if run.failed(gradients=False):
-            faulty.add(call.name)
-            locations.append(_location(runs, label, run, backward=False))
-        elif run.failed(gradients=True):
-            wrong_gradients[label] = run
-    for label in backward_order(calls, runs.names):
-        name = calls[label].name
-        if label in wrong_gradients and not _is_or_holds(name, faulty):
-            faulty.add(name)
-            locations.append(_location(runs, label, wrong_gradients[label], backward=True))
-    return locations
-
-
-def _is_or_holds(module: str, names: Iterable[str]) -> bool:
-    """Whether `module` is one of `names`, or one of them lies in it."""
-    return any(name == module or name.startswith(_prefix(module)) for name in names)
+        gradients_judged = self.dtype == "float64" or self.runs.ref.modules[call.name].is_leaf
+        run = self.runs.run(label, self.dtype, self.backward and gradients_judged and has_upstream(call))
+        if run.attempt.how and (run.passed or not run.attempt.complete):
+            self.otherwise[label] = run.attempt.how
+        if run.passed and gradients_judged:
+            return False
+        before = len(self.found)
+        inside = [self._search(other) for other in self.inside[label]]
+        if run.passed or not run.attempt.complete:
+            return any(inside)
+        if run.failed(gradients=False) and not any(inside):
+            self.found[label] = run, False
+            return True
+        if not run.failed(gradients=False) and len(self.found) == before:
+            self.found[label] = run, True
+        return any(inside)
 
 
 def _prefix(module: str) -> str:
@@ -105,13 +130,13 @@ def _location(runs: IsolatedRuns, label: str, run: IsolatedRun, backward: bool) 
     if not run.port_run.trace.error:
         outputs = inner.trace.outputs.items() if inner else ()
         module = FaultyModule(
-            runs.ref.module(call.name),
+            runs.ref.copied(call.name, "float32", runs.train),
             run.ref,
             run.port,
             [row.item for row in failed],
             call.inputs,
             {name: array for name, array in outputs if not name.startswith("output")},
-            lambda mutation: runs.ref_items(call, run.dtype, backward, mutation),
+            lambda mutation: runs.ref_items(call, run.dtype, backward, run.attempt, mutation),
         )
         diagnosis = diagnose(module)
     tree = module_tree(runs.ref, call.name)
@@ -153,7 +178,7 @@ def _same_inputs(ref_call: ModuleCall, port_call: ModuleCall) -> bool:
     if len(ref_call.inputs) != len(port_call.inputs):
         return False
     for ref, port in zip(ref_call.inputs, port_call.inputs, strict=True):
-        if ref.dtype.kind != "f":
+        if ref.dtype.kind not in "fc":
             continue
         if ref.shape != port.shape or not largest(ref - port) <= SAME_INPUT * max(largest(ref), 1e-300):
             return False

@@ -1,7 +1,7 @@
 """The place where a port departs from its reference, and how it is printed."""
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from portproof.backends.model import BackendModel
@@ -22,6 +22,7 @@ class Location:
     diagnosis: list[str] = field(default_factory=list)  # the mutations that reproduce the difference, in words
     tree: list[str] = field(default_factory=list)
     also: list["Location"] = field(default_factory=list)  # further modules that are at fault themselves
+    otherwise: Mapping[str, str] = field(default_factory=dict)  # {label: in what a faultless module is made otherwise}
 
     def lines(self) -> list[str]:
         """As it is printed: the place, the proof, the diagnosis, the module tree with the place marked."""

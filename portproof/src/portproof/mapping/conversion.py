@@ -1,13 +1,14 @@
 """The weights of one model as those of another, which may be of the other framework: by name, or by a map of names."""
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
 
 from portproof.backends import backend, backend_of_model
 from portproof.backends.model import BackendModel, Slot
+from portproof.backends.trace import Inputs
 from portproof.convert.rules import COUNT, keep, transpose
 from portproof.io.cli import UserError
 from portproof.mapping.links import converted as converted_by
@@ -70,7 +71,7 @@ def convert_state_dict(
 
 
 def key_map(
-    ref: Any, port: Any, inputs: Sequence[np.ndarray], given: Mapping[str, str] | None = None, seed: int = 0
+    ref: Any, port: Any, inputs: Inputs, given: Mapping[str, str] | None = None, seed: int = 0
 ) -> tuple[dict[str, str], str]:
     """({reference's key: port's key}, what that rests on) of a model in PyTorch and one in PaddlePaddle.
 
@@ -86,12 +87,12 @@ def key_map(
     if not lines and _shapes(ref_slots) == _shapes(port_slots):
         places = [place for place in ref_slots if place in port_slots]
         return {ref_slots[place].tensor: port_slots[place].tensor for place in places}, "by name"
-    from portproof.backends.probe import probe_weights
+    from portproof.backends.probe import load_probe_weights
 
     run = ref_model.run(inputs, "float32", train=True)
     if run.trace.error:
         raise UserError(f"the reference cannot run on these inputs: it raised {run.trace.error}: check their shapes")
-    ref_model.load(probe_weights(ref_model.model, seed, inputs))
+    load_probe_weights(ref_model, seed, inputs)
     names = propose(ref_model, port_model, inputs, given)
     for name, reason in names.problems.items():
         raise UserError(f"the two models do not have the same tensors: {name}: {reason}")

@@ -12,7 +12,7 @@ from itertools import chain, islice, product
 import numpy as np
 
 from portproof.backends.model import BackendModel, Module, Run
-from portproof.backends.trace import ModuleCall
+from portproof.backends.trace import Inputs, ModuleCall
 from portproof.mapping.links import Link, apply
 from portproof.mapping.pairing import Option, Unit, contents_of, fit_units, signature
 
@@ -26,8 +26,8 @@ Place = int | tuple[str, str]  # which unit: of the others, or the reference's m
 
 def alike(ref: Sequence[np.ndarray], port: Sequence[np.ndarray], tolerance: float = SAME) -> bool:
     """Whether both hold the same: floats up to `tolerance` of each array's largest, whole numbers as far as both go."""
-    ref_floats, port_floats = ([a for a in arrays if a.dtype.kind == "f"] for arrays in (ref, port))
-    ref_whole, port_whole = ([a for a in arrays if a.dtype.kind != "f"] for arrays in (ref, port))
+    ref_floats, port_floats = ([a for a in arrays if a.dtype.kind in "fc"] for arrays in (ref, port))
+    ref_whole, port_whole = ([a for a in arrays if a.dtype.kind not in "fc"] for arrays in (ref, port))
     return (
         len(ref_floats) == len(port_floats)
         and all(np.array_equal(r, p) for r, p in zip(ref_whole, port_whole, strict=False))
@@ -36,8 +36,9 @@ def alike(ref: Sequence[np.ndarray], port: Sequence[np.ndarray], tolerance: floa
 
 
 def _close(ref: np.ndarray, port: np.ndarray, tolerance: float) -> bool:
-    if ref.shape != port.shape:
+    if ref.size != port.size:
         return False
+    ref, port = ref.ravel(), port.ravel()  # (B, H, W, C) on one side may be (B, H * W, C) on the other
     with np.errstate(invalid="ignore"):  # infinity less infinity is no agreement
         return np.abs(ref - port).max(initial=0) <= tolerance * np.abs(ref).max(initial=0)
 
@@ -103,9 +104,7 @@ def _swapped(modules: dict[str, str], name: str, other: str) -> dict[str, str]:
 class MapSearch:
     """Maps tried by loading weights through them and sending values through both models, in eval mode."""
 
-    def __init__(
-        self, ref: BackendModel, port: BackendModel, inputs: Sequence[np.ndarray], given: Sequence[Unit] = ()
-    ) -> None:
+    def __init__(self, ref: BackendModel, port: BackendModel, inputs: Inputs, given: Sequence[Unit] = ()) -> None:
         """`given` are links that are fixed: their tensors are taken out of `ref_modules` and `port_modules`."""
         self.ref, self.port, self.inputs = ref, port, inputs
         ref.split({})
@@ -298,7 +297,7 @@ class MapSearch:
         return self.port.run(self.inputs, "float64", train=False, calls=True)
 
     def _receives(self, port_run: Run, port_name: str, call: ModuleCall) -> bool:
-        """Whether the port's module received in `port_run` what `call` did, in the same call of the two.
+        """Whether the port's module received in `port_run` what `call` did, in any of its calls.
 
         Of a layer of another kind it may be in another order: channels last.
         """
@@ -306,8 +305,7 @@ class MapSearch:
         if bool(ref.kind) != bool(port.kind):  # what a module of one's own receives is not what one of its steps does
             return True
         any_order = signature(ref) != signature(port)
-        calls = port_run.trace.calls.values()
-        same = [port_call for port_call in calls if (port_call.name, port_call.number) == (port_name, call.number)]
+        same = [port_call for port_call in port_run.trace.calls.values() if port_call.name == port_name]
         return (
             any(alike(call.inputs, port_call.inputs) for port_call in same)
             or any_order

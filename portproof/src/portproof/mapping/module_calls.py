@@ -60,19 +60,30 @@ class _CallMatcher:
         self.type_fits: dict[tuple[str, str], bool] = {}  # {two classes: whether they stand for each other here}
 
     def match_layers(self) -> None:
-        """Layers with tensors: the n-th call of each with the n-th of its counterpart.
+        """Layers with tensors: calls of each and of its counterpart that receive the same, the others in turn.
 
-        One of another kind (a linear layer for a 1x1 convolution) may have its output in another order or shape: only
-        where its values tell is it compared.
+        A layer of the library of another kind (a linear layer for a 1x1 convolution) may have its output in another
+        order or shape: only where its values tell is it compared.
         """
-        port_calls = {(call.name, call.number): (label, call) for label, call in self.port_calls}
+        port_calls, waiting = defaultdict(list), []
+        for labelled in self.port_calls:
+            port_calls[labelled[1].name].append(labelled)
         for label, call in self.ref_calls:
-            port_name = self.modules.get(call.name)
-            if (port_name, call.number) in port_calls:
-                port_label, port_call = port_calls[port_name, call.number]
-                same_kind = self.ref.modules[call.name].kind == self.port.modules[port_name].kind
-                if same_kind or self._fits(call, port_call):
-                    self.pairs[label] = port_label
+            calls = port_calls.get(self.modules.get(call.name, None), [])
+            same = next((other for other in calls if alike(call.inputs, other[1].inputs)), None)
+            if same:
+                self._pair_layers(label, call, same)
+                calls.remove(same)
+            else:
+                waiting.append((label, call, calls))
+        for label, call, calls in waiting:
+            if calls:
+                self._pair_layers(label, call, calls.pop(0))
+
+    def _pair_layers(self, label: str, call: ModuleCall, port: Labelled) -> None:
+        kind, port_kind = self.ref.modules[call.name].kind, self.port.modules[port[1].name].kind
+        if kind == port_kind or not (kind and port_kind) or self._fits(call, port[1]):
+            self.pairs[label] = port[0]
 
     def match_leaves(self) -> None:
         """Leaves without tensors: by what they receive, among those that follow the same layer first.
@@ -197,6 +208,7 @@ def _by_tensors_inside(
     """
     groups, contents = defaultdict(list), contents_of(model, ref_keys)
     for label, call in calls:
-        if call.name and label not in taken and not model.modules[call.name].is_leaf:
+        module = model.modules[call.name]
+        if call.name and label not in taken and (module.slots or not module.is_leaf):  # a cell here is a block there
             groups[contents[call.name] or frozenset([call.name]), call.number].append((label, call))
     return groups

@@ -9,10 +9,8 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-import numpy as np
-
 from portproof.backends.model import BackendModel
-from portproof.backends.trace import module_of
+from portproof.backends.trace import Inputs, module_of
 from portproof.io.cli import UserError
 from portproof.mapping.links import Link, parse
 from portproof.mapping.map_search import FoundMap, MapSearch
@@ -46,12 +44,17 @@ class NameMap:
 
 
 def propose(
-    ref: BackendModel, port: BackendModel, inputs: Sequence[np.ndarray], given: Mapping[str, str] | None = None
+    ref: BackendModel,
+    port: BackendModel,
+    inputs: Inputs,
+    given: Mapping[str, str] | None = None,
+    modes: Sequence[bool] = (False, True),
 ) -> NameMap:
     """The map between two models with the reference's weights, which the port is left with.
 
     Tensors that are not one to one are pieces on both models from now on. `given` fixes modules or tensors, as a line
-    of a map does. Raises UserError where it names what is not there, or does not add up.
+    of a map does. Calls are matched in `modes` (True: train). Raises UserError where it names what is not there, or
+    does not add up.
     """
     modules, lines = checked_map(given or {}, ref, port)
     search = MapSearch(ref, port, inputs, lines)
@@ -75,7 +78,7 @@ def propose(
     names.notes = _notes(names, proposal.spare, ref, port)
     arrays = ref.arrays()
     port.load({port_key: arrays[key] for key, port_key in names.tensors.items()})
-    for train in (False, True):  # some modules run in one mode only
+    for train in modes:  # some modules run in one mode only
         ref_run, port_run = (model.run(inputs, "float64", train, calls=True) for model in (ref, port))
         names.calls = match_calls(ref, port, ref_run, port_run, names.modules, names.tensors) | names.calls
     return names
@@ -218,7 +221,7 @@ def _proposals(search: MapSearch, given: dict[str, str]) -> Iterator[Proposal]:
         yield by_name
 
 
-def same_names(ref: BackendModel, port: BackendModel, inputs: Sequence[np.ndarray]) -> NameMap | None:
+def same_names(ref: BackendModel, port: BackendModel, inputs: Inputs) -> NameMap | None:
     """The map of equal names, whose weights the port is left with; None unless both have the same names and shapes."""
     ref_slots, port_slots = (
         {(name, leaf): slot for name, module in model.modules.items() for leaf, slot in module.slots.items()}

@@ -5,17 +5,19 @@ outputs and statistics, and gradients layer by layer.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
 from portproof.backends import backend
 from portproof.backends.model import BackendModel, Run
-from portproof.backends.trace import module_of
+from portproof.backends.trace import Inputs, checked_inputs, module_of
 from portproof.compare import FAIL, Item, Items, Row, Verdict, compare, placed, tensor_item
 from portproof.compare.tolerances import (
     UNIT_ROUNDOFF,
+    C,
+    U,
     exact_atol,
     kernel_atol,
     largest,
@@ -24,6 +26,7 @@ from portproof.compare.tolerances import (
     with_noise_floor,
 )
 from portproof.io.cli import UserError
+from portproof.ladder.pairs.randomness import switch_off_random
 from portproof.localize.isolated import IsolatedRuns, isolated_layers
 from portproof.localize.locate import locate
 from portproof.localize.location import Location
@@ -31,6 +34,7 @@ from portproof.mapping.name_map import NameMap, propose, same_names
 
 WEIGHTS = ("probe", "reference", "own")
 MODES = ("eval", "train")
+OTHER_VALUES = "gives other values, of which nothing comes"
 OUTPUT = "output"  # the label of the model's own output in a trace
 
 
@@ -41,16 +45,20 @@ class Pair:
     ref: BackendModel
     port: BackendModel
     names: NameMap
-    inputs: Sequence[np.ndarray]
+    inputs: Inputs
     cotangent: Sequence[np.ndarray] | None = None  # the gradient that is sent back, an array an output
     output: str = OUTPUT  # what the model's own output is called
+    strict: bool = False  # every module has to give the reference's values, also where nothing comes of a difference
+    notes: list[str] = field(default_factory=list)  # what a reader should know beside the rows
+    made_otherwise: dict[str, str] = field(default_factory=dict)  # {module: in what, in words}, without a fault
+    precisions: Sequence[str] = tuple(UNIT_ROUNDOFF)  # those in which the port is judged
 
     @classmethod
     def prepared(
         cls,
         ref: Any,
         port: Any,
-        inputs: Sequence[np.ndarray],
+        inputs: Inputs,
         *,
         names: Mapping[str, str] | None = None,
         weights: str = "probe",
@@ -58,8 +66,9 @@ class Pair:
         device: str = "cpu",
         mirrored: bool = False,
         output: str = OUTPUT,
+        modes: Sequence[str] = MODES,
     ) -> "Pair":
-        """A pair on copies of `ref` and `port`; see `portproof.align` for the arguments.
+        """The pair of `ref` and `port`, to be run in `modes`; see `portproof.align` for the arguments.
 
         With `mirrored` equal names stand for each other, where both sides have the same names and shapes; without it,
         and where they have not, the map is proposed and confirmed by values. Raises UserError for what is no model, and
@@ -67,43 +76,88 @@ class Pair:
         """
         if weights not in WEIGHTS:
             raise UserError(f"weights {weights!r}: choose one of {', '.join(WEIGHTS)}")
-        inputs = [np.asarray(array) for array in inputs]
-        inputs = [array.astype(np.float32) if array.dtype.kind == "f" else array for array in inputs]
+        inputs = checked_inputs(inputs)
         ref_model = backend("torch").wrap(ref, "reference", device)
         port_model = backend("paddle").wrap(port, "port", device)
         own = port_model.arrays()
-        for train in (False, True) if weights == "probe" else (False,):  # probe weights are measured in train mode
-            _check_reference(ref_model.run(inputs, "float32", train), train)
+        for mode in modes:
+            _check_reference(ref_model.run(inputs, "float32", mode == "train"), mode == "train")
         if weights == "probe":
-            from portproof.backends.probe import probe_weights
+            from portproof.backends.probe import load_probe_weights
 
-            ref_model.load(probe_weights(ref_model.model, seed, inputs))
+            load_probe_weights(ref_model, seed, inputs, "train" in modes)
         found = same_names(ref_model, port_model, inputs) if mirrored else None
-        found = found or propose(ref_model, port_model, inputs, names)
+        strict = found is not None
+        found = found or propose(ref_model, port_model, inputs, names, [mode == "train" for mode in modes])
         if weights == "own":
             port_model.load(own)
-        return cls(ref_model, port_model, found, inputs, output=output)
+        pair = cls(ref_model, port_model, found, inputs, output=output, strict=strict)
+        pair._take_constants()
+        return pair
+
+    def _take_constants(self) -> None:
+        """Give the port the reference's tables and other constants where it has the same up to float32's rounding.
+
+        A table that both make in float32, with the functions of two libraries, differs by an ulp or so: far more than
+        float64 arithmetic does, and no fault. One of n rows holds functions of arguments as large as n, which are
+        rounded to n * U: so much, times C, is allowed, of its largest value.
+        """
+        ref, taken = self.ref.constants(), []
+        for key, array in self.port.constants().items():
+            limit = C * U * max(array.shape, default=1) * largest(array)
+            near = (name for name, other in ref.items() if other.size == array.size)
+            for name in sorted(near, key=lambda name: name != key):
+                value = ref[name].reshape(array.shape)
+                difference = largest(value.astype(np.float64) - array)
+                if difference <= limit:
+                    if difference > 0:
+                        self.port.set_constant(key, value)
+                        taken.append(f"{key} (by {difference:.1e})")
+                    break
+        if taken:
+            self.note(
+                f"float32 constants of the port that are the reference's up to rounding, and taken from it: {taken}"
+            )
+
+    def note(self, text: str) -> None:
+        """Keep a note, once."""
+        if text not in self.notes:
+            self.notes.append(text)
 
     def draw_cotangent(self, seed: int) -> None:
         """Have the backward pass start from normal numbers."""
         outputs = self.ref.run(self.inputs, "float32", train=False).output
         rng = np.random.default_rng([seed, 8])
-        self.cotangent = [rng.normal(size=output.shape) for output in outputs]
+        self.cotangent = [_normal(rng, output) for output in outputs]
+
+
+def _normal(rng: np.random.Generator, like: np.ndarray) -> np.ndarray:
+    """Normal numbers of its shape, complex ones if it is."""
+    drawn = rng.normal(size=like.shape)
+    return drawn + 1j * rng.normal(size=like.shape) if like.dtype.kind == "c" else drawn
 
 
 def same_weights(
-    ref: Any, port: Any, inputs: Sequence[np.ndarray], *, names: Mapping[str, str] | None = None, seed: int = 0
+    ref: Any,
+    port: Any,
+    inputs: Inputs,
+    *,
+    names: Mapping[str, str] | None = None,
+    weights: str = "probe",
+    seed: int = 0,
 ) -> tuple[Any, Any]:
-    """Copies of both models with the same probe weights, for functions of the ladder that take models of equal weights.
+    """Copies of both models with the same weights, for functions of the ladder that take models of equal weights.
+
+    They are the "probe" weights of `seed`, or the "reference"'s own.
 
     Raises UserError as `portproof.align` does, and where the port has no counterpart of a tensor.
     """
-    pair = Pair.prepared(ref, port, inputs, names=names, seed=seed)
+    pair = Pair.prepared(ref, port, inputs, names=names, weights=weights, seed=seed)
     if pair.names.ambiguous:
         raise UserError(f"the map is ambiguous: {pair.names.ambiguous}")
     for name, reason in pair.names.problems.items():
         raise UserError(f"{name}: {reason}: rung 01 has to pass first")
-    return pair.ref.model, pair.port.model
+    return pair.ref.loaded_copy(), pair.port.loaded_copy()
 
 
 @dataclass(frozen=True)
@@ -118,29 +172,106 @@ def run_mode(pair: Pair, train: bool) -> ModeRuns:
     """Both sides in both precisions; the port's backward pass in float64 alone, where it is judged as a whole."""
     ref = {dtype: pair.ref.run(pair.inputs, dtype, train, pair.cotangent) for dtype in UNIT_ROUNDOFF}
     _check_reference(ref["float64"], train)
-    cotangents = {"float64": pair.cotangent, "float32": None}
+    cotangents = {d: pair.cotangent if d == "float64" else None for d in UNIT_ROUNDOFF if d in pair.precisions}
     return ModeRuns(ref, {d: pair.port.run(pair.inputs, d, train, given) for d, given in cotangents.items()})
 
 
+def judge_mode(pair: Pair, train: bool, runs: ModeRuns | None = None) -> list[Verdict]:
+    """`compare_mode`, unless a side gives another result each time: then that is what there is to say.
+
+    What is random in train mode is switched off where its mode does that, and named.
+    """
+    mode = f"{MODES[train]} mode"
+    for model in (pair.ref, pair.port):
+        name = switch_off_random(model, pair.inputs, train)
+        if model.switched_off:
+            names = ", ".join(sorted(model.switched_off))
+            pair.note(f"random in train mode, and run as in eval mode: the {model.role}'s {names}")
+        if name is None:
+            continue
+        reason = f"the {model.role} gives another result each time it runs in {mode}"
+        where = f"random numbers are taken by {name or 'its own code'}"
+        if model is pair.port and not train:  # where the reference is not random the port has no reason to be
+            item = Item("the same each time", mode="eval")
+            return [Verdict(mode, [Row(item, FAIL, reason=f"{reason}, {where}: is dropout on?")])]
+        return [Verdict(mode, refusal=f"{reason}, dropout layers aside, {where}: judge the other mode")]
+    return list(compare_mode(pair, train, runs))
+
+
 def compare_mode(pair: Pair, train: bool, runs: ModeRuns | None = None) -> Iterator[Verdict]:
-    """float64: everything. float32: the forward pass, and with a cotangent each layer's gradients in isolated runs."""
+    """float64: everything. float32: the forward pass, and with a cotangent each layer's gradients in isolated runs.
+
+    Where a module's values differ, but nothing that leaves the model does, the two are made otherwise, and are equal:
+    that is noted, unless the pair is `strict`.
+    """
     mode, runs = MODES[train], runs or run_mode(pair, train)
     fp64_ref, fp32_ref = (items(pair, runs.ref[dtype], False) for dtype in UNIT_ROUNDOFF)
-    for item, array in fp64_ref.items():
-        if array.dtype.kind == "f" and not np.isfinite(array).all():
+    whole = Item(pair.output, "output")
+    for item, array in list(fp64_ref.items()):
+        if array.dtype.kind in "fc" and not np.isfinite(array).all():
+            if _stays_inside(item):  # a mask, say
+                pair.note(f"not compared, since it is not finite: {item}")
+                del fp64_ref[item]
+                continue
             yield Verdict(f"{mode} mode", refusal=f"the reference itself gives NaN or infinity at {item}")
             return
+    _note_runs(pair, runs)
     input_scales = runs.ref["float64"].trace.input_scales
+    equal = True
     for dtype, port_run in runs.port.items():
         port = items(pair, port_run, True)
-        verdict = _compare_precision(Item(pair.output, "output"), mode, dtype, fp64_ref, fp32_ref, port, input_scales)
+        verdict = _compare_precision(whole, mode, dtype, fp64_ref, fp32_ref, port, input_scales)
         if port_run.trace.error:
             item = Item("the port runs", mode=mode, dtype=dtype)
-            row = Row(item, FAIL, reason=f"it raised {port_run.trace.error}")
+            row = Row(item, FAIL, reason=f"it raised {port_run.trace.error}{_OWN_RUN if dtype == 'float64' else ''}")
             verdict = replace(verdict, rows=[*verdict.rows, row])
+        failed = [row for row in verdict.rows if row.status == FAIL]
+        equal &= all(_stays_inside(row.item) for row in failed)
+        if failed and equal and not pair.strict:
+            for row in failed:
+                pair.made_otherwise.setdefault(row.item.module, OTHER_VALUES)
+            verdict = without(verdict, [row.item for row in failed])
         yield verdict
-    if pair.cotangent is not None:
-        yield isolated_gradients(pair, train)
+    if pair.cotangent is not None and "float32" in pair.precisions:
+        yield isolated_gradients(pair, train, equal and not pair.strict)
+
+
+_OWN_RUN = " (this run in float64 is the check's own: a port that works in float32 alone is judged in that alone)"
+
+
+def _stays_inside(item: Item) -> bool:
+    """Whether it is what a module inside the model gives, in the forward pass."""
+    return item.kind == "output" and bool(item.module)
+
+
+def without(verdict: Verdict, left_out: Iterable[Item]) -> Verdict:
+    """`verdict` without these items."""
+    items = set(left_out)
+    return replace(verdict, rows=[row for row in verdict.rows if row.item not in items])
+
+
+def without_faultless(pair: Pair, verdict: Verdict, otherwise: Mapping[str, str]) -> Verdict:
+    """`verdict` without the outputs of module calls that a search for faults found to be made `otherwise`."""
+    items = [row.item for row in verdict.rows if row.status == FAIL and row.item.kind == "output" and row.item.module]
+    items = [item for item in items if item.name.partition("[")[0] in otherwise]
+    for item in items:
+        pair.made_otherwise[item.module] = otherwise[item.name.partition("[")[0]]
+    return without(verdict, items)
+
+
+def _note_runs(pair: Pair, runs: ModeRuns) -> None:
+    """Note what is particular about the float64 runs: float32 in their code, and what could not be recorded."""
+    for model, of_model in ((pair.ref, runs.ref), (pair.port, runs.port)):
+        run = of_model.get("float64")
+        if run is None:  # the port is judged in float32 alone
+            continue
+        modules = sorted(name or "the model itself" for name in run.trace.float32)
+        if modules:
+            pair.note(
+                f"the {model.role} asks for float32, and gets float64 in the float64 run: in {', '.join(modules)}"
+            )
+        for name, reason in run.trace.unrecorded.items():
+            pair.note(f"not recorded of the {model.role}: {name or 'the model itself'}: {reason}")
 
 
 def _compare_precision(
@@ -163,20 +294,27 @@ def _compare_precision(
     return compare(ref, port, atol, title=f"{mode} mode, {dtype}", expected_zero=expected_zero)
 
 
-def isolated_gradients(pair: Pair, train: bool) -> Verdict:
+def isolated_gradients(pair: Pair, train: bool, is_equal: bool = False) -> Verdict:
     """float32 gradients, layer by layer, each on the reference's own inputs and upstream gradients.
 
     Through a whole network they cannot be judged: one activation on the other side of a kink by rounding moves them by
     a percent, on either framework. In an isolated run a layer receives the same on both sides, off its kinks (see
-    activations.py).
+    activations.py). Where the whole `is_equal` in float64, a layer that differs there too is made otherwise.
     """
     mode = MODES[train]
     calls = pair.ref.run(pair.inputs, "float32", train, pair.cotangent, calls=True).trace.calls
-    runs = IsolatedRuns(pair.ref, pair.port, pair.names, train)
+    runs = IsolatedRuns(pair.ref, pair.port, pair.names, pair.inputs, train, calls)
     rows = []
-    for label, found in isolated_layers(runs, calls, "float32"):
-        there = {"mode": mode, "dtype": "float32", "section": label}
-        rows += [replace(row, item=replace(row.item, **there)) for row in found]
+    for label, found in isolated_layers(runs, "float32"):
+        differs = found.failed(gradients=True)
+        if not found.attempt.complete:
+            pair.made_otherwise.setdefault(calls[label].name, found.attempt.how)
+        elif differs and is_equal and not runs.run(label, "float64", True, adjusted=False).passed:
+            pair.made_otherwise.setdefault(calls[label].name, OTHER_VALUES)
+        else:
+            there = {"mode": mode, "dtype": "float32", "section": label}
+            gradients = (row for row in found.rows if row.item.kind == "gradient")
+            rows += [replace(row, item=replace(row.item, **there)) for row in gradients]
     return Verdict(f"{mode} mode, float32, isolated layers", rows)
 
 

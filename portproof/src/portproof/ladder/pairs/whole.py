@@ -1,22 +1,33 @@
 """`portproof.align`: a whole pair of models judged at once, and where the port departs from the reference."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
-
-from portproof.compare import FAIL, PASS, Item, Row, Verdict, joined
+from portproof.backends.trace import Inputs, module_of
+from portproof.compare import FAIL, PASS, Verdict, joined
+from portproof.compare.tolerances import UNIT_ROUNDOFF
 from portproof.io.cli import UserError
-from portproof.ladder.pairs.pair import MODES, Pair, compare_mode, equal_weights, locate_failure, structure
+from portproof.ladder.pairs.pair import (
+    MODES,
+    Pair,
+    equal_weights,
+    judge_mode,
+    locate_failure,
+    structure,
+    without_faultless,
+)
 from portproof.localize.locate import locate
 from portproof.localize.location import Location
-from portproof.mapping.map_search import alike
+from portproof.mapping.name_map import NameMap
 from portproof.report.text import render_sections
 
 
+@dataclass(frozen=True)
 class AlignVerdict(Verdict):
     """The verdict of `align`, which prints as its report."""
+
+    names: NameMap | None = None  # which module and tensor of the port stands for which of the reference
 
     def __str__(self) -> str:
         return render_sections(self)
@@ -25,51 +36,94 @@ class AlignVerdict(Verdict):
 def judge(
     ref: Any,
     port: Any,
-    inputs: Sequence[np.ndarray],
+    inputs: Inputs,
     names: Mapping[str, str] | None,
     weights: str,
     modes: Sequence[str],
+    precisions: Sequence[str],
+    leave_out: Sequence[str],
     seed: int,
     device: str,
-) -> Verdict:
+) -> AlignVerdict:
     """What `portproof.align` does."""
     if not modes or not set(modes) <= set(MODES):
         raise UserError(f"modes {modes!r}: choose some of {', '.join(MODES)}")
-    pair = Pair.prepared(ref, port, inputs, names=names, weights=weights, seed=seed, device=device)
-    verdicts, notes = [structure(pair.names)], [map_note(pair), *pair.names.notes]
+    check_precisions(precisions)
+    options = {"names": names, "weights": weights, "seed": seed, "device": device, "modes": modes}
+    pair = Pair.prepared(ref, port, inputs, **options)
+    every_name = pair.names
+    leave(pair, leave_out)
+    pair.precisions = precisions
+    verdicts = [structure(pair.names)]
     if pair.names.ambiguous:
-        return AlignVerdict("align", verdicts[0].rows, refusal=pair.names.ambiguous, notes=notes)
+        notes = all_notes(pair)
+        return AlignVerdict("align", verdicts[0].rows, pair.names.ambiguous, notes=notes, names=every_name)
     pair.draw_cotangent(seed)
     if weights == "own":
         verdicts.append(equal_weights(pair))
     for mode in modes if verdicts[0].status == PASS else ():
-        verdicts += _if_not_random(pair, mode == "train", list(compare_mode(pair, mode == "train")))
+        verdicts += judge_mode(pair, mode == "train")
     failed = any(verdict.status == FAIL for verdict in verdicts)
     location = locate_failure(pair, verdicts) if failed else None
+    if location:
+        verdicts = [without_faultless(pair, verdict, location.otherwise) for verdict in verdicts]
     every = joined("align", [verdicts[0], *map(_sectioned, verdicts[1:])])
-    return AlignVerdict("align", every.rows, every.refusal, location, notes)
+    return AlignVerdict("align", every.rows, every.refusal, location, all_notes(pair), names=every_name)
 
 
 def search(
     ref: Any,
     port: Any,
-    inputs: Sequence[np.ndarray],
+    inputs: Inputs,
     names: Mapping[str, str] | None,
     weights: str,
+    precisions: Sequence[str],
+    leave_out: Sequence[str],
     seed: int,
     device: str,
-) -> tuple[Location | None, str]:
-    """(where the port departs from the reference, what the map rests on): `judge` without the comparison of the whole.
+) -> tuple[Location | None, list[str]]:
+    """(where the port departs from the reference, notes): `judge` without the comparison of the whole.
 
     Raises UserError as `judge` does, and where the map is ambiguous.
     """
+    check_precisions(precisions)
     pair = Pair.prepared(ref, port, inputs, names=names, weights=weights, seed=seed, device=device)
     if pair.names.ambiguous:
         raise UserError(f"the map is ambiguous: {pair.names.ambiguous}")
     pair.draw_cotangent(seed)
-    sides = pair.ref, pair.port, pair.names, pair.inputs
-    location = locate(*sides, cotangent=pair.cotangent)
-    return location or locate(*sides, cotangent=pair.cotangent, dtype="float32"), map_note(pair)
+    leave(pair, leave_out)
+    sides, ordered = (pair.ref, pair.port, pair.names, pair.inputs), [d for d in UNIT_ROUNDOFF if d in precisions]
+    found = (locate(*sides, cotangent=pair.cotangent, dtype=dtype) for dtype in ordered)
+    return next(filter(None, found), None), all_notes(pair)
+
+
+def check_precisions(precisions: Sequence[str]) -> None:
+    """Raise UserError unless these are some of those that there are."""
+    if not precisions or not set(precisions) <= set(UNIT_ROUNDOFF):
+        raise UserError(f"precisions {precisions!r}: choose some of {', '.join(UNIT_ROUNDOFF)}")
+
+
+def leave(pair: Pair, modules: Sequence[str]) -> None:
+    """Take these modules of the reference, and all in them, out of what the pair is compared by, and note it.
+
+    Their tensors keep the values that they have. Raises UserError for a name that is no module's.
+    """
+    modules = [modules] if isinstance(modules, str) else modules
+    for name in modules:
+        if not name or name not in pair.ref.modules:
+            raise UserError(f"leave_out names {name!r}, but the reference has no module of that name in it")
+
+    def stays(module: str) -> bool:
+        return not any(module == name or module.startswith(f"{name}.") for name in modules)
+
+    names = pair.names
+    calls = {label: port_label for label, port_label in names.calls.items() if stays(module_of(label))}
+    tensors = {key: port_key for key, port_key in names.tensors.items() if stays(key.rpartition(".")[0])}
+    problems = {item: reason for item, reason in names.problems.items() if stays(item)}
+    pair.names = replace(names, calls=calls, tensors=tensors, problems=problems)
+    counts = f"{len(names.tensors) - len(tensors)} tensors, {len(names.calls) - len(calls)} outputs"
+    if modules:
+        pair.note(f"left out, not compared: {', '.join(modules)} ({counts})")
 
 
 def _sectioned(verdict: Verdict) -> Verdict:
@@ -81,20 +135,13 @@ def _sectioned(verdict: Verdict) -> Verdict:
     return replace(verdict, rows=rows)
 
 
-def _if_not_random(pair: Pair, train: bool, found: list[Verdict]) -> list[Verdict]:
-    """`found`, unless it failed and a side gives another result each time: then that is what there is to say."""
-    if all(verdict.status != FAIL for verdict in found):
-        return found
-    for model in (pair.ref, pair.port):
-        runs = [model.run(pair.inputs, "float32", train).output for _ in range(2)]
-        if not alike(*([np.nan_to_num(array, posinf=0.0, neginf=0.0) for array in run] for run in runs)):
-            mode = f"{MODES[train]} mode"
-            reason = f"the {model.role} gives another result each time it runs"
-            if model is pair.port and not train:  # where the reference is not random the port has no reason to be
-                item = Item("the same each time", mode="eval")
-                return [Verdict(mode, [Row(item, FAIL, reason=f"{reason}: is dropout on?")])]
-            return [Verdict(mode, refusal=f"{reason} in {mode}, dropout layers aside: judge the other mode")]
-    return found
+def all_notes(pair: Pair) -> list[str]:
+    """What the map rests on, and what else a reader should know beside the rows."""
+    notes = [map_note(pair), *pair.names.notes, *pair.notes]
+    groups: dict[str, list[str]] = {}
+    for name, how in pair.made_otherwise.items():
+        groups.setdefault(how, []).append(f"{name} ({pair.ref.modules[name].type})")
+    return notes + [f"made otherwise, no fault: {how}: {', '.join(modules)}" for how, modules in groups.items()]
 
 
 def map_note(pair: Pair) -> str:

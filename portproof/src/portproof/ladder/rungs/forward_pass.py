@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from portproof.backends.model import BackendModel
+from portproof.backends.trace import Inputs, as_call, is_array, map_tensors
 from portproof.compare import Item, compare
 from portproof.compare.activations import dead_branches
 from portproof.compare.tolerances import U, semantic_atol
@@ -21,7 +22,7 @@ DROPOUT_SHAPE = (256, 256)
 def forward(
     ref: Any,
     port: Any,
-    inputs: Sequence[np.ndarray],
+    inputs: Inputs,
     *,
     names: Mapping[str, str] | None = None,
     weights: str = "probe",
@@ -48,14 +49,16 @@ def forward(
         return
     dead = [_check_mode(rung, pair, mode == "train") for mode in modes]
     say_location(rung, pair, first)
-    if "eval" in modes and len(pair.inputs[0]) > 1:
-        one = replace(pair, inputs=[array[:1] for array in pair.inputs])
+    arrays = as_call(pair.inputs).inputs
+    lengths = {len(array) if array.ndim else 0 for array in arrays}
+    if "eval" in modes and len(lengths) == 1 and max(lengths) > 1:
+        one = replace(pair, inputs=map_tensors(pair.inputs, is_array, lambda array: array[:1]))
         first = len(rung.verdicts)
         _check_one_sample(rung, one)
         say_location(rung, one, first)
     for name in _dropouts(pair):
         _check_dropout(rung, pair, name)
-    rung.keep(*[{f"input {i}" if i else "input": array for i, array in enumerate(pair.inputs)}] * 2)
+    rung.keep(*[{f"input {i}" if i else "input": array for i, array in enumerate(arrays)}] * 2)
     _say_dead_branches(rung, set.intersection(*dead), all_branches)
 
 
@@ -63,7 +66,7 @@ def forward(
 def gradients(
     ref: Any,
     port: Any,
-    inputs: Sequence[np.ndarray],
+    inputs: Inputs,
     *,
     names: Mapping[str, str] | None = None,
     weights: str = "probe",

@@ -364,7 +364,7 @@ def _compare(ref: Items, port: Items, atol: Mapping, expected_zero: Any, title: 
 
 def _is_finite(rung: Rung, fp64_ref: Items) -> bool:
     """Whether all that the reference gives is finite; else the rung refuses."""
-    bad = [item for item, array in fp64_ref.items() if array.dtype.kind == "f" and not np.isfinite(array).all()]
+    bad = [item for item, array in fp64_ref.items() if array.dtype.kind in "fc" and not np.isfinite(array).all()]
     if bad:
         rung.refuse(f"the reference itself gives NaN or infinity at {bad[0]}")
     return not bad

@@ -1,0 +1,60 @@
+"""A user's model lent for a run: its own objects, so that hooks and `stop_gradient` count, given back as they were."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import chain
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from portproof.backends.base import Backend
+
+Owned = tuple[str, Any]  # a parameter's or buffer's dotted name, and the tensor
+
+
+def owned_tensors(backend: "Backend", module: Any) -> list[Owned]:
+    """Every parameter and buffer in `module` that has values of its own, saved or not; tied ones once.
+
+    One that its layer computes from others in every run, as weight norm does, has none.
+    """
+    found = {}
+    for name, part in backend.named_modules(module):
+        prefix = f"{name}." if name else ""
+        for leaf, tensor in chain(*backend.own_tensors(part)):
+            if backend.has_values(tensor) and tensor.is_leaf:
+                found.setdefault(id(tensor), (prefix + leaf, tensor))
+    return list(found.values())
+
+
+def _all_in(module: Any) -> Iterator[Any]:
+    """`module` and all in it, those that only compute a parameter, too."""
+    yield module
+    for child in module.children():
+        yield from _all_in(child)
+
+
+@contextmanager
+def as_it_was(backend: "Backend", module: Any) -> Iterator[None]:
+    """After this context `module` and all in it have the attributes, values, precision and gradients of before.
+
+    Values must not have been changed in place: `Backend.put` gives a tensor new ones, and keeps the old.
+    """
+    attributes = [(part, dict(vars(part))) for part in _all_in(module)]
+    # Of what an attribute holds, too: a list of kept activations, the dict of the buffers, ...
+    held = {id(value): value for _, saved in attributes for value in saved.values() if isinstance(value, dict | list)}
+    copies = [(value, value.copy()) for value in held.values()]
+    values = [(tensor, backend.values(tensor), tensor.grad) for _, tensor in owned_tensors(backend, module)]
+    for tensor, _, _ in values:
+        tensor.grad = None
+    try:
+        yield
+    finally:
+        for part, saved in attributes:
+            vars(part).clear()
+            vars(part).update(saved)
+        for value, copy in copies:
+            value.clear()
+            value.update(copy) if isinstance(value, dict) else value.extend(copy)
+        for tensor, before, gradient in values:
+            tensor.grad = None
+            backend.put_back(tensor, before)
+            tensor.grad = gradient

@@ -1,0 +1,52 @@
+"""What a command shows while it computes: how many passes there were, on a terminal, and each warning once."""
+
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+_listeners: list[Callable[[], object]] = []
+
+
+def count_pass() -> None:
+    """To be called for each pass through a model."""
+    for listener in _listeners:
+        listener()
+
+
+@contextmanager
+def shown(title: str) -> Iterator[None]:
+    """Show passes in this context as a bar on stderr, where that is a terminal and tqdm is installed.
+
+    A warning of the same text and category is shown once, wherever it is raised.
+    """
+    bar, seen = _bar(title), set()
+    with warnings.catch_warnings():
+        show = warnings.showwarning
+
+        def show_once(message: Any, category: type, *args: Any, **kwargs: Any) -> None:
+            if (str(message), category) not in seen:
+                seen.add((str(message), category))
+                show(message, category, *args, **kwargs)
+
+        warnings.showwarning = show_once
+        if bar is not None:
+            _listeners.append(bar.update)
+        try:
+            yield
+        finally:
+            if bar is not None:
+                _listeners.remove(bar.update)
+                bar.close()
+
+
+def _bar(title: str) -> Any:
+    """None where there is no terminal, or no tqdm."""
+    if not sys.stderr.isatty():
+        return None
+    try:
+        from tqdm import tqdm
+    except ImportError:
+        return None
+    return tqdm(desc=title, unit=" passes", leave=False)

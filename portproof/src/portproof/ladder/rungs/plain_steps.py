@@ -1,0 +1,46 @@
+"""Training steps of the usual form, for `backward`, of a pair whose own training loop is not at hand."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from portproof.backends import backend
+
+RATE = 0.01  # of plain SGD
+Make = Callable[[Any], tuple]
+
+
+def plain_steps(
+    criterion: Sequence[Callable[..., Any]],
+    optimizer: Sequence[Callable[[list], Any]] | None = None,
+    *,
+    inputs: int = 1,
+    train: bool = True,
+) -> tuple[Make, Make]:
+    """(make_ref, make_port) for `backward`.
+
+    A step clears the gradients, calls the model on the first `inputs` arrays of the batch, gives what it returns and
+    the rest of the batch to the criterion, goes backward from that loss, and updates. `criterion` and `optimizer` are
+    pairs, the reference's first: a function of (output, *labels) that returns the loss, and one of the list of
+    parameters that returns an optimizer; without it that is SGD with rate 0.01. With `train` it is done in train mode.
+    """
+
+    def make_of(side: int) -> Make:
+        loss_of, framework = criterion[side], backend(("torch", "paddle")[side])
+        optimizer_of = optimizer[side] if optimizer else lambda parameters: framework.sgd(parameters, RATE)
+
+        def make(model: Any) -> tuple:
+            trained = optimizer_of(list(model.parameters()))
+
+            def step(*batch: Any) -> Any:
+                model.train() if train else model.eval()
+                framework.clear_gradients(trained)
+                loss = loss_of(model(*batch[:inputs]), *batch[inputs:])
+                loss.backward()
+                trained.step()
+                return loss
+
+            return step, trained
+
+        return make
+
+    return make_of(0), make_of(1)

@@ -1,0 +1,600 @@
+"""`align` on kinds of port that are right and constructed otherwise, and on bugs that such a port can hide."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import paddle
+import pytest
+import torch
+from paddle.nn import functional as PF
+from pairs import Port, Ref, normal
+from torch.nn import functional as TF
+from torch.nn.utils.rnn import pack_padded_sequence
+
+from portproof import align
+from portproof.compare import FAIL, PASS, Verdict
+
+T, P = torch.nn, paddle.nn
+EVAL = {"modes": ("eval",)}
+
+
+def _seed() -> None:
+    torch.manual_seed(0)
+    paddle.seed(0)
+
+
+_seed()  # of the models that are made below, by import
+fixed = pytest.fixture(autouse=True)(_seed)
+
+
+def assert_passes(ref: T.Module, port: P.Layer, *inputs: np.ndarray, noted: str = "", **options) -> Verdict:
+    """Aligned, nothing located, and a note has the word `noted`."""
+    verdict = align(ref, port, list(inputs), **options)
+    assert verdict.status == PASS, str(verdict)
+    assert verdict.location is None, str(verdict)
+    assert noted in "\n".join(verdict.notes), verdict.notes
+    return verdict
+
+
+def assert_fails(ref: T.Module, port: P.Layer, *inputs: np.ndarray, at: str, cause: str = "", **options) -> Verdict:
+    """Not aligned; `at` is located first, with the word `cause` in the diagnosis."""
+    verdict = align(ref, port, list(inputs), **options)
+    assert verdict.status == FAIL, str(verdict)
+    assert verdict.location is not None, str(verdict)
+    assert verdict.location.name == at, str(verdict)
+    assert cause in "; ".join(verdict.location.diagnosis), str(verdict)
+    return verdict
+
+
+def compared(verdict: Verdict) -> set[str]:
+    """The reference's modules of which an output was compared."""
+    return {row.item.module for row in verdict.rows if row.item.kind == "output"}
+
+
+# Blocks that are called otherwise.
+
+
+def scaled(m, x, height):
+    return x + torch.tanh(m.fc(m.norm(x))) / height
+
+
+def port_scaled(m, x, height):
+    return x + paddle.tanh(m.fc(m.norm(x))) / height
+
+
+def stage() -> dict:
+    return {"norm": T.LayerNorm(6), "fc": T.Linear(6, 6)}
+
+
+def port_stage() -> dict:
+    return {"norm": P.LayerNorm(6), "fc": P.Linear(6, 6)}
+
+
+def test_a_block_that_takes_height_and_width_for_a_size():
+    """Nor is it the block that a fault behind it is located at."""
+    block = Ref(lambda m, x, height, width: scaled(m, x, height), **stage())
+    ref = Ref(
+        lambda m, x: m.out(m.block(m.inp(x).flatten(1, 2), *x.shape[1:3])),
+        inp=T.Linear(3, 6),
+        block=block,
+        out=T.LayerNorm(6),
+    )
+
+    def port(eps: float) -> Port:
+        block = Port(lambda m, x, size: port_scaled(m, x, size[0]), **port_stage())
+        code = lambda m, x: m.out(m.block(m.inp(x).flatten(1, 2), x.shape[1:3]))  # noqa: E731
+        return Port(code, inp=P.Linear(3, 6), block=block, out=P.LayerNorm(6, eps))
+
+    verdict = assert_passes(ref, port(1e-5), normal(2, 4, 3, 3))
+    assert {"inp", "block.norm", "block.fc"} <= compared(verdict)
+    assert_fails(ref, port(1e-3), normal(2, 4, 3, 3), at="out", cause="epsilon")
+
+
+def test_a_block_that_returns_an_image_for_tokens():
+    ref = Ref(
+        lambda m, x: m.out(m.block(m.inp(x))),
+        inp=T.Linear(3, 6),
+        block=Ref(lambda m, x: scaled(m, x, 2), **stage()),
+        out=T.Linear(6, 2),
+    )
+    port = Port(
+        lambda m, x: m.out(m.block(m.inp(x)).reshape([2, 4, 3, 6])),
+        inp=P.Linear(3, 6),
+        block=Port(lambda m, x: port_scaled(m, x.flatten(1, 2), 2), **port_stage()),
+        out=P.Linear(6, 2),
+    )
+    assert_passes(ref, port, normal(2, 4, 3, 3))
+
+
+def test_a_module_that_is_shared_and_called_in_another_order():
+    def heads(m, a, b, c):
+        return torch.cat([m.head(torch.relu(m.inp(x))) for x in (a, b, c)], 1)
+
+    def port_heads(m, a, b, c):
+        found = [m.head(PF.relu(m.inp(x))) for x in (c, b, a)]
+        return paddle.concat(found[::-1], axis=1)
+
+    ref = Ref(heads, inp=T.Linear(5, 6), head=T.Linear(6, 2))
+    port = Port(port_heads, inp=P.Linear(5, 6), head=P.Linear(6, 2))
+    assert_passes(ref, port, normal(2, 8, 5), normal(2, 4, 5), normal(2, 2, 5))
+    alike = normal(2, 4, 5), normal(3, 4, 5)[:2], normal(4, 4, 5)[:2]  # of one shape, values alone tell them apart
+    assert_passes(ref, port, *alike)
+
+
+def test_keywords_that_the_port_names_otherwise():
+    def block(eps: float) -> Port:
+        code = lambda m, x, mask: m.norm(x + m.fc(x) * mask)  # noqa: E731
+        return Port(code, fc=P.Linear(6, 6), norm=P.LayerNorm(6, eps))
+
+    class Block(T.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc, self.norm = T.Linear(6, 6), T.LayerNorm(6)
+
+        def forward(self, hidden_states, attention_mask=None):
+            return self.norm(hidden_states + self.fc(hidden_states) * attention_mask)
+
+    class Model(T.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.blocks = T.ModuleList([Block(), Block()])
+
+        def forward(self, x, mask):
+            for block in self.blocks:
+                x = block(hidden_states=x, attention_mask=mask)
+            return x
+
+    def port(eps: float) -> Port:
+        blocks = P.LayerList([block(1e-5), block(eps)])
+        return Port(lambda m, x, mask: m.blocks[1](m.blocks[0](x, mask), mask), blocks=blocks)
+
+    inputs = normal(2, 5, 6), abs(normal(2, 5, 1))
+    assert_passes(Model(), port(1e-5), *inputs)
+    verdict = assert_fails(Model(), port(1e-3), *inputs, at="blocks.1.norm", cause="epsilon is 0.001, not 1e-05")
+    assert not any(location.name.startswith("blocks.0") for location in verdict.location.also)
+
+
+# Constants in float32, and a port that names float32.
+
+
+def decays(m, x):
+    return m.fc(x * torch.sin(torch.arange(7.0) * 1.7))
+
+
+def port_decays(m, x):
+    return m.fc(x * paddle.sin(paddle.arange(7, dtype="float32") * 1.7).astype(x.dtype))
+
+
+def root_mean_square(m, x):
+    y = m.fc(x).float()
+    return (y * torch.rsqrt(y.square().mean(-1, keepdim=True) + 1e-6)).to(x.dtype)
+
+
+def port_root_mean_square(m, x):
+    y = m.fc(x).astype("float32")
+    return (y / paddle.sqrt(y.square().mean(-1, keepdim=True) + 1e-6)).astype(x.dtype)
+
+
+FLOAT32 = {
+    "a table": (decays, port_decays),
+    "a norm": (root_mean_square, port_root_mean_square),
+    "a mask": (
+        lambda m, x: m.fc(x) * (x.mean(-1, keepdim=True) > 0).to(x.dtype),
+        lambda m, x: m.fc(x) * (x.mean(-1, keepdim=True) > 0).astype("float32"),
+    ),
+    "one-hot": (
+        lambda m, x: m.fc(x) + TF.one_hot(x.argmax(-1), 7).to(x.dtype)[..., :3],
+        lambda m, x: (m.fc(x) + PF.one_hot(x.argmax(-1), 7)[..., :3]).astype("float32"),
+    ),
+    "zeros": (
+        lambda m, x: torch.cat([m.fc(x), x.new_zeros(len(x), 1)], 1),
+        lambda m, x: paddle.concat([m.fc(x), paddle.zeros([x.shape[0], 1], dtype="float32")], axis=1),
+    ),
+}
+
+
+@pytest.mark.parametrize(("code", "port_code"), FLOAT32.values(), ids=FLOAT32)
+def test_float32_on_purpose(code, port_code):
+    assert_passes(Ref(code, fc=T.Linear(7, 3)), Port(port_code, fc=P.Linear(7, 3)), normal(4, 7))
+
+
+@pytest.mark.parametrize("kind", ["GRU", "LSTM"])
+def test_a_reference_that_makes_its_state_in_the_default_dtype(kind):
+    def run(m, x):
+        h = torch.zeros(1, x.shape[0], 6)
+        return m.rnn(x, (h, torch.zeros_like(h)) if kind == "LSTM" else h)[0]
+
+    def port_run(m, x):
+        h = paddle.zeros([1, x.shape[0], 6])
+        return m.rnn(x, (h, paddle.zeros_like(h)) if kind == "LSTM" else h)[0]
+
+    ref, port = Ref(run, rnn=getattr(T, kind)(4, 6, batch_first=True)), Port(port_run, rnn=getattr(P, kind)(4, 6))
+    assert_passes(ref, port, normal(3, 5, 4))
+
+
+# Frozen on one side.
+
+
+def test_a_norm_that_only_the_reference_freezes():
+    pairs = (T.GroupNorm(2, 6), P.GroupNorm(2, 6)), (T.BatchNorm2d(6), P.BatchNorm2D(6))
+    for norm, port_norm in pairs:
+        ref = T.Sequential(T.Conv2d(3, 6, 3), norm.requires_grad_(False), T.Tanh())
+        port = P.Sequential(P.Conv2D(3, 6, 3), port_norm, P.Tanh())
+        assert_fails(ref, port, normal(4, 3, 7, 7), at="1")
+
+
+def test_a_padding_index_that_is_missing():
+    ref = Ref(lambda m, ids: m.fc(m.words(ids).mean(1)), words=T.Embedding(40, 6, padding_idx=1), fc=T.Linear(6, 3))
+    port = Port(lambda m, ids: m.fc(m.words(ids).mean(1)), words=P.Embedding(40, 6), fc=P.Linear(6, 3))
+    right = Port(lambda m, ids: m.fc(m.words(ids).mean(1)), words=P.Embedding(40, 6, padding_idx=1), fc=P.Linear(6, 3))
+    without = 2 + np.arange(20).reshape(4, 5)
+    for ids in (without, np.where(without < 8, 1, without)):
+        assert_passes(ref, right, ids)
+        assert_fails(ref, port, ids, at="words")
+
+
+# Attention.
+
+
+def separate(m, x):
+    q, k, v = m.q(x), m.k(x), m.v(x)
+    return m.out(PF.softmax(q @ k.transpose([0, 2, 1]) * 8**-0.5) @ v)
+
+
+def fused(m, x):
+    q, k, v = m.qkv(x).chunk(3, -1)
+    return m.out((q @ k.transpose(1, 2) * 8**-0.5).softmax(-1) @ v)
+
+
+def port_fused(m, x):
+    q, k, v = m.qkv(x).chunk(3, axis=-1)
+    return m.out(PF.softmax(q @ k.transpose([0, 2, 1]) * 8**-0.5) @ v)
+
+
+def linears(*names: str) -> dict:
+    return {name: P.Linear(8, 8) for name in names}
+
+
+def port_attention() -> Port:
+    return Port(lambda m, x, y: m.out(m.attn(x, y, y)), attn=P.MultiHeadAttention(8, 2), out=P.Linear(8, 3))
+
+
+ATTENTION = {
+    "MultiheadAttention": (
+        Ref(
+            lambda m, x, y: m.out(m.attn(x, y, y)[0]),
+            attn=T.MultiheadAttention(8, 2, batch_first=True),
+            out=T.Linear(8, 3),
+        ),
+        port_attention(),
+        (normal(2, 4, 8), normal(2, 5, 8)),
+        "attn",
+    ),
+    "alone": (
+        Ref(lambda m, x, y: m.attn(x, y, y, need_weights=False)[0], attn=T.MultiheadAttention(8, 2, batch_first=True)),
+        Port(lambda m, x, y: m.attn(x, y, y), attn=P.MultiHeadAttention(8, 2)),
+        (normal(2, 4, 8), normal(2, 5, 8)),
+        "attn",
+    ),
+    "encoder layer": (
+        T.TransformerEncoderLayer(8, 2, 12, batch_first=True),
+        P.TransformerEncoderLayer(8, 2, 12),
+        (normal(2, 4, 8),),
+        "self_attn",
+    ),
+    "fused": (
+        Ref(fused, qkv=T.Linear(8, 24), out=T.Linear(8, 8)),
+        Port(separate, **linears("q", "k", "v", "out")),
+        (normal(2, 4, 8),),
+        "qkv",
+    ),
+    "fused there": (
+        Ref(
+            lambda m, x: m.out((m.q(x) @ m.k(x).transpose(1, 2) * 8**-0.5).softmax(-1) @ m.v(x)),
+            **{name: T.Linear(8, 8) for name in ("q", "k", "v", "out")},
+        ),
+        Port(
+            port_fused,
+            qkv=P.Linear(8, 24),
+            out=P.Linear(8, 8),
+        ),
+        (normal(2, 4, 8),),
+        "qkv",
+    ),
+}
+
+
+@pytest.mark.parametrize(("ref", "port", "inputs", "noted"), ATTENTION.values(), ids=ATTENTION)
+def test_attention(ref, port, inputs, noted):
+    assert_passes(ref, port, *inputs, noted=noted)
+
+
+# Layers in another form.
+
+
+def test_linear_for_a_convolution_and_the_other_way_round():
+    def port_code(m, x):
+        return m.excite(paddle.tanh(m.squeeze(x.transpose([0, 2, 3, 1])))).transpose([0, 3, 1, 2])
+
+    def turned(m, x):
+        return m.excite(paddle.tanh(m.squeeze(x.unsqueeze([2, 3])))).flatten(1)
+
+    code = lambda m, x: m.excite(torch.tanh(m.squeeze(x)))  # noqa: E731
+    ref = Ref(code, squeeze=T.Conv2d(6, 4, 1), excite=T.Conv2d(4, 3, 1, bias=False))
+    port = Port(port_code, squeeze=P.Linear(6, 4), excite=P.Linear(4, 3, bias_attr=False))
+    assert_passes(ref, port, normal(2, 6, 3, 3), noted="squeeze")
+    ref = Ref(code, squeeze=T.Linear(6, 4), excite=T.Linear(4, 3))
+    port = Port(turned, squeeze=P.Conv2D(6, 4, 1), excite=P.Conv2D(4, 3, 1))
+    assert_passes(ref, port, normal(4, 6), noted="squeeze")
+
+
+def test_an_activation_that_is_part_of_the_norm():
+    def port(eps: float) -> Port:
+        return Port(lambda m, x: m.out(m.bn(m.conv(x))), conv=P.Conv2D(3, 6, 3), bn=norm(eps), out=P.Conv2D(6, 2, 1))
+
+    def norm(eps: float) -> P.BatchNorm:
+        return P.BatchNorm(6, act="relu", epsilon=eps)
+
+    ref = Ref(
+        lambda m, x: m.out(m.relu(m.bn(m.conv(x)))),
+        conv=T.Conv2d(3, 6, 3),
+        bn=T.BatchNorm2d(6),
+        relu=T.ReLU(),
+        out=T.Conv2d(6, 2, 1),
+    )
+    assert_passes(ref, port(1e-5), normal(2, 3, 8, 8), noted="bn", **EVAL)
+    assert_fails(ref, port(1e-3), normal(2, 3, 8, 8), at="bn", cause="epsilon is 0.001, not 1e-05", **EVAL)
+
+
+@pytest.mark.parametrize("saved_here", [True, False])
+def test_a_buffer_that_one_side_saves(saved_here):
+    places = [3, 0, 4, 1]
+    ref = Ref(lambda m, x: m.fc(x[:, m.picked]), fc=T.Linear(4, 3))
+    ref.register_buffer("picked", torch.tensor(places), persistent=saved_here)
+    port = Port(lambda m, x: m.fc(paddle.gather(x, m.picked, axis=1)), fc=P.Linear(4, 3))
+    port.register_buffer("picked", paddle.to_tensor(places), persistable=not saved_here)
+    assert_passes(ref, port, normal(3, 5), noted="picked")
+
+
+TU, PU = T.utils, P.utils
+NORMED = {
+    "weight norm": (lambda: TU.weight_norm(T.Conv2d(3, 4, 3)), lambda: PU.weight_norm(P.Conv2D(3, 4, 3)), (2, 3, 6, 6)),
+    "weight norm, parametrized": (
+        lambda: TU.parametrizations.weight_norm(T.Conv2d(3, 4, 3)),
+        lambda: PU.weight_norm(P.Conv2D(3, 4, 3)),
+        (2, 3, 6, 6),
+    ),
+    "weight norm of a linear layer": (
+        lambda: TU.weight_norm(T.Linear(6, 4)),
+        lambda: PU.weight_norm(P.Linear(6, 4), dim=1),
+        (3, 6),
+    ),
+    "spectral norm": (lambda: TU.spectral_norm(T.Linear(6, 4)), lambda: PU.spectral_norm(P.Linear(6, 4)), (3, 6)),
+    "spectral norm, parametrized": (
+        lambda: TU.parametrizations.spectral_norm(T.Conv2d(3, 4, 3)),
+        lambda: PU.spectral_norm(P.Conv2D(3, 4, 3)),
+        (2, 3, 6, 6),
+    ),
+}
+
+
+@pytest.mark.parametrize(("layer", "port_layer", "shape"), NORMED.values(), ids=NORMED)
+def test_weights_that_are_normed(layer, port_layer, shape):
+    """Evaluated: how often the vectors of a spectral norm are moved on is the framework's own."""
+    assert_passes(T.Sequential(layer(), T.Tanh()), P.Sequential(port_layer(), P.Tanh()), normal(*shape), **EVAL)
+
+
+# What a model may return.
+
+UNUSUAL = {
+    "one axis": (lambda y: y.sigmoid().sum(1), lambda y: PF.tanh(y).sum(1)),
+    "a number": (lambda y: y.abs().mean(), lambda y: (y**2).mean()),
+    "whole numbers": (lambda y: y.argmax(1), lambda y: y.argmin(1)),
+    "complex numbers": (torch.fft.fft, lambda y: 2 * paddle.fft.fft(y) * y[:, :1]),
+}
+
+
+@pytest.mark.parametrize(("end", "port_end"), UNUSUAL.values(), ids=UNUSUAL)
+def test_an_unusual_output_that_differs(end, port_end):
+    ref = Ref(lambda m, x: end(m.fc(x)), fc=T.Linear(5, 7))
+    assert_fails(ref, Port(lambda m, x: port_end(m.fc(x)), fc=P.Linear(5, 7)), normal(3, 5), at="")
+
+
+@dataclass
+class Found:
+    boxes: Any
+    scores: Any = None
+
+
+def test_dataclasses():
+    def code(m, x):
+        found = m.inner(x)
+        return Found(m.refine(found.boxes), found.scores)
+
+    def port(shift: float) -> Port:
+        inner = Port(lambda m, x: Found(m.box(x), m.score(x) + shift), box=P.Linear(6, 4), score=P.Linear(6, 2))
+        return Port(code, inner=inner, refine=P.Linear(4, 4))
+
+    inner = Ref(lambda m, x: Found(m.box(x), m.score(x)), box=T.Linear(6, 4), score=T.Linear(6, 2))
+    ref = Ref(code, inner=inner, refine=T.Linear(4, 4))
+    assert "inner" in compared(assert_passes(ref, port(0.0), normal(3, 6)))
+    assert_fails(ref, port(0.1), normal(3, 6), at="inner")
+
+
+# Recurrence.
+
+
+def looped(m, x):
+    x, h = m.pre(x), torch.zeros(x.shape[0], 6)
+    c = h
+    for t in range(x.shape[1]):
+        if isinstance(m.cell, T.LSTMCell):
+            h, c = m.cell(x[:, t], (h, c))
+        else:
+            h = m.cell(x[:, t], h)
+    return m.out(h)
+
+
+def port_looped(m, x):
+    x, h = m.pre(x), paddle.zeros([x.shape[0], 6])
+    c = h
+    for t in range(x.shape[1]):
+        if isinstance(m.cell, P.LSTMCell):
+            _, (h, c) = m.cell(x[:, t], (h, c))
+        else:
+            _, h = m.cell(x[:, t], h)
+    return m.out(h)
+
+
+@pytest.mark.parametrize("kind", ["LSTMCell", "GRUCell"])
+def test_cells(kind):
+    def port(eps: float) -> Port:
+        pre = P.Sequential(P.Linear(4, 5), P.LayerNorm(5, eps))
+        return Port(port_looped, pre=pre, cell=getattr(P, kind)(5, 6), out=P.Linear(6, 2))
+
+    pre = T.Sequential(T.Linear(4, 5), T.LayerNorm(5))
+    ref = Ref(looped, pre=pre, cell=getattr(T, kind)(5, 6), out=T.Linear(6, 2))
+    assert_passes(ref, port(1e-5), normal(3, 4, 4))
+    assert_fails(ref, port(1e-3), normal(3, 4, 4), at="pre.1", cause="epsilon")
+
+
+def test_packed_sequences():
+    def packed(m, x, lengths):
+        y = m.rnn(pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=False))[1]
+        return m.fc(torch.tanh(m.mid(y[-1])))
+
+    def port(known: bool) -> Port:
+        def code(m, x, lengths):
+            y = m.rnn(x, sequence_length=lengths if known else None)[1]
+            return m.fc(paddle.tanh(m.mid(y[-1])))
+
+        return Port(code, rnn=P.GRU(4, 6), mid=P.Linear(6, 6), fc=P.Linear(6, 2))
+
+    ref = Ref(packed, rnn=T.GRU(4, 6, batch_first=True), mid=T.Linear(6, 6), fc=T.Linear(6, 2))
+    inputs = normal(3, 6, 4), np.array([4, 6, 2])
+    assert {"rnn", "mid", "fc"} <= compared(assert_passes(ref, port(True), *inputs))
+    assert_fails(ref, port(False), *inputs, at="")
+
+
+# Weights that the probe finds for layers it can measure little of.
+
+
+@pytest.mark.parametrize("weights", ["probe", "reference"])
+def test_a_recurrence_by_hand_from_a_zero_state(weights):
+    def code(m, x):
+        h = x.new_zeros(x.shape[0], 5)
+        for step in x.unbind(1):
+            h = torch.sigmoid(m.hidden(h) + m.inp(step))
+        return m.out(h)
+
+    def port_code(m, x):
+        h = paddle.zeros([x.shape[0], 5])
+        for step in x.unbind(1):
+            h = PF.sigmoid(m.hidden(h) + m.inp(step))
+        return m.out(h)
+
+    ref = Ref(code, inp=T.Linear(4, 5), hidden=T.Linear(5, 5), out=T.Linear(5, 2))
+    port = Port(port_code, inp=P.Linear(4, 5), hidden=P.Linear(5, 5), out=P.Linear(5, 2))
+    assert_passes(ref, port, normal(3, 4, 4), weights=weights)
+
+
+def test_a_layer_of_one_number():
+    assert_passes(T.Linear(6, 1), P.Linear(6, 1), normal(1, 6))
+
+
+def test_raw_parameters_behind_a_fault():
+    def block(m, x):
+        return x + m.s2 * torch.sigmoid(m.b(x + m.s1 * m.a(x)))
+
+    def port_block(m, x):
+        return x + m.scale_b * PF.sigmoid(m.b(x + m.scale_a * m.a(x)))
+
+    def port(late: bool) -> Port:
+        inner = Port(port_block)
+        for name in ("scale_b", "scale_a"):
+            setattr(inner, name, inner.create_parameter([6], default_initializer=P.initializer.Constant(1.0)))
+        inner.a, inner.b = P.Linear(6, 6), P.Linear(6, 6)
+        code = (lambda m, x: m.block(m.inp(x)) + m.place) if late else (lambda m, x: m.block(m.inp(x) + m.place))
+        whole = Port(code, inp=P.Linear(4, 6), block=inner)
+        whole.place = whole.create_parameter([5, 6])
+        return whole
+
+    def scale() -> T.Parameter:
+        return T.Parameter(torch.ones(6))
+
+    inner = Ref(block, a=T.Linear(6, 6), s1=scale(), b=T.Linear(6, 6), s2=scale())
+    ref = Ref(
+        lambda m, x: m.block(m.inp(x) + m.place), inp=T.Linear(4, 6), place=T.Parameter(torch.randn(5, 6)), block=inner
+    )
+    assert_passes(ref, port(late=False), normal(2, 5, 4))
+    assert_fails(ref, port(late=True), normal(2, 5, 4), at="")
+
+
+# Randomness, and modes.
+
+
+def test_what_is_dropped_by_sample_is_judged_the_same_each_time():
+    def drop(m, x):
+        if not m.training:
+            return m.b(m.a(x))
+        keep = torch.empty(x.shape[0], 1).bernoulli_(0.9).to(x.dtype)
+        return m.b(m.a(x) * keep / 0.9)
+
+    def port_drop(m, x):
+        if not m.training:
+            return m.b(m.a(x))
+        keep = paddle.bernoulli(paddle.full([x.shape[0], 1], 0.9)).astype(x.dtype)
+        return m.b(m.a(x) * keep / 0.9)
+
+    found = set()
+    for _ in range(8):
+        ref, port = Ref(drop, a=T.Linear(4, 5), b=T.Linear(5, 3)), Port(port_drop, a=P.Linear(4, 5), b=P.Linear(5, 3))
+        found.add(align(ref, port, [normal(2, 4)]).status)
+    assert len(found) == 1 and FAIL not in found
+
+
+def test_a_mode_that_is_not_asked_for_need_not_run():
+    layers = T.Linear(5, 4), T.BatchNorm1d(4), T.Tanh()
+    port_layers = P.Linear(5, 4), P.BatchNorm1D(4), P.Tanh()
+    assert_passes(T.Sequential(*layers), P.Sequential(*port_layers), normal(1, 5), **EVAL)
+
+    def auxiliary(m, x):
+        y = m.conv(x)
+        return (m.head(y.mean((2, 3))), m.aux(y)) if m.training else m.head(y.mean((2, 3)))
+
+    ref = Ref(auxiliary, conv=T.Conv2d(3, 4, 3), head=T.Linear(4, 2), aux=T.Conv2d(4, 2, 9))
+    port = Port(auxiliary, conv=P.Conv2D(3, 4, 3), head=P.Linear(4, 2), aux=P.Conv2D(4, 2, 9))
+    assert_passes(ref, port, normal(2, 3, 6, 6), **EVAL)
+
+
+# Structure.
+
+
+def test_a_projection_too_many_is_named():
+    def unit(inputs: int, outputs: int, size: int) -> T.Module:
+        return T.Sequential(T.Conv2d(inputs, outputs, size, padding=size // 2, bias=False), T.GroupNorm(2, outputs))
+
+    def port_unit(inputs: int, outputs: int, size: int) -> P.Layer:
+        conv = P.Conv2D(inputs, outputs, size, padding=size // 2, bias_attr=False)
+        return P.Sequential(conv, P.GroupNorm(2, outputs))
+
+    ref = Ref(
+        lambda m, x: m.tail(m.start(x) + m.two(torch.relu(m.one(m.start(x))))),
+        start=unit(3, 6, 3),
+        one=unit(6, 6, 3),
+        two=unit(6, 6, 3),
+        tail=T.Sequential(unit(6, 6, 3), unit(6, 6, 3)),
+    )
+    port = Port(
+        lambda m, x: m.end(m.shortcut(m.stem(x)) + m.conv2(PF.relu(m.conv1(m.stem(x))))),
+        stem=port_unit(3, 6, 3),
+        conv1=port_unit(6, 6, 3),
+        conv2=port_unit(6, 6, 3),
+        shortcut=port_unit(6, 6, 1),
+        end=P.Sequential(port_unit(6, 6, 3), port_unit(6, 6, 3)),
+    )
+    verdict = align(ref, port, [normal(2, 3, 6, 6)])
+    assert verdict.status == FAIL
+    failed = [row.name for row in verdict.rows if row.status == FAIL]
+    assert failed and all("shortcut" in name for name in failed), failed
