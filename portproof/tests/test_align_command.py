@@ -207,7 +207,7 @@ def test_the_map_is_printed_and_written(run, folder):
     assert "map of modules with weights:\n  first: one\n  last: two\n" in result.stdout
     assert (folder / "found.yaml").read_text(encoding="utf-8") == "first: one\nlast: two\n"
     again = run(map="found.yaml")
-    assert again.returncode == 0 and "wrote found.yaml: 2 modules" in result.stdout
+    assert again.returncode == 0 and "wrote found.yaml: 2 lines" in result.stdout
     refused = run(ref="a_pair:Sum", port="a_pair:PortSum", save_map="none.yaml")
     assert refused.returncode == 2 and "no map is written to none.yaml" in last_line(refused.stderr)
     assert not (folder / "none.yaml").exists()

@@ -37,7 +37,7 @@ from portproof.io.cli import ArgumentParser, HelpFormatter, UserError, positive_
 from portproof.io.progress import shown
 from portproof.io.records import save_text
 from portproof.io.state_dict import SUFFIXES
-from portproof.mapping.name_map import NameMap
+from portproof.mapping.name_map import NameMap, map_text
 
 PROG = "portproof align"
 NOT_LOCATED = "not located: each module alone gives what the reference's gives"
@@ -163,14 +163,11 @@ def map_lines(names: NameMap) -> list[str]:
 
 
 def save_map(names: NameMap, path: str) -> None:
-    """Write the map of modules as --map reads it; raises UserError where none was chosen, and if it cannot be."""
-    import yaml
-
+    """Write the map as --map reads it; raises UserError where none was chosen, and if it cannot be."""
     if names.ambiguous:
         raise UserError(f"no map is written to {path}, since none was chosen: say in --map which is which")
-    modules = {name: port for name, port in names.modules.items() if name or port}  # the models stand for each other
-    save_text(yaml.safe_dump(modules, sort_keys=False, allow_unicode=True), Path(path))
-    print(f"wrote {path}: {len(modules)} modules")
+    save_text(map_text(names), Path(path))
+    print(f"wrote {path}: {len(names.lines)} lines")
 
 
 def save_weights(ref: Any, port: Any, names: NameMap, args: argparse.Namespace) -> None:
@@ -181,7 +178,7 @@ def save_weights(ref: Any, port: Any, names: NameMap, args: argparse.Namespace) 
         reason = names.ambiguous or ": ".join(next(iter(names.problems.items())))
         raise UserError(f"{args.save_weights} is not written, since the map is not whole ({reason}): give a --map")
     weights = backend("torch").state_arrays(ref)
-    arrays = convert_state_dict(weights, ref, port, names.tensors, f"weights {args.weights}")
+    arrays = convert_state_dict(weights, ref, port, names.keys, f"weights {args.weights}")
     backend("paddle").write_weights(arrays, args.save_weights)
     print(f"wrote {args.save_weights}: {len(arrays)} tensors")
 

@@ -82,7 +82,9 @@ class _CallMatcher:
 
     def _pair_layers(self, label: str, call: ModuleCall, port: Labelled) -> None:
         kind, port_kind = self.ref.modules[call.name].kind, self.port.modules[port[1].name].kind
-        if kind == port_kind or not (kind and port_kind) or self._fits(call, port[1]):
+        shapes, port_shapes = ([array.shape for array in each.outputs] for each in (call, port[1]))
+        may_be = not (kind and port_kind) or self._fits(call, port[1])
+        if kind == port_kind or may_be and shapes == port_shapes:  # attention is not the first of its steps
             self.pairs[label] = port[0]
 
     def match_leaves(self) -> None:

@@ -165,7 +165,7 @@ def _lines(modules: Mapping[str, str], links: Sequence[Link], ref: BackendModel,
         {slot.tensor: (name, leaf) for name, module in model.modules.items() for leaf, slot in module.slots.items()}
         for model in (ref, port)
     ]
-    lines = dict(modules)
+    lines = {name: port_name for name, port_name in modules.items() if name or port_name}  # the two models do anyway
     for link in links:
         (name, leaf), (port_name, port_leaf) = places[0][link.ref[0]], places[1][link.port[0]]
         follows = modules.get(name) == port_name and leaf == port_leaf and not link.transposed

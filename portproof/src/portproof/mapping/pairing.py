@@ -278,10 +278,10 @@ def fit_units(units: Iterable[Unit], ref: Modules, port: Modules) -> tuple[dict[
     loose = _loose(left, reasons)
     if loose:
         fitted.append(Unit((), (), loose))
-        linked = {key for link in loose[0].links for key in (*link.ref, *link.port)}
-        for side in left:
-            for key in [key for key in side if key in linked]:
-                side.pop(key)
+        for link in loose[0].links:
+            for side, keys in zip(left, (link.ref, link.port), strict=True):
+                for key in keys:
+                    side.pop(key)
     for i, modules in enumerate(missing):
         other, prefix = ("port", "") if i == 0 else ("reference", "port's ")
         for module in modules:
@@ -294,12 +294,10 @@ def fit_units(units: Iterable[Unit], ref: Modules, port: Modules) -> tuple[dict[
     for i, prefix in enumerate(("", "port's ")):
         for module, leaf in left[i].values():
             slot = module.slots[leaf]
-            if not is_spare(module, leaf) and (i == 0 or prefix + slot.key not in reasons):
-                there = ", ".join(counterparts[i].get(module.name, ())) or "model"
-                whose = "port" if i == 0 else "reference"
-                problems[prefix + slot.key] = reasons.get(
-                    slot.key if i == 0 else "", f"the {whose}'s {there} does not have it"
-                )
+            there = ", ".join(counterparts[i].get(module.name, ())) or "model"
+            reason = reasons.get(prefix + slot.key, f"the {'reference' if i else 'port'}'s {there} does not have it")
+            if reason and not is_spare(module, leaf):
+                problems[prefix + slot.key] = reason
     spare = [
         prefix + module.slots[leaf].key
         for i, prefix in enumerate(("", "port's "))
