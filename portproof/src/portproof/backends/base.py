@@ -303,9 +303,9 @@ class Backend(ABC):
     def new_tensors(self, dtype: str, note: Callable[[bool], None] | None = None) -> AbstractContextManager:
         """In this context tensors that a model makes have the precision `dtype`.
 
-        Those of which it does not say of what type they are; in "float64" also those that it wants as float32, by name
-        or by a cast: to round in between would hide what a float64 run is to show. `note` is called at each of these,
-        with True where it is made of an array in float32, which is rounded already.
+        Those of which it does not say of what type they are. With `note`, in "float64", also those that it wants as
+        float32, by name or by a cast: to round in between would hide what a float64 run is to show. `note` is called at
+        each of these, with True where it is made of an array in float32, which is rounded already.
         """
 
     @contextmanager

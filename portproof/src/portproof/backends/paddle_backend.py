@@ -58,7 +58,7 @@ def _without_dropout() -> Iterator[None]:
 
 
 @contextmanager
-def _as_float64(note: Callable[[bool], None] | None) -> Iterator[None]:
+def _as_float64(note: Callable[[bool], None]) -> Iterator[None]:
     """What would be float32 is float64."""
 
     def wide(native: Callable) -> Callable:
@@ -69,7 +69,7 @@ def _as_float64(note: Callable[[bool], None] | None) -> Iterator[None]:
             result = native(*args, **kwargs)
             # Of an array in float32 it is rounded; what one_hot gives, whole numbers, is not.
             made = _is_float32_tensor(result)
-            if note and (named or made):
+            if named or made:
                 note(made and not named and native is to_tensor)
             return cast(result, paddle.float64) if made else result
 
@@ -218,7 +218,7 @@ class PaddleBackend(Backend):
 
     @contextmanager
     def new_tensors(self, dtype: str, note: Callable[[bool], None] | None = None) -> Iterator[None]:
-        with _default_dtype(dtype), _as_float64(note) if dtype == "float64" else nullcontext():
+        with _default_dtype(dtype), _as_float64(note) if note and dtype == "float64" else nullcontext():
             yield
 
     @contextmanager

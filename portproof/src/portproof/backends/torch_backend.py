@@ -46,7 +46,7 @@ class _NoDropout(TorchFunctionMode):
 class _AsFloat64(TorchFunctionMode):
     """What would be float32 is float64."""
 
-    def __init__(self, note: Callable[[bool], None] | None) -> None:
+    def __init__(self, note: Callable[[bool], None]) -> None:
         super().__init__()
         self.note = note
 
@@ -59,7 +59,7 @@ class _AsFloat64(TorchFunctionMode):
             kwargs = {key: torch.float64 if value is torch.float32 else value for key, value in kwargs.items()}
         result = func(*args, **kwargs)
         made = isinstance(result, torch.Tensor) and result.dtype == torch.float32
-        if self.note and (named or made):
+        if named or made:
             self.note(made and not named)
         return result.double() if made else result
 
@@ -211,7 +211,7 @@ class TorchBackend(Backend):
         before = torch.get_default_dtype()
         torch.set_default_dtype(DTYPES[dtype])
         try:
-            with _AsFloat64(note) if dtype == "float64" else nullcontext():
+            with _AsFloat64(note) if note and dtype == "float64" else nullcontext():
                 yield
         finally:
             torch.set_default_dtype(before)
