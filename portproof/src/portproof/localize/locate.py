@@ -190,10 +190,12 @@ def _structural(ref: BackendModel, port: BackendModel, names: NameMap) -> Locati
     name = item.removeprefix("port's ")
     model = ref if name == item else port
     module = name if name in model.modules else name.rpartition(".")[0]
+    at_port = ("", "")
     if model is port:
+        at_port = module, port.modules[module].type
         module = _counterpart_or_block(module, names)
-    proof = [f"{item}: {reason}"]
-    return Location(module, ref.modules[module].type, "structure", proof=proof, tree=module_tree(ref, module))
+    tree = module_tree(ref, module)
+    return Location(module, ref.modules[module].type, "structure", *at_port, proof=[f"{item}: {reason}"], tree=tree)
 
 
 def _counterpart_or_block(port_name: str, names: NameMap) -> str:
