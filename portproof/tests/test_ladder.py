@@ -145,6 +145,25 @@ def test_inputs_by_keyword_are_drawn():
             ladder.draw_inputs(texts, seed=0)
 
 
+class RefDrop(torch.nn.Module):
+    def forward(self, x):
+        return x * torch.bernoulli(torch.full_like(x[:, :1], 0.9)) / 0.9 if self.training else x
+
+
+class PortDrop(paddle.nn.Layer):
+    def forward(self, x):
+        return x * paddle.bernoulli(paddle.full_like(x[:, :1], 0.9)) / 0.9 if self.training else x
+
+
+@pytest.mark.parametrize("function", [ladder.forward, ladder.gradients])
+def test_what_is_random_is_switched_off_and_said(inputs, function):
+    ref = torch.nn.Sequential(torch.nn.Linear(5, 6), RefDrop(), torch.nn.Linear(6, 3))
+    port = paddle.nn.Sequential(paddle.nn.Linear(5, 6), PortDrop(), paddle.nn.Linear(6, 3))
+    verdict = function(ref, port, inputs)
+    assert verdict.status == PASS, str(verdict)
+    assert "random in train mode, and run as in eval mode: the reference's 1" in verdict.log
+
+
 def test_forward_of_keyword_arguments(inputs):
     verdict = ladder.forward(Ref(), Port(), {"x": inputs[0]})
     assert verdict.status == PASS and any("one sample" in line for line in verdict.log)

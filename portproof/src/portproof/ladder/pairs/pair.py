@@ -177,14 +177,17 @@ def run_mode(pair: Pair, train: bool) -> ModeRuns:
     return ModeRuns(ref, {d: pair.port.run(pair.inputs, d, train, given) for d, given in cotangents.items()})
 
 
-def judge_mode(pair: Pair, train: bool, runs: ModeRuns | None = None) -> list[Verdict]:
-    """`compare_mode`, unless a side gives another result each time: then that is what there is to say.
+def unfit(pair: Pair, train: bool) -> Verdict | None:
+    """Why a mode cannot be compared: outputs of other keys, or a side that gives another result each time; else None.
 
-    What is random in train mode is switched off where its mode does that, and named.
+    What is random in train mode is switched off where its mode does that, and named. It has to be asked before the mode
+    is run.
     """
     mode = f"{MODES[train]} mode"
+    if pair.strict:
+        return None
     if unclear := check_outputs(pair, train):
-        return [Verdict(mode, refusal=unclear)]
+        return Verdict(mode, refusal=unclear)
     for model in (pair.ref, pair.port):
         name = switch_off_random(model, pair.inputs, train)
         if model.switched_off:
@@ -196,9 +199,9 @@ def judge_mode(pair: Pair, train: bool, runs: ModeRuns | None = None) -> list[Ve
         where = f"random numbers are taken by {name or 'its own code'}"
         if model is pair.port and not train:  # where the reference is not random the port has no reason to be
             item = Item("the same each time", mode="eval")
-            return [Verdict(mode, [Row(item, FAIL, reason=f"{reason}, {where}: is dropout on?")])]
-        return [Verdict(mode, refusal=f"{reason}, dropout layers aside, {where}: judge the other mode")]
-    return list(compare_mode(pair, train, runs))
+            return Verdict(mode, [Row(item, FAIL, reason=f"{reason}, {where}: is dropout on?")])
+        return Verdict(mode, refusal=f"{reason}, dropout layers aside, {where}: judge the other mode")
+    return None
 
 
 def compare_mode(pair: Pair, train: bool, runs: ModeRuns | None = None) -> Iterator[Verdict]:
@@ -358,6 +361,20 @@ def equal_weights(pair: Pair) -> Verdict:
     return compare(ref, port, exact_atol(ref), title="weights as they were given")
 
 
+def all_notes(pair: Pair) -> list[str]:
+    """What the map rests on, and what else a reader should know beside the rows."""
+    notes = [map_note(pair), *pair.names.notes, *pair.notes]
+    groups: dict[str, list[str]] = {}
+    for name, how in pair.made_otherwise.items():
+        groups.setdefault(how, []).append(f"{name} ({pair.ref.modules[name].type})")
+    return notes + [f"built differently, no fault: {how}: {', '.join(modules)}" for how, modules in groups.items()]
+
+
+def map_note(pair: Pair) -> str:
+    """How much the map covers, and what it rests on."""
+    return f"map: {len(pair.names.tensors)} tensors, {len(pair.names.calls)} outputs, {pair.names.how}"
+
+
 def locate_failure(pair: Pair, verdicts: Sequence[Verdict]) -> Location | None:
     """Where the port departs, in the modes and the precision of the items that failed in `verdicts`; None: nowhere."""
     failed = {row.item.mode for verdict in verdicts for row in verdict.rows if row.status == FAIL}
@@ -417,7 +434,7 @@ def _place(key: str) -> str:
 def check_outputs(pair: Pair, train: bool) -> str:
     """Why it cannot be told which output of the port stands for which of the reference; "" where it can."""
     ref, port = (model.run(pair.inputs, "float32", train).places for model in (pair.ref, pair.port))
-    if pair.strict or set(ref) & set(port) or not ref or not port or "" in ref + port:
+    if set(ref) & set(port) or not ref or not port or "" in ref + port:
         return ""
     both = (", ".join(place.strip("[]") for place in places) for places in (ref, port))
     return "the reference returns {} and the port {}: say which is which with outputs (--match REF=PORT)".format(*both)

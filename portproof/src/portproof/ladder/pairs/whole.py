@@ -11,10 +11,12 @@ from portproof.io.cli import UserError
 from portproof.ladder.pairs.pair import (
     MODES,
     Pair,
+    all_notes,
+    compare_mode,
     equal_weights,
-    judge_mode,
     locate_failure,
     structure,
+    unfit,
     without_faultless,
 )
 from portproof.localize.locate import locate
@@ -63,7 +65,8 @@ def judge(
     if weights == "own":
         verdicts.append(equal_weights(pair))
     for mode in modes if verdicts[0].status == PASS else ():
-        verdicts += judge_mode(pair, mode == "train")
+        reason = unfit(pair, mode == "train")
+        verdicts += [reason] if reason else compare_mode(pair, mode == "train")
     failed = any(verdict.status == FAIL for verdict in verdicts)
     location = locate_failure(pair, verdicts) if failed else None
     if location:
@@ -134,17 +137,3 @@ def _sectioned(verdict: Verdict) -> Verdict:
         for row in verdict.rows
     ]
     return replace(verdict, rows=rows)
-
-
-def all_notes(pair: Pair) -> list[str]:
-    """What the map rests on, and what else a reader should know beside the rows."""
-    notes = [map_note(pair), *pair.names.notes, *pair.notes]
-    groups: dict[str, list[str]] = {}
-    for name, how in pair.made_otherwise.items():
-        groups.setdefault(how, []).append(f"{name} ({pair.ref.modules[name].type})")
-    return notes + [f"made otherwise, no fault: {how}: {', '.join(modules)}" for how, modules in groups.items()]
-
-
-def map_note(pair: Pair) -> str:
-    """How much the map covers, and what it rests on."""
-    return f"map: {len(pair.names.tensors)} tensors, {len(pair.names.calls)} outputs, {pair.names.how}"

@@ -11,7 +11,18 @@ from portproof.backends.trace import Inputs, as_call, is_array, map_tensors
 from portproof.compare import Item, compare
 from portproof.compare.activations import dead_branches
 from portproof.compare.tolerances import U, semantic_atol
-from portproof.ladder.pairs.pair import MODES, OUTPUT, Pair, compare_mode, equal_weights, items, run_mode, structure
+from portproof.ladder.pairs.pair import (
+    MODES,
+    OUTPUT,
+    Pair,
+    all_notes,
+    compare_mode,
+    equal_weights,
+    items,
+    run_mode,
+    structure,
+    unfit,
+)
 from portproof.ladder.pairs.sides import say_location
 from portproof.ladder.rung import Rung, on_rung
 
@@ -48,6 +59,7 @@ def forward(
     if not _can_compare(rung, pair, weights):
         return
     dead = [_check_mode(rung, pair, mode == "train") for mode in modes]
+    _say_notes(rung, pair)
     say_location(rung, pair, first)
     arrays = as_call(pair.inputs).inputs
     lengths = {len(array) if array.ndim else 0 for array in arrays}
@@ -89,6 +101,9 @@ def gradients(
         return
     pair.draw_cotangent(seed)
     for mode in modes:
+        if reason := unfit(pair, mode == "train"):
+            rung.check(reason)
+            continue
         runs = run_mode(pair, mode == "train")
         for verdict in compare_mode(pair, mode == "train", runs):
             rung.check(verdict)
@@ -97,7 +112,14 @@ def gradients(
         if not any(array.any() for array in both[0].values()):
             rung.refuse(f"{mode} mode: the reference has no gradients, so nothing is proved")
         rung.keep(*both, prefix=f"{mode}/")
+    _say_notes(rung, pair)
     say_location(rung, pair, first)
+
+
+def _say_notes(rung: Rung, pair: Pair) -> None:
+    """What a reader should know beside the rows; how the map was found, unless all names agree."""
+    for note in all_notes(pair)[pair.strict :]:
+        rung.say(note)
 
 
 def _can_compare(rung: Rung, pair: Pair, weights: str) -> bool:
@@ -117,6 +139,9 @@ def _can_compare(rung: Rung, pair: Pair, weights: str) -> bool:
 
 def _check_mode(rung: Rung, pair: Pair, train: bool) -> set[str]:
     """Every module in one mode -> the branches of its activations that no input reached."""
+    if reason := unfit(pair, train):
+        rung.check(reason)
+        return set()
     mode, runs = MODES[train], run_mode(pair, train)
     fp64_ref = runs.ref["float64"].trace
     rung.check_signal(fp64_ref.outputs)
