@@ -644,3 +644,20 @@ def test_infinities_between_modules_are_left_out():
     ref = Ref(lambda m, x: m.scores(x).softmax(-1) @ x, scores=RefScores(3, 3))
     port = Port(lambda m, x: PF.softmax(m.scores(x), -1) @ x, scores=PortScores(3, 3))
     assert_passes(ref, port, normal(2, 5, 3), noted="not finite, a mask perhaps: scores")
+
+
+def test_what_is_not_recorded_is_said():
+    class Box:
+        __slots__ = ("value",)
+
+        def __init__(self, value: Any) -> None:
+            self.value = value
+
+    ref = Ref(
+        lambda m, x: m.b(m.boxed(x).value), boxed=Ref(lambda m, x: Box(m.a(x)), a=T.Linear(4, 3)), b=T.Linear(3, 2)
+    )
+    port = Port(
+        lambda m, x: m.b(m.boxed(x).value), boxed=Port(lambda m, x: Box(m.a(x)), a=P.Linear(4, 3)), b=P.Linear(3, 2)
+    )
+    noted = "not recorded of the reference: boxed: it returns a Box, in which no tensor is found"
+    assert_passes(ref, port, normal(4, 4), noted=noted)

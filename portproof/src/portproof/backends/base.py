@@ -27,6 +27,7 @@ from portproof.io.files import atomic_path, save_safetensors
 from portproof.io.state_dict import SUFFIXES, check_state_dict
 
 Arrays = dict[str, np.ndarray]
+PLAIN = (type(None), bool, int, float, complex, str, list, tuple, dict)  # what a module may return without a tensor
 
 
 class Backend(ABC):
@@ -486,6 +487,8 @@ class _Tracer:
         call = self.running.pop()
         with self.recording(call):
             tensors = tensors_at(output, self.is_tensor)
+            if not tensors and not isinstance(output, PLAIN):
+                self.trace.unrecorded[call.name] = f"it returns a {type(output).__name__}, in which no tensor is found"
             call.outputs = [self.backend.to_array(tensor) for tensor in tensors.values()]
             call.places, call.upstream = list(tensors), [None] * len(tensors)
             self.trace.add(call, is_activation, self.whole, self.keep_calls)
