@@ -61,9 +61,9 @@ def attempts(
         return
     own = _called_as_the_port_does(calls[label], received, port_calls()[names.calls[label]])
     yield own
-    behind = _behind(calls, label, lambda other: other in names.calls)
+    behind = follower(calls, label, lambda other: other in names.calls)
     port_labels = set(names.calls.values())
-    port_behind = _behind(port_calls(), names.calls[label], lambda other: other in port_labels)
+    port_behind = follower(port_calls(), names.calls[label], lambda other: other in port_labels)
     for way in (plain, own):
         if behind and not ref.modules[behind.name].slots:
             word = f"has {behind.name} ({ref.modules[behind.name].type}) inside"
@@ -75,7 +75,7 @@ def attempts(
             yield replace(way, port_then=port_behind.name, how=word)
 
 
-def _behind(calls: Calls, label: str, has_counterpart: Callable[[str], bool]) -> ModuleCall | None:
+def follower(calls: Calls, label: str, has_counterpart: Callable[[str], bool]) -> ModuleCall | None:
     """The call that takes what `label` returned, and that, if it has no counterpart on the other side."""
     call = calls[label]
     later = [(other, c) for other, c in calls.items() if c.start > call.start and c.inside == call.inside]

@@ -16,7 +16,6 @@ from portproof.backends.model import BackendModel, Run
 from portproof.backends.trace import Inputs, ModuleCall, module_of
 from portproof.compare import Row, compare, tensor_item
 from portproof.compare.tolerances import largest
-from portproof.localize.diagnosis import FaultyModule, diagnose
 from portproof.localize.isolated import IsolatedRun, IsolatedRuns, forward_order, has_upstream
 from portproof.localize.location import Location, module_tree
 from portproof.mapping.name_map import NameMap, port_module
@@ -93,6 +92,8 @@ class _Search:
     def _search(self, label: str) -> bool:
         """Whether a fault in the forward pass was found at `label` or inside."""
         call = self.runs.calls[label]
+        if label in self.runs.ref.not_alone:
+            return any([self._search(other) for other in self.inside[label]])
         # In float32 only layers: within a block, a branch flip by rounding moves gradients by a percent.
         gradients_judged = self.dtype == "float64" or self.runs.ref.modules[call.name].is_leaf
         run = self.runs.run(label, self.dtype, self.backward and gradients_judged and has_upstream(call))
@@ -126,8 +127,15 @@ def _location(runs: IsolatedRuns, label: str, run: IsolatedRun, backward: bool) 
     proof = [f"alone, on the reference's own inputs{where}: {failed[0].name} differs", *_numbers(failed[0])]
     if inner and not failed[0].reason and not backward:
         proof += _inputs_of_layers(runs, call, inner, port.name, run.port_run)
+    left = [name for name in runs.ref.not_alone if not call.name or name.startswith(_prefix(call.name))]
+    if left:
+        proof.append(f"not run alone, and what differs may begin there: {', '.join(left)}")
     diagnosis = []
-    if not run.port_run.trace.error:
+    if runs.ref.is_recorded:
+        proof.append("causes not tried: they need torch and the reference")
+    elif not run.port_run.trace.error:
+        from portproof.localize.diagnosis import FaultyModule, diagnose  # which imports torch
+
         outputs = inner.trace.outputs.items() if inner else ()
         module = FaultyModule(
             runs.ref.copied(call.name, "float32", runs.train),

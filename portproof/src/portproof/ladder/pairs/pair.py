@@ -70,18 +70,18 @@ class Pair:
     ) -> "Pair":
         """The pair of `ref` and `port`, to be run in `modes`; see `portproof.align` for the arguments.
 
-        With `mirrored` equal names stand for each other, where both sides have the same names and shapes; without it,
-        and where they have not, the map is proposed and confirmed by values. Raises UserError for what is no model, and
-        for inputs on which the reference cannot run.
+        `ref` may also be a recorded model. With `mirrored` equal names stand for each other, where both sides have the
+        same names and shapes; without it, and where they have not, the map is proposed and confirmed by values. Raises
+        UserError for what is no model, and for inputs on which the reference cannot run.
         """
         if weights not in WEIGHTS:
             raise UserError(f"weights {weights!r}: choose one of {', '.join(WEIGHTS)}")
         inputs = checked_inputs(inputs)
-        ref_model = backend("torch").wrap(ref, "reference", device)
+        ref_model = ref if isinstance(ref, BackendModel) else backend("torch").wrap(ref, "reference", device)
         port_model = backend("paddle").wrap(port, "port", device)
         own = port_model.arrays()
         for mode in modes:
-            _check_reference(ref_model.run(inputs, "float32", mode == "train"), mode == "train")
+            check_reference(ref_model.run(inputs, "float32", mode == "train"), mode == "train")
         if weights == "probe":
             from portproof.backends.probe import load_probe_weights
 
@@ -126,9 +126,14 @@ class Pair:
 
     def draw_cotangent(self, seed: int) -> None:
         """Have the backward pass start from normal numbers."""
-        outputs = self.ref.run(self.inputs, "float32", train=False).output
-        rng = np.random.default_rng([seed, 8])
-        self.cotangent = [_normal(rng, output) for output in outputs]
+        self.cotangent = self.ref.cotangent or drawn_cotangent(self.ref, self.inputs, seed)
+
+
+def drawn_cotangent(ref: BackendModel, inputs: Inputs, seed: int) -> list[np.ndarray]:
+    """Normal numbers for each output of the reference."""
+    outputs = ref.run(inputs, "float32", train=False).output
+    rng = np.random.default_rng([seed, 8])
+    return [_normal(rng, output) for output in outputs]
 
 
 def _normal(rng: np.random.Generator, like: np.ndarray) -> np.ndarray:
@@ -171,7 +176,7 @@ class ModeRuns:
 def run_mode(pair: Pair, train: bool) -> ModeRuns:
     """Both sides in both precisions; the port's backward pass in float64 alone, where it is judged as a whole."""
     ref = {dtype: pair.ref.run(pair.inputs, dtype, train, pair.cotangent) for dtype in UNIT_ROUNDOFF}
-    _check_reference(ref["float64"], train)
+    check_reference(ref["float64"], train)
     cotangents = {d: pair.cotangent if d == "float64" else None for d in UNIT_ROUNDOFF if d in pair.precisions}
     return ModeRuns(ref, {d: pair.port.run(pair.inputs, d, train, given) for d, given in cotangents.items()})
 
@@ -384,7 +389,8 @@ def _forward(found: Mapping[Item, np.ndarray]) -> dict[Item, np.ndarray]:
     return {item: array for item, array in found.items() if item.kind in ("output", "buffer")}
 
 
-def _check_reference(run: Run, train: bool) -> None:
+def check_reference(run: Run, train: bool) -> None:
+    """Raise UserError unless the reference's run gave something to compare."""
     if run.trace.error:
         what = f"the reference cannot run on these inputs in {MODES[train]} mode: it raised {run.trace.error}"
         raise UserError(f"{what}: check their shapes" + "; batch norm needs 2 samples at least" * train)
