@@ -93,7 +93,8 @@ class _Search:
         """Whether a fault in the forward pass was found at `label` or inside."""
         call = self.runs.calls[label]
         if label in self.runs.ref.not_alone:
-            return any([self._search(other) for other in self.inside[label]])
+            inside = [self._search(other) for other in self.inside[label]]
+            return any(inside)
         # In float32 only layers: within a block, a branch flip by rounding moves gradients by a percent.
         gradients_judged = self.dtype == "float64" or self.runs.ref.modules[call.name].is_leaf
         run = self.runs.run(label, self.dtype, self.backward and gradients_judged and has_upstream(call))

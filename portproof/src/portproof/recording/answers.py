@@ -143,11 +143,7 @@ class Reader:
         if outputs and not len(outputs) == len(places) == len(upstream):
             raise ValueError("a call's outputs and their gradients are not as many")
         args, kwargs = decode(written["args"], self.arrays), decode(written["kwargs"], self.arrays)
-        if (
-            not isinstance(args, list)
-            or not isinstance(kwargs, dict)
-            or not all(isinstance(key, str) for key in kwargs)
-        ):
+        if type(args) is not list or type(kwargs) is not dict or not all(type(key) is str for key in kwargs):
             raise ValueError("a call's arguments have another form")
         name, inside = text_of(written["name"]), text_of(written["inside"])
         call = ModuleCall(name, int(written["number"]), int(written["start"]), inside, tuple(args), kwargs)

@@ -61,8 +61,7 @@ class Recording:
 
         Raises UserError where that would be more than `max_size` bytes, and where it cannot be written.
         """
-        if not str(path).endswith(".safetensors"):
-            raise UserError(f"recording {path} does not end in .safetensors: choose a name that does")
+        check_name(path)
         text, size = self._text(), self.size
         if max_size is not None and size > max_size:
             raise UserError(
@@ -71,7 +70,7 @@ class Recording:
             )
         if len(text) > MOST_TEXT:
             raise UserError(
-                f"recording {path} has too many runs to list ({megabytes(len(text))}): record fewer modules to be run alone"
+                f"recording {path} lists too many runs ({megabytes(len(text))} of text): record fewer modules alone"
             )
         save_safetensors({digest_of(array): _as_stored(array) for array in self.arrays}, path, {NAME: text})
 
@@ -94,6 +93,12 @@ class Recording:
         if newer:
             raise UserError(f"{path} is of a newer portproof (format {int(version)}, not {VERSION}): update portproof")
         return recording
+
+
+def check_name(path: str | Path) -> None:
+    """Raise UserError unless a recording can be written there."""
+    if not str(path).endswith(".safetensors"):
+        raise UserError(f"recording {path} does not end in .safetensors: choose a name that does")
 
 
 def _arrays(table: Sequence[Sequence[str]], stored: Mapping[str, np.ndarray]) -> list[np.ndarray]:

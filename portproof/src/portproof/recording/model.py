@@ -114,9 +114,8 @@ class RecordedModel(BackendModel):
                 f"the recording, made by portproof {self._made_by}, does not hold {what}: record the reference again"
             )
         run, prefix = self._reader.run(written), f"{name}." if name else ""
-        return replace(
-            run, gradients=self._pieces_of(run.gradients, prefix), buffers=self._pieces_of(run.buffers, prefix)
-        )
+        tensors = {field: self._pieces_of(getattr(run, field), prefix) for field in ("gradients", "buffers")}
+        return replace(run, **tensors)
 
     def _pieces_of(self, tensors: Mapping[str, np.ndarray], prefix: str) -> dict[str, np.ndarray]:
         """The pieces of whole tensors; `prefix` is missing from the given keys and these."""
