@@ -8,6 +8,7 @@ import numpy as np
 
 from portproof.backends.model import BackendModel, Module, Run, Slot
 from portproof.backends.trace import Inputs, ModuleCall
+from portproof.compare.tolerances import UNIT_ROUNDOFF
 from portproof.convert.rules import keep
 from portproof.io.cli import UserError
 from portproof.ladder.pairs.pair import MODES
@@ -62,16 +63,23 @@ class RecordedModel(BackendModel):
         self._check()
 
     def _check(self) -> None:
-        if "" not in self._whole or not self.modes or not set(self.modes) <= set(MODES):
-            raise ValueError("it holds no model, or no mode")
-        if not isinstance(self.inputs, list | dict):
-            raise ValueError("it holds no inputs")
+        if not self.modes or not set(self.modes) <= set(MODES):
+            raise ValueError("it holds no mode")
+        if not isinstance(self.inputs, list | dict) or not self.cotangent:
+            raise ValueError("it holds no inputs, or no gradient for the outputs")
+        for name, module in self._whole.items():
+            owners = [slot.key.rpartition(".")[0] for slot in module.slots.values()]
+            if name.rpartition(".")[0] not in self._whole or set(owners) - {name}:
+                raise ValueError(f"its module {name} is not in the model")
         for slot in self._slots.values():
             array = self._values[slot.tensor]
             if array.shape != slot.shape or (array.dtype.kind != "f") != slot.is_whole:
                 raise ValueError(f"its {slot.key} is {array.dtype} {array.shape}, not as it says")
         for name, array in [*self._values.items(), *((f"cotangent {i}", a) for i, a in enumerate(self.cotangent))]:
             _check_finite(name, array)
+        for mode in self.modes:
+            for dtype in UNIT_ROUNDOFF:
+                self.run(self.inputs, dtype, mode == "train")
         whole = {slot.key: slot.shape for slot in self._slots.values()}
         for key, written in self._answers.items():
             text_of(key)
