@@ -27,6 +27,7 @@ from portproof.recording.model import RecordedModel, written_modules
 from portproof.recording.values import Store, encode, is_written
 
 WEIGHTS = ("probe", "reference")
+GRADIENTS = ("gradients", "input_gradients")  # fields of a run
 
 
 class _Recorder(BackendModel):
@@ -48,25 +49,34 @@ class _Recorder(BackendModel):
         calls: bool = True,
         then: str = "",
     ) -> Run:
-        """As `BackendModel`; of the whole model always with its calls, and the same run each time it is asked."""
+        """As `BackendModel`, of the whole model: always with its calls, and the same run each time it is asked."""
         key = self._key(name, call, dtype, train, backward, then)
         if key not in self.whole:
             run = self.inner.run_module(name, call, dtype, train, backward, True, then)
-            self.answers[key] = {"name": name} | self.writer.run(run, with_trace=True)
-            if name:
-                return run
+            wide = self.answers.get(self._key(name, call, "float64", train, backward, then), {})
+            # A block's float32 gradients only serve limits.
+            like = {} if self.modules[name].is_leaf else {field: wide.get(field, {}) for field in GRADIENTS}
+            self.answers[key] = {"name": name} | self.writer.run(run, with_trace=True, like=like)
             self.whole[key] = run
         return self.whole[key]
 
     def ask(
-        self, call: ModuleCall, dtype: str, train: bool, backward: bool, then: str = "", like_float64: bool = False
+        self,
+        call: ModuleCall,
+        dtype: str,
+        train: bool,
+        backward: bool,
+        then: str = "",
+        *,
+        with_trace: bool = False,
+        like_float64: bool = False,
     ) -> None:
         """Keep what the called module gives alone; with `like_float64` only how far it is from that run."""
         key = self._key(call.name, call, dtype, train, backward, then)
         if key not in self.answers:
-            run = self.inner.run_module(call.name, call, dtype, train, backward, False, then)
+            run = self.inner.run_module(call.name, call, dtype, train, backward, with_trace, then)
             like = self.answers[self._key(call.name, call, "float64", train, backward, then)] if like_float64 else None
-            self.answers[key] = {"name": call.name} | self.writer.run(run, with_trace=False, like=like)
+            self.answers[key] = {"name": call.name} | self.writer.run(run, with_trace, like)
 
     def _key(self, name: str, call: ModuleCall, dtype: str, train: bool, backward: bool, then: str) -> str:
         return query_key(name, call, dtype, train, backward, then, self.switched_off)
@@ -174,10 +184,10 @@ def _ask_for_search(model: _Recorder, calls: dict[str, ModuleCall], label: str, 
     is_leaf, backward = model.modules[call.name].is_leaf, has_upstream(call)
     for dtype in ("float32", "float64"):
         received = adjusted_call(model, call, dtype)
+        if not is_leaf:
+            model.ask(received, "float64", train, False, with_trace=True)
         judged = backward and (dtype == "float64" or is_leaf)
         _ask_ways(model, calls, label, received, train, judged, full=dtype == "float32")
-        if call.name and not is_leaf:
-            model.run_module(call.name, received, "float64", train, False)
 
 
 def _ask_ways(
