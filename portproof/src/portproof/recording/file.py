@@ -11,6 +11,7 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -37,22 +38,27 @@ class Recording:
     @property
     def size(self) -> int:
         """Of its file, in bytes, up to some that align it."""
-        return sum(array.nbytes + 100 for array in self.arrays) + len(self._text())
+        return sum(array.nbytes + 100 for array in self.arrays) + len(json.dumps(self._text))
 
     def model(self) -> RecordedModel:
         """The reference, as judging takes it."""
         return RecordedModel(self.header, self.arrays)
 
-    def about(self) -> list[str]:
-        """What it is, in lines."""
+    def about(self) -> str:
+        """What it is, in a line."""
         told = self.header
-        return [
+        return (
             f"recorded with torch {told['torch']}, NumPy {told['numpy']}, portproof {told['portproof']}:"
             f" {told['weights']} weights, seed {told['seed']}, {' and '.join(told['modes'])} mode"
-        ]
+        )
 
+    @cached_property
+    def _digests(self) -> list[str]:
+        return [digest_of(array) for array in self.arrays]
+
+    @cached_property
     def _text(self) -> str:
-        table = [[digest_of(array), str(array.dtype)] for array in self.arrays]
+        table = [[digest, str(array.dtype)] for digest, array in zip(self._digests, self.arrays, strict=True)]
         body = json.dumps({**self.header, "arrays": table}, separators=(",", ":"), allow_nan=False)
         return f"{VERSION} {_digest(body)}\n{body}"
 
@@ -62,7 +68,7 @@ class Recording:
         Raises UserError where that would be more than `max_size` bytes, and where it cannot be written.
         """
         check_name(path)
-        text, size = self._text(), self.size
+        text, size = self._text, self.size
         if max_size is not None and size > max_size:
             raise UserError(
                 f"recording {path} would take {megabytes(size)}, more than {megabytes(max_size)}: "
@@ -72,7 +78,8 @@ class Recording:
             raise UserError(
                 f"recording {path} lists too many runs ({megabytes(len(text))} of text): record fewer modules alone"
             )
-        save_safetensors({digest_of(array): _as_stored(array) for array in self.arrays}, path, {NAME: text})
+        stored = {digest: _as_stored(array) for digest, array in zip(self._digests, self.arrays, strict=True)}
+        save_safetensors(stored, path, {NAME: text})
 
     @classmethod
     def load(cls, path: str | Path) -> "Recording":

@@ -32,5 +32,5 @@ def judge(
         raise UserError("the port's own weights have no equal in a recording of probe weights: record the reference's")
     weights = "own" if own_weights else "reference"
     verdict = whole.judge(ref, port, ref.inputs, names, weights, modes, precisions, leave_out, ref.seed, device)
-    notes = [*recording.about(), *not_alone_note(ref.not_alone), *verdict.notes]
+    notes = [recording.about(), *not_alone_note(ref.not_alone), *verdict.notes]
     return replace(verdict, title="judge", notes=notes)

@@ -51,7 +51,7 @@ class RecordedModel(BackendModel):
     def __init__(self, header: Mapping[str, Any], arrays: Sequence[np.ndarray]) -> None:
         self.role, self.switched_off = "reference", set()
         self._arrays, self._reader, self._answers = arrays, Reader(arrays), dict(header["answers"])
-        self._made_by = text_of(header["portproof"])
+        self.made_with = {name: text_of(header[name]) for name in ("torch", "numpy", "portproof")}
         self._whole = {module.name: module for module in map(_module, header["modules"])}
         self._values = {key: fetch(arrays, number) for key, number in header["tensors"].items()}
         self._constants = {text_of(key): fetch(arrays, number) for key, number in header["constants"].items()}
@@ -119,7 +119,7 @@ class RecordedModel(BackendModel):
         if written is None:
             what = f"what {name or 'the model'} gives in {MODES[train]} mode, {dtype}, on these inputs"
             raise UserError(
-                f"the recording, made by portproof {self._made_by}, does not hold {what}: record the reference again"
+                f"the recording, made by portproof {self.made_with['portproof']}, does not hold {what}: record it again"
             )
         run, prefix = self._reader.run(written), f"{name}." if name else ""
         tensors = {field: self._pieces_of(getattr(run, field), prefix) for field in ("gradients", "buffers")}

@@ -16,14 +16,14 @@ from portproof.backends import backend
 from portproof.backends.model import BackendModel, Run
 from portproof.backends.trace import Inputs, ModuleCall, checked_inputs
 from portproof.compare.tolerances import UNIT_ROUNDOFF
-from portproof.io.cli import UserError, one_line
+from portproof.io.cli import UserError
 from portproof.ladder.pairs.pair import MODES, check_reference, drawn_cotangent
 from portproof.ladder.pairs.randomness import switch_off_random
 from portproof.localize.attempts import follower
 from portproof.localize.isolated import adjusted_call, has_upstream
 from portproof.recording.answers import Writer, query_key
 from portproof.recording.file import Recording
-from portproof.recording.model import RecordedModel, written_modules
+from portproof.recording.model import written_modules
 from portproof.recording.values import Store, encode, is_written
 
 WEIGHTS = ("probe", "reference")
@@ -114,39 +114,37 @@ def record(
     keys = {slot.key: slot.tensor for module in model.modules.values() for slot in module.slots.values()}
     store = Store()
     recorder = _Recorder(model, store)
-    header = {
+    header: dict[str, Any] = {
         "portproof": __version__,
         "torch": str(backend("torch").framework.__version__),
         "numpy": np.__version__,
         "seed": seed,
         "weights": weights,
         "modes": [mode for mode in MODES if mode in modes],
+        "inputs": encode(inputs, store.put),
+        "modules": written_modules(model.modules),
+        "tensors": {keys[key]: store.put(array) for key, array in model.arrays().items()},
+        "constants": {key: store.put(array) for key, array in model.constants().items()},
     }
+    own = store.nbytes
+    first = recorder.run(inputs, "float64", False, calls=True)
+    tell_size(_about(model, first, store.nbytes - own, own, len(modes)))
+    cotangent = drawn_cotangent(recorder, inputs, seed)
+    header["cotangent"] = [store.put(array) for array in cotangent]
+    trains = [mode == "train" for mode in header["modes"]]
+    for train in trains:
+        for dtype in UNIT_ROUNDOFF:
+            recorder.run(inputs, dtype, train, calls=True)
+    not_alone: dict[str, str] = {}
+    for train in trains:
+        if switch_off_random(recorder, inputs, train) is None:
+            not_alone |= _record_mode(recorder, inputs, train, cotangent, modules)
+    recording = Recording(header | {"answers": recorder.answers, "not_alone": not_alone}, store.arrays)
     try:
-        header |= {
-            "inputs": encode(inputs, store.put),
-            "modules": written_modules(model.modules),
-            "tensors": {keys[key]: store.put(array) for key, array in model.arrays().items()},
-            "constants": {key: store.put(array) for key, array in model.constants().items()},
-        }
-        before = store.nbytes
-        first = recorder.run(inputs, "float64", False, calls=True)
-        tell_size(_about(model, first, store.nbytes - before, before, len(modes)))
-        cotangent = drawn_cotangent(recorder, inputs, seed)
-        header["cotangent"] = [store.put(array) for array in cotangent]
-        trains = [mode == "train" for mode in header["modes"]]
-        for train in trains:
-            for dtype in UNIT_ROUNDOFF:
-                recorder.run(inputs, dtype, train, calls=True)
-        not_alone: dict[str, str] = {}
-        for train in trains:
-            if switch_off_random(recorder, inputs, train) is None:
-                not_alone |= _record_mode(recorder, inputs, train, cotangent, modules)
-        header |= {"answers": recorder.answers, "not_alone": not_alone}
-        RecordedModel(header, store.arrays)
-    except (ValueError, KeyError, TypeError) as error:
-        raise UserError(f"the reference cannot be recorded: {one_line(error)}: give other inputs or modes") from error
-    return Recording(header, store.arrays)
+        recording.model()
+    except ValueError as error:
+        raise UserError(f"the reference cannot be recorded: {error}: give other inputs or modes") from error
+    return recording
 
 
 def _record_mode(

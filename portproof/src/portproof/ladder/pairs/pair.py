@@ -77,7 +77,11 @@ class Pair:
         if weights not in WEIGHTS:
             raise UserError(f"weights {weights!r}: choose one of {', '.join(WEIGHTS)}")
         inputs = checked_inputs(inputs)
-        ref_model = ref if isinstance(ref, BackendModel) else backend("torch").wrap(ref, "reference", device)
+        if isinstance(ref, BackendModel):
+            ref_model = ref
+        else:
+            ref_model = backend("torch").wrap(ref, "reference", device)
+            import portproof.localize.diagnosis  # noqa: F401  what it lacks is said now, not once a fault was found
         port_model = backend("paddle").wrap(port, "port", device)
         own = port_model.arrays()
         for mode in modes:
