@@ -7,7 +7,8 @@ Importing this imports neither PyTorch nor PaddlePaddle; what needs one does whe
 """
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 
     from portproof.backends.trace import Inputs
     from portproof.ladder.pairs.whole import AlignVerdict
+    from portproof.recording.file import Recording
 
 __version__ = "0.1.0"
 
@@ -55,6 +57,54 @@ def align(
     from portproof.ladder.pairs.whole import judge
 
     return judge(ref, port, inputs, names, weights, modes, precisions, leave_out, outputs, seed, device)
+
+
+def record(
+    ref: "torch.nn.Module",
+    inputs: "Inputs",
+    *,
+    weights: str = "probe",
+    modes: Sequence[str] = ("eval", "train"),
+    modules: Collection[str] | None = None,
+    seed: int = 0,
+    device: str = "cpu",
+) -> "Recording":
+    """Record what judging a port needs of the reference `ref`, which is not changed; PaddlePaddle is not needed.
+
+    `inputs`, `modes` and `seed` are those of `align`; `weights` is "probe" or "reference". `modules` names modules of
+    the reference: only these, and all in them, are recorded to be run alone, so that a fault is located in these only,
+    and the file is smaller. `.save(path)` of what is returned writes it, as .safetensors.
+
+    Raises UserError as `align` does, where the reference gives NaN or infinity, and for inputs that no file can hold.
+    """
+    from portproof.recording.record import record
+
+    return record(ref, inputs, weights, modes, modules, seed, device)
+
+
+def judge(
+    port: "paddle.nn.Layer",
+    recording: "Recording | str | Path",
+    *,
+    names: Mapping[str, str] | None = None,
+    own_weights: bool = False,
+    modes: Sequence[str] | None = None,
+    precisions: Sequence[str] = ("float64", "float32"),
+    leave_out: Sequence[str] = (),
+    outputs: Mapping[str, str] | None = None,
+    device: str = "cpu",
+) -> "AlignVerdict":
+    """Judge the port `port` as `align` does, against a reference that `record` has recorded; PyTorch is not needed.
+
+    `recording` is what `record` returned, or the file that it was saved as. `modes` are those that were recorded, or
+    some of them. With `own_weights` the port keeps its own, and they are compared: of a recording with the reference's.
+    Causes, which are tried on the reference's own modules, are not looked for.
+
+    Raises UserError as `align` does, and for a file that is no recording or is damaged.
+    """
+    from portproof.recording.judge import judge
+
+    return judge(port, recording, names, own_weights, modes, precisions, leave_out, outputs, device)
 
 
 def load_reference_weights(

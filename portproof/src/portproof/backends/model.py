@@ -4,6 +4,7 @@ import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -89,6 +90,9 @@ class BackendModel:
     """
 
     modules: dict[str, Module]  # by dotted name, "" is the model
+    is_recorded = False  # answers come from a recording, and the framework's own modules are not at hand
+    not_alone: Mapping[str, str] = MappingProxyType({})  # {label of a call: why its module cannot be run alone}
+    cotangent: Sequence[np.ndarray] | None = None  # the gradient that a recording was made with
 
     def __init__(self, backend: "Backend", model: Any, role: str, device: str) -> None:
         """Raises UserError for what is no model of this framework, and for a device that it does not have."""

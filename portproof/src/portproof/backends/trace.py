@@ -20,7 +20,7 @@ def is_array(value: Any) -> bool:
     return isinstance(value, np.ndarray)
 
 
-def _items(value: Any, is_tensor: Callable[[Any], bool]) -> list[tuple[Any, Any]]:
+def items_in(value: Any, is_tensor: Callable[[Any], bool]) -> list[tuple[Any, Any]]:
     """(key, item) of what is in `value`: a tuple, a list, a mapping, a dataclass, an object that has tensors."""
     if isinstance(value, Mapping):
         return sorted(value.items(), key=lambda item: str(item[0]))
@@ -36,7 +36,7 @@ def map_tensors(value: Any, is_tensor: Callable[[Any], bool], change: Callable[[
     """`value` with `change` applied to every tensor in it; what holds them is copied, and of the same class."""
     if is_tensor(value):
         return change(value)
-    items = _items(value, is_tensor)
+    items = items_in(value, is_tensor)
     changed = [(key, map_tensors(item, is_tensor, change)) for key, item in items]
     if all(new is old for (_, new), (_, old) in zip(changed, items, strict=True)):
         return value
@@ -57,7 +57,7 @@ def tensors_at(value: Any, is_tensor: Callable[[Any], bool], place: str = "") ->
     """{place in `value`: tensor}: [1] in a tuple or list, [key] in a mapping or an object, sorted; "" is `value`."""
     if is_tensor(value):
         return {place: value}
-    items = _items(value, is_tensor)
+    items = items_in(value, is_tensor)
     return {k: t for key, item in items for k, t in tensors_at(item, is_tensor, f"{place}[{key}]").items()}
 
 

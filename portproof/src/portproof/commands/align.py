@@ -24,14 +24,21 @@ In Python, where steps may be of any form, that is:
 
 import argparse
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from portproof import align
 from portproof.backends import backend
 from portproof.backends.trace import Inputs
-from portproof.commands.arguments import INPUT, add_pair_arguments, load_pair, read_map
+from portproof.commands.arguments import (
+    INPUT,
+    add_judging_arguments,
+    add_pair_arguments,
+    judging_options,
+    load_pair,
+    read_map,
+)
 from portproof.compare import FAIL, Verdict
 from portproof.io.cli import ArgumentParser, HelpFormatter, UserError, positive_int
 from portproof.io.progress import shown
@@ -48,21 +55,8 @@ OF_THE_WHOLE = ("save_map", "save_weights", "print_map", "loss")  # what --locat
 def get_args_parser() -> argparse.ArgumentParser:
     parser = ArgumentParser(prog=PROG, description=__doc__, formatter_class=HelpFormatter)
     add_pair_arguments(parser)
+    add_judging_arguments(parser)
     add = parser.add_argument
-    add("--mode", choices=("eval", "train", "both"), default="both", help="which modes are judged")
-    add("--precision", choices=("float64", "float32", "both"), default="both", help="which precisions are judged")
-    add(
-        "--leave-out",
-        action="append",
-        metavar="MODULE",
-        help="module of the reference whose own values, and those of all in it, are not compared (repeatable)",
-    )
-    add(
-        "--match",
-        action="append",
-        metavar="REF=PORT",
-        help="the reference's output of this key, attribute or number is the port's of that (repeatable)",
-    )
     add("--locate-only", action="store_true", help="run each module alone without judging the whole")
     add("--print-map", action="store_true", help="print which module of the port stands for which of the reference")
     add("--save-map", metavar="FILE", help="write that as YAML, as --map reads it")
@@ -106,32 +100,23 @@ def check(args: argparse.Namespace) -> None:
         raise UserError("--labels and --optimizer are for steps of training: give --loss")
 
 
-def _matched(texts: Sequence[str]) -> dict[str, str]:
-    for text in texts:
-        if "=" not in text:
-            raise UserError(f"--match {text!r} is no REF=PORT, such as logits=out")
-    return {name: port_name for name, _, port_name in (text.partition("=") for text in texts)}
-
-
 def main(args: argparse.Namespace) -> int:
     check(args)
     names = read_map(args.map)
     ref, port, inputs, weights = load_pair(args)
     train = _training(args, inputs) if args.loss else None
-    modes = ("eval", "train") if args.mode == "both" else (args.mode,)
-    precisions = ("float64", "float32") if args.precision == "both" else (args.precision,)
     print(f"{args.port} against {args.ref}, {args.device}, seed {args.seed}, {weights} weights", flush=True)
-    options = {"precisions": precisions, "leave_out": args.leave_out or (), "seed": args.seed, "device": args.device}
+    options, where = judging_options(args), {"seed": args.seed, "device": args.device}
     if args.locate_only:
         from portproof.ladder.pairs.whole import search
 
         with shown(PROG):
-            location, notes = search(ref, port, inputs, names, weights, **options)
+            only = {key: options[key] for key in ("precisions", "leave_out")}
+            location, notes = search(ref, port, inputs, names, weights, **only, **where)
         print(*notes, *(location.lines() if location else [NOT_LOCATED]), sep="\n")
         return 1 if location else 0
     with shown(PROG):
-        outputs = _matched(args.match or [])
-        verdict = align(ref, port, inputs, names=names, weights=weights, modes=modes, outputs=outputs, **options)
+        verdict = align(ref, port, inputs, names=names, weights=weights, **options, **where)
     print(verdict, flush=True)
     if args.print_map:
         print(*map_lines(verdict.names), sep="\n")

@@ -14,14 +14,27 @@ from portproof.ladder.pairs.named import draw_inputs, load_inputs, model_factory
 INPUT = "2,3,224,224"
 
 
-def add_model_arguments(parser: argparse.ArgumentParser) -> None:
-    """--ref, --port, --map, --input."""
-    add = parser.add_argument
+FACTORIES = {
+    "--ref": "what makes the reference, such as torchvision.models:vgg11 or my.net:Net(width=2)",
+    "--port": "what makes the port, such as 'paddle.vision.models:vgg11(batch_norm=True)'",
+}
+
+
+def add_factory_argument(parser: argparse.ArgumentParser, flag: str) -> None:
+    """--ref or --port."""
     factory = {"metavar": "PKG.MOD:FACTORY", "required": True, "default": argparse.SUPPRESS}
-    add("--ref", help="what makes the reference, such as torchvision.models:vgg11 or my.net:Net(width=2)", **factory)
-    add("--port", help="what makes the port, such as 'paddle.vision.models:vgg11(batch_norm=True)'", **factory)
-    add("--map", metavar="FILE", help="YAML: the reference's modules or tensors: the port's, where names do not say it")
-    add(
+    parser.add_argument(flag, help=FACTORIES[flag], **factory)
+
+
+def add_map_argument(parser: argparse.ArgumentParser) -> None:
+    """--map."""
+    text = "YAML: the reference's modules or tensors: the port's, where names do not say it"
+    parser.add_argument("--map", metavar="FILE", help=text)
+
+
+def add_input_argument(parser: argparse.ArgumentParser) -> None:
+    """--input."""
+    parser.add_argument(
         "--input",
         action="append",
         metavar="[NAME=]SHAPE[:DTYPE[:HIGH]]",
@@ -29,6 +42,48 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
         " mask=2,16:bool for the keyword argument mask; DTYPE is float32, int64, int32 or bool; once for each argument"
         f" (default: {INPUT})",
     )
+
+
+def add_model_arguments(parser: argparse.ArgumentParser) -> None:
+    """--ref, --port, --map, --input."""
+    add_factory_argument(parser, "--ref")
+    add_factory_argument(parser, "--port")
+    add_map_argument(parser)
+    add_input_argument(parser)
+
+
+def add_judging_arguments(parser: argparse.ArgumentParser) -> None:
+    """--mode, --precision, --leave-out, --match: what is judged. `judging_options` reads them."""
+    add = parser.add_argument
+    add("--mode", choices=("eval", "train", "both"), default="both", help="which modes are judged")
+    add("--precision", choices=("float64", "float32", "both"), default="both", help="which precisions are judged")
+    add(
+        "--leave-out",
+        action="append",
+        default=[],
+        metavar="MODULE",
+        help="module of the reference whose own values, and those of all in it, are not compared (repeatable)",
+    )
+    add(
+        "--match",
+        action="append",
+        default=[],
+        metavar="REF=PORT",
+        help="the reference's output of this key, attribute or number is the port's of that (repeatable)",
+    )
+
+
+def judging_options(args: argparse.Namespace) -> dict[str, Any]:
+    """The keywords of `portproof.align` that these flags stand for; raises UserError for a --match that is none."""
+    for text in args.match:
+        if "=" not in text:
+            raise UserError(f"--match {text!r} is no REF=PORT, such as logits=out")
+    return {
+        "modes": ("eval", "train") if args.mode == "both" else (args.mode,),
+        "precisions": ("float64", "float32") if args.precision == "both" else (args.precision,),
+        "leave_out": args.leave_out,
+        "outputs": {name: port_name for name, _, port_name in (text.partition("=") for text in args.match)},
+    }
 
 
 def add_seed_argument(parser: argparse.ArgumentParser) -> None:
@@ -40,16 +95,26 @@ def add_pair_arguments(parser: argparse.ArgumentParser) -> None:
     """--ref, --port, --map, --input, --inputs, --seed, --weights, --port-weights, --device."""
     add_model_arguments(parser)
     add_seed_argument(parser)
+    add_inputs_argument(parser)
     add = parser.add_argument
-    add(
+    add("--weights", metavar="FILE", help="the reference's weights, for both sides, instead of probe weights")
+    add("--port-weights", metavar="FILE", help="the port's own .pdparams or .safetensors, compared with --weights too")
+    add_device_argument(parser, "both sides run")
+
+
+def add_device_argument(parser: argparse.ArgumentParser, what: str) -> None:
+    """--device."""
+    parser.add_argument("--device", choices=("cpu", "gpu"), default="cpu", help=f"where {what}")
+
+
+def add_inputs_argument(parser: argparse.ArgumentParser) -> None:
+    """--inputs."""
+    parser.add_argument(
         "--inputs",
         metavar="FILE.npz",
         help="the inputs themselves instead of --input: 0, 1, ... or arr_0, arr_1, ... are the positional arguments,"
         " other names keywords",
     )
-    add("--weights", metavar="FILE", help="the reference's weights, for both sides, instead of probe weights")
-    add("--port-weights", metavar="FILE", help="the port's own .pdparams or .safetensors, compared with --weights too")
-    add("--device", choices=("cpu", "gpu"), default="cpu", help="where both sides run")
 
 
 def add_file_arguments(parser: argparse.ArgumentParser, frameworks: Sequence[str]) -> None:
@@ -104,15 +169,20 @@ def read_map(path: str | None) -> dict[str, str]:
 
 def load_models(args: argparse.Namespace) -> tuple[Any, Any, Inputs]:
     """(reference, port, inputs) as `add_model_arguments`' and `add_seed_argument`'s flags say."""
+    inputs = load_given_inputs(args, ("torch", "paddle"))
+    return model_factory(args.ref, "--ref")(), model_factory(args.port, "--port")(), inputs
+
+
+def load_given_inputs(args: argparse.Namespace, frameworks: Sequence[str]) -> Inputs:
+    """The inputs that --input or --inputs, and --seed say; raises UserError too where a framework has no --device."""
     file = getattr(args, "inputs", None)
     if file and args.input:
         raise UserError("--inputs are the inputs themselves, --input their shapes: give one of the two")
     if args.seed < 0:
         raise UserError(f"--seed {args.seed} is negative: choose 0 or more")
-    for name in ("torch", "paddle"):
+    for name in frameworks:
         backend(name).device(getattr(args, "device", "cpu"))
-    inputs = load_inputs(file, "--inputs") if file else draw_inputs(args.input or [INPUT], args.seed, "--input")
-    return model_factory(args.ref, "--ref")(), model_factory(args.port, "--port")(), inputs
+    return load_inputs(file, "--inputs") if file else draw_inputs(args.input or [INPUT], args.seed, "--input")
 
 
 def load_pair(args: argparse.Namespace) -> tuple[Any, Any, Inputs, str]:

@@ -7,6 +7,7 @@ before its bytes have been seen, so that a short file cannot claim a large one.
 
 import glob
 import io
+import json
 import os
 import pickle
 import pickletools
@@ -60,7 +61,7 @@ def _remove_leftovers(path: Path) -> None:
 def load_pdparams(path: str | Path) -> dict[str, Any]:
     """What `paddle.save` wrote: arrays and plain values by name, nested as they were; tensors are arrays."""
     data = _read(path)
-    with _refusing(path, "a state dict or checkpoint written by paddle.save"):
+    with refusing(path, "a state dict or checkpoint written by paddle.save"):
         state = _plain(_unpickle(data), {})
         if type(state) is not dict or not all(type(name) is str for name in state):
             raise ValueError("it holds no values by name")
@@ -83,7 +84,7 @@ def load_pth(path: str | Path, torch_load: Callable[..., Any]) -> dict[str, Any]
 def load_npy(path: str | Path) -> dict[str, np.ndarray]:
     """The arrays of a reprod_log file by name; a file of one plain array gives {"data": array}."""
     data = _read(path)
-    with _refusing(path, "arrays by name as reprod_log writes them, or one plain array"):
+    with refusing(path, "arrays by name as reprod_log writes them, or one plain array"):
         stream = io.BytesIO(data)
         version = npy_format.read_magic(stream)
         read = npy_format.read_array_header_1_0 if version == (1, 0) else npy_format.read_array_header_2_0
@@ -101,17 +102,29 @@ def load_npy(path: str | Path) -> dict[str, np.ndarray]:
 
 def load_safetensors(path: str | Path) -> dict[str, np.ndarray]:
     """The arrays of a `.safetensors` file by name, in the order of the names: the library's own is random."""
+    return load_safetensors_with_metadata(path)[0]
+
+
+def load_safetensors_with_metadata(path: str | Path) -> tuple[dict[str, np.ndarray], dict[str, str]]:
+    """`load_safetensors`, and the texts that the file holds beside its arrays, by name."""
     data = _read(path)
-    with _refusing(path, "a .safetensors file of types that NumPy has"):
-        return dict(sorted(safetensors.numpy.load(data).items()))
+    with refusing(path, "a .safetensors file of types that NumPy has"):
+        arrays = dict(sorted(safetensors.numpy.load(data).items()))
+        header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])  # its length comes first
+        return arrays, header.get("__metadata__") or {}
 
 
-def save_safetensors(arrays: Mapping[str, np.ndarray], path: str | Path) -> None:
-    """Write `arrays`, whole or not at all; unlike a pickle such a file cannot carry code."""
+def save_safetensors(
+    arrays: Mapping[str, np.ndarray], path: str | Path, metadata: Mapping[str, str] | None = None
+) -> None:
+    """Write `arrays`, whole or not at all; unlike a pickle such a file cannot carry code.
+
+    The bytes are the same each time, with one text in `metadata` at most: the order of several is random.
+    """
     # safetensors writes the memory behind an array as it lies, transposed or not.
     contiguous = {name: np.asarray(array, order="C") for name, array in arrays.items()}
     with atomic_path(path) as temporary:
-        temporary.write_bytes(safetensors.numpy.save(contiguous))
+        temporary.write_bytes(safetensors.numpy.save(contiguous, dict(metadata) if metadata else None))
 
 
 def _sync(path: Path) -> None:
@@ -130,7 +143,8 @@ def _read(path: str | Path) -> bytes:
 
 
 @contextmanager
-def _refusing(path: str | Path, expected: str) -> Iterator[None]:
+def refusing(path: str | Path, expected: str) -> Iterator[None]:
+    """Whatever is raised in this context is a UserError that refuses `path`, and says what was `expected` of it."""
     try:
         yield
     except Exception as error:  # a damaged file makes pickle and the header parsers raise nearly any type

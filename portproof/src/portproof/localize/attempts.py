@@ -1,7 +1,7 @@
 """How a module of the port may be run in place of the reference's: where one way differs, there may be another.
 
-Two modules that stand for each other may be called otherwise (keywords of other names, a size for height and width),
-return their values otherwise (more of them, in another order or shape), or reach further: `BatchNorm(act="relu")` is
+Two modules that stand for each other may be called differently (keywords of other names, a size for height and width),
+return their values differently (more of them, in another order or shape), or reach further: `BatchNorm(act="relu")` is
 two modules of the reference. None of that is a fault. So each attempt is a way to call the port's module, and on
 either side the module behind it that is taken to belong to it.
 """
@@ -33,7 +33,7 @@ class Attempt:
     upstream: Sequence[np.ndarray | None] | None = None  # what comes back to that; None: to the module itself
     ref_groups: Groups | None = None
     port_groups: Groups | None = None
-    how: str = ""  # in what the port's module is made otherwise, in words
+    how: str = ""  # in what the port's module is built differently, in words
     complete: bool = True  # the port's module gets from the reference's inputs all that it takes
 
     def sent_back(self, call: ModuleCall) -> ModuleCall:
@@ -61,9 +61,9 @@ def attempts(
         return
     own = _called_as_the_port_does(calls[label], received, port_calls()[names.calls[label]])
     yield own
-    behind = _behind(calls, label, lambda other: other in names.calls)
+    behind = follower(calls, label, lambda other: other in names.calls)
     port_labels = set(names.calls.values())
-    port_behind = _behind(port_calls(), names.calls[label], lambda other: other in port_labels)
+    port_behind = follower(port_calls(), names.calls[label], lambda other: other in port_labels)
     for way in (plain, own):
         if behind and not ref.modules[behind.name].slots:
             word = f"has {behind.name} ({ref.modules[behind.name].type}) inside"
@@ -75,7 +75,7 @@ def attempts(
             yield replace(way, port_then=port_behind.name, how=word)
 
 
-def _behind(calls: Calls, label: str, has_counterpart: Callable[[str], bool]) -> ModuleCall | None:
+def follower(calls: Calls, label: str, has_counterpart: Callable[[str], bool]) -> ModuleCall | None:
     """The call that takes what `label` returned, and that, if it has no counterpart on the other side."""
     call = calls[label]
     later = [(other, c) for other, c in calls.items() if c.start > call.start and c.inside == call.inside]
@@ -98,7 +98,7 @@ def _called_as_the_port_does(call: ModuleCall, received: ModuleCall, port_call: 
         if ranked and (seen[ranked[0]].shape == array.shape or alike([seen[ranked[0]]], [array])):
             chosen[place] = ranked[0]
             used.add(ranked[0])
-        else:  # a mask, say, that is written otherwise: whether it is right its caller is asked
+        else:  # a mask, say, that is written differently: whether it is right its caller is asked
             complete = False
     unused = [i for i in floats if i not in used and not any(alike([seen[i]], [seen[j]]) for j in used)]
     complete &= all(_is_mask(values[i]) for i in unused)
@@ -117,7 +117,7 @@ def _called_as_the_port_does(call: ModuleCall, received: ModuleCall, port_call: 
             port_groups.append((i, values[i].shape if place in chosen else array.shape))
     ref_groups = [(group[i], values[group[i]].shape) for i in floats]
     call = replace(received, args=args, kwargs=kwargs)
-    how = "is called otherwise" if complete else "takes other inputs, so that it was not run alone"
+    how = "is called differently" if complete else "takes other inputs, so that it was not run alone"
     return Attempt(call, ref_groups=ref_groups, port_groups=port_groups, how=how, complete=complete)
 
 

@@ -1,7 +1,7 @@
 """Isolated runs: one module at a time on both sides, teacher-forced: on what the reference's module received.
 
 A difference in a network spreads to everything behind it, and in the backward pass to everything before it. A module
-that differs in an isolated run is at fault itself. The two may be made otherwise all the same: called with other
+that differs in an isolated run is at fault itself. The two may be built differently all the same: called with other
 keywords, returning more, or with the activation inside that is a module of its own on the other side. So what differs
 at first is tried again in the port's own way of calling it, and together with what follows it (see attempts.py).
 """
@@ -109,7 +109,7 @@ class IsolatedRuns:
 
         Of several attempts the first that passes, else the nearest; a later one only if it is far nearer.
         """
-        call = self._adjusted(self.calls[label], dtype) if adjusted else self.calls[label]
+        call = adjusted_call(self.ref, self.calls[label], dtype) if adjusted else self.calls[label]
         best = None
         for attempt in attempts(self.ref, self.port, self.names, label, self.calls, call, lambda: self.port_calls):
             found = self._attempted(call, label, dtype, backward, attempt)
@@ -172,16 +172,17 @@ class IsolatedRuns:
         pairs = paired_outputs(ref, port_run.output, [gradient is not None for gradient in upstream])
         return pairs, replace(attempt, how=attempt.how or "returns its values in another form") if pairs else attempt
 
-    def _adjusted(self, call: ModuleCall, dtype: str) -> ModuleCall:
-        """The call with inputs that show more: whole numbers of an embedding's every kind, nothing at a kink."""
-        if not call.args or not isinstance(call.args[0], np.ndarray):
-            return call
-        module, x = self.ref.modules[call.name], call.args[0]
-        if module.kind == "Embedding":
-            x = _with_special_rows(x, module.slots["weight"].shape[0])
-        elif dtype == "float32":
-            x = off_kinks(x, module.type)
-        return replace(call, args=(x, *call.args[1:]))
+
+def adjusted_call(ref: BackendModel, call: ModuleCall, dtype: str) -> ModuleCall:
+    """The call with inputs that show more: whole numbers of an embedding's every kind, nothing at a kink."""
+    if not call.args or not isinstance(call.args[0], np.ndarray):
+        return call
+    module, x = ref.modules[call.name], call.args[0]
+    if module.kind == "Embedding":
+        x = _with_special_rows(x, module.slots["weight"].shape[0])
+    elif dtype == "float32":
+        x = off_kinks(x, module.type)
+    return replace(call, args=(x, *call.args[1:]))
 
 
 def _with_special_rows(ids: np.ndarray, rows: int) -> np.ndarray:
@@ -234,10 +235,13 @@ def backward_order(calls: Calls, names: NameMap) -> list[str]:
 
 
 def isolated_layers(runs: IsolatedRuns, dtype: str) -> Iterator[tuple[str, IsolatedRun]]:
-    """(label, isolated run) of every layer that a gradient came back to; a layer is a module without children."""
+    """(label, isolated run) of every layer that a gradient came back to; a layer is a module without children.
+
+    Those that a recorded reference cannot run alone are left out.
+    """
     for label in backward_order(runs.calls, runs.names):
         call = runs.calls[label]
-        if runs.ref.modules[call.name].is_leaf and has_upstream(call):
+        if label not in runs.ref.not_alone and runs.ref.modules[call.name].is_leaf and has_upstream(call):
             yield label, runs.run(label, dtype, backward=True)
 
 

@@ -16,7 +16,6 @@ from portproof.backends.model import OUTPUT, BackendModel, Run
 from portproof.backends.trace import Inputs, ModuleCall, module_of
 from portproof.compare import Row, compare, tensor_item
 from portproof.compare.tolerances import largest
-from portproof.localize.diagnosis import FaultyModule, diagnose
 from portproof.localize.isolated import IsolatedRun, IsolatedRuns, forward_order, has_upstream
 from portproof.localize.location import Location, module_tree
 from portproof.mapping.name_map import NameMap, port_module
@@ -46,14 +45,14 @@ def locate(
     if location:
         return location
     found: list[Location] = []
-    otherwise: dict[str, str] = {}
+    built_differently: dict[str, str] = {}
     for train in modes:
         calls = ref.run(inputs, "float64", train, cotangent, calls=True).trace.calls
         search = _Search(IsolatedRuns(ref, port, names, inputs, train, calls), cotangent is not None, dtype)
         known = {(location.name, location.phase) for location in found}
         found += [location for location in search.faults() if (location.name, location.phase) not in known]
-        otherwise |= search.otherwise
-    return replace(found[0], also=found[1:], otherwise=otherwise) if found else None
+        built_differently |= search.built_differently
+    return replace(found[0], also=found[1:], built_differently=built_differently) if found else None
 
 
 class _Search:
@@ -61,7 +60,7 @@ class _Search:
 
     def __init__(self, runs: IsolatedRuns, backward: bool, dtype: str) -> None:
         self.runs, self.backward, self.dtype = runs, backward, dtype
-        self.otherwise: dict[str, str] = {}  # {label: in what its module is made otherwise}
+        self.built_differently: dict[str, str] = {}  # {label: in what its module is built differently}
         self.found: dict[str, tuple[IsolatedRun, bool]] = {}  # {label: (its run, whether only its gradients differ)}
         self.inside: dict[str, list[str]] = defaultdict(list)
         for label in forward_order(runs.calls, runs.names):
@@ -92,11 +91,14 @@ class _Search:
     def _search(self, label: str) -> bool:
         """Whether a fault in the forward pass was found at `label` or inside."""
         call = self.runs.calls[label]
+        if label in self.runs.ref.not_alone:
+            inside = [self._search(other) for other in self.inside[label]]
+            return any(inside)
         # In float32 only layers: within a block, a branch flip by rounding moves gradients by a percent.
         gradients_judged = self.dtype == "float64" or self.runs.ref.modules[call.name].is_leaf
         run = self.runs.run(label, self.dtype, self.backward and gradients_judged and has_upstream(call))
         if run.attempt.how and (run.passed or not run.attempt.complete):
-            self.otherwise[label] = run.attempt.how
+            self.built_differently[label] = run.attempt.how
         if run.passed and gradients_judged:
             return False
         before = len(self.found)
@@ -125,8 +127,15 @@ def _location(runs: IsolatedRuns, label: str, run: IsolatedRun, backward: bool) 
     proof = [f"alone, on the reference's own inputs{where}: {failed[0].name} differs", *_numbers(failed[0])]
     if inner and not failed[0].reason and not backward:
         proof += _inputs_of_layers(runs, call, inner, port.name, run.port_run)
+    left = [name for name in runs.ref.not_alone if not call.name or name.startswith(_prefix(call.name))]
+    if left:
+        proof.append(f"not run alone, and what differs may begin there: {', '.join(left)}")
     diagnosis = []
-    if not run.port_run.trace.error:
+    if runs.ref.is_recorded:
+        proof.append("causes not tried: they need torch and the reference")
+    elif not run.port_run.trace.error:
+        from portproof.localize.diagnosis import FaultyModule, diagnose  # which imports torch
+
         outputs = inner.trace.outputs.items() if inner else ()
         module = FaultyModule(
             runs.ref.copied(call.name, "float32", runs.train),

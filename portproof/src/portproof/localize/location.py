@@ -22,7 +22,7 @@ class Location:
     diagnosis: list[str] = field(default_factory=list)  # the mutations that reproduce the difference, in words
     tree: list[str] = field(default_factory=list)
     also: list["Location"] = field(default_factory=list)  # further modules that are at fault themselves
-    otherwise: Mapping[str, str] = field(default_factory=dict)  # {label: in what a faultless module is made otherwise}
+    built_differently: Mapping[str, str] = field(default_factory=dict)  # {label of a call without a fault: in what}
 
     def lines(self) -> list[str]:
         """As it is printed: the place, the proof, the diagnosis, the module tree with the place marked."""

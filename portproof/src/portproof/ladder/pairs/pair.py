@@ -49,7 +49,7 @@ class Pair:
     output: str = OUTPUT  # what the model's own output is called
     strict: bool = False  # every module has to give the reference's values, also where nothing comes of a difference
     notes: list[str] = field(default_factory=list)  # what a reader should know beside the rows
-    made_otherwise: dict[str, str] = field(default_factory=dict)  # {module: in what, in words}, without a fault
+    built_differently: dict[str, str] = field(default_factory=dict)  # {module: in what, in words}, without a fault
     precisions: Sequence[str] = tuple(UNIT_ROUNDOFF)  # those in which the port is judged
 
     @classmethod
@@ -70,19 +70,23 @@ class Pair:
     ) -> "Pair":
         """The pair of `ref` and `port`, to be run in `modes`; see `portproof.align` for the arguments.
 
-        With `mirrored` equal names stand for each other, where both sides have the same names and shapes; without it,
-        and where they have not, the map is proposed and confirmed by values. Raises UserError for what is no model, and
-        for inputs on which the reference cannot run.
+        `ref` may also be a recorded model. With `mirrored` equal names stand for each other, where both sides have the
+        same names and shapes; without it, and where they have not, the map is proposed and confirmed by values. Raises
+        UserError for what is no model, and for inputs on which the reference cannot run.
         """
         if weights not in WEIGHTS:
             raise UserError(f"weights {weights!r}: choose one of {', '.join(WEIGHTS)}")
         inputs = checked_inputs(inputs)
-        ref_model = backend("torch").wrap(ref, "reference", device)
+        if isinstance(ref, BackendModel):
+            ref_model = ref
+        else:
+            ref_model = backend("torch").wrap(ref, "reference", device)
+            import portproof.localize.diagnosis  # noqa: F401  what it lacks is said now, not once a fault was found
         port_model = backend("paddle").wrap(port, "port", device)
         own = port_model.arrays()
         port_model.output_names = {_place(theirs): _place(name) for name, theirs in (outputs or {}).items()}
         for mode in modes:
-            _check_reference(ref_model.run(inputs, "float32", mode == "train"), mode == "train")
+            check_reference(ref_model.run(inputs, "float32", mode == "train"), mode == "train")
         if weights == "probe":
             from portproof.backends.probe import load_probe_weights
 
@@ -127,9 +131,14 @@ class Pair:
 
     def draw_cotangent(self, seed: int) -> None:
         """Have the backward pass start from normal numbers."""
-        outputs = self.ref.run(self.inputs, "float32", train=False).output
-        rng = np.random.default_rng([seed, 8])
-        self.cotangent = [_normal(rng, output) for output in outputs]
+        self.cotangent = self.ref.cotangent or drawn_cotangent(self.ref, self.inputs, seed)
+
+
+def drawn_cotangent(ref: BackendModel, inputs: Inputs, seed: int) -> list[np.ndarray]:
+    """Normal numbers for each output of the reference."""
+    outputs = ref.run(inputs, "float32", train=False).output
+    rng = np.random.default_rng([seed, 8])
+    return [_normal(rng, output) for output in outputs]
 
 
 def _normal(rng: np.random.Generator, like: np.ndarray) -> np.ndarray:
@@ -172,7 +181,7 @@ class ModeRuns:
 def run_mode(pair: Pair, train: bool) -> ModeRuns:
     """Both sides in both precisions; the port's backward pass in float64 alone, where it is judged as a whole."""
     ref = {dtype: pair.ref.run(pair.inputs, dtype, train, pair.cotangent) for dtype in UNIT_ROUNDOFF}
-    _check_reference(ref["float64"], train)
+    check_reference(ref["float64"], train)
     cotangents = {d: pair.cotangent if d == "float64" else None for d in UNIT_ROUNDOFF if d in pair.precisions}
     return ModeRuns(ref, {d: pair.port.run(pair.inputs, d, train, given) for d, given in cotangents.items()})
 
@@ -207,7 +216,7 @@ def unfit(pair: Pair, train: bool) -> Verdict | None:
 def compare_mode(pair: Pair, train: bool, runs: ModeRuns | None = None) -> Iterator[Verdict]:
     """float64: everything. float32: the forward pass, and with a cotangent each layer's gradients in isolated runs.
 
-    Where a module's values differ, but nothing that leaves the model does, the two are made otherwise, and are equal:
+    Where a module's values differ, but nothing that leaves the model does, the two are equal, and built differently:
     that is noted, unless the pair is `strict`.
     """
     mode, runs = MODES[train], runs or run_mode(pair, train)
@@ -242,7 +251,7 @@ def compare_mode(pair: Pair, train: bool, runs: ModeRuns | None = None) -> Itera
         equal &= all(_stays_inside(row.item) for row in failed)
         if failed and equal and not pair.strict:
             for row in failed:
-                pair.made_otherwise.setdefault(row.item.module, OTHER_VALUES)
+                pair.built_differently.setdefault(row.item.module, OTHER_VALUES)
             verdict = without(verdict, [row.item for row in failed])
         yield verdict
     if pair.cotangent is not None and "float32" in pair.precisions:
@@ -267,12 +276,12 @@ def without(verdict: Verdict, left_out: Iterable[Item]) -> Verdict:
     return replace(verdict, rows=[row for row in verdict.rows if row.item not in items])
 
 
-def without_faultless(pair: Pair, verdict: Verdict, otherwise: Mapping[str, str]) -> Verdict:
-    """`verdict` without the outputs of module calls that a search for faults found to be made `otherwise`."""
+def without_faultless(pair: Pair, verdict: Verdict, built_differently: Mapping[str, str]) -> Verdict:
+    """`verdict` without the outputs of module calls that a search for faults found to be `built_differently`."""
     items = [row.item for row in verdict.rows if row.status == FAIL and row.item.kind == "output" and row.item.module]
-    items = [item for item in items if item.name.partition("[")[0] in otherwise]
+    items = [item for item in items if item.name.partition("[")[0] in built_differently]
     for item in items:
-        pair.made_otherwise[item.module] = otherwise[item.name.partition("[")[0]]
+        pair.built_differently[item.module] = built_differently[item.name.partition("[")[0]]
     return without(verdict, items)
 
 
@@ -327,7 +336,7 @@ def isolated_gradients(pair: Pair, train: bool, is_equal: bool = False) -> Verdi
 
     Through a whole network they cannot be judged: one activation on the other side of a kink by rounding moves them by
     a percent, on either framework. In an isolated run a layer receives the same on both sides, off its kinks (see
-    activations.py). Where the whole `is_equal` in float64, a layer that differs there too is made otherwise.
+    activations.py). Where the whole `is_equal` in float64, a layer that differs there too is built differently.
     """
     mode = MODES[train]
     calls = pair.ref.run(pair.inputs, "float32", train, pair.cotangent, calls=True).trace.calls
@@ -336,9 +345,9 @@ def isolated_gradients(pair: Pair, train: bool, is_equal: bool = False) -> Verdi
     for label, found in isolated_layers(runs, "float32"):
         differs = found.failed(gradients=True)
         if not found.attempt.complete:
-            pair.made_otherwise.setdefault(calls[label].name, found.attempt.how)
+            pair.built_differently.setdefault(calls[label].name, found.attempt.how)
         elif differs and is_equal and not runs.run(label, "float64", True, adjusted=False).passed:
-            pair.made_otherwise.setdefault(calls[label].name, OTHER_VALUES)
+            pair.built_differently.setdefault(calls[label].name, OTHER_VALUES)
         else:
             there = {"mode": mode, "dtype": "float32", "section": label}
             gradients = (row for row in found.rows if row.item.kind == "gradient")
@@ -365,7 +374,7 @@ def all_notes(pair: Pair) -> list[str]:
     """What the map rests on, and what else a reader should know beside the rows."""
     notes = [map_note(pair), *pair.names.notes, *pair.notes]
     groups: dict[str, list[str]] = {}
-    for name, how in pair.made_otherwise.items():
+    for name, how in pair.built_differently.items():
         groups.setdefault(how, []).append(f"{name} ({pair.ref.modules[name].type})")
     return notes + [f"built differently, no fault: {how}: {', '.join(modules)}" for how, modules in groups.items()]
 
@@ -440,7 +449,8 @@ def check_outputs(pair: Pair, train: bool) -> str:
     return "the reference returns {} and the port {}: say which is which with outputs (--match REF=PORT)".format(*both)
 
 
-def _check_reference(run: Run, train: bool) -> None:
+def check_reference(run: Run, train: bool) -> None:
+    """Raise UserError unless the reference's run gave something to compare."""
     if run.trace.error:
         what = f"the reference cannot run on these inputs in {MODES[train]} mode: it raised {run.trace.error}"
         raise UserError(f"{what}: check their shapes" + "; batch norm needs 2 samples at least" * train)

@@ -70,7 +70,7 @@ def judge(
     failed = any(verdict.status == FAIL for verdict in verdicts)
     location = locate_failure(pair, verdicts) if failed else None
     if location:
-        verdicts = [without_faultless(pair, verdict, location.otherwise) for verdict in verdicts]
+        verdicts = [without_faultless(pair, verdict, location.built_differently) for verdict in verdicts]
     every = joined("align", [verdicts[0], *map(_sectioned, verdicts[1:])])
     return AlignVerdict("align", every.rows, every.refusal, location, all_notes(pair), names=every_name)
 

@@ -1,0 +1,56 @@
+"""Judge a PaddlePaddle port against a reference that `portproof record` has recorded. PyTorch is not needed.
+
+  portproof judge --port paddle.vision.models:resnet18 resnet18.ref.safetensors
+
+The port is run on the recorded inputs, with the recorded weights, in the recorded modes, and judged as `portproof
+align` judges it: the same verdict, and the same place where it departs. Causes are not looked for, since they are tried
+on the reference's own modules. Exit status: 0 aligned, 1 not, 2 could not tell.
+"""
+
+import argparse
+
+from portproof import judge
+from portproof.backends import backend
+from portproof.commands.arguments import (
+    add_device_argument,
+    add_factory_argument,
+    add_judging_arguments,
+    add_map_argument,
+    judging_options,
+    read_map,
+)
+from portproof.io.cli import ArgumentParser, HelpFormatter
+from portproof.io.progress import shown
+from portproof.ladder.pairs.named import model_factory
+from portproof.recording.file import Recording
+
+PROG = "portproof judge"
+
+
+def get_args_parser() -> argparse.ArgumentParser:
+    parser = ArgumentParser(prog=PROG, description=__doc__, formatter_class=HelpFormatter)
+    add = parser.add_argument
+    add("recording", metavar="FILE", help="what portproof record wrote")
+    add_factory_argument(parser, "--port")
+    add_map_argument(parser)
+    add("--port-weights", metavar="FILE", help="the port's own weights, compared with those of record --weights")
+    add_device_argument(parser, "the port runs")
+    add_judging_arguments(parser)
+    return parser
+
+
+def main(args: argparse.Namespace) -> int:
+    names = read_map(args.map)
+    recording = Recording.load(args.recording)
+    backend("paddle").device(args.device)
+    port = model_factory(args.port, "--port")()
+    if args.port_weights:
+        backend("paddle").load_weights(port, args.port_weights, "port weights")
+    options = judging_options(args) | ({"modes": None} if args.mode == "both" else {})
+    print(f"{args.port} against {args.recording}, {args.device}", flush=True)
+    with shown(PROG):
+        verdict = judge(
+            port, recording, names=names, own_weights=bool(args.port_weights), **options, device=args.device
+        )
+    print(verdict, flush=True)
+    return verdict.status

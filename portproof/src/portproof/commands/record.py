@@ -1,0 +1,85 @@
+"""Record a reference, so that a port can be judged where PyTorch is not installed, or years later.
+
+  portproof record --ref torchvision.models:resnet18 --input 2,3,64,64 --output resnet18.ref.safetensors
+  portproof judge --port paddle.vision.models:resnet18 resnet18.ref.safetensors
+
+PaddlePaddle is not needed here. The file holds what judging asks of the reference: its structure, weights and inputs,
+what it gives in each mode and precision, and what each of its modules gives alone, on its own inputs and upstream
+gradients. About how large it will be is said first. The same --seed gives the same bytes. Exit status: 0 written, 2
+not.
+"""
+
+import argparse
+import re
+
+from portproof.backends import backend
+from portproof.commands.arguments import (
+    add_device_argument,
+    add_factory_argument,
+    add_input_argument,
+    add_inputs_argument,
+    add_seed_argument,
+    load_given_inputs,
+)
+from portproof.io.cli import ArgumentParser, HelpFormatter
+from portproof.io.progress import shown
+from portproof.ladder.pairs.named import model_factory
+from portproof.recording.file import check_name, megabytes
+from portproof.recording.model import not_alone_note
+from portproof.recording.record import record
+
+PROG = "portproof record"
+UNITS = {"": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9}
+
+
+def get_args_parser() -> argparse.ArgumentParser:
+    parser = ArgumentParser(prog=PROG, description=__doc__, formatter_class=HelpFormatter)
+    add = parser.add_argument
+    add_factory_argument(parser, "--ref")
+    add_input_argument(parser)
+    add_seed_argument(parser)
+    add_inputs_argument(parser)
+    add("--weights", metavar="FILE", help="the reference's weights, instead of probe weights")
+    add_device_argument(parser, "the reference runs")
+    add("--mode", choices=("eval", "train", "both"), default="both", help="which modes are recorded")
+    add(
+        "--modules",
+        action="append",
+        metavar="NAME",
+        help="module of the reference: only these, and all in them, are recorded to be run alone; may be repeated",
+    )
+    add("--max-size", type=size, metavar="SIZE", help="write nothing that is larger, such as 100MB")
+    required = {"required": True, "default": argparse.SUPPRESS}
+    add("--output", metavar="FILE", help="what to write, such as net.ref.safetensors", **required)
+    return parser
+
+
+def size(text: str) -> int:
+    """An argparse type: a number of bytes, such as 100MB."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?) ?(kB|MB|GB|)", text)
+    if not found or not float(found[1]):
+        raise ValueError
+    return int(float(found[1]) * UNITS[found[2]])
+
+
+size.__name__ = "size such as 100MB"  # argparse: "invalid size such as 100MB value: 'much'"
+
+
+def main(args: argparse.Namespace) -> int:
+    check_name(args.output)
+    inputs = load_given_inputs(args, ("torch",))
+    ref = model_factory(args.ref, "--ref")()
+    if args.weights:
+        backend("torch").load_weights(ref, args.weights, "weights")
+    weights = "reference" if args.weights else "probe"
+    modes = ("eval", "train") if args.mode == "both" else (args.mode,)
+
+    def tell(about: int) -> None:
+        more = ", less with --modules" * (args.modules is not None)
+        print(f"{args.ref}, {weights} weights, seed {args.seed}: about {megabytes(about)}{more}", flush=True)
+
+    with shown(PROG):
+        recording = record(ref, inputs, weights, modes, args.modules, args.seed, args.device, tell)
+    recording.save(args.output, args.max_size)
+    print(f"wrote {args.output}: {megabytes(recording.size)}", *not_alone_note(recording.header["not_alone"]), sep="\n")
+    return 0

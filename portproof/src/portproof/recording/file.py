@@ -1,0 +1,141 @@
+"""A recording as a file: `.safetensors`, whose arrays are named by their content, and one text that says what they are.
+
+    VERSION DIGEST
+    {"portproof": ..., "modules": [...], "answers": {...}, "arrays": [[DIGEST, DTYPE], ...]}
+
+Numbers in the text are places in that list of arrays. Nothing in the file is run, and nothing is believed that the
+digests do not say.
+"""
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from portproof.io.cli import UserError
+from portproof.io.files import load_safetensors_with_metadata, refusing, save_safetensors
+from portproof.recording.model import RecordedModel
+from portproof.recording.values import COMPLEX, KINDS, digest_of
+
+NAME = "portproof.recording"  # of the text
+VERSION = 1
+MOST_TEXT = 64_000_000  # safetensors reads no header of more than 100 MB
+WHAT = "what portproof record wrote"
+
+
+@dataclass(frozen=True)
+class Recording:
+    """A reference's answers to all that judging a port asks."""
+
+    header: Mapping[str, Any]
+    arrays: Sequence[np.ndarray]
+
+    @property
+    def size(self) -> int:
+        """Of its file, in bytes, up to some that align it."""
+        return sum(array.nbytes + 100 for array in self.arrays) + len(json.dumps(self._text))
+
+    def model(self) -> RecordedModel:
+        """The reference, as judging takes it."""
+        return RecordedModel(self.header, self.arrays)
+
+    def about(self) -> str:
+        """What it is, in a line."""
+        told = self.header
+        return (
+            f"recorded with torch {told['torch']}, NumPy {told['numpy']}, portproof {told['portproof']}:"
+            f" {told['weights']} weights, seed {told['seed']}, {' and '.join(told['modes'])} mode"
+        )
+
+    @cached_property
+    def _digests(self) -> list[str]:
+        return [digest_of(array) for array in self.arrays]
+
+    @cached_property
+    def _text(self) -> str:
+        table = [[digest, str(array.dtype)] for digest, array in zip(self._digests, self.arrays, strict=True)]
+        body = json.dumps({**self.header, "arrays": table}, separators=(",", ":"), allow_nan=False)
+        return f"{VERSION} {_digest(body)}\n{body}"
+
+    def save(self, path: str | Path, max_size: int | None = None) -> None:
+        """Write it, whole or not at all; the same recording has the same bytes.
+
+        Raises UserError where that would be more than `max_size` bytes, and where it cannot be written.
+        """
+        check_name(path)
+        text, size = self._text, self.size
+        if max_size is not None and size > max_size:
+            raise UserError(
+                f"recording {path} would take {megabytes(size)}, more than {megabytes(max_size)}: "
+                "allow more, record fewer modules to be run alone, or give smaller inputs"
+            )
+        if len(text) > MOST_TEXT:
+            raise UserError(
+                f"recording {path} lists too many runs ({megabytes(len(text))} of text): record fewer modules alone"
+            )
+        stored = {digest: _as_stored(array) for digest, array in zip(self._digests, self.arrays, strict=True)}
+        save_safetensors(stored, path, {NAME: text})
+
+    @classmethod
+    def load(cls, path: str | Path) -> "Recording":
+        """Read what `save` wrote; raises UserError for a file that is anything else, or was changed."""
+        stored, metadata = load_safetensors_with_metadata(path)
+        if NAME not in metadata:
+            raise UserError(f"{path} is no recording, but another .safetensors file: write it with portproof record")
+        with refusing(path, WHAT):
+            first, _, body = metadata[NAME].partition("\n")
+            version, _, digest = first.partition(" ")
+            newer = int(version) > VERSION
+            if not newer and digest != _digest(body):
+                raise ValueError("its header is damaged")
+            if not newer:
+                header = json.loads(body)
+                recording = cls(header, _arrays(header.pop("arrays"), stored))
+                recording.model()
+        if newer:
+            raise UserError(f"{path} is of a newer portproof (format {int(version)}, not {VERSION}): update portproof")
+        return recording
+
+
+def check_name(path: str | Path) -> None:
+    """Raise UserError unless a recording can be written there."""
+    if not str(path).endswith(".safetensors"):
+        raise UserError(f"recording {path} does not end in .safetensors: choose a name that does")
+
+
+def _arrays(table: Sequence[Sequence[str]], stored: Mapping[str, np.ndarray]) -> list[np.ndarray]:
+    """The arrays of `table`; raises ValueError unless the file holds these, and no others."""
+    found = []
+    for name, dtype in table:
+        if name not in stored:
+            raise ValueError("an array is missing")
+        array = stored[name]
+        if dtype in COMPLEX:
+            array = array.view(dtype).reshape(array.shape[:-1])
+        if str(array.dtype) != dtype or array.dtype.kind not in KINDS or digest_of(array) != name:
+            raise ValueError("an array is damaged")
+        found.append(array)
+    if len({name for name, _ in table}) != len(stored):
+        raise ValueError("it holds other arrays")
+    return found
+
+
+def _as_stored(array: np.ndarray) -> np.ndarray:
+    """Complex numbers as pairs, which the file's format has no type for."""
+    real = COMPLEX.get(str(array.dtype))
+    return array if real is None else array.reshape(*array.shape, 1).view(real)
+
+
+def _digest(text: str) -> str:
+    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+
+
+def megabytes(size: int) -> str:
+    """A size in bytes as "12 MB", "1.2 MB" or "0.12 MB"."""
+    number = size / 1e6
+    return f"{number:.0f} MB" if number >= 10 else f"{number:.1f} MB" if number >= 1 else f"{number:.2f} MB"

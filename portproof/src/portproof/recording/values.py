@@ -1,0 +1,136 @@
+"""Nested values as JSON, with their arrays in a store by content. What has no such form is marked, never pickled."""
+
+import hashlib
+import json
+import math
+from collections import OrderedDict, namedtuple
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from portproof.backends.trace import is_array, items_in
+
+KINDS = "biufc"  # of arrays that can be stored
+COMPLEX = {"complex64": "float32", "complex128": "float64"}  # a file holds them as pairs of these
+Put = Callable[[np.ndarray], Any]
+
+
+class Unwritten(list):
+    """What was in an object of a class that a file does not hold, in its order."""
+
+    type = ""  # the class
+
+
+def digest_of(array: np.ndarray) -> str:
+    """The same for arrays of the same type, shape and bits alone."""
+    digest = hashlib.blake2b(f"{array.dtype} {array.shape} ".encode(), digest_size=16)
+    digest.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8))
+    return digest.hexdigest()
+
+
+class Store:
+    """Arrays, each content once, by their numbers."""
+
+    def __init__(self) -> None:
+        self.arrays: list[np.ndarray] = []
+        self.digests: dict[str, int] = {}
+
+    def put(self, array: np.ndarray) -> int:
+        """The number of `array`, which is kept; raises ValueError for what is no array of numbers."""
+        if array.dtype.kind not in KINDS or array.dtype.itemsize > np.dtype(np.complex128).itemsize:
+            raise ValueError(f"an array of {array.dtype}")
+        array = np.asarray(array, array.dtype.newbyteorder("="), order="C")
+        digest = digest_of(array)
+        if digest not in self.digests:
+            self.digests[digest] = len(self.arrays)
+            self.arrays.append(array)
+        return self.digests[digest]
+
+    @property
+    def nbytes(self) -> int:
+        """Of all arrays together."""
+        return sum(array.nbytes for array in self.arrays)
+
+
+def fetch(arrays: Sequence[np.ndarray], number: Any) -> np.ndarray:
+    """The array of that number; raises ValueError for what is none."""
+    if type(number) is not int or not 0 <= number < len(arrays):
+        raise ValueError(f"it names an array {number!r} that it does not hold")
+    return arrays[number]
+
+
+def encode(value: Any, put: Put) -> Any:
+    """`value` as JSON, in which what `put` returns stands for an array; `decode` is the inverse.
+
+    An object of a class that has no such form becomes an `Unwritten` of the values in it.
+    """
+    if is_array(value):
+        return {"array": put(value)}
+    if isinstance(value, np.generic):
+        value = value.item()
+    if value is None or type(value) in (bool, int, str):
+        return value
+    if type(value) is float:
+        return value if math.isfinite(value) else {"float": repr(value)}
+    if type(value) is complex:
+        return {"complex": repr(value)}
+    if type(value) is slice:
+        return {"slice": [encode(part, put) for part in (value.start, value.stop, value.step)]}
+    if isinstance(value, Unwritten):
+        return {"object": value.type, "items": [encode(item, put) for item in value]}
+    if type(value) is list:
+        return {"list": [encode(item, put) for item in value]}
+    if isinstance(value, tuple) and (hasattr(value, "_fields") or not hasattr(value, "__dict__") or not vars(value)):
+        items = [encode(item, put) for item in value]
+        fields = list(getattr(value, "_fields", ()))
+        named = len(fields) == len(items) and fields and namedtuple_of(type(value).__name__, fields)
+        return {"tuple": items, "named": [type(value).__name__, *fields]} if named else {"tuple": items}
+    if type(value) in (dict, OrderedDict) and all(key is None or type(key) in (bool, int, str) for key in value):
+        return {"dict": [[key, encode(item, put)] for key, item in value.items()]}
+    items = [encode(item, put) for _, item in items_in(value, is_array)]
+    return {"object": type(value).__name__, "items": items}
+
+
+def namedtuple_of(name: str, fields: Sequence[str]) -> type | None:
+    """A class of named tuples; None where these are no names of one."""
+    try:
+        return namedtuple(name, fields)
+    except (TypeError, ValueError):
+        return None
+
+
+def decode(node: Any, arrays: Sequence[np.ndarray]) -> Any:
+    """What `encode` made `node` of; raises ValueError, TypeError or KeyError for anything else."""
+    if node is None or type(node) in (bool, int, float, str):
+        return node
+    if type(node) is not dict:
+        raise ValueError(f"it holds a {type(node).__name__} where a value should be")
+    if "array" in node:
+        return fetch(arrays, node["array"])
+    if "float" in node:
+        return float(node["float"])
+    if "complex" in node:
+        return complex(node["complex"])
+    if "slice" in node:
+        return slice(*(decode(part, arrays) for part in node["slice"]))
+    if "list" in node:
+        return [decode(item, arrays) for item in node["list"]]
+    if "dict" in node:
+        return {key: decode(item, arrays) for key, item in node["dict"]}
+    if "tuple" in node:
+        items = [decode(item, arrays) for item in node["tuple"]]
+        if "named" not in node:
+            return tuple(items)
+        made = namedtuple_of(node["named"][0], node["named"][1:])
+        if made is None:
+            raise ValueError("it names the fields of a tuple as none can be named")
+        return made(*items)
+    found = Unwritten(decode(item, arrays) for item in node["items"])
+    found.type = str(node["object"])
+    return found
+
+
+def is_written(value: Any) -> bool:
+    """Whether `encode` keeps all of it."""
+    return '"object":' not in json.dumps(encode(value, lambda _: 0), separators=(",", ":"))

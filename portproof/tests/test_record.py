@@ -1,0 +1,610 @@
+"""`record` and `judge`: the same verdict and place as `align`, in two environments, from a file that is checked."""
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+from collections import namedtuple
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import paddle
+import pytest
+import torch
+from corpus import PAIRS
+from safetensors.numpy import load_file, save_file
+
+import portproof
+from portproof.backends.model import Run
+from portproof.backends.trace import Trace
+from portproof.commands import judge as judge_command
+from portproof.commands import record as record_command
+from portproof.compare import FAIL, PASS, Verdict
+from portproof.io import cli
+from portproof.io.cli import UserError
+from portproof.localize.location import Location
+from portproof.recording import file
+from portproof.recording.answers import Reader, Writer
+from portproof.recording.file import Recording
+from portproof.recording.values import Store, Unwritten, decode, digest_of, encode, is_written
+
+NOT_TRIED = "causes not tried: they need torch and the reference"
+CASES = [
+    ("vit", ""),
+    ("vit", "position frozen"),
+    ("cross attention", "mask turned round"),
+    ("library encoder", "pre-norm"),
+    ("resnet", "padding of SAME"),
+    ("stochastic depth", ""),
+    ("stochastic depth", "drop path scales in eval"),
+    ("batch norm in training", "momentum of the other framework"),
+    ("bilstm", ""),
+    ("lstm cell", "the cell for the state"),
+    ("packed", "lengths not used"),
+    ("gpt", "not tied"),
+    ("dataclass", ""),
+    ("detector", "the worst for the best"),
+    ("tasks", "another alpha"),
+    ("spectral", "another norm of the inverse"),
+    ("textcnn", "no padding index"),
+    ("rounding", "no straight-through gradient"),
+]
+
+
+def places(location: Location | None) -> list[tuple[str, str]]:
+    return [(each.name, each.phase) for each in (location, *location.also)] if location else []
+
+
+def assert_same(aligned: Verdict, judged: Verdict) -> None:
+    assert judged.status == aligned.status, f"{aligned}\n{judged}"
+    assert [(row.name, row.status) for row in judged.rows] == [(row.name, row.status) for row in aligned.rows]
+    assert [row.atol for row in judged.rows] == pytest.approx([row.atol for row in aligned.rows], nan_ok=True, rel=1e-6)
+    assert places(judged.location) == places(aligned.location)
+    assert set(aligned.notes) <= set(judged.notes)
+
+
+@pytest.mark.parametrize(("name", "bug"), CASES, ids=[f"{name}, {bug}" for name, bug in CASES])
+def test_the_same_verdict_and_place(name, bug, tmp_path):
+    pair = PAIRS[name]
+    ref, port = pair.ref(), pair.port(bug)
+    portproof.record(ref, pair.inputs, modes=pair.modes).save(tmp_path / "a.safetensors")
+    judged = portproof.judge(port, tmp_path / "a.safetensors")
+    assert_same(portproof.align(ref, port, pair.inputs, modes=pair.modes), judged)
+    assert judged.title == "judge" and judged.notes[0].startswith("recorded with torch ")
+    if judged.location:
+        assert not judged.location.diagnosis
+        assert judged.location.phase == "structure" or NOT_TRIED in judged.location.proof
+
+
+class Ref(torch.nn.Module):
+    """A block of two layers, and one behind it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.block = torch.nn.Sequential(torch.nn.Linear(5, 6), torch.nn.ReLU())
+        self.last, self.act = torch.nn.Linear(6, 3), torch.nn.Hardswish()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.act(self.last(self.block(x)))
+
+
+class Port(paddle.nn.Layer):
+    """The same, whichever activation it has in the block."""
+
+    def __init__(self, activation: str = "ReLU") -> None:
+        super().__init__()
+        self.block = paddle.nn.Sequential(paddle.nn.Linear(5, 6), getattr(paddle.nn, activation)())
+        self.last, self.act = paddle.nn.Linear(6, 3), paddle.nn.Hardswish()
+
+    def forward(self, x: paddle.Tensor) -> paddle.Tensor:
+        return self.act(self.last(self.block(x)))
+
+
+INPUTS = [np.random.default_rng(0).normal(size=(16, 5)).astype(np.float32)]
+
+
+@pytest.fixture
+def path(tmp_path) -> Path:
+    """A recording of Ref."""
+    portproof.record(Ref(), INPUTS).save(tmp_path / "net.ref.safetensors")
+    return tmp_path / "net.ref.safetensors"
+
+
+@pytest.mark.parametrize("precision", ["float64", "float32"])
+def test_one_mode_and_one_precision(path, precision):
+    port, options = Port("ReLU6"), {"modes": ("eval",), "precisions": (precision,)}
+    judged = portproof.judge(port, path, **options)
+    assert_same(portproof.align(Ref(), port, INPUTS, **options), judged)
+    assert judged.location.name == "block.1"
+
+
+@pytest.mark.parametrize("wrong", [False, True])
+def test_values_at_a_kink(wrong):
+    """A layer is run alone on values that are moved off its kinks."""
+    x = INPUTS[0].copy()
+    x[0], x[1] = 3.0, np.nextafter(np.float32(-3), np.float32(0))
+    ref = torch.nn.Sequential(torch.nn.Identity(), torch.nn.Hardswish())
+    port = paddle.nn.Sequential(paddle.nn.Identity(), paddle.nn.Swish() if wrong else paddle.nn.Hardswish())
+    for precision in ("float64", "float32"):
+        judged = portproof.judge(port, portproof.record(ref, [x]), precisions=(precision,))
+        assert_same(portproof.align(ref, port, [x], precisions=(precision,)), judged)
+        assert judged.status == (FAIL if wrong else PASS)
+
+
+def test_a_recording_may_stay_in_memory():
+    assert portproof.judge(Port(), portproof.record(Ref(), INPUTS)).status == PASS
+
+
+def test_a_map_and_what_is_left_out(path):
+    with pytest.raises(UserError, match="the map names 'no'"):
+        portproof.judge(Port(), path, names={"no": "last"})
+    judged = portproof.judge(Port("ReLU6"), path, leave_out=["block"])
+    assert "left out, not compared: block" in "\n".join(judged.notes)
+
+
+def test_own_weights(path, tmp_path):
+    ref, port = Ref(), Port()
+    portproof.load_reference_weights(ref, port, INPUTS)
+    recording = portproof.record(ref, INPUTS, weights="reference")
+    assert portproof.judge(port, recording, own_weights=True).status == PASS
+    port.last.bias.set_value(port.last.bias + 1)
+    assert portproof.judge(port, recording).status == PASS
+    judged = portproof.judge(port, recording, own_weights=True)
+    assert places(judged.location) == [("last", "weights")]
+    with pytest.raises(UserError, match="record the reference's"):
+        portproof.judge(port, path, own_weights=True)
+
+
+def test_modes_that_were_not_recorded():
+    recording = portproof.record(Ref(), INPUTS, modes=("eval",))
+    assert portproof.judge(Port(), recording).status == PASS
+    with pytest.raises(UserError, match="recorded in eval mode"):
+        portproof.judge(Port(), recording, modes=("train",))
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"weights": "own"}, "choose one of probe, reference"),
+        ({"modes": ("both",)}, "choose some of eval, train"),
+        ({"modules": ["blok"]}, "modules names 'blok'"),
+        ({"inputs": INPUTS[0]}, "one array"),
+        ({"inputs": [INPUTS[0][:, :3]]}, "the reference cannot run"),
+        ({"inputs": [INPUTS[0] * np.nan]}, "NaN"),
+    ],
+    ids=str,
+)
+def test_what_cannot_be_recorded(wrong, message):
+    with pytest.raises(UserError, match=message):
+        portproof.record(Ref(), **{"inputs": INPUTS, **wrong})
+
+
+def test_the_reference_is_as_it_was():
+    ref = Ref()
+    before = {key: tensor.clone() for key, tensor in ref.state_dict().items()}
+    portproof.record(ref, INPUTS)
+    assert all(torch.equal(tensor, before[key]) for key, tensor in ref.state_dict().items()) and ref.training
+
+
+# What is run alone
+
+
+def test_modules_bound_the_size(path):
+    recording = portproof.record(Ref(), INPUTS, modules=["block"])
+    assert recording.size < 0.9 * Recording.load(path).size
+    found = portproof.judge(Port("ReLU6"), recording)
+    assert places(found.location) == [("block.1", "forward")]
+    note = "not run alone, since the recording was told to leave them out: last, act"
+    assert note in found.notes
+
+
+def test_a_fault_in_what_is_not_run_alone_is_its_callers():
+    found = portproof.judge(Port("ReLU6"), portproof.record(Ref(), INPUTS, modules=["last"]))
+    assert found.status == FAIL and places(found.location) == [("", "forward")]
+    assert "not run alone, and what differs may begin there: block.0, block.1, act" in found.location.proof
+
+
+class Shape:
+    """A class of the model's own that holds an array."""
+
+    def __init__(self, x: torch.Tensor) -> None:
+        self.x = x
+
+
+class Opened(torch.nn.Module):
+    def forward(self, given: Shape) -> torch.Tensor:
+        return given.x.relu()
+
+
+class OpenedPort(paddle.nn.Layer):
+    def forward(self, given: Shape) -> paddle.Tensor:
+        return paddle.nn.functional.relu(given.x)
+
+
+class Wrapped(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.opened = torch.nn.Linear(5, 5), Opened()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.opened(Shape(self.first(x)))
+
+
+class WrappedPort(paddle.nn.Layer):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.opened = paddle.nn.Linear(5, 5), OpenedPort()
+
+    def forward(self, x: paddle.Tensor) -> paddle.Tensor:
+        return self.opened(Shape(self.first(x)))
+
+
+def test_arguments_that_no_file_can_hold_are_said(tmp_path):
+    portproof.record(Wrapped(), INPUTS).save(tmp_path / "a.safetensors")
+    judged = portproof.judge(WrappedPort(), tmp_path / "a.safetensors")
+    assert judged.status == PASS
+    assert "not run alone, since it was called with what no file can hold: opened" in judged.notes
+
+
+# The file
+
+
+def test_the_bytes_follow_from_the_seed(tmp_path):
+    for name, seed in (("a", 0), ("b", 0), ("c", 1)):
+        torch.manual_seed(len(name))
+        portproof.record(Ref(), INPUTS, seed=seed).save(tmp_path / f"{name}.safetensors")
+    first, same, other = ((tmp_path / f"{name}.safetensors").read_bytes() for name in "abc")
+    assert first == same != other
+
+
+def test_an_array_is_stored_once(path):
+    arrays = load_file(path)
+    assert len({array.tobytes() + str(array.dtype).encode() + bytes(array.shape) for array in arrays.values()}) == len(
+        arrays
+    )
+    assert abs(path.stat().st_size - Recording.load(path).size) < 0.1 * path.stat().st_size
+
+
+def test_a_limit_refuses_before_anything_is_written(tmp_path):
+    recording = portproof.record(Ref(), INPUTS)
+    with pytest.raises(UserError, match=r"would take 0\.\d+ MB, more than 0\.01 MB"):
+        recording.save(tmp_path / "a.safetensors", max_size=10_000)
+    with pytest.raises(UserError, match=r"does not end in \.safetensors"):
+        recording.save(tmp_path / "a.bin")
+    assert not list(tmp_path.iterdir())
+
+
+Point = namedtuple("Point", "x y")
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        None,
+        True,
+        3,
+        1.5,
+        float("inf"),
+        1 - 2j,
+        "text",
+        slice(1, None, 2),
+        [1, (2, {"a": None, 3: ()})],
+        Point(1, [2]),
+        np.arange(6).reshape(2, 3),
+        np.array(1 + 2j, np.complex64),
+        np.zeros((0, 2), np.float16),
+        {"mask": np.array([True, False])},
+    ],
+    ids=str,
+)
+def test_values_come_back_as_they_were(value):
+    store = Store()
+    back = decode(json.loads(json.dumps(encode(value, store.put), allow_nan=False)), store.arrays)
+    np.testing.assert_equal(back, value)
+    assert type(back) is type(value) or type(back)._fields == value._fields
+    assert is_written(value)
+
+
+@pytest.mark.parametrize("number", [-1, 1, 10**30, True, 0.0, "0", None])
+def test_a_number_that_no_array_has(number):
+    with pytest.raises(ValueError, match="an array"):
+        decode({"array": number}, [np.ones(1)])
+
+
+def test_what_serves_a_limit_keeps_its_distance(rng):
+    """Also in each part of it, which may be compared by itself."""
+    exact = rng.normal(size=(4, 5))
+    near = exact + 1e-6 * rng.normal(size=(4, 5))
+    store = Store()
+    writer, reader = Writer(store), Reader(store.arrays)
+    wide = writer.run(Run(Trace(), [exact], {"weight": exact}, [None, exact]), with_trace=False)
+    back = reader.run(writer.run(Run(Trace(), [near], {"weight": near}, [None, near]), with_trace=False, like=wide))
+    assert len(store.arrays) == 1
+    for found in (back.output[0], back.gradients["weight"], back.input_gradients[1]):
+        assert np.abs(found - exact).max() == pytest.approx(np.abs(near - exact).max())
+        assert (np.abs(found - exact) >= 0.999 * np.abs(near - exact)).all()
+
+
+def test_what_has_no_form_keeps_its_arrays():
+    store = Store()
+    back = decode(encode([Shape(np.ones(2)), Shape(np.zeros(2))], store.put), store.arrays)
+    assert all(isinstance(each, Unwritten) and each.type == "Shape" for each in back)
+    assert not is_written([Shape(np.ones(2))]) and is_written({'"object":': '"object":'})
+
+
+def rewritten(path: Path, change: Callable[[dict], object], arrays: dict | None = None) -> None:
+    """The file with its header changed, and with digests that say so."""
+    with path.open("rb") as stream:
+        length = int.from_bytes(stream.read(8), "little")
+        text = json.loads(stream.read(length))["__metadata__"][file.NAME]
+    header = json.loads(text.partition("\n")[2])
+    change(header)
+    save_text(path, json.dumps(header), load_file(path) if arrays is None else arrays)
+
+
+def save_text(path: Path, body: str, arrays: dict, version: object = 1) -> None:
+    digest = hashlib.blake2b(body.encode(), digest_size=16).hexdigest()
+    save_file(arrays, path, {file.NAME: f"{version} {digest}\n{body}"})
+
+
+def refusal(path: Path) -> str:
+    """Why the file is refused, in one line that names it."""
+    with pytest.raises(UserError) as refused:
+        portproof.judge(Port(), path)
+    assert str(path) in str(refused.value) and "\n" not in str(refused.value)
+    return str(refused.value)
+
+
+@pytest.mark.parametrize("kept", [0, 5, 100, 5000, -1])
+def test_a_truncated_file(path, kept):
+    path.write_bytes(path.read_bytes()[:kept])
+    assert any(word in refusal(path) for word in ("empty", "refused"))
+
+
+def test_a_file_that_is_none(path):
+    assert "does not exist" in refusal(path.parent / "none.safetensors")
+    path.write_bytes(b"PK\x03\x04 no such format" * 50)
+    assert "refused" in refusal(path)
+    save_file({"a": np.ones(3)}, path)
+    assert "is no recording, but another .safetensors file: write it with portproof record" in refusal(path)
+
+
+def test_a_changed_byte(path):
+    content = bytearray(path.read_bytes())
+    content[-3] ^= 1
+    path.write_bytes(content)
+    assert "an array is damaged" in refusal(path)
+    content[-3] ^= 1
+    place = content.index(b'\\"seed\\":0') + len(b'\\"seed\\":')
+    content[place : place + 1] = b"7"
+    path.write_bytes(content)
+    assert "its header is damaged" in refusal(path)
+
+
+def test_a_newer_format(path):
+    save_text(path, "{}", {"a": np.ones(1)}, version=2)
+    assert "is of a newer portproof (format 2, not 1): update portproof" in refusal(path)
+    save_text(path, "{}", {"a": np.ones(1)}, version="x")
+    assert "refused" in refusal(path)
+
+
+def nested(depth: int) -> dict:
+    return {"list": [nested(depth - 1)]} if depth else {"list": []}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda header: header.clear(),
+        lambda header: header.pop("modules"),
+        lambda header: header.update(modes=[]),
+        lambda header: header.update(modes=["eval", "\x1b[2J"]),
+        lambda header: header.update(seed="0" * 6000),
+        lambda header: header.update(seed=None),
+        lambda header: header.pop("torch"),
+        lambda header: header.update(inputs=nested(400)),
+        lambda header: header.update(inputs={"array": 10**9}),
+        lambda header: header.update(inputs={"list": [{"array": -1}]}),
+        lambda header: header.update(inputs={"list": [{"array": True}]}),
+        lambda header: header.update(inputs={"list": [{"tuple": [], "named": ["import os", "a"]}]}),
+        lambda header: header.update(cotangent=[]),
+        lambda header: header.update(arrays=header["arrays"][:-1]),
+        lambda header: header.update(arrays=[[name, "float16"] for name, _ in header["arrays"]]),
+        lambda header: header["modules"][1].update(name="\x1b]0;title\x07"),
+        lambda header: header["modules"].pop(0),
+        lambda header: header["modules"][-1].update(name="no.such.parent"),
+        lambda header: header["modules"][2]["slots"][0].__setitem__(3, [99, 99]),
+        lambda header: header["modules"][2]["slots"][0].__setitem__(1, "elsewhere.weight"),
+        lambda header: header["tensors"].update(dict.fromkeys(header["tensors"], 0)),
+        lambda header: header["tensors"].clear(),
+        lambda header: header["answers"].clear(),
+        lambda header: next(iter(header["answers"].values())).update(output=[None]),
+        lambda header: next(iter(header["answers"].values())).update(output=[[0, float("1e999")]]),
+        lambda header: next(iter(header["answers"].values())).update(gradients=[0]),
+        lambda header: next(iter(header["answers"].values()))["trace"]["calls"][0][1].update(inside="block.1"),
+        lambda header: next(iter(header["answers"].values()))["trace"]["calls"][0][1].update(name="nowhere"),
+    ],
+)
+def test_a_hostile_header(path, change):
+    rewritten(path, change)
+    assert len(refusal(path)) < 500
+
+
+def test_the_cotangent_is_the_recorded_one(path):
+    """Another NumPy may draw others from the same seed."""
+    rewritten(path, lambda header: header.update(seed=5))
+    assert portproof.judge(Port(), path).status == PASS
+
+
+def test_a_header_nested_too_deep(path):
+    save_text(path, "[" * 200_000, load_file(path))
+    assert "refused" in refusal(path)
+
+
+def test_numbers_that_are_none(path):
+    arrays = load_file(path)
+    nan = np.full((3,), np.nan, np.float32)
+    arrays[digest_of(nan)] = nan
+
+    def change(header: dict) -> None:
+        header["arrays"].append([digest_of(nan), "float32"])
+        header["tensors"]["last.bias"] = len(header["arrays"]) - 1
+
+    rewritten(path, change, arrays)
+    assert "its last.bias holds NaN or infinity" in refusal(path)
+
+
+# The commands, and one framework at a time
+
+MODELS = {
+    "a_ref": """
+import torch
+
+class Ref(torch.nn.Module):
+    def __init__(self, width=6):
+        super().__init__()
+        self.first, self.act, self.last = torch.nn.Linear(5, width), torch.nn.ReLU(), torch.nn.Linear(width, 3)
+
+    def forward(self, x):
+        return self.last(self.act(self.first(x)))
+""",
+    "a_port": """
+import paddle
+
+class Port(paddle.nn.Layer):
+    def __init__(self, activation="ReLU"):
+        super().__init__()
+        self.one, self.act, self.two = paddle.nn.Linear(5, 6), getattr(paddle.nn, activation)(), paddle.nn.Linear(6, 3)
+
+    def forward(self, x):
+        return self.two(self.act(self.one(x)))
+""",
+}
+WITHOUT = """
+import sys
+
+class Blocked:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] == BLOCKED:
+            raise ImportError(f"{BLOCKED} is blocked", name=BLOCKED)
+
+BLOCKED = sys.argv.pop(1)
+sys.meta_path.insert(0, Blocked())
+
+from portproof.__main__ import main
+
+main()
+"""
+
+
+@dataclass
+class Ended:
+    """How a command ended."""
+
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch) -> Path:
+    """The current folder, with the two models in it."""
+    for name, text in MODELS.items():
+        (tmp_path / f"{name}.py").write_text(text, encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    yield tmp_path
+    for name in MODELS:
+        sys.modules.pop(name, None)
+
+
+@pytest.fixture
+def run(folder, capsys) -> Callable[..., Ended]:
+    """run(command, words) -> how it ended, in this process."""
+
+    def run(command, *words: str) -> Ended:
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as ended:
+            cli.run(lambda: command.main(command.get_args_parser().parse_args(words)), command.PROG)
+        return Ended(ended.value.code, *capsys.readouterr())
+
+    return run
+
+
+RECORD = ("--ref", "a_ref:Ref", "--input", "4,5", "--output", "net.ref.safetensors")
+JUDGE = ("net.ref.safetensors", "--port", "a_port:Port")
+
+
+def test_the_two_commands(run, folder):
+    recorded = run(record_command, *RECORD)
+    assert recorded.returncode == 0, recorded.stderr
+    about, wrote = recorded.stdout.strip().splitlines()
+    assert about.startswith("a_ref:Ref, probe weights, seed 0: about 0.0") and about.endswith(" MB")
+    assert wrote.startswith("wrote net.ref.safetensors: 0.0")
+    judged = run(judge_command, *JUDGE)
+    assert judged.returncode == 0, judged.stderr
+    assert judged.stdout.strip().splitlines()[-1].startswith("PASS judge: all ")
+    located = run(judge_command, *JUDGE[:-1], "a_port:Port(activation='ReLU6')", "--mode", "eval")
+    assert located.returncode == 1
+    assert "located: act (ReLU), the port's act (ReLU6): forward" in located.stdout and NOT_TRIED in located.stdout
+
+
+def test_flags_of_record(run, folder):
+    larger = run(record_command, *RECORD, "--max-size", "2kB")
+    assert larger.returncode == 2 and "more than 0.00 MB" in larger.stderr
+    assert not (folder / "net.ref.safetensors").exists()
+    bounded = run(record_command, *RECORD, "--modules", "act", "--mode", "eval", "--max-size", "2MB")
+    assert bounded.returncode == 0, bounded.stderr
+    assert "not run alone, since the recording was told to leave them out: first, last" in bounded.stdout
+    refused = run(judge_command, *JUDGE, "--mode", "train")
+    assert refused.returncode == 2 and "recorded in eval mode" in refused.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--max-size", "much"), "invalid size such as 100MB value: 'much'"),
+        (("--modules", "none"), "modules names 'none'"),
+        (("--output", "net.pth"), "does not end in .safetensors"),
+        (("--seed", "-1"), "--seed -1 is negative"),
+    ],
+    ids=str,
+)
+def test_mistakes_of_record(run, words, message):
+    ended = run(record_command, *RECORD, *words)
+    assert ended.returncode == 2 and message in ended.stderr and ended.stderr.count("\n") == 1
+
+
+def test_weights_of_both(run, folder):
+    rng = np.random.default_rng(0)
+    shapes = {"first.weight": (6, 5), "first.bias": (6,), "last.weight": (3, 6), "last.bias": (3,)}
+    arrays = {name: rng.normal(size=shape).astype(np.float32) for name, shape in shapes.items()}
+    save_file(arrays, folder / "ref.safetensors")
+    arrays["last.bias"][1] += 1
+    port = {name.replace("first", "one").replace("last", "two"): array.T.copy() for name, array in arrays.items()}
+    save_file(port, folder / "port.safetensors")
+    assert run(record_command, *RECORD, "--weights", "ref.safetensors").returncode == 0
+    assert run(judge_command, *JUDGE).returncode == 0
+    own = run(judge_command, *JUDGE, "--port-weights", "port.safetensors")
+    assert own.returncode == 1 and "located: last (Linear), the port's two (Linear): weights" in own.stdout
+
+
+def test_each_needs_one_framework_alone(folder):
+    def without(framework: str, *words: str) -> Ended:
+        source = str(Path(portproof.__file__).parent.parent)
+        env = os.environ | {"PYTHONPATH": os.pathsep.join([source, str(folder)])}
+        command = [sys.executable, "-c", WITHOUT, framework, *words]
+        ended = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=300, check=False)
+        return Ended(ended.returncode, ended.stdout, ended.stderr)
+
+    recorded = without("paddle", "record", *RECORD)
+    assert recorded.returncode == 0, recorded.stderr
+    judged = without("torch", "judge", *JUDGE)
+    assert judged.returncode == 0, judged.stderr
+    assert "PASS judge: all " in judged.stdout
+    located = without("torch", "judge", *JUDGE[:-1], "a_port:Port(activation='ReLU6')")
+    assert located.returncode == 1, located.stderr
+    assert "located: act (ReLU), the port's act (ReLU6): forward" in located.stdout
