@@ -121,6 +121,23 @@ def test_one_mode_and_one_precision(path, precision):
     assert judged.location.name == "block.1"
 
 
+class Fused(paddle.nn.Linear):
+    """A layer with the activation behind it inside."""
+
+    def forward(self, x: paddle.Tensor) -> paddle.Tensor:
+        return paddle.nn.functional.relu(super().forward(x))
+
+
+def test_an_activation_that_is_inside_the_layer_before_it(path):
+    """The reference's layer has to have been run with its activation behind it."""
+    port = Port()
+    port.block = paddle.nn.Sequential(Fused(5, 6))
+    judged = portproof.judge(port, path)
+    assert_same(portproof.align(Ref(), port, INPUTS), judged)
+    assert judged.status == PASS
+    assert "made otherwise, no fault: has block.1 (ReLU) inside: block.0 (Linear)" in judged.notes
+
+
 @pytest.mark.parametrize("wrong", [False, True])
 def test_values_at_a_kink(wrong):
     """A layer is run alone on values that are moved off its kinks."""
