@@ -63,11 +63,11 @@ class Run:
     """One forward pass, and one backward pass if a cotangent was given. All arrays have PyTorch's layout."""
 
     trace: Trace
-    places: list[str] = field(default_factory=list)  # where each output was in what was returned
     output: list[np.ndarray] = field(default_factory=list)
     gradients: dict[str, np.ndarray] = field(default_factory=dict)  # by state_dict key; missing: it received none
     input_gradients: list[np.ndarray | None] = field(default_factory=list)
     buffers: dict[str, np.ndarray] = field(default_factory=dict)  # after the pass, by state_dict key
+    places: list[str] = field(default_factory=list)  # where each output was in what was returned
 
 
 OUTPUT = "output"  # the label of the model's own call in a trace
