@@ -119,6 +119,12 @@ def renamed(wrong: str, right: str) -> Mend:
     return Mend(rf"no attribute '{wrong.rpartition('.')[2]}'", rf"\b{re.escape(wrong)}\b", right)
 
 
+def imported(name: str) -> Mend:
+    """For a module that a file uses and does not import."""
+    used = rf"(?m)\A(?![\s\S]*^import {name}$)(?=[\s\S]*\b{name}\b)"
+    return Mend(f"name '{name}' is not defined", used, f"import {name}\n")
+
+
 # In this order; only a mend whose error has stopped the model is made, in all files of that model's port.
 MENDS = (
     renamed("paddle.nn.MaxPool2d", "paddle.nn.MaxPool2D"),
@@ -134,14 +140,8 @@ MENDS = (
     Mend(r"has no attribute 'shape'.*\.add_", r"\.add_\(mean\)", ".scale_(1.0, mean)"),
     # What was to be imported is gone, so what is made in its stead is needed.
     Mend("^ImportError: cannot import name", r"(?m)^try:\n    pass\nexcept ImportError:", "if True:"),
-    *(
-        Mend(
-            f"name '{name}' is not defined",
-            rf"(?m)\A(?![\s\S]*^import {name}$)(?=[\s\S]*\b{name}\b)",
-            f"import {name}\n",
-        )
-        for name in ("torch", "paddle")
-    ),
+    imported("torch"),
+    imported("paddle"),
     Mend("^SyntaxError.* or {}", r"\*\*(\w+ or {})", r"**(\1)"),
     Mend("name 'F' is not defined", r"(?<![\w.])F\.(?=\w)", "paddle.nn.functional."),
     Mend("name 'nn' is not defined", r"(?<![\w.])nn\.(?=\w)", "paddle.nn."),
@@ -169,10 +169,10 @@ WORDS = {
     "en": {
         "switch": "[中文](../zh/converted_ports.md)",
         "title": "Ports that a program wrote",
-        "intro": "What [PaConvert](https://github.com/PaddlePaddle/PaConvert) {paconvert} got wrong in {count} models of "
-        "torchvision {torchvision} and timm {timm}: nobody touched its ports but for what is said below. Judged by "
+        "intro": "What [PaConvert](https://github.com/PaddlePaddle/PaConvert) {paconvert} got wrong in {count} models "
+        "of torchvision {torchvision} and timm {timm}: nobody touched its ports but for what is said below. Judged by "
         "`portproof.align` with torch {torch} and paddle {paddle}, on inputs of `{input}` and with probe weights. "
-        "PaConvert says that it writes for Paddle's development version; some names that it writes are not in this one. "
+        "PaConvert says that it writes for Paddle's development version; some names it writes are not in this one. "
         "Written by `python maintenance/converted_ports.py`, never typed.",
         "head": "| model | as it was translated | with the mends |",
         "import": "cannot be imported",
@@ -185,7 +185,7 @@ WORDS = {
         "hand": "What was done by hand",
         "before": "Before a port was first imported:",
         "steps": (
-            f"PaConvert runs with `{' '.join(OPTIONS)}`; without it, it writes `timm.layers.Mlp` and imports no `timm`.",
+            f"PaConvert runs with `{' '.join(OPTIONS)}`: else it writes `timm.layers.Mlp` and imports no `timm`.",
             "A library's register of models, tables of labels and weights, preprocessing and logging are no part of a "
             "model. Files of these are not translated: the port imports the library's own. Translated are the file of "
             "the model and files with layers: {layers}. Unchanged: {copied}.",
@@ -201,9 +201,10 @@ WORDS = {
     "zh": {
         "switch": "[English](../en/converted_ports.md)",
         "title": "程序写的复现代码",
-        "intro": "[PaConvert](https://github.com/PaddlePaddle/PaConvert) {paconvert} 翻译了 torchvision {torchvision} 和 timm "
-        "{timm} 的 {count} 个模型，本页列出其中的错误。除下文说明的改动外，没有人改过它写的代码。判断由 `portproof.align` 完成，"
-        "使用 torch {torch} 和 paddle {paddle}、形状为 `{input}` 的输入以及探针权重。PaConvert 说明它面向飞桨的开发版，"
+        "intro": "[PaConvert](https://github.com/PaddlePaddle/PaConvert) {paconvert} 翻译了 torchvision {torchvision} "
+        "和 timm {timm} 的 {count} 个模型，本页列出其中的错误。除下文说明的改动外，没有人改过它写的代码。判断由 "
+        "`portproof.align` 完成，使用 torch {torch} 和 paddle {paddle}、形状为 `{input}` 的输入以及探针权重。"
+        "PaConvert 说明它面向飞桨的开发版，"
         "它写出的一些名称在这个版本里还没有。本页由 "
         "`python maintenance/converted_ports.py` 生成，不是手写的。",
         "head": "| 模型 | 翻译后的原样 | 修改之后 |",
