@@ -174,7 +174,7 @@ WORDS = {
         "`portproof.align` with torch {torch} and paddle {paddle}, on inputs of `{input}` and with probe weights. "
         "PaConvert says that it writes for Paddle's development version; some names it writes are not in this one. "
         "Written by `python maintenance/converted_ports.py`, never typed.",
-        "head": "| model | as it was translated | with the mends |",
+        "head": "| model | as it was translated | after the changes |",
         "import": "cannot be imported",
         "build": "cannot be built",
         "run": "does not run",
@@ -193,8 +193,10 @@ WORDS = {
             "taken away, the line stays as PaConvert left it, and its file imports `torch`.",
         ),
         "after": "Where a port had stopped, and only there, in all its files:",
-        "marked": "not translated, marked:",
-        "changed": "changed to go on:",
+        "marked": "not translated, marked",
+        "changed": "; changed to go on",
+        "colon": ": ",
+        "comma": ", ",
         "added": "added",
         "removed": "removed",
     },
@@ -225,8 +227,10 @@ WORDS = {
             "写的样子，所在文件导入 `torch`。",
         ),
         "after": "复现代码停下来时才做，改动它的所有文件：",
-        "marked": "没有翻译、加了标记的行：",
-        "changed": "为了继续而改动：",
+        "marked": "没有翻译、加了标记的行",
+        "changed": "；为了继续而改动",
+        "colon": "：",
+        "comma": "、",
         "added": "加上",
         "removed": "删去",
     },
@@ -459,7 +463,9 @@ def page(results: Mapping[str, Result], language: str, versions: Mapping[str, st
     for name, result in results.items():
         parts += section(name, result, words)
     layers, copied = (
-        ", ".join(f"`{library}/{name}`" for library, parts in LIBRARIES.items() for name in getattr(parts, kind))
+        words["comma"].join(
+            f"`{library}/{name}`" for library, parts in LIBRARIES.items() for name in getattr(parts, kind)
+        )
         for kind in ("layers", "copied")
     )
     steps = [f"- {step.format(layers=layers, copied=copied)}" for step in words["steps"]]
@@ -479,16 +485,16 @@ def row(name: str, result: Result, words: Mapping[str, Any]) -> str:
 
 def section(name: str, result: Result, words: Mapping[str, Any]) -> list[str]:
     """The model's part of the page: its call, and every step with what was said."""
-    model, lines = MODELS[name], []
+    model, lines, colon = MODELS[name], [], words["colon"]
     if result.marked:
-        lines.append(f"- {words['marked']} {', '.join(map(code, result.marked))}")
+        lines.append(f"- {words['marked']}{colon}{words['comma'].join(map(code, result.marked))}")
     for outcome, changes in result.stops:
-        made = ", ".join(changed(*change, words) for change in changes)
-        lines.append(f"- {words[outcome.stage]}: {code(outcome.lines[0])}; {words['changed']} {made}")
-    lines += [f"- {words[result.end.stage]}: {code(line)}" for line in result.end.lines]
+        made = words["comma"].join(changed(*change, words) for change in changes)
+        lines.append(f"- {words[outcome.stage]}{colon}{code(outcome.lines[0])}{words['changed']}{colon}{made}")
+    lines += [f"- {words[result.end.stage]}{colon}{code(line)}" for line in result.end.lines]
     if not result.end.lines:
         lines.append(f"- {words[result.end.stage]}")
-    return [f"## {name}", f"`{model.module}`: `{model.call}`", "\n".join(lines)]
+    return [f"## {name}", f"`{model.module}`{colon}`{model.call}`", "\n".join(lines)]
 
 
 def changed(wrong: str, right: str, words: Mapping[str, Any]) -> str:
