@@ -310,14 +310,14 @@ def translated(
     translate(source, target)
     for name in parts.copied:
         copy_file(folder / name, target / package(library) / name)
-    marked = {}
+    root, marked = target / package(library), {}
     for path in sorted(target.rglob("*.py")):
-        name = path.relative_to(target / package(library)).as_posix() if path.parent != target else path.name
-        text, marked[name] = unmarked(path.read_text(encoding="utf-8"))
-        path.write_text(own_imports(text, library, target / package(library), path), encoding="utf-8")
-        if path.parent != target:
-            (path.parent / "__init__.py").touch()
-            (target / package(library) / "__init__.py").touch()
+        text, lines = unmarked(path.read_text(encoding="utf-8"))
+        path.write_text(own_imports(text, library, root, path), encoding="utf-8")
+        if path.is_relative_to(root):
+            marked[path.relative_to(root).as_posix()] = lines
+    for folder in {root, *(path.parent for path in root.rglob("*.py"))}:
+        (folder / "__init__.py").touch()
     return target, marked
 
 
@@ -462,13 +462,13 @@ def page(results: Mapping[str, Result], language: str, versions: Mapping[str, st
     parts = [f"# {words['title']}", words["switch"], words["intro"].format(**facts), "\n".join(table)]
     for name, result in results.items():
         parts += section(name, result, words)
-    layers, copied = (
-        words["comma"].join(
-            f"`{library}/{name}`" for library, parts in LIBRARIES.items() for name in getattr(parts, kind)
+    files = {
+        kind: words["comma"].join(
+            f"`{name}/{file}`" for name, parts in LIBRARIES.items() for file in getattr(parts, kind)
         )
         for kind in ("layers", "copied")
-    )
-    steps = [f"- {step.format(layers=layers, copied=copied)}" for step in words["steps"]]
+    }
+    steps = [f"- {step.format(**files)}" for step in words["steps"]]
     parts += [f"## {words['hand']}", words["before"], "\n".join(steps)]
     if changes := dict.fromkeys(change for result in results.values() for _, made in result.stops for change in made):
         parts += [words["after"], "\n".join(f"- {changed(*change, words)}" for change in changes)]
