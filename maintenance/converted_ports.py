@@ -463,9 +463,7 @@ def page(results: Mapping[str, Result], language: str, versions: Mapping[str, st
     for name, result in results.items():
         parts += section(name, result, words)
     files = {
-        kind: words["comma"].join(
-            f"`{name}/{file}`" for name, parts in LIBRARIES.items() for file in getattr(parts, kind)
-        )
+        kind: words["comma"].join(f"`{name}/{file}`" for name in LIBRARIES for file in getattr(LIBRARIES[name], kind))
         for kind in ("layers", "copied")
     }
     steps = [f"- {step.format(**files)}" for step in words["steps"]]
@@ -533,7 +531,8 @@ def main(args: argparse.Namespace) -> None:
         for name, model in tqdm(chosen.items(), "ports", disable=None):
             port, marked = ports[model.library]
             own = shutil.copytree(port, work / name)
-            command = [sys.executable, __file__, "--child", name, str(own), str(homes[model.library])]
+            # Without bytecode: of a file that was changed within a second it would be the old one's.
+            command = [sys.executable, "-B", __file__, "--child", name, str(own), str(homes[model.library])]
             attempt = partial(in_child, command, args.timeout)
             results[name] = judged(attempt, own, marked.get(model.file, ()))
     if args.only:
