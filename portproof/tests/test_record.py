@@ -131,11 +131,11 @@ class Fused(paddle.nn.Linear):
 def test_an_activation_that_is_inside_the_layer_before_it(path):
     """The reference's layer has to have been run with its activation behind it."""
     port = Port()
-    port.block = paddle.nn.Sequential(Fused(5, 6))
+    port.block, port.act = paddle.nn.Sequential(Fused(5, 6)), paddle.nn.Swish()
     judged = portproof.judge(port, path)
     assert_same(portproof.align(Ref(), port, INPUTS), judged)
-    assert judged.status == PASS
-    assert "made otherwise, no fault: has block.1 (ReLU) inside: block.0 (Linear)" in judged.notes
+    assert judged.status == FAIL and places(judged.location) == [("act", "forward")]
+    assert "built differently, no fault: has block.1 (ReLU) inside: block.0 (Linear)" in judged.notes
 
 
 @pytest.mark.parametrize("wrong", [False, True])
@@ -337,8 +337,9 @@ def test_what_serves_a_limit_keeps_its_distance(rng):
     near = exact + 1e-6 * rng.normal(size=(4, 5))
     store = Store()
     writer, reader = Writer(store), Reader(store.arrays)
-    wide = writer.run(Run(Trace(), [exact], {"weight": exact}, [None, exact]), with_trace=False)
-    back = reader.run(writer.run(Run(Trace(), [near], {"weight": near}, [None, near]), with_trace=False, like=wide))
+    wide = writer.run(Run(Trace(), [exact], {"weight": exact}, [None, exact], places=[""]), with_trace=False)
+    run = Run(Trace(), [near], {"weight": near}, [None, near], places=[""])
+    back = reader.run(writer.run(run, with_trace=False, like=wide))
     assert len(store.arrays) == 1
     for found in (back.output[0], back.gradients["weight"], back.input_gradients[1]):
         assert np.abs(found - exact).max() == pytest.approx(np.abs(near - exact).max())
