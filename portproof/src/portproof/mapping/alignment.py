@@ -11,19 +11,19 @@ Places = tuple[tuple[int, ...], tuple[int, ...]]
 
 
 def align(
-    ref_parents: Sequence[str],
-    port_parents: Sequence[str],
+    ref_owners: Sequence[str],
+    port_owners: Sequence[str],
     cost: Callable[[tuple[int, ...], tuple[int, ...]], int | None],
 ) -> list[Places]:
     """(places in the first sequence, places in the second) that stand for each other, in order; one side is one place.
 
     The sequences are given by each one's parent. `cost` says what a pair, or one against several in turn, costs; None:
     it cannot be. Dynamic programming over the beginnings of both: for each the cheapest way by which side was left
-    over last, of which the parents of its last pair are kept. Of equal ways that in which what is left over comes late.
+    over last, of which the owners of its last pair are kept. Of equal ways that in which what is left over comes late.
     """
-    n, m = len(ref_parents), len(port_parents)
+    n, m = len(ref_owners), len(port_owners)
     steps = [(1, 1), *((1, k) for k in range(2, MOST + 1)), *((k, 1) for k in range(2, MOST + 1))]
-    # best[i][j]: {side left over last, 0 for none: (cost, where it came from, places paired, parents of the last pair)}
+    # best[i][j]: {side left over last, 0 for none: (cost, where it came from, places paired, owners of the last pair)}
     best: list[list[dict[int, tuple]]] = [[{} for _ in range(m + 1)] for _ in range(n + 1)]
     best[0][0][0] = (0, None, None, None)
 
@@ -40,21 +40,21 @@ def align(
                 continue
             pair = tuple(range(i, i + down)), tuple(range(j, j + right))
             more = cost(*pair)
-            for last, (price, _, _, parents) in late_first(i, j) if more is not None else ():
-                now = ref_parents[i], port_parents[j]
-                changed = parents and (parents[0] == now[0]) != (parents[1] == now[1])
+            for last, (price, _, _, owners) in late_first(i, j) if more is not None else ():
+                now = ref_owners[i], port_owners[j]
+                changed = owners and (owners[0] == now[0]) != (owners[1] == now[1])
                 offer(i + down, j + right, 0, price + more + NEW_PARENT * bool(changed), (i, j, last), pair, now)
 
     for i in range(n + 1):
         for j in range(m + 1):
             pairs_from(i, j)
-            for last, (price, _, _, parents) in late_first(i, j):
+            for last, (price, _, _, owners) in late_first(i, j):
                 if i < n:
-                    goes_on = last == 1 and ref_parents[i] == ref_parents[i - 1]
-                    offer(i + 1, j, 1, price + SKIP + NEW_GAP * (not goes_on), (i, j, last), None, parents)
+                    goes_on = last == 1 and ref_owners[i] == ref_owners[i - 1]
+                    offer(i + 1, j, 1, price + SKIP + NEW_GAP * (not goes_on), (i, j, last), None, owners)
                 if j < m:
-                    goes_on = last == 2 and port_parents[j] == port_parents[j - 1]
-                    offer(i, j + 1, 2, price + SKIP + NEW_GAP * (not goes_on), (i, j, last), None, parents)
+                    goes_on = last == 2 and port_owners[j] == port_owners[j - 1]
+                    offer(i, j + 1, 2, price + SKIP + NEW_GAP * (not goes_on), (i, j, last), None, owners)
     found, place = [], (n, m, min(late_first(n, m), key=lambda item: item[1][0])[0])
     while place != (0, 0, 0):
         _, origin, pair, _ = best[place[0]][place[1]][place[2]]
