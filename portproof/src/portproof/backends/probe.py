@@ -161,8 +161,9 @@ def probe_weights(
     return {name: torch_backend.to_array(tensor) for name, tensor in model.state_dict().items()}
 
 
-def load_probe_weights(ref: BackendModel, seed: int, inputs: Inputs, train: bool = True) -> None:
-    """Give the reference `probe_weights` of `seed`, measured on `inputs`, in train mode if it runs in that."""
+def load_probe_weights(ref: BackendModel, seed: int, inputs: Inputs) -> None:
+    """Give the reference `probe_weights` of `seed`, measured on `inputs`: in train mode, if it runs in that on them."""
+    train = not ref.run(inputs, "float32", train=True).trace.error
     with ref.lent("", "float32", train) as model:
         arrays = probe_weights(model, seed, inputs, train)
     ref.load({key: arrays[key] for key in ref.tensor_keys})

@@ -110,7 +110,7 @@ def record(
     if weights == "probe":
         from portproof.backends.probe import load_probe_weights
 
-        load_probe_weights(model, seed, inputs, "train" in modes)
+        load_probe_weights(model, seed, inputs)
     keys = {slot.key: slot.tensor for module in model.modules.values() for slot in module.slots.values()}
     store = Store()
     recorder = _Recorder(model, store)

@@ -90,7 +90,7 @@ class Pair:
         if weights == "probe":
             from portproof.backends.probe import load_probe_weights
 
-            load_probe_weights(ref_model, seed, inputs, "train" in modes)
+            load_probe_weights(ref_model, seed, inputs)
         found = same_names(ref_model, port_model, inputs) if mirrored else None
         strict = found is not None
         found = found or propose(ref_model, port_model, inputs, names, [mode == "train" for mode in modes])
