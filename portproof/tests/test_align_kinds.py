@@ -661,3 +661,29 @@ def test_what_is_not_recorded_is_said():
     )
     noted = "not recorded of the reference: boxed: it returns a Box, in which no tensor is found"
     assert_passes(ref, port, normal(4, 4), noted=noted)
+
+
+@pytest.mark.parametrize("rows", [8, 40_000])
+def test_a_table_of_another_formula_is_not_taken(rows):
+    """Also where it has so many rows that the rounding of its arguments alone would allow for it."""
+    table = np.sin(np.arange(rows, dtype=np.float32) * np.float32(0.1))
+
+    class RefTable(T.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("table", torch.from_numpy(table), persistent=False)
+            self.a = T.Linear(8, 3)
+
+        def forward(self, x):
+            return self.a(x + self.table[-8:])
+
+    class PortTable(P.Layer):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("table", paddle.to_tensor(table * np.float32(1.01)), persistable=False)
+            self.a = P.Linear(8, 3)
+
+        def forward(self, x):
+            return self.a(x + self.table[-8:])
+
+    assert_fails(RefTable(), PortTable(), normal(4, 8), at="")
