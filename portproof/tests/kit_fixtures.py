@@ -1,18 +1,22 @@
 """A plugin of pytest: what every test starts from, seeds, one thread, repeatable examples, and a browser."""
 
+from __future__ import annotations
+
 import os
 import random
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import hypothesis.configuration
 import numpy as np
 import paddle
 import pytest
 import torch
-from playwright.sync_api import Browser, sync_playwright
-from screens import CHROMIUM_FLAGS
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser
 
 hypothesis.configuration.set_hypothesis_home_dir(Path(__file__).parent.parent / ".pytest_cache" / "hypothesis")
 # The same examples on every run: a failure is the change's, not the day's.
@@ -46,6 +50,9 @@ def browser() -> Iterator[Browser]:
     if chromium is None:
         message = "there is no chromium: on Debian or Ubuntu run 'apt install chromium'"
         pytest.fail(message) if os.environ.get("CHROMIUM_REQUIRED") else pytest.skip(message)
+    from playwright.sync_api import sync_playwright
+    from screens import CHROMIUM_FLAGS
+
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=chromium, args=CHROMIUM_FLAGS)
         yield browser

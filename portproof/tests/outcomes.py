@@ -1,5 +1,7 @@
 """Rungs made of verdicts on small arrays, and how a report of them is read: as a page, and as JSON."""
 
+from __future__ import annotations
+
 import json
 from pathlib import Path
 

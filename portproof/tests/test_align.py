@@ -11,6 +11,7 @@ from torch.nn import functional as TF
 from portproof import align, load_reference_weights
 from portproof.compare import FAIL, PASS, REFUSED
 from portproof.io.cli import UserError
+from portproof.python39 import zip_strict
 
 T, P = torch.nn, paddle.nn
 TorchSeq, PaddleSeq = T.Sequential, P.Sequential
@@ -456,6 +457,6 @@ def test_neither_model_is_changed():
     ref, port = both(lambda m, x: m.o(m.a(x)))
     before = [tensor.clone() for tensor in ref.parameters()], [tensor.clone() for tensor in port.parameters()]
     assert_aligned(ref, port, normal(4, 5))
-    assert all(torch.equal(one, other) for one, other in zip(before[0], ref.parameters(), strict=True))
-    assert all(bool((one == other).all()) for one, other in zip(before[1], port.parameters(), strict=True))
+    assert all(torch.equal(one, other) for one, other in zip_strict(before[0], ref.parameters()))
+    assert all(bool((one == other).all()) for one, other in zip_strict(before[1], port.parameters()))
     assert ref.training and port.training and all(p.grad is None for p in [*ref.parameters(), *port.parameters()])

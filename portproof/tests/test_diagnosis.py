@@ -11,6 +11,7 @@ from pairs import Port, Ref, assert_aligned, assert_located, normal
 
 from portproof.compare import Item
 from portproof.localize.diagnosis import FaultyModule, diagnose, reproduces
+from portproof.python39 import zip_strict
 
 T, P = torch.nn, paddle.nn
 EVAL = {"modes": ("eval",)}
@@ -196,9 +197,9 @@ ATTENTION = {  # (heads of the port's, {its projection: the reference's}, factor
 def test_attention(heads, order, factor, unbiased, cause):
     ref, port, x = T.MultiheadAttention(8, 2, batch_first=True), P.MultiHeadAttention(8, heads), normal(3, 5, 8)
     torch.nn.init.normal_(ref.in_proj_bias)
-    weights = dict(zip("qkv", np.split(ref.in_proj_weight.detach().numpy(), 3), strict=True))
-    biases = dict(zip("qkv", np.split(ref.in_proj_bias.detach().numpy(), 3), strict=True))
-    for place, source in zip("qkv", order, strict=True):
+    weights = dict(zip_strict("qkv", np.split(ref.in_proj_weight.detach().numpy(), 3)))
+    biases = dict(zip_strict("qkv", np.split(ref.in_proj_bias.detach().numpy(), 3)))
+    for place, source in zip_strict("qkv", order):
         projection, scale = getattr(port, f"{place}_proj"), factor if place == "q" else 1.0
         projection.weight.set_value(np.ascontiguousarray(weights[source].T) * np.float32(scale))
         projection.bias.set_value(biases[source] * np.float32(scale) * (not unbiased))

@@ -23,6 +23,7 @@ from portproof.ladder.rungs.batches import (
     must_vary,
     single_samples,
 )
+from portproof.python39 import zip_strict
 
 
 def arrays(number: int, n: int = 4) -> tuple[np.ndarray, np.ndarray]:
@@ -142,7 +143,7 @@ def test_samples_are_named_one_by_one():
     def batches(order: list[list[int]], shift: int = 0) -> Iterator:
         tensors = [torch.stack([torch.full((3, 2, 2), float(i + shift)) for i in indices]) for indices in order]
         labels = [torch.tensor(indices) for indices in order]
-        return by_sample(zip(tensors, labels, strict=True), order=order, name_of="file {}".format, section="val")
+        return by_sample(zip_strict(tensors, labels), order=order, name_of="file {}".format, section="val")
 
     order = [[2, 0], [1]]
     verdict = data(batches(order), batches(order))

@@ -12,6 +12,7 @@ from portproof.compare import FAIL, PASS, REFUSED
 from portproof.io.cli import UserError
 from portproof.ladder.rung import Rung
 from portproof.ladder.rungs.initial import Constant, Normal, Uniform, init
+from portproof.python39 import zip_strict
 
 CLASSES = 40
 
@@ -85,7 +86,7 @@ def test_a_faultless_pair_passes_and_its_report_says_what_was_looked_at():
 
 def test_draws_follow_the_seed_that_is_given():
     rungs = [Rung("init", quiet=True) for _ in range(3)]
-    for rung, seed in zip(rungs, (0, 0, 1), strict=True):
+    for rung, seed in zip_strict(rungs, (0, 0, 1)):
         init(ref, port, expected, seed=seed, rung=rung)
     first, again, other = (rung.files[1]["fc.weight/std"] for rung in rungs)
     assert first == again != other

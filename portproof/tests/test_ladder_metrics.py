@@ -12,6 +12,7 @@ from portproof.io.cli import UserError
 from portproof.ladder import cases
 from portproof.ladder.rung import Rung
 from portproof.ladder.rungs.metrics import evaluation, metric
+from portproof.python39 import zip_strict
 
 
 def rank(logits, target):
@@ -28,7 +29,7 @@ def top3(logits, target):
 
 def exact_top3(logits, labels):
     orders = [sorted(range(len(row)), key=lambda c, row=row: (-row[c], c)) for row in logits]
-    found = zip(logits, orders, labels, strict=True)
+    found = zip_strict(logits, orders, labels)
     return sum(not np.isnan(row[label]) and order.index(label) < 3 for row, order, label in found)
 
 
@@ -183,9 +184,9 @@ def test_no_batch_sizes_compare_nothing():
 def test_ranked_labels_are_at_every_rank_and_clear(rng):
     logits = rng.normal(size=(32, 20))
     labels = cases.ranked_labels(logits, 1e-3)
-    ranks = [(row > row[label]).sum() for row, label in zip(logits, labels, strict=True)]
+    ranks = [(row > row[label]).sum() for row, label in zip_strict(logits, labels)]
     assert set(ranks) == set(range(8))
-    for row, label in zip(logits, labels, strict=True):
+    for row, label in zip_strict(logits, labels):
         assert np.sort(np.abs(row - row[label]))[1] > 1e-3
 
 
@@ -193,7 +194,7 @@ def test_ranked_labels_are_at_every_rank_and_clear(rng):
 def test_ranked_labels_of_few_classes(rng, classes):
     logits = rng.normal(size=(16, classes))
     labels = cases.ranked_labels(logits, 0.0)
-    ranks = [(row > row[label]).sum() for row, label in zip(logits, labels, strict=True)]
+    ranks = [(row > row[label]).sum() for row, label in zip_strict(logits, labels)]
     assert ranks == [i % min(8, classes) for i in range(16)]
 
 

@@ -1,5 +1,7 @@
 """Whole training runs: the test is calibrated and has power, each kind of fault and mistake is named."""
 
+from __future__ import annotations
+
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -14,6 +16,7 @@ from portproof.ladder.rung import Rung, RungVerdict
 from portproof.ladder.rungs.fp64_runs import train_fp64
 from portproof.ladder.rungs.runs import train
 from portproof.ladder.statistics import trajectory
+from portproof.python39 import zip_strict
 
 
 @pytest.fixture
@@ -225,7 +228,7 @@ def ref_run(batches: Callable, dtype=torch.float64, rate=RATE) -> tuple[torch.nn
     model.load_state_dict({k: torch.from_numpy(a) for k, a in start().items()}, strict=False)
     model.to(dtype)
     optimizer = torch.optim.SGD(model.parameters(), rate)
-    for x, y in batches(list(zip(X, Y, strict=True)), model):
+    for x, y in batches(list(zip_strict(X, Y)), model):
         loss = ((model(x) - y) ** 2).mean()
         optimizer.zero_grad()
         loss.backward()
@@ -241,7 +244,7 @@ def port_run(batches: Callable, rate=RATE, share=0.1, name="one", data: Sequence
         layer.bias.set_value(start()[f"{prefix}.bias"])
     model.to(dtype=dtype)
     optimizer = paddle.optimizer.SGD(rate, parameters=model.parameters())
-    for batch in batches([{"x": paddle.to_tensor(x), "y": y} for x, y in zip(data, Y, strict=False)], model):
+    for batch in batches([{"x": paddle.to_tensor(x), "y": y} for x, y in zip(data, Y)], model):
         loss = ((model(batch["x"]) - batch["y"]) ** 2).mean()
         loss.backward()
         optimizer.step()

@@ -1,5 +1,7 @@
 """`ladder.backward`, `accumulation` and `epoch` on a small pair whose tensors have other names on the two sides."""
 
+from __future__ import annotations
+
 import numpy as np
 import paddle
 import pytest
@@ -13,6 +15,7 @@ from portproof.ladder.pairs.pair import same_weights
 from portproof.ladder.rung import Rung
 from portproof.ladder.rungs.plain_steps import plain_steps
 from portproof.ladder.rungs.training_step import accumulation, backward, epoch
+from portproof.python39 import zip_strict
 
 WIDTH, CLASSES = 6, 3
 
@@ -372,7 +375,7 @@ def test_plain_steps_on_several_inputs():
 def test_a_plain_step_clears_the_gradients_of_the_last():
     still = (lambda p: torch.optim.SGD(p, 0.0)), (lambda p: paddle.optimizer.SGD(0.0, parameters=p))
     makes = plain_steps(LOSSES, still, train=False)
-    for model, make, tensor in zip((Ref(), Port()), makes, (torch.from_numpy, paddle.to_tensor), strict=True):
+    for model, make, tensor in zip_strict((Ref(), Port()), makes, (torch.from_numpy, paddle.to_tensor)):
         step, _ = make(model)
         weight, found = next(iter(model.parameters())), []
         for _ in range(2):

@@ -10,6 +10,7 @@ from pairs import Port, Ref, assert_aligned, assert_located, assert_refused, nor
 from portproof import align
 from portproof.compare import FAIL
 from portproof.io.cli import UserError
+from portproof.python39 import zip_strict
 
 TL, PL = torch.nn.Linear, paddle.nn.Linear
 TorchSeq, PaddleSeq = torch.nn.Sequential, paddle.nn.Sequential
@@ -80,7 +81,7 @@ def test_blocks_that_end_elsewhere_are_not_compared():
     ref = Ref(lambda m, x: m.two(m.one(x)), one=block(5, 6), two=block(6, 3))
     relu = paddle.nn.functional.relu
     for names in (("one", "two"), ("head", "tail")):
-        children = dict(zip(names, (port_block(5, 6), port_block(6, 3)), strict=True))
+        children = dict(zip_strict(names, (port_block(5, 6), port_block(6, 3))))
         port = Port(lambda m, x, n=names: relu(getattr(m, n[1])(relu(getattr(m, n[0])(x)))), **children)
         assert_aligned(ref, port, normal(4, 5))
 

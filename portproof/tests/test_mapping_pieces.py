@@ -1,5 +1,7 @@
 """Tensors that are not one to one: joined, split, transposed, reshaped, normed, left out; found, written, converted."""
 
+from __future__ import annotations
+
 from collections.abc import Callable
 
 import numpy as np
@@ -20,6 +22,7 @@ from portproof.io.cli import UserError
 from portproof.mapping.conversion import changes, convert_state_dict, key_map
 from portproof.mapping.links import Link, inverse, parse
 from portproof.mapping.name_map import NameMap, map_text, propose
+from portproof.python39 import zip_strict
 
 T, P = torch.nn, paddle.nn
 WIDTH, HEADS = 8, 2
@@ -53,7 +56,7 @@ def parts(y, layout: str, count: int = 3) -> list:
 
 def fused(order: str = "qkv", layout: str = "one by one", name: str = "qkv") -> Ref:
     def code(m, x):
-        found = dict(zip(order, parts(getattr(m, name)(x), layout), strict=True))
+        found = dict(zip_strict(order, parts(getattr(m, name)(x), layout)))
         return m.proj(attention(*(found[role] for role in "qkv")))
 
     return Ref(code, **{name: T.Linear(WIDTH, 3 * WIDTH)}, proj=T.Linear(WIDTH, WIDTH))
@@ -61,7 +64,7 @@ def fused(order: str = "qkv", layout: str = "one by one", name: str = "qkv") -> 
 
 def port_fused(order: str = "qkv", layout: str = "one by one") -> Port:
     def code(m, x):
-        found = dict(zip(order, parts(m.qkv(x), layout), strict=True))
+        found = dict(zip_strict(order, parts(m.qkv(x), layout)))
         return m.proj(port_attention(*(found[role] for role in "qkv")))
 
     return Port(code, qkv=P.Linear(WIDTH, 3 * WIDTH), proj=P.Linear(WIDTH, WIDTH))

@@ -1,5 +1,7 @@
 """`portproof new`: the project that it writes, what runs in it at once, and all of it filled in for a text model."""
 
+from __future__ import annotations
+
 import os
 import re
 import subprocess

@@ -1,5 +1,7 @@
 """`record` and `judge`: the same verdict and place as `align`, in two environments, from a file that is checked."""
 
+from __future__ import annotations
+
 import hashlib
 import json
 import os

@@ -3,6 +3,8 @@
 The runs are made of verdicts that `compare` gave on small arrays, so that every kind of failure takes no time.
 """
 
+from __future__ import annotations
+
 import base64
 import io
 import re
@@ -22,6 +24,7 @@ from portproof.backends.trace import output_item
 from portproof.compare import FAIL, PASS, REFUSED, Item, Row, Verdict, compare, tensor_item
 from portproof.io.cli import UserError
 from portproof.localize.location import Location
+from portproof.python39 import zip_strict
 from portproof.report import pictures
 from portproof.report.page import render_page, worst_share, write_page
 from portproof.report.plots import depth_rows, shares
@@ -190,7 +193,7 @@ def test_what_failed_first_is_told_in_full(browser, tmp_path):
     result = CASES["value"][0]()
     page = show(browser, result, tmp_path)
     terms, texts = page.locator("#first dt").all_inner_texts(), page.locator("#first dd").all_inner_texts()
-    facts = dict(zip(terms, texts, strict=True))
+    facts = dict(zip_strict(terms, texts))
     row = result.rungs[1].verdicts[0].first_failure
     assert facts["Rung"] == f"02_test_data, {SMALL}"
     assert facts["Check"] == "eval mode, float64"
@@ -208,9 +211,7 @@ def test_what_failed_first_is_told_in_full(browser, tmp_path):
 
 def test_what_was_not_measured_is_not_told(browser, tmp_path):
     page = show(browser, CASES["missing"][0](), tmp_path)
-    facts = dict(
-        zip(page.locator("#first dt").all_inner_texts(), page.locator("#first dd").all_inner_texts(), strict=True)
-    )
+    facts = dict(zip_strict(page.locator("#first dt").all_inner_texts(), page.locator("#first dd").all_inner_texts()))
     assert facts["Reason"] == "the port does not have it" and "Difference" not in facts
     page.close()
 
@@ -391,7 +392,7 @@ def test_summary_says_what_the_verdicts_say(tmp_path, case):
     data = strict(tmp_path / "summary.json")
     assert (data["schema"], data["status"], data["sentence"]) == (SCHEMA, case.word, case.result.sentence)
     assert data["environment"] == case.result.environment
-    for ran, told in zip(case.result.rungs, data["rungs"], strict=True):
+    for ran, told in zip_strict(case.result.rungs, data["rungs"]):
         assert (told["name"], told["model"], told["seconds"], told["error"]) == (
             ran.name,
             ran.model,
@@ -399,12 +400,12 @@ def test_summary_says_what_the_verdicts_say(tmp_path, case):
             ran.error,
         )
         assert told["status"] == LAST_WORDS[ran.status]
-        for verdict, content in zip(ran.verdicts, told["verdicts"], strict=True):
+        for verdict, content in zip_strict(ran.verdicts, told["verdicts"]):
             location = verdict.location.lines() if verdict.location else None
             assert (content["notes"], content["location"]) == (verdict.notes, location)
             assert (content["title"], content["refusal"]) == (verdict.title, verdict.refusal)
             assert content["status"] == LAST_WORDS[verdict.status]
-            for row, fields in zip(verdict.rows, content["rows"], strict=True):
+            for row, fields in zip_strict(verdict.rows, content["rows"]):
                 assert (fields["name"], fields["status"], fields["reason"], fields["note"], fields["shape"]) == (
                     row.name,
                     LAST_WORDS[row.status],

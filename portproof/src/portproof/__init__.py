@@ -6,6 +6,8 @@
 Importing this imports neither PyTorch nor PaddlePaddle; what needs one does when it is called.
 """
 
+from __future__ import annotations
+
 import warnings
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
@@ -26,9 +28,9 @@ warnings.filterwarnings("ignore", message="No ccache found")
 
 
 def align(
-    ref: "torch.nn.Module",
-    port: "paddle.nn.Layer",
-    inputs: "Inputs",
+    ref: torch.nn.Module,
+    port: paddle.nn.Layer,
+    inputs: Inputs,
     *,
     names: Mapping[str, str] | None = None,
     weights: str = "probe",
@@ -38,7 +40,7 @@ def align(
     outputs: Mapping[str, str] | None = None,
     seed: int = 0,
     device: str = "cpu",
-) -> "AlignVerdict":
+) -> AlignVerdict:
     """Judge the port `port` against the reference `ref`; neither is changed.
 
     `inputs` are the positional arguments, or {keyword: argument}: arrays of floats, whole numbers, booleans or complex
@@ -60,15 +62,15 @@ def align(
 
 
 def record(
-    ref: "torch.nn.Module",
-    inputs: "Inputs",
+    ref: torch.nn.Module,
+    inputs: Inputs,
     *,
     weights: str = "probe",
     modes: Sequence[str] = ("eval", "train"),
     modules: Collection[str] | None = None,
     seed: int = 0,
     device: str = "cpu",
-) -> "Recording":
+) -> Recording:
     """Record what judging a port needs of the reference `ref`, which is not changed; PaddlePaddle is not needed.
 
     `inputs`, `modes` and `seed` are those of `align`; `weights` is "probe" or "reference". `modules` names modules of
@@ -83,8 +85,8 @@ def record(
 
 
 def judge(
-    port: "paddle.nn.Layer",
-    recording: "Recording | str | Path",
+    port: paddle.nn.Layer,
+    recording: Recording | str | Path,
     *,
     names: Mapping[str, str] | None = None,
     own_weights: bool = False,
@@ -93,7 +95,7 @@ def judge(
     leave_out: Sequence[str] = (),
     outputs: Mapping[str, str] | None = None,
     device: str = "cpu",
-) -> "AlignVerdict":
+) -> AlignVerdict:
     """Judge the port `port` as `align` does, against a reference that `record` has recorded; PyTorch is not needed.
 
     `recording` is what `record` returned, or the file that it was saved as. `modes` are those that were recorded, or
@@ -108,9 +110,9 @@ def judge(
 
 
 def load_reference_weights(
-    ref: "torch.nn.Module",
-    port: "paddle.nn.Layer",
-    inputs: "Inputs",
+    ref: torch.nn.Module,
+    port: paddle.nn.Layer,
+    inputs: Inputs,
     *,
     names: Mapping[str, str] | None = None,
     seed: int = 0,

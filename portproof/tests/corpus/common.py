@@ -1,5 +1,7 @@
 """What the files of the corpus share: what a pair and a bug are, and inputs."""
 
+from __future__ import annotations
+
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 

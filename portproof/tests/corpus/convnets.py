@@ -2,7 +2,6 @@
 
 import paddle
 import torch
-import torchvision
 from paddle.nn import functional as PF
 from torch.nn import functional as TF
 
@@ -142,7 +141,9 @@ class RefDepth(T.Module):
     def __init__(self) -> None:
         super().__init__()
         self.conv1, self.conv2 = T.Conv2d(3, 6, 3, padding=1), T.Conv2d(6, 6, 3, padding=1)
-        self.drop, self.head = torchvision.ops.StochasticDepth(0.2, "row"), T.Linear(6, 3)
+        from torchvision.ops import StochasticDepth  # of all models here only this one needs torchvision
+
+        self.drop, self.head = StochasticDepth(0.2, "row"), T.Linear(6, 3)
 
     def forward(self, x):
         x = self.conv1(x)

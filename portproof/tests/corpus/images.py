@@ -6,6 +6,7 @@ from paddle.nn import functional as PF
 from torch.nn import functional as TF
 
 from corpus.common import EVAL, Bug, Pair, normal
+from portproof.python39 import zip_strict
 
 T, P = torch.nn, paddle.nn
 
@@ -105,7 +106,7 @@ class PortPyramid(P.Layer):
 
     def forward(self, features):
         last, found = None, []
-        for x, inner, outer in reversed(list(zip(features, self.inner, self.outer, strict=True))):
+        for x, inner, outer in reversed(list(zip_strict(features, self.inner, self.outer))):
             side = inner(x)
             if last is not None and self.bug != "no path from above":
                 side = side + PF.interpolate(last, size=side.shape[2:], mode="nearest")

@@ -5,6 +5,8 @@
 without float32 constants. Importing this package imports no framework.
 """
 
+from __future__ import annotations
+
 import importlib
 import sys
 from functools import cache

@@ -5,6 +5,8 @@ Where nothing else is said, arrays are by PyTorch's names and in its layout, whi
 layers of the model itself tell how they are converted (see convert.py). Imports no framework.
 """
 
+from __future__ import annotations
+
 import copy
 import io
 import random

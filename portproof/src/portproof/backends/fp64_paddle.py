@@ -15,6 +15,8 @@ import numpy as np
 import paddle
 from paddle import _C_ops as ops
 
+from portproof.python39 import zip_strict
+
 
 def hardsigmoid(native: Callable, x: paddle.Tensor, slope: float, offset: float) -> paddle.Tensor:
     return (x * slope + offset).clip(0.0, 1.0)
@@ -76,13 +78,13 @@ def _window_sizes(x: paddle.Tensor, y: paddle.Tensor, args: tuple) -> np.ndarray
     first = 2 if layout.startswith("NC") else 1
     lengths, counts = (tensor.shape[first : first + len(size)] for tensor in (x, y))
     if adaptive:
-        spans = [_adaptive_spans(length, count) for length, count in zip(lengths, counts, strict=True)]
+        spans = [_adaptive_spans(length, count) for length, count in zip_strict(lengths, counts)]
     else:
         pads = padding[:: len(padding) // len(size)]  # of a pair the kernel takes the first for both ends
         if algorithm == "SAME":
-            totals = [(n - 1) * s + k - m for m, n, k, s in zip(lengths, counts, size, stride, strict=True)]
+            totals = [(n - 1) * s + k - m for m, n, k, s in zip_strict(lengths, counts, size, stride)]
             pads = [max(total, 0) // 2 for total in totals]
-        columns = zip(lengths, counts, size, stride, pads, strict=True)
+        columns = zip_strict(lengths, counts, size, stride, pads)
         spans = [_spans(*column, exclusive) for column in columns]
     sizes = functools.reduce(np.multiply.outer, [np.maximum(span, 1) for span in spans])  # a window may lie outside
     return sizes if first == 2 else sizes[..., None]

@@ -8,6 +8,8 @@ off over 1920 values, which a deep network magnifies to 2e-12. Here it adds up i
 replaced.
 """
 
+from __future__ import annotations
+
 import inspect
 from collections.abc import Callable
 from contextlib import AbstractContextManager

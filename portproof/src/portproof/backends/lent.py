@@ -40,7 +40,7 @@ def as_it_was(backend: "Backend", module: Any) -> Iterator[None]:
     """
     attributes = [(part, dict(vars(part))) for part in _all_in(module)]
     # Of what an attribute holds, too: a list of kept activations, the dict of the buffers, ...
-    held = {id(value): value for _, saved in attributes for value in saved.values() if isinstance(value, dict | list)}
+    held = {id(value): value for _, saved in attributes for value in saved.values() if isinstance(value, (dict, list))}
     copies = [(value, value.copy()) for value in held.values()]
     values = [(tensor, backend.values(tensor), tensor.grad) for _, tensor in owned_tensors(backend, module)]
     for tensor, _, _ in values:

@@ -1,5 +1,7 @@
 """One model as a comparison sees it, whichever framework it is of: its modules, its tensors, its runs, as arrays."""
 
+from __future__ import annotations
+
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -94,7 +96,7 @@ class BackendModel:
     not_alone: Mapping[str, str] = MappingProxyType({})  # {label of a call: why its module cannot be run alone}
     cotangent: Sequence[np.ndarray] | None = None  # the gradient that a recording was made with
 
-    def __init__(self, backend: "Backend", model: Any, role: str, device: str) -> None:
+    def __init__(self, backend: Backend, model: Any, role: str, device: str) -> None:
         """Raises UserError for what is no model of this framework, and for a device that it does not have."""
         if not isinstance(model, backend.module_class):
             raise UserError(f"the {role} is a {type(model).__name__}, no {backend.module_class_name}: give a model")
@@ -335,7 +337,7 @@ class BackendModel:
     def _backward(self, outputs: list, upstream: list, dtype: str) -> None:
         """Backward from every output that has a gradient; of a tensor that is returned twice they are added."""
         sent: dict[int, tuple[Any, np.ndarray]] = {}
-        for tensor, gradient in zip(outputs, upstream, strict=False):
+        for tensor, gradient in zip(outputs, upstream):
             if gradient is not None and gradient.shape == tuple(tensor.shape) and self.backend.requires_grad(tensor):
                 before = sent.get(id(tensor), (tensor, 0.0))[1]
                 sent[id(tensor)] = tensor, before + gradient

@@ -1,5 +1,7 @@
 """What PaddlePaddle spells or does in its own way (see base.py)."""
 
+from __future__ import annotations
+
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
@@ -162,7 +164,7 @@ class PaddleBackend(Backend):
         if kind == "LayerNorm" and len(module._normalized_shape) > 1:  # a weight over several axes is flat
             return {leaf: (name, _folded(module._normalized_shape)) for leaf, (name, _) in rules.items()}
         for hook in module._forward_pre_hooks.values():
-            if isinstance(hook, WeightNorm | SpectralNorm):
+            if isinstance(hook, (WeightNorm, SpectralNorm)):
                 rules = rules | _of_norm(module, hook, *rules.get(hook.name, (hook.name, keep)))
         return rules
 

@@ -8,9 +8,10 @@ Where the inputs are given, of a model that may be small, normalizations are spr
 to reach several branches itself.
 """
 
+from __future__ import annotations
+
 import functools
 from collections.abc import Callable
-from itertools import pairwise
 
 import numpy as np
 import torch
@@ -20,6 +21,7 @@ from torch.utils.hooks import RemovableHandle
 from portproof.backends import backend
 from portproof.backends.model import BackendModel
 from portproof.backends.trace import Inputs, ModuleCall, as_call, is_array, map_tensors, tensors_in
+from portproof.python39 import pairwise
 
 # Range of a biased layer's mean outputs, by the activation that is called next: well past its breakpoints.
 SPREAD = {"ReLU": (-4.0, 9.0), "ReLU6": (-4.0, 9.0), "Hardsigmoid": (-5.0, 5.0), "Hardswish": (-6.0, 6.0)}

@@ -1,5 +1,7 @@
 """What PyTorch spells or does in its own way (see base.py)."""
 
+from __future__ import annotations
+
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -234,7 +236,7 @@ class TorchBackend(Backend):
     def turn_off_dropout(self, layer: nn.Module) -> None:
         if isinstance(layer, DROPOUTS):
             layer.eval()
-        elif isinstance(layer, nn.RNNBase | nn.MultiheadAttention):  # they hand the number to a kernel
+        elif isinstance(layer, (nn.RNNBase, nn.MultiheadAttention)):  # they hand the number to a kernel
             layer.dropout = 0.0
 
     def moved(self, module: nn.Module, device: torch.device, dtype: str) -> nn.Module:

@@ -1,18 +1,21 @@
 """What flows through a model: every module call, as arrays under the module's name. Framework-neutral."""
 
+from __future__ import annotations
+
 import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, is_dataclass
-from typing import Any
+from typing import Any, Union
 
 import numpy as np
 
 from portproof.compare import Item
 from portproof.io.cli import UserError
+from portproof.python39 import zip_strict
 
 # What a model is run on: its positional arguments, or {keyword: argument}, in which a whole number is a position. An
 # argument is an array, nested tuples, lists and dicts of arrays, or None, text or a plain number.
-Inputs = Sequence[Any] | Mapping[str | int, Any]
+Inputs = Union[Sequence[Any], Mapping[Union[str, int], Any]]
 
 
 def is_array(value: Any) -> bool:
@@ -24,7 +27,7 @@ def items_in(value: Any, is_tensor: Callable[[Any], bool]) -> list[tuple[Any, An
     """(key, item) of what is in `value`: a tuple, a list, a mapping, a dataclass, an object that has tensors."""
     if isinstance(value, Mapping):
         return sorted(value.items(), key=lambda item: str(item[0]))
-    if isinstance(value, tuple | list):
+    if isinstance(value, (tuple, list)):
         return list(enumerate(value))
     if isinstance(value, type) or callable(value) or not hasattr(value, "__dict__"):
         return []
@@ -38,7 +41,7 @@ def map_tensors(value: Any, is_tensor: Callable[[Any], bool], change: Callable[[
         return change(value)
     items = items_in(value, is_tensor)
     changed = [(key, map_tensors(item, is_tensor, change)) for key, item in items]
-    if all(new is old for (_, new), (_, old) in zip(changed, items, strict=True)):
+    if all(new is old for (_, new), (_, old) in zip_strict(changed, items)):
         return value
     if isinstance(value, tuple):
         arrays = [item for _, item in changed]
@@ -46,7 +49,7 @@ def map_tensors(value: Any, is_tensor: Callable[[Any], bool], change: Callable[[
         return tuple.__new__(type(value), arrays) if hasattr(value, "_fields") else type(value)(arrays)
     result = copy.copy(value)
     for key, item in changed:
-        if isinstance(value, list | Mapping):
+        if isinstance(value, (list, Mapping)):
             result[key] = item
         else:
             object.__setattr__(result, key, item)  # a dataclass may be frozen
@@ -102,12 +105,12 @@ def checked_inputs(inputs: Inputs) -> Inputs:
 
     A list or tuple of plain numbers is an array too. Raises UserError for what no model is run on.
     """
-    if is_array(inputs) or isinstance(inputs, str | bytes) or not isinstance(inputs, Sequence | Mapping):
+    if is_array(inputs) or isinstance(inputs, (str, bytes)) or not isinstance(inputs, (Sequence, Mapping)):
         what = f"one array {inputs.shape}" if is_array(inputs) else f"a {type(inputs).__name__}"
         raise UserError(f"the inputs are {what}: give a list of arrays, or a dict of them by keyword")
     if isinstance(inputs, Mapping):
         places = sorted(key for key in inputs if isinstance(key, int))
-        if places != list(range(len(places))) or not all(isinstance(key, str | int) for key in inputs):
+        if places != list(range(len(places))) or not all(isinstance(key, (str, int)) for key in inputs):
             raise UserError(f"the inputs have the keys {list(inputs)}: give keywords, and 0, 1, ... for positions")
         return {key: _checked(value, repr(key)) for key, value in inputs.items()}
     return [_checked(value, str(i)) for i, value in enumerate(inputs)]
@@ -115,11 +118,11 @@ def checked_inputs(inputs: Inputs) -> Inputs:
 
 def _checked(value: Any, name: str) -> Any:
     """One argument, see `checked_inputs`."""
-    if value is None or isinstance(value, str | bool | int | float | complex) and not isinstance(value, np.generic):
+    if value is None or isinstance(value, (str, bool, int, float, complex)) and not isinstance(value, np.generic):
         return value
     if isinstance(value, Mapping):
         return {key: _checked(item, f"{name}[{key!r}]") for key, item in value.items()}
-    if isinstance(value, tuple | list) and not _is_numbers(value):
+    if isinstance(value, (tuple, list)) and not _is_numbers(value):
         items = [_checked(item, f"{name}[{i}]") for i, item in enumerate(value)]
         return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
     array = np.asarray(value)
@@ -130,9 +133,9 @@ def _checked(value: Any, name: str) -> Any:
 
 def _is_numbers(value: Any) -> bool:
     """Whether nested lists and tuples hold plain numbers, at least one, and nothing else."""
-    if isinstance(value, tuple | list):
+    if isinstance(value, (tuple, list)):
         return bool(value) and all(map(_is_numbers, value))
-    return isinstance(value, bool | int | float | complex)
+    return isinstance(value, (bool, int, float, complex))
 
 
 @dataclass
@@ -161,7 +164,7 @@ class Trace:
         """Take in a call that has ended; `whole` is what the model's own output is called."""
         label = call_label(call.name or whole, call.number)
         many = len(call.outputs) > 1
-        named = zip(call.places, call.outputs, strict=True)
+        named = zip_strict(call.places, call.outputs)
         self.outputs.update({label + place if many else label: array for place, array in named})
         self.input_scales[call.name] = max(call.scale, self.input_scales.get(call.name, 0.0))
         if is_activation:

@@ -1,5 +1,7 @@
 """The flags that name a pair of models, their inputs, weights and files, and how the two are loaded."""
 
+from __future__ import annotations
+
 import argparse
 from collections.abc import Sequence
 from pathlib import Path

@@ -4,6 +4,8 @@ Structure comes before values: keys, then shape and dtype, then finite values, t
 broadcast, cast or transposed to make it fit, NaN never passes, and an item on which any port would pass is refused.
 """
 
+from __future__ import annotations
+
 from collections.abc import Collection, Mapping
 
 import numpy as np

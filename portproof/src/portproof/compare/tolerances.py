@@ -18,6 +18,8 @@ judged layer by layer, each on the reference's own input and upstream gradient: 
 on the other side of a kink by rounding moves them by a percent, and no factor that allows for it is worth having.
 """
 
+from __future__ import annotations
+
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TypeVar
 

@@ -1,5 +1,7 @@
 """What is compared, and what came of it: items, their rows, verdicts. Pure data, NumPy only."""
 
+from __future__ import annotations
+
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any

@@ -11,6 +11,8 @@ short is filled up, one that is too long is written past the end of its memory. 
 MindSpore be imported after PaddlePaddle in one process: each brings a oneDNN of its own under one name.
 """
 
+from __future__ import annotations
+
 import math
 import textwrap
 import zlib

@@ -1,5 +1,7 @@
 """How every command ends: 0 done, 1 a check failed, 2 the user must fix something, 143 preempted."""
 
+from __future__ import annotations
+
 import argparse
 import importlib
 import os

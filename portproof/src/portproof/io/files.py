@@ -5,6 +5,8 @@ it finds only the stand-ins below, which build arrays and containers and nothing
 before its bytes have been seen, so that a short file cannot claim a large one.
 """
 
+from __future__ import annotations
+
 import glob
 import io
 import json

@@ -1,5 +1,7 @@
 """What a weight file must be before it is loaded: every key, no other key, every shape and dtype, finite values."""
 
+from __future__ import annotations
+
 import hashlib
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -81,7 +83,7 @@ def digest(content: Any) -> str:
             for key, item in value.items():
                 sha256.update(repr(key).encode())
                 add(item)
-        elif isinstance(value, list | tuple):
+        elif isinstance(value, (list, tuple)):
             sha256.update(f"[{len(value)}".encode())
             for item in value:
                 add(item)

@@ -1,5 +1,7 @@
 """All rungs of a ladder in one process, one after another, and the report of the run."""
 
+from __future__ import annotations
+
 import importlib.util
 import time
 import traceback

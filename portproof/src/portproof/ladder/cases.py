@@ -3,15 +3,19 @@
 A case is a tuple of arrays, which a criterion or a metric takes as tensors.
 """
 
+from __future__ import annotations
+
 from collections.abc import Mapping, Sequence
 from itertools import product
+from typing import Union
 
 import numpy as np
 
 from portproof.io.cli import UserError
+from portproof.python39 import zip_strict
 
 Case = tuple[np.ndarray, ...]
-Seed = int | Sequence[int] | np.random.Generator
+Seed = Union[int, Sequence[int], np.random.Generator]
 
 RANKS = 8  # labels are put at ranks 0 to 7, so that an off-by-one in the k of top-k changes a count
 SPECIAL_LOGITS = {
@@ -68,7 +72,7 @@ def ranked_labels(logits: np.ndarray, margin: float) -> np.ndarray | None:
     ranks = min(RANKS, logits.shape[1])
     order = np.argsort(-logits, axis=1, kind="stable")[:, : ranks + 1]
     labels = []
-    for i, (row, classes) in enumerate(zip(logits, order, strict=True)):
+    for i, (row, classes) in enumerate(zip_strict(logits, order)):
         gaps = -np.diff(row[classes], prepend=np.inf, append=-np.inf)
         clear = [r % ranks for r in range(i, i + ranks) if min(gaps[r % ranks], gaps[r % ranks + 1]) > margin]
         if not clear:
@@ -83,7 +87,7 @@ def prepared(cases: Mapping[str, Sequence[np.ndarray]]) -> dict[str, Case]:
         raise UserError(f"cases: {{name: tuple of arrays}} with one case at least, not {cases!r}")
     found = {}
     for name, arrays in cases.items():
-        if not isinstance(arrays, tuple | list) or not arrays:
+        if not isinstance(arrays, (tuple, list)) or not arrays:
             raise UserError(f"case {name!r} is a {type(arrays).__name__}: give a tuple of one array or more")
         found[name] = tuple(np.asarray(array) for array in arrays)
         for array in found[name]:

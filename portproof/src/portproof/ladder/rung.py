@@ -1,5 +1,7 @@
 """One rung of the ladder while it runs: what it prints, its verdicts so far, what is written in the end."""
 
+from __future__ import annotations
+
 import argparse
 import functools
 import resource
@@ -8,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NoReturn, TypeVar, Union
 
 import numpy as np
 
@@ -16,11 +18,12 @@ from portproof.compare import FAIL, PASS, Item, Row, Verdict, joined
 from portproof.compare.tolerances import largest
 from portproof.io.cli import ArgumentParser, HelpFormatter, UserError, one_line, output_dir, run
 from portproof.io.records import save_record, save_text
+from portproof.python39 import zip_strict
 from portproof.report.checks import Checks
 from portproof.report.text import block_of, last_line, render, row_line
 
 T = TypeVar("T")
-Arrays = Mapping[Item | str, np.ndarray]
+Arrays = Mapping[Union[Item, str], np.ndarray]
 
 
 class ToFillIn(UserError):
@@ -76,7 +79,7 @@ class Rung(Checks):
 
     def keep(self, ref: Arrays, port: Arrays, prefix: str = "") -> None:
         """Put arrays into the two result files, as PREFIX + the item's name."""
-        for file, arrays in zip(self.files, (ref, port), strict=True):
+        for file, arrays in zip_strict(self.files, (ref, port)):
             file.update({f"{prefix}{item}": np.asarray(array) for item, array in arrays.items()})
 
     def of_ref(self, what: str, function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
@@ -110,7 +113,7 @@ class Rung(Checks):
                 )
                 return
 
-    def write(self, folder: str | Path, stem: str, log_stem: str = "", save: Callable = save_record) -> "Rung":
+    def write(self, folder: str | Path, stem: str, log_stem: str = "", save: Callable = save_record) -> Rung:
         """Write STEM_ref.npy, STEM_paddle.npy and log/STEM_diff.log to `folder`, say the last line -> this rung.
 
         In this order, for a verdict that could not be written is none: UserError says what cannot be. `save` writes
@@ -118,7 +121,7 @@ class Rung(Checks):
         """
         last = last_line(self.name, joined(self.name, self.verdicts))
         folder = output_dir(folder)
-        for side, arrays in zip(("ref", "paddle"), self.files, strict=True):
+        for side, arrays in zip_strict(("ref", "paddle"), self.files):
             save(arrays, folder / f"{stem}_{side}.npy")
         every = [line for verdict in self.verdicts for line in (verdict.title, *map(row_line, verdict.rows))]
         text = "\n".join([*self.log, last, "", "every item:", *every, ""])

@@ -6,6 +6,8 @@ two modules of the reference. None of that is a fault. So each attempt is a way 
 either side the module behind it that is taken to belong to it.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial

@@ -4,6 +4,8 @@ A mutation is named only if it reproduces the port: what is left of the differen
 that differs. So none is a guess; where none reproduces it, none is named. Whatever raises reproduces nothing.
 """
 
+from __future__ import annotations
+
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress

@@ -6,6 +6,8 @@ keywords, returning more, or with the activation inside that is a module of its 
 at first is tried again in the port's own way of calling it, and together with what follows it (see attempts.py).
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property

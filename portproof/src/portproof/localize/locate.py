@@ -5,6 +5,8 @@ wrong. Layers come before the blocks that hold them; a block at fault whose laye
 own code, between them.
 """
 
+from __future__ import annotations
+
 import os
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,6 +21,7 @@ from portproof.compare.tolerances import largest
 from portproof.localize.isolated import IsolatedRun, IsolatedRuns, forward_order, has_upstream
 from portproof.localize.location import Location, module_tree
 from portproof.mapping.name_map import NameMap, port_module
+from portproof.python39 import zip_strict
 
 SAME_INPUT = 1e-9  # of the largest value
 
@@ -185,7 +188,7 @@ def _same_inputs(ref_call: ModuleCall, port_call: ModuleCall) -> bool:
     """Whether all floats agree, and there are as many arrays."""
     if len(ref_call.inputs) != len(port_call.inputs):
         return False
-    for ref, port in zip(ref_call.inputs, port_call.inputs, strict=True):
+    for ref, port in zip_strict(ref_call.inputs, port_call.inputs):
         if ref.dtype.kind not in "fc":
             continue
         if ref.shape != port.shape or not largest(ref - port) <= SAME_INPUT * max(largest(ref), 1e-300):

@@ -1,5 +1,7 @@
 """The place where a port departs from its reference, and how it is printed."""
 
+from __future__ import annotations
+
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -21,7 +23,7 @@ class Location:
     proof: list[str] = field(default_factory=list)
     diagnosis: list[str] = field(default_factory=list)  # the mutations that reproduce the difference, in words
     tree: list[str] = field(default_factory=list)
-    also: list["Location"] = field(default_factory=list)  # further modules that are at fault themselves
+    also: list[Location] = field(default_factory=list)  # further modules that are at fault themselves
     built_differently: Mapping[str, str] = field(default_factory=dict)  # {label of a call without a fault: in what}
 
     def lines(self) -> list[str]:

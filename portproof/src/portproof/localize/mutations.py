@@ -9,6 +9,8 @@ import numpy as np
 import torch
 from torch import nn
 
+from portproof.python39 import zip_strict
+
 Mutation = Callable[[nn.Module], nn.Module]
 
 EPSILONS = (1e-2, 1e-3, 1e-4, 1e-5, 1e-6, 1e-7, 1e-8, 1e-10, 1e-12, 0.0)
@@ -370,10 +372,8 @@ def _padded_like_same(module: nn.Module) -> nn.Module:
 
     def forward(x: torch.Tensor) -> torch.Tensor:
         pads = []
-        for size, kernel, stride, dilation in zip(
-            reversed(x.shape[2:]),
-            *(reversed(v) for v in (module.kernel_size, module.stride, module.dilation)),
-            strict=True,
+        for size, kernel, stride, dilation in zip_strict(
+            reversed(x.shape[2:]), *(reversed(v) for v in (module.kernel_size, module.stride, module.dilation))
         ):
             total = max(0, (math.ceil(size / stride) - 1) * stride + (kernel - 1) * dilation + 1 - size)
             pads += [total // 2, total - total // 2]
@@ -424,7 +424,7 @@ def _named(module: nn.Module, kind: str) -> str:
 
 
 def _pool_mutations(module: nn.Module) -> Iterator[tuple[str, Mutation]]:
-    if isinstance(module, nn.AdaptiveAvgPool2d | nn.AdaptiveMaxPool2d):
+    if isinstance(module, (nn.AdaptiveAvgPool2d, nn.AdaptiveMaxPool2d)):
         other, word = (
             (nn.AdaptiveMaxPool2d, "the maximum, not the mean")
             if isinstance(module, nn.AdaptiveAvgPool2d)

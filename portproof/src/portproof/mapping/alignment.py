@@ -1,5 +1,7 @@
 """The cheapest way to put two sequences side by side: what stands for what, and what is left over on either side."""
 
+from __future__ import annotations
+
 from collections.abc import Callable, Sequence
 
 SKIP = 1000  # for each one left over

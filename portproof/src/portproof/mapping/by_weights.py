@@ -3,6 +3,8 @@
 Needs no inputs, so that it serves where nothing is sent through the models.
 """
 
+from __future__ import annotations
+
 from collections.abc import Mapping
 
 import numpy as np

@@ -1,5 +1,7 @@
 """The weights of one model as those of another, which may be of the other framework: by name, or by a map of names."""
 
+from __future__ import annotations
+
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
@@ -15,6 +17,7 @@ from portproof.mapping.links import converted as converted_by
 from portproof.mapping.links import parse
 from portproof.mapping.name_map import checked_map, propose
 from portproof.mapping.pairing import is_spare
+from portproof.python39 import zip_strict
 
 Arrays = dict[str, np.ndarray]
 
@@ -62,7 +65,7 @@ def convert_state_dict(
             in_torch_layout = [source_slots[key][1].change(arrays[key]) for key in link.ref]
             slots = [target_slots[key][1] for key in link.port]
             moved = converted_by(link, in_torch_layout, [slot.shape for slot in slots])
-            converted |= {slot.tensor: slot.change(array) for slot, array in zip(slots, moved, strict=True)}
+            converted |= {slot.tensor: slot.change(array) for slot, array in zip_strict(slots, moved)}
     own = target_backend.state_arrays(result)
     for key in target_spare - converted.keys():
         converted[key] = np.zeros((), np.int64) if _is_count(key) else own[key]

@@ -13,6 +13,7 @@ import numpy as np
 
 from portproof.backends.model import BackendModel, Slot
 from portproof.io.cli import UserError
+from portproof.python39 import zip_strict
 
 Shape = tuple[int, ...]
 View = Callable[[np.ndarray], np.ndarray]
@@ -145,11 +146,11 @@ def apply(links: Iterable[Link], ref: BackendModel, port: BackendModel) -> dict[
         whole, parts = sides[joined][0], sides[1 - joined]
         cut = [
             replace(whole, key=whole.key + label, shape=part.shape, view=view)
-            for part, (label, view) in zip(parts, views, strict=True)
+            for part, (label, view) in zip_strict(parts, views)
         ]
         pieces[joined][whole.tensor] = cut
         both = (cut, parts) if joined == 0 else (parts, cut)
-        for a, b in zip(*both, strict=True):
+        for a, b in zip_strict(*both):
             pairs.setdefault(a.tensor, {})[a.key] = b.key
     ref.split(pieces[0])
     port.split(pieces[1])
@@ -160,9 +161,9 @@ def converted(link: Link, arrays: Sequence[np.ndarray], shapes: Sequence[Shape])
     """The port's arrays, of `shapes`, with the elements of the reference's `arrays`; all are in PyTorch's layout."""
     views = link.views([array.shape for array in arrays], shapes)
     if len(arrays) == 1:
-        return [view(arrays[0]).reshape(shape) for (_, view), shape in zip(views, shapes, strict=True)]
+        return [view(arrays[0]).reshape(shape) for (_, view), shape in zip_strict(views, shapes)]
     whole = np.empty(shapes[0], arrays[0].dtype)
-    for (_, view), array in zip(views, arrays, strict=True):
+    for (_, view), array in zip_strict(views, arrays):
         part = view(whole)
         part[...] = array.reshape(part.shape)
     return [whole]

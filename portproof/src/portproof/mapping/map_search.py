@@ -5,9 +5,12 @@ receive and, of those that receive the same, in what their outputs do further on
 part, then the last one is taken back. Where two choices explain all values, none is the right one.
 """
 
+from __future__ import annotations
+
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain, islice, product
+from typing import Union
 
 import numpy as np
 
@@ -15,13 +18,14 @@ from portproof.backends.model import BackendModel, Module, Run
 from portproof.backends.trace import Inputs, ModuleCall
 from portproof.mapping.links import Link, apply
 from portproof.mapping.pairing import Option, Unit, contents_of, fit_units, signature
+from portproof.python39 import zip_strict
 
 SAME = 1e-4  # of the largest value: far above rounding in float64, far below what another layer would give
 TRIES_OF_BLOCK = 240  # choices of options for what one block holds
 TRIES_ALONE = 500  # runs of blocks alone in all
 TRIES = 60  # runs of the port without getting any further, after which the search ends
 
-Place = int | tuple[str, str]  # which unit: of the others, or the reference's module and the port's
+Place = Union[int, tuple[str, str]]  # which unit: of the others, or the reference's module and the port's
 
 
 def alike(ref: Sequence[np.ndarray], port: Sequence[np.ndarray], tolerance: float = SAME) -> bool:
@@ -30,8 +34,8 @@ def alike(ref: Sequence[np.ndarray], port: Sequence[np.ndarray], tolerance: floa
     ref_whole, port_whole = ([a for a in arrays if a.dtype.kind not in "fc"] for arrays in (ref, port))
     return (
         len(ref_floats) == len(port_floats)
-        and all(np.array_equal(r, p) for r, p in zip(ref_whole, port_whole, strict=False))
-        and all(_close(r, p, tolerance) for r, p in zip(ref_floats, port_floats, strict=True))
+        and all(np.array_equal(r, p) for r, p in zip(ref_whole, port_whole))
+        and all(_close(r, p, tolerance) for r, p in zip_strict(ref_floats, port_floats))
     )
 
 
@@ -82,7 +86,7 @@ def _choices(
         [now],
         (now | {first: i} for i in range(count)),
         (now | dict.fromkeys(alike, i) for i in range(count)) if len(alike) > 1 else (),
-        (dict(zip(group, each, strict=True)) for each in product(*(range(len(options[place])) for place in group))),
+        (dict(zip_strict(group, each)) for each in product(*(range(len(options[place])) for place in group))),
     )
     tried = list(islice(every, tries))
     marked = [(choice, all(options[place][i].by_name for place, i in choice.items())) for choice in tried]

@@ -1,5 +1,7 @@
 """Which module call of the port stands for which of the reference: layers by the map, all else by their values."""
 
+from __future__ import annotations
+
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from difflib import SequenceMatcher
@@ -9,6 +11,7 @@ from portproof.backends.trace import ModuleCall
 from portproof.convert.rules import PADDLE_TYPES
 from portproof.mapping.map_search import alike
 from portproof.mapping.pairing import contents_of
+from portproof.python39 import zip_strict
 
 EXACT = 1e-9  # of the largest value: two float64 runs closer than this are of one function, however it is put together
 
@@ -160,7 +163,7 @@ class _CallMatcher:
     def _by_type(self, ref_leaves: list[Labelled], port_leaves: list[Labelled]) -> dict[str, str]:
         """Pairs in turn, if the types fit each other; else where the sequences of types run alike."""
         if len(ref_leaves) == len(port_leaves):
-            turns = list(zip(ref_leaves, port_leaves, strict=True))
+            turns = list(zip_strict(ref_leaves, port_leaves))
             types = [self._types(call, port_call) for (_, call), (_, port_call) in turns]
             if all(pair[0] == pair[1] or self.type_fits.get(pair) for pair in types):
                 return {label: port_label for (label, _), (port_label, _) in turns}
@@ -181,7 +184,7 @@ class _CallMatcher:
         for key, ref_group in ref_groups.items():
             port_group = port_groups.get(key, [])
             if len(ref_group) == len(port_group):
-                yield from zip(ref_group, port_group, strict=True)
+                yield from zip_strict(ref_group, port_group)
 
 
 def _leaves_behind_layers(

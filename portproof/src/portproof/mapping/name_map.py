@@ -5,6 +5,8 @@ weights are loaded through it and values are sent through both models (see map_s
 and gives the same, the map is right; where values cannot tell, it is not guessed.
 """
 
+from __future__ import annotations
+
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field

@@ -1,5 +1,7 @@
 """Pairs of modules and tensors by name, order, type and shape. They are proposals, which values have to confirm."""
 
+from __future__ import annotations
+
 import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -13,6 +15,7 @@ from portproof.backends.trace import Trace
 from portproof.convert.rules import RULES
 from portproof.mapping.alignment import align
 from portproof.mapping.links import Link, squeezed
+from portproof.python39 import zip_strict
 
 OPTIONAL = "num_batches_tracked"  # PaddlePaddle does not have it
 MOST_OPTIONS = 240  # of one unit that are tried
@@ -186,9 +189,7 @@ def _aligned(ref: Sequence[Module], port: Sequence[Module], pairs: Mapping[str, 
         for ref_places, port_places in align(*parents, cost)
     ]
     taken = {name for unit in units for name in unit.ref}, {name for unit in units for name in unit.port}
-    left = [
-        [module for module in side if module.name not in names] for side, names in zip((ref, port), taken, strict=True)
-    ]
+    left = [[module for module in side if module.name not in names] for side, names in zip_strict((ref, port), taken)]
     return units + _gathered(*left)
 
 
@@ -279,7 +280,7 @@ def fit_units(units: Iterable[Unit], ref: Modules, port: Modules) -> tuple[dict[
     if loose:
         fitted.append(Unit((), (), loose))
         for link in loose[0].links:
-            for side, keys in zip(left, (link.ref, link.port), strict=True):
+            for side, keys in zip_strict(left, (link.ref, link.port)):
                 for key in keys:
                     side.pop(key)
     for i, modules in enumerate(missing):
@@ -343,11 +344,9 @@ def _links_within(ref: Module, port: Module) -> tuple[list[list[Option]], dict[s
         return factors, wrong
     spare = {leaf for leaf in ref.slots if is_spare(ref, leaf)}, {leaf for leaf in port.slots if is_spare(port, leaf)}
     factors += _by_shape(*free, lambda leaf, port_leaf: (leaf in spare[0]) == (port_leaf in spare[1]))
-    rest = [
-        {leaf: s for leaf, s in side.items() if leaf not in spares} for side, spares in zip(free, spare, strict=True)
-    ]
+    rest = [{leaf: s for leaf, s in side.items() if leaf not in spares} for side, spares in zip_strict(free, spare)]
     factors += _joins_among(*rest)
-    for leaf, port_leaf in zip(list(rest[0]), list(rest[1]), strict=False):
+    for leaf, port_leaf in zip(list(rest[0]), list(rest[1])):
         mismatch(leaf, port_leaf)
     return factors, wrong
 
@@ -393,7 +392,7 @@ def _by_shape(
         for pairs in groups.values():
             if 1 < len(pairs) <= MOST_EXCHANGED:
                 orders = permutations([b for _, b in pairs])
-                every = [[_whole(a, b, False) for (a, _), b in zip(pairs, order, strict=True)] for order in orders]
+                every = [[_whole(a, b, False) for (a, _), b in zip_strict(pairs, order)] for order in orders]
                 factors.append([option for chosen in every for option in _combined(chosen)])
             else:
                 factors += [_whole(a, b, False) for a, b in pairs]
@@ -415,9 +414,9 @@ def _loose(
             for key, (module, leaf) in side.items()
             if not is_spare(module, leaf) and prefix + module.slots[leaf].key not in reasons
         }
-        for side, prefix in zip(left, ("", "port's "), strict=True)
+        for side, prefix in zip_strict(left, ("", "port's "))
     ]
-    own = [{key for key in side if not found[key][0].kind} for side, found in zip(sides, left, strict=True)]
+    own = [{key for key in side if not found[key][0].kind} for side, found in zip_strict(sides, left)]
     factors = _by_shape(*sides, lambda key, port_key: key in own[0] or port_key in own[1])
     factors += _joins_among({k: s for k, s in sides[0].items() if k in own[0]}, sides[1], turned=False)
     factors += _joins_among(sides[0], {k: s for k, s in sides[1].items() if k in own[1]}, turned=True)

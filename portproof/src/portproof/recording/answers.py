@@ -1,5 +1,7 @@
 """What judging asks of a reference, as keys, and the runs that answer it, as JSON with their arrays in a store."""
 
+from __future__ import annotations
+
 import hashlib
 import json
 from collections.abc import Collection, Mapping, Sequence

@@ -7,6 +7,8 @@ Numbers in the text are places in that list of arrays. Nothing in the file is ru
 digests do not say.
 """
 
+from __future__ import annotations
+
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
@@ -19,6 +21,7 @@ import numpy as np
 
 from portproof.io.cli import UserError
 from portproof.io.files import load_safetensors_with_metadata, refusing, save_safetensors
+from portproof.python39 import zip_strict
 from portproof.recording.model import RecordedModel
 from portproof.recording.values import COMPLEX, KINDS, digest_of
 
@@ -58,7 +61,7 @@ class Recording:
 
     @cached_property
     def _text(self) -> str:
-        table = [[digest, str(array.dtype)] for digest, array in zip(self._digests, self.arrays, strict=True)]
+        table = [[digest, str(array.dtype)] for digest, array in zip_strict(self._digests, self.arrays)]
         body = json.dumps({**self.header, "arrays": table}, separators=(",", ":"), allow_nan=False)
         return f"{VERSION} {_digest(body)}\n{body}"
 
@@ -78,11 +81,11 @@ class Recording:
             raise UserError(
                 f"recording {path} lists too many runs ({megabytes(len(text))} of text): record fewer modules alone"
             )
-        stored = {digest: _as_stored(array) for digest, array in zip(self._digests, self.arrays, strict=True)}
+        stored = {digest: _as_stored(array) for digest, array in zip_strict(self._digests, self.arrays)}
         save_safetensors(stored, path, {NAME: text})
 
     @classmethod
-    def load(cls, path: str | Path) -> "Recording":
+    def load(cls, path: str | Path) -> Recording:
         """Read what `save` wrote; raises UserError for a file that is anything else, or was changed."""
         stored, metadata = load_safetensors_with_metadata(path)
         if NAME not in metadata:

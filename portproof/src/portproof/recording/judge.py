@@ -1,5 +1,7 @@
 """`portproof.judge`: a port judged against a recorded reference, as `align` judges it against one that is there."""
 
+from __future__ import annotations
+
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path

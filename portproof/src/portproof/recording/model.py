@@ -65,7 +65,7 @@ class RecordedModel(BackendModel):
     def _check(self) -> None:
         if not self.modes or not set(self.modes) <= set(MODES):
             raise ValueError("it holds no mode")
-        if not isinstance(self.inputs, list | dict) or not self.cotangent:
+        if not isinstance(self.inputs, (list, dict)) or not self.cotangent:
             raise ValueError("it holds no inputs, or no gradient for the outputs")
         for name, module in self._whole.items():
             owners = [slot.key.rpartition(".")[0] for slot in module.slots.values()]

@@ -5,6 +5,8 @@ reference's gives alone, on the reference's own inputs and upstream gradients. W
 alone, so it can be answered before there is a port.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
 from typing import Any

@@ -1,5 +1,7 @@
 """Nested values as JSON, with their arrays in a store by content. What has no such form is marked, never pickled."""
 
+from __future__ import annotations
+
 import hashlib
 import json
 import math

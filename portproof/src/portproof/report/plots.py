@@ -15,6 +15,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocato
 from numpy.typing import ArrayLike
 
 from portproof.compare import PASS, Row
+from portproof.python39 import zip_strict
 
 WIDTH, HEIGHT = 440, 220  # in points, which the page scales; small enough that text stays legible on a phone
 # Placeholders for the page's colours: no other shape of a plot has these values.
@@ -141,7 +142,7 @@ def shares_plot(curves: dict[str, list[float]], salt: str) -> str:
         figure, axes = _axes("iteration", "largest difference / limit")
         _log_scale(axes)
         axes.axhline(1, color=LIMIT, linewidth=1.4)
-        for kind, style in zip(KINDS, STYLES, strict=True):
+        for kind, style in zip_strict(KINDS, STYLES):
             share = np.array(curves.get(kind, []), np.float64)
             x, drawn = np.arange(len(share)), _drawable(share)
             axes.plot(x, np.where(drawn > 0, drawn, np.nan), style, color=DATA, linewidth=1.3)

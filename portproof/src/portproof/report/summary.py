@@ -15,6 +15,8 @@
 A number that was not measured is null, an infinite one "Infinity" or "-Infinity".
 """
 
+from __future__ import annotations
+
 import argparse
 import json
 import math

@@ -73,7 +73,7 @@ def first_difference(verdict: Verdict, types: Mapping[str, str]) -> list[str]:
         ref, port = row.worst.ref, row.worst.port
         place = f" at {row.worst.index}" if row.worst.index else ""
         relative = ""
-        if isinstance(ref, float | complex) and row.scale > 0:
+        if isinstance(ref, (float, complex)) and row.scale > 0:
             relative = f", {row.difference / row.scale:.1e} of the largest value"
         lines.append(f"  worst{place}: reference {ref!r}, port {port!r}{relative}")
     before = verdict.rows[: verdict.rows.index(row)]

@@ -1,5 +1,7 @@
 """Models, functions and inputs that are named by text, on a command line or in a script."""
 
+from __future__ import annotations
+
 import ast
 import functools
 import re

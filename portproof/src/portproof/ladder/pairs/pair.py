@@ -4,6 +4,8 @@ A whole model is judged mode by mode: in float64 every module's output, every gr
 outputs and statistics, and gradients layer by layer.
 """
 
+from __future__ import annotations
+
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -68,7 +70,7 @@ class Pair:
         output: str = OUTPUT,
         modes: Sequence[str] = MODES,
         outputs: Mapping[str, str] | None = None,
-    ) -> "Pair":
+    ) -> Pair:
         """The pair of `ref` and `port`, to be run in `modes`; see `portproof.align` for the arguments.
 
         `ref` may also be a recorded model. With `mirrored` equal names stand for each other, where both sides have the

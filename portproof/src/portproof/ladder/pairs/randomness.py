@@ -1,5 +1,7 @@
 """What is random in a model: found by the random numbers that it takes, and switched off where its mode does that."""
 
+from __future__ import annotations
+
 from portproof.backends.model import BackendModel
 from portproof.backends.trace import Inputs, Trace
 

@@ -1,8 +1,10 @@
 """What rungs of models share: two models with equal weights, and where the port departs from the reference."""
 
+from __future__ import annotations
+
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Optional
+from typing import Any
 
 from portproof.backends import backend
 from portproof.backends.model import BackendModel
@@ -30,7 +32,7 @@ class Sides:
     modules: Mapping[str, str] | None  # as the user gave them
 
     @classmethod
-    def of(cls, rung: Rung, ref: Any, port: Any, names: Mapping[str, str] | None, device: str) -> Optional["Sides"]:
+    def of(cls, rung: Rung, ref: Any, port: Any, names: Mapping[str, str] | None, device: str) -> Sides | None:
         """None, and the rung fails, unless the weights are equal; raises UserError for what is no model."""
         ref, port = backend("torch").wrap(ref, "reference", device), backend("paddle").wrap(port, "port", device)
         rung.types = rung.types or {name: module.type for name, module in ref.modules.items()}

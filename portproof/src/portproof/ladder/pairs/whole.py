@@ -1,5 +1,7 @@
 """`portproof.align`: a whole pair of models judged at once, and where the port departs from the reference."""
 
+from __future__ import annotations
+
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any

@@ -1,5 +1,7 @@
 """What goes into a model, on both sides: batches, one after the other, and what each side says of its data."""
 
+from __future__ import annotations
+
 import itertools
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -13,6 +15,7 @@ from portproof.backends import backend_of_tensor
 from portproof.compare import FAIL, PASS, Item, Row, Verdict, compare, joined
 from portproof.compare.tolerances import exact_atol
 from portproof.ladder.rung import Rung, on_rung
+from portproof.python39 import zip_strict
 
 PICTURES = 4  # images that differ, for the report
 END = object()
@@ -35,7 +38,7 @@ def _arrays_at(value: Any, place: str) -> dict[str, np.ndarray]:
     """{place in `value`: array}: [1] in a tuple or list, [key] in a dict; what is empty has none."""
     if isinstance(value, Mapping):
         parts = [(f"{place}[{key}]", part) for key, part in value.items()]
-    elif isinstance(value, tuple | list):
+    elif isinstance(value, (tuple, list)):
         parts = [(f"{place}[{number}]", part) for number, part in enumerate(value)]
     else:
         return {place: to_array(value, place)}
@@ -47,7 +50,7 @@ def _structure(value: Any) -> str:
     if isinstance(value, Mapping):
         parts = (f"{key}: {_structure(part)}" for key, part in sorted(value.items(), key=lambda pair: str(pair[0])))
         return f"{{{', '.join(parts)}}}"
-    return f"({', '.join(map(_structure, value))})" if isinstance(value, tuple | list) else "array"
+    return f"({', '.join(map(_structure, value))})" if isinstance(value, (tuple, list)) else "array"
 
 
 def _read(batches: Iterator[Any], number: int) -> tuple[Arrays, str] | object:
@@ -173,7 +176,7 @@ def image_folder(dataset: Any, name: str) -> dict[Item, Any]:
     `dataset` is an ImageFolder or DatasetFolder of torchvision or paddle.vision, or has their `root`, `classes` and
     `samples`, a list of (path, label). `name` is what all items are called, such as "val".
     """
-    files, labels = zip(*dataset.samples, strict=True)
+    files, labels = zip_strict(*dataset.samples)
     return {
         Item(name, "files", section="length"): len(dataset),
         Item(name, "files", section="classes"): dataset.classes,
@@ -210,13 +213,13 @@ def by_sample(
     """
     order = batches.batch_sampler if order is None else order
     name_of = name_of or partial(_name_of, getattr(batches, "dataset", None))
-    for number, (indices, tensors) in enumerate(zip(order, batches, strict=False)):
+    for number, (indices, tensors) in enumerate(zip(order, batches)):
         items = {
             Item(f"order of batch {number}", "order", section=section): indices,
             Item(f"size of batch {number}", "order", section=section): [len(tensor) for tensor in tensors],
         }
         for i, tensor in enumerate(tensors[: len(kinds)]):
-            for index, sample in zip(indices, tensor, strict=False):  # a size that differs is an item of its own
+            for index, sample in zip(indices, tensor):  # a size that differs is an item of its own
                 items[_sample_item(name_of(index), kinds, i, section)] = sample
         yield items
 

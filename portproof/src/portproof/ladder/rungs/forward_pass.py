@@ -1,5 +1,7 @@
 """The forward pass of every module, in both modes and both precisions."""
 
+from __future__ import annotations
+
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any

@@ -1,5 +1,7 @@
 """A training run of both sides in float64, where rounding is not yet magnified: step for step."""
 
+from __future__ import annotations
+
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -32,7 +34,7 @@ class Batches:
         self.backend, self.jitter = backend, jitter
         self.before: dict[str, np.ndarray] = {}  # the parameters before the first step
 
-    def __call__(self, loader: Any, model: Any) -> "Epoch":
+    def __call__(self, loader: Any, model: Any) -> Epoch:
         return Epoch(self, loader, model)
 
     def moved(self, array: np.ndarray) -> np.ndarray:

@@ -1,5 +1,7 @@
 """Where training starts: each initial parameter against the distribution or the constant that it should come from."""
 
+from __future__ import annotations
+
 import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial

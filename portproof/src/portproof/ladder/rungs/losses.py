@@ -1,5 +1,7 @@
 """Two criteria: the loss and its gradient, in both precisions, on ordinary and on awkward inputs."""
 
+from __future__ import annotations
+
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 

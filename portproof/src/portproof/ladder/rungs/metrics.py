@@ -1,5 +1,7 @@
 """Two metrics, on awkward cases; and two evaluations, over a whole loader."""
 
+from __future__ import annotations
+
 import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace

@@ -1,5 +1,7 @@
 """The rungs of optimizers and schedules: the same drawn gradients, the same epochs, on both sides."""
 
+from __future__ import annotations
+
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -12,6 +14,7 @@ from portproof.compare.tolerances import SEMANTIC_RTOL, exact_atol, largest, wit
 from portproof.io.cli import UserError
 from portproof.ladder.pairs.sides import Sides, check_coefficients
 from portproof.ladder.rung import Rung, on_rung
+from portproof.python39 import zip_strict
 
 Make = Callable[..., Any]  # (model, **settings) -> optimizer, or (optimizer, schedule)
 Recipes = Mapping[str, Mapping[str, Any]]
@@ -75,7 +78,7 @@ def optimizer(
         if all(np.array_equal(array, start[key]) for key, array in found.items()):
             rung.refuse(f"the reference's optimizer{name and f' {name}'} moves no parameter")
         _, port_found, _ = rung.of_port("optimizer", _updated, sides, 1, make_port, every, drawn) or (rate, {}, None)
-        for side, arrays in zip(moved, (found, port_found), strict=True):
+        for side, arrays in zip_strict(moved, (found, port_found)):
             side.update({tensor_item(key, "parameter", section=name): array for key, array in arrays.items()})
     title = f"parameters after {updates} updates with drawn gradients at rate {' and '.join(rates.values())}, float64"
     rung.check(compare(*moved, atol, title=title), group=lambda item: item.section or item.kind)

@@ -1,5 +1,7 @@
 """Training steps of the usual form, for `backward`, of a pair whose own training loop is not at hand."""
 
+from __future__ import annotations
+
 from collections.abc import Callable, Sequence
 from typing import Any
 

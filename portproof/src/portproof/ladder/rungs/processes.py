@@ -14,6 +14,8 @@ process, be it alone or one of several (the launcher's environment variables tel
                     those of one within the limits, and equal on all processes to the last bit
 """
 
+from __future__ import annotations
+
 import contextlib
 import io
 import json
@@ -42,6 +44,7 @@ from portproof.ladder.pairs.sides import check_coefficients
 from portproof.ladder.rung import Rung, on_rung
 from portproof.ladder.workers.launching import CouldNotStart, LaunchError, launch
 from portproof.ladder.workers.process_worker import Record, record_of
+from portproof.python39 import zip_strict
 
 FRAMEWORKS = {"reference": "torch", "port": "paddle"}
 TIMEOUT = 300.0  # seconds; two processes of a small model take 10 on idle cores
@@ -364,6 +367,6 @@ def dist(
             for each in own:
                 check_several(rung, one[who], each, judge, own_statistics)
         files[who] = kept(one.get(who, {}), own, own_statistics)
-    for there, here in zip(several[::2], several[1::2], strict=True):
+    for there, here in zip_strict(several[::2], several[1::2]):
         check_lines(rung, there, here)
     rung.keep(files["reference"], files["port"])

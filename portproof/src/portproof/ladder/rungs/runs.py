@@ -1,5 +1,7 @@
 """Whole float32 training runs of both sides, judged by the test of hypotheses in trajectory.py."""
 
+from __future__ import annotations
+
 import json
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -13,6 +15,7 @@ from portproof.io.cli import UserError, resolve
 from portproof.ladder.rung import Rung, on_rung, processor_time
 from portproof.ladder.statistics.trajectory import ALPHA, FEATURES, Feature, Record, judge, lacking
 from portproof.ladder.workers.launching import RunFailed, launch_runs
+from portproof.python39 import zip_strict
 
 SIDES = ("reference", "port")
 FEWEST = 4  # degrees of freedom of the test: with fewer a limit is more than 20 standard deviations
@@ -80,14 +83,14 @@ def train(
     documented; a port with either fails the rung. A run of either side may raise UserError itself, see `to_fill_in`.
     """
     runs = _plan(seeds, draws)
-    for path, side in zip((ref, port), SIDES, strict=True):
+    for path, side in zip_strict((ref, port), SIDES):
         resolve(path, side)
     try:
         json.dumps(options)
     except (TypeError, ValueError) as error:
         raise UserError(f"options cannot be written as JSON ({error}): they are handed to other processes") from error
     with processor_time(rung, "float32"), tempfile.TemporaryDirectory() as folder:
-        done = launch_runs(dict(zip(SIDES, (ref, port), strict=True)), runs, options or {}, Path(folder))
+        done = launch_runs(dict(zip_strict(SIDES, (ref, port))), runs, options or {}, Path(folder))
     for failed in (records for records in done.values() if isinstance(records, RunFailed)):
         rung.say(str(failed))
     of_ref, of_port = (done[side] for side in SIDES)
@@ -115,7 +118,7 @@ def _plan(seeds: Sequence[int], draws: int) -> dict[str, dict[str, dict[str, int
         )
     return {
         side: {f"{i}.{k}": {"seed": int(seed), "draw": k} for i, seed in enumerate(seeds) for k in range(count)}
-        for side, count in zip(SIDES, (draws, 1), strict=True)
+        for side, count in zip_strict(SIDES, (draws, 1))
     }
 
 
@@ -145,7 +148,7 @@ def _judge(rung: Rung, ref: list, port: list, features: Mapping[str, Feature], a
 def _check_top1(rung: Rung, ref: list, port: list, needed: float | None) -> None:
     """Say what every run has reached; the mean at the end must be `needed`."""
     reached = {}
-    for who, records in zip(SIDES, (ref, port), strict=True):
+    for who, records in zip_strict(SIDES, (ref, port)):
         for what, statistics in EVALUATIONS.items():
             if all(what in record for record in records):
                 top1 = np.array([record[what][1] for record in records])
@@ -162,7 +165,7 @@ def _check_top1(rung: Rung, ref: list, port: list, needed: float | None) -> None
 
 def _keep_curves(rung: Rung, ref: list, port: list) -> None:
     """Each seed's curves by epoch, for the report; those of the reference's first run and the port's for the files."""
-    for i, (records, record) in enumerate(zip(ref, port, strict=True)):
+    for i, (records, record) in enumerate(zip_strict(ref, port)):
         sides = [*records, record]
         for what, key in CURVES.items():
             if all({key, "lr"} <= side.keys() for side in sides):

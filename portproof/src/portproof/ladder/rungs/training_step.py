@@ -14,6 +14,8 @@ Models are copied for each run, in its precision; dropout is off. Both have to h
 raises UserError for what is no model or no batch, and for what the reference's side raises.
 """
 
+from __future__ import annotations
+
 import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
@@ -39,6 +41,7 @@ from portproof.ladder.pairs.pair import MODES, OUTPUT, Pair, isolated_gradients,
 from portproof.ladder.pairs.sides import Sides, check_coefficients, say_location
 from portproof.ladder.rung import Rung, on_rung
 from portproof.mapping.name_map import propose, same_names
+from portproof.python39 import zip_strict
 
 Make = Callable[[Any], tuple]
 Batch = Sequence[np.ndarray]
@@ -190,7 +193,7 @@ def _check_iterations(
         norms.append(np.sqrt(sum((array**2).sum() for item, array in fp64_ref.items() if item.kind == "gradient")))
         rung.keep(*({f"{item}_{i}": side[item] for item in (LOSS, RATE)} for side in (fp64_ref, found)), prefix=prefix)
         for item, both in curves.items():
-            for curve, side in zip(both, (fp64_ref, found), strict=True):
+            for curve, side in zip_strict(both, (fp64_ref, found)):
                 curve.append(side[item].item())
         for run in (fp64_run, fp32_run, *rounded_runs, port_run):
             run.end_iteration()
@@ -282,7 +285,7 @@ def accumulation(
             run.check_moved()
         return {item: array for item, array in found.items() if item.kind in ("gradient", "parameter")}
 
-    joined = [tuple(np.concatenate(arrays) for arrays in zip(*batches, strict=True))]
+    joined = [tuple(np.concatenate(arrays) for arrays in zip_strict(*batches))]
     fp64_ref, fp32_ref = (rung.of_ref("training step", accumulated, 0, make_ref, joined, d) for d in PRECISIONS)
     if not _can_judge(rung, fp64_ref):
         return
@@ -340,7 +343,7 @@ def epoch(
 def _checked(batches: Sequence[Batch]) -> list[Batch]:
     """The batches as tuples of arrays; raises UserError for none, and where one is not like the first."""
     batches = list(batches)
-    if not batches or any(not isinstance(batch, tuple | list) or not batch for batch in batches):
+    if not batches or any(not isinstance(batch, (tuple, list)) or not batch for batch in batches):
         raise UserError("give one batch or more, each a tuple of the arrays that a step takes")
     batches = [tuple(np.asarray(array) for array in batch) for batch in batches]
     kinds = [[(array.ndim, array.dtype.kind) for array in batch] for batch in batches]

@@ -19,6 +19,8 @@ what a right sample exceeds with probability P at most:
 Correlations are those of normal deviates: of uniform values, of the normal deviates that are as rare.
 """
 
+from __future__ import annotations
+
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -26,6 +28,8 @@ from dataclasses import dataclass
 
 import numpy as np
 from scipy import special, stats
+
+from portproof.python39 import zip_strict
 
 # Two sides of 142 tensors make about 3000 such items, so a faultless port is called faulty once in 30 000 runs; and as
 # draws follow the seed, a seed that passes passes again.
@@ -65,7 +69,7 @@ def _paired_axes(shape: Sequence[int]) -> list[tuple[str, int, int]]:
     """(name, axis, number of pairs of neighbours) of each axis that has enough of them."""
     names = ["seeds", *(f"axis {i}" for i in range(len(shape) - 1))]
     pairs = [shape[axis] // 2 * math.prod(shape) // shape[axis] for axis in range(len(shape))]
-    return [found for found in zip(names, range(len(shape)), pairs, strict=True) if found[2] >= FEWEST_PAIRS]
+    return [found for found in zip_strict(names, range(len(shape)), pairs) if found[2] >= FEWEST_PAIRS]
 
 
 class Law(ABC):

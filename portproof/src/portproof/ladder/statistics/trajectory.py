@@ -24,6 +24,8 @@ A run leaves a record, arrays by these keys, of which only the losses are needed
                      ones, and with these and every image mirrored
 """
 
+from __future__ import annotations
+
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple

@@ -1,5 +1,7 @@
 """Processes that are started, and what they recorded: several of one side that make a group, or one of each side."""
 
+from __future__ import annotations
+
 import json
 import os
 import signal

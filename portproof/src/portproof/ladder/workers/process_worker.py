@@ -6,6 +6,8 @@ FOLDER/job.json is {"run": "PKG.MOD:NAME", "options": [those of each run]}. Each
 that it prints), FOLDER/RANK.stage (how far it came) and FOLDER/RANK.NUMBER.npz (what each run recorded).
 """
 
+from __future__ import annotations
+
 import importlib
 import json
 import os
