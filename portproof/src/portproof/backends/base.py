@@ -233,6 +233,11 @@ class Backend(ABC):
     def put_back(self, tensor: Any, values: Any) -> None:
         """Give `tensor` what `values` returned for it."""
 
+    def taken_gradient(self, tensor: Any) -> Any:
+        """The gradient of `tensor`, which then has none; None for none."""
+        gradient, tensor.grad = tensor.grad, None
+        return gradient
+
     # Reading a model
 
     def named_slots(self, model: Any) -> dict[str, tuple[str, Slot]]:
@@ -355,6 +360,10 @@ class Backend(ABC):
         """`module`, changed in place, on that device, its floats in "float32" or "float64"."""
 
     @abstractmethod
+    def hook_before(self, module: Any, hook: Callable[[Any, tuple, dict], Any]) -> Any:
+        """Have `hook(module, args, kwargs)` called before each call of `module`, until the handle's remove()."""
+
+    @abstractmethod
     def hook_after(self, module: Any, hook: Callable[[Any, tuple, dict, Any], Any]) -> Any:
         """Have `hook(module, args, kwargs, output)` called after each call of `module`, until the handle's remove().
 
@@ -468,7 +477,7 @@ class _Tracer:
             self.end(output, is_activation)
 
         return [
-            module.register_forward_pre_hook(before, with_kwargs=True),
+            self.backend.hook_before(module, before),
             self.backend.hook_after(module, after),
         ]
 

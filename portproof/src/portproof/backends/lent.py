@@ -42,9 +42,8 @@ def as_it_was(backend: "Backend", module: Any) -> Iterator[None]:
     # Of what an attribute holds, too: a list of kept activations, the dict of the buffers, ...
     held = {id(value): value for _, saved in attributes for value in saved.values() if isinstance(value, (dict, list))}
     copies = [(value, value.copy()) for value in held.values()]
-    values = [(tensor, backend.values(tensor), tensor.grad) for _, tensor in owned_tensors(backend, module)]
-    for tensor, _, _ in values:
-        tensor.grad = None
+    owned = [tensor for _, tensor in owned_tensors(backend, module)]
+    values = [(tensor, backend.values(tensor), backend.taken_gradient(tensor)) for tensor in owned]
     try:
         yield
     finally:
@@ -55,6 +54,7 @@ def as_it_was(backend: "Backend", module: Any) -> Iterator[None]:
             value.clear()
             value.update(copy) if isinstance(value, dict) else value.extend(copy)
         for tensor, before, gradient in values:
-            tensor.grad = None
+            backend.taken_gradient(tensor)
             backend.put_back(tensor, before)
-            tensor.grad = gradient
+            if gradient is not None:
+                tensor.grad = gradient

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +28,27 @@ DTYPE = type(paddle.float32)
 # The operations that make tensors, or give them another precision.
 MAKERS = ("cast", "full", "full_", "full_like", "full_with_tensor", "arange", "linspace", "logspace", "eye", "one_hot")
 MAKERS += ("empty", "empty_like", "assign_value", "assign_value_", "uniform", "gaussian", "truncated_gaussian_random")
-DROPOUTS = (nn.Dropout, nn.Dropout2D, nn.Dropout3D, nn.AlphaDropout, nn.FeatureAlphaDropout)
+DROPOUTS = (nn.Dropout, nn.Dropout2D, nn.Dropout3D, nn.AlphaDropout, getattr(nn, "FeatureAlphaDropout", nn.Dropout))
+
+
+def _keywords_of_calls() -> list[dict[str, Any]] | None:
+    """The keyword arguments of the calls that are running, for Paddle 2.6, whose hooks are not given them."""
+    if "with_kwargs" in inspect.signature(nn.Layer.register_forward_pre_hook).parameters:
+        return None
+    running, native = [], nn.Layer.__call__
+
+    def call(layer: nn.Layer, *args, **kwargs) -> Any:
+        running.append(kwargs)
+        try:
+            return native(layer, *args, **kwargs)
+        finally:
+            running.pop()
+
+    nn.Layer.__call__ = call
+    return running
+
+
+KEYWORDS = _keywords_of_calls()
 
 
 @contextmanager
@@ -49,8 +71,10 @@ def _without_dropout() -> Iterator[None]:
     def off_along_axes(*args, **kwargs) -> paddle.Tensor:
         return natives[common, "dropout"](*args, **kwargs | {"training": False})
 
-    natives = {(at, name): getattr(at, name) for at, name in ((ops, "dropout"), (ops, "dropout_"), (common, "dropout"))}
-    ops.dropout, ops.dropout_ = off(ops.dropout), off(ops.dropout_)
+    places = ((ops, "dropout"), (ops, "dropout_"), (common, "dropout"))
+    natives = {(at, name): getattr(at, name) for at, name in places if hasattr(at, name)}  # Paddle 2.6 has no dropout_
+    for at, name in natives:
+        setattr(at, name, off(getattr(at, name)))
     common.dropout = off_along_axes  # what dropout2d and dropout3d call
     try:
         yield
@@ -211,6 +235,16 @@ class PaddleBackend(Backend):
         # set_value() would keep the precision, and a new tensor would have no hooks.
         tensor.get_tensor()._share_data_with(values.get_tensor())
 
+    def taken_gradient(self, tensor: paddle.Tensor) -> paddle.Tensor | None:
+        gradient = tensor.grad
+        if gradient is not None:
+            try:
+                tensor.grad = None
+            except ValueError:  # Paddle 2.6 can only empty it, wherever else it is held
+                gradient = gradient.clone()
+                tensor.clear_gradient(False)
+        return gradient
+
     def named_buffers(self, model: nn.Layer) -> Iterable[tuple[str, paddle.Tensor]]:
         # Batch norm's statistics are parameters without a gradient, and in no named_buffers().
         return ((name, tensor) for name, tensor in model.state_dict().items() if tensor.stop_gradient)
@@ -249,18 +283,24 @@ class PaddleBackend(Backend):
             layer.train()  # in eval mode its kernel keeps nothing for a backward pass; without dropout they are one
 
     def moved(self, module: nn.Layer, device: str, dtype: str) -> nn.Layer:
-        """Layer.double() makes floats of whole numbers too, such as counts and indices; a copy lies where its model."""
+        """Not by Layer.double(), which Paddle 3.0 has not, and which makes floats of counts and indices too."""
         if dtype == "float64":
-            layers = module.sublayers(include_self=True)
-            owned = ((layer, *item) for layer in layers for item in layer.named_buffers("", False))
-            whole = [(layer, name, tensor.clone()) for layer, name, tensor in owned if not tensor.is_floating_point()]
-            module.double()
-            for layer, name, tensor in whole:
-                setattr(layer, name, tensor)
+            for layer in module.sublayers(include_self=True):
+                layer._dtype = dtype  # of the parameters that it may yet make
+                for _, tensor in chain(layer.named_parameters("", False), layer.named_buffers("", False)):
+                    if tensor.is_floating_point():
+                        self.put(tensor, self.to_array(tensor).astype(dtype), device)
         return module
 
+    def hook_before(self, module: nn.Layer, hook: Callable[[Any, tuple, dict], Any]) -> Any:
+        if KEYWORDS is None:
+            return module.register_forward_pre_hook(hook, with_kwargs=True)
+        return module.register_forward_pre_hook(lambda layer, args: hook(layer, args, KEYWORDS[-1]))
+
     def hook_after(self, module: nn.Layer, hook: Callable[[Any, tuple, dict, Any], Any]) -> Any:
-        return module.register_forward_post_hook(hook, with_kwargs=True)
+        if KEYWORDS is None:
+            return module.register_forward_post_hook(hook, with_kwargs=True)
+        return module.register_forward_post_hook(lambda layer, args, out: hook(layer, args, KEYWORDS[-1], out))
 
     def set_threads(self, count: int) -> int:
         """Paddle cannot: it takes OMP_NUM_THREADS as it is when it is imported."""

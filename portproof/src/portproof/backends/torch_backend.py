@@ -243,6 +243,9 @@ class TorchBackend(Backend):
         module = module.to(device)
         return module.double() if dtype == "float64" else module
 
+    def hook_before(self, module: nn.Module, hook: Callable[[Any, tuple, dict], Any]) -> Any:
+        return module.register_forward_pre_hook(hook, with_kwargs=True)
+
     def hook_after(self, module: nn.Module, hook: Callable[[Any, tuple, dict, Any], Any]) -> Any:
         return module.register_forward_hook(hook, with_kwargs=True)
 
