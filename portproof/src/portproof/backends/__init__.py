@@ -8,21 +8,42 @@ without float32 constants. Importing this package imports no framework.
 from __future__ import annotations
 
 import importlib
+import re
 import sys
 from functools import cache
+from types import ModuleType
 from typing import Any
+
+import numpy as np
 
 from portproof.backends.base import Backend
 from portproof.io.cli import UserError, naming_extra
 
 FRAMEWORKS = ("torch", "paddle")
+OLDEST = {"torch": (2, 1), "paddle": (2, 6)}  # as pyproject.toml has it
 
 
 @cache
 def backend(name: str) -> Backend:
-    """The backend of "torch" or "paddle", which is imported now; raises UserError where it is not installed."""
+    """The backend of "torch" or "paddle", which is imported now.
+
+    Raises UserError where it is not installed, is too old, or was compiled for another NumPy than there is.
+    """
     with naming_extra(name):
+        _check_version(importlib.import_module(name))
         return importlib.import_module(f".{name}_backend", __name__).BACKEND
+
+
+def _check_version(framework: ModuleType) -> None:
+    name, version = framework.__name__, framework.__version__
+    found = tuple(map(int, re.findall(r"\d+", version)[:2]))
+    if (0, 0) < found < OLDEST[name]:  # a build of the development version may be 0.0.0
+        oldest = ".".join(map(str, OLDEST[name]))
+        raise UserError(
+            f"{name} {version} is too old: run pip install 'portproof[{name}]', which takes {oldest} or newer"
+        )
+    if name == "torch" and found < (2, 3) and int(np.__version__.partition(".")[0]) > 1:
+        raise UserError(f"torch {version} is compiled for NumPy 1, not for {np.__version__}: run pip install 'numpy<2'")
 
 
 def backend_of_tensor(value: Any) -> Backend | None:

@@ -32,8 +32,8 @@ DROPOUTS = (nn.Dropout, nn.Dropout2D, nn.Dropout3D, nn.AlphaDropout, getattr(nn,
 
 
 def _keywords_of_calls() -> list[dict[str, Any]] | None:
-    """The keyword arguments of the calls that are running, for Paddle 2.6, whose hooks are not given them."""
-    if "with_kwargs" in inspect.signature(nn.Layer.register_forward_pre_hook).parameters:
+    """The keyword arguments of the calls that are running; for Paddle up to 3.0, whose hooks do not get them."""
+    if "with_kwargs" in inspect.signature(nn.Layer.register_forward_post_hook).parameters:
         return None
     running, native = [], nn.Layer.__call__
 

@@ -1,0 +1,46 @@
+"""Versions: an older framework is refused in one line, and what Python 3.9 lacks is as in later ones."""
+
+import numpy as np
+import paddle
+import pytest
+import torch
+
+from portproof.backends import backend
+from portproof.io.cli import UserError
+from portproof.python39 import pairwise, zip_strict
+
+
+@pytest.mark.parametrize(
+    ("framework", "version", "numpy", "message"),
+    [
+        (torch, "2.0.1+cu117", "1.26.4", "torch 2.0.1.* is too old: run .*torch.*, which takes 2.1 or newer"),
+        (paddle, "2.5.2", "1.26.4", "paddle 2.5.2 is too old: run .*paddle.*, which takes 2.6 or newer"),
+        (torch, "2.2.2", "2.0.2", "torch 2.2.2 is compiled for NumPy 1, not for 2.0.2: run pip install 'numpy<2'"),
+        (torch, "2.3.0", "2.0.2", ""),
+        (torch, "2.1.0", "1.26.4", ""),
+        (torch, "2.10.0", "2.0.2", ""),
+        (paddle, "2.6.2", "2.0.2", ""),
+        (paddle, "0.0.0", "2.0.2", ""),
+    ],
+)
+def test_a_version_that_does_not_work_is_refused(framework, version, numpy, message, monkeypatch):
+    monkeypatch.setattr(framework, "__version__", version)
+    monkeypatch.setattr(np, "__version__", numpy)
+    new = backend.__wrapped__  # without the cache
+    if message:
+        with pytest.raises(UserError, match=message):
+            new(framework.__name__)
+    else:
+        assert new(framework.__name__).framework is framework
+
+
+def test_zip_strict_wants_equal_lengths():
+    assert list(zip_strict("ab", [1, 2], iter((None, None)))) == [("a", 1, None), ("b", 2, None)]
+    for shorter in (("ab", "c"), ("a", "bc"), ("", "a", "b")):
+        with pytest.raises(ValueError, match="shorter|longer"):
+            list(zip_strict(*shorter))
+
+
+def test_pairwise():
+    assert list(pairwise(iter("abc"))) == [("a", "b"), ("b", "c")]
+    assert list(pairwise("a")) == list(pairwise("")) == []
