@@ -5,9 +5,11 @@
   python maintenance/versions.py --list                   which there are, and which interpreters are found
 
 Each combination gets an environment of its own in a throwaway folder, with uv if it is installed, else with venv and
-pip: the frameworks from PyPI, the kit's wheel, and what the chosen tests need. The tests run outside the project. What
-has no interpreter here is checked without being run: its sources are compiled by the oldest interpreter that is found.
-Results are kept in OUTPUT/versions.json, from which the pages are written. Exit status: 0, or 1 where a test failed.
+pip: the frameworks from PyPI, the kit's wheel, and what the chosen tests need. Nothing that was fetched is kept unless
+UV_CACHE_DIR says where. The tests run outside the project, in two processes. What has no interpreter here is checked
+without being run: its sources are compiled by the oldest interpreter that is found. Results are kept in
+OUTPUT/versions.json, from which the pages are written. Exit status: 0, or 1 where a test failed or one of --only could
+not be run.
 """
 
 import argparse
@@ -77,7 +79,7 @@ CORPUS = (
     "textcnn, no padding index",
 )
 # Arguments of pytest in the folder of the kit's tests, and what these need beside the extras `torch` and `paddle`.
-PLAIN = ["pytest", "pytest-timeout", "hypothesis"]
+PLAIN = ["pytest", "pytest-timeout", "pytest-xdist", "hypothesis"]
 TESTS = {
     "core": (
         [
@@ -150,7 +152,7 @@ WORDS = {
 def get_args_parser() -> argparse.ArgumentParser:
     parser = ArgumentParser(prog=PROG, description=__doc__, formatter_class=HelpFormatter)
     add = parser.add_argument
-    add("--only", nargs="+", choices=COMBINATIONS, default=list(COMBINATIONS), metavar="NAME", help="see --list")
+    add("--only", nargs="+", choices=COMBINATIONS, metavar="NAME", help="these, which must be run; see --list")
     add("--list", action="store_true", help="print the combinations and their interpreters")
     add("--tests", choices=TESTS, default="core", help="which of the kit's tests run")
     add("--output", type=Path, default=ROOT / "docs", metavar="FOLDER", help="of the results and the pages")
@@ -180,6 +182,8 @@ def ran(command: Sequence[Any], **options: Any) -> subprocess.CompletedProcess:
     """How a program of another environment ended."""
     hidden = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")
     variables = {name: value for name, value in os.environ.items() if name not in hidden} | {"OMP_NUM_THREADS": "1"}
+    if "UV_CACHE_DIR" not in variables:
+        variables["UV_NO_CACHE"] = "1"
     words = list(map(str, command))
     return subprocess.run(words, env=variables, capture_output=True, text=True, check=False, **options)
 
@@ -209,7 +213,7 @@ def install(combination: Combination, interpreter: str, wheel: Path, needs: Sequ
     wanted = [f"torch=={combination.torch}", f"paddlepaddle=={combination.paddle}", f"numpy{combination.numpy}"]
     wanted += [f"portproof[torch,paddle] @ {wheel.as_uri()}", *needs]
     if uv:
-        make, add = [uv, "venv", "-p", interpreter, folder], [uv, "pip", "install", "--no-cache", "-p", python]
+        make, add = [uv, "venv", "-p", interpreter, folder], [uv, "pip", "install", "-p", python]
     else:
         make, add = [interpreter, "-m", "venv", folder], [python, "-m", "pip", "install", "--no-cache-dir"]
     for command in (make, [*add, *wanted]):
@@ -228,7 +232,7 @@ def tried(
     report.unlink(missing_ok=True)
     try:
         python = install(combination, interpreter, wheel, needs, folder)
-        command = [python, "-W", "ignore", "-m", "pytest", "-p", "no:cacheprovider", f"--junitxml={report}"]
+        command = [python, "-W", "ignore", "-m", "pytest", "-n", "2", "-p", "no:cacheprovider", f"--junitxml={report}"]
         before = cpu_seconds()
         done = ran([*command, *selection], cwd=kit, timeout=timeout)
         seconds, installed = round(cpu_seconds() - before), versions_in(python)
@@ -354,10 +358,11 @@ def main(args: argparse.Namespace) -> int:
         wheel, kit = copied_kit(work)
         oldest = next(iter(interpreters))
         compiled(interpreters[oldest], work)
-        for name in args.only:
+        for name in args.only or COMBINATIONS:
             each = COMBINATIONS[name]
             if each.python not in interpreters:
                 print(f"{name}: not run: no Python {each.python} was found")
+                failed = failed or bool(args.only)
                 continue
             result = tried(each, interpreters[each.python], wheel, kit, args.tests, args.timeout, work)
             print(f"{name}: {result.why or row(result)}", *result.failed, sep="\n  ", flush=True)

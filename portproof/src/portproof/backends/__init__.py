@@ -39,9 +39,7 @@ def _check_version(framework: ModuleType) -> None:
     found = tuple(map(int, re.findall(r"\d+", version)[:2]))
     if (0, 0) < found < OLDEST[name]:  # a build of the development version may be 0.0.0
         oldest = ".".join(map(str, OLDEST[name]))
-        raise UserError(
-            f"{name} {version} is too old: run pip install 'portproof[{name}]', which takes {oldest} or newer"
-        )
+        raise UserError(f"{name} {version} is older than {oldest}: run pip install --upgrade 'portproof[{name}]'")
     if name == "torch" and found < (2, 3) and int(np.__version__.partition(".")[0]) > 1:
         raise UserError(f"torch {version} is compiled for NumPy 1, not for {np.__version__}: run pip install 'numpy<2'")
 
