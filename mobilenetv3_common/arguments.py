@@ -76,7 +76,7 @@ def get_args_parser(prog: str, framework: str) -> argparse.ArgumentParser:
     add("--checkpoint-freq", type=int, default=0, help="optimizer steps between checkpoints; 0: one an epoch")
     add("--event-log", action="store_true", help="write curves for VisualDL (paddle) or TensorBoard (torch), too")
     add("--resume", metavar="FILE", help="go on from this checkpoint")
-    add("--test-only", action="store_true", help="evaluate --weights or --resume and stop")
+    add("--test-only", action="store_true", help="evaluate --weights or --resume on val/ and stop")
     add("--seed", type=int, default=0, help="of initial weights, order, augmentation and dropout")
     return parser
 

@@ -2,7 +2,8 @@
 
 Proves: both sides' evaluation counts the same right answers, over a last batch that is not full, with labels at every
 rank around the k of top-k, and with tied and NaN logits. Does not prove: that the numbers are those of a trained model
-(probe weights know no classes; give --weights and --data-path for that).
+(probe weights know no classes; give --weights and --data-path for that: weights for ImageNet's 1000 classes take any
+part of it whose folders are named by wnid).
 Stands on: 01 (the logits), 02 (the images and labels).
 
   python steps/03_test_metric.py         ends in: PASS 03_test_metric: all ... items within their limits
@@ -16,6 +17,7 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
+from mobilenetv3_common.wnids import WNIDS
 from mobilenetv3_proof.package import Package
 from mobilenetv3_proof.step import Step, step_parser
 from portproof.ladder import cases, evaluation, metric, run_rung
@@ -35,9 +37,10 @@ def correct_at(package: Package, logits: Any, labels: Any) -> list[int]:
     return package.module("train.metric").correct_at(logits, labels, topk=TOPK)
 
 
-def loader_of(package: Package, data_path: str):
+def loader_of(package: Package, data_path: str, num_classes: int | None):
     data = package.module("data")
-    return data.build_loader(data.build_dataset(data_path, train=False), BATCH_SIZE, train=False)
+    dataset = data.build_dataset(data_path, train=False, num_classes=num_classes)
+    return data.build_loader(dataset, BATCH_SIZE, train=False)
 
 
 def correct_by_sorting(logits: np.ndarray, labels: np.ndarray) -> list[int]:
@@ -57,7 +60,10 @@ def main(args: argparse.Namespace) -> Step:
     step = Step(NAME, args)
     packages = step.ref, step.port
     models = [step.build(package, "float32") for package in packages]
-    loaders = [loader_of(package, args.data_path) for package in packages]
+    num_classes = None  # probe weights know no classes, and what they are tested on may have any
+    if args.weights and step.num_classes == len(WNIDS):
+        num_classes = step.num_classes
+    loaders = [loader_of(package, args.data_path, num_classes) for package in packages]
     bar = partial(tqdm, desc="logits", unit="batch", leave=False, disable=None)
     how = {"device": args.device, "rung": step}
     evaluation(*step.both(evaluate), *models, *loaders, results=RESULTS, progress=bar, **how)

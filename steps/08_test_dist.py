@@ -66,14 +66,17 @@ def write_images(folder: Path) -> dict[str, Path]:
 
 def make_runs(step: Step, folder: Path) -> dict[int, dict[str, list[str]]]:
     """{number of processes: {name: flags}}."""
-    images, weights = write_images(folder), folder / "weights.safetensors"
-    head = {k: np.resize(step.arrays[k], (10, *step.arrays[k].shape[1:])) for k in step.arrays if "classifier.3" in k}
-    save_safetensors(step.arrays | head, weights)  # for lite_data's 10 classes
-    settings = {"model": step.args.model, "seed": step.args.seed, "weights": weights, **RECIPE, **SIZES}
+    images, weights = write_images(folder), {}
+    for classes in (10, 1000):  # of lite_data, and of ImageNet, which the folder of one image is a part of
+        weights[classes] = folder / f"{classes}_classes.safetensors"
+        head = {k: np.resize(v, (classes, *v.shape[1:])) for k, v in step.arrays.items() if "classifier.3" in k}
+        save_safetensors(step.arrays | head, weights[classes])
+    settings = {"model": step.args.model, "seed": step.args.seed, **RECIPE, **SIZES}
     flags = [f"--{name}={value}" for name, value in settings.items()]
     runs = {2: {}, 3: {}}
     for name, (processes, data, own) in RUNS.items():
-        runs[processes][name] = [*flags, f"--data-path={images[data]}", *own.split()]
+        file = weights[1000 if data == "1 image" else 10]
+        runs[processes][name] = [*flags, f"--data-path={images[data]}", f"--weights={file}", *own.split()]
     return runs
 
 

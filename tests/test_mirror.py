@@ -39,6 +39,7 @@ SPELLING = [
     (r"\bregister_forward_hook\b", "register_forward_post_hook"),
     (r"\.detach\(\)\.cpu\(\)\.numpy\(\)", ".numpy()"),
     (r"\btake_along_dim\b", "take_along_axis"),
+    (r"\bfind_classes\b", "_find_classes"),
     (r", device=(logits|wide)\.device\b", ""),  # Paddle's device is a global setting
     # An image is an array until it is in a batch.
     (r"(Generator\], |Generator(?: \| None = None)?\) -> |tuple\[)Tensor(?=\]|:|, int)", r"\g<1>np.ndarray"),

@@ -7,7 +7,8 @@ Weights come from training, from tools/convert_weights.py or, to try things out,
 
 An image gives one line a class, then its best class as "class_id: 281, prob: 0.9091". A folder, searched with all its
 subfolders for the files that ImageFolder takes for images, gives one line an image in sorted order; images that cannot
-be read are named on stderr and skipped. Class names are shown if the model has ImageNet's 1000 classes.
+be read are named on stderr and skipped. If the model has ImageNet's 1000 classes, their names are shown, and top-1 of
+the images in folders named by wnid, such as n02123045.
 
 Exit status: 0 every image was predicted, 1 some in the folder were skipped, 2 something must be fixed first.
 """
@@ -26,6 +27,7 @@ from tqdm import tqdm
 
 from mobilenetv3_common.arguments import MODEL_NAMES, check_val_sizes
 from mobilenetv3_common.images import IMAGE_SUFFIXES, read_image
+from mobilenetv3_common.wnids import IMAGENET_LABELS
 from portproof.io.cli import ArgumentParser, HelpFormatter, UserError, existing_file, positive_int, run
 
 PROG = "predict"
@@ -117,8 +119,11 @@ def image_line(path: Path, best: Sequence[tuple[int, float]], names: Sequence[st
 
 
 def predict_folder(predictor, paths: Sequence[Path], k: int, batch_size: int) -> int:
-    """Print the `k` best classes of each image, one image a line -> the number of images that cannot be read."""
-    skipped = 0
+    """Print the `k` best classes of each image, one image a line, and top-1 of those that lie in folders named by wnid.
+
+    Returns the number of images that cannot be read.
+    """
+    skipped = labelled = right = 0
     with tqdm(total=len(paths), unit="image", disable=None) as progress:  # None: only on a terminal
         for start in range(0, len(paths), batch_size):
             batch: dict[Path, Image.Image] = {}
@@ -130,8 +135,14 @@ def predict_folder(predictor, paths: Sequence[Path], k: int, batch_size: int) ->
                     skipped += 1
             if batch:
                 for path, probabilities in zip(batch, predictor(list(batch.values())), strict=True):
-                    progress.write(image_line(path, top_classes(probabilities, k), predictor.class_names))
+                    best = top_classes(probabilities, k)
+                    progress.write(image_line(path, best, predictor.class_names))
+                    label = IMAGENET_LABELS.get(path.absolute().parent.name) if predictor.class_names else None
+                    labelled += label is not None
+                    right += label == best[0][0]
             progress.update(min(batch_size, len(paths) - start))
+    if labelled:
+        print(f"top1: {right / labelled:.5f}, of {labelled} images in folders named by wnid")
     return skipped
 
 

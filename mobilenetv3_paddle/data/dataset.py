@@ -9,27 +9,38 @@ from PIL import Image
 
 from mobilenetv3_common.draws import item_rng
 from mobilenetv3_common.images import read_image
-from portproof.io.cli import UserError, existing_dir
+from mobilenetv3_common.wnids import check_images, class_folders, no_images
+from portproof.io.cli import existing_dir
 
 
 class ImageFolder(datasets.DatasetFolder):  # Paddle: the class with labels; its ImageFolder has none
     """(image, label) by index; `transform(image, rng)` gets the draws of this seed, epoch and index.
 
-    Raises UserError when `root` is missing, has no class folders, or a class folder without images.
+    `num_classes` is that of the weights to test, if any: those for ImageNet's 1000 classes take any of its folders, see
+    `class_folders`. Raises UserError when `root` is missing, has no class folders, such as these weights cannot be
+    tested on, or a class folder without images, unless the classes are ImageNet's 1000.
     """
 
     def __init__(
-        self, root: str | Path, transform: Callable[[Image.Image, np.random.Generator], np.ndarray], seed: int = 0
+        self,
+        root: str | Path,
+        transform: Callable[[Image.Image, np.random.Generator], np.ndarray],
+        seed: int = 0,
+        num_classes: int | None = None,
     ) -> None:
         root = existing_dir(root, "data folder")
+        self.num_classes = num_classes
         try:
             super().__init__(str(root), read_image, transform=transform)
-            if len(set(self.targets)) < len(self.classes):  # Paddle: an empty class folder is taken without a word
-                raise RuntimeError("a class folder without images")
-        except RuntimeError as error:
-            raise UserError(f"data folder {root} must hold one folder a class, each with images in it") from error
+        except RuntimeError as error:  # Paddle: raises when there are no images at all, and takes empty folders
+            raise no_images(root) from error
+        check_images(root, self.class_to_idx, self.targets, num_classes)
         self.seed = seed
         self.epoch = 0
+
+    def _find_classes(self, directory: str) -> tuple[list[str], dict[str, int]]:
+        """(class folders, the label of each)."""
+        return class_folders(directory, self.num_classes)
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the draws of the next pass over the data."""

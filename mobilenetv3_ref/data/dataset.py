@@ -10,25 +10,35 @@ from torchvision import datasets
 
 from mobilenetv3_common.draws import item_rng
 from mobilenetv3_common.images import read_image
-from portproof.io.cli import UserError, existing_dir
+from mobilenetv3_common.wnids import check_images, class_folders
+from portproof.io.cli import existing_dir
 
 
 class ImageFolder(datasets.ImageFolder):
     """(image, label) by index; `transform(image, rng)` gets the draws of this seed, epoch and index.
 
-    Raises UserError when `root` is missing, has no class folders, or a class folder without images.
+    `num_classes` is that of the weights to test, if any: those for ImageNet's 1000 classes take any of its folders, see
+    `class_folders`. Raises UserError when `root` is missing, has no class folders, such as these weights cannot be
+    tested on, or a class folder without images, unless the classes are ImageNet's 1000.
     """
 
     def __init__(
-        self, root: str | Path, transform: Callable[[Image.Image, np.random.Generator], Tensor], seed: int = 0
+        self,
+        root: str | Path,
+        transform: Callable[[Image.Image, np.random.Generator], Tensor],
+        seed: int = 0,
+        num_classes: int | None = None,
     ) -> None:
         root = existing_dir(root, "data folder")
-        try:
-            super().__init__(str(root), transform, loader=read_image)
-        except FileNotFoundError as error:
-            raise UserError(f"data folder {root} must hold one folder a class, each with images in it") from error
+        self.num_classes = num_classes
+        super().__init__(str(root), transform, loader=read_image, allow_empty=True)
+        check_images(root, self.class_to_idx, self.targets, num_classes)
         self.seed = seed
         self.epoch = 0
+
+    def find_classes(self, directory: str) -> tuple[list[str], dict[str, int]]:
+        """(class folders, the label of each)."""
+        return class_folders(directory, self.num_classes)
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the draws of the next pass over the data."""

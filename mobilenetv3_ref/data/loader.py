@@ -19,17 +19,18 @@ def build_dataset(
     crop_size: int = 224,
     resize_size: int = 256,
     seed: int = 0,
+    num_classes: int | None = None,
     **augmentation: Any,
 ) -> ImageFolder:
     """The training or validation images with their preset, to which the options go; raises UserError as ImageFolder.
 
-    `resize_size` is the validation preset's alone, `augmentation` the training preset's.
+    `resize_size` and `num_classes`, that of the weights to test, are for validation alone, `augmentation` for training.
     """
     if train:
         transform = ClassificationPresetTrain(crop_size=crop_size, **augmentation)
         return ImageFolder(Path(data_path) / "train", transform, seed)
     transform = ClassificationPresetEval(crop_size=crop_size, resize_size=resize_size)
-    return ImageFolder(Path(data_path) / "val", transform, seed)
+    return ImageFolder(Path(data_path) / "val", transform, seed, num_classes)
 
 
 def build_loader(

@@ -5,12 +5,13 @@ import argparse
 from torch import nn
 
 from mobilenetv3_common.arguments import augmentation_options, check_data, optimizer_options, parse_args
+from mobilenetv3_common.classes import num_classes_of
 from mobilenetv3_common.log import evaluation_line
 from mobilenetv3_common.preemption import stop_request
-from mobilenetv3_ref.data import build_dataset, build_loader
+from mobilenetv3_ref.data import ImageFolder, build_dataset, build_loader
 from mobilenetv3_ref.data.loader import DataLoader
 from mobilenetv3_ref.device import seed_everything, select_device
-from mobilenetv3_ref.models import MODELS, load_finetune, shared_init
+from mobilenetv3_ref.models import MODELS, load_finetune, read_weights, shared_init
 from portproof.io.cli import run
 
 from .amp import Amp
@@ -35,12 +36,15 @@ def main(args: argparse.Namespace) -> None:
     device = select_device(args.device, local_rank)
     init_distributed(device)
     log(f"seed {args.seed}, {world_size} process(es), global batch size {world_size * args.batch_size}")
-    train_loader, val_loader = build_loaders(args, rank, world_size)
-    model = build_model(args, len(val_loader.dataset.classes)).to(device)
     criterion = build_criterion(args.label_smoothing)
-    if train_loader is None:
+    if args.test_only:
+        num_classes = num_classes_of(read_weights(args.resume or args.weights))
+        model = build_model(args, num_classes).to(device)
+        _, val_loader = build_loaders(args, rank, world_size, num_classes)
         log(evaluation_line(None, evaluate(model, criterion, val_loader, device)))
     else:
+        train_loader, val_loader = build_loaders(args, rank, world_size)
+        model = build_model(args, len(val_loader.dataset.classes)).to(device)
         if args.sync_bn:
             model = convert_sync_batchnorm(model)
         optimizer, lr_scheduler = build_optimizer(model, **optimizer_options(args))
@@ -50,19 +54,34 @@ def main(args: argparse.Namespace) -> None:
     shut_down()  # not in a `finally`: a process that fails must end at once, for the launcher to stop the others
 
 
-def build_loaders(args: argparse.Namespace, rank: int, world_size: int) -> tuple[DataLoader | None, DataLoader]:
-    """The loaders of training (None with --test-only) and validation; raises UserError for data that will not do."""
+def build_loaders(
+    args: argparse.Namespace, rank: int, world_size: int, num_classes: int | None = None
+) -> tuple[DataLoader | None, DataLoader]:
+    """The loaders of training (None with --test-only) and validation; raises UserError for data that will not do.
+
+    `num_classes` is that of the weights to test, with --test-only: the validation labels are theirs.
+    """
     share = {"seed": args.seed, "workers": args.workers, "rank": rank, "world_size": world_size}
-    val_set = build_dataset(args.data_path, train=False, crop_size=args.val_crop_size, resize_size=args.val_resize_size)
+    sizes = {"crop_size": args.val_crop_size, "resize_size": args.val_resize_size}
+    val_set = build_dataset(args.data_path, train=False, num_classes=num_classes, **sizes)
+    log_empty_folders(val_set)
     val_loader = build_loader(val_set, args.batch_size, train=False, **share)
     if args.test_only:
         return None, val_loader
     train_set = build_dataset(
         args.data_path, train=True, crop_size=args.train_crop_size, seed=args.seed, **augmentation_options(args)
     )
+    log_empty_folders(train_set)
     train_loader = build_loader(train_set, args.batch_size, train=True, **share)
     check_data(args, train_set.classes, val_set.classes, min(map(len, train_loader.batch_sampler)))
     return train_loader, val_loader
+
+
+def log_empty_folders(dataset: ImageFolder) -> None:
+    """Say how many class folders have no images, which may be where the classes are ImageNet's 1000."""
+    empty = len(dataset.classes) - len(set(dataset.targets))
+    if empty:
+        log(f"data folder {dataset.root}: {empty} of {len(dataset.classes)} class folders have no images")
 
 
 def build_model(args: argparse.Namespace, num_classes: int) -> nn.Module:
