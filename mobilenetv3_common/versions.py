@@ -9,7 +9,7 @@ from portproof.io.cli import UserError
 def check_version(framework: ModuleType, lowest: str) -> None:
     """Raise UserError when the imported `framework` is older than `lowest`, such as "2.13".
 
-    pyproject.toml's extras name the same. PaddlePaddle built from sources that have no version calls itself 0.0.0, and passes.
+    pyproject.toml's extras name the same. A PaddlePaddle built from sources without a version is 0.0.0, and passes.
     """
     found, wanted = (tuple(map(int, re.findall(r"\d+", text)[:2])) for text in (framework.__version__, lowest))
     if (0, 0) < found < wanted:
