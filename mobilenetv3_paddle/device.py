@@ -2,11 +2,13 @@
 
 import paddle
 
+from mobilenetv3_common.versions import check_version
 from portproof.io.cli import UserError
 
 
 def select_device(name: str, index: int = 0) -> str:
-    """The CPU or the card `index`; raises UserError when this machine or this build has none."""
+    """The CPU or the card `index`; raises UserError when there is none, or the framework is too old."""
+    check_version(paddle, "3.2")  # Paddle: the first with paddle.nn.init
     if name == "cpu":
         paddle.set_device("cpu")  # Paddle: the device is a global setting
         return "cpu"

@@ -2,11 +2,13 @@
 
 import torch
 
+from mobilenetv3_common.versions import check_version
 from portproof.io.cli import UserError
 
 
 def select_device(name: str, index: int = 0) -> torch.device:
-    """The CPU or the card `index`; raises UserError when this machine or this build has none."""
+    """The CPU or the card `index`; raises UserError when there is none, or the framework is too old."""
+    check_version(torch, "2.13")  # the first with DistributedDataParallel(forward_sync_buffers=...)
     if name == "cpu":
         return torch.device("cpu")
     count = torch.cuda.device_count()

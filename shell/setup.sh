@@ -5,6 +5,8 @@
 #
 # The first run makes the environment and installs requirements.txt, portproof and this project into it; later runs
 # start at once, until requirements.txt, a pyproject.toml, the interpreter or the place of the project changes.
+# CUDA=cu130 chooses the builds for cards, of the CUDA version that the driver takes (cu126, cu129, ...), CUDA=cpu
+# those without; later runs keep what is there, also what was installed by hand.
 # VENV is where the environment lies (default: .venv in the project); PYTHON is the interpreter to make it from
 # (default: the first of python3.12, python3.11, python3.10, python3, python that fits).
 set -eu
@@ -80,28 +82,47 @@ make_venv() {
 state() {
     { "$python" -V && echo "$root" && cat "$root/requirements.txt" "$root/portproof/pyproject.toml" "$root/pyproject.toml"; } 2>/dev/null | cksum
 }
-is_ready() { [ -f "$stamp" ] && [ "$(cat "$stamp")" = "$(state)" ]; }
+is_ready() {
+    [ -f "$stamp" ] && case $(cat "$stamp") in "$(state)${CUDA:+ $CUDA}"*) ;; *) return 1 ;; esac
+}
 
-pip_install() { "$python" -m pip install --disable-pip-version-check --no-input --progress-bar off "$@" 2>&1; }
+run_pip() { PIP_PROGRESS_BAR=off "$python" -m pip --disable-pip-version-check --no-input "$@" 2>&1 </dev/null; }
+
+# Runs the pip commands of stdin, whose lines are their arguments.
+run_pips() {
+    while read -r arguments; do
+        # shellcheck disable=SC2086  # they are words
+        [ -z "$arguments" ] || run_pip $arguments || return
+    done
+}
 
 # The stamp is written last, so that an install that failed or was interrupted is done again.
 install() {
     rm -f "$stamp"
     wanted=$(state)
     say "installing requirements.txt into $venv: at first 3 GB to download, 7 GB on disk, some minutes (see $log)"
+    first=$("$python" "$root/shell/builds.py" "$root/requirements.txt" "$venv/requirements.txt" "${CUDA:-}")
     {
         # an older pip (Python 3.10.0 to 3.10.2) cannot install a pyproject.toml in place
-        pip_install 'pip>=21.3' && pip_install -r "$root/requirements.txt" -e "$root/portproof" -e "$root" && echo "$wanted" >"$stamp"
+        run_pip install 'pip>=21.3' && printf '%s\n' "$first" | run_pips &&
+            run_pip install -r "$venv/requirements.txt" -e "$root/portproof" -e "$root" &&
+            echo "$wanted${CUDA:+ $CUDA}" >"$stamp"
     } | tee "$log" | while IFS= read -r line; do
         case $line in
+            *"ERROR: pip's dependency resolver"*) ;; # both frameworks pin the CUDA libraries, see builds.py
             *ERROR:* | *error:* | *Retrying* | *"MB)") say "  $line" ;;
             "Installing collected"*) say "  unpacking, which takes a minute" ;;
         esac
     done
     is_ready || fail "pip could not install requirements.txt into $venv:" \
-        "mend what it says above (network? disk space?) and run this again; what pip cached is not fetched twice"
+        "mend what it says above (network? disk space? a build that CUDA=cu130 or the like must name?) and run this" \
+        "again; what pip cached is not fetched twice"
 }
 
+case ${CUDA:-cpu} in
+    cpu | cu1[0123456789][0123456789]) ;;
+    *) fail "CUDA=$CUDA is no build: name the CUDA version that your driver takes, such as cu130, or cpu" ;;
+esac
 root=$(CDPATH='' cd -- "$(dirname -- "$0")/.." && pwd)
 venv=${VENV:-$root/.venv}
 case $venv in /*) ;; *) venv=$PWD/$venv ;; esac

@@ -18,7 +18,15 @@ case ${FRAMEWORK:-paddle} in
     torch) package=mobilenetv3_ref ;;
     *) fail "FRAMEWORK=$FRAMEWORK is neither paddle nor torch: name one of them, or leave it out for paddle" ;;
 esac
-cards=$(nvidia-smi -L 2>/dev/null | grep -c '^GPU ' || true)
+listed=$(nvidia-smi -L 2>/dev/null || true)
+cards=$(printf '%s\n' "$listed" | grep -c '^GPU ' || true)
+no_card='nvidia-smi lists no card'
+case $cards,${CUDA_VISIBLE_DEVICES-unset} in
+    0,*) ;;
+    "$cards," | "$cards",-1* | "$cards",NoDevFiles) # as CUDA reads it, and as Slurm writes it for a job without cards
+        cards=0 no_card="CUDA_VISIBLE_DEVICES='$CUDA_VISIBLE_DEVICES' leaves no card"
+        ;;
+esac
 python=$(sh "$here/setup.sh")
 
 case " $* " in

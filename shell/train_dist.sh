@@ -3,6 +3,7 @@
 #
 #     sh shell/train_dist.sh [flags of `python -m mobilenetv3_paddle.train`]
 #     DEVICES=0,1,2,3 sh shell/train_dist.sh ...     these cards instead of the eight 0,1,2,3,4,5,6,7
+#     CUDA_VISIBLE_DEVICES=4,5 sh shell/train_dist.sh ...     as a scheduler sets it: these, or those of them in DEVICES
 #     FRAMEWORK=torch sh shell/train_dist.sh ...     the reference instead of the port
 #     MASTER=10.0.0.1:29500 NNODES=2 NODE_RANK=0 sh shell/train_dist.sh ...     on the first of two machines
 #     MASTER=10.0.0.1:29500 NNODES=2 NODE_RANK=1 sh shell/train_dist.sh ...     on the second
@@ -11,8 +12,9 @@
 # port that is free there, and the machines must reach each other at any port. The first writes the checkpoints, and all
 # must find the one that --resume names.
 #
-# On a machine without cards two processes, or PROCESSES of them, share the CPU. Without --data-path it shows on
-# lite_data that it runs.
+# A card is its number, its UUID (GPU-...) or, alone, a MIG instance's (MIG-...), as nvidia-smi -L lists them. Where
+# there is none, or CUDA_VISIBLE_DEVICES leaves none, two processes, or PROCESSES of them, share the CPU. Without
+# --data-path it shows on lite_data that it runs.
 # By default each process takes 32 images at a time and the learning rate is 0.1 for 256 images, in proportion
 # (arXiv:1706.02677, section 2.1):
 #
@@ -36,25 +38,49 @@ here=$(dirname -- "$0")
 is_count() { case $1 in '' | 0* | *[!0123456789]*) return 1 ;; esac; }
 
 if [ "$cards" -gt 0 ]; then
-    device=gpu
-    CUDA_VISIBLE_DEVICES=${DEVICES:-0,1,2,3,4,5,6,7}
+    device=gpu given=${CUDA_VISIBLE_DEVICES:-} named=DEVICES
+    [ -z "$given" ] || [ -n "${DEVICES:-}" ] || named=CUDA_VISIBLE_DEVICES
+    CUDA_VISIBLE_DEVICES=${DEVICES:-${given:-0,1,2,3,4,5,6,7}}
     export CUDA_VISIBLE_DEVICES
+    said="$named=$CUDA_VISIBLE_DEVICES" processes=0 uuids=0 mig='' seen=,
     case ,$CUDA_VISIBLE_DEVICES, in
-        *,,* | *[!0123456789,]*) fail "DEVICES=$DEVICES is no list of card numbers such as 0,1,2,3: write it so" ;;
+        *,,* | *[!0123456789abcdefGIMPU/,-]*) fail "$said is no list of cards such as 0,1,2,3: write it so" ;;
     esac
-    processes=0 seen=,
     for card in $(printf '%s' "$CUDA_VISIBLE_DEVICES" | tr ',' ' '); do
-        [ "$card" -lt "$cards" ] || fail "there is no card $card of $CUDA_VISIBLE_DEVICES:" \
-            "nvidia-smi lists $cards; name those to use, such as DEVICES=0"
-        case $seen in *,"$card",*) fail "DEVICES=$DEVICES names card $card twice: name it once" ;; esac
+        case $card in
+            GPU-* | MIG-*) # CUDA takes the beginning of a UUID, too
+                uuids=$((uuids + 1))
+                case $card in MIG-*) mig=$card ;; esac
+                [ "$(printf '%s\n' "$listed" | grep -cF "(UUID: $card")" = 1 ] ||
+                    fail "$said: no card, or several, begin with $card: take UUIDs that nvidia-smi -L lists"
+                ;;
+            *[!0123456789]*) fail "$said is no list of cards such as 0,1,2,3: write it so" ;;
+            *)
+                [ "$card" -lt "$cards" ] || fail "there is no card $card of $CUDA_VISIBLE_DEVICES:" \
+                    "nvidia-smi lists $cards; name those to use, such as $named=0"
+                ;;
+        esac
+        case $seen in *,"$card",*) fail "$said names card $card twice: name it once" ;; esac
+        case ,$given, in
+            ,, | *,"$card",*) ;;
+            *) fail "$said: card $card is not among CUDA_VISIBLE_DEVICES=$given: name some of those" ;;
+        esac
         processes=$((processes + 1)) seen=$seen$card,
     done
+    [ "$uuids" = 0 ] || [ "$uuids" = "$processes" ] ||
+        fail "$said mixes numbers and UUIDs, of which CUDA takes one kind: write numbers alone, or UUIDs"
+    [ -z "$mig" ] || [ "$processes" = 1 ] || fail "$said: CUDA shows a process one MIG instance: name one alone"
 else
     device=cpu
-    unset CUDA_VISIBLE_DEVICES # whose mention makes Paddle's launcher expect cards
     processes=${PROCESSES:-2}
     is_count "$processes" || fail "PROCESSES=$processes is no number of processes: choose 1 or more"
-    say "nvidia-smi lists no card: $processes process(es) on the CPU"
+    # No process sees a card that a scheduler keeps from this job; Paddle's launcher wants a name for each.
+    CUDA_VISIBLE_DEVICES=-1 named=1
+    while [ "$named" -lt "$processes" ]; do
+        CUDA_VISIBLE_DEVICES=$CUDA_VISIBLE_DEVICES,-1 named=$((named + 1))
+    done
+    export CUDA_VISIBLE_DEVICES
+    say "$no_card: $processes process(es) on the CPU"
 fi
 
 nodes=1

@@ -23,7 +23,7 @@ case "$*" in
     "-m "*|*/steps/run_all.py*)
         (IFS='|'; echo "$PWD: $*") >>"$CALLS"
         if [ -n "${{FAILS:-}}" ]; then echo "ERROR: no network"; exit 1; fi ;;
-    *) exec "{sys.executable}" "$@" ;;
+    *) exec "{sys.executable}" -S "$@" ;;
 esac
 """
 
@@ -186,6 +186,108 @@ def test_environment_whose_interpreter_is_gone_is_made_again(project):
     project.calls()
     assert project.sh("setup.sh").returncode == 0
     assert project.installs() == 1
+
+
+PINS = dict(line.split("==") for line in (ROOT / "requirements.txt").read_text().split() if "==" in line)
+TORCH, PADDLE = PINS["torch"], PINS["paddlepaddle"]
+INDEX = "--extra-index-url|https://www.paddlepaddle.org.cn/packages/stable"
+
+
+def distributions(folder: Path, installed: dict[str, str]) -> dict[str, Path]:
+    """The environment variable with which Python finds these distributions, {name: version}, installed."""
+    for name, version in installed.items():
+        script(folder / f"{name}-{version}.dist-info" / "METADATA", f"Name: {name}\nVersion: {version}\n")
+    return {"PYTHONPATH": folder}
+
+
+@pytest.mark.parametrize(
+    "installed, cuda, first, label, paddle",
+    [
+        ({}, "", [], "", True),
+        ({"torch": TORCH, "paddlepaddle": PADDLE}, "", [], "", True),
+        ({"torch": f"{TORCH}+cpu", "paddlepaddle": "3.2.0"}, "", [], "+cpu", True),
+        # what was installed by hand stays what it is, and gets newer versions of the same build
+        ({"torch": f"{TORCH}+cu126", "paddlepaddle_gpu": PADDLE}, "", [], "+cu126", False),
+        ({"torch": TORCH, "paddlepaddle_gpu": PADDLE}, "", [], "", False),
+        ({"torch": "2.13.0+cu126", "paddlepaddle": PADDLE}, "", [], "+cu126", True),
+        ({"torch": "2.13.0+git1a2b"}, "", [], "", True),
+        (
+            {"torch": "2.13.0+cu126", "paddlepaddle_gpu": "3.2.0"},
+            "",
+            [f"install|paddlepaddle-gpu=={PADDLE}|{INDEX}/cu126/"],
+            "+cu126",
+            False,
+        ),
+        # one over the other leaves half of each
+        (
+            {"torch": f"{TORCH}+cu126", "paddlepaddle_gpu": PADDLE, "paddlepaddle": PADDLE},
+            "",
+            ["uninstall|-y|paddlepaddle|paddlepaddle-gpu", f"install|paddlepaddle-gpu=={PADDLE}|{INDEX}/cu126/"],
+            "+cu126",
+            False,
+        ),
+        ({}, "cu130", [f"install|paddlepaddle-gpu=={PADDLE}|{INDEX}/cu130/"], "+cu130", False),
+        (
+            {"torch": TORCH, "paddlepaddle": PADDLE},
+            "cu130",
+            ["uninstall|-y|paddlepaddle", f"install|paddlepaddle-gpu=={PADDLE}|{INDEX}/cu130/"],
+            "+cu130",
+            False,
+        ),
+        (
+            {"torch": f"{TORCH}+cu126", "paddlepaddle_gpu": PADDLE},
+            "cu130",
+            ["uninstall|-y|paddlepaddle-gpu", f"install|paddlepaddle-gpu=={PADDLE}|{INDEX}/cu130/"],
+            "+cu130",
+            False,
+        ),
+        ({"torch": f"{TORCH}+cu130", "paddlepaddle_gpu": PADDLE}, "cu130", [], "+cu130", False),
+        (
+            {"torch": f"{TORCH}+cu130", "paddlepaddle_gpu": PADDLE},
+            "cpu",
+            ["uninstall|-y|paddlepaddle-gpu"],
+            "+cpu",
+            True,
+        ),
+    ],
+)
+def test_builds_are_those_that_are_asked_for_or_there(project, tmp_path, installed, cuda, first, label, paddle):
+    """What pip is told, in order, and the requirements that it gets: all others as they are."""
+    project.add_python("python3")
+    env = distributions(tmp_path / "site", installed) | ({"CUDA": cuda} if cuda else {})
+    assert project.sh("setup.sh", **env).returncode == 0
+    _, *commands, last = [call.partition("--no-input|")[2] for call in project.calls()]
+    assert commands == first
+    assert last.startswith(f"install|-r|{project.venv}/requirements.txt|-e|")
+    before = (project.root / "requirements.txt").read_text().splitlines()
+    after = (project.venv / "requirements.txt").read_text().splitlines()
+    if label:
+        assert after.pop(0) == f"--extra-index-url https://download.pytorch.org/whl/{label[1:]}"
+    changed = [f"{line}{label}" if line.startswith(("torch==", "torchvision==")) else line for line in before]
+    assert after == [line for line in changed if paddle or not line.startswith("paddlepaddle==")]
+
+
+def test_a_machine_with_cards_is_set_up_in_one_command(project):
+    project.add_python("python3")
+
+    def run(**env: str) -> int:
+        """How often pip installed the requirements."""
+        result = project.sh("run_steps.sh", "--device", "gpu", **env)
+        assert result.returncode == 0, result.stderr
+        calls = project.calls()
+        assert calls[-1].endswith("run_all.py|--device|gpu")
+        return sum("|-r|" in call for call in calls)
+
+    assert [run(CUDA="cu130"), run(CUDA="cu130"), run(), run(CUDA="cu126"), run(CUDA="cpu"), run()] == [
+        1,
+        0,
+        0,
+        1,
+        1,
+        0,
+    ]
+    for build in ("13.0", "cu13", "/usr/local/cuda"):
+        assert_refused(project.sh("setup.sh", CUDA=build), f"CUDA={build} is no build", "such as cu130, or cpu")
 
 
 def test_folder_that_is_no_environment_is_left_alone(project, tmp_path):

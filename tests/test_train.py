@@ -32,6 +32,7 @@ from portproof.convert.rules import torch_to_paddle
 from portproof.io.cli import Stopped, UserError
 from portproof.io.files import save_safetensors
 
+ROOT = Path(__file__).parents[1]
 SIDES = {
     "reference": SimpleNamespace(package=mobilenetv3_ref, framework=torch, to_tensor=torch.from_numpy),
     "port": SimpleNamespace(package=mobilenetv3_paddle, framework=paddle, to_tensor=paddle.to_tensor),
@@ -469,6 +470,20 @@ def refused(data, tmp_path, monkeypatch, capfd) -> Callable[..., str]:
         return line.removeprefix(start)
 
     return command
+
+
+def test_an_older_framework_is_refused(side, refused, monkeypatch):
+    """The lowest version is the one that pyproject.toml names, in each extra; a build without a version passes."""
+    distribution = {"torch": "torch", "paddle": "paddlepaddle"}[side.framework.__name__]
+    [lowest] = set(re.findall(rf'"{distribution}(?:>=([\d.]+))?"', (ROOT / "pyproject.toml").read_text()))
+    major, minor = map(int, lowest.split("."))
+    for version in (f"{major}.{minor - 1}.9+cu126", f"{major - 1}.99.0", f"{major}.{minor - 1}.0-rc1"):
+        monkeypatch.setattr(side.framework, "__version__", version)
+        words = f"{side.framework.__name__} {version} is older than {lowest}, the first that works here: "
+        assert refused(side).startswith(words)
+    for version in (f"{lowest}.0", f"{major}.{minor + 9}.1+cpu", f"{major + 1}.0.0", "0.0.0"):
+        monkeypatch.setattr(side.framework, "__version__", version)
+        assert side.package.device.select_device("cpu")
 
 
 @pytest.mark.parametrize(

@@ -72,7 +72,8 @@ class Project:
         return {"PATH": str(self.bin), "HOME": str(self.folder), **self.locale}
 
     def add_cards(self, count: int) -> None:
-        lines = "".join(f"echo 'GPU {i}: NVIDIA H200 (UUID: GPU-{i})'\n" for i in range(count))
+        lines = "".join(f"echo 'GPU {i}: NVIDIA H200 (UUID: GPU-{i}abc)'\n" for i in range(count))
+        lines += "echo '  MIG 1g.18gb     Device  0: (UUID: MIG-5-6)'\n" * (count > 0)
         self.write_program(self.bin / "nvidia-smi", f'#!/bin/sh\n[ "$1" = -L ] || exit 1\n{lines or "exit 9"}')
 
     def write_program(self, path: Path, text: str) -> None:
@@ -118,11 +119,18 @@ def flags_of(arguments: list[str], package: str):
     return get_args_parser("train", "either").parse_args(arguments[start + 1 :])
 
 
-@pytest.mark.parametrize("cards, device", [(None, "cpu"), (0, "cpu"), (1, "gpu"), (8, "gpu")])
-def test_train_starts_one_process_on_a_card_if_there_is_one(project, framework, cards, device):
+@pytest.mark.parametrize(
+    "cards, scheduler, device",
+    [
+        *((None, None, "cpu"), (0, None, "cpu"), (1, None, "gpu"), (8, None, "gpu"), (8, "7", "gpu")),
+        *((8, "", "cpu"), (8, "-1", "cpu"), (8, "NoDevFiles", "cpu")),
+    ],
+)
+def test_train_starts_one_process_on_a_card_if_there_is_one(project, framework, cards, scheduler, device):
     if cards is not None:
         project.add_cards(cards)
-    result = project.sh("train.sh", FRAMEWORK=framework)
+    env = {} if scheduler is None else {"CUDA_VISIBLE_DEVICES": scheduler}
+    result = project.sh("train.sh", FRAMEWORK=framework, **env)
     seen, arguments = project.call()
     args = flags_of(arguments, PACKAGES[framework])
     assert arguments[0] == "-m"
@@ -132,8 +140,9 @@ def test_train_starts_one_process_on_a_card_if_there_is_one(project, framework, 
         ROOT / "lite_data",
     )
     assert args.lr == pytest.approx(0.1 * 32 / 256)
-    assert seen["cwd"] == str(project.cwd)
+    assert (seen["cwd"], seen["CUDA_VISIBLE_DEVICES"]) == (str(project.cwd), "none" if scheduler is None else scheduler)
     assert ("no card: on the CPU" in result.stderr) == (device == "cpu")
+    assert ("CUDA_VISIBLE_DEVICES='" in result.stderr) == (device == "cpu" and scheduler is not None)
     assert "a demonstration, 4 epochs" in result.stderr
 
 
@@ -147,36 +156,45 @@ def test_the_callers_flags_are_passed_on_and_win(project, script, data):
 
 
 @pytest.mark.parametrize(
-    "cards, devices, visible, lr",
+    "cards, devices, scheduler, visible, lr",
     [
-        (8, None, "0,1,2,3,4,5,6,7", 0.1),
-        (8, "0,1,2,3", "0,1,2,3", 0.05),
-        (8, "6,4", "6,4", 0.025),
-        (1, "0", "0", 0.0125),
-        (None, None, "none", 0.025),
-        (None, "0,1,2", "none", 0.025),
-        (0, None, "none", 0.025),
+        (8, None, None, "0,1,2,3,4,5,6,7", 0.1),
+        (8, "0,1,2,3", None, "0,1,2,3", 0.05),
+        (8, "6,4", None, "6,4", 0.025),
+        (8, None, "5,6", "5,6", 0.025),
+        (8, "6", "5,6", "6", 0.0125),
+        (8, None, "GPU-7abc,GPU-2", "GPU-7abc,GPU-2", 0.025),
+        (8, "GPU-7abc", None, "GPU-7abc", 0.0125),
+        (8, None, "MIG-5-6", "MIG-5-6", 0.0125),
+        (8, None, "", "-1,-1", 0.025),
+        (8, "0,1,2", "-1", "-1,-1", 0.025),
+        (8, None, "NoDevFiles", "-1,-1", 0.025),
+        (1, "0", None, "0", 0.0125),
+        (None, None, "5", "-1,-1", 0.025),
+        (None, "0,1,2", None, "-1,-1", 0.025),
+        (0, None, None, "-1,-1", 0.025),
     ],
 )
-def test_train_dist_starts_a_process_for_each_card(project, framework, cards, devices, visible, lr):
+def test_train_dist_starts_a_process_for_each_card(project, framework, cards, devices, scheduler, visible, lr):
     """The learning rate follows from 32 images a process: 0.1 for 256."""
     if cards is not None:
         project.add_cards(cards)
-    env = {"FRAMEWORK": framework, "CUDA_VISIBLE_DEVICES": "5"} | ({"DEVICES": devices} if devices else {})
+    env = {"FRAMEWORK": framework, "DEVICES": devices, "CUDA_VISIBLE_DEVICES": scheduler}
+    env = {name: value for name, value in env.items() if value is not None}
     result = project.sh("train_dist.sh", "--data-path", "images", "--output-dir", "my output", **env)
     assert result.returncode == 0, result.stderr
     seen, arguments = project.call()
     args = flags_of(arguments, PACKAGES[framework])
-    processes = 2 if visible == "none" else len(visible.split(","))
+    processes = len(visible.split(","))
     launcher = {"paddle": "paddle.distributed.launch", "torch": "torch.distributed.run"}[framework]
     assert arguments[:2] == ["-m", launcher]
     assert arguments[arguments.index("--nproc_per_node") + 1] == str(processes)
     assert not {"--gpus", "--devices"} & set(arguments)
-    assert (args.device, args.batch_size) == ("cpu" if visible == "none" else "gpu", 32)
+    assert (args.device, args.batch_size) == ("cpu" if visible == "-1,-1" else "gpu", 32)
     assert args.lr == pytest.approx(lr) == pytest.approx(0.1 * 32 * processes / 256)
     assert (seen["CUDA_VISIBLE_DEVICES"], seen["OMP_NUM_THREADS"]) == (visible, "1")
     assert f"{processes} processes, learning rate {lr:g} unless" in result.stderr
-    assert ("2 process(es) on the CPU" in result.stderr) == (visible == "none")
+    assert ("2 process(es) on the CPU" in result.stderr) == (visible == "-1,-1")
 
 
 @pytest.mark.parametrize("comma", [False, True])
@@ -250,6 +268,28 @@ def test_a_failing_process_has_the_last_word(project, framework):
         ("train_dist.sh", 8, {"DEVICES": "-1"}, "DEVICES=-1 is no list"),
         ("train_dist.sh", 8, {"DEVICES": ","}, "DEVICES=, is no list"),
         ("train_dist.sh", 8, {"DEVICES": "1,1"}, "DEVICES=1,1 names card 1 twice"),
+        (
+            "train_dist.sh",
+            8,
+            {"DEVICES": "0,5", "CUDA_VISIBLE_DEVICES": "5"},
+            "card 0 is not among CUDA_VISIBLE_DEVICES",
+        ),
+        (
+            "train_dist.sh",
+            2,
+            {"CUDA_VISIBLE_DEVICES": "4,5"},
+            "no card 4 of 4,5: nvidia-smi lists 2; name",
+        ),
+        ("train_dist.sh", 8, {"CUDA_VISIBLE_DEVICES": "0,-1"}, "CUDA_VISIBLE_DEVICES=0,-1 is no list of cards"),
+        ("train_dist.sh", 8, {"CUDA_VISIBLE_DEVICES": "GPU-9"}, "CUDA_VISIBLE_DEVICES=GPU-9: no card, or several"),
+        ("train_dist.sh", 8, {"CUDA_VISIBLE_DEVICES": "GPU-"}, "CUDA_VISIBLE_DEVICES=GPU-: no card, or several"),
+        ("train_dist.sh", 8, {"DEVICES": "GPU-1,0"}, "DEVICES=GPU-1,0 mixes numbers and UUIDs"),
+        (
+            "train_dist.sh",
+            8,
+            {"CUDA_VISIBLE_DEVICES": "MIG-5-6,GPU-1"},
+            "a process one MIG instance: name one alone",
+        ),
         ("train_dist.sh", 8, {"NNODES": "2"}, "MASTER= NNODES=2 NODE_RANK=: give all three, or none"),
         ("train_dist.sh", 8, machines(NNODES="two"), "NNODES=two is no number of machines"),
         ("train_dist.sh", 8, machines(NODE_RANK="2"), "NODE_RANK=2 is no place among 2 machines: choose 0 to 1"),
