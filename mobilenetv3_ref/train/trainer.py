@@ -194,8 +194,8 @@ class Trainer:
         loss = metrics["loss"]
         if not math.isfinite(loss) and not all(map(is_finite, model.state_dict().values())):
             raise UserError(
-                f"the loss is {loss} in the evaluation of epoch {epoch}: some weights are no longer finite, lower --lr; "
-                "the checkpoint before this epoch stays"
+                f"the loss is {loss} in the evaluation of epoch {epoch}: some weights are no longer finite, and the "
+                "checkpoint before this epoch stays; lower --lr"
             )
         self.record("eval" if name == "model" else "eval_ema", epoch, self.step(epoch + 1, 0), metrics)
         if self.rank == 0:
