@@ -8,6 +8,7 @@ import json
 import os
 import re
 import socket
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -34,7 +35,7 @@ def here() -> str:
 
 def start_of(pid: int) -> str | None:
     """When the process `pid` of this machine began, as the system counts; None: it is gone, "": no way to know."""
-    if os.name == "posix":  # elsewhere os.kill would end it
+    if sys.platform != "win32":  # elsewhere os.kill would end it
         try:
             os.kill(pid, 0)
         except (ProcessLookupError, OverflowError):
@@ -50,7 +51,7 @@ def start_of(pid: int) -> str | None:
 
 def is_gone(place: str, pid: int) -> bool:
     """Whether the process `pid` of `place`, see `here`, has certainly ended."""
-    return place == here() and os.name == "posix" and start_of(pid) is None
+    return place == here() and sys.platform != "win32" and start_of(pid) is None
 
 
 class FolderLock:
@@ -109,7 +110,7 @@ class FolderLock:
     def _is_left(self, text: str) -> bool:
         """Whether the lock with this text was left by a process that is gone."""
         owner = _parse(text)
-        if owner and owner["place"] == here() and os.name == "posix":
+        if owner and owner["place"] == here() and sys.platform != "win32":
             start = start_of(owner["pid"])
             return start is None or bool(start and owner["start"] and start != owner["start"])  # a number used again
         self.say(f"{self.path} is of {_owner(text)}: waiting {PATIENCE:g} s for a sign of life")
