@@ -143,26 +143,31 @@ def check_args(args: argparse.Namespace, framework: str) -> None:
         raise UserError("--test-only has nothing to test: name a file with --weights or --resume")
 
 
-def check_resumed(
-    args: argparse.Namespace, saved: dict[str, Any], saved_world_size: int, world_size: int, epoch: int
-) -> None:
-    """Raise UserError when the checkpoint, of a run with the flags `saved`, leaves nothing to do or contradicts `args`.
+def check_resumed(args: argparse.Namespace, saved: dict[str, Any], world_size: int, data: dict[str, int | str]) -> None:
+    """Raise UserError when the checkpoint with the content `saved` leaves nothing to do, or is of another run.
 
-    `epoch` is the first that the checkpoint leaves to train. What is resumed ends as if it had never been interrupted,
-    so all that shapes the run must be as it was; epochs may be added where nothing depends on their number.
+    What is resumed ends as if it had never been interrupted, so all that shapes the run must be as it was, also the
+    training images `data`, see `describe_images`; epochs may be added where nothing depends on their number.
     """
-    if epoch >= args.epochs:
-        raise UserError(f"checkpoint {args.resume} already has {epoch} epochs: raise --epochs {args.epochs}")
-    if world_size != saved_world_size:
+    if saved["epoch"] >= args.epochs:
+        raise UserError(f"checkpoint {args.resume} already has {saved['epoch']} epochs: raise --epochs {args.epochs}")
+    if world_size != saved["world_size"]:
         raise UserError(
-            f"{world_size} process(es): checkpoint {args.resume} was trained with {saved_world_size}, whose batches "
+            f"{world_size} process(es): checkpoint {args.resume} was trained with {saved['world_size']}, whose batches "
             "were others; resume with as many, or start anew from it with --weights"
+        )
+    if data != saved["data"]:
+        here, there = (f"{each['images']} images in {each['classes']} classes" for each in (data, saved["data"]))
+        raise UserError(
+            f"data folder {args.data_path} has {here} to train on: checkpoint {args.resume} was trained on {there}"
+            f"{' with other names' if here == there else ''}, and an epoch of both would take some images twice; "
+            "resume with the same, or start anew from it with --weights"
         )
     free = FREE_AT_RESUME if args.lr_scheduler == "cosineannealinglr" or args.model_ema else {*FREE_AT_RESUME, "epochs"}
     for name, value in vars(args).items():
-        if name not in free and value != saved.get(name):
+        if name not in free and value != saved["args"].get(name):
             raise UserError(
-                f"{flag(name)} {value}: checkpoint {args.resume} was trained with {saved.get(name)}; "
+                f"{flag(name)} {value}: checkpoint {args.resume} was trained with {saved['args'].get(name)}; "
                 "resume with the same, or start anew from it with --weights"
             )
 

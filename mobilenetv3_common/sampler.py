@@ -1,7 +1,9 @@
 """Which images form which batch, on which process: one order for both frameworks."""
 
+import hashlib
 import math
-from collections.abc import Iterator
+import os
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -56,4 +58,23 @@ class BatchSampler:
 
     def __len__(self) -> int:
         """Batches of a whole epoch, those before `first_batch` included."""
-        return math.ceil(len(range(self.rank, self.total, self.world_size)) / self.batch_size)
+        return self._batches_of(self.rank)
+
+    @property
+    def rounds(self) -> int:
+        """Batches of the process that has most: without `pad` others may have one less."""
+        return self._batches_of(0)
+
+    def _batches_of(self, rank: int) -> int:
+        return math.ceil(len(range(rank, self.total, self.world_size)) / self.batch_size)
+
+
+def describe_images(root: str, samples: Sequence[tuple[str, int]], classes: Sequence[str]) -> dict[str, int | str]:
+    """How many `images` and `classes` a data set has whose files lie under `root`, and a digest of their `names`.
+
+    Not of what is in the files, and not of where the folder lies: data may move from disk to disk. In order, since a
+    batch is a list of places in it.
+    """
+    names = [f"{path.removeprefix(root).replace(os.sep, '/')} {label}" for path, label in samples]
+    digest = hashlib.sha256("\n".join([*classes, *names]).encode("utf-8", "surrogateescape")).hexdigest()
+    return {"images": len(samples), "classes": len(classes), "names": digest}

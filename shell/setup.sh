@@ -42,15 +42,26 @@ find_python() {
         "install one of them, or name it with PYTHON=..."
 }
 
-# One set-up at a time; a lock whose process has gone was left by one that was killed.
+# One set-up at a time, also of machines that share the folder. A lock whose process is known to have gone, since it ran
+# on this machine, was left by one that was killed.
 lock() {
     mkdir -p "$(dirname -- "$venv")" 2>/dev/null || fail "cannot create $venv: name another place with VENV=..."
-    if ! (set -C && echo $$ >"$venv.lock") 2>/dev/null; then
-        owner=$(cat "$venv.lock" 2>/dev/null) || fail "cannot write beside $venv: name another place with VENV=..."
-        ! kill -0 "$owner" 2>/dev/null || fail "process $owner is setting up $venv: wait until it ends and run" \
-            "this again (if it is something else, remove $venv.lock)"
-        echo $$ >"$venv.lock"
-    fi
+    machine=$(uname -n) tries=0
+    until (set -C && echo "$$ $machine $(date '+%Y-%m-%d %H:%M:%S')" >"$venv.lock") 2>/dev/null; do
+        tries=$((tries + 1))
+        [ "$tries" -lt 20 ] || fail "cannot write beside $venv: name another place with VENV=..."
+        held=$(cat "$venv.lock" 2>/dev/null) || continue # it has just been released
+        [ -n "$held" ] || { sleep 1 && held=$(cat "$venv.lock" 2>/dev/null); } || continue # it was just being written
+        owner=${held%% *} place=${held#* }
+        if [ "${place%% *}" != "${held:+$machine}" ] || kill -0 "$owner" 2>/dev/null || [ -d "/proc/${owner:-0}" ]; then
+            fail "process $owner of ${place%% *} has been setting up $venv since ${place#* }: wait until it ends and" \
+                "run this again (if it is gone, remove $venv.lock)"
+        fi
+        # Of several that find it left, only one moves this one away.
+        mv "$venv.lock" "$venv.lock.$machine.$$" 2>/dev/null || continue
+        [ "$(cat "$venv.lock.$machine.$$")" = "$held" ] || mv "$venv.lock.$machine.$$" "$venv.lock"
+        rm -f "$venv.lock.$machine.$$"
+    done
     trap 'rm -f "$venv.lock"' EXIT
     trap 'exit 130' INT
     trap 'exit 143' HUP TERM
@@ -133,7 +144,9 @@ log=$venv/setup.log
 
 if ! is_ready; then
     lock
-    ensure_venv
-    install
+    is_ready || { # it was being set up until now
+        ensure_venv
+        install
+    }
 fi
 printf '%s\n' "$python"

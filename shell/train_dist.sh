@@ -114,7 +114,7 @@ for flag; do
     [ "$previous" != --output-dir ] || output=$flag
     previous=$flag
 done
-log=$output/log/$(date +%Y%m%d-%H%M%S)-$$
+log=$output/log/$(date +%Y%m%d-%H%M%S)-$(uname -n)-$$ # which no other machine of a shared folder has
 mkdir -p "$log" 2>/dev/null || fail "output folder $output cannot be written: choose another with --output-dir"
 say "$((processes * nodes)) processes, learning rate $lr unless --lr says another, logs in $log"
 

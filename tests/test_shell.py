@@ -4,12 +4,13 @@ import os
 import shutil
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-TOOLS = ("cat", "cksum", "cp", "dirname", "ls", "mkdir", "rm", "sh", "tee")
+TOOLS = ("cat", "cksum", "cp", "date", "dirname", "ls", "mkdir", "mv", "rm", "sh", "sleep", "tee", "uname")
 
 # Makes "environments" that hold a copy of itself, notes other calls of a module or of the ladder, and else is Python.
 STAND_IN = f"""#!/bin/sh
@@ -303,14 +304,38 @@ def test_folder_that_is_no_environment_is_left_alone(project, tmp_path):
 
 def test_two_set_ups_at_once_are_refused_and_a_left_lock_is_not(project):
     project.add_python("python3")
-    lock = project.root / ".venv.lock"
-    lock.write_text(f"{os.getpid()}\n")
-    assert_refused(project.sh("setup.sh"), f"process {os.getpid()}", str(lock))
+    lock, here = project.root / ".venv.lock", os.uname().nodename
     gone = subprocess.Popen(["true"])
     gone.wait()
-    lock.write_text(f"{gone.pid}\n")
-    assert project.sh("setup.sh").returncode == 0
-    assert not lock.exists()
+    for process, machine in ((os.getpid(), here), (gone.pid, "another")):  # whose processes have other numbers
+        lock.write_text(f"{process} {machine} 2026-01-02 03:04:05\n")
+        words = f"process {process} of {machine} has been setting up {project.venv} since 2026-01-02 03:04:05"
+        assert_refused(project.sh("setup.sh"), words, str(lock))
+        assert lock.read_text().startswith(f"{process} {machine}")
+    for left in (f"{gone.pid} {here} 2026-01-02 03:04:05\n", ""):
+        lock.write_text(left)
+        assert project.sh("setup.sh").returncode == 0
+        assert list(project.root.glob(".venv.lock*")) == []
+        (project.venv / "setup.stamp").unlink()
+
+
+@pytest.mark.parametrize("left", [False, True])
+def test_of_several_set_ups_that_start_at_once_one_installs(project, left):
+    """The interpreter takes its time; the machines' names differ. A lock that was left makes no difference."""
+    project.add_python("python3", STAND_IN.replace("case", 'case "$*" in *" -r "*) sleep 2 ;; esac\ncase', 1))
+    (project.bin / "uname").unlink()
+    project.add_python("uname", '#!/bin/sh\necho "${MACHINE:-node}"\n')
+    if left:
+        gone = subprocess.Popen(["true"])
+        gone.wait()
+        (project.root / ".venv.lock").write_text(f"{gone.pid} node 2026-01-02 03:04:05\n")
+    with ThreadPoolExecutor() as pool:
+        names = ["node"] * 4 if left else [f"node{number}" for number in range(4)]
+        results = list(pool.map(lambda name: project.sh("setup.sh", MACHINE=name), names))
+    assert project.installs() == 1
+    refused = [result for result in results if result.returncode]
+    assert len(refused) == 3
+    assert all("has been setting up" in result.stderr for result in refused)
 
 
 def test_test_sh_runs_pytest_in_the_project_with_the_callers_flags(project, tmp_path):

@@ -19,7 +19,7 @@ import pytest
 from mobilenetv3_common.arguments import get_args_parser
 
 ROOT = Path(__file__).parents[1]
-TOOLS = ("awk", "date", "dirname", "find", "grep", "mkdir", "sh", "sort", "tr")
+TOOLS = ("awk", "date", "dirname", "find", "grep", "mkdir", "sh", "sort", "tr", "uname")
 PACKAGES = {"paddle": "mobilenetv3_paddle", "torch": "mobilenetv3_ref"}
 
 # Notes what it was called with and how; ends as it is told to, and may leave a log as two processes would.
@@ -229,7 +229,7 @@ def test_logs_lie_in_the_output_folder(project, framework, flags):
     result = project.sh("train_dist.sh", *flags, FRAMEWORK=framework, OMP_NUM_THREADS="3")
     seen, arguments = project.call()
     log = arguments[arguments.index("--log_dir") + 1]
-    assert re.fullmatch(rf"{'my output' if flags else 'output'}/log/\d{{8}}-\d{{6}}-\d+", log)
+    assert re.fullmatch(rf"{'my output' if flags else 'output'}/log/\d{{8}}-\d{{6}}-{os.uname().nodename}-\d+", log)
     assert f"logs in {log}\n" in result.stderr
     assert (project.cwd / log / "launcher.log").read_text() == "noise of a launcher\n"
     assert [path.name for path in project.cwd.iterdir()] == [log.split("/")[0]]

@@ -17,7 +17,7 @@ from .amp import Amp
 from .ema import ModelEma
 
 SUFFIX = ".pth"
-KEYS = {"model", "optimizer", "lr_scheduler", "scaler", "ema", "epoch", "batch", "world_size", "args", "digest"}
+KEYS = {"model", "optimizer", "lr_scheduler", "scaler", "ema", "epoch", "batch", "world_size", "data", "args", "digest"}
 
 
 @dataclass
@@ -32,11 +32,19 @@ class TrainingState:
 
 
 def save_checkpoint(
-    path: Path, state: TrainingState, *, epoch: int, batch: int, world_size: int, args: dict[str, Any]
+    path: Path,
+    state: TrainingState,
+    *,
+    epoch: int,
+    batch: int,
+    world_size: int,
+    data: dict[str, int | str],
+    args: dict[str, Any],
 ) -> None:
     """Write `state`, with which the run goes on at `batch` of `epoch`; raises UserError when it cannot be written.
 
-    One file, so that model and optimizer cannot be of different steps. `args` are the flags of the run.
+    One file, so that model and optimizer cannot be of different steps. `args` are the flags of the run, `data` what
+    `describe_images` says of its training images.
     """
     content = {
         "model": state.model.state_dict(),
@@ -47,6 +55,7 @@ def save_checkpoint(
         "epoch": epoch,
         "batch": batch,
         "world_size": world_size,
+        "data": data,
         "args": args,
     }
     save_pickle({**content, "digest": digest(content)}, path)

@@ -10,7 +10,6 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from mobilenetv3_common.log import TrainingLog
-from mobilenetv3_common.preemption import StopRequest
 from mobilenetv3_ref.data.loader import DataLoader
 from mobilenetv3_ref.data.mix import RandomMix
 from portproof.io.cli import Stopped, UserError
@@ -168,21 +167,23 @@ def evaluate(
     criterion: nn.Module,
     data_loader: DataLoader,
     device: torch.device,
-    stop: StopRequest | None = None,
+    stop: Callable[[], bool] | None = None,
 ) -> dict[str, float]:
     """loss (mean), top1, top5 (shares, 0 to 1) and samples, over all processes; every image counts once.
 
-    Raises Stopped between two batches once `stop` is asked for.
+    Raises Stopped before a batch once `stop()` says so, which all processes call equally often.
     """
     model.eval()
     loss_sum, samples, correct = 0.0, 0, [0, 0]
     for batch in data_loader:
-        if stop and stop.asked:
+        if stop and stop():
             raise Stopped
         image, target = (tensor.to(device) for tensor in batch)
         output = model(image)
         loss_sum += criterion(output, target).item() * len(target)
         samples += len(target)
         correct = [total + new for total, new in zip(correct, correct_at(output, target, [1, 5]), strict=True)]
+    if stop and len(data_loader) < data_loader.batch_sampler.rounds and stop():  # others have one batch more
+        raise Stopped
     loss_sum, top1, top5, samples = all_reduce_sum([loss_sum, *correct, samples], device)
     return {"loss": loss_sum / samples, "top1": top1 / samples, "top5": top5 / samples, "samples": samples}

@@ -2,6 +2,7 @@
 
 import argparse
 import math
+from contextlib import nullcontext
 from functools import cached_property, partial
 from pathlib import Path
 
@@ -12,17 +13,20 @@ from mobilenetv3_common.arguments import check_resumed
 from mobilenetv3_common.log import evaluation_line
 from mobilenetv3_common.metrics import NAME, MetricsLog
 from mobilenetv3_common.preemption import StopRequest
+from mobilenetv3_common.sampler import describe_images
 from mobilenetv3_common.seeds import derive_seed
 from mobilenetv3_ref.data import build_mix, set_epoch
 from mobilenetv3_ref.data.loader import DataLoader
 from mobilenetv3_ref.device import seed_everything
 from mobilenetv3_ref.models import save_weights
 from portproof.io.cli import Stopped, UserError, output_dir
+from portproof.io.locks import FolderLock
 
 from .checkpoint import SUFFIX, TrainingState, read_checkpoint, restore, save_checkpoint
 from .distributed import all_reduce_sum, broadcast_buffers, data_parallel, launched_rank, log
 from .engine import Hooks, Settings, evaluate, train_one_epoch
 from .event_log import EventLog
+from .nonfinite import is_finite
 
 
 class Trainer:
@@ -46,27 +50,31 @@ class Trainer:
         self.val_loader = val_loader
         self.device = device
         self.stop = stop
+        images = train_loader.dataset
+        self.data = describe_images(images.root, images.samples, images.classes)
         self.rank, _, self.world_size = launched_rank()
         self.accumulation_steps = args.gradient_accumulation_steps
 
     def train(self) -> None:
         """Train what is left of --epochs.
 
-        Raises UserError for a checkpoint that does not fit and where training fails, Stopped once `stop` is asked for
-        and all is saved.
+        Raises UserError for a checkpoint that does not fit, for an output folder that another run has and where
+        training fails, Stopped once `stop` is asked for and all is saved.
         """
         first_epoch, first_batch = self.resume()
         self.out = output_dir(self.args.output_dir)
+        self.lock = FolderLock(self.out, log)
         self.begin = {"epoch": first_epoch, "step": self.step(first_epoch, first_batch)}
-        model = data_parallel(self.model)
-        for epoch in range(first_epoch, self.args.epochs):
-            self.train_epoch(model, epoch, first_batch)
-            self.end_epoch(epoch)
-            first_batch = 0
-        if self.rank == 0:
-            self.metrics.close()
-            if self.args.event_log:
-                self.events.close()
+        with self.lock if self.rank == 0 else nullcontext():
+            model = data_parallel(self.model)
+            for epoch in range(first_epoch, self.args.epochs):
+                self.train_epoch(model, epoch, first_batch)
+                self.end_epoch(epoch)
+                first_batch = 0
+            if self.rank == 0:
+                self.metrics.close()
+                if self.args.event_log:
+                    self.events.close()
 
     def resume(self) -> tuple[int, int]:
         """Restore the checkpoint --resume, if there is one -> (epoch, batch) to go on with."""
@@ -75,15 +83,18 @@ class Trainer:
             return 0, 0
         content = read_checkpoint(path)
         epoch, batch = content["epoch"], content["batch"]
-        check_resumed(self.args, content["args"], content["world_size"], self.world_size, epoch)
+        check_resumed(self.args, content, self.world_size, self.data)
         restore(self.state, content, path)
         log(f"resumed from {path} at epoch {epoch}" + (f", iter {batch}" if batch else ""))
         return epoch, batch
 
     @cached_property
     def metrics(self) -> MetricsLog:
-        """metrics.jsonl, opened with the first line: a run that never comes so far leaves an older one alone."""
-        return MetricsLog(self.out / NAME, **self.begin)
+        """metrics.jsonl, opened with the first line or checkpoint: a run that never comes so far leaves it alone."""
+        metrics = MetricsLog(self.out / NAME, **self.begin)
+        if metrics.aside:
+            log(f"the record of an earlier run is now {metrics.aside}")
+        return metrics
 
     @cached_property
     def events(self) -> EventLog:
@@ -130,41 +141,66 @@ class Trainer:
             ema.update(self.model)
             if epoch < args.lr_warmup_epochs:
                 ema.reset()
-        stop = all_reduce_sum([self.stop.asked], self.device)[0] > 0  # all processes end after the same step
+        stop = self.is_asked_to_stop()
         if stop or (args.checkpoint_freq and step % args.checkpoint_freq == 0):
             self.save(epoch, batches)
         if stop:
-            all_reduce_sum([0], self.device)  # none ends before rank 0 has written, since the launcher then ends all
+            self.wait_for_all()
             raise Stopped(f"stopped by SIGTERM after iter {batches - 1} of epoch {epoch}{self.go_on()}")
 
+    def is_asked_to_stop(self) -> bool:
+        """Whether SIGTERM has come to any process: all of them ask, and end at the same place."""
+        return all_reduce_sum([self.stop.asked], self.device)[0] > 0
+
+    def wait_for_all(self) -> None:
+        """None may end before rank 0 has written, since the launcher then ends all."""
+        all_reduce_sum([0], self.device)
+
     def end_epoch(self, epoch: int) -> None:
-        """Evaluate, step the schedule, save; stop if SIGTERM came meanwhile."""
+        """Evaluate, step the schedule, save; stop if SIGTERM came meanwhile.
+
+        Raises UserError once all is saved if the loss of an evaluation is NaN or infinite.
+        """
         state = self.state
         broadcast_buffers(self.model)
-        self.evaluate(self.model, epoch, "Eval", "model")
+        losses = [self.evaluate(self.model, epoch, "Eval", "model")]
         if state.ema:
             broadcast_buffers(state.ema.module)
-            self.evaluate(state.ema.module, epoch, "Eval, EMA", "model_ema")
+            losses.append(self.evaluate(state.ema.module, epoch, "Eval, EMA", "model_ema"))
         state.lr_scheduler.step()
         self.save(epoch + 1, 0)
-        if all_reduce_sum([self.stop.asked], self.device)[0] > 0 and epoch + 1 < self.args.epochs:
+        stop = self.is_asked_to_stop()
+        for loss in losses:
+            if not math.isfinite(loss):
+                raise UserError(
+                    f"the loss is {loss} in the evaluation of epoch {epoch}: the weights are finite, so check the "
+                    f"images of val/ or lower --lr; the epoch is saved in {self.checkpoint()}"
+                )
+        if stop and epoch + 1 < self.args.epochs:
             raise Stopped(f"stopped by SIGTERM after epoch {epoch}{self.go_on()}")
 
-    def evaluate(self, model: nn.Module, epoch: int, what: str, name: str) -> None:
-        """Evaluate `model`, log it as `what`, and write its weights to `name`_EPOCH."""
+    def evaluate(self, model: nn.Module, epoch: int, what: str, name: str) -> float:
+        """Evaluate `model`, log it as `what`, and write its weights to `name`_EPOCH -> the loss.
+
+        Raises UserError if NaN or infinity has reached the weights: then the checkpoint before this epoch stays.
+        """
         try:
-            # Of several processes rank 0, which writes, ends first; the launcher ends the others.
-            stop = self.stop if self.rank == 0 else None
-            metrics = evaluate(model, self.criterion, self.val_loader, self.device, stop)
+            metrics = evaluate(model, self.criterion, self.val_loader, self.device, self.is_asked_to_stop)
         except Stopped as stopped:
             self.save(epoch, len(self.train_loader))
+            self.wait_for_all()
             raise Stopped(f"stopped by SIGTERM before the evaluation of epoch {epoch}{self.go_on()}") from stopped
-        if not math.isfinite(metrics["loss"]):
-            raise UserError(f"the loss is {metrics['loss']} in the evaluation of epoch {epoch}: lower --lr")
         log(evaluation_line(epoch, metrics, what))
+        loss = metrics["loss"]
+        if not math.isfinite(loss) and not all(map(is_finite, model.state_dict().values())):
+            raise UserError(
+                f"the loss is {loss} in the evaluation of epoch {epoch}: some weights are no longer finite, and the "
+                "checkpoint before this epoch stays; lower --lr"
+            )
         self.record("eval" if name == "model" else "eval_ema", epoch, self.step(epoch + 1, 0), metrics)
         if self.rank == 0:
             save_weights(model, self.out / f"{name}_{epoch}{SUFFIX}")
+        return loss
 
     def record(self, kind: str, epoch: int, step: int, metrics: dict[str, float]) -> None:
         """Write the numbers to metrics.jsonl and to the viewer's log."""
@@ -174,12 +210,12 @@ class Trainer:
                 self.events.write({f"{kind}/{name}": value for name, value in metrics.items()}, step)
 
     def save(self, epoch: int, batch: int) -> None:
-        """Write the checkpoint with which the run goes on at `batch` of `epoch`."""
+        """Write the checkpoint with which the run goes on at `batch` of `epoch`, after the record of what is behind."""
         if self.rank == 0:
-            args = vars(self.args)
-            save_checkpoint(
-                self.checkpoint(), self.state, epoch=epoch, batch=batch, world_size=self.world_size, args=args
-            )
+            self.lock.check()
+            self.metrics.sync()
+            where = {"epoch": epoch, "batch": batch, "world_size": self.world_size}
+            save_checkpoint(self.checkpoint(), self.state, **where, data=self.data, args=vars(self.args))
 
     def checkpoint(self) -> Path:
         return self.out / f"checkpoint{SUFFIX}"

@@ -7,13 +7,16 @@ before its bytes have been seen, so that a short file cannot claim a large one.
 
 from __future__ import annotations
 
+import errno
 import glob
 import io
 import json
 import os
 import pickle
 import pickletools
+import secrets
 import textwrap
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -24,14 +27,20 @@ import safetensors.numpy
 from numpy.lib import format as npy_format
 
 from portproof.io.cli import UserError, existing_file
+from portproof.io.locks import here, is_gone
+
+# How file systems that cannot make the names in a folder durable say so: what is written is in place all the same.
+NO_FOLDER_SYNC = (errno.EBADF, errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EACCES, errno.EISDIR)
+DAY = 24 * 60 * 60  # seconds
 
 
 @contextmanager
 def atomic_path(path: str | Path) -> Iterator[Path]:
     """A temporary path to write to; it becomes `path` once all is on disk, and vanishes on any error."""
     path = Path(path)
-    # In the same folder, since a rename is atomic only there; with the suffix, since numpy.save appends one.
-    temporary = path.parent / f".{path.stem}.{os.getpid()}{path.suffix}"
+    # In the same folder, since a rename is atomic only there; with the suffix, since numpy.save appends one; with the
+    # machine's name, since another that shares the folder may have a process of this number.
+    temporary = path.parent / f".{path.stem}.tmp-{here()}-{os.getpid()}-{secrets.token_hex(4)}{path.suffix}"
     try:
         _remove_leftovers(path)
         if path.exists() and not path.is_file():  # a folder, or /dev/null, which a rename would replace
@@ -40,7 +49,7 @@ def atomic_path(path: str | Path) -> Iterator[Path]:
         yield temporary
         _sync(temporary)
         temporary.replace(path)
-        _sync(path.parent)
+        _sync_folder(path.parent)
     except OSError as error:
         raise UserError(f"{path} cannot be written ({error}): free space or choose another folder") from error
     finally:
@@ -49,15 +58,17 @@ def atomic_path(path: str | Path) -> Iterator[Path]:
 
 
 def _remove_leftovers(path: Path) -> None:
-    """Remove what processes that were killed while they wrote `path` have left of it."""
-    for leftover in path.parent.glob(f".{glob.escape(path.stem)}.*{path.suffix}"):
-        owner = leftover.name.removeprefix(f".{path.stem}.").removesuffix(path.suffix)
-        try:
-            os.kill(int(owner), 0)
-        except ProcessLookupError:
-            leftover.unlink(missing_ok=True)
-        except (ValueError, OverflowError, PermissionError):  # not named by us; another user's process, which is alive
-            continue
+    """Remove what processes that were killed while they wrote `path` have left of it.
+
+    Of another machine's processes nobody knows here whether they are alive, but not that they write for a day.
+    """
+    start = f".{path.stem}.tmp-"
+    for leftover in path.parent.glob(f"{glob.escape(start)}*{path.suffix}"):
+        place, _, pid = leftover.name.removeprefix(start).removesuffix(path.suffix).rpartition("-")[0].rpartition("-")
+        with suppress(FileNotFoundError):  # another process was faster
+            old = place != here() and time.time() - leftover.stat().st_mtime > DAY
+            if pid.isdecimal() and (old or is_gone(place, int(pid))):
+                leftover.unlink()
 
 
 def load_pdparams(path: str | Path) -> dict[str, Any]:
@@ -129,12 +140,21 @@ def save_safetensors(
         temporary.write_bytes(safetensors.numpy.save(contiguous, dict(metadata) if metadata else None))
 
 
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
+def _sync(path: Path, flags: int = os.O_RDWR) -> None:  # Windows syncs nothing that is only read
+    descriptor = os.open(path, flags)
     try:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def _sync_folder(path: Path) -> None:
+    """Make the names in a folder durable, where the file system can; what was renamed there is in place anyway."""
+    try:
+        _sync(path, os.O_RDONLY)
+    except OSError as error:
+        if error.errno not in NO_FOLDER_SYNC:
+            raise
 
 
 def _read(path: str | Path) -> bytes:

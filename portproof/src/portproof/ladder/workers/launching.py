@@ -109,8 +109,11 @@ def _run(arguments: list[str], folder: Path, timeout: float) -> str:
         return f"did not end within {timeout:g} s"
     finally:
         process.stdin.close()  # the launcher gave its processes sessions of their own; they end when this closes
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
+        if hasattr(os, "killpg"):
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+        else:  # Windows, which has no groups of processes
+            process.kill()
         process.wait()
     return "ended with an error"
 
