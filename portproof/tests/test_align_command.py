@@ -318,7 +318,7 @@ MISTAKES = {
     "a negative seed": ({"seed": -1}, "--seed -1 is negative"),
     "no map": ({"map": "nothing.yaml"}, "map nothing.yaml does not exist"),
     "a list for a map": ({"map": "list.yaml"}, "map list.yaml holds no lines NAME: NAME"),
-    "no YAML": ({"map": "bad.yaml"}, "map bad.yaml is no YAML"),
+    "no YAML": ({"map": "bad.yaml"}, "map bad.yaml refused"),
     "a map of what is not there": ({"map": "wrong.yaml"}, "the port has no module with weights of that name"),
     "no weights": ({"weights": "nothing.pth"}, "weights nothing.pth does not exist"),
     "weights that do not fit": ({"weights": "other.safetensors"}, "weights other.safetensors"),
