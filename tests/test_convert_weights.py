@@ -240,9 +240,7 @@ def test_the_command_line_ends_in_status_2_and_one_line(tmp_path):
     ]
     result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert (result.returncode, result.stdout) == (2, "")
-    assert re.fullmatch(
-        r"convert_weights: error: evil\.pth refused: the file asks to run 'pathlib\.Path\.mkdir'.*\n", result.stderr
-    )
+    assert re.fullmatch(r"convert_weights: error: evil\.pth refused: the file asks to run '.*\n", result.stderr)
     assert [path.name for path in tmp_path.iterdir()] == ["evil.pth"]
 
 

@@ -152,8 +152,7 @@ def refusing(path: str | Path, expected: str, fix: str = "fetch or write it agai
     try:
         yield
     except Exception as error:
-        lines = str(error).strip().splitlines() or [type(error).__name__]
-        reason = printable(textwrap.shorten(lines[0], 160))  # it may quote the file
+        reason = printable(textwrap.shorten(str(error).strip() or type(error).__name__, 160))  # it may quote the file
         raise UserError(f"{path} refused: {reason}; expected {expected}: {fix}") from error
 
 
