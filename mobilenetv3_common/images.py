@@ -1,25 +1,37 @@
 """Image files, read the same way for both frameworks."""
 
+import warnings
 from pathlib import Path
 
 from PIL import Image, UnidentifiedImageError
 
-from portproof.io.cli import UserError
+from portproof.io.cli import UserError, existing_file, printable
 
 # What torchvision's and paddle.vision's image folders take for images.
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
+# What a file of such a name may be, and GIF, under whose name other sites' JPEGs often are. Pillow knows 40 formats
+# more by what is in a file; some start a program, others take the memory that a file of a few bytes asks for.
+FORMATS = ("JPEG", "PNG", "PPM", "BMP", "TIFF", "WEBP", "GIF")
+# Pillow's own limit, above which it only warns. Decoding and converting take up to 12 bytes a pixel: 1.1 GB at most,
+# beside the file itself.
+MOST_PIXELS = 89_478_485
+warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)  # refused below
 
 
 def read_image(path: str | Path) -> Image.Image:
-    """The image in `path` as RGB; raises UserError when it is missing, truncated or no image.
+    """The image in `path` as RGB; raises UserError when it is missing, truncated, too large or no image.
 
     EXIF orientation is not applied, as in torchvision's and paddle.vision's default loaders.
     """
+    existing_file(path, "image")
     try:
-        with Image.open(path) as image:
+        with Image.open(path, formats=FORMATS) as image:
+            if image.width * image.height > MOST_PIXELS:
+                raise ValueError(f"{image.width} x {image.height} are more than {MOST_PIXELS} pixels")
             return image.convert("RGB")
     except UnidentifiedImageError as error:
-        raise UserError(f"image {path} is no image that Pillow knows: replace or remove it") from error
-    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
-        reason = getattr(error, "strerror", None) or str(error)
-        raise UserError(f"image {path} cannot be read ({reason}): replace or remove it") from error
+        formats = ", ".join(FORMATS)
+        raise UserError(f"image {path} is none of {formats} that Pillow knows: replace or remove it") from error
+    except Exception as error:  # Pillow's parsers of damaged files raise nearly any type
+        reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
+        raise UserError(f"image {path} cannot be read ({printable(reason)}): replace or remove it") from error

@@ -108,13 +108,13 @@ def _whole_lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
 def _record(line: str, what: str) -> dict[str, Any]:
     try:
         record = json.loads(line)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UserError(f"{what} is no JSON ({error}): name a {NAME} of a training run") from error
     numbers = {**record} if isinstance(record, dict) else {}
     if not isinstance(numbers.pop("kind", None), str) or not all(
-        type(numbers.get(name)) is int for name in ("epoch", "step")
+        type(numbers.get(name)) is int and 0 <= numbers[name] < 2**53 for name in ("epoch", "step")
     ):
         raise UserError(f"{what} lacks kind, epoch or step: name a {NAME} of a training run")
-    if not all(value is None or type(value) in (int, float) for value in numbers.values()):
+    if not all(value is None or type(value) in (int, float) and abs(value) < 1e300 for value in numbers.values()):
         raise UserError(f"{what} holds what is no number: name a {NAME} of a training run")
     return record

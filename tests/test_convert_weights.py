@@ -240,7 +240,7 @@ def test_the_command_line_ends_in_status_2_and_one_line(tmp_path):
     ]
     result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert (result.returncode, result.stdout) == (2, "")
-    assert re.fullmatch(r"convert_weights: error: evil\.pth cannot be read .*code.*\n", result.stderr)
+    assert re.fullmatch(r"convert_weights: error: evil\.pth refused: the file asks to run '.*\n", result.stderr)
     assert [path.name for path in tmp_path.iterdir()] == ["evil.pth"]
 
 
@@ -283,7 +283,7 @@ def write_input(kind: str, folder: Path, official: Path) -> Path:
 FAULTS = {  # kind of input -> what the message says
     "missing": "in.pth does not exist",
     "empty": "in.pth is empty",
-    "truncated": "in.pth cannot be read",
+    "truncated": "in.pth refused",
     "wrong hash": "are damaged",
     "unknown suffix": "in.bin does not end as torch's weights do, .pth, .pt, .safetensors: check --from",
     "suffix of the other framework": "in.pdparams does not end as torch's weights do",

@@ -106,7 +106,10 @@ def test_resumed_elsewhere_begins_an_empty_record(tmp_path):
         (b'{"kind": "train", "epoch": 0, "step": 1}\n[1, 2]\n', "line 2, lacks kind"),
         (b'{"kind": "train", "epoch": "0", "step": 1}\n', "line 1, lacks"),
         (b'{"kind": "train", "epoch": 0, "step": 1, "loss": "low"}\n', "holds what is no number"),
+        (b'{"kind": "train", "epoch": -1, "step": 1}\n', "line 1, lacks"),
+        (b'{"kind": "train", "epoch": 0, "step": 1, "loss": 1e999}\n', "holds what is no number"),
         (b"epoch 1\nepoch 2\n", "line 1, is no JSON"),
+        (b"[" * 100_000 + b"\n", "line 1, is no JSON"),
         (b"\xff\xfe\n", "cannot be read"),
     ],
 )

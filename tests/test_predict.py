@@ -186,6 +186,26 @@ def test_only_image_files_at_any_depth_are_taken(command, tmp_path):
     assert taken == ["a/deep/er/z.jpg", "a.webp", "b.PNG", r"odd \udcff.bmp", "predicted 4 of 4 images, skipped 0"]
 
 
+def test_links_to_folders_are_followed_once(tmp_path):
+    """Also those that lead back to a folder above, in which the search would never end."""
+    root, elsewhere = tmp_path / "root", tmp_path / "elsewhere"
+    for path in (root / "a" / "x.png", root / "b" / "deep" / "y.png", elsewhere / "z.png"):
+        path.parent.mkdir(parents=True)
+        path.touch()
+    links = {
+        "a/above": root,
+        "a/first": root / "b",
+        "b/deep/far above": tmp_path,
+        "linked": elsewhere,
+        "again": elsewhere,
+        "itself": root / "itself",
+    }
+    for name, target in links.items():
+        (root / name).symlink_to(target, target_is_directory=True)
+    found = ["a/x.png", "again/z.png", "b/deep/y.png"]
+    assert predict.find_images(root) == [root / name for name in found]
+
+
 @pytest.mark.parametrize("flags", [("--val-crop-size", 192), ("--val-resize-size", 300)])
 @pytest.mark.parametrize("framework", PACKAGES)
 def test_sizes_reach_the_preprocessing(command, framework, flags):

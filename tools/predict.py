@@ -86,13 +86,26 @@ def build_predictor(args: argparse.Namespace):
 
 
 def find_images(folder: Path) -> list[Path]:
-    """The images in `folder` and below, sorted; raises UserError when there are none or a folder cannot be read."""
+    """The images in `folder` and below, sorted; raises UserError when there are none or a folder cannot be read.
+
+    Links to folders are followed after the folders themselves, and each folder is searched once, so that a link to
+    one that it is in does not lead round for ever.
+    """
 
     def refuse(error: OSError) -> NoReturn:
         raise UserError(f"folder {error.filename} cannot be read ({error.strerror}): check its permissions") from error
 
-    walk = os.walk(folder, onerror=refuse, followlinks=True)
-    paths = sorted(Path(root, name) for root, _, names in walk for name in names)
+    paths, seen, starts = [], set(), [folder]
+    for start in starts:  # which grows
+        for root, folders, names in os.walk(start, onerror=refuse):
+            place = os.path.realpath(root)
+            if place in seen:
+                folders.clear()
+                continue
+            seen.add(place)
+            starts += filter(Path.is_symlink, (Path(root, name) for name in sorted(folders)))
+            paths += [Path(root, name) for name in names]
+    paths.sort()
     images = [path for path in paths if path.suffix.lower() in IMAGE_SUFFIXES]
     if not images:
         raise UserError(f"input folder {folder} holds no images ({', '.join(IMAGE_SUFFIXES)}): check the path")

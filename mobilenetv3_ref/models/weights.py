@@ -11,7 +11,8 @@ from torch import nn
 
 from mobilenetv3_common.classes import check_state_dict, keep_last_layer
 from portproof.io.cli import UserError
-from portproof.io.files import atomic_path, load_pth, save_safetensors
+from portproof.io.files import atomic_path, save_safetensors
+from portproof.io.pth import load_pth
 from portproof.io.state_dict import read_state_dict
 
 SUFFIXES = (".pth", ".pt")
@@ -27,7 +28,7 @@ def load_pickle(path: Path) -> dict[str, Any]:
 
     Raises UserError when it is damaged, no dict, or holds anything but tensors, containers and numbers.
     """
-    return load_pth(path, torch.load)
+    return load_pth(path)  # torch: torch.load believes what a file says of its size
 
 
 def save_pickle(content: Mapping[str, Any], path: Path) -> None:

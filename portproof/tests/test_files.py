@@ -10,7 +10,8 @@ import signal
 import subprocess
 import sys
 import tracemalloc
-from collections import OrderedDict
+import zipfile
+from collections import Counter, OrderedDict
 from importlib import import_module
 from pathlib import Path
 
@@ -18,13 +19,18 @@ import numpy as np
 import paddle
 import pytest
 import safetensors.numpy
+import torch
 from numpy.lib import format as npy_format
 from reprod_log import ReprodDiffHelper, ReprodLogger
 
-from portproof.io import files
+from portproof.io import pth
+from portproof.io.ckpt import load_ckpt, save_ckpt
 from portproof.io.cli import UserError
-from portproof.io.files import atomic_path, load_npy, load_pdparams, load_safetensors, save_safetensors
+from portproof.io.files import atomic_path, load_npy, load_npz, load_pdparams, load_safetensors, save_safetensors
+from portproof.io.pth import load_pth
 from portproof.io.records import save_record
+
+STAND_INS = pth._Unpickler.stand_ins
 
 ARRAYS = {
     "float32": np.array([[1.5, -0.0, np.nan], [np.inf, 1e-45, 3.0]], np.float32),
@@ -61,6 +67,19 @@ def write_npy(path: Path, pickled: bytes) -> Path:
         npy_format.write_array_header_1_0(stream, {"descr": "|O", "fortran_order": False, "shape": ()})
         stream.write(pickled)
     return path
+
+
+def write_zip(path: Path, contents: dict[str, bytes], method: int = zipfile.ZIP_STORED) -> Path:
+    with zipfile.ZipFile(path, "w", method) as archive:
+        for name, content in contents.items():
+            archive.writestr(name, content)
+    return path
+
+
+def legacy_pth(pickled: bytes, memory: bytes = b"") -> bytes:
+    """A file of torch.save's old form with this content, and with what may lie behind it."""
+    head = [pickle.dumps(value, 2) for value in (pth.MAGIC, pth.VERSION, {"little_endian": True})]
+    return b"".join(head) + pickled + memory
 
 
 # --- round trips
@@ -124,6 +143,60 @@ def test_loaded_weights_are_what_paddle_itself_loads(tmp_path):
     assert list(ours) == list(theirs)
     for name, array in theirs.items():
         assert_same_bits(ours[name], array)
+
+
+PTH_FORMS = {
+    "zip": {},
+    "legacy": {"_use_new_zipfile_serialization": False},
+}
+
+
+@pytest.mark.parametrize("form", [*PTH_FORMS, "zip without sums"])
+def test_torch_files_come_back_bit_for_bit(tmp_path, form):
+    torch.manual_seed(0)
+    net = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.BatchNorm2d(4), torch.nn.Linear(4, 4))
+    net[2].weight = torch.nn.Parameter(net[0].weight.detach()[:, 0, 0, :1].expand(4, 4))  # of 4 numbers in memory
+    optimizer = torch.optim.Adam(net.parameters())
+    memory = torch.arange(24.0)
+    numpy_types = [torch.from_numpy(array.copy()) for array in ARRAYS.values()]
+    content = {
+        "model": net.state_dict(),
+        "optimizer": optimizer.state_dict(),
+        "parameter": net[0].weight,
+        "views": [memory[3:9].reshape(2, 3).T, memory[::5], memory],
+        "types": [*numpy_types, torch.ones(2, dtype=torch.bfloat16), torch.ones(2, dtype=torch.uint16), 1j * memory],
+        "plain": {"lr": 0.1, "betas": (0.9, 1), "resume": None, "ema": True, "steps": Counter([3, 5, 5])},
+        "size": torch.Size([2, 3]),
+        "device": torch.device("cpu"),
+        "best": np.float64(0.5),  # which torch.load refuses
+    }
+    options = torch.serialization.set_crc32_options, torch.serialization.get_crc32_options()
+    try:
+        options[0](form != "zip without sums")
+        torch.save(content, tmp_path / "a.pth", **PTH_FORMS.get(form, {}))
+    finally:
+        options[0](options[1])
+    loaded = load_pth(tmp_path / "a.pth")
+
+    def assert_same(got, expected) -> None:
+        if isinstance(expected, dict):
+            assert list(got) == list(expected)
+            for key, value in expected.items():
+                assert_same(got[key], value)
+        elif isinstance(expected, torch.Tensor):
+            layout = (expected.dtype, expected.shape, expected.stride())
+            assert (got.dtype, got.shape, got.stride()) == layout
+            raw = [tensor.detach().contiguous().reshape(-1).view(torch.uint8) for tensor in (got, expected)]
+            assert torch.equal(*raw)
+        elif isinstance(expected, list):
+            for pair in zip(got, expected, strict=True):
+                assert_same(*pair)
+        else:
+            assert got == (str(expected) if isinstance(expected, torch.device) else expected)
+
+    assert_same(loaded, content)
+    loaded["views"][2][:] = -1
+    assert loaded["views"][0][0, 0] == loaded["views"][1][1] == -1  # the three share memory, as they did
 
 
 @pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
@@ -265,7 +338,11 @@ def assert_fires_only_in_pickle(pickled: bytes, canary: Path) -> list[str]:
     weights = canary.parent / "weights.pdparams"
     weights.write_bytes(pickled)
     record = write_npy(canary.parent / "record.npy", pickled)
-    messages = [refusal(load_pdparams, weights), refusal(load_npy, record)]
+    zipped = write_zip(canary.parent / "weights.pth", {"a/data.pkl": pickled})
+    legacy = canary.parent / "legacy.pth"
+    legacy.write_bytes(legacy_pth(pickled))
+    loads = {weights: load_pdparams, record: load_npy, zipped: load_pth, legacy: load_pth}
+    messages = [refusal(load, path) for path, load in loads.items()]
     assert not canary.exists()
     return messages
 
@@ -313,16 +390,16 @@ def test_references_outside_the_file_are_refused(tmp_path, opcode):
     refusal(load_npy, write_npy(tmp_path / "record", opcode + b"."))
 
 
-@pytest.mark.parametrize("name", files._STAND_INS)
+@pytest.mark.parametrize("name", STAND_INS)
 @pytest.mark.parametrize("arguments", [b"", b")R", b")\x81"], ids=["itself", "called", "new"])
 @pytest.mark.parametrize("state", [b"}U\x08__init__NsN\x86", b"N}U\x08__init__Ns\x86"], ids=["dict", "slots"])
 def test_stand_ins_cannot_be_altered(tmp_path, name, arguments, state):
-    before = {stand_in: dict(vars(stand_in)) for stand_in in files._STAND_INS.values()}
+    before = {stand_in: dict(vars(stand_in)) for stand_in in STAND_INS.values()}
     module, _, attribute = name.rpartition(".")
     pickled = f"c{module}\n{attribute}\n".encode() + arguments + state + b"b."
     (tmp_path / "file").write_bytes(pickled)
     refusal(load_pdparams, tmp_path / "file")
-    assert {stand_in: dict(vars(stand_in)) for stand_in in files._STAND_INS.values()} == before
+    assert {stand_in: dict(vars(stand_in)) for stand_in in STAND_INS.values()} == before
 
 
 # --- damaged, foreign and hostile files
@@ -336,13 +413,27 @@ def small_files(folder: Path) -> dict:
     np.save(folder / "record.npy", arrays)
     np.save(folder / "plain.npy", arrays["weight"])
     save_safetensors(arrays, folder / "weights.safetensors")
-    loaders = {".pdparams": load_pdparams, ".npy": load_npy, ".safetensors": load_safetensors}
+    np.savez(folder / "stored.npz", **arrays)
+    np.savez_compressed(folder / "deflated.npz", **arrays)
+    save_ckpt(arrays, folder / "weights.ckpt")
+    for name, form in PTH_FORMS.items():
+        torch.save({key: torch.from_numpy(array) for key, array in arrays.items()}, folder / f"{name}.pth", **form)
+    loaders = {
+        ".pdparams": load_pdparams,
+        ".npy": load_npy,
+        ".npz": load_npz,
+        ".safetensors": load_safetensors,
+        ".pth": load_pth,
+        ".ckpt": load_ckpt,
+    }
     return {path: loaders[path.suffix] for path in sorted(folder.iterdir())}
 
 
 def test_truncated_files_are_refused_wherever_they_end(tmp_path):
     for path, load in small_files(tmp_path).items():
         load(path)
+        if load is load_ckpt:  # a part of it may be a whole one, of fewer arrays
+            continue
         for length in reversed(range(path.stat().st_size)):
             os.truncate(path, length)
             refusal(load, path)
@@ -452,7 +543,35 @@ def plain_npy(shape: tuple[int, ...]) -> bytes:
     return stream.getvalue() + bytes(16)
 
 
-BOMBS = {  # each claims 256 MB, so that a reader who believes it is found out and survives
+def torch_pickle(numel: int, size: tuple[int, ...], stride: tuple[int, ...], copies: int = 1) -> bytes:
+    """The pickle of a dict of so many copies of a tensor, which lies in memory "0" of so many float32."""
+
+    def numbers(values: tuple[int, ...]) -> bytes:
+        return b"(" + b"".join(b"I%d\n" % value for value in values) + b"t"
+
+    memory = b"(Vstorage\nctorch\nFloatStorage\nV0\nVcpu\nI%d\ntQ" % numel
+    tensor = b"ctorch._utils\n_rebuild_tensor_v2\n(" + memory + b"I0\n" + numbers(size) + numbers(stride) + b"I00\nNtR"
+    items = b"".join(b"I%d\nh\x01" % number for number in range(copies))
+    return b"\x80\x02}(I-1\n" + tensor + b"q\x01" + items + b"u."
+
+
+def zip_bytes(contents: dict[str, bytes], method: int = zipfile.ZIP_STORED) -> bytes:
+    stream = io.BytesIO()
+    write_zip(stream, contents, method)
+    return stream.getvalue()
+
+
+def lying_zip(content: bytes, size: int) -> bytes:
+    """A deflated archive of this content whose directory says that it is of that size."""
+    made = zip_bytes({"a/data.pkl": content}, zipfile.ZIP_DEFLATED)
+    return made.replace(len(content).to_bytes(4, "little"), size.to_bytes(4, "little"))
+
+
+LARGE = 2**29  # bytes: more than any small file may claim
+ZEROS = plain_npy((2**21,)) + bytes(2**24)
+MEMORY = {"a/data/0": bytes(4)}
+
+BOMBS = {  # each claims 256 MB or more, so that a reader who believes it is found out and survives
     "npy shape": (load_npy, plain_npy((2**25,))),
     "npy huge shape": (load_npy, plain_npy((2**62, 2**62))),
     "npy negative shape": (load_npy, plain_npy((-1, -(2**25)))),
@@ -465,6 +584,19 @@ BOMBS = {  # each claims 256 MB, so that a reader who believes it is found out a
     "bytes call": (load_pdparams, b"c__builtin__\nbytes\n(I%d\ntR." % 2**28),
     "array call": (load_pdparams, b"cnumpy\nndarray\n((I%d\nttR." % 2**28),
     "header": (load_safetensors, (2**28).to_bytes(8, "little") + b"{}"),
+    "npz deflated": (load_npz, lying_zip(plain_npy((LARGE // 8,)), LARGE)),
+    "npz of bzip2": (load_npz, zip_bytes({"x.npy": ZEROS}, zipfile.ZIP_BZIP2)),
+    "npz that lies": (load_npz, lying_zip(ZEROS, 144)),
+    "npz shape": (load_npz, zip_bytes({"x.npy": plain_npy((2**25,))})),
+    "pth deflated": (load_pth, lying_zip(torch_pickle(1, (1,), (1,)), LARGE)),
+    "pth memory": (load_pth, zip_bytes({"a/data.pkl": torch_pickle(LARGE, (1,), (1,)), **MEMORY})),
+    "pth stride 0": (load_pth, zip_bytes({"a/data.pkl": torch_pickle(1, (LARGE,), (0,)), **MEMORY})),
+    "pth huge shape": (load_pth, zip_bytes({"a/data.pkl": torch_pickle(1, (2**40, 2**40), (0, 0)), **MEMORY})),
+    "pth beyond its memory": (load_pth, zip_bytes({"a/data.pkl": torch_pickle(1, (2, 2**20), (1, 1)), **MEMORY})),
+    "pth copies": (load_pth, zip_bytes({"a/data.pkl": torch_pickle(1, (2**20,), (0,), 100), **MEMORY})),
+    "pth bytearray": (load_pth, zip_bytes({"a/data.pkl": b"c__builtin__\nbytearray\n(I%d\ntR." % LARGE})),
+    "pth tensor call": (load_pth, zip_bytes({"a/data.pkl": b"ctorch\nFloatTensor\n(I%d\ntR." % LARGE})),
+    "legacy memory": (load_pth, legacy_pth(torch_pickle(LARGE, (1,), (1,)), pickle.dumps(["0"], 2) + bytes(12))),
 }
 
 
@@ -475,7 +607,7 @@ def test_a_short_file_cannot_claim_much_memory(tmp_path, bomb):
     tracemalloc.start()
     try:
         refusal(load, tmp_path / "file")
-        assert tracemalloc.get_traced_memory()[1] < 2**20
+        assert tracemalloc.get_traced_memory()[1] < 2**20 + 4 * len(content)
     finally:
         tracemalloc.stop()
 

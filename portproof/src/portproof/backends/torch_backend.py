@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,7 @@ from portproof.backends.model import BackendModel, Run
 from portproof.backends.trace import ModuleCall
 from portproof.convert.rules import Change, keep
 from portproof.io.cli import UserError
-from portproof.io.files import load_pth
+from portproof.io.pth import load_pth
 from portproof.io.state_dict import SUFFIXES, read_state_dict
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
@@ -123,8 +122,7 @@ class TorchBackend(Backend):
         def to_arrays(state_dict: Mapping[str, torch.Tensor]) -> Arrays:
             return {key: self.to_array(tensor) for key, tensor in state_dict.items()}
 
-        load = partial(load_pth, torch_load=torch.load)
-        return read_state_dict(path, SUFFIXES[self.name], load, torch.Tensor, to_arrays)
+        return read_state_dict(path, SUFFIXES[self.name], load_pth, torch.Tensor, to_arrays)
 
     def named_modules(self, model: nn.Module) -> Iterable[tuple[str, nn.Module]]:
         inside = set()

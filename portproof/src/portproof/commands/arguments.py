@@ -10,11 +10,12 @@ from typing import Any
 from portproof.backends import backend
 from portproof.backends.trace import Inputs
 from portproof.io.cli import UserError, existing_file
+from portproof.io.files import read_file, refusing
 from portproof.io.state_dict import SUFFIXES, hash_in_name
 from portproof.ladder.pairs.named import draw_inputs, load_inputs, model_factory
 
 INPUT = "2,3,224,224"
-
+MOST_MAP = 2_000_000  # bytes: some 20,000 lines
 
 FACTORIES = {
     "--ref": "what makes the reference, such as torchvision.models:vgg11 or my.net:Net(width=2)",
@@ -154,19 +155,20 @@ def read_map(path: str | None) -> dict[str, str]:
         return {}
     import yaml
 
-    try:
-        text = existing_file(path, "map").read_text(encoding="utf-8")
-        content = yaml.load(text, yaml.BaseLoader)  # which makes no number of a name
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise UserError(f"map {path} is no YAML ({str(error).splitlines()[0]}): write lines NAME: NAME") from error
-    lists = (
-        {k: ", ".join(map(str, v)) if isinstance(v, list) else v for k, v in dict(content).items()}
-        if isinstance(content, dict)
-        else {}
-    )
-    if not isinstance(content, dict) or not all(isinstance(x, str) for pair in lists.items() for x in pair):
+    data = read_file(path, "map")
+    with refusing(f"map {path}", "YAML", "write lines NAME: NAME"):
+        if len(data) > MOST_MAP:
+            raise ValueError(f"it has more than {MOST_MAP} bytes")
+        content = yaml.load(data.decode(), yaml.BaseLoader)  # which makes no number of a name
+    given = content if isinstance(content, dict) else {None: None}
+    lines = {key: ", ".join(value) if _are_texts(value) else value for key, value in given.items()}
+    if not _are_texts([*lines, *lines.values()]):
         raise UserError(f"map {path} holds no lines NAME: NAME: the reference's module or tensor, then the port's")
-    return lists
+    return lines
+
+
+def _are_texts(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(item, str) for item in value)
 
 
 def load_models(args: argparse.Namespace) -> tuple[Any, Any, Inputs]:

@@ -14,7 +14,6 @@ MindSpore be imported after PaddlePaddle in one process: each brings a oneDNN of
 from __future__ import annotations
 
 import math
-import textwrap
 import zlib
 from collections.abc import Mapping
 from pathlib import Path
@@ -23,8 +22,7 @@ import numpy as np
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from google.protobuf.message import DecodeError, Message
 
-from portproof.io.cli import UserError, existing_file
-from portproof.io.files import atomic_path
+from portproof.io.files import atomic_path, read_file, refusing
 
 TYPES = {
     **{f"Float{bits}": f"<f{bits // 8}" for bits in (16, 32, 64)},
@@ -67,19 +65,10 @@ Checkpoint = _checkpoint_type()
 
 def load_ckpt(path: str | Path) -> dict[str, np.ndarray]:
     """The arrays of a `.ckpt` by name; raises UserError when it is damaged or holds anything but plain arrays."""
-    try:
-        data = existing_file(path, "file").read_bytes()
-    except OSError as error:
-        raise UserError(f"{path} cannot be read ({error.strerror}): check its permissions") from error
-    try:
+    data = read_file(path)
+    expected = "plain arrays as mindspore.save_checkpoint writes them"
+    with refusing(path, expected, "save the network alone, neither encrypted nor with its optimizer"):
         return _arrays(_checked(data))
-    except ValueError as error:
-        text = "".join(letter if letter.isprintable() else "?" for letter in str(error))  # it may quote the file
-        reason = textwrap.shorten(text, 160)
-        raise UserError(
-            f"{path} refused: {reason}; expected plain arrays as mindspore.save_checkpoint writes them: "
-            "save the network alone, neither encrypted nor with its optimizer"
-        ) from error
 
 
 def save_ckpt(arrays: Mapping[str, np.ndarray], path: str | Path) -> None:

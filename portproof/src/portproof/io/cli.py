@@ -97,6 +97,11 @@ def one_line(error: Exception) -> str:
     return f"{type(error).__name__}: {telling[0]}"
 
 
+def printable(text: str) -> str:
+    """`text` with a question mark for what cannot be printed, or would begin another line."""
+    return "".join(letter if letter.isprintable() else "?" for letter in text)
+
+
 def existing_file(path: str | Path, what: str) -> Path:
     """`path` if it is a non-empty file; raises UserError that calls it `what`."""
     path = Path(path)

@@ -2,7 +2,7 @@
 
 `.pdparams` and reprod_log's `.npy` are pickles, and a pickle may call any function of any module. Read here
 it finds only the stand-ins below, which build arrays and containers and nothing else. No array is allocated
-before its bytes have been seen, so that a short file cannot claim a large one.
+before its bytes have been seen and what all take together is known: a file cannot claim more than `most_memory`.
 """
 
 from __future__ import annotations
@@ -15,9 +15,11 @@ import os
 import pickle
 import pickletools
 import secrets
+import sys
 import textwrap
 import time
-from collections.abc import Callable, Iterator, Mapping
+import zipfile
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -26,7 +28,7 @@ import numpy as np
 import safetensors.numpy
 from numpy.lib import format as npy_format
 
-from portproof.io.cli import UserError, existing_file
+from portproof.io.cli import UserError, existing_file, printable
 from portproof.io.locks import here, is_gone
 
 # How file systems that cannot make the names in a folder durable say so: what is written is in place all the same.
@@ -73,44 +75,42 @@ def _remove_leftovers(path: Path) -> None:
 
 def load_pdparams(path: str | Path) -> dict[str, Any]:
     """What `paddle.save` wrote: arrays and plain values by name, nested as they were; tensors are arrays."""
-    data = _read(path)
+    data = read_file(path)
     with refusing(path, "a state dict or checkpoint written by paddle.save"):
-        state = _plain(_unpickle(data), {})
+        state = plain(unpickle(io.BytesIO(data)), len(data))
         if type(state) is not dict or not all(type(name) is str for name in state):
             raise ValueError("it holds no values by name")
         state.pop("StructuredToParameterName@@", None)  # Paddle's own table of generated names
         return state
 
 
-def load_pth(path: str | Path, torch_load: Callable[..., Any]) -> dict[str, Any]:
-    """What `torch.save` wrote, as `torch.load` reads it, which is given: tensors, containers and numbers, no code."""
-    try:
-        content = torch_load(path, map_location="cpu", weights_only=True)
-    except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError, KeyError, AttributeError) as error:
-        reason = str(error).strip().splitlines()[-1] if "weights_only" not in str(error) else "it holds code"
-        raise UserError(f"{path} cannot be read ({reason}): fetch or write it again, tensors only") from error
-    if not isinstance(content, dict):
-        raise UserError(f"{path} holds a {type(content).__name__}, no dict: save a state_dict, not a module")
-    return content
-
-
 def load_npy(path: str | Path) -> dict[str, np.ndarray]:
     """The arrays of a reprod_log file by name; a file of one plain array gives {"data": array}."""
-    data = _read(path)
+    data = read_file(path)
     with refusing(path, "arrays by name as reprod_log writes them, or one plain array"):
         stream = io.BytesIO(data)
-        version = npy_format.read_magic(stream)
-        read = npy_format.read_array_header_1_0 if version == (1, 0) else npy_format.read_array_header_2_0
-        shape, fortran, dtype = read(stream)
+        shape, fortran, dtype = _npy_header(stream)
         if dtype.kind != "O" or shape != ():
             return {"data": _array(stream.read(), dtype, shape, fortran)}
-        wrapper = _unpickle(stream.read())  # numpy.save makes an array of one object out of a dict
-        record = _plain(wrapper.content[0], {})
+        wrapper = unpickle(stream)  # numpy.save makes an array of one object out of a dict
+        record = plain(wrapper.objects[0], len(data))
         if type(record) is not dict or not all(
             type(name) is str and type(array) is np.ndarray for name, array in record.items()
         ):
             raise ValueError("it holds no arrays by name")
         return record
+
+
+def load_npz(path: str | Path, what: str = "file") -> dict[str, np.ndarray]:
+    """The arrays by name that `numpy.savez` or `numpy.savez_compressed` wrote to the file, which is called `what`."""
+    data = read_file(path, what)
+    arrays = {}
+    with refusing(f"{what} {path}", "arrays as numpy.savez writes them"):
+        for name, content in unzip(data).items():
+            stream = io.BytesIO(content)
+            shape, fortran, dtype = _npy_header(stream)
+            arrays[name.removesuffix(".npy")] = _array(stream.read(), dtype, shape, fortran)
+    return arrays
 
 
 def load_safetensors(path: str | Path) -> dict[str, np.ndarray]:
@@ -120,7 +120,7 @@ def load_safetensors(path: str | Path) -> dict[str, np.ndarray]:
 
 def load_safetensors_with_metadata(path: str | Path) -> tuple[dict[str, np.ndarray], dict[str, str]]:
     """`load_safetensors`, and the texts that the file holds beside its arrays, by name."""
-    data = _read(path)
+    data = read_file(path)
     with refusing(path, "a .safetensors file of types that NumPy has"):
         arrays = dict(sorted(safetensors.numpy.load(data).items()))
         header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])  # its length comes first
@@ -157,32 +157,70 @@ def _sync_folder(path: Path) -> None:
             raise
 
 
-def _read(path: str | Path) -> bytes:
+def read_file(path: str | Path, what: str = "file") -> bytes:
+    """All of a file; raises UserError, which calls it `what`, when it is missing, empty or cannot be read."""
     try:
-        return existing_file(path, "file").read_bytes()
+        return existing_file(path, what).read_bytes()
     except OSError as error:
-        raise UserError(f"{path} cannot be read ({error.strerror}): check its permissions") from error
+        raise UserError(f"{what} {path} cannot be read ({error.strerror}): check its permissions") from error
 
 
 @contextmanager
-def refusing(path: str | Path, expected: str) -> Iterator[None]:
-    """Whatever is raised in this context is a UserError that refuses `path`, and says what was `expected` of it."""
+def refusing(path: str | Path, expected: str, fix: str = "fetch or write it again") -> Iterator[None]:
+    """Whatever is raised in this context is a UserError that refuses `path`, and says what was `expected` of it.
+
+    It is for the parsing of a file and nothing else: damaged ones make parsers raise nearly any type.
+    """
     try:
         yield
-    except Exception as error:  # a damaged file makes pickle and the header parsers raise nearly any type
-        text = textwrap.shorten(str(error) or type(error).__name__, 160)
-        reason = "".join(letter if letter.isprintable() else "?" for letter in text)  # it may quote the file
-        raise UserError(f"{path} refused: {reason}; expected {expected}: fetch or write it again") from error
+    except Exception as error:
+        reason = printable(textwrap.shorten(str(error).strip() or type(error).__name__, 160))  # it may quote the file
+        raise UserError(f"{path} refused: {reason}; expected {expected}: {fix}") from error
 
 
-def _array(data: bytes, dtype: np.dtype, shape: tuple[int, ...], fortran: bool) -> np.ndarray:
+def most_memory(size: int) -> int:
+    """The bytes that the content of a file of `size` bytes may take; what says that it takes more is refused.
+
+    Tensors that share memory count each, since copies do not share it. 256 MB are more than is worth refusing.
+    """
+    return 8 * size + 2**28
+
+
+def unzip(data: bytes) -> dict[str, bytearray]:
+    """The files in a zip archive, by name; raises nearly any exception where it is damaged or claims too much."""
+    found = {}
+    with zipfile.ZipFile(io.BytesIO(data)) as archive:
+        claimed = sum(info.file_size for info in archive.infolist())
+        if claimed > most_memory(len(data)):
+            raise ValueError(f"it unpacks to {claimed} bytes, more than {most_memory(len(data))}")
+        for info in archive.infolist():
+            if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):  # of others zipfile sets no limit
+                raise ValueError(f"{info.filename} is compressed in another way than deflated")
+            if info.CRC == 0:  # torch.save can be told to leave the sums out
+                info.CRC = None
+            with archive.open(info) as file:
+                content = found[info.filename] = bytearray(file.read(info.file_size))
+            if len(content) != info.file_size:
+                raise ValueError(f"{info.filename} ends early")
+    return found
+
+
+def _npy_header(stream: io.BytesIO) -> tuple[tuple[int, ...], bool, np.dtype]:
+    """(shape, whether it lies in Fortran's order, dtype) of the .npy in `stream`, which then is at its content."""
+    version = npy_format.read_magic(stream)
+    read = npy_format.read_array_header_1_0 if version == (1, 0) else npy_format.read_array_header_2_0
+    return read(stream)
+
+
+def _array(data: bytes | _Bytes, dtype: np.dtype, shape: tuple[int, ...], fortran: bool) -> np.ndarray:
     """An array of numbers made of `data`, which must hold exactly that many."""
     if dtype.kind not in "biufc":
         raise ValueError(f"it holds an array of {dtype}")
-    return np.frombuffer(data, dtype).reshape(shape, order="F" if fortran else "C").copy(order="K")
+    content = data.text.encode("latin1") if isinstance(data, _Bytes) else data
+    return np.frombuffer(content, dtype).reshape(shape, order="F" if fortran else "C").copy(order="K")
 
 
-class _StandIn:
+class StandIn:
     """What a pickle gets in place of a callable.
 
     A pickle may also set the attributes of whatever it got, except where that has a `__setstate__`.
@@ -192,16 +230,21 @@ class _StandIn:
         raise ValueError("it sets attributes")
 
 
-class _Bytes(_StandIn):
+class _Bytes(StandIn):
     """For `_codecs.encode` and `bytes`: how protocol 2 writes bytes."""
 
-    def __new__(cls, text: str = "", encoding: str = "latin1") -> bytes:
+    def __init__(self, text: str = "", encoding: str = "latin1") -> None:
+        if type(text) is not str:
+            raise ValueError("it makes bytes of what is no text")
         if encoding != "latin1":
             raise ValueError(f"it asks for the codec {encoding!r}")
-        return text.encode("latin1")
+        self.text = text
+
+    def __len__(self) -> int:
+        return len(self.text)
 
 
-class _Dtype(_StandIn):
+class _Dtype(StandIn):
     def __init__(self, name: str, *_flags: bool) -> None:
         self.dtype = np.dtype(str(name))
 
@@ -209,87 +252,131 @@ class _Dtype(_StandIn):
         self.dtype = self.dtype.newbyteorder(state[1])
 
 
-class _Array(_StandIn):
-    """For `numpy.ndarray` and `_reconstruct`, which make an empty array for `__setstate__` to fill."""
+class Array(StandIn):
+    """For what makes an array. It holds what that is made of, until it is known that all arrays fit into memory.
 
-    content: np.ndarray | np.generic | list | None = None  # a list: an array of objects
+    `numpy.ndarray` and `_reconstruct` make an empty array for `__setstate__` to fill.
+    """
+
+    objects: list | None = None  # of an array of objects
+    parts: tuple = ()  # of any other: what `_array` takes
 
     def __init__(self, *_type_and_shape: Any) -> None: ...
 
     def __setstate__(self, state: tuple) -> None:
         _version, shape, dtype, fortran, data = state
-        self.content = data if type(data) is list else _array(data, dtype.dtype, shape, fortran)
+        if type(data) is list:
+            self.objects = data
+        else:
+            self.parts = data, dtype.dtype, shape, fortran
+
+    @property
+    def nbytes(self) -> int:
+        return len(self.parts[0]) if self.parts else 0
+
+    def build(self) -> Any:
+        if not self.parts:
+            raise ValueError("it holds an array of objects")
+        return _array(*self.parts)
 
 
-class _Scalar(_Array):
-    def __init__(self, dtype: _Dtype, data: bytes) -> None:
-        self.content = _array(data, dtype.dtype, (), False)[()]
+class _Scalar(Array):
+    def __init__(self, dtype: _Dtype, data: bytes | _Bytes) -> None:
+        self.parts = data, dtype.dtype, (), False
+
+    def build(self) -> np.generic:
+        return super().build()[()]
 
 
-class _Buffer(_Array):
+class _Buffer(Array):
     """For `_frombuffer`: how protocol 5 writes an array."""
 
-    def __init__(self, data: bytes, dtype: _Dtype, shape: tuple[int, ...], order: str) -> None:
-        self.content = _array(data, dtype.dtype, shape, order == "F")
+    def __init__(self, data: bytes | _Bytes, dtype: _Dtype, shape: tuple[int, ...], order: str) -> None:
+        self.parts = data, dtype.dtype, shape, order == "F"
 
 
-class _Tensor(_Array):
+class _Named(StandIn):
     """For `tuple`: paddle.save calls it to write a tensor as (name, array); plain tuples need no call."""
 
-    def __init__(self, named: tuple[str, _Array]) -> None:
+    def __new__(cls, named: tuple[str, Array]) -> Array:
         _name, array = named
-        self.content = array.content
+        return array
 
 
 _LEAVES = (bool, int, float, str, type(None))
-_STAND_INS = {
-    "_codecs.encode": _Bytes,
-    "builtins.bytes": _Bytes,
-    "builtins.tuple": _Tensor,
-    "collections.OrderedDict": dict,
-    "numpy.dtype": _Dtype,
-    "numpy.ndarray": _Array,
-    "numpy._core.multiarray._reconstruct": _Array,
-    "numpy._core.multiarray.scalar": _Scalar,
-    "numpy._core.numeric._frombuffer": _Buffer,
-}
 
 
-class _Unpickler(pickle.Unpickler):
-    def find_class(self, module: str, name: str) -> type:
+class Unpickler(pickle.Unpickler):
+    """Builds stand-ins for arrays, containers and plain values; what a pickle asks for besides is refused."""
+
+    stand_ins: dict[str, type] = {
+        "_codecs.encode": _Bytes,
+        "builtins.bytes": _Bytes,
+        "builtins.tuple": _Named,
+        "collections.OrderedDict": dict,
+        "numpy.dtype": _Dtype,
+        "numpy.ndarray": Array,
+        "numpy._core.multiarray._reconstruct": Array,
+        "numpy._core.multiarray.scalar": _Scalar,
+        "numpy._core.numeric._frombuffer": _Buffer,
+    }
+
+    def find_class(self, module: str, name: str) -> Any:
         asked = f"{module}.{name}"
         known = asked.replace("numpy.core.", "numpy._core.").replace("__builtin__.", "builtins.")
-        if known not in _STAND_INS:
+        if known not in self.stand_ins:
             raise ValueError(f"the file asks to run {asked[:80]!r}")
-        return _STAND_INS[known]
+        return self.stand_ins[known]
 
 
-def _unpickle(data: bytes) -> Any:
-    """What the pickle `data` holds, with stand-ins for its arrays."""
-    for opcode, argument, position in pickletools.genops(data):  # raises where a length exceeds the data
+def unpickle(stream: io.BytesIO, unpickler: Unpickler | None = None) -> Any:
+    """What the next pickle in `stream` holds, with stand-ins for its arrays; an `unpickler` must read from `stream`."""
+    start = stream.tell()
+    for opcode, argument, position in pickletools.genops(stream):  # raises where a length exceeds the data
         # pickle allocates as many slots as the highest number used, and real ones are counted up from 0.
         if opcode.name in ("PUT", "BINPUT", "LONG_BINPUT") and argument > position:
             raise ValueError(f"it numbers an object {argument}")
         if opcode.name.startswith("EXT"):  # a registered class, possibly cached and then past find_class
             raise ValueError("it uses a pickle extension")
-    return _Unpickler(io.BytesIO(data)).load()
+    stream.seek(start)
+    return (unpickler or Unpickler(stream)).load()
+
+
+def plain(value: Any, size: int) -> Any:
+    """`value`, which a file of `size` bytes holds, with arrays for their stand-ins; shared parts stay shared."""
+    claimed = _claimed(value, {})
+    if claimed > most_memory(size):
+        raise ValueError(f"its content takes {claimed} bytes, more than {most_memory(size)}")
+    return _plain(value, {})
+
+
+def _claimed(value: Any, done: dict[int, int]) -> int:
+    """The bytes of a copy of `value` in which nothing is shared; `done` (by id) has each part visited once."""
+    if id(value) not in done:
+        if isinstance(value, Array):
+            parts = value.nbytes
+        elif isinstance(value, dict):
+            parts = sum(_claimed(item, done) for pair in value.items() for item in pair)
+        elif isinstance(value, (list, tuple)):
+            parts = sum(_claimed(item, done) for item in value)
+        else:
+            parts = sys.getsizeof(value)
+        done[id(value)] = parts + 64
+    return done[id(value)]
 
 
 def _plain(value: Any, done: dict[int, Any]) -> Any:
-    """`value` with arrays for their stand-ins; `done` (by id) keeps shared parts shared, visited once."""
     if type(value) in _LEAVES:
         return value
     if id(value) in done:
         return done[id(value)]
-    if isinstance(value, _Array) and isinstance(value.content, (np.ndarray, np.generic)):
-        plain = value.content
-    elif isinstance(value, _Array):
-        raise ValueError("it holds an array of objects")
-    elif type(value) is dict and all(type(key) in _LEAVES for key in value):
-        plain = {key: _plain(item, done) for key, item in value.items()}
+    if isinstance(value, Array):
+        made = value.build()
+    elif isinstance(value, dict) and all(type(key) in _LEAVES for key in value):
+        made = {key: _plain(item, done) for key, item in value.items()}
     elif type(value) in (list, tuple):
-        plain = type(value)([_plain(item, done) for item in value])
+        made = type(value)([_plain(item, done) for item in value])
     else:
         raise ValueError(f"it holds a {type(value).__name__}")
-    done[id(value)] = plain
-    return plain
+    done[id(value)] = made
+    return made

@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from portproof.io.cli import UserError, existing_file
-from portproof.io.files import load_safetensors
+from portproof.io.cli import UserError, existing_file, printable
+from portproof.io.files import load_safetensors, read_file
 
 # How each framework's own files of weights end; any of them may be .safetensors instead.
 SUFFIXES = {"torch": (".pth", ".pt"), "paddle": (".pdparams",), "mindspore": (".ckpt",)}
@@ -31,7 +31,7 @@ def check_hash(path: Path) -> None:
     named = hash_in_name(path)
     if named is None:
         return
-    actual = hashlib.sha256(path.read_bytes()).hexdigest()
+    actual = hashlib.sha256(read_file(path, "weights")).hexdigest()
     if not actual.startswith(named):
         raise UserError(
             f"weights {path} are damaged: their SHA-256 starts {actual[: len(named)]}, the name says {named}; "
@@ -60,7 +60,9 @@ def read_state_dict(
         raise UserError(f"weights {path} are not {kinds} or .safetensors: convert them with portproof convert")
     content = load(path)
     state_dict = content.get("model", content)
-    if not isinstance(state_dict, dict) or not all(isinstance(value, kind) for value in state_dict.values()):
+    if not isinstance(state_dict, dict) or not all(
+        isinstance(name, str) and isinstance(value, kind) for name, value in state_dict.items()
+    ):
         raise UserError(f"weights {path} are no state_dict: save model.state_dict(), tensors by name")
     try:
         return to_arrays(state_dict)
@@ -122,7 +124,7 @@ def check_state_dict(
         key = dtypes[0]
         problems.append(f"{len(dtypes)} of another dtype (first: {key} {given[key].dtype} for {expected[key].dtype})")
     if problems:
-        raise UserError(f"{what} do not fit this model, {', '.join(problems)}: {fix}")
+        raise UserError(f"{what} do not fit this model, {printable(', '.join(problems))}: {fix}")
     for key in common:
         if not np.isfinite(given[key]).all():
             raise UserError(f"{what} hold NaN or Inf in {key}: use weights from before training diverged")

@@ -11,6 +11,7 @@ import numpy as np
 
 from portproof.backends.model import OUTPUT, Run, to_precision
 from portproof.backends.trace import ModuleCall, Trace, call_label
+from portproof.io.cli import printable
 from portproof.recording.values import Store, decode, digest_of, encode, fetch
 
 
@@ -153,11 +154,6 @@ class Reader:
         if written["random"]:
             call.random_before, call.random_after = (0,), (1,)
         return call
-
-
-def printable(text: str) -> str:
-    """`text` with a question mark for what cannot be printed."""
-    return "".join(letter if letter.isprintable() else "?" for letter in text)
 
 
 def text_of(value: Any) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import functools
 import re
-import zipfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,8 @@ from typing import Any
 import numpy as np
 
 from portproof.backends.trace import Inputs
-from portproof.io.cli import UserError, existing_file, one_line, resolve
+from portproof.io.cli import UserError, one_line, resolve
+from portproof.io.files import load_npz
 
 DTYPES = ("", "float32", "int64", "int32", "bool")
 
@@ -124,13 +124,9 @@ def load_inputs(path: str | Path, what: str = "inputs") -> Inputs:
     Raises UserError, which calls it `what`, for a file that is missing, damaged or holds anything but arrays.
     """
     found: dict[str | int, np.ndarray] = {}
-    try:
-        with np.load(existing_file(path, what), allow_pickle=False) as file:
-            for name in file.files:
-                place = re.fullmatch(r"(?:arr_)?(\d+)", name)
-                found[int(place[1]) if place else name] = file[name]
-    except (ValueError, OSError, EOFError, AttributeError, TypeError, zipfile.BadZipFile) as error:
-        raise UserError(f"{what} {path} is no .npz of arrays ({one_line(error)}): write it with np.savez") from error
+    for name, array in load_npz(path, what).items():
+        place = re.fullmatch(r"(?:arr_)?(\d{1,9})", name)
+        found[int(place[1]) if place else name] = array
     if not found:
         raise UserError(f"{what} {path} holds no array: write it with np.savez")
     return found

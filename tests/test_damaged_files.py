@@ -1,0 +1,139 @@
+"""Files that are not what their names say: one line and status 2, in the memory that the readers promise."""
+
+import json
+import os
+import struct
+import subprocess
+import sys
+import zlib
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from mobilenetv3_common.images import FORMATS, IMAGE_SUFFIXES, MOST_PIXELS, read_image
+from portproof.io.cli import UserError
+
+ROOT = Path(__file__).resolve().parents[1]
+FUZZ = ROOT / "maintenance" / "fuzz_files.py"
+
+
+def python(*arguments: str | Path) -> subprocess.CompletedProcess:
+    return subprocess.run(
+        [sys.executable, "-W", "ignore", *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        cwd=ROOT,
+    )
+
+
+def test_damaged_files_of_every_format_are_read_or_refused(tmp_path):
+    done = python(FUZZ, "--flips", "300", "--json", tmp_path / "rows.json")
+    assert done.returncode == 0, done.stdout + done.stderr
+    rows = json.loads((tmp_path / "rows.json").read_text())
+    assert all(row["refused"] + row["valid"] == row["flips"] == 300 for row in rows)
+    assert all(row["refused"] > 50 for row in rows)  # the flips do damage
+    suffixes = {Path(row["format"]).suffix for row in rows}
+    kinds = {".pth", ".pdparams", ".ckpt", ".safetensors", ".npy", ".npz", ".yaml", ".jsonl"}
+    assert suffixes >= kinds | {".jpg", ".png", ".ppm", ".bmp", ".tif", ".webp"}
+
+
+BROKEN = {
+    "raise IndexError('list index out of range')": "IndexError: list index",
+    "bytearray(2**31)": "too much memory",
+    "raise UserError('no name')": "refused otherwise",
+    "raise UserError(f'{path}\\n')": "refused otherwise",
+    "import time; time.sleep(60)": "Timeout",
+    "import os; os.abort()": "Fatal Python error: Aborted",
+}
+
+
+def test_the_search_finds_readers_that_fail():
+    """All but the last two, which end the program, in one process."""
+    code = """
+import faulthandler, sys, tempfile
+from pathlib import Path
+from maintenance import fuzz_files
+from portproof.io.cli import UserError
+from portproof.io.files import refusing
+
+fuzz_files.LONGEST = 1
+faulthandler.enable()
+for line in {lines!r}:
+    calls = []
+    def read(path):
+        calls.append(path)
+        if len(calls) > 1:  # the first file is whole
+            if line.startswith("bytearray"):
+                with refusing(path, "less"):
+                    exec(line)
+            exec(line)
+    kind = fuzz_files.Format(lambda path: path.write_bytes(bytes(100)), read)
+    print(fuzz_files.fuzz("x", kind, Path(tempfile.mkdtemp()), 1, 0).failures, flush=True)
+"""
+    *going_on, hang, crash = BROKEN
+    done = python("-c", code.format(lines=going_on))
+    assert done.returncode == 0, done.stderr
+    for line, said in zip(going_on, done.stdout.splitlines(), strict=True):
+        assert BROKEN[line] in said
+    for line in (hang, crash):
+        done = python("-c", code.format(lines=[line]))
+        assert done.returncode != 0
+        assert BROKEN[line] in done.stderr
+
+
+# --- images
+
+
+def refusal(path: Path) -> str:
+    with pytest.raises(UserError) as caught:
+        read_image(path)
+    message = str(caught.value)
+    assert message.startswith(f"image {path} ")
+    assert message.isprintable()
+    return message
+
+
+def test_other_formats_under_an_images_name_are_refused(tmp_path):
+    """All that Pillow can write; it would read most of them, and for some start a program or take any memory."""
+    Image.init()
+    written = []
+    for name in sorted(set(Image.SAVE) & set(Image.OPEN) - set(FORMATS)):
+        path = tmp_path / f"{name}.jpg"
+        for mode in ("RGB", "L", "1"):
+            try:
+                Image.new(mode, (16, 16)).save(path, name)
+            except (OSError, ValueError, KeyError, TypeError):
+                continue
+            assert "is none of JPEG, PNG" in refusal(path)
+            written.append(name)
+            break
+    assert {"AVIF", "DDS", "EPS", "TGA", "JPEG2000", "ICO"} <= set(written)
+
+
+def test_formats_that_are_read_may_have_each_others_names(tmp_path):
+    image = Image.new("RGB", (5, 4), "red")
+    for name in FORMATS:
+        for suffix in IMAGE_SUFFIXES:
+            image.save(tmp_path / f"x{suffix}", name)
+            assert read_image(tmp_path / f"x{suffix}").size == (5, 4)
+
+
+def test_a_picture_of_more_pixels_than_allowed_is_refused_unread(tmp_path):
+    def chunk(kind: bytes, content: bytes) -> bytes:
+        return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
+
+    for height in (2**13, 2**14):  # Pillow warns of the first, and refuses the second itself
+        header = struct.pack(">IIBBBBB", MOST_PIXELS // 2**13 + 1, height, 8, 2, 0, 0, 0)
+        path = tmp_path / "large.png"
+        path.write_bytes(b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(bytes(9))))
+        assert "pixels" in refusal(path)
+
+
+def test_what_is_no_file_is_no_image(tmp_path):
+    os.mkfifo(tmp_path / "pipe.jpg")  # opened, it would wait for ever
+    (tmp_path / "folder.jpg").mkdir()
+    for name in ("pipe.jpg", "folder.jpg", "missing.jpg"):
+        refusal(tmp_path / name)
