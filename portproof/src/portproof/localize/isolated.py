@@ -6,7 +6,7 @@ keywords, returning more, or with the activation inside that is a module of its 
 at first is tried again in the port's own way of calling it, and together with what follows it (see attempts.py).
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -47,6 +47,15 @@ class IsolatedRun:
     def failed(self, gradients: bool) -> list[Row]:
         """The rows of gradients, or all others, that failed."""
         return [row for row in self.rows if row.status == FAIL and (row.item.kind == "gradient") == gradients]
+
+    @property
+    def kinds(self) -> set[str]:
+        """The kinds of items that failed: "output", "gradient", "buffer"."""
+        return {row.item.kind for row in self.rows if row.status == FAIL}
+
+    def narrowed(self, kinds: Collection[str]) -> "IsolatedRun":
+        """The run with only these kinds of items that failed, and all that did not."""
+        return replace(self, rows=[row for row in self.rows if row.status != FAIL or row.item.kind in kinds])
 
     @property
     def passed(self) -> bool:
