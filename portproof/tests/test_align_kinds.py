@@ -347,6 +347,57 @@ def test_an_activation_that_is_part_of_the_norm():
     assert_fails(ref, port(1e-3), normal(2, 3, 8, 8), at="bn", cause="epsilon is 0.001, not 1e-05", **EVAL)
 
 
+class NormAct(T.BatchNorm2d):
+    """A norm that ends with its activation, as timm's."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__(channels)
+        self.drop, self.act = T.Identity(), T.SiLU()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.act(self.drop(super().forward(x)))
+
+
+def with_norm(norm: T.Module, code, **more: T.Module) -> Ref:
+    return Ref(code, conv=T.Conv2d(3, 6, 3, bias=False), bn=norm, **more, out=T.Conv2d(6, 2, 1))
+
+
+def port_with_norm(norm: P.Layer, code) -> Port:
+    return Port(code, conv=P.Conv2D(3, 6, 3, bias_attr=False), bn=norm, out=P.Conv2D(6, 2, 1))
+
+
+ACTIVATED = {
+    "inside, and a function of the port": (
+        lambda: with_norm(NormAct(6), lambda m, x: m.out(m.bn(m.conv(x)))),
+        lambda eps: port_with_norm(P.BatchNorm2D(6, epsilon=eps), lambda m, x: m.out(PF.silu(m.bn(m.conv(x))))),
+    ),
+    "behind what returns its input, and inside the port's": (
+        lambda: with_norm(
+            T.BatchNorm2d(6), lambda m, x: m.out(m.relu(m.drop(m.bn(m.conv(x))))), drop=T.Identity(), relu=T.ReLU()
+        ),
+        lambda eps: port_with_norm(P.BatchNorm(6, act="relu", epsilon=eps), lambda m, x: m.out(m.bn(m.conv(x)))),
+    ),
+}
+
+
+@pytest.mark.parametrize(("ref", "port"), ACTIVATED.values(), ids=ACTIVATED.keys())
+def test_an_activation_that_only_one_side_counts_to_the_norm(ref, port):
+    assert_passes(ref(), port(1e-5), normal(2, 3, 8, 8), noted="bn", **EVAL)
+    for modes in ("eval", "train"):
+        assert_fails(
+            ref(), port(1e-3), normal(2, 3, 8, 8), at="bn", cause="epsilon is 0.001, not 1e-05", modes=(modes,)
+        )
+
+
+def test_what_does_not_leave_a_block_that_differs_in_a_statistic_alone():
+    """Paddle's running variance; that the activation is inside the norm is not blamed for it."""
+    ref = with_norm(T.BatchNorm2d(6), lambda m, x: m.out(TF.relu(m.bn(m.conv(x)))))
+    port = port_with_norm(P.BatchNorm(6, act="relu"), lambda m, x: m.out(m.bn(m.conv(x))))
+    verdict = assert_fails(ref, port, normal(2, 3, 8, 8), at="bn", cause="the running variance is the biased one")
+    assert [(one.phase, one.also) for one in [verdict.location]] == [("buffers", [])]
+    assert {row.item.name for row in verdict.rows if row.status == FAIL} == {"bn.running_var"}
+
+
 @pytest.mark.parametrize("saved_here", [True, False])
 def test_a_buffer_that_one_side_saves(saved_here):
     places = [3, 0, 4, 1]

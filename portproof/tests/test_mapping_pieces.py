@@ -320,6 +320,22 @@ RIGHT = {  # reference, port, inputs, one line of the map
         (X,),
         ("w", "w (transposed)"),
     ),
+    "positions of an image, stored as tokens": (
+        lambda: Own(lambda m, x: m.o((x + m.pos).flatten(2).transpose(1, 2)), {"o": T.Linear(3, 4)}, pos=(1, 3, 6, 6)),
+        lambda: PortOwn(
+            lambda m, x: m.o(x.flatten(2).transpose([0, 2, 1]) + m.pos), {"o": P.Linear(3, 4)}, pos=(1, 36, 3)
+        ),
+        (IMAGE,),
+        ("pos", "pos (transposed)"),
+    ),
+    "positions of tokens, stored as an image": (
+        lambda: Own(lambda m, x: m.o(x.flatten(2).transpose(1, 2) + m.pos), {"o": T.Linear(3, 4)}, pos=(1, 36, 3)),
+        lambda: PortOwn(
+            lambda m, x: m.o((x + m.pos).flatten(2).transpose([0, 2, 1])), {"o": P.Linear(3, 4)}, pos=(1, 3, 6, 6)
+        ),
+        (IMAGE,),
+        ("pos", "pos (transposed)"),
+    ),
     "a layer for parameters": (
         lambda: Own(lambda m, x: m.o(torch.tanh(x @ m.w + m.b)), {"o": T.Linear(6, 3)}, w=(WIDTH, 6), b=(6,)),
         lambda: Port(lambda m, x: m.o(paddle.tanh(m.inner(x))), inner=P.Linear(WIDTH, 6), o=P.Linear(6, 3)),

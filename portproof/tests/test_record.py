@@ -137,7 +137,7 @@ def test_an_activation_that_is_inside_the_layer_before_it(path):
     judged = portproof.judge(port, path)
     assert_same(portproof.align(Ref(), port, INPUTS), judged)
     assert judged.status == FAIL and places(judged.location) == [("act", "forward")]
-    assert "built differently, no fault: has block.1 (ReLU) inside: block.0 (Linear)" in judged.notes
+    assert "built differently, no fault: has the ReLU behind it inside: block.0 (Linear)" in judged.notes
 
 
 @pytest.mark.parametrize("wrong", [False, True])

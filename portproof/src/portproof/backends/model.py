@@ -204,20 +204,27 @@ class BackendModel:
     ) -> Run:
         """Run only the module `name` on the arguments of `call`, backward from its upstream gradients.
 
-        What the module `then`, if one is named, makes of its output is taken for its output.
+        What the module `then`, if one is named, makes of its output is taken for its output. One that lies inside it
+        is left out: it gives back what it receives.
         """
-        with self.lent(name, dtype, train) as module, self.lent_then(then, dtype, train) as behind:
-            self.apply_then(module, behind)
+        with self.lent(name, dtype, train) as module, self.lent_then(name, then, dtype, train) as behind:
+            self.apply_then(module, name, then, behind)
             return self._run(module, replace(call, name=name), dtype, train, backward, calls)
 
-    def lent_then(self, name: str, dtype: str, train: bool) -> AbstractContextManager:
-        """`lent` for a module that is run behind another; None for none."""
-        return self.lent(name, dtype, train) if name else nullcontext()
+    def lent_then(self, name: str, then: str, dtype: str, train: bool) -> AbstractContextManager:
+        """`lent` for the module `then` that is run behind the module `name`; None for none, or one inside that."""
+        return self.lent(then, dtype, train) if then and not then.startswith(f"{name}.") else nullcontext()
 
-    def apply_then(self, module: Any, behind: Any) -> None:
-        """Have `behind`, unless it is None, applied to what `module` returns, as long as that is lent."""
+    def apply_then(self, module: Any, name: str, then: str, behind: Any) -> None:
+        """Have `behind`, unless it is None, applied to what `module` returns, as long as that is lent.
+
+        If it is None, `then` is left out of `module`, which is or stands for `name`.
+        """
         if behind is not None:
             self.backend.hook_after(module, lambda _module, _args, _kwargs, output: behind(output))
+        for part_name, part in self.backend.named_modules(module) if then and behind is None else ():
+            if f"{name}.{part_name}" == then:
+                self.backend.hook_after(part, lambda _module, args, kwargs, _output: (*args, *kwargs.values())[0])
 
     def dropout_probability(self, name: str) -> float:
         """Of the dropout layer `name`; 0 for a layer of another kind."""

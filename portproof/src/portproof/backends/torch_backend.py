@@ -78,9 +78,9 @@ class TorchModel(BackendModel):
         then: str = "",
     ) -> Run:
         """`run_module` of what `mutation` makes of the module that was called."""
-        with self.lent(call.name, dtype, train) as module, self.lent_then(then, dtype, train) as behind:
+        with self.lent(call.name, dtype, train) as module, self.lent_then(call.name, then, dtype, train) as behind:
             mutated = mutation(module)
-            self.apply_then(mutated, behind)
+            self.apply_then(mutated, call.name, then, behind)
             return self._run(mutated, call, dtype, train, backward, calls=True)
 
 

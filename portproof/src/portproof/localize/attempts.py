@@ -16,7 +16,7 @@ from itertools import permutations
 import numpy as np
 
 from portproof.backends.model import BackendModel
-from portproof.backends.trace import ModuleCall, map_tensors, tensors_at
+from portproof.backends.trace import ModuleCall, call_label, map_tensors, tensors_at
 from portproof.mapping.map_search import alike
 from portproof.mapping.name_map import NameMap
 
@@ -31,7 +31,7 @@ class Attempt:
 
     port_call: ModuleCall  # with the arguments that it is given
     ref_then: str = ""  # the reference's module behind it, and
-    port_then: str = ""  # the port's, that are taken to belong to it
+    port_then: str = ""  # the port's, that are taken to belong to it; one that lies inside it is left out
     upstream: Sequence[np.ndarray | None] | None = None  # what comes back to that; None: to the module itself
     ref_groups: Groups | None = None
     port_groups: Groups | None = None
@@ -68,23 +68,48 @@ def attempts(
     port_behind = follower(port_calls(), names.calls[label], lambda other: other in port_labels)
     for way in (plain, own):
         if behind and not ref.modules[behind.name].slots:
-            word = f"has {behind.name} ({ref.modules[behind.name].type}) inside"
+            word = f"has the {ref.modules[behind.name].type} behind it inside"
             yield replace(way, ref_then=behind.name, upstream=behind.upstream, how=word)
         if port_behind and not port.modules[port_behind.name].slots:
-            word = (
-                f"leaves to {port_behind.name} ({port.modules[port_behind.name].type}) what the reference's does itself"
-            )
+            word = f"leaves to a {port.modules[port_behind.name].type} behind it what the reference's does itself"
             yield replace(way, port_then=port_behind.name, how=word)
+    last = last_inside(ref, calls, label)
+    if last and call_label(last.name, last.number) not in names.calls:
+        word = f"leaves out the {ref.modules[last.name].type} at the end, which the port has elsewhere"
+        yield replace(plain, ref_then=last.name, upstream=last.upstream, how=word)
+    last = last_inside(port, port_calls(), names.calls[label])
+    if last and call_label(last.name, last.number) not in port_labels:
+        word = f"has a {port.modules[last.name].type} at the end, which the reference has elsewhere"
+        yield replace(plain, port_then=last.name, how=word)
+
+
+def last_inside(model: BackendModel, calls: Calls, label: str) -> ModuleCall | None:
+    """The activation with which a layer that has tensors of its own ends, with what comes back to what it received."""
+    call = calls[label]
+    inside = sorted((c for c in calls.values() if c.inside == label), key=lambda c: c.start)
+    if not model.modules[call.name].slots or not inside or model.modules[inside[-1].name].slots:
+        return None
+    last = inside[-1]
+    if len(call.outputs) != 1 or len(last.inputs) != 1 or not alike(call.outputs, last.outputs):
+        return None
+    before = next((c.upstream for c in inside[-2::-1] if alike(c.outputs, last.inputs)), [None])
+    return replace(last, upstream=list(before))
 
 
 def follower(calls: Calls, label: str, has_counterpart: Callable[[str], bool]) -> ModuleCall | None:
-    """The call that takes what `label` returned, and that, if it has no counterpart on the other side."""
+    """The call that takes what `label` returned, and that, if it has no counterpart on the other side.
+
+    One that returns what it received (Identity, dropout) is passed over.
+    """
     call = calls[label]
-    later = [(other, c) for other, c in calls.items() if c.start > call.start and c.inside == call.inside]
-    label, following = min(later, key=lambda item: item[1].start, default=("", None))
-    if following is None or has_counterpart(label) or len(call.outputs) != 1 or len(following.inputs) != 1:
-        return None
-    return following if alike(call.outputs, following.inputs) else None
+    later = [(c.start, other) for other, c in calls.items() if c.start > call.start and c.inside == call.inside]
+    for _, other in sorted(later):
+        following = calls[other]
+        if len(call.outputs) != 1 or len(following.inputs) != 1 or not alike(call.outputs, following.inputs):
+            return None
+        if len(following.outputs) != 1 or not alike(following.inputs, following.outputs):
+            return None if has_counterpart(other) else following
+    return None
 
 
 def _called_as_the_port_does(call: ModuleCall, received: ModuleCall, port_call: ModuleCall) -> Attempt:

@@ -221,7 +221,9 @@ def diagnose(faulty: FaultyModule) -> list[str]:
 
 
 def _causes(faulty: FaultyModule) -> list[str]:
-    if all(item.kind == "buffer" for item in faulty.differing):
+    statistics = [item for item in faulty.differing if item.kind == "buffer"]
+    values = [item for item in faulty.differing if item.kind != "buffer"]
+    if not values:
         is_norm = isinstance(faulty.module, BATCH_NORMS)
         return [*_reproducing(_statistics(faulty), faulty)][:1] if is_norm else []
     found: list[str] = []
@@ -231,4 +233,6 @@ def _causes(faulty: FaultyModule) -> list[str]:
                 found.append(text)
         if found:
             return found[:most]
+    if statistics:  # values and statistics may differ for two reasons
+        return [text for each in (values, statistics) for text in _causes(replace(faulty, differing=each))]
     return []

@@ -8,7 +8,7 @@ at first is tried again in the port's own way of calling it, and together with w
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -49,6 +49,15 @@ class IsolatedRun:
     def failed(self, gradients: bool) -> list[Row]:
         """The rows of gradients, or all others, that failed."""
         return [row for row in self.rows if row.status == FAIL and (row.item.kind == "gradient") == gradients]
+
+    @property
+    def kinds(self) -> set[str]:
+        """The kinds of items that failed: "output", "gradient", "buffer"."""
+        return {row.item.kind for row in self.rows if row.status == FAIL}
+
+    def narrowed(self, kinds: Collection[str]) -> "IsolatedRun":
+        """The run with only these kinds of items that failed, and all that did not."""
+        return replace(self, rows=[row for row in self.rows if row.status != FAIL or row.item.kind in kinds])
 
     @property
     def passed(self) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -20,10 +20,14 @@ from portproof.compare import Row, compare, tensor_item
 from portproof.compare.tolerances import largest
 from portproof.localize.isolated import IsolatedRun, IsolatedRuns, forward_order, has_upstream
 from portproof.localize.location import Location, module_tree
+from portproof.mapping.map_search import alike
+from portproof.mapping.module_calls import EXACT
 from portproof.mapping.name_map import NameMap, port_module
 from portproof.python39 import zip_strict
 
 SAME_INPUT = 1e-9  # of the largest value
+OTHER_VALUES = "gives other values, of which nothing comes"
+KINDS = frozenset({"output", "gradient", "buffer"})  # of items that an isolated run compares
 
 
 def locate(
@@ -91,29 +95,56 @@ class _Search:
             label = self.runs.calls[label].inside
         return label
 
-    def _search(self, label: str) -> bool:
-        """Whether a fault in the forward pass was found at `label` or inside."""
+    def _search(self, label: str, kinds: Collection[str] = KINDS) -> bool:
+        """Whether a fault in the forward pass was found at `label` or inside.
+
+        Only differences of these `kinds` count: those in which the block around it differs. What else differs inside
+        that block does not leave it: a difference of construction.
+        """
         call = self.runs.calls[label]
         if label in self.runs.ref.not_alone:
-            inside = [self._search(other) for other in self.inside[label]]
-            return any(inside)
+            return self._search_inside(label, KINDS)
         # In float32 only layers: within a block, a branch flip by rounding moves gradients by a percent.
         gradients_judged = self.dtype == "float64" or self.runs.ref.modules[call.name].is_leaf
-        run = self.runs.run(label, self.dtype, self.backward and gradients_judged and has_upstream(call))
-        if run.attempt.how and (run.passed or not run.attempt.complete):
+        every = self.runs.run(label, self.dtype, self.backward and gradients_judged and has_upstream(call))
+        run = every.narrowed(kinds)
+        if not run.attempt.complete:
             self.built_differently[label] = run.attempt.how
+        elif "output" not in run.kinds and (run.attempt.how or "output" in every.kinds):
+            self.built_differently[label] = run.attempt.how or OTHER_VALUES
         if run.passed and gradients_judged:
+            self._note_inside(label)
             return False
         before = len(self.found)
-        inside = [self._search(other) for other in self.inside[label]]
+        inside = self._search_inside(label, KINDS if run.passed else run.kinds)
+        if run.kinds == {"buffer"} and len(self.found) == before:  # a statistic may tell of a value that does not leave
+            inside = self._search_inside(label, KINDS)
         if run.passed or not run.attempt.complete:
-            return any(inside)
-        if run.failed(gradients=False) and not any(inside):
+            return inside
+        if run.failed(gradients=False) and not inside:
             self.found[label] = run, False
             return True
         if not run.failed(gradients=False) and len(self.found) == before:
             self.found[label] = run, True
-        return any(inside)
+        return inside
+
+    def _search_inside(self, label: str, kinds: Collection[str]) -> bool:
+        found = [self._search(other, kinds) for other in self.inside[label]]  # of all of them
+        return any(found)
+
+    def _note_inside(self, label: str) -> None:
+        """Note what is built differently in a block without a fault that gives the same on both sides."""
+
+        def same(label: str) -> bool:
+            ref, port = self.runs.calls[label], self.runs.port_calls.get(self.runs.names.calls[label])
+            shapes = [[array.shape for array in call.outputs] for call in (ref, port) if call]
+            return len(shapes) == 2 and shapes[0] == shapes[1] and alike(ref.outputs, port.outputs, EXACT)
+
+        if self.inside[label] and same(label):
+            for other in self.inside[label]:
+                if not same(other):
+                    self.built_differently[other] = OTHER_VALUES
+                self._note_inside(other)
 
 
 def _prefix(module: str) -> str:

@@ -25,8 +25,9 @@ class Link:
     """Tensors of the reference and of the port, by state_dict key, with the same elements; one side has one tensor.
 
     Where the other has several, they are joined along the `axis` of the one; with several `heads` its axis holds, for
-    each head in turn, that head's part of each. One that is `transposed` has its last two axes exchanged. Axes are
-    those of PyTorch's layout; axes of length 1 do not count.
+    each head in turn, that head's part of each. One that is `transposed` has its last two axes exchanged; of two whole
+    tensors one may have several axes for one of the other's: positions (C, H, W) and (H * W, C). Axes are those of
+    PyTorch's layout; axes of length 1 do not count.
     """
 
     ref: tuple[str, ...]
@@ -53,12 +54,11 @@ class Link:
         Raises UserError where the tensors do not hold as many elements, or do not join up.
         """
         joined, parts = (ref[0], port) if len(ref) == 1 else (port[0], ref)
-        shape = self._turn(np.empty(joined, bool)).shape
         if len(parts) == 1:
-            found = [("[:]", self._turn)]
-            fits = shape == squeezed(parts[0]) if self.transposed else prod(joined) == prod(parts[0])
+            view = self._view_of_whole(squeezed(joined), squeezed(parts[0]))
+            found, fits = [("[:]", view)], view is not None
         else:
-            found, fits = self._pieces(shape, parts)
+            found, fits = self._pieces(self._turn(np.empty(joined, bool)).shape, parts)
         if not fits:
             sizes = ["; ".join(" x ".join(map(str, shape)) or "1" for shape in side) for side in (ref, port)]
             left, right = self.line
@@ -77,6 +77,15 @@ class Link:
     def _turn(self, whole: np.ndarray) -> np.ndarray:
         whole = whole.reshape(squeezed(whole.shape))
         return whole.swapaxes(-1, -2) if self.transposed and whole.ndim > 1 else whole
+
+    def _view_of_whole(self, whole: Shape, other: Shape) -> View | None:
+        """The view of one tensor that holds the other's elements in their order; None where they do not fit."""
+        if not self.transposed or len(whole) < 2 > len(other):
+            return self._turn if prod(whole) == prod(other) else None
+        for shape in (whole, _exchanged(other)):  # whichever has fewer axes
+            if _covers(shape, whole) and _covers(_exchanged(shape), other):
+                return lambda array: array.reshape(shape).swapaxes(-1, -2)
+        return None
 
     def _pieces(self, shape: Shape, parts: Sequence[Shape]) -> tuple[list[tuple[str, View]], bool]:
         """(name and view of each part of the joined tensor, which has this shape; whether these are all of it)."""
@@ -100,6 +109,16 @@ class Link:
 
         each = f" of each {group}" if self.heads > 1 else ""
         return f"[{':, ' * self.axis}{start}:{stop}{each}]", view
+
+
+def _exchanged(shape: Shape) -> Shape:
+    return shape[:-2] + shape[:-3:-1]
+
+
+def _covers(shape: Shape, other: Shape) -> bool:
+    """Whether each axis of `shape` is one of `other`, or several in turn."""
+    ends, other_ends = ([prod(each[:i]) for i in range(len(each) + 1)] for each in (shape, other))
+    return len(shape) > 1 and ends[-1] == other_ends[-1] and set(ends) <= set(other_ends)
 
 
 def squeezed(shape: Shape) -> Shape:
@@ -141,8 +160,8 @@ def apply(links: Iterable[Link], ref: BackendModel, port: BackendModel) -> dict[
         if shapes[0] == shapes[1] and not link.transposed:
             pairs[link.ref[0]] = {sides[0][0].key: sides[1][0].key}
             continue
-        views = link.views(*shapes)
         joined = 0 if len(sides[0]) == 1 < len(sides[1]) else 1  # of two whole tensors the port's is read anew
+        views = link.turned.views(*shapes[::-1]) if joined else link.views(*shapes)
         whole, parts = sides[joined][0], sides[1 - joined]
         cut = [
             replace(whole, key=whole.key + label, shape=part.shape, view=view)

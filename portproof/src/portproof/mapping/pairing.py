@@ -359,9 +359,8 @@ def _whole(ref: Slot, port: Slot, same_layer: bool) -> list[Option]:
     shape, port_shape = squeezed(ref.shape), squeezed(port.shape)
     turned = len(shape) > 1 and shape[:-2] + shape[:-3:-1] == port_shape
     found = [Option((ways[0],))] * (shape == port_shape) + [Option((ways[1],))] * turned
-    return found or (
-        [Option((ways[0],))] if ref.is_whole == port.is_whole and ways[0].fits([shape], [port_shape]) else []
-    )
+    same_type = ref.is_whole == port.is_whole
+    return found or [Option((way,)) for way in ways if same_type and way.fits([shape], [port_shape])]
 
 
 def _by_shape(

@@ -21,7 +21,7 @@ from portproof.compare.tolerances import UNIT_ROUNDOFF
 from portproof.io.cli import UserError
 from portproof.ladder.pairs.pair import MODES, check_reference, drawn_cotangent
 from portproof.ladder.pairs.randomness import switch_off_random
-from portproof.localize.attempts import follower
+from portproof.localize.attempts import follower, last_inside
 from portproof.localize.isolated import adjusted_call, has_upstream
 from portproof.recording.answers import Writer, query_key
 from portproof.recording.file import Recording
@@ -208,11 +208,14 @@ def _ask_ways(
 def _ways(
     model: BackendModel, calls: dict[str, ModuleCall], label: str, received: ModuleCall
 ) -> Iterator[tuple[ModuleCall, str]]:
-    """(the call, the module behind) of the ways to run the reference's module, see attempts.py."""
+    """(the call, the module behind, or left out) of the ways to run the reference's module, see attempts.py."""
     yield received, ""
     behind = follower(calls, label, lambda _: False) if received.name else None
     if behind is not None and not model.modules[behind.name].slots:
         yield replace(received, upstream=list(behind.upstream)), behind.name
+    last = last_inside(model, calls, label) if received.name else None
+    if last is not None:
+        yield replace(received, upstream=list(last.upstream)), last.name
 
 
 def _about(model: BackendModel, run: Run, flow: int, own: int, modes: int) -> int:

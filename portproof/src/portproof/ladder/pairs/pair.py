@@ -30,14 +30,13 @@ from portproof.compare.tolerances import (
 from portproof.io.cli import UserError
 from portproof.ladder.pairs.randomness import switch_off_random
 from portproof.localize.isolated import IsolatedRuns, isolated_layers
-from portproof.localize.locate import locate
+from portproof.localize.locate import OTHER_VALUES, locate
 from portproof.localize.location import Location
 from portproof.mapping.name_map import NameMap, propose, same_names
 
 WEIGHTS = ("probe", "reference", "own")
 MODES = ("eval", "train")
 MOST = 1e-3  # of a constant's largest value: the most that float32's rounding may explain
-OTHER_VALUES = "gives other values, of which nothing comes"
 
 
 @dataclass
@@ -380,7 +379,10 @@ def all_notes(pair: Pair) -> list[str]:
     groups: dict[str, list[str]] = {}
     for name, how in pair.built_differently.items():
         groups.setdefault(how, []).append(f"{name} ({pair.ref.modules[name].type})")
-    return notes + [f"built differently, no fault: {how}: {', '.join(modules)}" for how, modules in groups.items()]
+    for how, modules in groups.items():
+        more = f" and {len(modules) - 5} more" * (len(modules) > 5)
+        notes.append(f"built differently, no fault: {how}: {', '.join(modules[:5])}{more}")
+    return notes
 
 
 def map_note(pair: Pair) -> str:
