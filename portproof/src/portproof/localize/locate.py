@@ -7,7 +7,7 @@ own code, between them.
 
 import os
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -32,11 +32,13 @@ def locate(
     modes: Sequence[bool] = (False, True),
     cotangent: Sequence[np.ndarray] | None = None,
     dtype: str = "float64",
+    differs: Collection[bool] = (),
 ) -> Location | None:
     """The first module that is at fault itself; None: none is. Further ones are in the location's `also`.
 
     Looked for in each of `modes` (True: train), forward, then backward from `cotangent` (an array an output) if that is
-    given, in the precision `dtype` in which a difference was seen. What does not fit by structure comes first, then
+    given, in the precision `dtype` in which a difference was seen. In the modes of `differs` it is known that what the
+    whole model gives differs. What does not fit by structure comes first, then
     tensors of other values, since without them nothing can be compared.
     """
     if names.problems:
@@ -49,6 +51,8 @@ def locate(
     for train in modes:
         calls = ref.run(inputs, "float64", train, cotangent, calls=True).trace.calls
         search = _Search(IsolatedRuns(ref, port, names, inputs, train, calls), cotangent is not None, dtype)
+        if train in differs:
+            search.differs.add(OUTPUT)
         known = {(location.name, location.phase) for location in found}
         found += [location for location in search.faults() if (location.name, location.phase) not in known]
         built_differently |= search.built_differently
@@ -61,6 +65,7 @@ class _Search:
     def __init__(self, runs: IsolatedRuns, backward: bool, dtype: str) -> None:
         self.runs, self.backward, self.dtype = runs, backward, dtype
         self.built_differently: dict[str, str] = {}  # {label: in what its module is built differently}
+        self.differs: set[str] = set()  # labels that need not be run to know that what they give differs
         self.found: dict[str, tuple[IsolatedRun, bool]] = {}  # {label: (its run, whether only its gradients differ)}
         self.inside: dict[str, list[str]] = defaultdict(list)
         for label in forward_order(runs.calls, runs.names):
@@ -90,10 +95,11 @@ class _Search:
 
     def _search(self, label: str) -> bool:
         """Whether a fault in the forward pass was found at `label` or inside."""
-        call = self.runs.calls[label]
-        if label in self.runs.ref.not_alone:
-            inside = [self._search(other) for other in self.inside[label]]
-            return any(inside)
+        call, before, inside = self.runs.calls[label], len(self.found), None
+        if label in self.runs.ref.not_alone or label in self.differs:
+            inside = self._search_inside(label)
+            if label in self.runs.ref.not_alone or len(self.found) > before:
+                return inside
         # In float32 only layers: within a block, a branch flip by rounding moves gradients by a percent.
         gradients_judged = self.dtype == "float64" or self.runs.ref.modules[call.name].is_leaf
         run = self.runs.run(label, self.dtype, self.backward and gradients_judged and has_upstream(call))
@@ -101,16 +107,19 @@ class _Search:
             self.built_differently[label] = run.attempt.how
         if run.passed and gradients_judged:
             return False
-        before = len(self.found)
-        inside = [self._search(other) for other in self.inside[label]]
+        inside = self._search_inside(label) if inside is None else inside
         if run.passed or not run.attempt.complete:
-            return any(inside)
-        if run.failed(gradients=False) and not any(inside):
+            return inside
+        if run.failed(gradients=False) and not inside:
             self.found[label] = run, False
             return True
         if not run.failed(gradients=False) and len(self.found) == before:
             self.found[label] = run, True
-        return any(inside)
+        return inside
+
+    def _search_inside(self, label: str) -> bool:
+        """Whether a fault in the forward pass was found in any of the calls inside."""
+        return any([self._search(other) for other in self.inside[label]])  # noqa: C419  in all of them, not the first
 
 
 def _prefix(module: str) -> str:
@@ -126,7 +135,8 @@ def _location(runs: IsolatedRuns, label: str, run: IsolatedRun, backward: bool) 
     where = f"{' and upstream gradients' * backward}, {'train' if runs.train else 'eval'} mode, {run.dtype}"
     proof = [f"alone, on the reference's own inputs{where}: {failed[0].name} differs", *_numbers(failed[0])]
     if inner and not failed[0].reason and not backward:
-        proof += _inputs_of_layers(runs, call, inner, port.name, run.port_run)
+        port_run = runs.port.run_module(port.name, run.attempt.port_call, "float64", runs.train, backward=False)
+        proof += _inputs_of_layers(runs, call, inner, port.name, port_run)
     left = [name for name in runs.ref.not_alone if not call.name or name.startswith(_prefix(call.name))]
     if left:
         proof.append(f"not run alone, and what differs may begin there: {', '.join(left)}")
