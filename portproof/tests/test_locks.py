@@ -1,5 +1,7 @@
 """A folder that one process at a time has: the second is refused with the first's name, unless that one is gone."""
 
+from __future__ import annotations
+
 import errno
 import json
 import os

@@ -202,8 +202,8 @@ class Backend(ABC):
         return self.tensor(array, self.device_of(parameter), parameter.dtype)
 
     @abstractmethod
-    def to_array(self, tensor: Any) -> np.ndarray:
-        """A copy of `tensor`, which a later operation in place cannot change."""
+    def to_array(self, tensor: Any, copy: bool = True) -> np.ndarray:
+        """A copy of `tensor`, which a later operation in place cannot change; not `copy`: it may be the same memory."""
 
     @abstractmethod
     def device_of(self, tensor: Any) -> Any:
@@ -226,8 +226,11 @@ class Backend(ABC):
         """What `put_back` gives back to `tensor` after a `put`: its values, which are not copied."""
 
     @abstractmethod
-    def put(self, tensor: Any, array: np.ndarray, device: Any) -> None:
-        """Give `tensor`, a parameter or buffer, a copy of `array` and its precision; old values stay as they are."""
+    def put(self, tensor: Any, array: np.ndarray, dtype: str, device: Any) -> None:
+        """Give `tensor`, a parameter or buffer, a copy of `array`; old values stay as they are.
+
+        Numbers of floating point are then in `dtype`, "float32" or "float64".
+        """
 
     @abstractmethod
     def put_back(self, tensor: Any, values: Any) -> None:
@@ -371,16 +374,16 @@ class Backend(ABC):
         """
 
     @contextmanager
-    def trace(self, model: Any, whole: str = "logits", calls: bool = False) -> Iterator[Trace]:
+    def trace(self, model: Any, whole: str = "logits", calls: bool = False, modules: bool = True) -> Iterator[Trace]:
         """Trace every forward pass of `model` in this context, in float64 with exact constants.
 
         The whole model's output is called `whole`. With `calls` the arguments of every call are kept too, and after a
-        backward pass in this context the loss's gradients for what it returned.
+        backward pass in this context the loss's gradients for what it returned. Without `modules` nothing is traced.
         """
         tracer = _Tracer(self, whole, calls)
         handles = [
             handle
-            for name, module in self.named_modules(model)
+            for name, module in (self.named_modules(model) if modules else ())
             if name == "" or not self.is_container(module)
             for handle in tracer.attach(name, module)
         ]

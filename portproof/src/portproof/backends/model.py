@@ -77,11 +77,13 @@ SEED = 0  # of the frameworks' generators in every run
 PRECISIONS = {"float32": (np.float32, np.complex64), "float64": (np.float64, np.complex128)}
 
 
-def to_precision(array: np.ndarray, dtype: str) -> np.ndarray:
-    """Numbers of floating point, and complex ones, in "float32" or "float64"; others as they are."""
+def to_precision(array: np.ndarray, dtype: str, copy: bool = False) -> np.ndarray:
+    """Numbers of floating point, and complex ones, in "float32" or "float64"; others as they are.
+
+    With `copy` always a copy, and only one.
+    """
     real, complex_ = PRECISIONS[dtype]
-    kinds = {"f": real, "c": complex_}
-    return array.astype(kinds[array.dtype.kind], copy=False) if array.dtype.kind in kinds else array
+    return array.astype({"f": real, "c": complex_}.get(array.dtype.kind, array.dtype), copy=copy)
 
 
 class BackendModel:
@@ -133,12 +135,14 @@ class BackendModel:
         """All parameters and buffers."""
         return {key: slot.read(self._values[slot.tensor]) for key, slot in self._slots.items()}
 
-    def _in_torch_layout(self, tensors: Any, prefix: str = "") -> dict[str, np.ndarray]:
+    def _in_torch_layout(self, tensors: Any, prefix: str, copy: bool) -> dict[str, np.ndarray]:
         """The pieces of those that have a place, by their keys; `prefix` is missing from the given keys and these."""
         return {
-            slot.key.removeprefix(prefix): slot.read(self.backend.to_array(tensor))
+            slot.key.removeprefix(prefix): slot.read(array)
             for key, tensor in tensors
-            for slot in self._pieces.get(prefix + key, ())
+            if (slots := self._pieces.get(prefix + key))
+            for array in [self.backend.to_array(tensor, copy)]
+            for slot in slots
         }
 
     def load(self, arrays: Mapping[str, np.ndarray]) -> None:
@@ -155,7 +159,7 @@ class BackendModel:
                 if array.shape != slot.shape:
                     raise UserError(f"weights do not fit the {self.role}: {key} is {slot.shape}, not {array.shape}")
                 before = self._values[slot.tensor]
-                self._values[slot.tensor] = np.array(slot.written(before, array), before.dtype)
+                self._values[slot.tensor] = np.asarray(slot.written(before, array), before.dtype)  # never written into
 
     def constants(self) -> dict[str, np.ndarray]:
         """The tensors of floating point that are no weights: buffers that are not saved, tensors as attributes."""
@@ -205,7 +209,7 @@ class BackendModel:
         """Run only the module `name` on the arguments of `call`, backward from its upstream gradients.
 
         What the module `then`, if one is named, makes of its output is taken for its output. One that lies inside it
-        is left out: it gives back what it receives.
+        is left out: it gives back what it receives. Only the whole model is traced without `calls`, too.
         """
         with self.lent(name, dtype, train) as module, self.lent_then(name, then, dtype, train) as behind:
             self.apply_then(module, name, then, behind)
@@ -260,8 +264,8 @@ class BackendModel:
         with as_it_was(backend, module):
             for _, tensor in owned_tensors(backend, module):
                 key = self._keys.get(id(tensor))
-                value = backend.to_array(tensor) if key is None else self._values[key]
-                backend.put(tensor, to_precision(value, dtype), self.device)
+                value = backend.to_array(tensor, copy=False) if key is None else self._values[key]
+                backend.put(tensor, value, dtype, self.device)
             for part_name, part in self._parts_of(name):
                 self._lend_attributes(part_name, part, dtype)
             yield module
@@ -313,7 +317,7 @@ class BackendModel:
             backend.seeded(SEED),
             backend.without_dropout() if train else nullcontext(),  # in eval mode there should be none
             backend.framework.set_grad_enabled(backward),
-            backend.trace(model, OUTPUT, calls) as trace,
+            backend.trace(model, OUTPUT, calls, modules=calls or not call.name) as trace,
             backend.new_tensors(dtype, trace.note_float32),
         ):
             run = Run(trace)
@@ -330,8 +334,8 @@ class BackendModel:
         inputs = [t for t in tensors_in((args, kwargs), is_tensor) if t.is_floating_point()]
         run.input_gradients = [None if t.grad is None else backend.to_array(t.grad) for t in inputs]
         prefix = f"{call.name}." if call.name else ""
-        run.gradients = self._in_torch_layout(backend.named_gradients(model), prefix)
-        run.buffers = self._in_torch_layout(backend.named_buffers(model), prefix)
+        run.gradients = self._in_torch_layout(backend.named_gradients(model), prefix, copy=False)
+        run.buffers = self._in_torch_layout(backend.named_buffers(model), prefix, copy=False)
         return run
 
     def _by_output_names(self, returned: Mapping[str, Any], trace: Trace) -> dict[str, Any]:

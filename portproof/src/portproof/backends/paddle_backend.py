@@ -19,6 +19,7 @@ from paddle.nn.utils.weight_norm_hook import WeightNorm
 
 from portproof.backends import fp64_paddle
 from portproof.backends.base import Arrays, Backend
+from portproof.backends.model import to_precision
 from portproof.convert.rules import PADDLE_TYPES, Change, Rules, keep, rules_of_port
 from portproof.io.cli import UserError
 from portproof.io.files import load_pdparams
@@ -200,7 +201,7 @@ class PaddleBackend(Backend):
             return paddle.to_tensor(array, place=device)
         return paddle.to_tensor(array, dtype, device, stop_gradient=not requires_grad)
 
-    def to_array(self, tensor: paddle.Tensor) -> np.ndarray:
+    def to_array(self, tensor: paddle.Tensor, copy: bool = True) -> np.ndarray:  # numpy() is always a copy
         shape = tuple(tensor.shape)
         if min(shape, default=0) < 0 or not tensor._is_initialized() and 0 not in shape:  # to read it ends the process
             raise ValueError(f"a tensor of shape {shape} has no values")
@@ -209,7 +210,7 @@ class PaddleBackend(Backend):
             tensor = tensor.to_dense()
         if tensor.dtype == paddle.bfloat16:  # which NumPy does not have
             tensor = tensor.astype("float32")
-        return tensor.numpy().copy()
+        return tensor.numpy()
 
     def device_of(self, tensor: paddle.Tensor) -> Any:
         return tensor.place
@@ -228,8 +229,8 @@ class PaddleBackend(Backend):
         values.get_tensor()._share_data_with(tensor.get_tensor())
         return values
 
-    def put(self, tensor: paddle.Tensor, array: np.ndarray, device: str) -> None:
-        self.put_back(tensor, paddle.to_tensor(array, place=device))
+    def put(self, tensor: paddle.Tensor, array: np.ndarray, dtype: str, device: str) -> None:
+        self.put_back(tensor, paddle.to_tensor(to_precision(array, dtype), place=device))
 
     def put_back(self, tensor: paddle.Tensor, values: paddle.Tensor) -> None:
         # set_value() would keep the precision, and a new tensor would have no hooks.
@@ -289,7 +290,7 @@ class PaddleBackend(Backend):
                 layer._dtype = dtype  # of the parameters that it may yet make
                 for _, tensor in chain(layer.named_parameters("", False), layer.named_buffers("", False)):
                     if tensor.is_floating_point():
-                        self.put(tensor, self.to_array(tensor).astype(dtype), device)
+                        self.put(tensor, self.to_array(tensor), dtype, device)
         return module
 
     def hook_before(self, module: nn.Layer, hook: Callable[[Any, tuple, dict], Any]) -> Any:

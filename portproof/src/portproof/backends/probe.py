@@ -163,9 +163,12 @@ def probe_weights(
     return {name: torch_backend.to_array(tensor) for name, tensor in model.state_dict().items()}
 
 
-def load_probe_weights(ref: BackendModel, seed: int, inputs: Inputs) -> None:
-    """Give the reference `probe_weights` of `seed`, measured on `inputs`: in train mode, if it runs in that on them."""
-    train = not ref.run(inputs, "float32", train=True).trace.error
+def load_probe_weights(ref: BackendModel, seed: int, inputs: Inputs, runs_in_train: bool = False) -> None:
+    """Give the reference `probe_weights` of `seed`, measured on `inputs`: in train mode, if it runs in that on them.
+
+    That is tried, unless it is known that it `runs_in_train`.
+    """
+    train = runs_in_train or not ref.run(inputs, "float32", train=True).trace.error
     with ref.lent("", "float32", train) as model:
         arrays = probe_weights(model, seed, inputs, train)
     ref.load({key: arrays[key] for key in ref.tensor_keys})

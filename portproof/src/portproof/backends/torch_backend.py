@@ -17,7 +17,7 @@ from torch.overrides import TorchFunctionMode
 
 from portproof.backends import fp64_torch
 from portproof.backends.base import Arrays, Backend
-from portproof.backends.model import BackendModel, Run
+from portproof.backends.model import BackendModel, Run, to_precision
 from portproof.backends.trace import ModuleCall
 from portproof.convert.rules import Change, keep
 from portproof.io.cli import UserError
@@ -81,7 +81,7 @@ class TorchModel(BackendModel):
         with self.lent(call.name, dtype, train) as module, self.lent_then(call.name, then, dtype, train) as behind:
             mutated = mutation(module)
             self.apply_then(mutated, call.name, then, behind)
-            return self._run(mutated, call, dtype, train, backward, calls=True)
+            return self._run(mutated, call, dtype, train, backward, calls=False)
 
 
 class TorchBackend(Backend):
@@ -170,13 +170,14 @@ class TorchBackend(Backend):
             return tensor
         return tensor.to(DTYPES.get(dtype, dtype)).requires_grad_(requires_grad)
 
-    def to_array(self, tensor: torch.Tensor) -> np.ndarray:
+    def to_array(self, tensor: torch.Tensor, copy: bool = True) -> np.ndarray:
         tensor = tensor.detach().cpu()  # PyTorch gives no array of what lies on a card, ...
         if tensor.layout is not torch.strided:
             tensor = tensor.to_dense()
         if tensor.dtype == torch.bfloat16:  # which NumPy does not have
             tensor = tensor.float()
-        return tensor.resolve_conj().resolve_neg().numpy().copy()
+        array = tensor.resolve_conj().resolve_neg().numpy()
+        return array.copy() if copy else array
 
     def device_of(self, tensor: torch.Tensor) -> torch.device:
         return tensor.device
@@ -194,8 +195,8 @@ class TorchBackend(Backend):
     def values(self, tensor: torch.Tensor) -> torch.Tensor:
         return tensor.data
 
-    def put(self, tensor: torch.Tensor, array: np.ndarray, device: torch.device) -> None:
-        tensor.data = torch.from_numpy(np.array(array)).to(device)
+    def put(self, tensor: torch.Tensor, array: np.ndarray, dtype: str, device: torch.device) -> None:
+        tensor.data = torch.from_numpy(to_precision(array, dtype, copy=True)).to(device)
 
     def put_back(self, tensor: torch.Tensor, values: torch.Tensor) -> None:
         tensor.data = values

@@ -3,6 +3,8 @@
 A process number alone does not say so: machines have the same ones, and so have the containers of one machine.
 """
 
+from __future__ import annotations
+
 import hashlib
 import json
 import os

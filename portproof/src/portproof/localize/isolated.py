@@ -112,7 +112,7 @@ class IsolatedRuns:
         if mutation:
             run = self.ref.run_mutated(mutation, call, dtype, self.train, backward, attempt.ref_then)
         else:
-            run = self.ref.run_module(call.name, call, dtype, self.train, backward, then=attempt.ref_then)
+            run = self.ref.run_module(call.name, call, dtype, self.train, backward, False, attempt.ref_then)
         return _items(run, call.name, call.name, self._ref_keys, attempt.ref_groups)
 
     def run(self, label: str, dtype: str, backward: bool, adjusted: bool = True) -> IsolatedRun:
@@ -164,7 +164,7 @@ class IsolatedRuns:
         return IsolatedRun(call, dtype, rows, ref, port, port_run, attempt)
 
     def _run_port(self, name: str, call: ModuleCall, dtype: str, backward: bool, attempt: Attempt) -> Run:
-        return self.port.run_module(name, call, dtype, self.train, backward, then=attempt.port_then)
+        return self.port.run_module(name, call, dtype, self.train, backward, False, attempt.port_then)
 
     def _outputs(
         self, name: str, fp64_ref: Items, port_run: Run, upstream: list, attempt: Attempt

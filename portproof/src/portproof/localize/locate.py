@@ -160,7 +160,8 @@ def _location(runs: IsolatedRuns, label: str, run: IsolatedRun, backward: bool) 
     where = f"{' and upstream gradients' * backward}, {'train' if runs.train else 'eval'} mode, {run.dtype}"
     proof = [f"alone, on the reference's own inputs{where}: {failed[0].name} differs", *_numbers(failed[0])]
     if inner and not failed[0].reason and not backward:
-        proof += _inputs_of_layers(runs, call, inner, port.name, run.port_run)
+        port_run = runs.port.run_module(port.name, run.attempt.port_call, "float64", runs.train, backward=False)
+        proof += _inputs_of_layers(runs, call, inner, port.name, port_run)
     left = [name for name in runs.ref.not_alone if not call.name or name.startswith(_prefix(call.name))]
     if left:
         proof.append(f"not run alone, and what differs may begin there: {', '.join(left)}")

@@ -121,7 +121,8 @@ class MapSearch:
         self.options: dict[tuple[str, str], list[Option]] = {}  # of one module for one
         self.chosen: dict[Place, int] = {}  # which option, if not the first
         self.ref_run = ref.run(inputs, "float64", train=False, calls=True)
-        self.port_run = port.run(inputs, "float64", train=False, calls=True)
+        self.port_run = port.run(inputs, "float32", train=False, calls=True)  # which are called, and in which order
+        self._last: tuple[list[Link], Run] | None = None
 
     def use(self, units: Sequence[Unit]) -> dict[str, str]:
         """Search among the options of these units -> {reference's module: port's} of one for one."""
@@ -246,7 +247,7 @@ class MapSearch:
         """The port's module on what the reference's received, or on its arrays alone; None if it cannot be run."""
         self._load(modules)
         for given in (call, replace(call, args=tuple(call.inputs), kwargs={})):
-            run = self.port.run_module(port_name, given, "float64", train=False, backward=False)
+            run = self.port.run_module(port_name, given, "float64", train=False, backward=False, calls=False)
             if not run.trace.error and run.output:
                 return run
         return None
@@ -281,7 +282,7 @@ class MapSearch:
         """Settle each call from the `start`-th on by what the layers receive; all before it is settled."""
         calls = [call for call in self.ref_run.trace.calls.values() if call.name in modules]
         calls.sort(key=lambda call: call.start)
-        port_run, found = self._run(modules), FoundMap(modules, start, len(calls) + 1)
+        port_run, found = self.run(modules), FoundMap(modules, start, len(calls) + 1)
         settled = {call.name for call in calls[:start]} | fixed
         for place, call in enumerate(calls[start:], start):
             swaps = [] if call.name in settled else self._possible_swaps(call, found.modules, settled, port_run)
@@ -289,16 +290,20 @@ class MapSearch:
                 if not swaps:
                     return found
                 found.modules = _swapped(found.modules, call.name, swaps.pop(0))
-                port_run = self._run(found.modules)
+                port_run = self.run(found.modules)
             found.options += [(_swapped(found.modules, call.name, other), place + 1) for other in swaps]
             found.reached = place + 1
             settled.add(call.name)
         found.reached += alike(self.ref_run.output, port_run.output)
         return found
 
-    def _run(self, modules: Mapping[str, str]) -> Run:
-        self._load(modules)
-        return self.port.run(self.inputs, "float64", train=False, calls=True)
+    def run(self, modules: Mapping[str, str]) -> Run:
+        """The port's run with the reference's weights under a map of modules."""
+        links = self.links(modules)
+        if self._last is None or self._last[0] != links:
+            self._load(modules)
+            self._last = links, self.port.run(self.inputs, "float64", train=False, calls=True)
+        return self._last[1]
 
     def _receives(self, port_run: Run, port_name: str, call: ModuleCall) -> bool:
         """Whether the port's module received in `port_run` what `call` did, in any of its calls.

@@ -81,7 +81,10 @@ def propose(
     arrays = ref.arrays()
     port.load({port_key: arrays[key] for key, port_key in names.tensors.items()})
     for train in modes:  # some modules run in one mode only
-        ref_run, port_run = (model.run(inputs, "float64", train, calls=True) for model in (ref, port))
+        if train:
+            ref_run, port_run = (model.run(inputs, "float64", train, calls=True) for model in (ref, port))
+        else:
+            ref_run, port_run = search.ref_run, search.run(names.modules)
         names.calls = match_calls(ref, port, ref_run, port_run, names.modules, names.tensors) | names.calls
     return names
 

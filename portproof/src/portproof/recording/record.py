@@ -112,7 +112,7 @@ def record(
     if weights == "probe":
         from portproof.backends.probe import load_probe_weights
 
-        load_probe_weights(model, seed, inputs)
+        load_probe_weights(model, seed, inputs, runs_in_train="train" in modes)
     keys = {slot.key: slot.tensor for module in model.modules.values() for slot in module.slots.values()}
     store = Store()
     recorder = _Recorder(model, store)
@@ -131,7 +131,7 @@ def record(
     own = store.nbytes
     first = recorder.run(inputs, "float64", False, calls=True)
     tell_size(_about(model, first, store.nbytes - own, own, len(modes)))
-    cotangent = drawn_cotangent(recorder, inputs, seed)
+    cotangent = drawn_cotangent(recorder.run(inputs, "float32", False).output, seed)
     header["cotangent"] = [store.put(array) for array in cotangent]
     trains = [mode == "train" for mode in header["modes"]]
     for train in trains:
@@ -139,7 +139,7 @@ def record(
             recorder.run(inputs, dtype, train, calls=True)
     not_alone: dict[str, str] = {}
     for train in trains:
-        if switch_off_random(recorder, inputs, train) is None:
+        if switch_off_random(recorder, inputs, train)[1] is None:
             not_alone |= _record_mode(recorder, inputs, train, cotangent, modules)
     recording = Recording(header | {"answers": recorder.answers, "not_alone": not_alone}, store.arrays)
     try:

@@ -29,7 +29,7 @@ from portproof.compare.tolerances import (
 )
 from portproof.io.cli import UserError
 from portproof.ladder.pairs.randomness import switch_off_random
-from portproof.localize.isolated import IsolatedRuns, isolated_layers
+from portproof.localize.isolated import Calls, IsolatedRuns, isolated_layers
 from portproof.localize.locate import OTHER_VALUES, locate
 from portproof.localize.location import Location
 from portproof.mapping.name_map import NameMap, propose, same_names
@@ -47,6 +47,7 @@ class Pair:
     port: BackendModel
     names: NameMap
     inputs: Inputs
+    outputs: Sequence[np.ndarray]  # what the reference gives with weights of its own, in the first mode
     cotangent: Sequence[np.ndarray] | None = None  # the gradient that is sent back, an array an output
     output: str = OUTPUT  # what the model's own output is called
     strict: bool = False  # every module has to give the reference's values, also where nothing comes of a difference
@@ -87,18 +88,21 @@ class Pair:
         port_model = backend("paddle").wrap(port, "port", device)
         own = port_model.arrays()
         port_model.output_names = {_place(theirs): _place(name) for name, theirs in (outputs or {}).items()}
-        for mode in modes:
-            check_reference(ref_model.run(inputs, "float32", mode == "train"), mode == "train")
+        outputs = []
+        for train in sorted(mode == "train" for mode in modes):
+            run = ref_model.run(inputs, "float32", train)
+            check_reference(run, train)
+            outputs = outputs or run.output
         if weights == "probe":
             from portproof.backends.probe import load_probe_weights
 
-            load_probe_weights(ref_model, seed, inputs)
+            load_probe_weights(ref_model, seed, inputs, runs_in_train="train" in modes)
         found = same_names(ref_model, port_model, inputs) if mirrored else None
         strict = found is not None
         found = found or propose(ref_model, port_model, inputs, names, [mode == "train" for mode in modes])
         if weights == "own":
             port_model.load(own)
-        pair = cls(ref_model, port_model, found, inputs, output=output, strict=strict)
+        pair = cls(ref_model, port_model, found, inputs, outputs, output=output, strict=strict)
         pair._take_constants()
         return pair
 
@@ -134,12 +138,11 @@ class Pair:
 
     def draw_cotangent(self, seed: int) -> None:
         """Have the backward pass start from normal numbers."""
-        self.cotangent = self.ref.cotangent or drawn_cotangent(self.ref, self.inputs, seed)
+        self.cotangent = self.ref.cotangent or drawn_cotangent(self.outputs, seed)
 
 
-def drawn_cotangent(ref: BackendModel, inputs: Inputs, seed: int) -> list[np.ndarray]:
+def drawn_cotangent(outputs: Sequence[np.ndarray], seed: int) -> list[np.ndarray]:
     """Normal numbers for each output of the reference."""
-    outputs = ref.run(inputs, "float32", train=False).output
     rng = np.random.default_rng([seed, 8])
     return [_normal(rng, output) for output in outputs]
 
@@ -182,8 +185,12 @@ class ModeRuns:
 
 
 def run_mode(pair: Pair, train: bool) -> ModeRuns:
-    """Both sides in both precisions; the port's backward pass in float64 alone, where it is judged as a whole."""
-    ref = {dtype: pair.ref.run(pair.inputs, dtype, train, pair.cotangent) for dtype in UNIT_ROUNDOFF}
+    """Both sides in both precisions; the port's backward pass in float64 alone, where it is judged as a whole.
+
+    Of the reference's in float32 the calls are kept where gradients are judged, for `isolated_gradients`.
+    """
+    calls = {"float64": False, "float32": pair.cotangent is not None and "float32" in pair.precisions}
+    ref = {d: pair.ref.run(pair.inputs, d, train, pair.cotangent, calls[d]) for d in UNIT_ROUNDOFF}
     check_reference(ref["float64"], train)
     cotangents = {d: pair.cotangent if d == "float64" else None for d in UNIT_ROUNDOFF if d in pair.precisions}
     return ModeRuns(ref, {d: pair.port.run(pair.inputs, d, train, given) for d, given in cotangents.items()})
@@ -198,10 +205,10 @@ def unfit(pair: Pair, train: bool) -> Verdict | None:
     mode = f"{MODES[train]} mode"
     if pair.strict:
         return None
-    if unclear := check_outputs(pair, train):
+    (ref_run, _), (port_run, _) = found = [switch_off_random(m, pair.inputs, train) for m in (pair.ref, pair.port)]
+    if unclear := unclear_outputs(ref_run.places, port_run.places):
         return Verdict(mode, refusal=unclear)
-    for model in (pair.ref, pair.port):
-        name = switch_off_random(model, pair.inputs, train)
+    for model, (_, name) in zip((pair.ref, pair.port), found, strict=True):
         if model.switched_off:
             names = ", ".join(sorted(model.switched_off))
             pair.note(f"random in train mode, and run as in eval mode: the {model.role}'s {names}")
@@ -258,7 +265,7 @@ def compare_mode(pair: Pair, train: bool, runs: ModeRuns | None = None) -> Itera
             verdict = without(verdict, [row.item for row in failed])
         yield verdict
     if pair.cotangent is not None and "float32" in pair.precisions:
-        yield isolated_gradients(pair, train, equal and not pair.strict)
+        yield isolated_gradients(pair, train, runs.ref["float32"].trace.calls, equal and not pair.strict)
 
 
 _OWN_RUN = " (this run in float64 is the check's own: a port that works in float32 alone is judged in that alone)"
@@ -334,15 +341,14 @@ def _compare_precision(
     return compare(ref, port, atol, title=f"{mode} mode, {dtype}", expected_zero=expected_zero)
 
 
-def isolated_gradients(pair: Pair, train: bool, is_equal: bool = False) -> Verdict:
-    """float32 gradients, layer by layer, each on the reference's own inputs and upstream gradients.
+def isolated_gradients(pair: Pair, train: bool, calls: Calls, is_equal: bool = False) -> Verdict:
+    """float32 gradients, layer by layer, each on the reference's own inputs and upstream gradients, those of `calls`.
 
     Through a whole network they cannot be judged: one activation on the other side of a kink by rounding moves them by
     a percent, on either framework. In an isolated run a layer receives the same on both sides, off its kinks (see
     activations.py). Where the whole `is_equal` in float64, a layer that differs there too is built differently.
     """
     mode = MODES[train]
-    calls = pair.ref.run(pair.inputs, "float32", train, pair.cotangent, calls=True).trace.calls
     runs = IsolatedRuns(pair.ref, pair.port, pair.names, pair.inputs, train, calls)
     rows = []
     for label, found in isolated_layers(runs, "float32"):
@@ -392,10 +398,11 @@ def map_note(pair: Pair) -> str:
 
 def locate_failure(pair: Pair, verdicts: Sequence[Verdict]) -> Location | None:
     """Where the port departs, in the modes and the precision of the items that failed in `verdicts`; None: nowhere."""
-    failed = {row.item.mode for verdict in verdicts for row in verdict.rows if row.status == FAIL}
-    modes = [mode == "train" for mode in MODES if mode in failed] or [False, True]
+    failed = [row.item for verdict in verdicts for row in verdict.rows if row.status == FAIL]
+    modes = [mode == "train" for mode in MODES if mode in {item.mode for item in failed}] or [False, True]
     dtype = precision_of(verdicts)
-    return locate(pair.ref, pair.port, pair.names, pair.inputs, modes=modes, cotangent=pair.cotangent, dtype=dtype)
+    sides = pair.ref, pair.port, pair.names, pair.inputs
+    return locate(*sides, modes=modes, cotangent=pair.cotangent, dtype=dtype)
 
 
 def precision_of(verdicts: Iterable[Verdict]) -> str:
@@ -446,9 +453,8 @@ def _place(key: str) -> str:
     return f"[{key}]" if key else ""
 
 
-def check_outputs(pair: Pair, train: bool) -> str:
-    """Why it cannot be told which output of the port stands for which of the reference; "" where it can."""
-    ref, port = (model.run(pair.inputs, "float32", train).places for model in (pair.ref, pair.port))
+def unclear_outputs(ref: Sequence[str], port: Sequence[str]) -> str:
+    """Why it cannot be told, from their places, which output of the port is the reference's; "" where it can."""
     if set(ref) & set(port) or not ref or not port or "" in ref + port:
         return ""
     both = (", ".join(place.strip("[]") for place in places) for places in (ref, port))

@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
-from portproof.backends.model import BackendModel
+from portproof.backends.model import BackendModel, Run
 from portproof.backends.trace import Inputs, Trace
 
 
-def switch_off_random(model: BackendModel, inputs: Inputs, train: bool) -> str | None:
-    """Have layers that take random numbers in train mode run as in eval mode -> the module that is random all the same.
+def switch_off_random(model: BackendModel, inputs: Inputs, train: bool) -> tuple[Run, str | None]:
+    """Have layers that take random numbers in train mode run as in eval mode.
 
-    None: none is. Such layers, without tensors and children, are DropPath and the like; plain dropout is off in any
+    -> (a run in float32, the module that is random all the same, None: none is). Such layers, without tensors and
+    children, are DropPath and the like; plain dropout is off in any
     case. Two runs with other results would not tell, for with few samples a mask is often the same. The layers are in
     `model.switched_off` afterwards.
     """
     while True:
-        name = _random_module(model.run(inputs, "float32", train, calls=True).trace)
+        run = model.run(inputs, "float32", train, calls=True)
+        name = _random_module(run.trace)
         if name is None or not train or name in model.switched_off:
-            return name
+            return run, name
         if model.modules[name].slots or not model.modules[name].is_leaf:  # more in it depends on the mode
-            return name
+            return run, name
         model.switched_off.add(name)
 
 
