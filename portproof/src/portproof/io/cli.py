@@ -19,7 +19,7 @@ class UserError(Exception):
 EXTRAS = {
     "torch": ("torch", "scipy", "yaml"),
     "paddle": ("paddle",),
-    "mindspore": ("google",),
+    "mindspore": ("google", "mindspore"),
     "report": ("jinja2", "matplotlib"),
 }
 
