@@ -18,7 +18,10 @@ FRAMEWORKS = ("torch", "paddle", "mindspore")
 
 @cache
 def backend(name: str) -> Backend:
-    """The backend of "torch", "paddle" or "mindspore", which is imported now; raises UserError where it is not installed."""
+    """The backend of "torch", "paddle" or "mindspore", which is imported now.
+
+    Raises UserError where it is not installed.
+    """
     with naming_extra(name):
         return importlib.import_module(f".{name}_backend", __name__).BACKEND
 
@@ -41,6 +44,11 @@ def backend_of_side(model: Any, usual: str) -> Backend:
     """The backend for one side of a pair: MindSpore's for its models, else that of the framework `usual`."""
     found = _backend_of_model(model)
     return found if found is not None and found.name == "mindspore" else backend(usual)
+
+
+def backend_imported(usual: str) -> Backend:
+    """The backend of the framework `usual`, unless MindSpore has been imported and that has not."""
+    return backend("mindspore" if "mindspore" in sys.modules and usual not in sys.modules else usual)
 
 
 def _backend_of_model(model: Any) -> Backend | None:

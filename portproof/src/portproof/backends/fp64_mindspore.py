@@ -1,9 +1,10 @@
 """MindSpore's float64 arithmetic without float32 in it, and for operations that have no float64 kernel.
 
 Convolution, batch norm and some activations have kernels for float32 alone: no model with one of them would run in
-float64. Python's numbers are float32 even where the tensors are float64, and layer norm computes in float32. That is the framework's affair and not the port's. So while a comparison runs, these operations, wherever a
-cell or a function of MindSpore calls them, are composed of others where they get float64. In float32 nothing is
-replaced: there an operation's own kernel is judged.
+float64. Python's numbers are float32 even where the tensors are float64, and layer norm computes in float32. That is
+the framework's affair and not the port's. So while a comparison runs, these operations, wherever a cell or a function
+of MindSpore calls them, are composed of others where they get float64. In float32 nothing is replaced: there an
+operation's own kernel is judged.
 """
 
 from collections.abc import Callable, Iterator
@@ -66,8 +67,8 @@ def batch_norm(operation: operations.BatchNorm, x: Tensor, gamma: Tensor, beta: 
         mean, count = x.mean(axes), x.size // x.shape[1]
         variance = ((x - mean.reshape(shape)) ** 2).mean(axes)
         for tensor, new in zip(kept, (mean, variance * (count / (count - 1))), strict=True):
-            new = ops.stop_gradient(operation.momentum * new + (1 - operation.momentum) * tensor)
-            tensor.assign_value(Tensor(new.asnumpy()))
+            average = operation.momentum * new + (1 - operation.momentum) * tensor
+            tensor.assign_value(Tensor(average.asnumpy()))
     scale = gamma / ops.sqrt(variance + _epsilon(operation))
     y = (x - mean.reshape(shape)) * scale.reshape(shape) + beta.reshape(shape)
     return y, mean, variance, mean, variance

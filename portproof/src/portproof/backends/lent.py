@@ -42,9 +42,8 @@ def as_it_was(backend: "Backend", module: Any) -> Iterator[None]:
     # Of what an attribute holds, too: a list of kept activations, the dict of the buffers, ...
     held = {id(value): value for _, saved in attributes for value in saved.values() if isinstance(value, dict | list)}
     copies = [(value, value.copy()) for value in held.values()]
-    values = [
-        (tensor, backend.values(tensor), getattr(tensor, "grad", None)) for _, tensor in owned_tensors(backend, module)
-    ]
+    owned = [tensor for _, tensor in owned_tensors(backend, module)]
+    values = [(tensor, backend.values(tensor), getattr(tensor, "grad", None)) for tensor in owned]
     for tensor, _, _ in values:
         tensor.grad = None
     try:

@@ -53,6 +53,11 @@ class MindSporeModel(BackendModel):
         super().__init__(*args)
         self.lacking: dict[tuple[str, str, bool], str] = {}  # {modules run, backward: the operation}
 
+    def notes(self) -> list[str]:
+        names = ", ".join(sorted(fp64_mindspore.composed))
+        told = "in the float64 run composed of other operations, without a kernel of their own there"
+        return [f"{told} (that is judged in float32): {names}"] * bool(names)
+
     def run_module(
         self,
         name: str,

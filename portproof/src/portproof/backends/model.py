@@ -122,6 +122,10 @@ class BackendModel:
                 self._pieces[slot.tensor] = parts
             self.modules[name] = replace(module, slots=slots)
 
+    def notes(self) -> list[str]:
+        """What a reader should know of how it was run."""
+        return []
+
     @property
     def tensor_keys(self) -> list[str]:
         """The state_dict keys of all parameters and buffers that have a place."""

@@ -187,16 +187,18 @@ def run_mode(pair: Pair, train: bool) -> ModeRuns:
     cotangents = {d: pair.cotangent if d == "float64" else None for d in UNIT_ROUNDOFF if d in pair.precisions}
     port = {d: pair.port.run(pair.inputs, d, train, given) for d, given in cotangents.items()}
     if "float64" in port and port["float64"].trace.lacking:
-        lacking = f"the port's framework has no kernel in float64 for {port.pop('float64').trace.lacking}"
+        lacking = (
+            f"{pair.port.backend.module_class_name} has no kernel in float64 for {port.pop('float64').trace.lacking}"
+        )
         if not port:
             raise UserError(f"{lacking}: judge the port in float32")
-        pair.note(
-            f"{lacking}: {MODES[train]} mode was not run in float64, float32's limits alone judge it: {_UNPROVED}"
-        )
+        pair.note(f"{lacking}: {MODES[train]} mode was not run in float64, {_FLOAT32_ALONE}")
     return ModeRuns(ref, port)
 
 
-_UNPROVED = "what is off by less than these, and gradients in code between layers, are not proved"
+_FLOAT32_ALONE = (
+    "float32's limits alone judge it: less than these, and gradients in code between layers, are not proved"
+)
 
 
 def unfit(pair: Pair, train: bool) -> Verdict | None:
@@ -385,7 +387,7 @@ def equal_weights(pair: Pair) -> Verdict:
 
 def all_notes(pair: Pair) -> list[str]:
     """What the map rests on, and what else a reader should know beside the rows."""
-    notes = [map_note(pair), *pair.names.notes, *pair.notes]
+    notes = [map_note(pair), *pair.names.notes, *pair.notes, *pair.port.notes()]
     groups: dict[str, list[str]] = {}
     for name, how in pair.built_differently.items():
         groups.setdefault(how, []).append(f"{name} ({pair.ref.modules[name].type})")
