@@ -34,11 +34,9 @@ def drawn_weights(model: BackendModel, seed: int) -> dict[str, np.ndarray]:
             elif len(slot.shape) > 1:
                 array = rng.normal(size=slot.shape)
                 array *= np.sqrt(2) / np.sqrt((array**2).sum(tuple(range(1, array.ndim)), keepdims=True))
+            elif slot.shape:
+                array = rng.permutation(np.linspace(-3, 3, slot.shape[0] + 2)[1:-1])
             else:
-                array = (
-                    rng.permutation(np.linspace(-3, 3, slot.shape[0] + 2)[1:-1])
-                    if slot.shape
-                    else rng.uniform(0.2, 0.8)
-                )
+                array = rng.uniform(0.2, 0.8)
             arrays[slot.key] = np.asarray(array, np.float32)
     return arrays

@@ -158,9 +158,7 @@ def _record_mode(
     runs = {dtype: model.run(inputs, dtype, train, cotangent, calls=True) for dtype in UNIT_ROUNDOFF}
     check_reference(runs["float64"], train)
     if lacking := runs["float64"].trace.lacking:
-        raise UserError(
-            f"the reference has no kernel in float64 for {lacking}, and what limits rest on is a float64 run"
-        )
+        raise UserError(f"the reference cannot be recorded: {lacking} has no kernel in float64, on which limits rest")
     not_alone: dict[str, str] = {}
     for dtype, run in runs.items():
         calls = run.trace.calls

@@ -187,9 +187,7 @@ def run_mode(pair: Pair, train: bool) -> ModeRuns:
     cotangents = {d: pair.cotangent if d == "float64" else None for d in UNIT_ROUNDOFF if d in pair.precisions}
     port = {d: pair.port.run(pair.inputs, d, train, given) for d, given in cotangents.items()}
     if "float64" in port and port["float64"].trace.lacking:
-        lacking = (
-            f"{pair.port.backend.module_class_name} has no kernel in float64 for {port.pop('float64').trace.lacking}"
-        )
+        lacking = f"the port's framework has no kernel in float64 for {port.pop('float64').trace.lacking}"
         if not port:
             raise UserError(f"{lacking}: judge the port in float32")
         pair.note(f"{lacking}: {MODES[train]} mode was not run in float64, {_FLOAT32_ALONE}")
