@@ -1,8 +1,8 @@
 """One backend a framework: nothing else builds, runs, traces or reads a model. `backend("torch")` is the door.
 
-`base.py` and `model.py` hold what is made of a framework's operations, once for all of them; `torch_backend.py` and
-`paddle_backend.py` what a framework does in its own way; `fp64_torch.py` and `fp64_paddle.py` its float64 arithmetic
-without float32 constants. Importing this package imports no framework.
+`base.py` and `model.py` hold what is made of a framework's operations, once for all of them; `torch_backend.py`,
+`paddle_backend.py` and `mindspore_backend.py` what a framework does in its own way; `fp64_torch.py`, `fp64_paddle.py`
+and `fp64_mindspore.py` its exact float64 arithmetic. Importing this package imports no framework.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ import numpy as np
 from portproof.backends.base import Backend
 from portproof.io.cli import UserError, naming_extra
 
-FRAMEWORKS = ("torch", "paddle")
-OLDEST = {"torch": (2, 1), "paddle": (2, 6)}  # as pyproject.toml has it
+FRAMEWORKS = ("torch", "paddle", "mindspore")
+OLDEST = {"torch": (2, 1), "paddle": (2, 6), "mindspore": (2, 10)}  # as pyproject.toml has it
 
 
 @cache
 def backend(name: str) -> Backend:
-    """The backend of "torch" or "paddle", which is imported now.
+    """The backend of "torch", "paddle" or "mindspore", which is imported now.
 
     Raises UserError where it is not installed, is too old, or was compiled for another NumPy than there is.
     """
@@ -52,8 +52,26 @@ def backend_of_tensor(value: Any) -> Backend | None:
 
 def backend_of_model(model: Any) -> Backend:
     """The backend of the framework that `model` is of; raises UserError for what is no model."""
+    found = _backend_of_model(model)
+    if found is None:
+        raise UserError(f"a {type(model).__name__} is no model: give a torch.nn.Module or a paddle.nn.Layer")
+    return found
+
+
+def backend_of_side(model: Any, usual: str) -> Backend:
+    """The backend for one side of a pair: MindSpore's for its models, else that of the framework `usual`."""
+    found = _backend_of_model(model)
+    return found if found is not None and found.name == "mindspore" else backend(usual)
+
+
+def backend_imported(usual: str) -> Backend:
+    """The backend of the framework `usual`, unless MindSpore has been imported and that has not."""
+    return backend("mindspore" if "mindspore" in sys.modules and usual not in sys.modules else usual)
+
+
+def _backend_of_model(model: Any) -> Backend | None:
     for base in type(model).__mro__:
         name = base.__module__.partition(".")[0]
         if name in FRAMEWORKS and isinstance(model, backend(name).module_class):
             return backend(name)
-    raise UserError(f"a {type(model).__name__} is no model: give a torch.nn.Module or a paddle.nn.Layer")
+    return None

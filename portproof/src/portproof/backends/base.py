@@ -50,20 +50,6 @@ class Backend(ABC):
         """The framework's own device for "cpu" or "gpu", chosen for what follows; raises UserError if it has none."""
 
     @abstractmethod
-    def build(
-        self,
-        factory: Callable[[], Any],
-        arrays: Mapping[str, np.ndarray],
-        dtype: str,
-        device: Any,
-        load: Callable[[Any, Arrays], object],
-    ) -> Any:
-        """`factory()` with `arrays` in "float32" or "float64", as `load(model, arrays)` puts them there.
-
-        `load` gets the framework's own names and layouts, and raises what it will for arrays that do not fit.
-        """
-
-    @abstractmethod
     def read_weights(self, path: str | Path) -> Arrays:
         """The state_dict in a file of the framework's own kind or .safetensors; raises UserError as it says why not.
 
@@ -124,7 +110,7 @@ class Backend(ABC):
             for _, layer in self.named_modules(module)
             for value in [*vars(layer).values(), *vars(layer).get("_buffers", {}).values()]
         )
-        computed = (value for value in kept if self.framework.is_tensor(value) and not value.is_leaf)
+        computed = (value for value in kept if self.framework.is_tensor(value) and not self.is_leaf(value))
         return copy.deepcopy(module, {id(tensor): tensor.detach().clone() for tensor in computed})
 
     @abstractmethod
@@ -134,6 +120,10 @@ class Backend(ABC):
     def submodule(self, model: Any, name: str) -> Any:
         """The module of that dotted name; raises KeyError if there is none."""
         return dict(self.named_modules(model))[name]
+
+    def children(self, module: Any) -> Iterable[Any]:
+        """The modules that `module` holds itself."""
+        return module.children()
 
     def layer_types(self, model: Any) -> dict[str, str]:
         """{dotted name: class name} of every module."""
@@ -183,7 +173,7 @@ class Backend(ABC):
                     seen.add(id(tensor))
             known = kind if kind in RULES or not slots else ""
             modules[name] = Module(
-                name, type(module).__name__, known, slots, not any(id(child) in ids for child in module.children())
+                name, type(module).__name__, known, slots, not any(id(child) in ids for child in self.children(module))
             )
         return modules
 
@@ -217,6 +207,18 @@ class Backend(ABC):
     def set_value(self, tensor: Any, array: np.ndarray) -> None:
         """Copy `array`, of the same shape, into `tensor`, in the tensor's own precision."""
 
+    def is_leaf(self, tensor: Any) -> bool:
+        """Whether it has values of its own, and is not computed from other tensors."""
+        return tensor.is_leaf
+
+    def fresh(self, tensor: Any) -> Any:
+        """A copy of `tensor` that its gradient flows through."""
+        return tensor.clone()
+
+    def largest(self, tensor: Any) -> float:
+        """The largest size among its values, which are of floating point."""
+        return float(tensor.detach().abs().max())
+
     @abstractmethod
     def has_values(self, tensor: Any) -> bool:
         """Whether it is not one that the first run of its model makes."""
@@ -238,7 +240,7 @@ class Backend(ABC):
 
     def taken_gradient(self, tensor: Any) -> Any:
         """The gradient of `tensor`, which then has none; None for none."""
-        gradient, tensor.grad = tensor.grad, None
+        gradient, tensor.grad = getattr(tensor, "grad", None), None
         return gradient
 
     # Reading a model
@@ -306,6 +308,24 @@ class Backend(ABC):
 
     # Running a model
 
+    def set_mode(self, module: Any, train: bool) -> None:
+        """Have `module` and all in it run in train mode or in eval mode."""
+        module.train() if train else module.eval()
+
+    def grad_enabled(self, enabled: bool) -> AbstractContextManager:
+        """In this context a forward pass keeps what a backward pass needs, or does not."""
+        return self.framework.set_grad_enabled(enabled)
+
+    def run_backward(self, forward: Callable[[], Sequence[tuple[Any, Any]]], model: Any, inputs: Sequence[Any]) -> None:
+        """Call `forward`, and go back from the (output, its gradient) that it returns.
+
+        What `inputs` and the parameters of `model` receive is their `grad` afterwards.
+        """
+        sent = forward()
+        if sent:
+            tensors, gradients = zip(*sent, strict=True)
+            self.framework.autograd.backward(list(tensors), list(gradients))
+
     @abstractmethod
     def exact_constants(self) -> AbstractContextManager:
         """In this context float64 arithmetic has the constants that are meant; it may be nested."""
@@ -342,8 +362,8 @@ class Backend(ABC):
         """`seeded` for the framework's own generator."""
 
     @abstractmethod
-    def next_random(self) -> float:
-        """The next number of the framework's own generator, which is not taken."""
+    def next_random(self) -> Any:
+        """The next number of the framework's own generator, which is not taken, or where that is."""
 
     @cached_property
     def module_attributes(self) -> frozenset[str]:
@@ -357,10 +377,6 @@ class Backend(ABC):
     @abstractmethod
     def turn_off_dropout(self, layer: Any) -> None:
         """The same for a layer that is dropout or has some inside, whatever mode its model is in."""
-
-    @abstractmethod
-    def moved(self, module: Any, device: Any, dtype: str) -> Any:
-        """`module`, changed in place, on that device, its floats in "float32" or "float64"."""
 
     @abstractmethod
     def hook_before(self, module: Any, hook: Callable[[Any, tuple, dict], Any]) -> Any:
@@ -401,8 +417,8 @@ class Backend(ABC):
         A model that `may_raise` is traced up to there, so that the first module without an output is the one that did,
         and the trace has the `error`; else what it raises is raised.
         """
-        model.train() if train else model.eval()
-        with self.framework.no_grad(), self.trace(model) as trace:
+        self.set_mode(model, train)
+        with self.grad_enabled(False), self.trace(model) as trace:
             try:
                 model(self.to_tensor(images, model))
             except Exception as error:  # whatever a wrong port may raise
@@ -413,7 +429,27 @@ class Backend(ABC):
             trace.buffers = self.buffers(model)
         return trace
 
-    # Training
+
+class TrainingBackend(Backend):
+    """What the ladder's rungs need beside: models that are built in a precision, losses, optimizers."""
+
+    @abstractmethod
+    def build(
+        self,
+        factory: Callable[[], Any],
+        arrays: Mapping[str, np.ndarray],
+        dtype: str,
+        device: Any,
+        load: Callable[[Any, Arrays], object],
+    ) -> Any:
+        """`factory()` with `arrays` in "float32" or "float64", as `load(model, arrays)` puts them there.
+
+        `load` gets the framework's own names and layouts, and raises what it will for arrays that do not fit.
+        """
+
+    @abstractmethod
+    def moved(self, module: Any, device: Any, dtype: str) -> Any:
+        """`module`, changed in place, on that device, its floats in "float32" or "float64"."""
 
     @abstractmethod
     def set_threads(self, count: int) -> int:
@@ -529,7 +565,7 @@ class _Tracer:
     def scale(self, value: Any) -> float:
         """The largest value among the tensors in it."""
         floats = [t for t in tensors_in(value, self.is_tensor) if t.is_floating_point() and 0 not in t.shape]
-        return max((float(t.detach().abs().max()) for t in floats), default=0.0)
+        return max(map(self.backend.largest, floats), default=0.0)
 
     def close(self) -> None:
         """Take in what was running when the model raised, the innermost first."""

@@ -20,16 +20,16 @@ def owned_tensors(backend: "Backend", module: Any) -> list[Owned]:
     for name, part in backend.named_modules(module):
         prefix = f"{name}." if name else ""
         for leaf, tensor in chain(*backend.own_tensors(part)):
-            if backend.has_values(tensor) and tensor.is_leaf:
+            if backend.has_values(tensor) and backend.is_leaf(tensor):
                 found.setdefault(id(tensor), (prefix + leaf, tensor))
     return list(found.values())
 
 
-def _all_in(module: Any) -> Iterator[Any]:
+def _all_in(backend: "Backend", module: Any) -> Iterator[Any]:
     """`module` and all in it, those that only compute a parameter, too."""
     yield module
-    for child in module.children():
-        yield from _all_in(child)
+    for child in backend.children(module):
+        yield from _all_in(backend, child)
 
 
 @contextmanager
@@ -38,7 +38,7 @@ def as_it_was(backend: "Backend", module: Any) -> Iterator[None]:
 
     Values must not have been changed in place: `Backend.put` gives a tensor new ones, and keeps the old.
     """
-    attributes = [(part, dict(vars(part))) for part in _all_in(module)]
+    attributes = [(part, dict(vars(part))) for part in _all_in(backend, module)]
     # Of what an attribute holds, too: a list of kept activations, the dict of the buffers, ...
     held = {id(value): value for _, saved in attributes for value in saved.values() if isinstance(value, (dict, list))}
     copies = [(value, value.copy()) for value in held.values()]

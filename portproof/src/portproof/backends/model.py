@@ -126,6 +126,10 @@ class BackendModel:
                 self._pieces[slot.tensor] = parts
             self.modules[name] = replace(module, slots=slots)
 
+    def notes(self) -> list[str]:
+        """What a reader should know of how it was run."""
+        return []
+
     @property
     def tensor_keys(self) -> list[str]:
         """The state_dict keys of all parameters and buffers that have a place."""
@@ -239,7 +243,7 @@ class BackendModel:
         outputs = []
         with self.lent(name, "float32", train=False) as layer:
             for train in (False, True, True):
-                layer.train() if train else layer.eval()
+                self.backend.set_mode(layer, train)
                 outputs.append(self.backend.to_array(layer(self._tensors(x, "float32", False))))
         return tuple(outputs)
 
@@ -251,11 +255,11 @@ class BackendModel:
         it is as it was.
         """
         with self._with_weights(name, dtype) as module:
-            module.train() if train else module.eval()
+            self.backend.set_mode(module, train)
             for part_name, part in self._parts_of(name):
                 self.backend.turn_off_dropout(part)
                 if part_name in self.switched_off:
-                    part.eval()
+                    self.backend.set_mode(part, False)
             yield module
 
     @contextmanager
@@ -310,29 +314,33 @@ class BackendModel:
         """Run `model`, which is or stands for the module that `call` names, on what the call received."""
         count_pass()
         backend, is_tensor = self.backend, self.backend.framework.is_tensor
-        args, kwargs = self._tensors((call.args, call.kwargs), dtype, backward)
-        # An operation in place may not change a leaf that needs a gradient.
-        given = map_tensors((args, kwargs), is_tensor, lambda t: t.clone() if backend.requires_grad(t) else t)
+        leaves = self._tensors((call.args, call.kwargs), dtype, backward)
+        inputs = [t for t in tensors_in(leaves, is_tensor) if t.is_floating_point()]
+
+        def forward() -> list[tuple[Any, Any]]:
+            # An operation in place may not change a leaf that needs a gradient.
+            args, kwargs = map_tensors(leaves, is_tensor, lambda t: backend.fresh(t) if backend.requires_grad(t) else t)
+            returned = tensors_at(model(*args, **kwargs), is_tensor)
+            if not call.name:
+                returned = self._by_output_names(returned, trace)
+            run.places, outputs = list(returned), list(returned.values())
+            run.output = [backend.to_array(tensor) for tensor in outputs]
+            return self._sent_back(outputs, call.upstream, dtype) if backward else []
+
         with (
             backend.seeded(SEED),
             backend.without_dropout() if train else nullcontext(),  # in eval mode there should be none
-            backend.framework.set_grad_enabled(backward),
+            backend.grad_enabled(backward),
             backend.trace(model, OUTPUT, calls, modules=calls or not call.name) as trace,
             backend.new_tensors(dtype, trace.note_float32),
         ):
             run = Run(trace)
             try:
-                returned = tensors_at(model(*given[0], **given[1]), is_tensor)
-                if not call.name:
-                    returned = self._by_output_names(returned, trace)
-                run.places, outputs = list(returned), list(returned.values())
-                run.output = [backend.to_array(tensor) for tensor in outputs]
-                if backward:
-                    self._backward(outputs, call.upstream, dtype)
+                backend.run_backward(forward, model, inputs) if backward else forward()
             except Exception as error:  # whatever a model may raise
                 trace.error = one_line(error)
-        inputs = [t for t in tensors_in((args, kwargs), is_tensor) if t.is_floating_point()]
-        run.input_gradients = [None if t.grad is None else backend.to_array(t.grad) for t in inputs]
+        received = (getattr(tensor, "grad", None) for tensor in inputs)
+        run.input_gradients = [None if gradient is None else backend.to_array(gradient) for gradient in received]
         prefix = f"{call.name}." if call.name else ""
         run.gradients = self._in_torch_layout(backend.named_gradients(model), prefix, copy=False)
         run.buffers = self._in_torch_layout(backend.named_buffers(model), prefix, copy=False)
@@ -345,14 +353,11 @@ class BackendModel:
                 trace.outputs[OUTPUT + name] = trace.outputs.pop(OUTPUT + place)
         return dict(sorted((self.output_names.get(place, place), tensor) for place, tensor in returned.items()))
 
-    def _backward(self, outputs: list, upstream: list, dtype: str) -> None:
-        """Backward from every output that has a gradient; of a tensor that is returned twice they are added."""
+    def _sent_back(self, outputs: list, upstream: list, dtype: str) -> list[tuple[Any, Any]]:
+        """(output, gradient) of every output that has one; of a tensor that is returned twice they are added."""
         sent: dict[int, tuple[Any, np.ndarray]] = {}
         for tensor, gradient in zip(outputs, upstream):
             if gradient is not None and gradient.shape == tuple(tensor.shape) and self.backend.requires_grad(tensor):
                 before = sent.get(id(tensor), (tensor, 0.0))[1]
                 sent[id(tensor)] = tensor, before + gradient
-        if sent:
-            tensors = [tensor for tensor, _ in sent.values()]
-            gradients = [self._tensors(np.asarray(gradient), dtype) for _, gradient in sent.values()]
-            self.backend.framework.autograd.backward(tensors, gradients)
+        return [(tensor, self._tensors(np.asarray(gradient), dtype)) for tensor, gradient in sent.values()]

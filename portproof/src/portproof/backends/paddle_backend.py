@@ -18,7 +18,7 @@ from paddle.nn.utils.spectral_norm_hook import SpectralNorm
 from paddle.nn.utils.weight_norm_hook import WeightNorm
 
 from portproof.backends import fp64_paddle
-from portproof.backends.base import Arrays, Backend
+from portproof.backends.base import Arrays, TrainingBackend
 from portproof.backends.model import to_precision
 from portproof.convert.rules import PADDLE_TYPES, Change, Rules, keep, rules_of_port
 from portproof.io.cli import UserError
@@ -142,7 +142,7 @@ def _of_norm(module: nn.Layer, hook: WeightNorm | SpectralNorm, name: str, chang
     return {f"{hook.name}_g": (f"{name}_g", folded), f"{hook.name}_v": (f"{name}_v", change)}
 
 
-class PaddleBackend(Backend):
+class PaddleBackend(TrainingBackend):
     """PaddlePaddle."""
 
     name, framework = "paddle", paddle

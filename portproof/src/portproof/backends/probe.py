@@ -19,6 +19,7 @@ from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 from portproof.backends import backend
+from portproof.backends.drawn import probe_images
 from portproof.backends.model import BackendModel
 from portproof.backends.trace import Inputs, ModuleCall, as_call, is_array, map_tensors, tensors_in
 from portproof.python39 import pairwise
@@ -32,17 +33,6 @@ BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 OTHER_NORMS = (nn.LayerNorm, nn.GroupNorm, nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d)
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Linear)
 TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
-
-
-def probe_images(rng: np.random.Generator, n: int, height: int, width: int) -> np.ndarray:
-    """(n, 3, height, width), float32, of order 1: coarse patches plus noise, each image with its own tint and contrast.
-
-    White noise alone would give every image the same pooled features. Heights and widths are multiples of 16.
-    """
-    coarse = rng.normal(size=(n, 3, height // 16, width // 16)).repeat(16, axis=2).repeat(16, axis=3)
-    noise = rng.normal(size=(n, 3, height, width))
-    tint, contrast = rng.normal(size=(n, 3, 1, 1)), rng.uniform(0.5, 1.5, size=(n, 1, 1, 1))
-    return ((0.7 * coarse + 0.6 * noise) * contrast + 0.5 * tint).astype(np.float32)
 
 
 def _draw(model: nn.Module, rng: np.random.Generator) -> None:

@@ -16,7 +16,7 @@ from torch.nn.utils.parametrize import is_parametrized
 from torch.overrides import TorchFunctionMode
 
 from portproof.backends import fp64_torch
-from portproof.backends.base import Arrays, Backend
+from portproof.backends.base import Arrays, TrainingBackend
 from portproof.backends.model import BackendModel, Run, to_precision
 from portproof.backends.trace import ModuleCall
 from portproof.convert.rules import Change, keep
@@ -84,7 +84,7 @@ class TorchModel(BackendModel):
             return self._run(mutated, call, dtype, train, backward, calls=False)
 
 
-class TorchBackend(Backend):
+class TorchBackend(TrainingBackend):
     """PyTorch."""
 
     name, framework = "torch", torch

@@ -151,6 +151,7 @@ class Trace:
     calls: dict[str, ModuleCall] = field(default_factory=dict)  # only if asked for
     buffers: dict[str, np.ndarray] = field(default_factory=dict)  # the model's after the pass, if asked for
     error: str = ""  # what the forward pass raised; the trace ends there
+    lacking: str = ""  # the operation without a kernel for float64, for which a float64 run was one in float32
     unrecorded: dict[str, str] = field(default_factory=dict)  # {module: what was raised by recording it}
     float32: set[str] = field(default_factory=set)  # modules whose own code asked for float32 in a float64 run
     float32_data: set[str] = field(default_factory=set)  # those whose code made tensors of arrays in float32 there

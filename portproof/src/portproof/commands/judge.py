@@ -1,16 +1,16 @@
-"""Judge a PaddlePaddle port against a reference that `portproof record` has recorded. PyTorch is not needed.
+"""Judge a port against a reference that `portproof record` has recorded. PyTorch is not needed.
 
   portproof judge --port paddle.vision.models:resnet18 resnet18.ref.safetensors
 
-The port is run on the recorded inputs, with the recorded weights, in the recorded modes, and judged as `portproof
-align` judges it: the same verdict, and the same place where it departs. Causes are not looked for, since they are tried
-on the reference's own modules. Exit status: 0 aligned, 1 not, 2 could not tell.
+The port, one of PaddlePaddle or of MindSpore, is run on the recorded inputs, with the recorded weights, in the recorded
+modes, and judged as `portproof align` judges it: the same verdict, and the same place where it departs. Causes are not
+looked for, since they are tried on the reference's own modules. Exit status: 0 aligned, 1 not, 2 could not tell.
 """
 
 import argparse
 
 from portproof import judge
-from portproof.backends import backend
+from portproof.backends import backend_imported, backend_of_side
 from portproof.commands.arguments import (
     add_device_argument,
     add_factory_argument,
@@ -42,10 +42,11 @@ def get_args_parser() -> argparse.ArgumentParser:
 def main(args: argparse.Namespace) -> int:
     names = read_map(args.map)
     recording = Recording.load(args.recording)
-    backend("paddle").device(args.device)
-    port = model_factory(args.port, "--port")()
+    factory = model_factory(args.port, "--port")
+    backend_imported("paddle").device(args.device)
+    port = factory()
     if args.port_weights:
-        backend("paddle").load_weights(port, args.port_weights, "port weights")
+        backend_of_side(port, "paddle").load_weights(port, args.port_weights, "port weights")
     options = judging_options(args) | ({"modes": None} if args.mode == "both" else {})
     print(f"{args.port} against {args.recording}, {args.device}", flush=True)
     with shown(PROG):

@@ -12,7 +12,7 @@ not.
 import argparse
 import re
 
-from portproof.backends import backend
+from portproof.backends import backend_imported, backend_of_side
 from portproof.commands.arguments import (
     add_device_argument,
     add_factory_argument,
@@ -67,10 +67,11 @@ size.__name__ = "size such as 100MB"  # argparse: "invalid size such as 100MB va
 
 def main(args: argparse.Namespace) -> int:
     check_name(args.output)
-    inputs = load_given_inputs(args, ("torch",))
-    ref = model_factory(args.ref, "--ref")()
+    factory = model_factory(args.ref, "--ref")
+    inputs = load_given_inputs(args, (backend_imported("torch").name,))
+    ref = factory()
     if args.weights:
-        backend("torch").load_weights(ref, args.weights, "weights")
+        backend_of_side(ref, "torch").load_weights(ref, args.weights, "weights")
     weights = "reference" if args.weights else "probe"
     modes = ("eval", "train") if args.mode == "both" else (args.mode,)
 

@@ -91,9 +91,21 @@ PADDLE_TYPES = {
 }
 
 
+# MindSpore's, where it has another name.
+MINDSPORE_TYPES = {
+    **{"Dense": "Linear", "HSwish": "Hardswish", "HSigmoid": "Hardsigmoid", "SequentialCell": "Sequential"},
+    **{f"Conv{n}dTranspose": f"ConvTranspose{n}d" for n in (1, 2, 3)},
+}
+
+
 def rules_of_port(torch_type: str) -> Rules:
     """The table of a layer type the other way: {name in PaddlePaddle: (name in PyTorch, change of layout)}."""
     return _inverse(RULES.get(torch_type, {}))
+
+
+def rules_of_mindspore(torch_type: str) -> Rules:
+    """The same for MindSpore: {its name: (name in PyTorch, change of layout)}."""
+    return _inverse(MINDSPORE_RULES.get(torch_type, {}))
 
 
 def _inverse(rules: Rules) -> Rules:

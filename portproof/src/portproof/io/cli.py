@@ -22,7 +22,7 @@ class UserError(Exception):
 EXTRAS = {
     "torch": ("torch", "scipy", "yaml"),
     "paddle": ("paddle",),
-    "mindspore": ("google",),
+    "mindspore": ("google", "mindspore"),
     "report": ("jinja2", "matplotlib"),
 }
 

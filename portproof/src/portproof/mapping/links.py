@@ -4,6 +4,8 @@ A link is what a line of a map says. Both sides are made one to one by it: a ten
 is read and written in pieces (see `Slot`).
 """
 
+from __future__ import annotations
+
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace

@@ -8,7 +8,6 @@ from difflib import SequenceMatcher
 
 from portproof.backends.model import BackendModel, Run
 from portproof.backends.trace import ModuleCall
-from portproof.convert.rules import PADDLE_TYPES
 from portproof.mapping.map_search import alike
 from portproof.mapping.pairing import contents_of
 from portproof.python39 import zip_strict
@@ -134,7 +133,7 @@ class _CallMatcher:
     def _types(self, call: ModuleCall, port_call: ModuleCall) -> tuple[str, str]:
         """The classes of the two modules, the port's by PyTorch's name."""
         port_type = self.port.modules[port_call.name].type
-        return self.ref.modules[call.name].type, PADDLE_TYPES.get(port_type, port_type)
+        return self.ref.modules[call.name].type, self.port.backend.torch_type(port_type)
 
     def _fits(self, call: ModuleCall, port_call: ModuleCall) -> bool | None:
         """Whether two calls stand for each other; None: behind a fault what they receive does not tell."""
@@ -169,7 +168,7 @@ class _CallMatcher:
                 return {label: port_label for (label, _), (port_label, _) in turns}
         ref_types = [self.ref.modules[call.name].type for _, call in ref_leaves]
         port_types = [self.port.modules[call.name].type for _, call in port_leaves]
-        port_types = [PADDLE_TYPES.get(name, name) for name in port_types]
+        port_types = [self.port.backend.torch_type(name) for name in port_types]
         pairs = {}
         for i, j, size in SequenceMatcher(None, ref_types, port_types, autojunk=False).get_matching_blocks():
             pairs |= {ref_leaves[i + n][0]: port_leaves[j + n][0] for n in range(size)}

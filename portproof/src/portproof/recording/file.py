@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from portproof.backends import FRAMEWORKS
 from portproof.io.cli import UserError
 from portproof.io.files import load_safetensors_with_metadata, refusing, save_safetensors
 from portproof.python39 import zip_strict
@@ -50,8 +51,9 @@ class Recording:
     def about(self) -> str:
         """What it is, in a line."""
         told = self.header
+        framework = next(name for name in FRAMEWORKS if name in told)
         return (
-            f"recorded with torch {told['torch']}, NumPy {told['numpy']}, portproof {told['portproof']}:"
+            f"recorded with {framework} {told[framework]}, NumPy {told['numpy']}, portproof {told['portproof']}:"
             f" {told['weights']} weights, seed {told['seed']}, {' and '.join(told['modes'])} mode"
         )
 

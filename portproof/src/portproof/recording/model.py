@@ -1,11 +1,12 @@
 """A recorded reference: what `BackendModel` is to judging, answered from a recording."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
+from portproof.backends import FRAMEWORKS
 from portproof.backends.model import BackendModel, Module, Run, Slot
 from portproof.backends.trace import Inputs, ModuleCall
 from portproof.compare.tolerances import UNIT_ROUNDOFF
@@ -16,12 +17,12 @@ from portproof.recording.answers import Reader, query_key, text_of
 from portproof.recording.values import decode, fetch
 
 
-def written_modules(modules: Mapping[str, Module]) -> list[dict[str, Any]]:
-    """The modules as JSON; `_module` is the inverse."""
+def written_modules(modules: Mapping[str, Module], torch_type: Callable[[str], str]) -> list[dict[str, Any]]:
+    """The modules as JSON, with the names that PyTorch has for layers; `_module` is the inverse."""
     return [
         {
             "name": module.name,
-            "type": module.type,
+            "type": torch_type(module.type),
             "kind": module.kind,
             "is_leaf": module.is_leaf,
             "slots": [
@@ -51,7 +52,8 @@ class RecordedModel(BackendModel):
     def __init__(self, header: Mapping[str, Any], arrays: Sequence[np.ndarray]) -> None:
         self.role, self.switched_off = "reference", set()
         self._arrays, self._reader, self._answers = arrays, Reader(arrays), dict(header["answers"])
-        self.made_with = {name: text_of(header[name]) for name in ("torch", "numpy", "portproof")}
+        framework = next((name for name in FRAMEWORKS if name in header), "torch")
+        self.made_with = {name: text_of(header[name]) for name in (framework, "numpy", "portproof")}
         self._whole = {module.name: module for module in map(_module, header["modules"])}
         self._values = {key: fetch(arrays, number) for key, number in header["tensors"].items()}
         self._constants = {text_of(key): fetch(arrays, number) for key, number in header["constants"].items()}

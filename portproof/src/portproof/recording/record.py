@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 
 from portproof import __version__
-from portproof.backends import backend
+from portproof.backends import backend_of_side
+from portproof.backends.drawn import drawn_weights
 from portproof.backends.model import BackendModel, Run
 from portproof.backends.trace import Inputs, ModuleCall, checked_inputs
 from portproof.compare.tolerances import UNIT_ROUNDOFF
@@ -103,28 +104,31 @@ def record(
     inputs = dict(inputs) if hasattr(inputs, "keys") else list(inputs)
     if not is_written(inputs):
         raise UserError("the inputs hold what no file can: give arrays, nested tuples, lists and dicts, text, numbers")
-    model = backend("torch").wrap(ref, "reference", device)
+    framework = backend_of_side(ref, "torch")
+    model = framework.wrap(ref, "reference", device)
     for name in modules or ():
         if name not in model.modules:
             raise UserError(f"modules names {name!r}, but the reference has no module of that name in it")
     for mode in modes:
         check_reference(model.run(inputs, "float32", mode == "train"), mode == "train")
-    if weights == "probe":
+    if weights == "probe" and framework.name == "torch":
         from portproof.backends.probe import load_probe_weights
 
         load_probe_weights(model, seed, inputs, runs_in_train="train" in modes)
+    elif weights == "probe":
+        model.load(drawn_weights(model, seed))
     keys = {slot.key: slot.tensor for module in model.modules.values() for slot in module.slots.values()}
     store = Store()
     recorder = _Recorder(model, store)
     header: dict[str, Any] = {
         "portproof": __version__,
-        "torch": str(backend("torch").framework.__version__),
+        framework.name: str(framework.framework.__version__),
         "numpy": np.__version__,
         "seed": seed,
         "weights": weights,
         "modes": [mode for mode in MODES if mode in modes],
         "inputs": encode(inputs, store.put),
-        "modules": written_modules(model.modules),
+        "modules": written_modules(model.modules, framework.torch_type),
         "tensors": {keys[key]: store.put(array) for key, array in model.arrays().items()},
         "constants": {key: store.put(array) for key, array in model.constants().items()},
     }
@@ -155,6 +159,8 @@ def _record_mode(
     """Ask all of one mode -> {label of a call: why its module was not run alone}."""
     runs = {dtype: model.run(inputs, dtype, train, cotangent, calls=True) for dtype in UNIT_ROUNDOFF}
     check_reference(runs["float64"], train)
+    if lacking := runs["float64"].trace.lacking:
+        raise UserError(f"the reference cannot be recorded: {lacking} has no kernel in float64, on which limits rest")
     not_alone: dict[str, str] = {}
     for dtype, run in runs.items():
         calls = run.trace.calls

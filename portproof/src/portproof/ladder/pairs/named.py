@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from portproof.backends.drawn import probe_images
 from portproof.backends.trace import Inputs
 from portproof.io.cli import UserError, one_line, resolve
 from portproof.io.files import load_npz
@@ -82,8 +83,6 @@ def draw_inputs(texts: Sequence[str], seed: int, what: str = "input") -> Inputs:
 
 def _drawn(text: str, rng: np.random.Generator, what: str) -> np.ndarray:
     """The array of SHAPE[:DTYPE[:HIGH]]."""
-    from portproof.backends.probe import probe_images
-
     shape_text, _, rest = text.partition(":")
     dtype, _, high = rest.partition(":")
     try:

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from portproof.backends import backend
+from portproof.backends import backend_of_side
 from portproof.backends.model import OUTPUT, BackendModel, Run
 from portproof.backends.trace import Inputs, checked_inputs, module_of
 from portproof.compare import FAIL, Item, Items, Row, Verdict, compare, placed, tensor_item
@@ -83,9 +83,9 @@ class Pair:
         if isinstance(ref, BackendModel):
             ref_model = ref
         else:
-            ref_model = backend("torch").wrap(ref, "reference", device)
+            ref_model = backend_of_side(ref, "torch").wrap(ref, "reference", device)
             import portproof.localize.diagnosis  # noqa: F401  what it lacks is said now, not once a fault was found
-        port_model = backend("paddle").wrap(port, "port", device)
+        port_model = backend_of_side(port, "paddle").wrap(port, "port", device)
         own = port_model.arrays()
         port_model.output_names = {_place(theirs): _place(name) for name, theirs in (outputs or {}).items()}
         outputs = []
@@ -193,7 +193,18 @@ def run_mode(pair: Pair, train: bool) -> ModeRuns:
     ref = {d: pair.ref.run(pair.inputs, d, train, pair.cotangent, calls[d]) for d in UNIT_ROUNDOFF}
     check_reference(ref["float64"], train)
     cotangents = {d: pair.cotangent if d == "float64" else None for d in UNIT_ROUNDOFF if d in pair.precisions}
-    return ModeRuns(ref, {d: pair.port.run(pair.inputs, d, train, given) for d, given in cotangents.items()})
+    port = {d: pair.port.run(pair.inputs, d, train, given) for d, given in cotangents.items()}
+    if "float64" in port and port["float64"].trace.lacking:
+        lacking = f"the port's framework has no kernel in float64 for {port.pop('float64').trace.lacking}"
+        if not port:
+            raise UserError(f"{lacking}: judge the port in float32")
+        pair.note(f"{lacking}: {MODES[train]} mode was not run in float64, {_FLOAT32_ALONE}")
+    return ModeRuns(ref, port)
+
+
+_FLOAT32_ALONE = (
+    "float32's limits alone judge it: less than these, and gradients in code between layers, are not proved"
+)
 
 
 def unfit(pair: Pair, train: bool) -> Verdict | None:
@@ -265,7 +276,8 @@ def compare_mode(pair: Pair, train: bool, runs: ModeRuns | None = None) -> Itera
             verdict = without(verdict, [row.item for row in failed])
         yield verdict
     if pair.cotangent is not None and "float32" in pair.precisions:
-        yield isolated_gradients(pair, train, runs.ref["float32"].trace.calls, equal and not pair.strict)
+        both_equal = equal and not pair.strict and "float64" in runs.port
+        yield isolated_gradients(pair, train, runs.ref["float32"].trace.calls, both_equal)
 
 
 _OWN_RUN = " (this run in float64 is the check's own: a port that works in float32 alone is judged in that alone)"
@@ -381,7 +393,7 @@ def equal_weights(pair: Pair) -> Verdict:
 
 def all_notes(pair: Pair) -> list[str]:
     """What the map rests on, and what else a reader should know beside the rows."""
-    notes = [map_note(pair), *pair.names.notes, *pair.notes]
+    notes = [map_note(pair), *pair.names.notes, *pair.notes, *pair.port.notes()]
     groups: dict[str, list[str]] = {}
     for name, how in pair.built_differently.items():
         groups.setdefault(how, []).append(f"{name} ({pair.ref.modules[name].type})")

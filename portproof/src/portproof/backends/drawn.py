@@ -1,0 +1,42 @@
+"""Probe inputs, and weights for a reference that is not of PyTorch, from a seed. Imports no framework."""
+
+import numpy as np
+
+from portproof.backends.model import BackendModel
+
+NORMS = ("BatchNorm", "SyncBatchNorm", "LayerNorm", "GroupNorm", "InstanceNorm")
+
+
+def probe_images(rng: np.random.Generator, n: int, height: int, width: int) -> np.ndarray:
+    """(n, 3, height, width), float32, of order 1: coarse patches plus noise, each image with its own tint and contrast.
+
+    White noise alone would give every image the same pooled features. Heights and widths are multiples of 16.
+    """
+    coarse = rng.normal(size=(n, 3, height // 16, width // 16)).repeat(16, axis=2).repeat(16, axis=3)
+    noise = rng.normal(size=(n, 3, height, width))
+    tint, contrast = rng.normal(size=(n, 3, 1, 1)), rng.uniform(0.5, 1.5, size=(n, 1, 1, 1))
+    return ((0.7 * coarse + 0.6 * noise) * contrast + 0.5 * tint).astype(np.float32)
+
+
+def drawn_weights(model: BackendModel, seed: int) -> dict[str, np.ndarray]:
+    """Arrays for `model`, as its `load` takes them, under which values of inputs of order 1 stay of order 1.
+
+    Drawn by layer type, and not measured as probe_weights are (see probe.py): on small inputs a branch of an activation
+    may remain unreached. No tensor has one value throughout, and none the values of another.
+    """
+    rng, arrays = np.random.default_rng([seed, 1]), model.arrays()
+    for module in model.modules.values():
+        for leaf, slot in module.slots.items():
+            if slot.is_whole:
+                continue
+            if leaf == "running_var" or leaf == "weight" and module.kind.startswith(NORMS):
+                array = rng.uniform(0.5, 2, slot.shape)
+            elif len(slot.shape) > 1:
+                array = rng.normal(size=slot.shape)
+                array *= np.sqrt(2) / np.sqrt((array**2).sum(tuple(range(1, array.ndim)), keepdims=True))
+            elif slot.shape:
+                array = rng.permutation(np.linspace(-3, 3, slot.shape[0] + 2)[1:-1])
+            else:
+                array = rng.uniform(0.2, 0.8)
+            arrays[slot.key] = np.asarray(array, np.float32)
+    return arrays

@@ -1,0 +1,134 @@
+"""MindSpore's float64 arithmetic without float32 in it, and for operations that have no float64 kernel.
+
+Convolution, batch norm and some activations have kernels for float32 alone: no model with one of them would run in
+float64. Python's numbers are float32 even where the tensors are float64, and layer norm computes in float32. That is
+the framework's affair and not the port's. So while a comparison runs, these operations, wherever a cell or a function
+of MindSpore calls them, are composed of others where they get float64. In float32 nothing is replaced: there an
+operation's own kernel is judged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import mindspore as ms
+import numpy as np
+from mindspore import Tensor, ops
+from mindspore.ops import operations
+
+# Where a Python number may stand, by Tensor's names.
+OPERATORS = ("add", "sub", "mul", "truediv", "pow")
+METHODS = tuple(f"__{way}{name}__" for name in OPERATORS for way in ("", "r", "i")) + (
+    "add",
+    "sub",
+    "mul",
+    "div",
+    "pow",
+)
+
+composed: set[str] = set()  # the operations without a float64 kernel that were, since this was imported
+
+
+def _windows(operation: operations.Conv2D, axis: int, length: int, kernel: int) -> tuple[int, int, np.ndarray]:
+    """(what is added before, and after, the places of each window's elements) along one of the two axes."""
+    stride, dilation = operation.stride[axis - 2], operation.dilation[axis - 2]
+    extent = (kernel - 1) * dilation + 1
+    if operation.pad_mode == "pad":
+        before, after = operation.padding[2 * axis : 2 * axis + 2]
+    else:
+        total = max((-(-length // stride) - 1) * stride + extent - length, 0) if operation.pad_mode == "same" else 0
+        before, after = total // 2, total - total // 2
+    starts = np.arange(0, length + before + after - extent + 1, stride)
+    return before, after, dilation * np.arange(kernel)[:, None] + starts
+
+
+def conv2d(operation: operations.Conv2D, x: Tensor, weight: Tensor) -> Tensor:
+    """The elements of all windows side by side, times the weights."""
+    top, bottom, rows = _windows(operation, 0, x.shape[2], weight.shape[2])
+    left, right, columns = _windows(operation, 1, x.shape[3], weight.shape[3])
+    x = ops.pad(x, [left, right, top, bottom])
+    n, groups = x.shape[0], operation.group
+    places = rows[:, None, :, None] * x.shape[3] + columns[None, :, None, :]
+    x = ops.gather(x.reshape(n, x.shape[1], -1), Tensor(places.reshape(-1).astype(np.int32)), 2)
+    x = x.reshape(n, groups, -1, rows.shape[1] * columns.shape[1])
+    y = ops.matmul(weight.reshape(1, groups, weight.shape[0] // groups, -1), x)
+    return y.reshape(n, weight.shape[0], rows.shape[1], columns.shape[1])
+
+
+def _epsilon(operation: ops.Primitive) -> float:
+    """As it is in every framework here: the float32 nearest to it, see fp64_torch.py."""
+    return float(np.float32(operation.epsilon))
+
+
+def batch_norm(operation: operations.BatchNorm, x: Tensor, gamma: Tensor, beta: Tensor, *kept: Tensor) -> tuple:
+    """Its momentum is the share of the batch, whose variance is unbiased in the running one."""
+    axes, shape = (0, *range(2, x.ndim)), (1, -1, *[1] * (x.ndim - 2))
+    mean, variance = kept
+    if operation.is_training:
+        mean, count = x.mean(axes), x.size // x.shape[1]
+        variance = ((x - mean.reshape(shape)) ** 2).mean(axes)
+        for tensor, new in zip(kept, (mean, variance * (count / (count - 1))), strict=True):
+            average = operation.momentum * new + (1 - operation.momentum) * tensor
+            tensor.assign_value(Tensor(average.asnumpy()))
+    scale = gamma / ops.sqrt(variance + _epsilon(operation))
+    y = (x - mean.reshape(shape)) * scale.reshape(shape) + beta.reshape(shape)
+    return y, mean, variance, mean, variance
+
+
+def layer_norm(operation: operations.LayerNorm, x: Tensor, gamma: Tensor, beta: Tensor) -> tuple:
+    axes = tuple(range(operation.begin_norm_axis % x.ndim, x.ndim))
+    centred = x - x.mean(axes, keep_dims=True)
+    inverse = 1 / ops.sqrt((centred * centred).mean(axes, keep_dims=True) + _epsilon(operation))
+    return centred * inverse * gamma + beta, x.mean(axes, keep_dims=True), inverse
+
+
+def relu6(operation: operations.ReLU6, x: Tensor) -> Tensor:
+    return ops.relu(x) - ops.relu(x - 6)
+
+
+def prelu(operation: operations.PReLU, x: Tensor, weight: Tensor) -> Tensor:
+    return ops.relu(x) - weight.reshape(1, -1, *[1] * (x.ndim - 2)) * ops.relu(-x)
+
+
+REPLACED = {
+    operations.Conv2D: conv2d,
+    operations.BatchNorm: batch_norm,
+    operations.LayerNorm: layer_norm,
+    operations.ReLU6: relu6,
+    operations.PReLU: prelu,
+}
+
+
+def _guarded(native: Callable, exact: Callable) -> Callable:
+    def call(operation: ops.Primitive, x: Tensor, *args: Tensor) -> Tensor | tuple:
+        if x.dtype != ms.float64:
+            return native(operation, x, *args)
+        if exact is not layer_norm:
+            composed.add(operation.name)
+        return exact(operation, x, *args)
+
+    return call
+
+
+def _with_exact_numbers(native: Callable) -> Callable:
+    def call(tensor: Tensor, other: object, *args: object, **kwargs: object) -> Tensor:
+        if type(other) is float and tensor.dtype == ms.float64:
+            other = Tensor(np.float64(other))
+        return native(tensor, other, *args, **kwargs)
+
+    return call
+
+
+@contextmanager
+def exact_constants() -> Iterator[None]:
+    """In this context MindSpore's operations take float64 tensors, and keep to float64; it may be nested."""
+    places = [(each, "__call__") for each in REPLACED] + [(Tensor, name) for name in METHODS if hasattr(Tensor, name)]
+    natives = {place: (place[1] in vars(place[0]), getattr(*place)) for place in places}
+    for (owner, name), (_, native) in natives.items():
+        setattr(owner, name, _with_exact_numbers(native) if owner is Tensor else _guarded(native, REPLACED[owner]))
+    try:
+        yield
+    finally:
+        for (owner, name), (is_own, native) in natives.items():
+            setattr(owner, name, native) if is_own else delattr(owner, name)

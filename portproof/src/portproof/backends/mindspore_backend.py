@@ -1,0 +1,240 @@
+"""What MindSpore spells or does in its own way (see base.py). It judges and is judged on the CPU.
+
+PaddlePaddle cannot be in the same process.
+"""
+
+from __future__ import annotations
+
+import importlib
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from pathlib import Path
+from typing import Any
+
+import mindspore as ms
+import numpy as np
+from mindspore import Parameter, Tensor, nn, ops
+from mindspore.ops import operations
+
+from portproof.backends import fp64_mindspore
+from portproof.backends.base import Arrays, Backend
+from portproof.backends.model import BackendModel, Run, to_precision
+from portproof.backends.trace import ModuleCall
+from portproof.convert.rules import MINDSPORE_TYPES, Change, rules_of_mindspore
+from portproof.io.ckpt import load_ckpt
+from portproof.io.cli import UserError
+from portproof.io.state_dict import SUFFIXES, read_state_dict
+from portproof.python39 import zip_strict
+
+with suppress(SystemError, ImportError):  # compiled for NumPy 1, 2.10.0 fails beside NumPy 2, in its first operation
+    ops.add(Tensor(1.0), 1)
+
+random_seed = importlib.import_module("mindspore.common.seed")  # there is a function of that name, too
+# What it raises where an operation has no kernel for float64.
+NO_KERNEL = re.compile(r"For primitive\[(\w+)\].*\bFloat64|Kernel select failed|Create kernelmod")
+
+
+@contextmanager
+def _without_dropout() -> Iterator[None]:
+    native = operations.Dropout.__call__
+    operations.Dropout.__call__ = lambda _, x: (x, ops.ones_like(x))
+    try:
+        yield
+    finally:
+        operations.Dropout.__call__ = native
+
+
+class _NothingSent(Exception):
+    """No output has a gradient."""
+
+
+class MindSporeModel(BackendModel):
+    """A MindSpore model. Where an operation in it has no kernel for float64 it is run in float32, and that is said."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.lacking: dict[tuple[str, str, bool], str] = {}  # {modules run, backward: the operation}
+
+    def notes(self) -> list[str]:
+        names = ", ".join(sorted(fp64_mindspore.composed))
+        told = "in the float64 run composed of other operations, without a kernel of their own there"
+        return [f"{told} (that is judged in float32): {names}"] * bool(names)
+
+    def run_module(
+        self,
+        name: str,
+        call: ModuleCall,
+        dtype: str,
+        train: bool,
+        backward: bool,
+        calls: bool = True,
+        then: str = "",
+    ) -> Run:
+        key, options = (name, then, backward), (train, backward, calls, then)
+        if dtype == "float64" and key not in self.lacking:
+            run = super().run_module(name, call, dtype, *options)
+            found = NO_KERNEL.search(run.trace.error)
+            if not found:
+                return run
+            self.lacking[key] = found[1] or "an operation"
+        run = super().run_module(name, call, "float32", *options)
+        run.trace.lacking = self.lacking[key] if dtype == "float64" else ""
+        return run
+
+
+class MindSporeBackend(Backend):
+    """MindSpore."""
+
+    name, framework = "mindspore", ms
+    module_class, module_class_name = nn.Cell, "mindspore.nn.Cell"
+    containers = (nn.Cell, nn.SequentialCell, nn.CellList)
+    library = "mindspore.nn.layer."
+    model_class = MindSporeModel
+
+    def device(self, name: str) -> str:
+        if name != "cpu":
+            raise UserError(f"--device {name}: MindSpore is judged on the CPU: use --device cpu")
+        if ms.get_context("device_target") != "CPU":
+            ms.set_device("CPU")  # a global setting
+        ms.set_context(mode=ms.PYNATIVE_MODE)  # in a graph no hook is called
+        return "CPU"
+
+    def read_weights(self, path: str | Path) -> Arrays:
+        return read_state_dict(path, SUFFIXES[self.name], load_ckpt, np.ndarray, dict)
+
+    def named_modules(self, model: nn.Cell) -> Iterable[tuple[str, nn.Cell]]:
+        return model.cells_and_names()
+
+    def children(self, module: nn.Cell) -> Iterable[nn.Cell]:
+        return [cell for cell in module.cells() if cell is not None]
+
+    def is_container(self, module: nn.Cell) -> bool:
+        return isinstance(module, nn.SequentialCell) and type(module).construct is nn.SequentialCell.construct
+
+    def torch_type(self, layer: str) -> str:
+        return MINDSPORE_TYPES.get(layer, layer)
+
+    def layouts(self, module: nn.Cell) -> Mapping[str, tuple[str, Change]]:
+        return rules_of_mindspore(self.kind(module))
+
+    def own_tensors(self, module: nn.Cell) -> tuple[list[tuple[str, Any]], list[tuple[str, Any]]]:
+        """Batch norm's statistics are parameters without a gradient."""
+        own = list(module.parameters_and_names(expand=False))
+        frozen = [(name, tensor) for name, tensor in own if name.startswith("moving_")]
+        buffers = [(name, tensor) for name, tensor in module._buffers.items() if tensor is not None]
+        return [each for each in own if each not in frozen], frozen + buffers
+
+    def tensor(self, array: np.ndarray, device: Any = None, dtype: Any = None, requires_grad: bool = False) -> Any:
+        if dtype is not None and array.dtype.kind == "f":
+            array = array.astype(str(dtype).lower())
+        tensor = Tensor(np.array(array))
+        if not requires_grad or array.dtype.kind != "f":
+            return tensor
+        return Parameter(tensor, "input")  # only a parameter can be told to have a gradient
+
+    def to_array(self, tensor: Tensor, copy: bool = True) -> np.ndarray:
+        tensor = tensor.float() if tensor.dtype == ms.bfloat16 else tensor  # which NumPy does not have
+        return tensor.asnumpy().copy() if copy else tensor.asnumpy()
+
+    def device_of(self, tensor: Tensor) -> str:
+        return "CPU"
+
+    def requires_grad(self, tensor: Tensor) -> bool:
+        return tensor.requires_grad if isinstance(tensor, Parameter) else tensor._requires_grad
+
+    def set_value(self, tensor: Tensor, array: np.ndarray) -> None:
+        tensor.assign_value(Tensor(array.astype(self.to_array(tensor).dtype)))
+
+    def is_leaf(self, tensor: Tensor) -> bool:
+        return isinstance(tensor, Parameter) or not tensor._requires_grad
+
+    def fresh(self, tensor: Tensor) -> Tensor:
+        return ops.deepcopy(tensor)  # a parameter's clone() is another parameter
+
+    def largest(self, tensor: Tensor) -> float:
+        return float(np.abs(tensor.asnumpy()).max())
+
+    def has_values(self, tensor: Tensor) -> bool:
+        return not tensor.has_init
+
+    def values(self, tensor: Tensor) -> Tensor:
+        return Tensor(self.to_array(tensor))
+
+    def put(self, tensor: Tensor, array: np.ndarray, dtype: str, device: str) -> None:
+        self.put_back(tensor, Tensor(to_precision(array, dtype, copy=True)))
+
+    def put_back(self, tensor: Tensor, values: Tensor) -> None:
+        tensor.set_dtype(values.dtype)  # else operations would take it for what it was
+        tensor.assign_value(values)
+
+    def named_parameters(self, model: nn.Cell) -> Iterable[tuple[str, Parameter]]:
+        return ((name, parameter) for name, parameter in model.parameters_and_names() if parameter.requires_grad)
+
+    def named_buffers(self, model: nn.Cell) -> Iterable[tuple[str, Tensor]]:
+        return ((name, tensor) for name, tensor in model.state_dict().items() if not self.requires_grad(tensor))
+
+    def named_gradients(self, model: nn.Cell) -> Iterator[tuple[str, Tensor]]:
+        found = ((name, getattr(parameter, "grad", None)) for name, parameter in self.named_parameters(model))
+        return ((name, gradient) for name, gradient in found if gradient is not None)
+
+    def set_mode(self, module: nn.Cell, train: bool) -> None:
+        module.set_train(train)
+
+    def grad_enabled(self, enabled: bool) -> AbstractContextManager:
+        return nullcontext()  # outside of `run_backward` nothing is kept
+
+    def run_backward(
+        self, forward: Callable[[], Sequence[tuple[Any, Any]]], model: nn.Cell, inputs: Sequence[Tensor]
+    ) -> None:
+        """MindSpore has no backward(): it differentiates a function, with respect to parameters."""
+        leaves = [*inputs, *(parameter for _, parameter in self.named_parameters(model))]
+
+        def total() -> Tensor:
+            sent = [(output * gradient).sum() for output, gradient in forward()]
+            if not sent:  # what depends on no parameter ends the process
+                raise _NothingSent
+            return sum(sent[1:], sent[0])
+
+        with suppress(_NothingSent):
+            _, gradients = ms.value_and_grad(total, None, leaves)()
+            for leaf, gradient in zip_strict(leaves, gradients):
+                leaf.grad = gradient
+
+    def exact_constants(self) -> AbstractContextManager:
+        return fp64_mindspore.exact_constants()
+
+    def new_tensors(self, dtype: str, note: Callable[[bool], None] | None = None) -> AbstractContextManager:
+        return nullcontext()
+
+    @contextmanager
+    def seeded_framework(self, seed: int) -> Iterator[None]:
+        """As ms.set_seed, which would change other generators, too."""
+        before = random_seed._GLOBAL_SEED, dict(random_seed._KERNEL_SEED)
+        random_seed._GLOBAL_SEED = seed
+        random_seed._KERNEL_SEED.clear()
+        try:
+            yield
+        finally:
+            random_seed._GLOBAL_SEED = before[0]
+            random_seed._KERNEL_SEED.clear()
+            random_seed._KERNEL_SEED.update(before[1])
+
+    def next_random(self) -> tuple:
+        return tuple(random_seed._KERNEL_SEED.items())
+
+    def without_dropout(self) -> AbstractContextManager:
+        return _without_dropout()
+
+    def turn_off_dropout(self, layer: nn.Cell) -> None:
+        if isinstance(layer, (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)):
+            layer.set_train(False)
+
+    def hook_before(self, module: nn.Cell, hook: Callable[[Any, tuple, dict], Any]) -> Any:
+        return module.register_forward_pre_hook(hook, with_kwargs=True)
+
+    def hook_after(self, module: nn.Cell, hook: Callable[[Any, tuple, dict, Any], Any]) -> Any:
+        return module.register_forward_hook(hook, with_kwargs=True)
+
+
+BACKEND = MindSporeBackend()
