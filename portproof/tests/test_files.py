@@ -29,6 +29,7 @@ from portproof.io.cli import UserError
 from portproof.io.files import atomic_path, load_npy, load_npz, load_pdparams, load_safetensors, save_safetensors
 from portproof.io.pth import load_pth
 from portproof.io.records import save_record
+from portproof.python39 import zip_strict
 
 STAND_INS = pth._Unpickler.stand_ins
 
@@ -189,7 +190,7 @@ def test_torch_files_come_back_bit_for_bit(tmp_path, form):
             raw = [tensor.detach().contiguous().reshape(-1).view(torch.uint8) for tensor in (got, expected)]
             assert torch.equal(*raw)
         elif isinstance(expected, list):
-            for pair in zip(got, expected, strict=True):
+            for pair in zip_strict(got, expected):
                 assert_same(*pair)
         else:
             assert got == (str(expected) if isinstance(expected, torch.device) else expected)

@@ -27,6 +27,7 @@ from portproof.convert.rules import RULES, Change, keep
 from portproof.io.cli import UserError, one_line
 from portproof.io.files import atomic_path, save_safetensors
 from portproof.io.state_dict import SUFFIXES, check_state_dict
+from portproof.python39 import zip_strict
 
 Arrays = dict[str, np.ndarray]
 PLAIN = (type(None), bool, int, float, complex, str, list, tuple, dict)  # what a module may return without a tensor
@@ -323,7 +324,7 @@ class Backend(ABC):
         """
         sent = forward()
         if sent:
-            tensors, gradients = zip(*sent, strict=True)
+            tensors, gradients = zip_strict(*sent)
             self.framework.autograd.backward(list(tensors), list(gradients))
 
     @abstractmethod

@@ -17,6 +17,8 @@ import numpy as np
 from mindspore import Tensor, ops
 from mindspore.ops import operations
 
+from portproof.python39 import zip_strict
+
 # Where a Python number may stand, by Tensor's names.
 OPERATORS = ("add", "sub", "mul", "truediv", "pow")
 METHODS = tuple(f"__{way}{name}__" for name in OPERATORS for way in ("", "r", "i")) + (
@@ -68,7 +70,7 @@ def batch_norm(operation: operations.BatchNorm, x: Tensor, gamma: Tensor, beta: 
     if operation.is_training:
         mean, count = x.mean(axes), x.size // x.shape[1]
         variance = ((x - mean.reshape(shape)) ** 2).mean(axes)
-        for tensor, new in zip(kept, (mean, variance * (count / (count - 1))), strict=True):
+        for tensor, new in zip_strict(kept, (mean, variance * (count / (count - 1)))):
             average = operation.momentum * new + (1 - operation.momentum) * tensor
             tensor.assign_value(Tensor(average.asnumpy()))
     scale = gamma / ops.sqrt(variance + _epsilon(operation))

@@ -72,7 +72,7 @@ class FolderLock:
         self.text = json.dumps({**owner, "start": start_of(os.getpid())})
         self.ended = threading.Event()
 
-    def __enter__(self) -> "FolderLock":
+    def __enter__(self) -> FolderLock:
         while not self._create():
             text = _read(self.path)
             if not self._is_left(text):

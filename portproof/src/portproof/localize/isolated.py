@@ -55,7 +55,7 @@ class IsolatedRun:
         """The kinds of items that failed: "output", "gradient", "buffer"."""
         return {row.item.kind for row in self.rows if row.status == FAIL}
 
-    def narrowed(self, kinds: Collection[str]) -> "IsolatedRun":
+    def narrowed(self, kinds: Collection[str]) -> IsolatedRun:
         """The run with only these kinds of items that failed, and all that did not."""
         return replace(self, rows=[row for row in self.rows if row.status != FAIL or row.item.kind in kinds])
 

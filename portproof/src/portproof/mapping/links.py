@@ -46,7 +46,7 @@ class Link:
         return ", ".join(self.ref), ", ".join(self.port) + f" ({', '.join(words)})" * bool(words)
 
     @property
-    def turned(self) -> "Link":
+    def turned(self) -> Link:
         """The same from the port to the reference."""
         return replace(self, ref=self.port, port=self.ref)
 

@@ -33,6 +33,7 @@ from portproof.localize.isolated import Calls, IsolatedRuns, isolated_layers
 from portproof.localize.locate import OTHER_VALUES, locate
 from portproof.localize.location import Location
 from portproof.mapping.name_map import NameMap, propose, same_names
+from portproof.python39 import zip_strict
 
 WEIGHTS = ("probe", "reference", "own")
 MODES = ("eval", "train")
@@ -219,7 +220,7 @@ def unfit(pair: Pair, train: bool) -> Verdict | None:
     (ref_run, _), (port_run, _) = found = [switch_off_random(m, pair.inputs, train) for m in (pair.ref, pair.port)]
     if unclear := unclear_outputs(ref_run.places, port_run.places):
         return Verdict(mode, refusal=unclear)
-    for model, (_, name) in zip((pair.ref, pair.port), found, strict=True):
+    for model, (_, name) in zip_strict((pair.ref, pair.port), found):
         if model.switched_off:
             names = ", ".join(sorted(model.switched_off))
             pair.note(f"random in train mode, and run as in eval mode: the {model.role}'s {names}")
