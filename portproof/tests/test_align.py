@@ -460,3 +460,14 @@ def test_neither_model_is_changed():
     assert all(torch.equal(one, other) for one, other in zip_strict(before[0], ref.parameters()))
     assert all(bool((one == other).all()) for one, other in zip_strict(before[1], port.parameters()))
     assert ref.training and port.training and all(p.grad is None for p in [*ref.parameters(), *port.parameters()])
+
+
+def test_gradients_that_were_there_are_there_afterwards():
+    ref, port = both(lambda m, x: m.o(m.a(x)))
+    x = normal(4, 5)
+    ref(torch.from_numpy(x)).sum().backward()
+    port(paddle.to_tensor(x)).sum().backward()
+    before = [[p.grad.numpy().copy() for p in model.parameters()] for model in (ref, port)]
+    assert_aligned(ref, port, x)
+    for model, gradients in zip_strict((ref, port), before):
+        assert all(np.array_equal(p.grad.numpy(), gradient) for p, gradient in zip_strict(model.parameters(), gradients))

@@ -303,9 +303,21 @@ class Backend(ABC):
     def named_buffers(self, model: Any) -> Iterable[tuple[str, Any]]:
         """(state_dict key, tensor) of what is not trained."""
 
+    def named_parameters(self, model: Any) -> Iterable[tuple[str, Any]]:
+        """(state_dict key, tensor) of what may have a gradient."""
+        return model.named_parameters()
+
     def named_gradients(self, model: Any) -> Iterator[tuple[str, Any]]:
         """(state_dict key, gradient) of every parameter that has received one."""
-        return ((name, p.grad) for name, p in model.named_parameters() if p.grad is not None)
+        found = ((name, getattr(p, "grad", None)) for name, p in self.named_parameters(model))
+        return ((name, gradient) for name, gradient in found if gradient is not None)
+
+    def taken_gradients(self, model: Any) -> Iterator[tuple[str, Any]]:
+        """`named_gradients`; a parameter has none any more when the next is asked for."""
+        for name, parameter in self.named_parameters(model):
+            gradient = self.taken_gradient(parameter)
+            if gradient is not None:
+                yield name, gradient
 
     # Running a model
 

@@ -174,10 +174,6 @@ class MindSporeBackend(Backend):
     def named_buffers(self, model: nn.Cell) -> Iterable[tuple[str, Tensor]]:
         return ((name, tensor) for name, tensor in model.state_dict().items() if not self.requires_grad(tensor))
 
-    def named_gradients(self, model: nn.Cell) -> Iterator[tuple[str, Tensor]]:
-        found = ((name, getattr(parameter, "grad", None)) for name, parameter in self.named_parameters(model))
-        return ((name, gradient) for name, gradient in found if gradient is not None)
-
     def set_mode(self, module: nn.Cell, train: bool) -> None:
         module.set_train(train)
 

@@ -342,7 +342,7 @@ class BackendModel:
         received = (getattr(tensor, "grad", None) for tensor in inputs)
         run.input_gradients = [None if gradient is None else backend.to_array(gradient) for gradient in received]
         prefix = f"{call.name}." if call.name else ""
-        run.gradients = self._in_torch_layout(backend.named_gradients(model), prefix, copy=False)
+        run.gradients = self._in_torch_layout(backend.taken_gradients(model), prefix, copy=False)
         run.buffers = self._in_torch_layout(backend.named_buffers(model), prefix, copy=False)
         return run
 

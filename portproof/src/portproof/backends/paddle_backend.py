@@ -239,6 +239,7 @@ class PaddleBackend(TrainingBackend):
     def taken_gradient(self, tensor: paddle.Tensor) -> paddle.Tensor | None:
         gradient = tensor.grad
         if gradient is not None:
+            gradient = self.values(gradient)  # what tensor.grad gives is emptied with the tensor's own
             try:
                 tensor.grad = None
             except ValueError:  # Paddle 2.6 can only empty it, wherever else it is held

@@ -6,7 +6,7 @@ outputs and statistics, and gradients layer by layer.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -241,14 +241,24 @@ def compare_mode(pair: Pair, train: bool, runs: ModeRuns | None = None) -> Itera
     Where a module's values differ, but nothing that leaves the model does, the two are equal, and built differently:
     that is noted, unless the pair is `strict`.
     """
-    mode, runs = MODES[train], runs or run_mode(pair, train)
+    runs = runs or run_mode(pair, train)
+    calls, in_float64 = runs.ref["float32"].trace.calls, "float64" in runs.port
+    equal = yield from _compare_whole(pair, train, runs)
+    del runs  # what was compared is let go
+    if equal is not None and pair.cotangent is not None and "float32" in pair.precisions:
+        yield isolated_gradients(pair, train, calls, equal and not pair.strict and in_float64)
+
+
+def _compare_whole(pair: Pair, train: bool, runs: ModeRuns) -> Generator[Verdict, None, bool | None]:
+    """`compare_mode` without isolated runs -> whether the models are equal; None where the reference is not finite."""
+    mode = MODES[train]
     fp64_ref, fp32_ref = (items(pair, runs.ref[dtype], False) for dtype in UNIT_ROUNDOFF)
     whole = Item(pair.output, "output")
     not_finite = [i for i, a in fp64_ref.items() if a.dtype.kind in "fc" and not np.isfinite(a).all()]
     for item in not_finite:
         if pair.strict or not _stays_inside(item):
             yield Verdict(f"{mode} mode", refusal=f"the reference itself gives NaN or infinity at {item}")
-            return
+            return None
         pair.note(f"not compared, since it is not finite, a mask perhaps: {item}")
     fp64_ref, fp32_ref = (_without(side, not_finite) for side in (fp64_ref, fp32_ref))
     _note_runs(pair, runs)
@@ -276,9 +286,7 @@ def compare_mode(pair: Pair, train: bool, runs: ModeRuns | None = None) -> Itera
                 pair.built_differently.setdefault(row.item.module, OTHER_VALUES)
             verdict = without(verdict, [row.item for row in failed])
         yield verdict
-    if pair.cotangent is not None and "float32" in pair.precisions:
-        both_equal = equal and not pair.strict and "float64" in runs.port
-        yield isolated_gradients(pair, train, runs.ref["float32"].trace.calls, both_equal)
+    return equal
 
 
 _OWN_RUN = " (this run in float64 is the check's own: a port that works in float32 alone is judged in that alone)"
