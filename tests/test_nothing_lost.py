@@ -177,7 +177,7 @@ def test_sigterm_to_all_processes_saves_and_exits(package, method, data, tmp_pat
     """As a cluster sends it, to the loader's workers, too, and to those that are just being started."""
     out = tmp_path / "out"
     suffix = importlib.import_module(f"{package}.train.checkpoint").SUFFIX
-    flags = ("--workers", "1", "--epochs", "100")
+    flags = ("--workers", "1", "--epochs", "100", "--checkpoint-freq", "0")
     (tmp_path / "started.py").write_text(STARTED)
     line = command(package, data, out, *flags)
     line = [sys.executable, "started.py", method, package, *line[line.index(f"{package}.train") + 1 :]]
@@ -191,6 +191,7 @@ def test_sigterm_to_all_processes_saves_and_exits(package, method, data, tmp_pat
         text=True,
     )
     wait_for(out / f"checkpoint{suffix}", process)
+    time.sleep(0.5)  # those of the next epoch, if they are not forked, import a framework
     os.killpg(process.pid, signal.SIGTERM)
     stdout, stderr = process.communicate(timeout=60)
     last = stderr.splitlines()[-1]

@@ -33,7 +33,8 @@ class DataLoader:
         num_workers: int,
         worker_init_fn: Callable[[int], None],
     ) -> None:
-        self.dataset = dataset  # Paddle: what its own takes and has, as far as it is used
+        """Paddle: what its own takes and has, as far as it is used."""
+        self.dataset = dataset
         self.batch_sampler = batch_sampler
         self.num_workers = num_workers
         self._loader = io.DataLoader(
@@ -55,6 +56,7 @@ class DataLoader:
             yield [paddle.to_tensor(array) for array in _collate([self.dataset[index] for index in indices])]
 
     def _from_workers(self) -> Iterator[list[Tensor]]:
+        """Paddle: what a worker found wrong is among its batches, and they must be told to end."""
         with starting_workers():
             batches = iter(self._loader)
         try:
