@@ -1,15 +1,18 @@
 """SIGTERM, which a cluster sends before it takes a machine away: training ends after its step, and is saved."""
 
-import mmap
 import multiprocessing
 import os
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
+from multiprocessing import resource_tracker
+from multiprocessing.sharedctypes import RawValue
+from typing import Any
 
-_asked = mmap.mmap(-1, 1)  # one byte that processes forked from this one see, too
+_asked = RawValue("b", 0)  # a byte that this process's children see, too, however they are started
 
 
 class StopRequest:
@@ -17,7 +20,7 @@ class StopRequest:
 
     @property
     def asked(self) -> bool:
-        return _asked[0] == 1
+        return _asked.value == 1
 
 
 @contextmanager
@@ -25,34 +28,52 @@ def stop_request() -> Iterator[StopRequest]:
     """In this context SIGTERM is noted instead of ending the process; afterwards it does what it did before."""
 
     def note(*_signal_and_frame: object) -> None:
-        _asked[0] = 1
+        _asked.value = 1
 
     before = signal.signal(signal.SIGTERM, note)
     try:
         yield StopRequest()
     finally:
         signal.signal(signal.SIGTERM, before)
-        _asked[0] = 0
+        _asked.value = 0
 
 
-def outlive_stop_request(_worker_id: int = 0) -> None:
-    """For a loader's worker processes: not to end before the step that is under way.
+@contextmanager
+def starting_workers() -> Iterator[None]:
+    """Processes that are started in this context get a SIGTERM only once `outlive_stop_request` has run in them.
+
+    Those that are not forked import a framework first, for seconds in which SIGTERM would end them.
+    """
+    if multiprocessing.get_start_method(allow_none=True) not in (None, "fork"):
+        resource_tracker.ensure_running()  # they need it, and its own start would let SIGTERM through again
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})  # which they inherit
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def outlive_stop_request() -> Callable[[int], None]:
+    """What a loader's worker processes call first, with their number: not to end before the step that is under way.
 
     A cluster sends SIGTERM to every process, and training could not finish its step when its workers are gone. So they
     ignore one that its own process got, too, and obey one that comes from there alone, to end them. A process that is
     killed cannot end its workers, and PaddlePaddle's would wait for an order for ever, so they watch for that.
     """
+    return partial(_outlive, _asked)
 
+
+def _outlive(asked: Any, _worker_id: int) -> None:
     def obey(*_signal_and_frame: object) -> None:
         time.sleep(1)  # the other process may not have noted it yet
-        if not _asked[0]:
+        if not asked.value:
             os._exit(0)
 
     signal.signal(signal.SIGTERM, obey)
-    threading.Thread(target=_end_after, args=(multiprocessing.parent_process().pid,), daemon=True).start()
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+    threading.Thread(target=_end_with_parent, daemon=True).start()
 
 
-def _end_after(parent: int) -> None:
-    while os.getppid() == parent:
-        time.sleep(1)
+def _end_with_parent() -> None:
+    multiprocessing.parent_process().join()  # not os.getppid(): that may be the server that forks workers
     os._exit(1)

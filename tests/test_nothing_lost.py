@@ -5,6 +5,7 @@ Killed runs are 20 a side; KILLS=1000 sh shell/test.sh tests/test_nothing_lost.p
 
 import importlib
 import os
+import runpy
 import signal
 import subprocess
 import sys
@@ -14,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
-from test_train_shell import trainers
+from test_train_shell import ended, trainers
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("mobilenetv3_ref", "mobilenetv3_paddle")
@@ -133,13 +134,57 @@ def wait_for(path: Path, process: subprocess.Popen) -> None:
         time.sleep(0.01)
 
 
-def test_sigterm_to_all_processes_saves_and_exits(package, data, tmp_path):
-    """As a cluster sends it, to the loader's workers, too."""
+# The training command, whose loader's workers start as argv[1] says.
+STARTED = """
+import importlib, multiprocessing, sys
+if __name__ == "__main__":
+    multiprocessing.set_start_method(sys.argv.pop(1))
+    importlib.import_module(sys.argv.pop(1) + ".train.main").command()
+"""
+# Prints the bits of two batches out of three, and stays there.
+READING = """
+import hashlib, importlib, multiprocessing, sys, time
+def read(package, data_path, workers):
+    data = importlib.import_module(package + ".data")
+    dataset = data.build_dataset(data_path, train=True, crop_size=32, auto_augment="imagenet", random_erase=0.5)
+    batches = iter(data.build_loader(dataset, 4, train=True, workers=workers))
+    two = [tensor.numpy().tobytes() for batch in (next(batches), next(batches)) for tensor in batch]
+    return batches, hashlib.sha256(b"".join(two)).hexdigest()
+if __name__ == "__main__":
+    multiprocessing.set_start_method(sys.argv[1])
+    batches, digest = read(*sys.argv[2:], 2)
+    print(digest, flush=True)
+    time.sleep(600)
+"""
+METHODS = ("fork", "spawn", "forkserver")
+
+
+@pytest.mark.parametrize("method", METHODS[1:])
+def test_workers_read_the_same_bits_and_end_with_a_killed_run(package, method, data, tmp_path):
+    (tmp_path / "reading.py").write_text(READING)
+    command = [sys.executable, "reading.py", method, package, str(data)]
+    process = subprocess.Popen(command, cwd=tmp_path, env=environment(), stdout=subprocess.PIPE, text=True)
+    bits = process.stdout.readline().strip()
+    assert len(trainers(tmp_path)) >= 3
+    process.kill()
+    process.wait()
+    process.stdout.close()
+    assert ended(tmp_path)
+    assert bits == runpy.run_path(str(tmp_path / "reading.py"))["read"](package, data, 0)[1]
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_sigterm_to_all_processes_saves_and_exits(package, method, data, tmp_path):
+    """As a cluster sends it, to the loader's workers, too, and to those that are just being started."""
     out = tmp_path / "out"
     suffix = importlib.import_module(f"{package}.train.checkpoint").SUFFIX
-    flags = ("--workers", "2", "--epochs", "100")
+    flags = ("--workers", "1", "--epochs", "100", "--checkpoint-freq", "0")
+    (tmp_path / "started.py").write_text(STARTED)
+    line = command(package, data, out, *flags)
+    line = [sys.executable, "started.py", method, package, *line[line.index(f"{package}.train") + 1 :]]
     process = subprocess.Popen(
-        command(package, data, out, *flags),
+        line,
+        cwd=tmp_path,
         env=environment(),
         start_new_session=True,
         stdout=subprocess.PIPE,
@@ -147,10 +192,12 @@ def test_sigterm_to_all_processes_saves_and_exits(package, data, tmp_path):
         text=True,
     )
     wait_for(out / f"checkpoint{suffix}", process)
+    time.sleep(0.5)  # those of the next epoch, if they are not forked, import a framework
     os.killpg(process.pid, signal.SIGTERM)
     stdout, stderr = process.communicate(timeout=60)
     last = stderr.splitlines()[-1]
     assert process.returncode == 143, stderr
+    assert ended(tmp_path)
     assert last.startswith(f"python -m {package}.train: stopped by SIGTERM ")
     assert last.endswith(f"go on with --resume {out / f'checkpoint{suffix}'}")
     assert "Traceback" not in stderr

@@ -9,7 +9,7 @@ import numpy as np
 import paddle
 from paddle import Tensor, io
 
-from mobilenetv3_common.preemption import outlive_stop_request
+from mobilenetv3_common.preemption import outlive_stop_request, starting_workers
 from mobilenetv3_common.sampler import BatchSampler
 from portproof.io.cli import UserError
 
@@ -33,7 +33,8 @@ class DataLoader:
         num_workers: int,
         worker_init_fn: Callable[[int], None],
     ) -> None:
-        self.dataset = dataset  # Paddle: what its own takes and has, as far as it is used
+        """Paddle: what its own takes and has, as far as it is used."""
+        self.dataset = dataset
         self.batch_sampler = batch_sampler
         self.num_workers = num_workers
         self._loader = io.DataLoader(
@@ -55,7 +56,9 @@ class DataLoader:
             yield [paddle.to_tensor(array) for array in _collate([self.dataset[index] for index in indices])]
 
     def _from_workers(self) -> Iterator[list[Tensor]]:
-        batches = iter(self._loader)
+        """Paddle: what a worker found wrong is among its batches, and they must be told to end."""
+        with starting_workers():
+            batches = iter(self._loader)
         try:
             for images, labels in batches:
                 if isinstance(labels, Exception):
@@ -137,7 +140,7 @@ def build_loader(
     batch_sampler = BatchSampler(
         len(dataset), batch_size, shuffle=train, pad=train, seed=seed, rank=rank, world_size=world_size
     )
-    return DataLoader(dataset, batch_sampler=batch_sampler, num_workers=workers, worker_init_fn=outlive_stop_request)
+    return DataLoader(dataset, batch_sampler=batch_sampler, num_workers=workers, worker_init_fn=outlive_stop_request())
 
 
 def set_epoch(loader: DataLoader, epoch: int, first_batch: int = 0) -> None:

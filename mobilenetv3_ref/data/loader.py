@@ -1,15 +1,25 @@
 """Datasets and loaders of a training run: DATA_PATH/train and DATA_PATH/val, in batches."""
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from torch.utils.data import DataLoader
+from torch import Tensor
+from torch.utils import data
 
-from mobilenetv3_common.preemption import outlive_stop_request
+from mobilenetv3_common.preemption import outlive_stop_request, starting_workers
 from mobilenetv3_common.sampler import BatchSampler
 
 from .dataset import ImageFolder
 from .presets import ClassificationPresetEval, ClassificationPresetTrain
+
+
+class DataLoader(data.DataLoader):
+    """PyTorch's own, with workers that outlive a stop request, however they are started."""
+
+    def __iter__(self) -> Iterator[list[Tensor]]:
+        with starting_workers():
+            return super().__iter__()
 
 
 def build_dataset(
@@ -51,7 +61,7 @@ def build_loader(
     batch_sampler = BatchSampler(
         len(dataset), batch_size, shuffle=train, pad=train, seed=seed, rank=rank, world_size=world_size
     )
-    return DataLoader(dataset, batch_sampler=batch_sampler, num_workers=workers, worker_init_fn=outlive_stop_request)
+    return DataLoader(dataset, batch_sampler=batch_sampler, num_workers=workers, worker_init_fn=outlive_stop_request())
 
 
 def set_epoch(loader: DataLoader, epoch: int, first_batch: int = 0) -> None:
