@@ -612,6 +612,17 @@ def test_a_short_file_cannot_claim_much_memory(tmp_path, bomb):
         tracemalloc.stop()
 
 
+def test_an_archive_that_is_what_it_says_cannot_claim_much_memory_either(tmp_path, monkeypatch):
+    monkeypatch.setattr(files, "most_memory", lambda size: 8 * size)  # else it would take seconds to write one
+    (tmp_path / "file").write_bytes(zip_bytes({"x.npy": ZEROS}, zipfile.ZIP_DEFLATED))
+    tracemalloc.start()
+    try:
+        assert f"it unpacks to {len(ZEROS)} bytes" in refusal(load_npz, tmp_path / "file")
+        assert tracemalloc.get_traced_memory()[1] < 2**20
+    finally:
+        tracemalloc.stop()
+
+
 def test_deep_and_cyclic_pickles_are_refused(tmp_path):
     cycle = {}
     cycle["self"] = [cycle]
