@@ -23,7 +23,7 @@ import torch
 from numpy.lib import format as npy_format
 from reprod_log import ReprodDiffHelper, ReprodLogger
 
-from portproof.io import pth
+from portproof.io import files, pth
 from portproof.io.ckpt import load_ckpt, save_ckpt
 from portproof.io.cli import UserError
 from portproof.io.files import atomic_path, load_npy, load_npz, load_pdparams, load_safetensors, save_safetensors
