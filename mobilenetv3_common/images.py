@@ -15,7 +15,8 @@ FORMATS = ("JPEG", "PNG", "PPM", "BMP", "TIFF", "WEBP", "GIF")
 # Pillow's own limit, above which it only warns. Decoding and converting take up to 12 bytes a pixel: 1.1 GB at most,
 # beside the file itself.
 MOST_PIXELS = 89_478_485
-warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)  # refused below
+# Its warnings, of that limit and of damaged metadata, would be lines beside the one that refuses an image.
+warnings.filterwarnings("ignore", module=r"PIL\.")
 
 
 def read_image(path: str | Path) -> Image.Image:
