@@ -320,7 +320,7 @@ def fuzz(name: str, kind: Format, folder: Path, flips: int, seed: int) -> Row:
             row.refused += said == ""
             if said:
                 row.failures.append(f"flip {number}: {said:.500}")
-    row.peak = (in_kilobytes("VmHWM") - before) * 1024
+    row.peak = max(0, in_kilobytes("VmHWM") - before) * 1024
     path.unlink()
     return row
 

@@ -1,11 +1,13 @@
 """Image files, read the same way for both frameworks."""
 
+import io
 import warnings
 from pathlib import Path
 
 from PIL import Image, UnidentifiedImageError
 
-from portproof.io.cli import UserError, existing_file, printable
+from portproof.io.cli import UserError, printable
+from portproof.io.files import read_file
 
 # What torchvision's and paddle.vision's image folders take for images.
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
@@ -15,7 +17,8 @@ FORMATS = ("JPEG", "PNG", "PPM", "BMP", "TIFF", "WEBP", "GIF")
 # Pillow's own limit, above which it only warns. Decoding and converting take up to 12 bytes a pixel: 1.1 GB at most,
 # beside the file itself.
 MOST_PIXELS = 89_478_485
-warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)  # refused below
+# Its warnings, of that limit and of damaged metadata, would be lines beside the one that refuses an image.
+warnings.filterwarnings("ignore", module=r"PIL\.")
 
 
 def read_image(path: str | Path) -> Image.Image:
@@ -23,9 +26,9 @@ def read_image(path: str | Path) -> Image.Image:
 
     EXIF orientation is not applied, as in torchvision's and paddle.vision's default loaders.
     """
-    existing_file(path, "image")
+    data = io.BytesIO(read_file(path, "image"))  # of a file itself Pillow allocates what a damaged length says
     try:
-        with Image.open(path, formats=FORMATS) as image:
+        with Image.open(data, formats=FORMATS) as image:
             if image.width * image.height > MOST_PIXELS:
                 raise ValueError(f"{image.width} x {image.height} are more than {MOST_PIXELS} pixels")
             return image.convert("RGB")
@@ -33,5 +36,5 @@ def read_image(path: str | Path) -> Image.Image:
         formats = ", ".join(FORMATS)
         raise UserError(f"image {path} is none of {formats} that Pillow knows: replace or remove it") from error
     except Exception as error:  # Pillow's parsers of damaged files raise nearly any type
-        reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
-        raise UserError(f"image {path} cannot be read ({printable(reason)}): replace or remove it") from error
+        reason = printable(str(error) or type(error).__name__)
+        raise UserError(f"image {path} cannot be read ({reason}): replace or remove it") from error

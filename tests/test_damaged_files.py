@@ -1,10 +1,12 @@
 """Files that are not what their names say: one line and status 2, in the memory that the readers promise."""
 
+import contextlib
 import json
 import os
 import struct
 import subprocess
 import sys
+import tracemalloc
 import zlib
 from pathlib import Path
 
@@ -129,7 +131,22 @@ def test_a_picture_of_more_pixels_than_allowed_is_refused_unread(tmp_path):
         header = struct.pack(">IIBBBBB", MOST_PIXELS // 2**13 + 1, height, 8, 2, 0, 0, 0)
         path = tmp_path / "large.png"
         path.write_bytes(b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(bytes(9))))
-        assert "pixels" in refusal(path)
+        assert f"more than {MOST_PIXELS} pixels" in refusal(path) or "exceeds limit" in refusal(path)
+
+
+def test_a_length_that_is_not_there_claims_no_memory(tmp_path):
+    path = tmp_path / "x.png"
+    Image.new("RGB", (40, 30)).save(path)
+    whole = path.read_bytes()
+    at = whole.index(b"IDAT") - 4
+    path.write_bytes(whole[:at] + b"\x7f" + whole[at + 1 :])
+    tracemalloc.start()
+    try:
+        with contextlib.suppress(UserError):
+            read_image(path)
+        assert tracemalloc.get_traced_memory()[1] < 2**20
+    finally:
+        tracemalloc.stop()
 
 
 def test_what_is_no_file_is_no_image(tmp_path):

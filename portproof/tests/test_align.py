@@ -470,4 +470,4 @@ def test_gradients_that_were_there_are_there_afterwards():
     before = [[p.grad.numpy().copy() for p in model.parameters()] for model in (ref, port)]
     assert_aligned(ref, port, x)
     for model, gradients in zip_strict((ref, port), before):
-        assert all(np.array_equal(p.grad.numpy(), gradient) for p, gradient in zip_strict(model.parameters(), gradients))
+        assert all(np.array_equal(p.grad.numpy(), kept) for p, kept in zip_strict(model.parameters(), gradients))

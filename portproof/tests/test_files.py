@@ -23,7 +23,7 @@ import torch
 from numpy.lib import format as npy_format
 from reprod_log import ReprodDiffHelper, ReprodLogger
 
-from portproof.io import pth
+from portproof.io import files, pth
 from portproof.io.ckpt import load_ckpt, save_ckpt
 from portproof.io.cli import UserError
 from portproof.io.files import atomic_path, load_npy, load_npz, load_pdparams, load_safetensors, save_safetensors
@@ -440,7 +440,6 @@ def test_truncated_files_are_refused_wherever_they_end(tmp_path):
             refusal(load, path)
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # numpy and ast, on what a flipped byte makes
 def test_flipped_bytes_give_a_result_or_a_refusal(tmp_path):
     rng = random.Random(0)
     for path, load in small_files(tmp_path).items():
@@ -456,6 +455,15 @@ def test_flipped_bytes_give_a_result_or_a_refusal(tmp_path):
                 assert str(error).isprintable()
                 refused += 1
         assert refused > 30
+
+
+def test_a_refusal_is_all_that_is_said(tmp_path, recwarn):
+    with (tmp_path / "x.npy").open("wb") as stream:
+        np.save(stream, ARRAYS["uint8"])
+    whole = (tmp_path / "x.npy").read_bytes()
+    (tmp_path / "x.npy").write_bytes(whole.replace(b"(256,)", b"(1if,)"))  # Python warns of such a number
+    refusal(load_npy, tmp_path / "x.npy")
+    assert not recwarn.list
 
 
 @pytest.mark.parametrize("load", [load_pdparams, load_npy, load_safetensors])
@@ -609,6 +617,17 @@ def test_a_short_file_cannot_claim_much_memory(tmp_path, bomb):
     try:
         refusal(load, tmp_path / "file")
         assert tracemalloc.get_traced_memory()[1] < 2**20 + 4 * len(content)
+    finally:
+        tracemalloc.stop()
+
+
+def test_an_archive_that_is_what_it_says_cannot_claim_much_memory_either(tmp_path, monkeypatch):
+    monkeypatch.setattr(files, "most_memory", lambda size: 8 * size)  # else it would take seconds to write one
+    (tmp_path / "file").write_bytes(zip_bytes({"x.npy": ZEROS}, zipfile.ZIP_DEFLATED))
+    tracemalloc.start()
+    try:
+        assert f"it unpacks to {len(ZEROS)} bytes" in refusal(load_npz, tmp_path / "file")
+        assert tracemalloc.get_traced_memory()[1] < 2**20
     finally:
         tracemalloc.stop()
 

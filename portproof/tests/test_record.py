@@ -628,3 +628,12 @@ def test_each_needs_one_framework_alone(folder):
     located = without("torch", "judge", *JUDGE[:-1], "a_port:Port(activation='ReLU6')")
     assert located.returncode == 1, located.stderr
     assert "located: act (ReLU), the port's act (ReLU6): forward" in located.stdout
+
+
+def test_a_run_of_ever_more_copies_is_refused():
+    """Distances take a few bytes in the file, and an array each in memory."""
+    arrays = [np.zeros(2**17)]  # 1 MB
+    run = {"output": [[0, 1.0]], "places": [""], "error": "", "gradients": {}, "buffers": {}, "input_gradients": []}
+    assert len(Reader(arrays).run(run).output) == 1
+    with pytest.raises(ValueError, match="takes more than"):
+        Reader(arrays).run({**run, "input_gradients": [[0, 1.0]] * 400})

@@ -18,6 +18,7 @@ import secrets
 import sys
 import textwrap
 import time
+import warnings
 import zipfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -169,10 +170,13 @@ def read_file(path: str | Path, what: str = "file") -> bytes:
 def refusing(path: str | Path, expected: str, fix: str = "fetch or write it again") -> Iterator[None]:
     """Whatever is raised in this context is a UserError that refuses `path`, and says what was `expected` of it.
 
-    It is for the parsing of a file and nothing else: damaged ones make parsers raise nearly any type.
+    It is for the parsing of a file and nothing else: damaged ones make parsers raise nearly any type. They warn, too,
+    which would be more lines than the one.
     """
     try:
-        yield
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
     except Exception as error:
         reason = printable(textwrap.shorten(str(error).strip() or type(error).__name__, 160))  # it may quote the file
         raise UserError(f"{path} refused: {reason}; expected {expected}: {fix}") from error

@@ -12,6 +12,7 @@ import numpy as np
 from portproof.backends.model import OUTPUT, Run, to_precision
 from portproof.backends.trace import ModuleCall, Trace, call_label
 from portproof.io.cli import printable
+from portproof.io.files import most_memory
 from portproof.recording.values import Store, decode, digest_of, encode, fetch
 
 
@@ -95,9 +96,11 @@ class Reader:
 
     def __init__(self, arrays: Sequence[np.ndarray]) -> None:
         self.arrays = arrays
+        self.most = self.left = most_memory(sum(array.nbytes for array in arrays))  # bytes that one run may take
 
     def run(self, written: Mapping[str, Any]) -> Run:
         """The run; its tensors are whole, by the keys that they have in the model."""
+        self.left = self.most
         fields = {}
         for name in ARRAYS:
             values = written[name]
@@ -120,6 +123,9 @@ class Reader:
             like = fetch(self.arrays, number)
             if like.dtype.kind != "f" or not np.isfinite(distance):
                 raise ValueError("it has a distance from what is no number")
+            self.left -= like.size * 8
+            if self.left < 0:
+                raise ValueError(f"one of its runs takes more than {self.most} bytes")
             return like.astype(np.float64) + distance
         return fetch(self.arrays, node)
 
