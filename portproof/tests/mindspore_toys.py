@@ -68,7 +68,7 @@ class Upsampled(nn.Cell):
         super().__init__()
         self.first = nn.Conv2d(3, 4, 1, has_bias=True)
         self.up = nn.Conv2dTranspose(4, 2, 2, 2, pad_mode="pad", has_bias=True)
-        self.act = nn.Sigmoid() if fault else nn.Tanh()
+        self.act = nn.HSigmoid() if fault else nn.Sigmoid()
 
     def construct(self, x):
         return self.act(self.up(self.first(x)))

@@ -62,7 +62,7 @@ class Upsampled(torch.nn.Module):
         self.first, self.up, self.act = (
             torch.nn.Conv2d(3, 4, 1),
             torch.nn.ConvTranspose2d(4, 2, 2, 2),
-            torch.nn.Tanh(),
+            torch.nn.Sigmoid(),
         )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
