@@ -19,7 +19,8 @@ class UserError(Exception):
 EXTRAS = {
     "torch": ("torch", "scipy", "yaml"),
     "paddle": ("paddle",),
-    "mindspore": ("google", "mindspore"),
+    "ckpt": ("google",),
+    "mindspore": ("mindspore",),
     "report": ("jinja2", "matplotlib"),
 }
 
