@@ -49,6 +49,8 @@ class _NothingSent(Exception):
 class MindSporeModel(BackendModel):
     """A MindSpore model. Where an operation in it has no kernel for float64 it is run in float32, and that is said."""
 
+    zeros_for_none = True
+
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         self.lacking: dict[tuple[str, str, bool], str] = {}  # {modules run, backward: the operation}
