@@ -79,6 +79,17 @@ class MobileNetV3Small(nn.Cell):
         return self.classifier(self.features(x).mean((2, 3)))
 
 
+def with_fault(fault: str) -> nn.Cell:
+    """MobileNetV3 small with one mistake in its seventh block."""
+    net = MobileNetV3Small()
+    depthwise = net.features[7].block[1]
+    if fault == "epsilon":
+        depthwise[1] = nn.BatchNorm2d(120, eps=1e-5, momentum=0.99)
+    elif fault == "activation":
+        depthwise[2] = nn.ReLU()
+    return net
+
+
 LAYERS = {  # the types of the table that MobileNetV3 lacks
     "BatchNorm1d": lambda: nn.BatchNorm1d(6),
     "LayerNorm": lambda: nn.LayerNorm((6,), epsilon=1e-5),

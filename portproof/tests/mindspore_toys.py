@@ -55,10 +55,13 @@ class Encoder(nn.Cell):
     def __init__(self, fault: str = "") -> None:
         super().__init__()
         self.table, self.norm = nn.Embedding(11, 6), nn.LayerNorm((6,), epsilon=1e-5)
+        self.aux = nn.Dense(6, 3)
         self.act, self.last, self.scale = nn.GELU(approximate=bool(fault)), nn.Dense(6, 3), 0.1
 
     def construct(self, ids):
-        return self.last(self.act(self.norm(self.table(ids)))) * self.scale - 0.7
+        x = self.norm(self.table(ids))
+        x = self.last(self.act(x)) + (self.aux(x) if self.training else 0.0)
+        return x * self.scale - 0.7
 
 
 class Upsampled(nn.Cell):
@@ -68,7 +71,7 @@ class Upsampled(nn.Cell):
         super().__init__()
         self.first = nn.Conv2d(3, 4, 1, has_bias=True)
         self.up = nn.Conv2dTranspose(4, 2, 2, 2, pad_mode="pad", has_bias=True)
-        self.act = nn.Sigmoid() if fault else nn.Tanh()
+        self.act = nn.HSigmoid() if fault else nn.Sigmoid()
 
     def construct(self, x):
         return self.act(self.up(self.first(x)))

@@ -77,6 +77,7 @@ PAIR = ("--ref", "torch.nn:ReLU", "--port", "paddle.nn:ReLU")
         ("yaml", "torch", "align"),
         ("torch", "torch", "convert"),
         ("paddle", "paddle", "convert"),
+        ("torch", "torch", "record"),
     ],
 )
 def test_what_is_missing_is_named_with_the_extra_that_installs_it(tmp_path, missing, extra, command):
@@ -84,6 +85,7 @@ def test_what_is_missing_is_named_with_the_extra_that_installs_it(tmp_path, miss
     (tmp_path / "in.pth").write_bytes(b"weights")
     files = ("--from", "torch", "--to", "paddle", "in.pth", "out.pdparams") if command == "convert" else ()
     flags = (*PAIR, *files, *(("--map", "map.yaml") if missing == "yaml" else ()))
+    flags = ("--ref", "torch.nn:ReLU", "--output", "a.safetensors") if command == "record" else flags
     code = f"import sys; sys.modules[{missing!r}] = None\nfrom portproof.__main__ import main\nmain()"
     result = subprocess.run(
         [sys.executable, "-c", code, command, *flags],
@@ -91,5 +93,6 @@ def test_what_is_missing_is_named_with_the_extra_that_installs_it(tmp_path, miss
     )  # fmt: skip
     assert result.returncode == 2, result.stdout + result.stderr
     line = result.stderr.strip().splitlines()[-1]
-    assert line.startswith(f"portproof {command}: error: import of {missing} halted") or missing == "scipy"
+    halted = f"portproof {command}: error: import of {missing} halted"
+    assert line.startswith(halted) or missing == "scipy" or command == "record"
     assert line.endswith(f": run pip install 'portproof[{extra}]'") and "Traceback" not in result.stderr

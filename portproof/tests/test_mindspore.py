@@ -50,10 +50,11 @@ class Encoder(torch.nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.table, self.norm = torch.nn.Embedding(11, 6), torch.nn.LayerNorm(6)
-        self.act, self.last = torch.nn.GELU(), torch.nn.Linear(6, 3)
+        self.act, self.last, self.aux = torch.nn.GELU(), torch.nn.Linear(6, 3), torch.nn.Linear(6, 3)
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
-        return self.last(self.act(self.norm(self.table(ids)))) * 0.1 - 0.7
+        x = self.norm(self.table(ids))
+        return (self.last(self.act(x)) + (self.aux(x) if self.training else 0)) * 0.1 - 0.7
 
 
 class Upsampled(torch.nn.Module):
@@ -62,7 +63,7 @@ class Upsampled(torch.nn.Module):
         self.first, self.up, self.act = (
             torch.nn.Conv2d(3, 4, 1),
             torch.nn.ConvTranspose2d(4, 2, 2, 2),
-            torch.nn.Tanh(),
+            torch.nn.Sigmoid(),
         )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:

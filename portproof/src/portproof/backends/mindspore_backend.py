@@ -52,6 +52,8 @@ class _NothingSent(Exception):
 class MindSporeModel(BackendModel):
     """A MindSpore model. Where an operation in it has no kernel for float64 it is run in float32, and that is said."""
 
+    zeros_for_none = True
+
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         self.lacking: dict[tuple[str, str, bool], str] = {}  # {modules run, backward: the operation}
@@ -59,7 +61,7 @@ class MindSporeModel(BackendModel):
     def notes(self) -> list[str]:
         names = ", ".join(sorted(fp64_mindspore.composed))
         told = "in the float64 run composed of other operations, without a kernel of their own there"
-        return [f"{told} (that is judged in float32): {names}"] * bool(names)
+        return [f"{told} (that is judged in float32): {names}"] * bool(names and not self.lacking)
 
     def run_module(
         self,

@@ -94,6 +94,7 @@ class BackendModel:
     """
 
     modules: dict[str, Module]  # by dotted name, "" is the model
+    zeros_for_none = False  # a parameter that nothing comes back to has a gradient of zeros
     is_recorded = False  # answers come from a recording, and the framework's own modules are not at hand
     not_alone: Mapping[str, str] = MappingProxyType({})  # {label of a call: why its module cannot be run alone}
     cotangent: Sequence[np.ndarray] | None = None  # the gradient that a recording was made with

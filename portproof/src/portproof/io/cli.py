@@ -22,7 +22,8 @@ class UserError(Exception):
 EXTRAS = {
     "torch": ("torch", "scipy", "yaml"),
     "paddle": ("paddle",),
-    "mindspore": ("google", "mindspore"),
+    "ckpt": ("google",),
+    "mindspore": ("mindspore",),
     "report": ("jinja2", "matplotlib"),
 }
 
@@ -154,7 +155,10 @@ def resolve(path: str, what: str) -> Callable[..., Any]:
     if not module_name or not name.isidentifier():
         raise UserError(f"{what} {path!r} is no PKG.MOD:NAME")
     try:
-        module = importlib.import_module(module_name)
+        with naming_extra():
+            module = importlib.import_module(module_name)
+    except UserError:
+        raise
     except ModuleNotFoundError as error:
         raise UserError(f"{what} {path!r}: {error}: put the folder that holds it into PYTHONPATH") from error
     except Exception as error:  # whatever a module of the user's may raise

@@ -158,8 +158,7 @@ class IsolatedRuns:
         floor = noise_floor(fp64_ref, UNIT_ROUNDOFF[dtype], {call.name: call.scale})
         atol, expected_zero = with_noise_floor(atol, floor, fp64_ref)
         expected_zero |= {item for item, array in fp64_ref.items() if not largest(array)}
-        # What is a parameter there and frozen here looks like a buffer; that it gets no gradient is the finding.
-        port = {item: array for item, array in port.items() if item in ref or item.kind != "buffer"}
+        port = without_spare(port, ref, self.port)
         rows = compare(ref, port, atol, expected_zero=expected_zero).rows
         return IsolatedRun(call, dtype, rows, ref, port, port_run, attempt)
 
@@ -182,6 +181,19 @@ class IsolatedRuns:
             return None, attempt
         pairs = paired_outputs(ref, port_run.output, [gradient is not None for gradient in upstream])
         return pairs, replace(attempt, how=attempt.how or "returns its values in another form") if pairs else attempt
+
+
+def without_spare(port: Items, ref: Items, model: BackendModel) -> dict[Item, np.ndarray]:
+    """What the port's `model` gave, without what need not be in `ref`.
+
+    What is a parameter there and frozen here looks like a buffer; that it gets no gradient is the finding.
+    """
+
+    def is_spare(item: Item, array: np.ndarray) -> bool:
+        is_zero = model.zeros_for_none and item.kind == "gradient" and not largest(array)
+        return item.kind == "buffer" or is_zero
+
+    return {item: array for item, array in port.items() if item in ref or not is_spare(item, array)}
 
 
 def adjusted_call(ref: BackendModel, call: ModuleCall, dtype: str) -> ModuleCall:

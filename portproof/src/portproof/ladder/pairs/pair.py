@@ -29,7 +29,7 @@ from portproof.compare.tolerances import (
 )
 from portproof.io.cli import UserError
 from portproof.ladder.pairs.randomness import switch_off_random
-from portproof.localize.isolated import Calls, IsolatedRuns, isolated_layers
+from portproof.localize.isolated import Calls, IsolatedRuns, isolated_layers, without_spare
 from portproof.localize.locate import OTHER_VALUES, locate
 from portproof.localize.location import Location
 from portproof.mapping.name_map import NameMap, propose, same_names
@@ -265,7 +265,7 @@ def _compare_whole(pair: Pair, train: bool, runs: ModeRuns) -> Generator[Verdict
     input_scales = runs.ref["float64"].trace.input_scales
     equal = True
     for dtype, port_run in runs.port.items():
-        port = _without(items(pair, port_run, True), not_finite)
+        port = without_spare(_without(items(pair, port_run, True), not_finite), fp64_ref, pair.port)
         sides = fp64_ref, fp32_ref, port
         verdict = _compare_precision(whole, mode, dtype, *sides, input_scales)
         data = {name for run in (runs.ref[dtype], port_run) for name in run.trace.float32_data}
@@ -346,8 +346,6 @@ def _compare_precision(
     Limits are those of that precision, or of `rounding`.
     """
     rounding = rounding or dtype
-    # What is a parameter there and frozen here looks like a buffer; that it gets no gradient is the finding.
-    port = {item: array for item, array in port.items() if item in fp64_ref or item.kind != "buffer"}
     ref = fp64_ref
     if dtype == "float32":
         ref, port = _forward(fp32_ref), _forward(port)
