@@ -175,7 +175,7 @@ class Trainer:
         stop = self.is_asked_to_stop()
         if diverged:
             raise UserError(
-                f"the loss is {diverged[0]} in the evaluation of epoch {epoch}: lower --lr or check the images of val/; "
+                f"the loss is {diverged[0]} in the evaluation of epoch {epoch}: lower --lr, or check the images; "
                 f"{self.checkpoint()} has the epoch, and {self.kept(epoch)} what was saved before it, if anything"
             )
         if stop and epoch + 1 < self.args.epochs:
