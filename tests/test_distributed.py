@@ -3,6 +3,7 @@
 That two processes of either side are one is rung 08's to show; here it is shown to see what goes wrong.
 """
 
+import importlib
 import importlib.util
 import itertools
 import math
@@ -11,8 +12,10 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from types import ModuleType
+from unittest import mock
 
 import numpy as np
 import paddle
@@ -24,6 +27,7 @@ import mobilenetv3_paddle.train.distributed
 from maintenance import gallery
 from mobilenetv3_common.sampler import BatchSampler
 from portproof.compare import PASS
+from portproof.io.cli import Stopped
 from portproof.io.files import load_npy
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -52,6 +56,34 @@ def test_evaluation_takes_every_image_once_and_in_order():
         assert all(share == sorted(share) for share in images)
         counts = [len(share) for share in images]
         assert max(counts) - min(counts) <= 1
+        sampler = BatchSampler(length, batch_size, shuffle=False, pad=False, rank=world_size - 1, world_size=world_size)
+        assert sampler.rounds == max(map(len, shares)) <= len(sampler) + 1
+
+
+class Batches(list):
+    """The batches of one process, as a loader has them."""
+
+    batch_sampler: BatchSampler
+
+
+@pytest.mark.parametrize("package, tensor", [(PACKAGES[0], torch.tensor), (PACKAGES[1], paddle.to_tensor)])
+def test_an_evaluation_asks_equally_often_whether_to_stop(package, tensor):
+    """In every process, since asking is waiting for the others, and whichever time the answer is yes."""
+    engine = importlib.import_module(f"{package}.train.engine")
+    model = {"mobilenetv3_ref": torch, "mobilenetv3_paddle": paddle}[package].nn.Flatten()
+    for length, batch_size, world_size in [(5, 2, 2), (3, 1, 2), (4, 2, 2), (2, 3, 3), (1, 1, 3), (7, 4, 1)]:
+        for rank, last in itertools.product(range(world_size), range(4)):
+            sampler = BatchSampler(length, batch_size, shuffle=False, pad=False, rank=rank, world_size=world_size)
+            loader = Batches([tensor([[0.5, 0.25]] * len(batch)), tensor([0] * len(batch))] for batch in sampler)
+            loader.batch_sampler = sampler
+            stop = mock.Mock(side_effect=[time == last for time in range(9)])
+            stops = last < sampler.rounds
+            with (
+                pytest.raises(Stopped) if stops else nullcontext(),
+                mock.patch.object(engine, "all_reduce_sum", lambda *_: [0.0, 0, 0, 1]),
+            ):
+                engine.evaluate(model, lambda output, _: output.mean(), loader, "cpu", stop)
+            assert stop.call_count == (last + 1 if stops else sampler.rounds)
 
 
 def test_training_shares_are_equal_and_no_image_is_left_out():

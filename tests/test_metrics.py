@@ -4,8 +4,10 @@ import errno
 import importlib.util
 import io
 import json
+import os
 import re
 import sys
+from datetime import datetime
 from pathlib import Path
 
 import numpy as np
@@ -66,10 +68,20 @@ def test_nan_and_infinity_are_null(tmp_path):
     assert (record["loss"], record["top1"], record["top5"]) == (None, None, 0.5)
 
 
-def test_a_new_run_starts_a_new_record(tmp_path):
-    write_run(tmp_path / NAME)
-    MetricsLog(tmp_path / NAME).close()
-    assert (tmp_path / NAME).read_bytes() == b""
+def test_a_new_run_starts_a_new_record_and_keeps_the_older_ones(tmp_path):
+    """Under the time of their last line, whatever they hold; an empty one is nothing to keep."""
+    path = tmp_path / NAME
+    for content in (b"first", b"second", b"third", b""):
+        path.write_bytes(content)
+        os.utime(path, (0, 1.7e9))
+        log = MetricsLog(path)
+        log.close()
+        assert path.read_bytes() == b""
+    assert log.aside is None
+    date = datetime.fromtimestamp(1.7e9).astimezone().strftime("%Y%m%d-%H%M%S")
+    kept = {other.name: other.read_text() for other in tmp_path.iterdir() if other != path}
+    names = (f"metrics.{date}.jsonl", f"metrics.{date}-1.jsonl", f"metrics.{date}-2.jsonl")
+    assert kept == dict(zip(names, ("first", "second", "third"), strict=True))
 
 
 def points() -> list[tuple[int, int, int]]:
@@ -81,15 +93,18 @@ def points() -> list[tuple[int, int, int]]:
     return [point for point in found if point[0] < EPOCHS]
 
 
+# What may come after the last line that was synced.
+TORN = [b"", b'{"kind": "train",', bytes(99), bytes(9) + b', "top1": 0.5}\n', bytes(9) + b'0.5}\n{"kind": "tr\xc3']
+
+
 @pytest.mark.parametrize("epoch, step, killed", points())
-@pytest.mark.parametrize("torn", [0, 17])
+@pytest.mark.parametrize("torn", TORN)
 def test_killed_and_resumed_is_as_unbroken(tmp_path, epoch, step, killed, torn):
-    """Even where the last line was only half written."""
+    """Even where the last line was only half written, or a power cut left zeros of it and of those before."""
     unbroken, resumed = tmp_path / "unbroken", tmp_path / "resumed"
     write_run(unbroken, ema=True)
     write_run(resumed, stop=killed, ema=True)
-    if torn:
-        resumed.write_bytes(resumed.read_bytes() + b'{"kind": "train", "epoch": 1, "st'[:torn])
+    resumed.write_bytes(resumed.read_bytes() + torn)
     write_run(resumed, epoch, step, ema=True)
     assert resumed.read_bytes() == unbroken.read_bytes()
 
@@ -134,6 +149,10 @@ def test_refuses_a_missing_record_and_a_full_disk(tmp_path, monkeypatch):
     monkeypatch.setattr(log, "file", FullDisk())
     with pytest.raises(UserError, match=f"{NAME} cannot be written .*No space left"):
         log.write("train", epoch=0, step=1)
+    monkeypatch.undo()
+    monkeypatch.setattr(os, "fsync", lambda _: FullDisk().flush())
+    with pytest.raises(UserError, match=f"{NAME} cannot be written .*No space left"):
+        log.sync()
 
 
 # --- the curves for a viewer

@@ -3,6 +3,7 @@
 import argparse
 import errno
 import gc
+import math
 import multiprocessing
 import os
 import re
@@ -31,6 +32,7 @@ from portproof.backends import backend
 from portproof.convert.rules import torch_to_paddle
 from portproof.io.cli import Stopped, UserError
 from portproof.io.files import save_safetensors
+from portproof.io.locks import FolderLock
 
 ROOT = Path(__file__).parents[1]
 SIDES = {
@@ -643,11 +645,19 @@ def test_an_output_folder_that_cannot_be_is_refused(side, refused, tmp_path):
 
 
 @pytest.mark.parametrize("batch_size, place", [(4, "at epoch 0, iter 1"), (12, "in the evaluation of epoch 0")])
-def test_a_loss_that_is_no_number_leaves_the_last_checkpoint(side, refused, data, tmp_path, batch_size, place):
+def test_a_loss_that_is_no_number_leaves_the_last_checkpoint(side, data, tmp_path, batch_size, place):
     """With one batch an epoch the loss of training is still good when the weights are not."""
     train(side, data, tmp_path / "out")
-    line = refused(side, "--lr", 1e30, "--batch-size", batch_size)
-    assert re.match(rf"the loss is (nan|inf)(, the norm of its gradients (nan|inf),)? {place}: .*lower --lr", line)
+    before = state(side, tmp_path / "out")
+    with pytest.raises(
+        UserError, match=rf"the loss is (nan|inf)(, the norm of its gradients (nan|inf),)? {place}: .*lower --lr"
+    ):
+        train(side, data, tmp_path / "out", "--lr", 1e30, "--batch-size", batch_size)
+    kept, end = tmp_path / "out" / "kept", suffix(side)
+    kept.mkdir()
+    newest = f"checkpoint_before_epoch_0{end}" if batch_size == 12 else f"checkpoint{end}"
+    shutil.copy(tmp_path / "out" / newest, kept / f"checkpoint{end}")
+    assert differing(state(side, kept), before) == []
 
 
 def test_finetunes_for_other_classes(side, data, weights, tmp_path, capsys):
@@ -840,6 +850,103 @@ def test_damage_inside_a_checkpoint_is_found(side, refused, finished, tmp_path):
     bad.write_bytes(content)
     line = refused(side, "--resume", bad, "--epochs", 2)
     assert str(bad) in line and ("is damaged" in line or "refused" in line)
+
+
+def test_other_images_are_refused(side, refused, data, finished, tmp_path):
+    """By their names: in the middle of an epoch some would be taken twice. The folder itself may have moved."""
+    checkpoint = finished(side)[0]
+    more, renamed, moved = (shutil.copytree(data, tmp_path / name) for name in ("more", "renamed", "moved"))
+    for name in ("new.png", "newer.png"):
+        shutil.copy(more / "train" / "dog" / "0.png", more / "train" / "cat" / name)
+    (renamed / "train" / "cat" / "0.png").rename(renamed / "train" / "cat" / "9.png")
+    for folder, here, there in (
+        (more, "14 images in 3 classes", "12 images in 3 classes"),
+        (renamed, "12 images in 3 classes", "12 images in 3 classes with other names"),
+    ):
+        line = refused(side, "--resume", checkpoint, "--epochs", 2, "--data-path", folder)
+        assert line.startswith(f"data folder {folder} has {here} to train on: checkpoint {checkpoint} ")
+        assert f" was trained on {there}, " in line
+    (moved / "val" / "cat" / "0.png").rename(moved / "val" / "cat" / "9.png")  # which no training sees
+    train(side, moved, tmp_path / "out", "--resume", checkpoint, "--epochs", 2)
+
+
+def test_the_second_run_in_a_folder_is_refused(side, refused, tmp_path):
+    """It says who has it, and changes nothing."""
+    (tmp_path / "out").mkdir()
+    with FolderLock(tmp_path / "out"):
+        line = refused(side)
+    assert f"{tmp_path / 'out'} is in use by process {os.getpid()} on {os.uname().nodename} since 20" in line
+
+
+def test_a_run_whose_folder_was_taken_over_writes_no_checkpoint(side, data, tmp_path):
+    """As when a machine slept for an hour, and the run was begun elsewhere meanwhile."""
+    trainer, lock = side.package.train.trainer, tmp_path / "run.lock"
+    real = trainer.evaluate
+
+    def evaluate(*args):
+        lock.write_text(lock.read_text().replace('"pid": ', '"pid": 1'))
+        return real(*args)
+
+    train(side, data, tmp_path)
+    before = state(side, tmp_path)
+    with (
+        mock.patch.object(trainer, "evaluate", evaluate),
+        pytest.raises(UserError, match=f"{tmp_path} was taken over by process 1{os.getpid()} on "),
+    ):
+        train(side, data, tmp_path, "--seed", 1)
+    assert differing(state(side, tmp_path), before) == []
+    assert lock.exists()
+
+
+def test_a_run_from_the_beginning_keeps_the_record(side, data, tmp_path, capsys):
+    train(side, data, tmp_path)
+    first = (tmp_path / "metrics.jsonl").read_bytes()
+    train(side, data, tmp_path, "--seed", 1)
+    [kept] = tmp_path.glob("metrics.*.jsonl")
+    assert kept.read_bytes() == first != (tmp_path / "metrics.jsonl").read_bytes()
+    assert f"the record of an earlier run is now {kept}\n" in capsys.readouterr().out
+
+
+def test_the_record_is_on_disk_before_the_checkpoint(side, data, tmp_path, monkeypatch):
+    """Whatever the checkpoint has behind it: a power cut must not leave less."""
+    synced = []
+
+    def fsync(descriptor: int) -> None:
+        target = Path(f"/proc/self/fd/{descriptor}").readlink()
+        synced.append((target.name, target.is_file() and target.read_bytes().count(b"\n")))
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    train(side, data, tmp_path, "--checkpoint-freq", 1, "--print-freq", 1)
+    places = [place for place, (name, _) in enumerate(synced) if name.startswith(".checkpoint.")]
+    assert len(places) == 4  # three steps, the end of the epoch
+    assert [synced[place - 1] for place in places] == [("metrics.jsonl", lines) for lines in range(4)]
+
+
+@pytest.mark.parametrize("which", ["Eval", "Eval, EMA"])
+def test_an_evaluation_that_is_no_number_is_saved_first(side, data, trained, tmp_path, capsys, which):
+    """One image of the validation set may be at fault. The run can go on."""
+    trainer = side.package.train.trainer
+    real = trainer.evaluate
+    results = [{}, {"loss": math.nan}] if which != "Eval" else [{"loss": math.inf}, {}]
+    flags = ("--epochs", 2, "--model-ema")
+
+    def evaluate(*args):
+        return real(*args) | results.pop(0)
+
+    with (
+        mock.patch.object(trainer, "evaluate", evaluate),
+        pytest.raises(
+            UserError, match=rf"in the evaluation of epoch 0: .*; {tmp_path}/checkpoint\.\w+ has the epoch, "
+        ),
+    ):
+        train(side, data, tmp_path, *flags)
+    assert re.search(rf"\[{which}, Epoch 0\] .* loss: (nan|inf), samples: 6", capsys.readouterr().out)
+    records = read_metrics(tmp_path / "metrics.jsonl")
+    assert [r["kind"] for r in records] == ["train", "eval", "eval_ema"]
+    assert [r["loss"] is None for r in records] == [False, which == "Eval", which != "Eval"]
+    assert sorted(path.stem for path in tmp_path.iterdir()) == ["checkpoint", "metrics", "model_0", "model_ema_0"]
+    train(side, data, tmp_path, *flags, "--resume", tmp_path / f"checkpoint{suffix(side)}")
+    assert differing(state(side, tmp_path), trained(side, *flags)) == []
 
 
 def test_another_number_of_processes_is_refused(side, refused, finished, monkeypatch):

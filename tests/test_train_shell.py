@@ -5,12 +5,10 @@ import os
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import paddle
@@ -465,24 +463,3 @@ def test_sigterm_reaches_training(running, real, framework):
     line = (real.cwd / "err").read_text().splitlines()[-1]
     assert line.startswith(f"python -m {PACKAGES[framework]}.train: stopped by SIGTERM")
     assert (real.cwd / line.partition("--resume ")[2]).is_file()
-
-
-def test_two_machines_are_one(real, framework):
-    """Two launchers, here on one machine: the weights of two processes of one launcher, to the last bit."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        master = f"127.0.0.1:{free.getsockname()[1]}"
-    env = {"FRAMEWORK": framework, "NNODES": "2", "PROCESSES": "1", "MASTER": master}
-    with ThreadPoolExecutor() as pool:
-        launched = [
-            pool.submit(real.sh, "train_dist.sh", *SMALL.split(), "--output-dir", rank, NODE_RANK=rank, **env)
-            for rank in "01"
-        ]
-    for result in (
-        *(each.result() for each in launched),
-        real.sh("train_dist.sh", *SMALL.split(), FRAMEWORK=framework),
-    ):
-        assert result.returncode == 0, result.stdout + result.stderr
-    [several] = (real.cwd / "0").glob("model_0.*")
-    assert several.read_bytes() == (real.cwd / "output" / several.name).read_bytes()
-    assert list((real.cwd / "1").glob("model_0.*")) == []

@@ -2,6 +2,7 @@
 
 import argparse
 import math
+import shutil
 from contextlib import nullcontext
 from functools import cached_property, partial
 from pathlib import Path
@@ -20,13 +21,13 @@ from mobilenetv3_ref.data.loader import DataLoader
 from mobilenetv3_ref.device import seed_everything
 from mobilenetv3_ref.models import save_weights
 from portproof.io.cli import Stopped, UserError, output_dir
+from portproof.io.files import atomic_path
 from portproof.io.locks import FolderLock
 
 from .checkpoint import SUFFIX, TrainingState, read_checkpoint, restore, save_checkpoint
 from .distributed import all_reduce_sum, broadcast_buffers, data_parallel, launched_rank, log
 from .engine import Hooks, Settings, evaluate, train_one_epoch
 from .event_log import EventLog
-from .nonfinite import is_finite
 
 
 class Trainer:
@@ -159,7 +160,7 @@ class Trainer:
     def end_epoch(self, epoch: int) -> None:
         """Evaluate, step the schedule, save; stop if SIGTERM came meanwhile.
 
-        Raises UserError once all is saved if the loss of an evaluation is NaN or infinite.
+        Raises UserError if the loss of an evaluation is NaN or infinite, once this epoch is saved, too.
         """
         state = self.state
         broadcast_buffers(self.model)
@@ -168,22 +169,21 @@ class Trainer:
             broadcast_buffers(state.ema.module)
             losses.append(self.evaluate(state.ema.module, epoch, "Eval, EMA", "model_ema"))
         state.lr_scheduler.step()
+        diverged = [loss for loss in losses if not math.isfinite(loss)]
+        if diverged:
+            self.keep_checkpoint(epoch)
         self.save(epoch + 1, 0)
         stop = self.is_asked_to_stop()
-        for loss in losses:
-            if not math.isfinite(loss):
-                raise UserError(
-                    f"the loss is {loss} in the evaluation of epoch {epoch}: the weights are finite, so check the "
-                    f"images of val/ or lower --lr; the epoch is saved in {self.checkpoint()}"
-                )
+        if diverged:
+            raise UserError(
+                f"the loss is {diverged[0]} in the evaluation of epoch {epoch}: lower --lr, or check the images; "
+                f"{self.checkpoint()} has the epoch, and {self.kept(epoch)} what was saved before it, if anything"
+            )
         if stop and epoch + 1 < self.args.epochs:
             raise Stopped(f"stopped by SIGTERM after epoch {epoch}{self.go_on()}")
 
     def evaluate(self, model: nn.Module, epoch: int, what: str, name: str) -> float:
-        """Evaluate `model`, log it as `what`, and write its weights to `name`_EPOCH -> the loss.
-
-        Raises UserError if NaN or infinity has reached the weights: then the checkpoint before this epoch stays.
-        """
+        """Evaluate `model`, log it as `what`, and write its weights to `name`_EPOCH -> the loss."""
         try:
             metrics = evaluate(model, self.criterion, self.val_loader, self.device, self.is_asked_to_stop)
         except Stopped as stopped:
@@ -191,16 +191,10 @@ class Trainer:
             self.wait_for_all()
             raise Stopped(f"stopped by SIGTERM before the evaluation of epoch {epoch}{self.go_on()}") from stopped
         log(evaluation_line(epoch, metrics, what))
-        loss = metrics["loss"]
-        if not math.isfinite(loss) and not all(map(is_finite, model.state_dict().values())):
-            raise UserError(
-                f"the loss is {loss} in the evaluation of epoch {epoch}: some weights are no longer finite, and the "
-                "checkpoint before this epoch stays; lower --lr"
-            )
         self.record("eval" if name == "model" else "eval_ema", epoch, self.step(epoch + 1, 0), metrics)
         if self.rank == 0:
             save_weights(model, self.out / f"{name}_{epoch}{SUFFIX}")
-        return loss
+        return metrics["loss"]
 
     def record(self, kind: str, epoch: int, step: int, metrics: dict[str, float]) -> None:
         """Write the numbers to metrics.jsonl and to the viewer's log."""
@@ -216,6 +210,15 @@ class Trainer:
             self.metrics.sync()
             where = {"epoch": epoch, "batch": batch, "world_size": self.world_size}
             save_checkpoint(self.checkpoint(), self.state, **where, data=self.data, args=vars(self.args))
+
+    def keep_checkpoint(self, epoch: int) -> None:
+        """Copy the newest checkpoint, if there is one, to where that of `epoch` does not replace it."""
+        if self.rank == 0 and self.checkpoint().exists():
+            with atomic_path(self.kept(epoch)) as temporary:
+                shutil.copyfile(self.checkpoint(), temporary)
+
+    def kept(self, epoch: int) -> Path:
+        return self.out / f"checkpoint_before_epoch_{epoch}{SUFFIX}"
 
     def checkpoint(self) -> Path:
         return self.out / f"checkpoint{SUFFIX}"
