@@ -130,8 +130,8 @@ WORDS = {
         "switch": "[English](../en/versions.md)",
         "title": "版本",
         "intro": "portproof 试过的版本。每一行是一个独立的环境：装有工具包的 wheel，没有本项目的其他任何内容，"
-        "在其中运行工具包测试的一个子集。`core` 判断各种层、查找映射、转换权重、录制并按录制判断；`quick` 是其中映射和录制的部分；"
-        "`all` 是全部测试。秒数按单核计。由 `python maintenance/versions.py` 生成，不是手写的。",
+        "在其中运行工具包测试的一个子集。`core` 判断各种层、查找映射、转换权重、录制并按录制判断；"
+        "`quick` 是其中映射和录制的部分；`all` 是全部测试。秒数按单核计。由 `python maintenance/versions.py` 生成，不是手写的。",
         "head": "| Python | PyTorch | PaddlePaddle | NumPy | 测试 | 通过 | 失败 | 跳过 | 秒 |",
         "failed": "失败的测试",
         "refused": "无法安装",
