@@ -116,7 +116,7 @@ WORDS = {
         "refused": "Could not be installed",
         "not run": "Not run",
         "static": "These were not run. What was checked of them: Python {oldest} compiles all sources and tests of the "
-        "kit, and ruff finds nothing in them that is newer than its `target-version`.",
+        "kit; CI's ruff finds nothing in them that is newer than its `target-version`.",
         "limits": "What a version cannot do",
         "lines": (
             "Older than PyTorch 2.1 or PaddlePaddle 2.6: refused, in one line.",
@@ -131,13 +131,14 @@ WORDS = {
         "title": "版本",
         "intro": "portproof 试过的版本。每一行是一个独立的环境：装有工具包的 wheel，没有本项目的其他任何内容，"
         "在其中运行工具包测试的一个子集。`core` 判断各种层、查找映射、转换权重、录制并按录制判断；"
-        "`quick` 是其中映射和录制的部分；`all` 是全部测试。秒数按单核计。由 `python maintenance/versions.py` 生成，不是手写的。",
+        "`quick` 是其中映射和录制的部分；`all` 是全部测试。秒数按单核计。"
+        "由 `python maintenance/versions.py` 生成，不是手写的。",
         "head": "| Python | PyTorch | PaddlePaddle | NumPy | 测试 | 通过 | 失败 | 跳过 | 秒 |",
         "failed": "失败的测试",
         "refused": "无法安装",
         "not run": "没有运行",
         "static": "以下组合没有运行，只检查了：Python {oldest} 能编译工具包的全部源码和测试，"
-        "ruff 没有发现比其 `target-version` 更新的语法。",
+        "CI 中的 ruff 没有发现比其 `target-version` 更新的语法。",
         "limits": "某个版本做不到的事",
         "lines": (
             "早于 PyTorch 2.1 或 PaddlePaddle 2.6 的版本：用一行信息拒绝。",
