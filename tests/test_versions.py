@@ -33,8 +33,8 @@ def written(tmp_path) -> dict[str, str]:
 def test_page_says_what_was_run_and_what_was_not(written):
     (table,) = (block for block in blocks(written["en"]) if block.kind == "table")
     assert table.cells[2:] == [
-        ["3.9.18", "2.1.0", "2.6.2", "1.26.4", "10", "0", "0", "50"],
-        ["3.13.0", "2.15.0", "2.6.2", "1.26.4", "9", "1", "1", "60"],
+        ["3.9.18", "2.1.0", "2.6.2", "1.26.4", "`core`", "10", "0", "0", "50"],
+        ["3.13.0", "2.15.0", "2.6.2", "1.26.4", "`core`", "9", "1", "1", "60"],
     ]
     text = Path(written["en"]).read_text(encoding="utf-8")
     failed, left = (text.partition(f"## {name}\n")[2] for name in ("What failed", "Not run"))
