@@ -389,6 +389,14 @@ def test_an_activation_that_only_one_side_counts_to_the_norm(ref, port):
         )
 
 
+def test_settings_of_a_block_at_fault_that_differ_are_said():
+    ref = Ref(lambda m, x: m.block(x), block=Ref(lambda m, x: m.fc(torch.roll(x, m.shift, 1)), fc=T.Linear(6, 6)))
+    port = Port(lambda m, x: m.block(x), block=Port(lambda m, x: m.fc(paddle.roll(x, m.shift, 1)), fc=P.Linear(6, 6)))
+    ref.block.shift, port.block.shift = (2,), 3
+    verdict = assert_fails(ref, port, normal(2, 6), at="block", **EVAL)
+    assert "its shift is 3, the reference's 2" in verdict.location.proof
+
+
 def test_what_does_not_leave_a_block_that_differs_in_a_statistic_alone():
     """Paddle's running variance; that the activation is inside the norm is not blamed for it."""
     ref = with_norm(T.BatchNorm2d(6), lambda m, x: m.out(TF.relu(m.bn(m.conv(x)))))

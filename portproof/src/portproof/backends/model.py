@@ -235,6 +235,16 @@ class BackendModel:
             if f"{name}.{part_name}" == then:
                 self.backend.hook_after(part, lambda _module, args, kwargs, _output: (*args, *kwargs.values())[0])
 
+    def settings(self, name: str) -> dict[str, Any]:
+        """The public attributes of the module `name` that are plain numbers, truth values or text; (n, n) is n."""
+        found = {}
+        for key, value in vars(self._parts[name]).items():
+            equal = isinstance(value, tuple | list) and len(set(map(str, value))) == 1
+            setting = value[0] if equal else value
+            if isinstance(setting, bool | int | float | str) and not key.startswith("_") and key != "training":
+                found[key] = setting
+        return found
+
     def dropout_probability(self, name: str) -> float:
         """Of the dropout layer `name`; 0 for a layer of another kind."""
         return float(getattr(self._parts[name], "p", 0.0))

@@ -31,6 +31,7 @@ from portproof.localize.attempts import Attempt, attempts, paired_outputs, port_
 from portproof.mapping.name_map import NameMap, port_module
 
 Calls = Mapping[str, ModuleCall]  # of one side, by their labels
+OTHER_FORM = "returns its values in another form"
 FAR = 4.0  # how much nearer another way than the plain one has to come where both differ
 
 
@@ -180,7 +181,7 @@ class IsolatedRuns:
         ):
             return None, attempt
         pairs = paired_outputs(ref, port_run.output, [gradient is not None for gradient in upstream])
-        return pairs, replace(attempt, how=attempt.how or "returns its values in another form") if pairs else attempt
+        return pairs, replace(attempt, how=attempt.how or OTHER_FORM) if pairs else attempt
 
 
 def without_spare(port: Items, ref: Items, model: BackendModel) -> dict[Item, np.ndarray]:

@@ -18,7 +18,7 @@ from portproof.backends.model import OUTPUT, BackendModel, Run
 from portproof.backends.trace import Inputs, ModuleCall, module_of
 from portproof.compare import Row, compare, tensor_item
 from portproof.compare.tolerances import largest
-from portproof.localize.isolated import IsolatedRun, IsolatedRuns, forward_order, has_upstream
+from portproof.localize.isolated import OTHER_FORM, IsolatedRun, IsolatedRuns, forward_order, has_upstream
 from portproof.localize.location import Location, module_tree
 from portproof.mapping.map_search import alike
 from portproof.mapping.module_calls import EXACT
@@ -133,18 +133,24 @@ class _Search:
         return any(found)
 
     def _note_inside(self, label: str) -> None:
-        """Note what is built differently in a block without a fault that gives the same on both sides."""
+        """Note what is built differently in a module without a fault: itself, and what lies inside."""
+        port_call = self.runs.port_calls.get(self.runs.names.calls[label])
+        if port_call is None:
+            return
+        ref_shapes, port_shapes = (
+            [array.shape for array in call.outputs] for call in (self.runs.calls[label], port_call)
+        )
+        if ref_shapes != port_shapes:
+            self.built_differently.setdefault(label, OTHER_FORM)
+        for other in self.inside[label]:
+            if self._agrees(label) and not self._agrees(other):
+                self.built_differently.setdefault(other, OTHER_VALUES)
+            self._note_inside(other)
 
-        def same(label: str) -> bool:
-            ref, port = self.runs.calls[label], self.runs.port_calls.get(self.runs.names.calls[label])
-            shapes = [[array.shape for array in call.outputs] for call in (ref, port) if call]
-            return len(shapes) == 2 and shapes[0] == shapes[1] and alike(ref.outputs, port.outputs, EXACT)
-
-        if self.inside[label] and same(label):
-            for other in self.inside[label]:
-                if not same(other):
-                    self.built_differently[other] = OTHER_VALUES
-                self._note_inside(other)
+    def _agrees(self, label: str) -> bool:
+        """Whether both models' own runs give the same values there."""
+        port_call = self.runs.port_calls.get(self.runs.names.calls[label])
+        return port_call is not None and alike(self.runs.calls[label].outputs, port_call.outputs, EXACT)
 
 
 def _prefix(module: str) -> str:
@@ -162,6 +168,13 @@ def _location(runs: IsolatedRuns, label: str, run: IsolatedRun, backward: bool) 
     if inner and not failed[0].reason and not backward:
         port_run = runs.port.run_module(port.name, run.attempt.port_call, "float64", runs.train, backward=False)
         proof += _inputs_of_layers(runs, call, inner, port.name, port_run)
+    if not ref.is_leaf and not runs.ref.is_recorded:
+        settings, port_settings = runs.ref.settings(call.name), runs.port.settings(port.name)
+        proof += [
+            f"its {key} is {port_settings[key]!r}, the reference's {value!r}"
+            for key, value in settings.items()
+            if key in port_settings and port_settings[key] != value
+        ]
     left = [name for name in runs.ref.not_alone if not call.name or name.startswith(_prefix(call.name))]
     if left:
         proof.append(f"not run alone, and what differs may begin there: {', '.join(left)}")
