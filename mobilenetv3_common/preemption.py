@@ -64,10 +64,13 @@ def outlive_stop_request() -> Callable[[int], None]:
 
 
 def _outlive(asked: Any, _worker_id: int) -> None:
-    def obey(*_signal_and_frame: object) -> None:
-        time.sleep(1)  # the other process may not have noted it yet
+    def end_unless_asked() -> None:
+        time.sleep(3)  # the other process notes it once it has the batch that it waits for, which comes from here
         if not asked.value:
             os._exit(0)
+
+    def obey(*_signal_and_frame: object) -> None:
+        threading.Thread(target=end_unless_asked, daemon=True).start()
 
     signal.signal(signal.SIGTERM, obey)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
