@@ -44,7 +44,7 @@ from portproof.ladder.pairs.named import load_inputs
 
 PROG = "fuzz_files"
 LONGEST = 20  # seconds that a file may take
-IMAGE_BYTES = 12 * MOST_PIXELS  # see images.py
+IMAGE_BYTES = 20 * MOST_PIXELS  # see images.py
 
 rng = np.random.default_rng(0)
 ARRAYS = {

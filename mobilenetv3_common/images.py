@@ -14,8 +14,8 @@ IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tif
 # What a file of such a name may be, and GIF, under whose name other sites' JPEGs often are. Pillow knows 40 formats
 # more by what is in a file; some start a program, others take the memory that a file of a few bytes asks for.
 FORMATS = ("JPEG", "PNG", "PPM", "BMP", "TIFF", "WEBP", "GIF")
-# Pillow's own limit, above which it only warns. Decoding and converting take up to 12 bytes a pixel: 1.1 GB at most,
-# beside the file itself.
+# Pillow's own limit, above which it only warns. Reading takes up to 16 bytes a pixel (measured; of a WebP, which may
+# have 46 bytes for 9 million pixels), so 1.8 GB are enough beside the file itself.
 MOST_PIXELS = 89_478_485
 # Its warnings, of that limit and of damaged metadata, would be lines beside the one that refuses an image.
 warnings.filterwarnings("ignore", module=r"PIL\.")
