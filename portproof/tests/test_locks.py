@@ -144,6 +144,14 @@ def test_of_several_that_find_a_lock_left_one_takes_it(tmp_path, again):
         assert sum(each.result() for each in tried) == 1
 
 
+def test_who_comes_too_late_gives_the_lock_back(tmp_path):
+    """Another was faster to take it over, between the look at what was left and its removal."""
+    before = left(tmp_path, start="1")
+    with FolderLock(tmp_path) as first:
+        FolderLock(tmp_path)._remove(before)
+        assert (tmp_path / NAME).read_text() == first.text
+
+
 def test_a_folder_that_cannot_be_written_is_one_line(tmp_path):
     with pytest.raises(UserError, match=f"{NAME} cannot be written"), FolderLock(tmp_path / "nowhere"):
         pass
@@ -241,8 +249,8 @@ for name in ("SIGKILL", "SIGHUP", "SIGALRM", "SIGUSR1"):
 def kill(pid, number):
     sys.exit("os.kill would have ended a process")
 def fsync(descriptor, sync=os.fsync):
-    target = os.readlink(f"/dev/fd/{descriptor}")
-    if os.path.isdir(target) or not os.access(target, os.W_OK):
+    flags = open(f"/proc/self/fdinfo/{descriptor}").read().split()[3]
+    if int(flags, 8) & os.O_ACCMODE == os.O_RDONLY:
         raise PermissionError(13, "Permission denied")
     sync(descriptor)
 os.kill, os.fsync = kill, fsync
