@@ -124,8 +124,8 @@ WORDS = {
             "`pip install 'numpy<2'`.",
             "PaddlePaddle 2.6 cannot take a gradient away, only empty it: after `portproof.align` a parameter has the "
             "gradient that it had, but whoever else holds that tensor holds an empty one.",
-            "PaddlePaddle 3.0.0's own gradient of `paddle.gather` with `axis=1` is wrong, in any precision. A port that "
-            "calls it fails, rightly, and so do the two tests whose port does.",
+            "PaddlePaddle 3.0.0's own gradient of `paddle.gather` with `axis=1` is wrong, in any precision. A port "
+            "that calls it fails, rightly, and so do the two tests whose port does.",
         ),
     },
     "zh": {
