@@ -51,7 +51,7 @@ def test_the_port_is_aligned_in_both_modes_and_precisions(recording):
     ],
 )
 def test_one_fault_is_named_first(recording, fault, place):
-    status, told = judged(recording, f"with_fault(fault={fault!r})", "--mode", "eval")
+    status, told = judged(recording, f"with_fault(fault={fault!r})", "--mode", "eval", "--precision", "float64")
     assert status == 1, told
     assert f"located: {place}: forward" in told
     assert "also at fault" not in told
