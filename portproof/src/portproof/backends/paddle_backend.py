@@ -14,7 +14,7 @@ from paddle.nn.utils.spectral_norm_hook import SpectralNorm
 from paddle.nn.utils.weight_norm_hook import WeightNorm
 
 from portproof.backends import fp64_paddle
-from portproof.backends.base import Arrays, Backend
+from portproof.backends.base import Arrays, Backend, without_tf32
 from portproof.convert.rules import PADDLE_TYPES, Change, Rules, keep, rules_of_port
 from portproof.io.cli import UserError
 from portproof.io.files import load_pdparams
@@ -129,6 +129,7 @@ class PaddleBackend(Backend):
             raise UserError(
                 "--device gpu: this PaddlePaddle sees no card; use --device cpu or install paddlepaddle-gpu"
             )
+        without_tf32()
         paddle.set_device(device)  # a global setting
         return device
 
