@@ -1,7 +1,6 @@
 """What the steps share: their flags, their weights, and how they print, write and end."""
 
 import argparse
-import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -51,7 +50,6 @@ class Step(Rung):
         super().__init__(name)
         if args.seed < 0:
             raise UserError(f"--seed {args.seed} is negative: choose 0 or more")
-        os.environ["NVIDIA_TF32_OVERRIDE"] = "0"  # 10-bit products on cards would drown what is compared
         self.args, self.out = args, output_dir(args.output_dir)
         self.ref, self.port = Package(REF, args.device), Package(PORT, args.device)
         versions = [f"{p.backend.name} {p.backend.framework.__version__} ({p.role})" for p in (self.ref, self.port)]

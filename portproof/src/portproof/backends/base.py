@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import io
+import os
 import random
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -31,6 +32,11 @@ from portproof.python39 import zip_strict
 
 Arrays = dict[str, np.ndarray]
 PLAIN = (type(None), bool, int, float, complex, str, list, tuple, dict)  # what a module may return without a tensor
+
+
+def without_tf32() -> None:
+    """Have the CUDA libraries keep all bits of float32: TF32's products, of 11 bits, would drown what is compared."""
+    os.environ["NVIDIA_TF32_OVERRIDE"] = "0"  # which each reads when it is first used
 
 
 class Backend(ABC):

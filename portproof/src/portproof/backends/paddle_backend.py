@@ -18,7 +18,7 @@ from paddle.nn.utils.spectral_norm_hook import SpectralNorm
 from paddle.nn.utils.weight_norm_hook import WeightNorm
 
 from portproof.backends import fp64_paddle
-from portproof.backends.base import Arrays, TrainingBackend
+from portproof.backends.base import Arrays, TrainingBackend, without_tf32
 from portproof.backends.model import to_precision
 from portproof.convert.rules import PADDLE_TYPES, Change, Rules, keep, rules_of_port
 from portproof.io.cli import UserError
@@ -156,6 +156,7 @@ class PaddleBackend(TrainingBackend):
             raise UserError(
                 "--device gpu: this PaddlePaddle sees no card; use --device cpu or install paddlepaddle-gpu"
             )
+        without_tf32()
         paddle.set_device(device)  # a global setting
         return device
 

@@ -16,7 +16,7 @@ from torch.nn.utils.parametrize import is_parametrized
 from torch.overrides import TorchFunctionMode
 
 from portproof.backends import fp64_torch
-from portproof.backends.base import Arrays, TrainingBackend
+from portproof.backends.base import Arrays, TrainingBackend, without_tf32
 from portproof.backends.model import BackendModel, Run, to_precision
 from portproof.backends.trace import ModuleCall
 from portproof.convert.rules import Change, keep
@@ -98,6 +98,7 @@ class TorchBackend(TrainingBackend):
             raise UserError(
                 "--device gpu: this PyTorch sees no card; use --device cpu or install the CUDA build (README)"
             )
+        without_tf32()
         return torch.device("cuda", 0) if name == "gpu" else torch.device("cpu")
 
     def about(self, device: str) -> dict[str, str]:
