@@ -48,13 +48,13 @@ class Pair:
     port: BackendModel
     names: NameMap
     inputs: Inputs
-    outputs: Sequence[np.ndarray]  # what the reference gives with weights of its own, in the first mode
     cotangent: Sequence[np.ndarray] | None = None  # the gradient that is sent back, an array an output
     output: str = OUTPUT  # what the model's own output is called
     strict: bool = False  # every module has to give the reference's values, also where nothing comes of a difference
     notes: list[str] = field(default_factory=list)  # what a reader should know beside the rows
     built_differently: dict[str, str] = field(default_factory=dict)  # {module: in what, in words}, without a fault
     precisions: Sequence[str] = tuple(UNIT_ROUNDOFF)  # those in which the port is judged
+    outputs: Sequence[np.ndarray] = ()  # of the form of the reference's, if they are known
 
     @classmethod
     def prepared(
@@ -103,7 +103,7 @@ class Pair:
         found = found or propose(ref_model, port_model, inputs, names, [mode == "train" for mode in modes])
         if weights == "own":
             port_model.load(own)
-        pair = cls(ref_model, port_model, found, inputs, outputs, output=output, strict=strict)
+        pair = cls(ref_model, port_model, found, inputs, output=output, strict=strict, outputs=outputs)
         pair._take_constants()
         return pair
 
@@ -139,7 +139,8 @@ class Pair:
 
     def draw_cotangent(self, seed: int) -> None:
         """Have the backward pass start from normal numbers."""
-        self.cotangent = self.ref.cotangent or drawn_cotangent(self.outputs, seed)
+        outputs = self.outputs or self.ref.run(self.inputs, "float32", train=False).output
+        self.cotangent = self.ref.cotangent or drawn_cotangent(outputs, seed)
 
 
 def drawn_cotangent(outputs: Sequence[np.ndarray], seed: int) -> list[np.ndarray]:

@@ -244,7 +244,8 @@ def _check_float32(rung: Rung, sides: Sides, makes: tuple[Make, Make], batch: Ba
         atol, expected_zero = with_noise_floor(atol, noise_floor(fp64_ref, U, trace.input_scales), fp64_ref)
         title = f"{mode} mode, float32, 1 iteration{f' of {name}' * bool(name)}"
         rung.check(_compare(fp32_ref, found, atol, expected_zero, title=title, mode=mode, dtype="float32"))
-    isolated = isolated_gradients(pair, train)
+    calls = pair.ref.run(pair.inputs, "float32", train, pair.cotangent, calls=True).trace.calls
+    isolated = isolated_gradients(pair, train, calls)
     if not isolated.rows:
         isolated = replace(isolated, refusal="no gradient reaches a layer that both sides have")
     rung.check(isolated, group=lambda item: item.module.partition(".")[0] or "model")
