@@ -124,8 +124,8 @@ WORDS = {
             "`pip install 'numpy<2'`.",
             "PaddlePaddle 2.6 cannot take a gradient away, only empty it: after `portproof.align` a parameter has the "
             "gradient that it had, but whoever else holds that tensor holds an empty one.",
-            "PaddlePaddle 3.0.0's own gradient of `paddle.gather` with `axis=1` is wrong, in any precision. A port "
-            "that calls it fails, rightly, and so do the two tests whose port does.",
+            "In PaddlePaddle 2.6 and 3.0 the gradient of `paddle.gather` with `axis=1` is wrong, in any precision. A "
+            "port that calls it fails, rightly; with `paddle.index_select` it passes.",
         ),
     },
     "zh": {
@@ -147,8 +147,8 @@ WORDS = {
             "PyTorch 2.1 和 2.2 是为 NumPy 1 编译的，与 NumPy 2 一起时用一行信息拒绝：`pip install 'numpy<2'`。",
             "PaddlePaddle 2.6 不能取走梯度，只能清空：`portproof.align` 之后参数的梯度和之前一样，"
             "但在别处持有该张量的，得到的是空张量。",
-            "PaddlePaddle 3.0.0 自己的 `paddle.gather`（`axis=1`）的梯度是错的，任何精度都如此。"
-            "调用它的复现代码会失败，这是对的；有两个测试的复现代码调用了它，也因此失败。",
+            "PaddlePaddle 2.6 和 3.0 中 `paddle.gather`（`axis=1`）的梯度是错的，任何精度都如此。"
+            "调用它的复现代码会失败，这是对的；换成 `paddle.index_select` 就通过。",
         ),
     },
 }

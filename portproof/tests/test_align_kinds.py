@@ -411,7 +411,7 @@ def test_a_buffer_that_one_side_saves(saved_here):
     places = [3, 0, 4, 1]
     ref = Ref(lambda m, x: m.fc(x[:, m.picked]), fc=T.Linear(4, 3))
     ref.register_buffer("picked", torch.tensor(places), persistent=saved_here)
-    port = Port(lambda m, x: m.fc(paddle.gather(x, m.picked, axis=1)), fc=P.Linear(4, 3))
+    port = Port(lambda m, x: m.fc(paddle.index_select(x, m.picked, axis=1)), fc=P.Linear(4, 3))
     port.register_buffer("picked", paddle.to_tensor(places), persistable=not saved_here)
     assert_passes(ref, port, normal(3, 5), noted="picked")
 
@@ -698,7 +698,7 @@ def test_infinities_between_modules_are_left_out():
     class PortScores(P.Linear):
         def forward(self, x):
             hidden = paddle.triu(paddle.ones([5, 5]), 1).astype("bool")
-            return (super().forward(x) @ x.mT).masked_fill(hidden, -float("inf"))
+            return (super().forward(x) @ x.transpose([0, 2, 1])).masked_fill(hidden, -float("inf"))
 
     ref = Ref(lambda m, x: m.scores(x).softmax(-1) @ x, scores=RefScores(3, 3))
     port = Port(lambda m, x: PF.softmax(m.scores(x), -1) @ x, scores=PortScores(3, 3))
