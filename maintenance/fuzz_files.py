@@ -88,7 +88,7 @@ def framework_formats(name: str, package: ModuleType, suffix: str, to_tensor: Ca
 
     weights, checkpoint = package.models.weights, package.train.checkpoint
     state = {key: to_tensor(array) for key, array in ARRAYS.items()}
-    content: dict[str, Any] = dict.fromkeys(checkpoint.KEYS - {"digest"}) | {
+    content: dict[str, Any] = dict.fromkeys(sorted(checkpoint.KEYS - {"digest"})) | {
         "model": state,
         "optimizer": {"state": {0: {"step": 3.0}}, "param_groups": [{"betas": (0.9, 0.99), "params": [0]}]},
         "args": {"lr": 0.1, "opt": "sgd", "resume": None},
