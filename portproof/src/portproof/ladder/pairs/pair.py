@@ -89,11 +89,11 @@ class Pair:
         port_model = backend_of_side(port, "paddle").wrap(port, "port", device)
         own = port_model.arrays()
         port_model.output_names = {_place(theirs): _place(name) for name, theirs in (outputs or {}).items()}
-        outputs = []
+        first_outputs = []
         for train in sorted(mode == "train" for mode in modes):
             run = ref_model.run(inputs, "float32", train)
             check_reference(run, train)
-            outputs = outputs or run.output
+            first_outputs = first_outputs or run.output
         if weights == "probe":
             from portproof.backends.probe import load_probe_weights
 
@@ -103,7 +103,7 @@ class Pair:
         found = found or propose(ref_model, port_model, inputs, names, [mode == "train" for mode in modes])
         if weights == "own":
             port_model.load(own)
-        pair = cls(ref_model, port_model, found, inputs, output=output, strict=strict, outputs=outputs)
+        pair = cls(ref_model, port_model, found, inputs, output=output, strict=strict, outputs=first_outputs)
         pair._take_constants()
         return pair
 
