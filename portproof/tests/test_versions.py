@@ -1,10 +1,14 @@
 """Versions: an older framework is refused in one line, and what Python 3.9 lacks is as in later ones."""
 
+import ast
+from pathlib import Path
+
 import numpy as np
 import paddle
 import pytest
 import torch
 
+import portproof
 from portproof.backends import backend
 from portproof.io.cli import UserError
 from portproof.python39 import pairwise, zip_strict
@@ -44,3 +48,15 @@ def test_zip_strict_wants_equal_lengths():
 def test_pairwise():
     assert list(pairwise(iter("abc"))) == [("a", "b"), ("b", "c")]
     assert list(pairwise("a")) == list(pairwise("")) == []
+
+
+def test_no_class_is_joined_with_another_while_the_kit_runs():
+    """`isinstance(x, int | str)` works from Python 3.10 on."""
+    found = []
+    for path in Path(portproof.__file__).parent.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Call) and getattr(node.func, "id", "") in ("isinstance", "issubclass"):
+                found += [
+                    f"{path.name}:{node.lineno}" for part in ast.walk(node.args[1]) if isinstance(part, ast.BitOr)
+                ]
+    assert not found

@@ -239,9 +239,9 @@ class BackendModel:
         """The public attributes of the module `name` that are plain numbers, truth values or text; (n, n) is n."""
         found = {}
         for key, value in vars(self._parts[name]).items():
-            equal = isinstance(value, tuple | list) and len(set(map(str, value))) == 1
+            equal = isinstance(value, (tuple, list)) and len(set(map(str, value))) == 1
             setting = value[0] if equal else value
-            if isinstance(setting, bool | int | float | str) and not key.startswith("_") and key != "training":
+            if isinstance(setting, (bool, int, float, str)) and not key.startswith("_") and key != "training":
                 found[key] = setting
         return found
 
