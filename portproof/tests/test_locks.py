@@ -240,7 +240,7 @@ def test_a_disk_that_fails_is_an_error_all_the_same(tmp_path, monkeypatch):
 WINDOWS = """
 import asyncio, importlib, multiprocessing, os, pkgutil, signal, subprocess, sys, tempfile, pathlib
 import matplotlib.pyplot, numpy, portproof, scipy.stats
-for name in ("fcntl", "resource", "grp", "pwd", "termios", "torch", "paddle"):
+for name in ("fcntl", "resource", "grp", "pwd", "termios", "torch", "paddle", "mindspore"):
     sys.modules[name] = None
 for name in ("fork", "killpg", "getpgid", "setsid", "uname", "sched_getaffinity", "getuid", "geteuid"):
     delattr(os, name)
@@ -259,7 +259,7 @@ for module in pkgutil.walk_packages(portproof.__path__, "portproof."):
         if not module.name.endswith("__main__"):
             importlib.import_module(module.name)
     except ImportError as error:
-        if error.name not in ("torch", "paddle"):
+        if error.name not in ("torch", "paddle", "mindspore"):
             raise
 sys.platform = "win32"
 from portproof.io import locks
