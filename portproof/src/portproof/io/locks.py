@@ -75,6 +75,8 @@ class FolderLock:
     def __enter__(self) -> FolderLock:
         while not self._create():
             text = _read(self.path)
+            if not text and not self.path.exists():  # it has just been released
+                continue
             if not self._is_left(text):
                 raise UserError(
                     f"output folder {self.path.parent} is in use by {_owner(text)}: wait until that ends, "
@@ -125,14 +127,29 @@ class FolderLock:
         return True
 
     def _remove(self, text: str) -> None:
-        """Remove the lock, if it still has this text: of several that find one left, the first takes it over."""
-        aside = self.path.with_name(f".{NAME}.{here()}-{os.getpid()}")
-        with suppress(FileNotFoundError):
-            self.path.replace(aside)
-            if _read(aside) == text:
-                aside.unlink()
-            else:
-                aside.replace(self.path)
+        """Remove the lock, if it still has this text: of several that find one left, the first takes it over.
+
+        One at a time looks and removes, else a second would remove the lock of who was first. A lock is not taken away
+        to look at it: a third would find none.
+        """
+        turn = self.path.with_name(f".{NAME}.turn")
+        before, end = None, 0.0
+        while True:
+            try:
+                turn.open("x").close()
+                break
+            except FileExistsError:
+                now = _sign_of_life(turn)
+                if now != before:
+                    before, end = now, time.monotonic() + PATIENCE
+                elif time.monotonic() > end:  # of one that was killed in between
+                    turn.unlink(missing_ok=True)
+                time.sleep(0.01)
+        try:
+            if _read(self.path) == text:
+                self.path.unlink(missing_ok=True)
+        finally:
+            turn.unlink(missing_ok=True)
 
     def _beat(self) -> None:
         while not self.ended.wait(BEAT):
