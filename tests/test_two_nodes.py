@@ -151,7 +151,7 @@ def test_two_machines_lose_nothing(nodes, package, tmp_path):
     assert len({path.name.rpartition("-")[0] for path in (out / "log").iterdir()}) == len({*map(tuple, nodes.starts)})
 
     # SIGTERM to one of them, during an evaluation that takes longer
-    long = ("--val-crop-size", "224", "--val-resize-size", "224")
+    long = ("--val-crop-size", "640", "--val-resize-size", "640")  # some seconds, even on an idle machine
     processes = nodes.start_both(out, "--resume", checkpoint, *long)
     after_line(processes[0], "[Epoch 0, iter: 5]", processes[1].terminate)
     assert finished(processes) == [143, 143], nodes.said(0) + nodes.said(1)
