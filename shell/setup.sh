@@ -49,7 +49,8 @@ lock() {
     machine=$(uname -n) tries=0
     until (set -C && echo "$$ $machine $(date '+%Y-%m-%d %H:%M:%S')" >"$venv.lock") 2>/dev/null; do
         tries=$((tries + 1))
-        [ "$tries" -lt 20 ] || fail "cannot write beside $venv: name another place with VENV=..."
+        [ "$tries" -lt 20 ] || fail "cannot write beside $venv: name another place with VENV=..., or remove" \
+            "$venv.lock.turn if it is there"
         held=$(cat "$venv.lock" 2>/dev/null) || continue # it has just been released
         [ -n "$held" ] || { sleep 1 && held=$(cat "$venv.lock" 2>/dev/null); } || continue # it was just being written
         owner=${held%% *} place=${held#* }
@@ -57,10 +58,10 @@ lock() {
             fail "process $owner of ${place%% *} has been setting up $venv since ${place#* }: wait until it ends and" \
                 "run this again (if it is gone, remove $venv.lock)"
         fi
-        # Of several that find it left, only one moves this one away.
-        mv "$venv.lock" "$venv.lock.$machine.$$" 2>/dev/null || continue
-        [ "$(cat "$venv.lock.$machine.$$")" = "$held" ] || mv "$venv.lock.$machine.$$" "$venv.lock"
-        rm -f "$venv.lock.$machine.$$"
+        # Of several that find it left, one at a time looks and removes: it may be the lock of who was first by now.
+        (set -C && : >"$venv.lock.turn") 2>/dev/null || { sleep 1 && continue; }
+        [ "$(cat "$venv.lock" 2>/dev/null)" != "$held" ] || rm -f "$venv.lock"
+        rm -f "$venv.lock.turn"
     done
     trap 'rm -f "$venv.lock"' EXIT
     trap 'exit 130' INT
