@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from portproof.arrays import in_rows
 from portproof.backends.lent import as_it_was, owned_tensors
 from portproof.backends.trace import Inputs, ModuleCall, Trace, as_call, is_array, map_tensors, tensors_at, tensors_in
-from portproof.convert.rules import Change
+from portproof.convert.rules import Change, view
 from portproof.io.cli import UserError, one_line
 from portproof.io.progress import count_pass
 
@@ -35,14 +36,17 @@ class Slot:
     view: Callable[[np.ndarray], np.ndarray] | None = None  # of the whole tensor in PyTorch's layout: this piece's part
 
     def read(self, own: np.ndarray) -> np.ndarray:
-        """The piece in PyTorch's layout, of the whole tensor in this model's own."""
-        whole = self.change(own)
+        """The piece in PyTorch's layout, of the whole tensor in this model's own; not a copy where it need not be."""
+        whole = view(self.change, own)
         return self.view(whole).reshape(self.shape) if self.view else whole
 
     def written(self, own: np.ndarray, piece: np.ndarray) -> np.ndarray:
-        """The whole tensor in this model's own layout with this piece in it; `own` is what it was before."""
+        """The whole tensor in this model's own layout with this piece in it; `own` is what it was before.
+
+        Not a copy where it need not be.
+        """
         if not self.view:
-            return self.change(piece)
+            return view(self.change, piece)
         whole = np.array(self.change(own), order="C")
         part = self.view(whole)
         part[...] = piece.reshape(part.shape)
@@ -78,12 +82,12 @@ PRECISIONS = {"float32": (np.float32, np.complex64), "float64": (np.float64, np.
 
 
 def to_precision(array: np.ndarray, dtype: str, copy: bool = False) -> np.ndarray:
-    """Numbers of floating point, and complex ones, in "float32" or "float64"; others as they are.
+    """Numbers of floating point, and complex ones, in "float32" or "float64"; others as they are; in C order.
 
     With `copy` always a copy, and only one.
     """
     real, complex_ = PRECISIONS[dtype]
-    return array.astype({"f": real, "c": complex_}.get(array.dtype.kind, array.dtype), copy=copy)
+    return in_rows(array, {"f": real, "c": complex_}.get(array.dtype.kind), copy)
 
 
 class BackendModel:

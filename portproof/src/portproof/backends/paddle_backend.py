@@ -17,6 +17,7 @@ from paddle.nn.functional import common
 from paddle.nn.utils.spectral_norm_hook import SpectralNorm
 from paddle.nn.utils.weight_norm_hook import WeightNorm
 
+from portproof.arrays import in_rows
 from portproof.backends import fp64_paddle
 from portproof.backends.base import Arrays, TrainingBackend, without_tf32
 from portproof.backends.model import to_precision
@@ -202,7 +203,7 @@ class PaddleBackend(TrainingBackend):
             return paddle.to_tensor(array, place=device)
         return paddle.to_tensor(array, dtype, device, stop_gradient=not requires_grad)
 
-    def to_array(self, tensor: paddle.Tensor, copy: bool = True) -> np.ndarray:  # numpy() is always a copy
+    def to_array(self, tensor: paddle.Tensor, copy: bool = True) -> np.ndarray:
         shape = tuple(tensor.shape)
         if min(shape, default=0) < 0 or not tensor._is_initialized() and 0 not in shape:  # to read it ends the process
             raise ValueError(f"a tensor of shape {shape} has no values")
@@ -211,7 +212,9 @@ class PaddleBackend(TrainingBackend):
             tensor = tensor.to_dense()
         if tensor.dtype == paddle.bfloat16:  # which NumPy does not have
             tensor = tensor.astype("float32")
-        return tensor.numpy()
+        if not copy and tensor.place.is_cpu_place() and hasattr(tensor, "__dlpack__"):  # Paddle 2.6 has it not
+            return np.from_dlpack(tensor)
+        return tensor.numpy()  # always a copy
 
     def device_of(self, tensor: paddle.Tensor) -> Any:
         return tensor.place
@@ -231,7 +234,11 @@ class PaddleBackend(TrainingBackend):
         return values
 
     def put(self, tensor: paddle.Tensor, array: np.ndarray, dtype: str, device: str) -> None:
-        self.put_back(tensor, paddle.to_tensor(to_precision(array, dtype), place=device))
+        if array.dtype.kind == "f":  # a cast of Paddle's spares a copy
+            values = paddle.to_tensor(in_rows(array), place=device).astype(dtype)
+        else:
+            values = paddle.to_tensor(to_precision(array, dtype), place=device)
+        self.put_back(tensor, values)
 
     def put_back(self, tensor: paddle.Tensor, values: paddle.Tensor) -> None:
         # set_value() would keep the precision, and a new tensor would have no hooks.

@@ -6,11 +6,13 @@ broadcast, cast or transposed to make it fit, NaN never passes, and an item on w
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping
 
 import numpy as np
 
-from .tolerances import largest
+from portproof.arrays import largest, largest_difference
+
 from .verdict import FAIL, PASS, REFUSED, Item, Row, Verdict, Worst
 
 
@@ -43,10 +45,13 @@ def _compare_exact(item: Item, ref: np.ndarray, port: np.ndarray) -> Row:
 
 
 def _compare_close(item: Item, ref: np.ndarray, port: np.ndarray, atol: float, expected_zero: bool) -> Row:
-    error = _error(ref, port)
-    difference, scale = float(error.max()), largest(ref)
+    if ref.dtype.kind in "fc":
+        difference, scale = largest_difference(ref, port), largest(ref)
+    else:
+        difference, scale = float(_error(ref, port).max()), largest(ref)
     row = Row(item, PASS, ref.shape, difference, atol, scale)
     if not difference <= atol:
+        error = _error(ref, port)
         return Row(item, FAIL, ref.shape, difference, atol, scale, worst=_worst(ref, port, error, error > atol))
     if atol >= scale and not expected_zero:
         reason = f"limit {atol:.1e} is not below its largest value {scale:.1e}: zeros would pass"
@@ -63,7 +68,7 @@ def _compare_item(item: Item, ref: np.ndarray, port: np.ndarray, atol: float | N
     if ref.dtype != port.dtype and not ref.dtype.kind == port.dtype.kind == "U":
         return Row(item, FAIL, ref.shape, reason=f"dtype: reference {ref.dtype}, port {port.dtype}")
     if ref.dtype.kind in "fc":
-        bad_ref, bad_port = (int((~np.isfinite(array)).sum()) for array in (ref, port))
+        bad_ref, bad_port = (0 if math.isfinite(largest(a)) else int((~np.isfinite(a)).sum()) for a in (ref, port))
         if bad_ref or bad_port:
             return Row(item, FAIL, ref.shape, reason=f"not finite: reference {bad_ref}, port {bad_port} of {ref.size}")
     if atol is None:

@@ -25,6 +25,8 @@ from typing import TypeVar
 
 import numpy as np
 
+from portproof.arrays import largest, largest_difference
+
 from .verdict import Item, Items
 
 K_ = TypeVar("K_", Item, str)
@@ -36,15 +38,6 @@ C = 16.0
 U = 2.0**-24
 U64 = 2.0**-53
 UNIT_ROUNDOFF = {"float64": U64, "float32": U}
-
-
-def largest(array: np.ndarray) -> float:
-    """max|array|, of complex numbers the largest modulus; 0 for an empty array."""
-    if not array.size:
-        return 0.0
-    if array.dtype.kind == "c":
-        return float(np.abs(array.astype(np.complex128, copy=False)).max())
-    return max(abs(float(array.max())), abs(float(array.min())))  # without a copy; either is NaN if there is one
 
 
 def exact_atol(ref: Iterable[K_]) -> dict[K_, float]:
@@ -79,17 +72,28 @@ def summed_noise_floor(steps: int) -> float:
     return C * U64 * steps
 
 
-def semantic_atol(fp64_ref: Mapping[K_, np.ndarray], fp32_ref: Mapping[K_, np.ndarray]) -> dict[K_, float]:
-    """Limits of the float64 check from the reference's float64 run and its own float32 run.
+def fp32_errors(fp64_ref: Mapping[K_, np.ndarray], fp32_ref: Mapping[K_, np.ndarray]) -> dict[K_, float]:
+    """How far the reference's own float32 run is from its float64 run: all that limits need of it; 0 of whole numbers.
 
-    Whole numbers get 0.
+    Of the items of `fp64_ref`, which `fp32_ref` has, too.
     """
     return {
-        item: max(SEMANTIC_RTOL * largest(array), S * U64 / U * largest(fp32_ref[item] - array))
-        if array.dtype.kind in "fc"
-        else 0.0
+        item: largest_difference(fp32_ref[item], array) if array.dtype.kind in "fc" else 0.0
         for item, array in fp64_ref.items()
     }
+
+
+def semantic_limits(fp64_ref: Mapping[K_, np.ndarray], errors: Mapping[K_, float]) -> dict[K_, float]:
+    """Limits of the float64 check from the reference's float64 run and its `fp32_errors`. Whole numbers get 0."""
+    return {
+        item: max(SEMANTIC_RTOL * largest(array), S * U64 / U * errors[item]) if array.dtype.kind in "fc" else 0.0
+        for item, array in fp64_ref.items()
+    }
+
+
+def semantic_atol(fp64_ref: Mapping[K_, np.ndarray], fp32_ref: Mapping[K_, np.ndarray]) -> dict[K_, float]:
+    """`semantic_limits` from the reference's float64 run and its own float32 run."""
+    return semantic_limits(fp64_ref, fp32_errors(fp64_ref, fp32_ref))
 
 
 def with_coefficients(
@@ -104,14 +108,18 @@ def with_coefficients(
     return {item: limit + sum(largest(ref[item] - run[item]) for run in rounded) for item, limit in atol.items()}
 
 
-def kernel_atol(fp64_ref: Mapping[K_, np.ndarray], fp32_ref: Mapping[K_, np.ndarray]) -> dict[K_, float]:
-    """Limits of the float32 check from the reference's float64 run and its own float32 run. Whole numbers get 0."""
+def kernel_limits(fp64_ref: Mapping[K_, np.ndarray], errors: Mapping[K_, float]) -> dict[K_, float]:
+    """Limits of the float32 check from the reference's float64 run and its `fp32_errors`. Whole numbers get 0."""
     return {
-        item: (K + 1) * largest(fp32_ref[item] - fp64_ref[item]) + C * U * largest(fp64_ref[item])
-        if fp64_ref[item].dtype.kind in "fc"
-        else 0.0
-        for item in fp32_ref
+        item: (K + 1) * errors[item] + C * U * largest(array) if array.dtype.kind in "fc" else 0.0
+        for item, array in fp64_ref.items()
     }
+
+
+def kernel_atol(fp64_ref: Mapping[K_, np.ndarray], fp32_ref: Mapping[K_, np.ndarray]) -> dict[K_, float]:
+    """`kernel_limits` of the items of the reference's own float32 run, from that and its float64 run."""
+    fp64_ref = {item: fp64_ref[item] for item in fp32_ref}
+    return kernel_limits(fp64_ref, fp32_errors(fp64_ref, fp32_ref))
 
 
 def with_noise_floor(

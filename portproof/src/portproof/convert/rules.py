@@ -1,13 +1,14 @@
 """Weights from one framework to another, by layer type, from one table each; no bit is lost either way."""
 
+from __future__ import annotations
+
 from collections.abc import Callable, Mapping
-from itertools import product
 
 import numpy as np
 
+from portproof.arrays import in_rows
 from portproof.io.cli import UserError
 
-TILE = 256  # rows and columns of a matrix that fit a cache, in float64, on both sides
 Change = Callable[[np.ndarray], np.ndarray]
 
 
@@ -17,17 +18,13 @@ def keep(array: np.ndarray) -> np.ndarray:
 
 
 def transpose(array: np.ndarray) -> np.ndarray:
-    """(out_features, in_features) <-> (in_features, out_features).
+    """(out_features, in_features) <-> (in_features, out_features)."""
+    return in_rows(array.T)
 
-    A tile at a time: with rows of many kilobytes, one that is copied whole misses the cache at every element.
-    """
-    turned = array.T
-    if turned.flags.c_contiguous or array.ndim != 2:
-        return np.ascontiguousarray(turned)
-    result = np.empty(turned.shape, turned.dtype)
-    for i, j in product(range(0, len(turned), TILE), range(0, len(array), TILE)):
-        result[i : i + TILE, j : j + TILE] = turned[i : i + TILE, j : j + TILE]
-    return result
+
+def view(change: Change, array: np.ndarray) -> np.ndarray:
+    """What `change` gives, without a copy."""
+    return array.T if change is transpose else change(array)
 
 
 Rules = dict[str, tuple[str, Change]]  # name in PyTorch: (name in the other, change of layout, its own inverse)

@@ -21,10 +21,11 @@ from portproof.compare.tolerances import (
     C,
     U,
     exact_atol,
-    kernel_atol,
+    fp32_errors,
+    kernel_limits,
     largest,
     noise_floor,
-    semantic_atol,
+    semantic_limits,
     with_noise_floor,
 )
 from portproof.io.cli import UserError
@@ -87,7 +88,7 @@ class Pair:
             ref_model = backend_of_side(ref, "torch").wrap(ref, "reference", device)
             import portproof.localize.diagnosis  # noqa: F401  what it lacks is said now, not once a fault was found
         port_model = backend_of_side(port, "paddle").wrap(port, "port", device)
-        own = port_model.arrays()
+        own = port_model.arrays() if weights == "own" else {}
         port_model.output_names = {_place(theirs): _place(name) for name, theirs in (outputs or {}).items()}
         first_outputs = []
         for train in sorted(mode == "train" for mode in modes):
@@ -180,10 +181,11 @@ def same_weights(
 
 @dataclass(frozen=True)
 class ModeRuns:
-    """The runs of one mode, by precision."""
+    """The runs of one mode, by precision; of the reference's gradients in float32 only their `errors` are kept."""
 
     ref: dict[str, Run]
     port: dict[str, Run]
+    errors: dict[Item, float]  # the reference's `fp32_errors`
 
 
 def run_mode(pair: Pair, train: bool) -> ModeRuns:
@@ -194,6 +196,8 @@ def run_mode(pair: Pair, train: bool) -> ModeRuns:
     calls = {"float64": False, "float32": pair.cotangent is not None and "float32" in pair.precisions}
     ref = {d: pair.ref.run(pair.inputs, d, train, pair.cotangent, calls[d]) for d in UNIT_ROUNDOFF}
     check_reference(ref["float64"], train)
+    errors = fp32_errors(*(items(pair, ref[dtype], False) for dtype in ("float64", "float32")))
+    ref["float32"] = replace(ref["float32"], gradients={}, input_gradients=[])
     cotangents = {d: pair.cotangent if d == "float64" else None for d in UNIT_ROUNDOFF if d in pair.precisions}
     port = {d: pair.port.run(pair.inputs, d, train, given) for d, given in cotangents.items()}
     if "float64" in port and port["float64"].trace.lacking:
@@ -201,7 +205,7 @@ def run_mode(pair: Pair, train: bool) -> ModeRuns:
         if not port:
             raise UserError(f"{lacking}: judge the port in float32")
         pair.note(f"{lacking}: {MODES[train]} mode was not run in float64, {_FLOAT32_ALONE}")
-    return ModeRuns(ref, port)
+    return ModeRuns(ref, port, errors)
 
 
 _FLOAT32_ALONE = (
@@ -267,7 +271,7 @@ def _compare_whole(pair: Pair, train: bool, runs: ModeRuns) -> Generator[Verdict
     equal = True
     for dtype, port_run in runs.port.items():
         port = without_spare(_without(items(pair, port_run, True), not_finite), fp64_ref, pair.port)
-        sides = fp64_ref, fp32_ref, port
+        sides = fp64_ref, fp32_ref, runs.errors, port
         verdict = _compare_precision(whole, mode, dtype, *sides, input_scales)
         data = {name for run in (runs.ref[dtype], port_run) for name in run.trace.float32_data}
         if verdict.status == FAIL and data and not pair.strict:
@@ -338,6 +342,7 @@ def _compare_precision(
     dtype: str,
     fp64_ref: Items,
     fp32_ref: Items,
+    errors: Mapping[Item, float],
     port: Items,
     input_scales: Mapping[str, float],
     rounding: str = "",
@@ -350,8 +355,8 @@ def _compare_precision(
     ref = fp64_ref
     if dtype == "float32":
         ref, port = _forward(fp32_ref), _forward(port)
-    atol = semantic_atol(fp64_ref, fp32_ref) if rounding == "float64" else kernel_atol(fp64_ref, fp32_ref)
-    atol = {item: atol[item] for item in ref}
+    limits = semantic_limits if rounding == "float64" else kernel_limits
+    atol = limits({item: fp64_ref[item] for item in ref}, errors)
     floor = noise_floor(ref, UNIT_ROUNDOFF[rounding], input_scales)
     atol, expected_zero = with_noise_floor(atol, floor, fp64_ref)
     expected_zero |= {item for item in atol if not largest(fp64_ref[item]) and item != whole}
