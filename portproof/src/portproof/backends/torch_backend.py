@@ -220,8 +220,12 @@ class TorchBackend(TrainingBackend):
 
     @contextmanager
     def seeded_framework(self, seed: int) -> Iterator[None]:
-        with torch.random.fork_rng():
-            torch.manual_seed(seed)
+        cards = list(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else []
+        with torch.random.fork_rng(cards):
+            # Before a card is used, torch.manual_seed() would queue a call for it, with a traceback, each time.
+            torch.default_generator.manual_seed(seed)
+            if cards:
+                torch.cuda.manual_seed_all(seed)
             yield
 
     def next_random(self) -> float:
