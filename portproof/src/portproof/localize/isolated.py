@@ -20,11 +20,14 @@ from portproof.backends.trace import Inputs, ModuleCall
 from portproof.compare import FAIL, Item, Items, Row, compare, tensor_item
 from portproof.compare.activations import off_kinks
 from portproof.compare.tolerances import (
+    MOVED,
     UNIT_ROUNDOFF,
     kernel_atol,
     largest,
+    lost_in_float32,
     noise_floor,
     semantic_atol,
+    with_moved,
     with_noise_floor,
 )
 from portproof.localize.attempts import Attempt, attempts, paired_outputs, port_upstream
@@ -160,8 +163,11 @@ class IsolatedRuns:
         atol, expected_zero = with_noise_floor(atol, floor, fp64_ref)
         expected_zero |= {item for item, array in fp64_ref.items() if not largest(array)}
         port = without_spare(port, ref, self.port)
-        rows = compare(ref, port, atol, expected_zero=expected_zero).rows
-        return IsolatedRun(call, dtype, rows, ref, port, port_run, attempt)
+        verdict = compare(ref, port, atol, expected_zero=expected_zero)
+        if verdict.status == FAIL and dtype == "float64" and lost_in_float32(fp64_ref, fp32_ref, expected_zero):
+            moved = self.ref.moved_runs(MOVED, lambda: self.ref_items(call, dtype, backward, attempt))
+            verdict = compare(ref, port, with_moved(atol, fp64_ref, moved), expected_zero=expected_zero)
+        return IsolatedRun(call, dtype, verdict.rows, ref, port, port_run, attempt)
 
     def _run_port(self, name: str, call: ModuleCall, dtype: str, backward: bool, attempt: Attempt) -> Run:
         return self.port.run_module(name, call, dtype, self.train, backward, False, attempt.port_then)
