@@ -1,5 +1,6 @@
 """`align` on kinds of port that are right and constructed otherwise, and on bugs that such a port can hide."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -746,3 +747,46 @@ def test_a_table_of_another_formula_is_not_taken(rows):
             return self.a(x + self.table[-8:])
 
     assert_fails(RefTable(), PortTable(), normal(4, 8), at="")
+
+
+def chaotic(factor: float, sin: Callable, start: Callable) -> Callable:
+    """Its 9 sines magnify rounding 1e11 times: float32 keeps no digit, float64 some."""
+
+    def code(m, x):
+        x = start(m, x)
+        for _ in range(9):
+            x = sin(factor * x)
+        return x
+
+    return code
+
+
+def through_weights(m, x):
+    return m.linear(x)
+
+
+def without_weights(m, x):
+    return x @ x.T
+
+
+@pytest.mark.parametrize("start", [through_weights, without_weights])
+def test_rounding_that_float32_does_not_show_is_measured_in_float64(start):
+    layers, ports = ({"linear": lib.Linear(32, 32)} for lib in (T, P))
+
+    def port(factor: float) -> Port:
+        return Port(chaotic(factor, paddle.sin, start), **ports)
+
+    ref, options = Ref(chaotic(20.1, torch.sin, start), **layers), {"precisions": ("float64",), **EVAL}
+    assert_passes(ref, port(20.1), normal(64, 32), noted="with inputs and weights an ulp off", **options)
+    assert_fails(ref, port(20.1 + 1e-8), normal(64, 32), at="", **options)
+
+
+def test_a_block_whose_rounding_float32_does_not_show_is_not_blamed_for_a_fault_elsewhere():
+    block = Ref(chaotic(20.1, torch.sin, through_weights), linear=T.Linear(32, 32))
+    port_block = Port(chaotic(20.1, paddle.sin, through_weights), linear=P.Linear(32, 32))
+    ref = Ref(lambda m, x: (m.block(x), m.norm(x)), block=block, norm=T.LayerNorm(32))
+    port = Port(lambda m, x: (m.block(x), m.norm(x)), block=port_block, norm=P.LayerNorm(32, epsilon=1e-3))
+    verdict = assert_fails(
+        ref, port, normal(64, 32), at="norm", cause="epsilon is 0.001", precisions=("float64",), **EVAL
+    )
+    assert not verdict.location.also

@@ -538,6 +538,22 @@ def test_tolerances():
     assert (tolerances.largest(np.array([-3.0, 2])), tolerances.largest(np.array([]))) == (3.0, 0.0)
 
 
+def test_limits_where_float32_loses_a_value():
+    """Its error is more than half of it, and it is no zero by structure. Runs in float64 only make limits larger."""
+    fp64_ref = {"x": np.array([-4.0, 1.0]), "n": np.array(3), "z": np.full(2, 1e-16)}
+    near = {"x": np.array([-2.1, 1.0]), "n": np.array(3), "z": np.full(2, 1e-8)}
+    far = near | {"x": np.array([-1.9, 1.0])}
+    far, near = (tolerances.distances(fp64_ref, run) for run in (far, near))
+    assert tolerances.lost_in_float32(fp64_ref, far, {"z"})
+    assert not tolerances.lost_in_float32(fp64_ref, near, {"z"})
+    assert tolerances.lost_in_float32(fp64_ref, near, ())
+    atol = {"x": 1e-8, "n": 0.0, "z": 1e-15}
+    moved = [fp64_ref | {"x": np.array([-4.0, 1.5])}, fp64_ref | {"x": np.array([-4.25, 1.0]), "n": np.array(4)}]
+    moved = [tolerances.distances(fp64_ref, run) for run in moved]
+    assert tolerances.with_moved(atol, moved) == {"x": 8 * 0.5, "n": 0.0, "z": 1e-15}
+    assert tolerances.with_moved(atol, []) == atol
+
+
 def test_noise_floor():
     """A gradient's is of the largest of its pass; a running mean's of what came into its module; others have none."""
     of_a, of_b = (tensor_item(f"{name}.weight", "gradient") for name in "ab")

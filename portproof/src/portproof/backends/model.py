@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
@@ -20,6 +20,8 @@ from portproof.io.progress import count_pass
 
 if TYPE_CHECKING:
     from portproof.backends.base import Backend
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -81,6 +83,14 @@ SEED = 0  # of the frameworks' generators in every run
 PRECISIONS = {"float32": (np.float32, np.complex64), "float64": (np.float64, np.complex128)}
 
 
+def moved_by_an_ulp(array: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """The numbers of float64 next to those of `array`, larger or smaller as drawn; 0, and what is not real, stays."""
+    if array.dtype.kind != "f":
+        return array
+    array = array.astype(np.float64)
+    return np.nextafter(array, array * rng.choice([0.0, 2.0], array.shape))
+
+
 def to_precision(array: np.ndarray, dtype: str, copy: bool = False) -> np.ndarray:
     """Numbers of floating point, and complex ones, in "float32" or "float64"; others as they are; in C order.
 
@@ -116,6 +126,7 @@ class BackendModel:
         self._keys = {id(tensor): key for key, tensor in owned}
         self._values = {key: to_precision(backend.to_array(tensor), "float32") for key, tensor in owned}
         self._attributes: dict[tuple[str, str], np.ndarray] = {}  # what `set_constant` gave
+        self._moves: np.random.Generator | None = None  # what draws them in `moved_runs`
         self._whole = backend.describe(model)
         self.split({})
 
@@ -188,6 +199,20 @@ class BackendModel:
         else:
             module, _, attribute = key.rpartition(".")
             self._attributes[module, attribute] = array.astype(np.float32)
+
+    def moved_runs(self, count: int, run: Callable[[], T]) -> list[T]:
+        """What `run` gives each time from inputs and weights that are an ulp of float64 off; for runs in float64.
+
+        None of a recorded model.
+        """
+        found = []
+        try:
+            for seed in range(count):
+                self._moves = np.random.default_rng(seed)
+                found.append(run())
+        finally:
+            self._moves = None
+        return found
 
     def run(
         self,
@@ -284,6 +309,8 @@ class BackendModel:
             for _, tensor in owned_tensors(backend, module):
                 key = self._keys.get(id(tensor))
                 value = backend.to_array(tensor, copy=False) if key is None else self._values[key]
+                if self._moves:
+                    value = moved_by_an_ulp(value, self._moves)
                 backend.put(tensor, value, dtype, self.device)
             for part_name, part in self._parts_of(name):
                 self._lend_attributes(part_name, part, dtype)
@@ -329,7 +356,10 @@ class BackendModel:
         """Run `model`, which is or stands for the module that `call` names, on what the call received."""
         count_pass()
         backend, is_tensor = self.backend, self.backend.framework.is_tensor
-        leaves = self._tensors((call.args, call.kwargs), dtype, backward)
+        given = call.args, call.kwargs
+        if self._moves:
+            given = map_tensors(given, is_array, lambda array: moved_by_an_ulp(array, self._moves))
+        leaves = self._tensors(given, dtype, backward)
         inputs = [t for t in tensors_in(leaves, is_tensor) if t.is_floating_point()]
 
         def forward() -> list[tuple[Any, Any]]:

@@ -17,15 +17,18 @@ import numpy as np
 
 from portproof.backends.model import BackendModel, Run
 from portproof.backends.trace import Inputs, ModuleCall
-from portproof.compare import FAIL, Item, Items, Row, compare, tensor_item
+from portproof.compare import FAIL, Item, Items, Row, Verdict, compare, tensor_item
 from portproof.compare.activations import off_kinks
 from portproof.compare.tolerances import (
+    MOVED,
     UNIT_ROUNDOFF,
+    distances,
     kernel_atol,
     largest,
+    lost_in_float32,
     noise_floor,
-    semantic_atol,
     semantic_limits,
+    with_moved,
     with_noise_floor,
 )
 from portproof.localize.attempts import Attempt, attempts, paired_outputs, port_upstream
@@ -154,25 +157,38 @@ class IsolatedRuns:
             }
             fp64_ref = _of_outputs(fp64_ref, outputs)
 
-        def fp32_ref() -> Items:
-            items = self.ref_items(call, "float32", backward, attempt)
+        def ref_in(precision: str) -> Items:
+            items = self.ref_items(call, precision, backward, attempt)
             return items if outputs is None else _of_outputs(items, outputs)
 
+        port = without_spare(port, fp64_ref, self.port)
+        ref, rows = self._compared(call, dtype, fp64_ref, port, ref_in)
+        return IsolatedRun(call, dtype, rows, ref, port, port_run, built)
+
+    def _compared(
+        self, call: ModuleCall, dtype: str, fp64_ref: Items, port: Items, ref_in: Callable[[str], Items]
+    ) -> tuple[Items, list[Row]]:
+        """(what `port` is compared with, the rows); `ref_in` runs the reference's module in a precision."""
         floor = noise_floor(fp64_ref, UNIT_ROUNDOFF[dtype], {call.name: call.scale})
         zeros = {item for item, array in fp64_ref.items() if not largest(array)}
 
-        def compared(ref: Items, atol: Mapping[Item, float]) -> IsolatedRun:
-            raised, expected_zero = with_noise_floor(atol, floor, fp64_ref)
-            sides = ref, without_spare(port, ref, self.port)
-            rows = compare(*sides, raised, expected_zero=expected_zero | zeros).rows
-            return IsolatedRun(call, dtype, rows, *sides, port_run, built)
+        def judged(ref: Items, atol: Mapping[Item, float], expected_zero: Collection[Item]) -> Verdict:
+            return compare(ref, port, atol, expected_zero=zeros.union(expected_zero))
 
         if dtype == "float32":
-            ref = fp32_ref()
-            return compared(ref, kernel_atol(fp64_ref, ref))
-        # What passes with the least limit there can be needs no run in float32.
-        found = compared(fp64_ref, semantic_limits(fp64_ref, dict.fromkeys(fp64_ref, 0.0)))
-        return found if found.passed else compared(fp64_ref, semantic_atol(fp64_ref, fp32_ref()))
+            ref = ref_in("float32")
+            return ref, judged(ref, *with_noise_floor(kernel_atol(fp64_ref, ref), floor, fp64_ref)).rows
+        # What passes with the least limit that there can be needs no run in float32.
+        least = semantic_limits(fp64_ref, dict.fromkeys(fp64_ref, 0.0))
+        verdict = judged(fp64_ref, *with_noise_floor(least, floor, fp64_ref))
+        if verdict.status == FAIL:
+            errors = distances(fp64_ref, ref_in("float32"))
+            atol, expected_zero = with_noise_floor(semantic_limits(fp64_ref, errors), floor, fp64_ref)
+            verdict = judged(fp64_ref, atol, expected_zero)
+            if verdict.status == FAIL and lost_in_float32(fp64_ref, errors, zeros | expected_zero):
+                moved = self.ref.moved_runs(MOVED, lambda: distances(fp64_ref, ref_in("float64")))
+                verdict = judged(fp64_ref, with_moved(atol, moved), expected_zero)
+        return fp64_ref, verdict.rows
 
     def _run_port(self, name: str, call: ModuleCall, dtype: str, backward: bool, attempt: Attempt) -> Run:
         return self.port.run_module(name, call, dtype, self.train, backward, False, attempt.port_then)

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from portproof.backends import FRAMEWORKS
-from portproof.backends.model import BackendModel, Module, Run, Slot
+from portproof.backends.model import BackendModel, Module, Run, Slot, T
 from portproof.backends.trace import Inputs, ModuleCall
 from portproof.compare.tolerances import UNIT_ROUNDOFF
 from portproof.convert.rules import keep
@@ -105,6 +105,10 @@ class RecordedModel(BackendModel):
     def constants(self) -> dict[str, np.ndarray]:
         """The tensors of floating point that are no weights."""
         return dict(self._constants)
+
+    def moved_runs(self, count: int, run: Callable[[], T]) -> list[T]:
+        """None: a recording does not hold them."""
+        return []
 
     def run_module(
         self,

@@ -1,0 +1,63 @@
+"""Large arrays, worked on a part at a time that fits a cache, without copies of the whole."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from itertools import product
+
+import numpy as np
+import numpy.typing as npt
+
+from portproof.python39 import zip_strict
+
+TILE = 256  # rows and columns of a matrix that fit a cache, in float64, of two matrices
+PART = 2 * TILE**2  # elements that do
+
+
+def tiles(shape: tuple[int, ...]) -> Iterator[tuple[slice, slice]]:
+    """The places of the tiles of a matrix."""
+    for i, j in product(range(0, shape[0], TILE), range(0, shape[1], TILE)):
+        yield slice(i, i + TILE), slice(j, j + TILE)
+
+
+def in_rows(array: np.ndarray, dtype: npt.DTypeLike = None, copy: bool = False) -> np.ndarray:
+    """The array, in C order, in that dtype, or its own; a copy if it is not that already, or if one is asked for.
+
+    A matrix is copied a tile at a time: with rows of many kilobytes, one that is turned whole misses the cache at every
+    element.
+    """
+    dtype = np.dtype(dtype or array.dtype)
+    if array.flags.c_contiguous or array.ndim != 2:
+        return array.astype(dtype, "C", copy=copy)
+    result = np.empty(array.shape, dtype)
+    for tile in tiles(array.shape):
+        result[tile] = array[tile]
+    return result
+
+
+def largest(array: np.ndarray) -> float:
+    """max|array|, of complex numbers the largest modulus; 0 for an empty array."""
+    if not array.size:
+        return 0.0
+    if array.dtype.kind == "c":
+        return float(np.abs(array.astype(np.complex128, copy=False)).max())
+    return max(abs(float(array.max())), abs(float(array.min())))  # without a copy; either is NaN if there is one
+
+
+def largest_difference(first: np.ndarray, second: np.ndarray) -> float:
+    """max|first - second| of two arrays of one shape, of floats or complex numbers, in float64 or complex128.
+
+    What is NaN, or infinite on both sides, gives NaN.
+    """
+    if first.size <= PART:
+        wide = np.float64 if first.dtype.kind == second.dtype.kind == "f" else np.complex128
+        with np.errstate(over="ignore"):  # an infinite difference is one
+            return largest(np.asarray(np.subtract(first, second, dtype=wide)))
+    if first.ndim == 2:
+        parts: Iterable = tiles(first.shape)
+    elif first.flags.c_contiguous and second.flags.c_contiguous:
+        first, second = first.ravel(), second.ravel()
+        parts = (slice(i, i + PART) for i in range(0, first.size, PART))
+    else:
+        return float(np.max([largest_difference(*rows) for rows in zip_strict(first, second)]))
+    return float(np.max([largest_difference(first[part], second[part]) for part in parts]))
