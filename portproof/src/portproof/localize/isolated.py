@@ -64,6 +64,10 @@ class IsolatedRun:
         """The run with only these kinds of items that failed, and all that did not."""
         return replace(self, rows=[row for row in self.rows if row.status != FAIL or row.item.kind in kinds])
 
+    def without_arrays(self) -> IsolatedRun:
+        """The run with only its rows, which takes no memory."""
+        return replace(self, ref={}, port={}, port_run=Run(self.port_run.trace))
+
     @property
     def passed(self) -> bool:
         """Whether nothing failed."""

@@ -106,8 +106,9 @@ class _Search:
             return self._search_inside(label, KINDS)
         # In float32 only layers: within a block, a branch flip by rounding moves gradients by a percent.
         gradients_judged = self.dtype == "float64" or self.runs.ref.modules[call.name].is_leaf
-        every = self.runs.run(label, self.dtype, self.backward and gradients_judged and has_upstream(call))
-        run = every.narrowed(kinds)
+        backward = self.backward and gradients_judged and has_upstream(call)
+        every = self.runs.run(label, self.dtype, backward)
+        run, is_leaf = every.narrowed(kinds), not self.inside[label]
         if not run.attempt.complete:
             self.built_differently[label] = run.attempt.how
         elif "output" not in run.kinds and (run.attempt.how or "output" in every.kinds):
@@ -116,17 +117,19 @@ class _Search:
             self._note_inside(label)
             return False
         before = len(self.found)
+        if not is_leaf:
+            run = run.without_arrays()
+            del every
         inside = self._search_inside(label, KINDS if run.passed else run.kinds)
         if run.kinds == {"buffer"} and len(self.found) == before:  # a statistic may tell of a value that does not leave
             inside = self._search_inside(label, KINDS)
         if run.passed or not run.attempt.complete:
             return inside
-        if run.failed(gradients=False) and not inside:
-            self.found[label] = run, False
-            return True
-        if not run.failed(gradients=False) and len(self.found) == before:
-            self.found[label] = run, True
-        return inside
+        late = not run.failed(gradients=False)
+        if len(self.found) == before if late else not inside:
+            whole = run if is_leaf else self.runs.run(label, self.dtype, backward).narrowed(kinds)
+            self.found[label] = whole, late
+        return inside or not late
 
     def _search_inside(self, label: str, kinds: Collection[str]) -> bool:
         found = [self._search(other, kinds) for other in self.inside[label]]  # of all of them
