@@ -1,8 +1,9 @@
 """Runs the code of pages, all of a framework in one process: python tests/page_code.py torch FOLDER PAGE ...
 
-A page's blocks under `<!-- run: torch -->` or `<!-- run: both -->` are one program, in the order of the page. It runs in
-FOLDER/PAGE, beside `lite_data` and whatever the same page's program of the framework before has written there. Prints
-one JSON object a line: the page, and the traceback, "" if nothing was raised.
+A page's blocks under `**PyTorch**` are one program, in the order of the page, and so are those under `**PaddlePaddle**`;
+what stands under `<!-- run: both -->` belongs to both. A program runs in FOLDER/PAGE, beside `lite_data` and what the
+same page's program of the framework before has written there. Prints one JSON object a line: the page, and the
+traceback, "" if nothing was raised.
 """
 
 import contextlib
@@ -12,18 +13,19 @@ import linecache
 import os
 import sys
 import traceback
+from itertools import pairwise
 from pathlib import Path
 
 from pages import ROOT, blocks
 
-FRAMEWORKS = ("torch", "paddle")  # in this order: the reference runs first
+FRAMEWORKS = {"torch": "**PyTorch**", "paddle": "**PaddlePaddle**"}  # in this order: the reference runs first
 
 
 def program(page: str, framework: str) -> str:
     """The page's code for the framework; "" if it has none."""
-    wanted = {f"<!-- run: {name} -->" for name in (framework, "both")}
-    pairs = zip(blocks(page), blocks(page)[1:], strict=False)
-    return "\n\n".join("\n".join(code.lines) for comment, code in pairs if comment.lines[0] in wanted)
+    wanted = ([FRAMEWORKS[framework]], ["<!-- run: both -->"])
+    named = ((name, block) for name, block in pairwise(blocks(page)) if name.lines in wanted and block.kind == "code")
+    return "\n\n".join("\n".join(block.lines) for _, block in named)
 
 
 def run(page: str, framework: str, folder: Path) -> str:
