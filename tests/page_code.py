@@ -1,9 +1,9 @@
 """Runs the code of pages, all of a framework in one process: python tests/page_code.py torch FOLDER PAGE ...
 
-A page's blocks under `**PyTorch**` are one program, in the order of the page, and so are those under `**PaddlePaddle**`;
-what stands under `<!-- run: both -->` belongs to both. A program runs in FOLDER/PAGE, beside `lite_data` and what the
-same page's program of the framework before has written there. Prints one JSON object a line: the page, and the
-traceback, "" if nothing was raised.
+A page's blocks under `**PyTorch**` are one program, in the order of the page; so are those under `**PaddlePaddle**`.
+What stands under `<!-- run: both -->` is in both. A program runs in FOLDER/PAGE, beside `lite_data` and what the same
+page's program of the framework before has written there. Prints one JSON object a line: the page, and the traceback,
+"" if nothing was raised.
 """
 
 import contextlib
