@@ -21,6 +21,7 @@ from pages import ROOT, Block, assert_same_content, blocks
 LANGUAGES = ROOT / "docs"
 ENGLISH = sorted(path.relative_to(ROOT).as_posix() for path in (LANGUAGES / "en").rglob("*.md"))
 CHAPTERS = [name for name in ENGLISH if any(block.detail == "shell" for block in blocks(name))]
+SCRIPTED = [name for name in ENGLISH if any(block.detail == "bash" for block in blocks(name))]
 MEASURED = 0.01  # the relative difference of two numbers that are measured
 NUMBER = re.compile(r"(?<![\w.])-?\d+(?:\.\d+)?(?:e[+-]?\d+)?(?![\w])")
 # How a sum is rounded depends on the processor, its vector instructions and the number of threads. With it go the size
@@ -77,12 +78,22 @@ OF_THREADS = ("WARNING: OMP_NUM_THREADS set to", "PLEASE USE OMP_NUM_THREADS WIS
 
 @pytest.mark.parametrize("chapter", CHAPTERS)
 def test_commands_print_what_the_page_shows(chapter, project):
+    run_page(project, chapter, "shell")
+
+
+@pytest.mark.parametrize("chapter", SCRIPTED)
+def test_scripts_print_what_the_page_shows(chapter, tmp_path):
+    """Scripts that a page writes and that need nothing of the project: those of blocks that say `bash`."""
+    run_page(tmp_path, chapter, "bash")
+
+
+def run_page(project: Path, chapter: str, language: str) -> None:
     page = blocks(chapter)
     for number, block in enumerate(page):
         comment = page[number - 1].lines[0] if page[number - 1].kind == "comment" else ""
         if written := re.fullmatch(r"<!-- write: (\S+) -->", comment):
             (project / written[1]).write_text("\n".join(block.lines) + "\n", encoding="utf-8")
-        elif block.detail == "shell" and not comment.startswith("<!-- not run: "):
+        elif block.detail == language and not comment.startswith("<!-- not run: "):
             follows = page[number + 1] if number + 1 < len(page) else Block("", "", [])
             run_block(project, block.lines, follows.lines if follows.detail == "text" else None)
 
