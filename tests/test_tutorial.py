@@ -3,6 +3,7 @@
 How outputs are compared is said on the tutorial's first page. What a page quotes from the code is in the code.
 """
 
+import json
 import math
 import os
 import re
@@ -14,6 +15,7 @@ import venv
 from pathlib import Path
 
 import pytest
+from page_code import FRAMEWORKS, program
 from pages import ROOT, Block, assert_same_content, blocks
 
 LANGUAGES = ROOT / "docs"
@@ -75,12 +77,25 @@ OF_THREADS = ("WARNING: OMP_NUM_THREADS set to", "PLEASE USE OMP_NUM_THREADS WIS
 
 @pytest.mark.parametrize("chapter", CHAPTERS)
 def test_commands_print_what_the_page_shows(chapter, project):
+    run_page(project, chapter, "shell")
+
+
+SCRIPTED = [name for name in ENGLISH if any(block.detail == "bash" for block in blocks(name))]
+
+
+@pytest.mark.parametrize("chapter", SCRIPTED)
+def test_scripts_print_what_the_page_shows(chapter, tmp_path):
+    """Scripts that a page writes and that need nothing of the project: those of blocks that say `bash`."""
+    run_page(tmp_path, chapter, "bash")
+
+
+def run_page(project: Path, chapter: str, language: str) -> None:
     page = blocks(chapter)
     for number, block in enumerate(page):
         comment = page[number - 1].lines[0] if page[number - 1].kind == "comment" else ""
         if written := re.fullmatch(r"<!-- write: (\S+) -->", comment):
             (project / written[1]).write_text("\n".join(block.lines) + "\n", encoding="utf-8")
-        elif block.detail == "shell" and not comment.startswith("<!-- not run: "):
+        elif block.detail == language and not comment.startswith("<!-- not run: "):
             follows = page[number + 1] if number + 1 < len(page) else Block("", "", [])
             run_block(project, block.lines, follows.lines if follows.detail == "text" else None)
 
@@ -274,12 +289,42 @@ def test_code_is_quoted_from_the_source(chapter, source, block):
     assert any(textwrap.dedent("\n".join(window)).splitlines() == lines for window in windows)
 
 
+# The FAQ's code has tests of its own.
+CODE = [name for name in ENGLISH if "/faq/" not in name and any(program(name, framework) for framework in FRAMEWORKS)]
+
+
+@pytest.fixture(scope="module")
+def errors(request, tmp_path_factory) -> dict[tuple[str, str], str]:
+    """The traceback of each framework's program of each page that this session tests, by page and framework."""
+    wanted = {item.callspec.params.get("coded") for item in request.session.items if hasattr(item, "callspec")}
+    folder, found = tmp_path_factory.mktemp("code"), {}
+    for framework in FRAMEWORKS:
+        pages = [name for name in CODE if name in wanted and program(name, framework)]
+        command = [sys.executable, str(ROOT / "tests" / "page_code.py"), framework, str(folder), *pages]
+        own = {"OMP_NUM_THREADS": "1"} | dict(os.environ)
+        done = subprocess.run(command, env=own, capture_output=True, text=True, timeout=300, check=False)
+        died = f"the process ended with {done.returncode}: {done.stderr[-2000:]}"
+        found |= {(name, framework): died for name in pages}
+        said = [json.loads(line) for line in done.stdout.splitlines()]
+        found |= {(line["page"], framework): line["error"] for line in said}
+    return found
+
+
+@pytest.mark.parametrize("coded", CODE)
+def test_code_of_the_page_holds(errors, coded):
+    """What it asserts is so; the program of the port finds what the reference's has written."""
+    for framework in FRAMEWORKS:
+        assert not errors.get((coded, framework)), errors[coded, framework]
+
+
 def test_comments_are_known():
     """A misspelt one would leave a command out."""
     for name in ENGLISH:
         for block in blocks(name):
             if block.kind == "comment":
-                assert re.fullmatch(r"<!-- (?:(?:write|from): \S+|not run: \S.*) -->", " ".join(block.lines)), name
+                assert re.fullmatch(
+                    r"<!-- (?:(?:write|from): \S+|run: both|not run: \S.*) -->", " ".join(block.lines)
+                ), name
 
 
 @pytest.mark.parametrize("english", ENGLISH)
