@@ -10,7 +10,7 @@
 import difflib
 import re
 import subprocess
-from html import escape, unescape
+from html import unescape
 from itertools import cycle
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -102,8 +102,8 @@ def _marked(pair: re.Match) -> str:
 
 
 def _labelled(table: str) -> str:
-    labels = cycle(re.findall(r"<th>(.*?)</th>", table))
-    table = re.sub("<td>", lambda _: f'<td data-label="{escape(next(labels))}">', table)
+    labels = cycle(re.sub("<.*?>", "", head) for head in re.findall(r"<th>(.*?)</th>", table))
+    table = re.sub("<td>", lambda _: f'<td data-label="{next(labels)}">', table)
     table = re.sub("<code>.*?</code>", lambda code: re.sub("[._]", r"\g<0><wbr>", code[0]), table)  # where lines break
     return table.replace("<table>", '<table class="catalogue">', 1)
 
