@@ -105,8 +105,9 @@ def test_two_codes_are_side_by_side_on_a_laptop_and_stacked_on_a_phone(browser, 
     page.set_viewport_size({"width": PHONE[0], "height": PHONE[1]})
     first, second = (pair.locator(".highlight").nth(i).bounding_box() for i in (0, 1))
     assert first["y"] + first["height"] <= second["y"] and abs(first["x"] - second["x"]) < 5
-    for code, button in zip(page.locator("pre code").all(), page.locator("[data-md-type=copy]").all(), strict=True):
-        assert code.bounding_box()["x"] + code.bounding_box()["width"] <= button.bounding_box()["x"]
+    box = "pre.querySelector('{}').getBoundingClientRect()"
+    beside = f"pres => pres.every(pre => {box.format('code')}.right <= {box.format('[data-md-type=copy]')}.left)"
+    assert page.locator("pre").evaluate_all(beside)
     page.close()
 
 
