@@ -1,11 +1,25 @@
 """The pages that are generated: the FAQ by topic, what it covers, the catalogue of differences, the guide's map."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from faq.catalogue import Row
 from faq.sources import TOPICS, Entry, Source
 
 OTHER = {"en": "zh", "zh": "en"}
+# The order of the catalogue: a port begins with the layers, and a topic with what most models use. A row that has none
+# of these names follows, by its own.
+CATALOGUE_TOPICS = ("layers", "losses", "optimizers", "gradients", "weights", "data", "tensors")
+CATALOGUE_TOPICS += tuple(topic for topic in TOPICS if topic not in CATALOGUE_TOPICS)
+COMMON = (
+    *("conv2d", "linear", "batchnorm2d", "avgpool", "avg_pool", "dropout", "relu"),
+    *("crossentropyloss", "cross_entropy"),
+    *(".sgd", ".adam", "rmsprop", "zero_grad", "clip_grad", "steplr", "cosineannealinglr(optimizer, 500"),
+    *("no_grad", "load_state_dict", "torch.load", "kaiming", "normal_", "constant_"),
+    *(".dataloader", "totensor", "normalize", ".resize", "crop", "imagefolder"),
+    *("torch.tensor.view", "flatten", "multiply", "gather", "sum", "one_hot"),
+    *("manual_seed", ".eval", "autocast"),
+)
 FRAMEWORK_NAMES = {"torch": "PyTorch", "paddle": "PaddlePaddle", "mindspore": "MindSpore"}
 WORDS = {
     "en": {
@@ -163,23 +177,36 @@ def coverage_pages(entries: Sequence[Entry], sources: Iterable[Source]) -> dict[
 
 
 def catalogue_pages(rows: Sequence[Row]) -> dict[str, str]:
-    """The differences between the calls that were compared."""
+    """The differences between the calls that were compared: a table for each topic, what most models use first."""
     pages = {}
     for language, words in WORDS.items():
-        table = [words["catalogue_head"], "| --- " * 6 + "|"]
-        for row in sorted(rows, key=lambda row: row.entry.pair.torch.lower()):
-            entry, pair = row.entry, row.entry.pair
-            arguments = f"`{pair.arguments}`" if pair.arguments else ("" if row.same else words["nothing"])
-            proof = f"[{entry.slug}](faq/{entry.topic}.md#{entry.slug})"
-            same = words["yes"] if row.same else words["no"]
-            size = row.size
-            for english, own in words["sizes"].items():
-                size = size.replace(english, own)
-            table.append(_row((f"`{pair.torch}`", f"`{pair.paddle}`", same, arguments, size, proof)))
         name = "api_differences.md"
-        parts = [f"# {words['catalogue']}", _switch(language, name, 1), words["catalogue_text"], "\n".join(table)]
+        parts = [f"# {words['catalogue']}", _switch(language, name, 1), words["catalogue_text"]]
+        for topic in CATALOGUE_TOPICS:
+            of_topic = sorted((row for row in rows if row.entry.topic == topic), key=_rarity)
+            if of_topic:
+                table = [words["catalogue_head"], "| --- " * 6 + "|", *(_pair(row, words) for row in of_topic)]
+                parts += [f"## {words['topics'][topic]}", "\n".join(table)]
         pages[f"{language}/{name}"] = _page(parts)
     return pages
+
+
+def _rarity(row: Row) -> tuple[int, str]:
+    """The place of a row among those of its topic."""
+    call = row.entry.pair.torch.lower()
+    return next((place for place, name in enumerate(COMMON) if name in call), len(COMMON)), call
+
+
+def _pair(row: Row, words: Mapping[str, Any]) -> str:
+    """A line of the catalogue."""
+    entry, pair = row.entry, row.entry.pair
+    arguments = f"`{pair.arguments}`" if pair.arguments else ("" if row.same else words["nothing"])
+    proof = f"[{entry.slug}](faq/{entry.topic}.md#{entry.slug})"
+    same = words["yes"] if row.same else words["no"]
+    size = row.size
+    for english, own in words["sizes"].items():
+        size = size.replace(english, own)
+    return _row((f"`{pair.torch}`", f"`{pair.paddle}`", same, arguments, size, proof))
 
 
 def guide_pages(entries: Sequence[Entry], source: Source) -> dict[str, str]:

@@ -8,14 +8,20 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
+from urllib.parse import urljoin, urlsplit
 
 import pytest
-from pages import ROOT
+import yaml
+from pages import ROOT, blocks, links
 from playwright.sync_api import Browser, Page
 from screens import DESKTOP, PHONE, fits_sideways
 
+from faq.site_hooks import repository
+
 PAGES = sorted(path.relative_to(ROOT / "docs").with_suffix("").as_posix() for path in (ROOT / "docs").rglob("*.md"))
+ORIGIN = "https://github.com/owner/project"
 SAMPLE = ["en/index", "zh/index", "en/01_forward", "zh/01_forward", "en/faq/index", "zh/faq/layers", "fault_gallery"]
 
 
@@ -24,10 +30,12 @@ def folder(tmp_path_factory) -> Path:
     """The site, built with every warning an error."""
     folder = tmp_path_factory.mktemp("site")
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(folder)]
-    environment = {
-        **os.environ,
-        "NO_MKDOCS_2_WARNING": "1",
-    }  # Material's word on its own future
+    own = {
+        "NO_MKDOCS_2_WARNING": "1",  # Material's word on its own future
+        # The checkout comes from somewhere: the header links there, and a page asks nobody about it.
+        **{"GIT_CONFIG_COUNT": "1", "GIT_CONFIG_KEY_0": "remote.origin.url", "GIT_CONFIG_VALUE_0": ORIGIN},
+    }
+    environment = {**os.environ, **own}
     built = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300, check=False)
     assert built.returncode == 0, built.stdout + built.stderr
     return folder
@@ -86,19 +94,174 @@ def test_labels_are_in_the_pages_language(browser, site, name):
     page.close()
 
 
-def test_two_codes_are_side_by_side_where_there_is_room(browser, site):
-    wide = (1920, 1080)
-
-    def boxes(size):
-        page = visit(browser, site, "en/02_data", size)
-        first, second = (page.locator(".grid pre").nth(i).bounding_box() for i in (0, 1))
-        page.close()
-        return first, second
-
-    first, second = boxes(wide)
-    assert first["x"] + first["width"] <= second["x"] and abs(first["y"] - second["y"]) < 20
-    first, second = boxes(PHONE)
+@pytest.mark.parametrize("name", ["en/02_data", "zh/02_data", "en/faq/layers"])
+def test_two_codes_are_side_by_side_on_a_laptop_and_stacked_on_a_phone(browser, site, name):
+    page = visit(browser, site, name)
+    pair = page.locator(".codes").first
+    assert [title.split(":")[0] for title in pair.locator(".filename").all_inner_texts()] == ["PyTorch", "PaddlePaddle"]
+    first, second = (pair.locator(".highlight").nth(i).bounding_box() for i in (0, 1))
+    assert first["x"] + first["width"] <= second["x"] and abs(first["y"] - second["y"]) < 5
+    assert pair.locator("code").evaluate_all("codes => codes.every(code => code.scrollWidth <= code.clientWidth)")
+    page.set_viewport_size({"width": PHONE[0], "height": PHONE[1]})
+    first, second = (pair.locator(".highlight").nth(i).bounding_box() for i in (0, 1))
     assert first["y"] + first["height"] <= second["y"] and abs(first["x"] - second["x"]) < 5
+    box = "pre.querySelector('{}').getBoundingClientRect()"
+    beside = f"pres => pres.every(pre => {box.format('code')}.right <= {box.format('[data-md-type=copy]')}.left)"
+    assert page.locator("pre").evaluate_all(beside)
+    page.close()
+
+
+def test_words_in_which_two_codes_differ_are_marked(browser, site):
+    page = visit(browser, site, "en/01_forward")
+    codes = page.locator(".codes").first.locator("code")
+    marked = [codes.nth(i).locator("mark").all_inner_texts() for i in (0, 1)]
+    assert marked == [["BatchNorm2d", "eps", "0.01"], ["BatchNorm2D", "epsilon", "0.99"]]
+    shown = codes.nth(0).inner_text().strip()
+    page.close()
+    assert shown in (ROOT / "mobilenetv3_ref/models/mobilenet_v3.py").read_text()
+
+
+def test_codes_side_by_side_have_the_names_of_their_frameworks(folder):
+    """A grid that is left as it is has codes that nobody named."""
+    texts = [path.read_text(encoding="utf-8") for path in folder.rglob("*.html")]
+    assert [text for text in texts if 'class="grid"' in text] == []
+    assert sum(text.count('class="codes"') for text in texts) > 300  # two languages of some 150 answers, and chapters
+
+
+@pytest.mark.parametrize(
+    ("origin", "address"),
+    [
+        ("https://name:secret@example.org/owner/project.git", "https://example.org/owner/project"),
+        ("git@example.org:owner/project.git", "https://example.org/owner/project"),
+        ("ssh://git@example.org:22/owner/project", "https://example.org/owner/project"),
+        ("http://example.org:8080/project.git", "http://example.org:8080/project"),
+        ("/srv/project.git", ""),
+        ("file:///srv/project.git", ""),
+        ("", ""),
+    ],
+)
+def test_repository_is_where_the_checkout_comes_from(origin, address):
+    assert repository(origin) == address
+
+
+FRONT = {"index": "en", "index_cn": "zh"}
+
+
+@pytest.mark.parametrize("name", FRONT)
+def test_front_page_is_one_screen(browser, site, name):
+    page = visit(browser, site, name)
+    parts = page.locator("article h1, article .language-diff, article .language-text, article .cards li")
+    boxes = [part.bounding_box() for part in parts.all()]
+    assert len(boxes) == 6  # the title, the diff, its report and three readers
+    assert max(box["y"] + box["height"] for box in boxes) <= DESKTOP[1]
+    assert page.locator(".cards li").evaluate_all("cards => cards.every(card => card.querySelector('a'))")
+    page.click(f"article >> text={'中文' if name == 'index' else 'English'}")
+    assert page.get_attribute("html", "lang") == ("zh" if name == "index" else "en")
+    page.close()
+
+
+@pytest.mark.parametrize("name", FRONT)
+def test_front_page_leads_on(browser, site, folder, name):
+    page = visit(browser, site, name)
+    links = page.eval_on_selector_all("article a", "links => links.map(link => link.getAttribute('href'))")
+    addresses = [urljoin(page.url, link) for link in links]
+    assert ORIGIN in addresses
+    places = {urlsplit(address).path.strip("/") for address in addresses if address.startswith(site)}
+    assert all((folder / place / "index.html").is_file() for place in places)
+    assert len([place for place in places if place.startswith(FRONT[name])]) >= 12  # of the ladder, and the readers'
+    assert page.locator("article svg.ladder a").count() == 8
+    assert page.locator("article a img").count() == page.locator("article img[alt]").count() == 1
+    page.click("article svg.ladder a >> nth=0")
+    assert page.url.startswith(f"{site}/{FRONT[name]}/0")
+    page.close()
+
+
+def test_front_page_shows_a_fault_and_the_report_of_its_run():
+    """It is the run of the first chapter, whose commands the tests run."""
+    shown = [block for block in blocks("docs/index.md") if block.kind == "code"]
+    assert shown == [block for block in blocks("docs/index_cn.md") if block.kind == "code"]
+    (ref, port), report = (block.lines for block in shown)
+    assert ref.removeprefix("- ") in (ROOT / "mobilenetv3_ref/models/mobilenet_v3.py").read_text()
+    faults = yaml.safe_load((ROOT / "maintenance/faults.yaml").read_text())
+    (fault,) = (fault for fault in faults if fault["name"] == "batch-norm momentum copied")
+    faulty = (ROOT / "mobilenetv3_paddle" / fault["file"]).read_text().replace(fault["right"], fault["wrong"])
+    assert port.removeprefix("+ ") in faulty
+    commands, printed = next(
+        pair for pair in pairwise(blocks("docs/en/01_forward.md")) if fault["name"] in " ".join(pair[0].lines)
+    )
+    assert commands.detail == "shell" and printed.detail == "text"
+    lines = iter(printed.lines)
+    assert all(line in lines for line in report if line != "...")  # all of them, in this order
+
+
+def test_front_pages_say_the_same():
+    english, chinese = blocks("docs/index.md"), blocks("docs/index_cn.md")
+    assert [(block.kind, block.detail) for block in english] == [(block.kind, block.detail) for block in chinese]
+    for one, other in zip(english, chinese, strict=True):
+        links_of_both = [[re.sub("^(en|zh)/", "", link) for link in links(b.cells[0][0])] for b in (one, other)]
+        if links_of_both != [["index_cn.md"], ["index.md"]]:  # the switch
+            assert sorted(links_of_both[0]) == sorted(links_of_both[1])
+
+
+CATALOGUE = ["en/api_differences", "zh/api_differences"]
+
+
+@pytest.mark.parametrize("name", CATALOGUE)
+def test_catalogue_is_seen_without_scrolling_sideways(browser, site, name):
+    page = visit(browser, site, name)
+    right = "(cells) => Math.max(...cells.map((cell) => cell.getBoundingClientRect().left + cell.scrollWidth))"
+    cells = page.locator(".catalogue td")
+    article = page.locator("article").bounding_box()
+    assert cells.evaluate_all(right) <= article["x"] + article["width"] + 1
+    heads = page.locator(".catalogue").first.locator("th").all_inner_texts()
+    assert page.locator(".catalogue td").first.inner_text() == "torch.nn.Conv2d"
+    page.set_viewport_size({"width": PHONE[0], "height": PHONE[1]})
+    assert cells.evaluate_all(right) <= PHONE[0]
+    row = page.locator(".catalogue tr:has(strong)").first  # a pair that differs has all columns
+    boxes = [cell.bounding_box() for cell in row.locator("td").all()]
+    assert all(above["y"] + above["height"] <= below["y"] + 1 for above, below in pairwise(boxes))
+    label = "cells => cells.map(cell => getComputedStyle(cell, '::before').content)"
+    assert row.locator("td").evaluate_all(label) == [f'"{head}"' for head in heads]
+    page.close()
+
+
+@pytest.mark.parametrize("name", CATALOGUE)
+def test_catalogue_is_filtered(browser, site, name):
+    page = visit(browser, site, name)
+    rows, differing = page.locator(".catalogue tbody tr"), page.locator(".catalogue tr:has(td:nth-child(3) strong)")
+    shown = page.locator(".catalogue tbody tr:visible")
+    total = rows.count()
+
+    def count() -> int:
+        assert shown.count() == int(page.locator(".filter output").inner_text().split()[0])
+        return shown.count()
+
+    assert count() == total > differing.count() > 40
+    page.check(".filter input[type=checkbox]")
+    assert count() == differing.count()
+    page.fill(".filter input[type=search]", "batchnorm2d(")
+    assert 0 < count() < 20
+    assert all("BatchNorm2D(" in text for text in shown.all_inner_texts())
+    topics = {row.locator("a").get_attribute("href").split("#")[0] for row in shown.all()}
+    assert page.locator("article h2:visible").count() == len(topics) > 1
+    page.select_option(".filter select", index=1)
+    assert {row.locator("a").get_attribute("href").split("#")[0] for row in shown.all()} == {"../faq/layers/"}
+    page.fill(".filter input[type=search]", "")
+    page.uncheck(".filter input[type=checkbox]")
+    assert "conv2d" in [row.locator("a").inner_text() for row in shown.all()]
+    page.select_option(".filter select", index=0)
+    assert count() == total
+    page.close()
+
+
+def test_catalogue_is_whole_without_javascript(browser, site):
+    context = browser.new_context(java_script_enabled=False)
+    page = context.new_page()
+    page.goto(f"{site}/{CATALOGUE[0]}/")
+    rows = page.locator(".catalogue tbody tr")
+    assert rows.locator("visible=true").count() == rows.count() > 80
+    assert page.locator(".filter").count() == 0
+    context.close()
 
 
 @pytest.mark.parametrize(

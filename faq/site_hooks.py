@@ -1,0 +1,120 @@
+"""What mkdocs does to the pages beyond Markdown (`hooks:` in mkdocs.yml), so that their Markdown stays plain.
+
+- Codes of several frameworks that follow one another are set side by side, each under its framework's name, and the
+  words in which the first two differ are marked.
+- The rungs in the picture of the ladder are links to their chapters.
+- The cells of the catalogue name their columns, so that a phone can show each row as a card.
+- The links to the repository, in the header and on the front pages, are to the checkout's `origin`.
+"""
+
+import difflib
+import re
+import subprocess
+from html import unescape
+from itertools import cycle
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import Files
+from mkdocs.structure.pages import Page
+from mkdocs.utils import get_relative_url
+
+SWITCH = re.compile(r"^\[(?:English|中文)\]\(.*\)$", re.MULTILINE)
+FRONT = {"index.md": "Repository", "index_cn.md": "代码仓库"}
+# A code with a name: the comment that says where it is quoted from, or the framework in bold.
+FRAMEWORKS = {"mobilenetv3_ref": "PyTorch", "mobilenetv3_paddle": "PaddlePaddle"}
+QUOTED = rf"<!-- from: (?P<package>{'|'.join(FRAMEWORKS)})/(?P<file>\S+) -->\n"
+BOLD = r"\*\*(?P<name>PyTorch|PaddlePaddle|MindSpore)\*\*\n\n"
+CODE = rf"(?:{QUOTED}|{BOLD})```python\n.*?\n```"
+UNNAMED = re.sub(r"\?P<\w+>", "?:", CODE)
+SEVERAL = re.compile(rf"(?:<div class=\"grid\" markdown>\n\n)?({UNNAMED}(?:\n\n{UNNAMED})+)(?:\n\n</div>)?", re.DOTALL)
+PAIR = re.compile(r'(<div class="codes">.*?<code>)(.*?)(</code>.*?<code>)(.*?)(</code>)', re.DOTALL)
+# Highlighted code is tags, blanks, comments, which say other things anyway, and words.
+WORDS = re.compile(r'(<span class="c1">.*?</span>|<[^>]+>|\s+)')
+
+
+def on_config(config: MkDocsConfig) -> MkDocsConfig:
+    config.repo_url = config.repo_url or repository(_origin(Path(config.config_file_path).parent))
+    config.repo_name = urlsplit(config.repo_url).path.strip("/")
+    return config
+
+
+def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    if config.repo_url and page.file.src_uri in FRONT:
+        link = f" · [{FRONT[page.file.src_uri]}]({config.repo_url})"
+        markdown = SWITCH.sub(lambda switch: switch[0] + link, markdown, count=1)
+    return SEVERAL.sub(lambda codes: f'<div class="codes" markdown>\n\n{_named(codes[1])}\n\n</div>', markdown)
+
+
+def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    html = PAIR.sub(_marked, html)
+    if page.file.src_uri.endswith("api_differences.md"):
+        html = re.sub(r"<table>.*?</table>", lambda table: _labelled(table[0]), html, flags=re.DOTALL)
+    return re.sub(r'<p><img [^>]*images/ladder\.svg"[^>]*></p>', lambda _: _ladder(page, config), html)
+
+
+def _origin(folder: Path) -> str:
+    """Where the checkout comes from; "" if nobody knows."""
+    command = ["git", "-C", str(folder), "config", "--get", "remote.origin.url"]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
+    except OSError:
+        return ""
+
+
+def repository(origin: str) -> str:
+    """A remote's address for a browser, without the user's name or password; "" for one that is no host's."""
+    if at := re.fullmatch(r"[^@/]+@([\w.-]+):(.+)", origin):  # git@host:owner/name.git
+        origin = f"ssh://{at[1]}/{at[2]}"
+    parts = urlsplit(origin)
+    if parts.scheme not in ("https", "http", "ssh"):
+        return ""
+    host = f"https://{parts.hostname}" if parts.scheme == "ssh" else f"{parts.scheme}://{parts.netloc.split('@')[-1]}"
+    return host + parts.path.removesuffix(".git")
+
+
+def _named(codes: str) -> str:
+    """The codes with a title each: the framework, and the file if it is quoted from one."""
+
+    def titled(code: re.Match) -> str:
+        title = code["name"] or f"{FRAMEWORKS[code['package']]}: {code['package']}/{code['file']}"
+        return code[0][code[0].index("```python") :].replace("```python", f'```python title="{title}"', 1)
+
+    return re.sub(CODE, titled, codes, flags=re.DOTALL)
+
+
+def _marked(pair: re.Match) -> str:
+    """Two highlighted codes with their differing words marked; as they are where little is the same."""
+    before, ref, between, port, after = pair.groups()
+    parts = [WORDS.split(code) for code in (ref, port)]  # every second one is no word
+    words = [[unescape(word) for word in of_one[::2]] for of_one in parts]
+    places = [[i for i, word in enumerate(of_one) if word] for of_one in words]
+    matcher = difflib.SequenceMatcher(None, *([w for w in of_one if w] for of_one in words), autojunk=False)
+    if matcher.ratio() < 0.5:
+        return pair[0]
+    for kind, *span in matcher.get_opcodes():
+        for side in (0, 1):
+            for place in places[side][slice(*span[2 * side : 2 * side + 2])] if kind != "equal" else ():
+                if re.search(r"\w", words[side][place]):  # a bracket or a comma would be one more
+                    parts[side][2 * place] = f"<mark>{parts[side][2 * place]}</mark>"
+    return f"{before}{''.join(parts[0])}{between}{''.join(parts[1])}{after}"
+
+
+def _labelled(table: str) -> str:
+    labels = cycle(re.sub("<.*?>", "", head) for head in re.findall(r"<th>(.*?)</th>", table))
+    table = re.sub("<td>", lambda _: f'<td data-label="{next(labels)}">', table)
+    table = re.sub("<code>.*?</code>", lambda code: re.sub("[._]", r"\g<0><wbr>", code[0]), table)  # where lines break
+    return table.replace("<table>", '<table class="catalogue">', 1)
+
+
+def _ladder(page: Page, config: MkDocsConfig) -> str:
+    """The picture, in which each rung's box and name are a link to the chapter in the page's language."""
+    language = "zh" if page.url.startswith(("zh", "index_cn")) else "en"
+    picture = (Path(config.docs_dir) / "images" / "ladder.svg").read_text(encoding="utf-8")
+
+    def link(rung: re.Match) -> str:
+        chapter = get_relative_url(f"{language}/{rung[2].replace('_test_', '_')}/", page.url)
+        return f'<a href="{chapter}">{rung[0]}</a>'
+
+    return re.sub(r"(<rect class=\"box\".*?>)<text.*?>(.*?)</text>", link, picture.replace(' role="img"', ""))
