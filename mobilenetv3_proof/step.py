@@ -3,7 +3,7 @@
 import argparse
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +42,18 @@ def step_parser(prog: str, description: str, folders: str = "") -> argparse.Argu
     return parser
 
 
+@cache  # the rungs of one process have the same
+def own_probe_weights(package: Package, model: str, seed: int) -> dict[str, np.ndarray]:
+    """Of the package's `model`, by its own names; nobody writes into them."""
+    return probe_weights(package.module("models").MODELS[model](), seed)
+
+
+@cache
+def layer_types(package: Package, model: str) -> dict[str, str]:
+    """{dotted name: class name} of every module of the package's `model`."""
+    return package.backend.layer_types(package.module("models").MODELS[model]())
+
+
 class Step(Rung):
     """A rung of this project's own ladder: the two packages, and the weights that both get."""
 
@@ -57,15 +69,15 @@ class Step(Rung):
         self.say(f"{name}: {args.model}, {' and '.join(versions)}, {args.device}, seed {args.seed}, {weights}")
         self.arrays = self._weights()
         self.num_classes = num_classes_of(self.arrays)
-        self.types = self.ref.backend.layer_types(self.model(self.ref))
+        self.types = layer_types(self.ref, args.model)
 
     def _weights(self) -> dict[str, np.ndarray]:
-        models, build = self.ref.module("models"), self.ref.module("models").MODELS[self.args.model]
+        models = self.ref.module("models")
         if self.args.weights is None:
-            return probe_weights(build(), self.args.seed)
-        path = Path(self.args.weights)
+            return own_probe_weights(self.ref, self.args.model, self.args.seed)
+        build, path = models.MODELS[self.args.model], Path(self.args.weights)
         if path.suffix == ".pdparams":
-            types = self.ref.backend.layer_types(build())
+            types = layer_types(self.ref, self.args.model)
             arrays = paddle_to_torch(self.port.module("models").read_weights(path), types)
         else:
             arrays = models.read_weights(path)

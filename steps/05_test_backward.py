@@ -106,9 +106,9 @@ def main(args: argparse.Namespace) -> Step:
     for train in (True, False):
         makes = step.both(training_step, name="sgd", train=train)
         backward(*models, *makes, draw_batches(step, 6, 1), name="sgd", train=train, dtypes=["float32"], **where)
-        batches = draw_batches(step, 7, 3)
+        batches, model = draw_batches(step, 7, 3), step.build(step.ref, "float64")
         for images, labels in batches:  # every other label is right, so that the log's accuracy is not 0
-            trace = step.ref.backend.forward(step.build(step.ref, "float64"), images, train)
+            trace = step.ref.backend.forward(model, images, train)
             labels[::2] = trace.outputs["logits"][::2].argmax(axis=1)
         title = f"train_one_epoch, float64, 3 batches{'' if train else ', batch norm frozen'}"
         epoch(*models, *step.both(training_loop, freeze_norm=not train), batches, title=title, ignore=TIMES, **where)

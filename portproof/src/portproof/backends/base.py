@@ -12,12 +12,13 @@ import io
 import os
 import random
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import cached_property
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -252,9 +253,17 @@ class Backend(ABC):
 
     # Reading a model
 
+    def keep_slots(self, model: Any) -> None:
+        """Read the structure of `model` now, once: its `named_slots` stay what they are, as long as it lives."""
+        self._kept_slots[model] = self.named_slots(model)
+
+    @cached_property
+    def _kept_slots(self) -> WeakKeyDictionary:
+        return WeakKeyDictionary()
+
     def named_slots(self, model: Any) -> dict[str, tuple[str, Slot]]:
         """{state_dict key: (PyTorch's key, slot)} of all parameters and buffers."""
-        return {
+        return self._kept_slots.get(model) or {
             slot.tensor: (f"{name}.{leaf}" if name else leaf, slot)
             for name, module in self.describe(model).items()
             for leaf, slot in module.slots.items()
@@ -409,17 +418,25 @@ class Backend(ABC):
         """
 
     @contextmanager
-    def trace(self, model: Any, whole: str = "logits", calls: bool = False, modules: bool = True) -> Iterator[Trace]:
+    def trace(
+        self,
+        model: Any,
+        whole: str = "logits",
+        calls: bool = False,
+        modules: bool = True,
+        only: Collection[str] | None = None,
+    ) -> Iterator[Trace]:
         """Trace every forward pass of `model` in this context, in float64 with exact constants.
 
         The whole model's output is called `whole`. With `calls` the arguments of every call are kept too, and after a
-        backward pass in this context the loss's gradients for what it returned. Without `modules` nothing is traced.
+        backward pass in this context the loss's gradients for what it returned. Without `modules` nothing is traced,
+        and with `only` no other modules than these.
         """
         tracer = _Tracer(self, whole, calls)
         handles = [
             handle
             for name, module in (self.named_modules(model) if modules else ())
-            if name == "" or not self.is_container(module)
+            if (name in only if only is not None else name == "" or not self.is_container(module))
             for handle in tracer.attach(name, module)
         ]
         try:

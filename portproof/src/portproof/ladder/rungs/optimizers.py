@@ -98,6 +98,7 @@ def _updated(
     """
     wrapped, keys = (sides.ref, sides.port)[i], sides.keys(i)
     model, backend = wrapped.copied("", "float64", train=True), wrapped.backend
+    backend.keep_slots(model)
     with backend.new_tensors("float64"):
         optimizer, schedule = _made(make, model, settings)
         rate = backend.learning_rate(optimizer)
@@ -149,6 +150,7 @@ def _moves(backend: Backend, device: str, make: Make, settings: Mapping[str, Any
     optimizer, schedule = _made(make, model, settings)
     if schedule is None:
         raise UserError(f"the {backend.name} side has no schedule: return (optimizer, schedule)")
+    backend.keep_slots(model)
     moves = np.empty(epochs)
     for epoch in range(epochs):
         backend.set_value(model.weight, np.zeros((1, 1)))
