@@ -24,7 +24,7 @@ from portproof.ladder import accumulation, backward, epoch, optimizer, run_rung,
 
 NAME = "05_test_backward"
 ITERATIONS = 4  # of each run: momentum has a past, and the rate has fallen
-BATCH, HEIGHT, WIDTH = 5, 96, 64  # small, so that few activations lie near a kink; no power of two in any mean
+BATCH, HEIGHT, WIDTH = 3, 96, 64  # small, so that few activations lie near a kink; no power of two in any mean
 # The official recipe, but that the rate falls every other iteration, where it does every other epoch.
 OFFICIAL = {"lr": 0.064, "momentum": 0.9, "weight_decay": 1e-5, "lr_step_size": 2, "lr_gamma": 0.973}
 RECIPE = {**OFFICIAL, "lr": 0.0005}  # through the whole network: a rate at which iterations do not magnify rounding

@@ -8,15 +8,16 @@ page, OUTPUT_DIR/summary.json holds it for machines.
 """
 
 import argparse
+import importlib
 from pathlib import Path
 
 from mobilenetv3_common.arguments import MODEL_NAMES
-from mobilenetv3_proof.step import ROOT
 from portproof.io.cli import ArgumentParser, HelpFormatter, UserError, run
 from portproof.ladder import Planned, run_all
 from portproof.report.summary import environment
 
 NAME = "run_all"
+ROOT = Path(__file__).resolve().parents[1]
 RUNGS = (
     "01_test_forward",
     "02_test_data",
@@ -59,6 +60,8 @@ def main(args: argparse.Namespace) -> int:
     rungs = [
         planned(name, model, args) for model in models for name in args.rungs if model == models[0] or name not in ONCE
     ]
+    print(f"{len(rungs)} rungs: PyTorch and PaddlePaddle are imported first", flush=True)
+    importlib.import_module("mobilenetv3_proof.step")
     return run_all(rungs, args.output_dir, environment(args, "steps/run_all.py"), args.device)
 
 

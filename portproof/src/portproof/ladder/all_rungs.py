@@ -13,7 +13,6 @@ from types import ModuleType
 from portproof.backends import backend
 from portproof.io.cli import UserError, one_line, output_dir
 from portproof.ladder.rung import Rung
-from portproof.report.page import write_page
 from portproof.report.summary import LadderResult, RungResult, write_summary
 from portproof.report.text import LAST_WORDS
 
@@ -69,6 +68,13 @@ def clear_reports(folder: str | Path) -> tuple[Path, Path]:
             f"{path} cannot be replaced ({error.strerror}): delete it or choose another --output-dir"
         ) from error
     return paths
+
+
+def write_page(result: LadderResult, path: Path) -> None:
+    """`report.page.write_page`, whose libraries are imported now, and not before the first rung."""
+    from portproof.report import page
+
+    page.write_page(result, path)
 
 
 def _write_reports(result: LadderResult, page: Path, summary: Path) -> None:

@@ -21,6 +21,7 @@ from portproof.ladder.rung import Rung, on_rung
 
 KINDS = {"b": np.int64, "i": np.int64, "u": np.int64, "f": np.float64}
 Numbers = dict[str, np.ndarray]
+MOST_KEPT = 2**28  # bytes of images; of a whole validation set that is little
 
 
 def _numbers(returned: Any, name: str, backend: Backend | None = None) -> Numbers:
@@ -169,6 +170,35 @@ class _Relabelled:
         return getattr(self.loader, name)
 
 
+class _ReadOnce:
+    """A loader that is read once if its images take less than MOST_KEPT; all else of it is the loader's.
+
+    What it gives is a copy, for an evaluation may change its images in place.
+    """
+
+    def __init__(self, loader: Iterable, to_array: Callable[[Any], np.ndarray]) -> None:
+        self.loader, self.to_array = loader, to_array
+        self.batches: list[tuple] | None = None
+
+    def __iter__(self) -> Iterator[tuple]:
+        if self.batches is not None:
+            yield from map(copy.deepcopy, self.batches)
+            return
+        batches, size = [], 0
+        for images, target in self.loader:
+            size += self.to_array(images).nbytes
+            if size < MOST_KEPT:
+                batches.append(copy.deepcopy((images, target)))
+            yield images, target
+        self.batches = batches if size < MOST_KEPT else None
+
+    def __len__(self) -> int:
+        return len(self.loader)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.loader, name)
+
+
 @dataclass
 class _Side:
     """One side's evaluation, its model and its loader."""
@@ -180,6 +210,9 @@ class _Side:
     loader: Iterable
     progress: Callable[[Iterable], Iterable]
 
+    def __post_init__(self) -> None:
+        self.loader = _ReadOnce(self.loader, self._array)
+
     def _array(self, value: Any) -> np.ndarray:
         return self.backend.to_array(value) if self.backend.framework.is_tensor(value) else np.asarray(value)
 
@@ -188,11 +221,11 @@ class _Side:
         model = self.backend.moved(copy.deepcopy(self.model), self.device, dtype)
         model.eval()
         logits, labels = [], []
-        with self.backend.framework.no_grad(), self.backend.new_tensors(dtype), self.backend.exact_constants():
-            for images, target in self.progress(self.loader):
-                x = self.backend.tensor(self._array(images), self.device, dtype)
+        for images, target in self.progress(self.loader):
+            x = self.backend.tensor(self._array(images), self.device, dtype)
+            with self.backend.framework.no_grad(), self.backend.new_tensors(dtype), self.backend.exact_constants():
                 logits.append(self.backend.to_array(model(x)))
-                labels.append(self._array(target))
+            labels.append(self._array(target))
         if not logits:
             raise UserError(f"the loader of the {self.backend.name} side has no batches: check the data")
         return np.concatenate(logits), np.concatenate(labels), set(map(len, labels))

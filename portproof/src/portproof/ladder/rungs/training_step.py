@@ -326,7 +326,9 @@ def accumulation(
         run = _Trained(sides, i, make, dtype)
         for place, batch in enumerate(group):
             is_looked_at = i == 0 and place == 0
-            found, trace = run.iterate(batch, traced={""} if is_looked_at else (), calls=is_looked_at, accumulation=(place, len(group)))
+            found, trace = run.iterate(
+                batch, traced={""} if is_looked_at else (), calls=is_looked_at, accumulation=(place, len(group))
+            )
             if is_looked_at:
                 _model_call(run, trace, False)
         if i == 0:
