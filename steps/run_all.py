@@ -9,11 +9,13 @@ page, OUTPUT_DIR/summary.json holds it for machines.
 
 import argparse
 import importlib
+import os
 from pathlib import Path
 
 from mobilenetv3_common.arguments import MODEL_NAMES
 from portproof.io.cli import ArgumentParser, HelpFormatter, UserError, run
 from portproof.ladder import Planned, run_all
+from portproof.ladder.side_by_side import cores_of_a_lane
 from portproof.report.summary import environment
 
 NAME = "run_all"
@@ -50,10 +52,11 @@ def planned(name: str, model: str, args: argparse.Namespace) -> Planned:
     flags = ["--model", model, "--device", args.device, "--seed", str(args.seed), "--output-dir", str(out)]
     flags += ["--weights", args.weights] if args.weights else []
     flags += ["--short"] if name == "07_test_train" and not args.full else []
-    return Planned(Path(__file__).with_name(f"{name}.py"), flags, model)
+    return Planned(Path(__file__).with_name(f"{name}.py"), flags, model, is_long=name == "05_test_backward")
 
 
-def main(args: argparse.Namespace) -> int:
+def main(args: argparse.Namespace, in_lanes: bool = False) -> int:
+    """The ladder's exit status; `in_lanes` of a process that has computed nothing yet has two rungs run at a time."""
     models = MODEL_NAMES if args.model == "both" else (args.model,)
     if args.weights and len(models) > 1:
         raise UserError("--weights are one model's: name it with --model")
@@ -61,9 +64,13 @@ def main(args: argparse.Namespace) -> int:
         planned(name, model, args) for model in models for name in args.rungs if model == models[0] or name not in ONCE
     ]
     print(f"{len(rungs)} rungs: PyTorch and PaddlePaddle are imported first", flush=True)
+    threads = cores_of_a_lane() if in_lanes and args.device == "cpu" and len(rungs) > 1 else 0
+    if threads:
+        os.environ.setdefault("OMP_NUM_THREADS", str(threads))  # which both frameworks read when they are imported
     importlib.import_module("mobilenetv3_proof.step")
-    return run_all(rungs, args.output_dir, environment(args, "steps/run_all.py"), args.device)
+    about = environment(args, "steps/run_all.py")
+    return run_all(rungs, args.output_dir, about, args.device, in_lanes=threads > 0)
 
 
 if __name__ == "__main__":
-    run(lambda: main(get_args_parser().parse_args()), NAME)
+    run(lambda: main(get_args_parser().parse_args(), in_lanes=True), NAME)

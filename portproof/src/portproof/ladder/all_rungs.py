@@ -2,28 +2,38 @@
 
 from __future__ import annotations
 
+import gc
 import importlib.util
 import time
 import traceback
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import repeat
 from pathlib import Path
 from types import ModuleType
 
 from portproof.backends import backend
 from portproof.io.cli import UserError, one_line, output_dir
 from portproof.ladder.rung import Rung
+from portproof.ladder.side_by_side import side_by_side
+from portproof.python39 import zip_strict
 from portproof.report.summary import LadderResult, RungResult, write_summary
 from portproof.report.text import LAST_WORDS
+
+KILLED = "its process was killed: is there enough memory?"
 
 
 @dataclass(frozen=True)
 class Planned:
-    """A rung to run: its script, the flags that it gets, and the name of the model that it is run for, "" if one."""
+    """A rung to run: its script, the flags that it gets, and the name of the model that it is run for, "" if one.
+
+    Where rungs run side by side, the first begins first, and then of each model those that are long.
+    """
 
     script: Path
     flags: Sequence[str]
     model: str = ""
+    is_long: bool = False
 
 
 def load_script(path: Path) -> ModuleType:
@@ -70,6 +80,19 @@ def clear_reports(folder: str | Path) -> tuple[Path, Path]:
     return paths
 
 
+def _in_lanes(rungs: Sequence[Planned], refused_by_mistake: bool) -> Iterator[RungResult]:
+    """What `run_planned` gives of each, with two of them at a time."""
+    gc.freeze()  # what has been imported is not looked through for garbage again, nor copied for that
+    models = list(dict.fromkeys(planned.model for planned in rungs))
+    places = [(i > 0, models.index(planned.model), not planned.is_long, i) for i, planned in enumerate(rungs)]
+    order = [i for *_, i in sorted(places)]
+    found = side_by_side(lambda number: run_planned(rungs[number], refused_by_mistake), order)
+    for planned, result in zip_strict(rungs, found):
+        if result is None:
+            print(f"FAIL {planned.script.stem}: {KILLED}", flush=True)
+        yield result or RungResult(planned.script.stem, planned.model, 0.0, None, KILLED)
+
+
 def write_page(result: LadderResult, path: Path) -> None:
     """`report.page.write_page`, whose libraries are imported now, and not before the first rung."""
     from portproof.report import page
@@ -94,16 +117,19 @@ def run_all(
     environment: dict[str, str],
     device: str = "cpu",
     refused_by_mistake: bool = False,
+    in_lanes: bool = False,
 ) -> int:
     """Run the rungs, write FOLDER/report.html and FOLDER/summary.json, print a table -> the ladder's exit status.
 
     `environment` is what the run depends on, in words, see `report.summary.environment`; `refused_by_mistake` is
-    `run_planned`'s. Raises UserError for a folder that cannot be written.
+    `run_planned`'s; `in_lanes` has rungs run side by side, see side_by_side.py. Raises UserError for a folder that
+    cannot be written.
     """
     page, summary = clear_reports(folder)
-    results = []
-    for planned in rungs:
-        results.append(run_planned(planned, refused_by_mistake))
+    rungs, results = list(rungs), []
+    one_by_one = map(run_planned, rungs, repeat(refused_by_mistake))
+    for result in _in_lanes(rungs, refused_by_mistake) if in_lanes else one_by_one:
+        results.append(result)
         print(flush=True)
     result = LadderResult(results, environment | backend("torch").about(device))
     name_width = max([17, *(len(rung.name) for rung in results)])

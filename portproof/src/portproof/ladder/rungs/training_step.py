@@ -146,13 +146,19 @@ class _Rerun:
         return self.items
 
 
-def _judged(judge: Callable[[dict], Verdict], fp64_ref: Items, limits: Callable[[], dict]) -> Verdict:
-    """What `judge` says by SEMANTIC_RTOL alone, the least that all `limits` allow.
+def _judged(
+    fp64_ref: Items, port: Items, floor: Items, limits: Callable[[], dict], exact: Mapping[Item, float], **facts: Any
+) -> tuple[Verdict, set[Item]]:
+    """(`_compare` by SEMANTIC_RTOL alone, the least that `limits()` may give; what is zero by structure).
 
-    Only if not all pass by that, what it says by those, for which the reference has to run again.
+    Only if not all pass by that they are compared by those, for which the reference has to run again.
     """
-    verdict = judge(semantic_atol(fp64_ref, fp64_ref))
-    return verdict if verdict.status == PASS else judge(limits())
+    for limits_of in (lambda: semantic_atol(fp64_ref, fp64_ref), limits):
+        atol, expected_zero = with_noise_floor(limits_of() | exact, floor, fp64_ref)
+        verdict = _compare(fp64_ref, port, atol, expected_zero, **facts)
+        if verdict.status == PASS:
+            break
+    return verdict, expected_zero
 
 
 @on_rung
@@ -215,6 +221,11 @@ def _check_iterations(
         return
     rows, expected_zero, norms, call, first = [], set(), [], None, len(rung.verdicts)
     curves = {LOSS: ([], []), RATE: ([], [])}
+
+    def limits(fp64_ref: Items, i: int) -> dict[Item, float]:
+        atol = semantic_atol(fp64_ref, rung.of_ref("training step", fp32_ref.after, i))
+        return with_coefficients(atol, fp64_ref, [run.after(i) for run in rounded])
+
     for i, batch in enumerate(batches):
         fp64_ref, trace = rung.of_ref("training step", fp64_run.iterate, batch, traced=fp64_run.norms, calls=i == 0)
         call = call or _model_call(fp64_run, trace, train)
@@ -223,19 +234,12 @@ def _check_iterations(
         found, _ = rung.of_port("training step", port_run.iterate, batch) or (None, None)
         if found is None:
             break
-        floor = noise_floor(fp64_ref, U64, trace.input_scales)
-
-        def limits() -> dict[Item, float]:
-            atol = semantic_atol(fp64_ref, rung.of_ref("training step", fp32_ref.after, i))
-            return with_coefficients(atol, fp64_ref, [run.after(i) for run in rounded])
-
-        def judge(atol: dict[Item, float]) -> Verdict:
-            atol, zero = with_noise_floor(atol | {RATE: 0.0}, floor, fp64_ref)
-            expected_zero.clear()
-            expected_zero.update(zero)
-            return _compare(fp64_ref, found, atol, zero, mode=mode, dtype="float64", iteration=i)
-
-        rows += _judged(judge, fp64_ref, limits).rows
+        floor, there = (
+            noise_floor(fp64_ref, U64, trace.input_scales),
+            {"mode": mode, "dtype": "float64", "iteration": i},
+        )
+        verdict, expected_zero = _judged(fp64_ref, found, floor, partial(limits, fp64_ref, i), {RATE: 0.0}, **there)
+        rows += verdict.rows
         norms.append(np.sqrt(sum((array**2).sum() for item, array in fp64_ref.items() if item.kind == "gradient")))
         rung.keep(*({f"{item}_{i}": side[item] for item in (LOSS, RATE)} for side in (fp64_ref, found)), prefix=prefix)
         for item, both in curves.items():
@@ -325,11 +329,9 @@ def accumulation(
     def accumulated(i: int, make: Make, group: list[Batch], dtype: str) -> dict[Item, np.ndarray]:
         run = _Trained(sides, i, make, dtype)
         for place, batch in enumerate(group):
-            is_looked_at = i == 0 and place == 0
-            found, trace = run.iterate(
-                batch, traced={""} if is_looked_at else (), calls=is_looked_at, accumulation=(place, len(group))
-            )
-            if is_looked_at:
+            seen = {"traced": {""}, "calls": True} if i == 0 and place == 0 else {}
+            found, trace = run.iterate(batch, **seen, accumulation=(place, len(group)))
+            if seen:
                 _model_call(run, trace, False)
         if i == 0:
             run.check_moved()
@@ -346,13 +348,9 @@ def accumulation(
     for whose, guard, make in (("reference", rung.of_ref, make_ref), ("port", rung.of_port, make_port)):
         found = guard("training step", accumulated, int(whose == "port"), make, batches, "float64")
         title = f"the {whose}'s gradients of {count} batches added up, against the reference's of {every} as one"
-
-        def judge(atol: dict[Item, float]) -> Verdict:
-            atol, expected_zero = with_noise_floor(atol, noise_floor(fp64_ref, U64), fp64_ref)
-            return _compare(fp64_ref, found, atol, expected_zero, title=f"{title}, float64")
-
         if found is not None:
-            rung.check(_judged(judge, fp64_ref, limits))
+            floor = noise_floor(fp64_ref, U64)
+            rung.check(_judged(fp64_ref, found, floor, limits, {}, title=f"{title}, float64")[0])
 
 
 @on_rung
@@ -392,13 +390,10 @@ def epoch(
     if found is not None and _is_finite(rung, fp64_ref):
         title = title or f"one epoch, float64, {len(batches)} batches"
 
-        def judge(atol: dict[Item, float]) -> Verdict:
-            return _compare(fp64_ref, found, atol | {RATE: 0.0}, (), title=title)
-
         def limits() -> dict[Item, float]:
             return semantic_atol(fp64_ref, rung.of_ref("training loop", facts, 0, make_ref, "float32"))
 
-        rung.check(_judged(judge, fp64_ref, limits))
+        rung.check(_judged(fp64_ref, found, {}, limits, {RATE: 0.0}, title=title)[0])
     if LOG in fp64_ref:
         rung.say(f"  {fp64_ref[LOG][-1]}")
 

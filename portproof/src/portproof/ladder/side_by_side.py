@@ -1,0 +1,135 @@
+"""Rungs in two processes at once, forked from one that has imported what they need: each has a core of its own.
+
+A process that has already computed must not be forked for this: the threads with which its libraries compute are not
+in the fork, which then waits for them for ever. So only a command that has computed nothing runs its rungs so.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import pickle
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+
+from portproof.io.cli import UserError
+from portproof.ladder.rung import Rung
+from portproof.python39 import zip_strict
+from portproof.report.summary import RungResult
+
+LANES = 2
+PAUSE = 0.05  # seconds between two looks at what a rung has printed
+Run = Callable[[int], RungResult]  # the rung of that number
+
+
+def cores_of_a_lane() -> int:
+    """How many threads each process may compute with; 0 where rungs cannot run side by side."""
+    if sys.platform != "linux":  # elsewhere libraries do not outlive a fork, or there is none
+        return 0
+    return len(os.sched_getaffinity(0)) // LANES
+
+
+def _sendable(result: RungResult) -> RungResult:
+    """The result with no more than the reports need, and with no function in it but look-ups."""
+    step = result.step
+    if step is None:
+        return result
+    groups = [
+        {row.item: group(row.item) for row in verdict.rows}.__getitem__
+        for verdict, group in zip_strict(step.verdicts, step.groups)
+    ]
+    sent = Rung(step.name, quiet=True)
+    sent.verdicts, sent.groups, sent.types, sent.log = step.verdicts, groups, step.types, step.log
+    sent.curves, sent.pictures = step.curves, step.pictures
+    return replace(result, step=sent)
+
+
+def _lane(run: Run, order: Sequence[int], taken: multiprocessing.Value, folder: Path, parent: int) -> None:
+    """Take one rung after the other, and leave N.out and N.err, which it prints, and then N.result."""
+    while os.getppid() == parent:
+        with taken.get_lock():
+            place, taken.value = taken.value, taken.value + 1
+        if place >= len(order):
+            return
+        number = order[place]
+        for stream, name in ((sys.stdout, "out"), (sys.stderr, "err")):
+            stream.flush()
+            with (folder / f"{number}.{name}").open("wb") as file:
+                os.dup2(file.fileno(), stream.fileno())
+        try:
+            result: RungResult | UserError = _sendable(run(number))
+        except UserError as mistake:
+            result = mistake
+        sys.stdout.flush()
+        sys.stderr.flush()
+        part = folder / f"{number}.part"
+        part.write_bytes(pickle.dumps(result))
+        part.rename(folder / f"{number}.result")
+
+
+def side_by_side(run: Run, order: Sequence[int]) -> Iterator[RungResult | None]:
+    """The result of each rung by its number, 0, 1, ..., and what it prints, when it is there; None of one that died.
+
+    They begin in `order`. Raises the UserError that one raises.
+    """
+    context = multiprocessing.get_context("fork")
+    taken = context.Value("i", 0)
+    with tempfile.TemporaryDirectory() as name:
+        arguments = run, order, taken, Path(name), os.getpid()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        lanes = [context.Process(target=_lane, args=arguments) for _ in range(min(LANES, len(order)))]
+        try:
+            for lane in lanes:
+                lane.start()
+            for number in range(len(order)):
+                yield _followed(Path(name), number, lanes)
+        finally:
+            _end(lanes)
+
+
+def _followed(folder: Path, number: int, lanes: list) -> RungResult | None:
+    """Print what the rung prints until its result is there."""
+    printed = {"out": 0, "err": 0}
+    while True:
+        alive = any(lane.is_alive() for lane in lanes)
+        done = folder / f"{number}.result"
+        is_done = done.is_file()
+        for name, stream in (("out", sys.stdout), ("err", sys.stderr)):
+            path = folder / f"{number}.{name}"
+            if path.is_file():
+                with path.open("rb") as file:
+                    file.seek(printed[name])
+                    text = file.read()
+                whole = len(text) if is_done else text.rfind(b"\n") + 1  # no letter of several bytes is parted
+                printed[name] += whole
+                stream.write(text[:whole].decode("utf-8", "replace"))
+                stream.flush()
+        if is_done:
+            result = pickle.loads(done.read_bytes())  # our own process wrote it, into a folder of ours
+            if isinstance(result, UserError):
+                raise result
+            return result
+        if not alive:
+            return None
+        time.sleep(PAUSE)
+
+
+def _end(lanes: list) -> None:
+    """End what still runs as Ctrl-C does, so that each rung ends the processes that it has started."""
+    for lane in lanes:
+        if lane.is_alive():
+            with suppress(ProcessLookupError):
+                os.kill(lane.pid, signal.SIGINT)
+    for lane in lanes:
+        if lane.pid is not None:
+            lane.join(10)
+            if lane.is_alive():
+                lane.kill()
+                lane.join()
