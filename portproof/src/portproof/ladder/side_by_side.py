@@ -58,10 +58,10 @@ def _lane(run: Run, order: Sequence[int], taken: multiprocessing.Value, folder: 
         if place >= len(order):
             return
         number = order[place]
-        for stream, name in ((sys.stdout, "out"), (sys.stderr, "err")):
-            stream.flush()
+        for descriptor, name in ((1, "out"), (2, "err")):
             with (folder / f"{number}.{name}").open("wb") as file:
-                os.dup2(file.fileno(), stream.fileno())
+                os.dup2(file.fileno(), descriptor)
+        sys.stdout, sys.stderr = (open(i, "w", encoding="utf-8", closefd=False) for i in (1, 2))  # noqa: SIM115
         try:
             result: RungResult | UserError = _sendable(run(number))
         except UserError as mistake:
@@ -124,6 +124,8 @@ def _followed(folder: Path, number: int, lanes: list) -> RungResult | None:
 def _end(lanes: list) -> None:
     """End what still runs as Ctrl-C does, so that each rung ends the processes that it has started."""
     for lane in lanes:
+        if lane.pid is not None:
+            lane.join(0.5)  # a terminal has told it, too, and twice would be once too often
         if lane.is_alive():
             with suppress(ProcessLookupError):
                 os.kill(lane.pid, signal.SIGINT)

@@ -1,0 +1,92 @@
+"""Rungs that run two at a time: their results and what they print, in order, whatever one of them does."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from portproof.compare import FAIL, PASS, Item, Row, Verdict
+from portproof.io.cli import UserError
+from portproof.ladder import all_rungs
+from portproof.ladder.all_rungs import Planned, run_all
+from portproof.ladder.rung import Rung
+from portproof.ladder.side_by_side import side_by_side
+from portproof.report.summary import RungResult
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="processes are forked")
+
+
+def result_of(number: int) -> RungResult:
+    rung = Rung(f"0{number}_test")
+    rung.check(Verdict(f"verdict {number}", [Row(Item(f"item {number}"), PASS)]), group=lambda item: item.name * 2)
+    return RungResult(rung.name, "model", 1.0, rung)
+
+
+def test_results_come_in_order_with_what_their_rungs_print(capsys):
+    started = time.monotonic()
+
+    def run(number: int) -> RungResult:
+        time.sleep((0.6, 0.0, 0.3)[number])
+        print(f"rung {number} in {os.getpid()}, begun {time.monotonic()}")
+        return result_of(number)
+
+    results = list(side_by_side(run, [2, 0, 1]))
+    assert [result.step.verdicts[0].title for result in results] == ["verdict 0", "verdict 1", "verdict 2"]
+    assert results[1].step.groups[0](Item("item 1")) == "item 1item 1" and results[1].step.log
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("rung")]
+    assert [line.split()[1] for line in lines] == ["0", "1", "2"]
+    processes = {line.split()[3] for line in lines}
+    assert len(processes) == 2 and f"{os.getpid()}," not in processes
+    assert float(lines[2].split()[-1]) - started < 0.6  # beside the other, before it ended
+
+
+def test_what_a_rung_raises_ends_the_run_and_one_that_dies_does_not(monkeypatch, tmp_path, capsys):
+    def mistaken(number: int) -> RungResult:
+        raise UserError("no such folder")
+
+    with pytest.raises(UserError, match="no such folder"):
+        list(side_by_side(mistaken, [0, 1]))
+
+    def run(planned: Planned, _refused: bool) -> RungResult:
+        return result_of(1) if planned.script.stem == "alive" else os.kill(os.getpid(), signal.SIGKILL)
+
+    monkeypatch.setattr(all_rungs, "run_planned", run)
+    monkeypatch.setattr(all_rungs, "write_page", lambda *_: None)
+    rungs = [Planned(Path(f"{name}.py"), []) for name in ("alive", "dead", "alive")]
+    assert run_all(rungs, tmp_path, {}, in_lanes=True) == FAIL
+    printed = capsys.readouterr().out
+    assert "FAIL dead: its process was killed" in printed and printed.count("PASS     01_test") == 2
+
+
+def test_an_interrupt_ends_every_process(tmp_path):
+    code = """if True:
+        import os, subprocess, sys, time
+        from pathlib import Path
+        from portproof.io.cli import run
+        from portproof.ladder.side_by_side import side_by_side
+
+        def rung(number):
+            child = subprocess.Popen(["sleep", "60"])
+            try:
+                Path(sys.argv[1], f"{number}.pids").write_text(f"{os.getpid()} {child.pid}")
+                child.wait()
+            finally:
+                child.kill()
+
+        run(lambda: list(side_by_side(rung, [0, 1])) and 0, "all")
+    """
+    process = subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], stderr=subprocess.PIPE, text=True)
+    files = [tmp_path / "0.pids", tmp_path / "1.pids"]
+    while not all(path.is_file() and path.read_text() for path in files):
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    assert process.communicate(timeout=20)[1] == "all: interrupted\n" and process.returncode == 130
+    for pid in " ".join(path.read_text() for path in files).split():
+        with pytest.raises(ProcessLookupError):
+            os.kill(int(pid), 0)
