@@ -6,11 +6,13 @@ import gc
 import importlib.util
 import time
 import traceback
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import repeat
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 from portproof.backends import backend
 from portproof.io.cli import UserError, one_line, output_dir
@@ -93,18 +95,28 @@ def _in_lanes(rungs: Sequence[Planned], refused_by_mistake: bool) -> Iterator[Ru
         yield result or RungResult(planned.script.stem, planned.model, 0.0, None, KILLED)
 
 
-def write_page(result: LadderResult, path: Path) -> None:
+def write_page(result: LadderResult, path: Path, drawn: Mapping[str, Any]) -> None:
     """`report.page.write_page`, whose libraries are imported now, and not before the first rung."""
     from portproof.report import page
 
-    page.write_page(result, path)
+    page.write_page(result, path, drawn)
 
 
-def _write_reports(result: LadderResult, page: Path, summary: Path) -> None:
+def _drawn(result: RungResult, place: int) -> dict[str, Any]:
+    """The plots of the rung for `write_page`, drawn while others run; none where that raises, which it will say."""
+    with suppress(Exception):
+        from portproof.report import page
+
+        salt = page.salt_of(place)
+        return {salt: page.plots_of(result.step, salt)}
+    return {}
+
+
+def _write_reports(result: LadderResult, page: Path, summary: Path, drawn: Mapping[str, Any]) -> None:
     """Write both; whatever goes wrong is a UserError, since the verdict that was just printed stands."""
     try:
         write_summary(result, summary)
-        write_page(result, page)
+        write_page(result, page, drawn)
     except UserError:
         raise
     except Exception as error:
@@ -126,18 +138,19 @@ def run_all(
     cannot be written.
     """
     page, summary = clear_reports(folder)
-    rungs, results = list(rungs), []
+    rungs, results, drawn = list(rungs), [], {}
     one_by_one = map(run_planned, rungs, repeat(refused_by_mistake))
     for result in _in_lanes(rungs, refused_by_mistake) if in_lanes else one_by_one:
         results.append(result)
         print(flush=True)
+        drawn |= _drawn(result, len(results)) if in_lanes else {}
     result = LadderResult(results, environment | backend("torch").about(device))
     name_width = max([17, *(len(rung.name) for rung in results)])
     model_width = max([0, *(len(rung.model) + 1 for rung in results)])
     for rung in results:
         columns = f"{rung.name:<{name_width}} {rung.model:<{model_width}} {rung.seconds:5.1f} s"
         print(f"  {LAST_WORDS[rung.status]:<8} {columns}")
-    _write_reports(result, page, summary)
+    _write_reports(result, page, summary, drawn)
     print(f"results and logs: {folder}")
     print(f"report: {page}")
     print(f"{LAST_WORDS[result.status]} ladder")

@@ -1,5 +1,7 @@
 """The report of a run of the ladder as one HTML page, which needs no other file and no network."""
 
+from __future__ import annotations
+
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -186,14 +188,23 @@ def _curve_plots(step: Checks, salt: str) -> Iterator[Plot]:
         yield Plot(name, curve_plot(ref, port, what, f"{salt}-curve-{i}"))
 
 
+def salt_of(place: int) -> str:
+    """What parts the plots of the run's step number `place`, from 1 on, from those of others."""
+    return f"r{place}"
+
+
 def plots_of(step: Checks, salt: str) -> dict[str, list[Plot]]:
     """The plots of a step, by what they show; `salt` keeps the ids of different steps apart."""
     kinds = {"depth": _depth_plots, "shares": _share_plots, "curves": _curve_plots}
     return {kind: list(draw(step, salt)) for kind, draw in kinds.items()}
 
 
-def render_page(result: LadderResult) -> str:
-    """The page of `result`; names and messages from outside are escaped."""
+def render_page(result: LadderResult, drawn: Mapping[str, dict[str, list[Plot]]] | None = None) -> str:
+    """The page of `result`; names and messages from outside are escaped.
+
+    `drawn` are `plots_of` steps that are drawn already, by their salts: `salt_of` their places in the run.
+    """
+    drawn = drawn or {}
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("portproof.report"),
         autoescape=True,
@@ -218,13 +229,14 @@ def render_page(result: LadderResult) -> str:
         KINDS=KINDS,
         zip=zip,
         groups_of=groups_of,
-        plots_of=plots_of,
+        plots_of=lambda step, salt: drawn[salt] if salt in drawn else plots_of(step, salt),
+        salt_of=salt_of,
         picture_row=picture_row,
         first_lines=first_lines,
     )
 
 
-def write_page(result: LadderResult, path: Path) -> None:
-    """Write the page of `result`; raises UserError when it cannot be written."""
+def write_page(result: LadderResult, path: Path, drawn: Mapping[str, dict[str, list[Plot]]] | None = None) -> None:
+    """Write `render_page` of `result`; raises UserError when it cannot be written."""
     # a file name that is not UTF-8 may be an item's name
-    save_text(render_page(result).encode("utf-8", "backslashreplace").decode("utf-8"), path)
+    save_text(render_page(result, drawn).encode("utf-8", "backslashreplace").decode("utf-8"), path)
