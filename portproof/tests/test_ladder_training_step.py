@@ -9,7 +9,7 @@ import torch
 from paddle.nn import functional as P
 from torch.nn import functional as F
 
-from portproof.compare import FAIL, PASS, REFUSED
+from portproof.compare import FAIL, PASS, REFUSED, tolerances
 from portproof.io.cli import UserError
 from portproof.ladder.pairs.pair import same_weights
 from portproof.ladder.rung import Rung
@@ -129,6 +129,22 @@ def test_equal_steps_pass_in_train_mode():
     assert list(rung.curves) == ["train mode, sgd, loss", "train mode, sgd, lr"]
     np.testing.assert_array_equal(rung.curves["train mode, sgd, lr"][1], [0.05, 0.025, 0.0125])
     assert [*rung.files[1]][:2] == ["train/sgd/loss_0", "train/sgd/lr_0"] and len(rung.files[0]) == 6
+
+
+def test_the_reference_runs_in_float32_only_where_the_least_limit_does_not_pass(monkeypatch):
+    made = []
+
+    def make(model):
+        made.append(next(model.parameters()).dtype)
+        return ref_of()(model)
+
+    how = {"dtypes": ["float64"], "coefficients": "float64"}
+    assert backward(*pair(), make, port_of(), batches(), **how).status == PASS
+    assert made == [torch.float64]
+    monkeypatch.setattr(tolerances, "SEMANTIC_RTOL", 1e-18)
+    verdict = backward(*pair(), make, port_of(), batches(), **how)
+    assert verdict.status == PASS, str(verdict)
+    assert made == [torch.float64, torch.float64, torch.float32]
 
 
 def test_equal_steps_pass_in_eval_mode_in_either_precision():

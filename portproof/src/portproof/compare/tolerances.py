@@ -7,7 +7,8 @@ float64, the semantic check. Both sides run the same formulas in float64 on the 
 of additions. Correct ports of both models were seen 5e-15 to 5e-13 of a tensor's largest value apart; SEMANTIC_RTOL is
 1e-12, and a constant kept in float32 (1/6, an epsilon) is 3e-9 at least and cannot hide below it. Where a network
 magnifies rounding more than that, its float32 run shows how much: the same additions in float64 round 2^-29 as far, so
-the limit is S times the reference's own float32 distance from `fp64_ref`, times 2^-29, if that is the larger.
+the limit is S times the reference's own float32 distance from `fp64_ref`, times 2^-29, if that is the larger. Where
+that run would be made for nothing else, it is made only if SEMANTIC_RTOL alone does not pass.
 
 That proportion ends where float32 loses values altogether: an error is then about as large as the value, however much
 larger rounding would make it, and 2^-29 of it says too little of float64. In LeViT with its 13 attention blocks, and a
