@@ -11,6 +11,7 @@ from portproof.compare import FAIL, PASS, REFUSED
 from portproof.io.cli import UserError
 from portproof.ladder import cases
 from portproof.ladder.rung import Rung
+from portproof.ladder.rungs import metrics
 from portproof.ladder.rungs.metrics import evaluation, metric
 from portproof.python39 import zip_strict
 
@@ -317,6 +318,31 @@ def test_a_loader_keeps_what_else_it_has():
     verdict = evaluated(by_dataset(REF), by_dataset(PORT), loaders=(Loader(TORCH), Loader(PADDLE)))
     assert verdict.status == PASS
     assert verdict.rows[2].name == "metric"
+
+
+def test_a_loader_is_read_once_if_its_images_fit(monkeypatch):
+    class Loader(list):
+        read = 0
+
+        def __iter__(self):
+            self.read += 1
+            return ((images.clone(), labels) for images, labels in super().__iter__())
+
+    def in_place(evaluate):
+        def wrapped(model, batches):
+            found = evaluate(model, batches)
+            for images, _ in batches:
+                images.zero_()
+            return found
+
+        return wrapped
+
+    loaders = Loader(TORCH), Loader(PADDLE)
+    assert evaluated(in_place(REF), in_place(PORT), loaders=loaders).status == PASS
+    assert [it.read for it in loaders] == [1, 1]
+    monkeypatch.setattr(metrics, "MOST_KEPT", 10)
+    assert evaluated(loaders=loaders).status == PASS
+    assert [it.read for it in loaders] == [5, 4]
 
 
 def test_models_stay_as_they_were():
