@@ -1,10 +1,11 @@
-"""All rungs of the ladder, in one process, for one model or both.
+"""All rungs of the ladder, by one command, for one model or both.
 
   python steps/run_all.py                ends in a table of the rungs, and PASS ladder
 
-Rungs 07 and 08 run for the first model only, and 07 in its short mode unless --full is given. The small model's files
-go to OUTPUT_DIR, the large one's to OUTPUT_DIR/mobilenet_v3_large. OUTPUT_DIR/report.html shows all of the run on one
-page, OUTPUT_DIR/summary.json holds it for machines.
+On the CPU of a Linux machine two rungs run at a time, each with half of the cores. Rungs 07 and 08 run for the first
+model only, and 07 in its short mode unless --full is given. The small model's files go to OUTPUT_DIR, the large one's
+to OUTPUT_DIR/mobilenet_v3_large. OUTPUT_DIR/report.html shows all of the run on one page, OUTPUT_DIR/summary.json holds
+it for machines.
 """
 
 import argparse

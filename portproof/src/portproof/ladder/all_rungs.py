@@ -1,4 +1,4 @@
-"""All rungs of a ladder in one process, one after another, and the report of the run."""
+"""All rungs of a ladder, one after another or two at a time, and the report of the run."""
 
 from __future__ import annotations
 
