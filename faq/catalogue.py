@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from faq.snippets import Run
+from faq.snippets import COMPAT, Run
 from faq.sources import Entry
 
 # Of the largest value: 9000 roundings of float64, 2^-53 each, and 16 of float32's, 2^-24. A snippet that compares in
@@ -19,11 +19,16 @@ class CatalogueError(Exception):
 
 @dataclass(frozen=True)
 class Row:
-    """A pair as it was measured: `same` by default or not, and the `size` of the difference where it is not."""
+    """A pair as it was measured: `same` by default or not, and the `size` of the difference where it is not.
+
+    `compat` says whether PyTorch's code gives PyTorch's result on Paddle after `paddle.enable_compat()`: "yes", "no",
+    or "no name" if it names what is not there. It is "" where there is no difference.
+    """
 
     entry: Entry
     same: bool
     size: str
+    compat: str
 
 
 def difference(ref: np.ndarray, port: np.ndarray) -> str:
@@ -62,4 +67,12 @@ def measure(entry: Entry, runs: Mapping[str, Run]) -> Row:
             raise CatalogueError(f"{entry.slug}: both snippets must leave `same`, made so by {entry.pair.arguments}")
         if left := difference(ref["same"], port["same"]):
             raise CatalogueError(f"{entry.slug}: {entry.pair.arguments} leaves a difference: {left}")
-    return Row(entry, not size, size)
+    return Row(entry, not size, size, size and _closed(ref["default"], runs[COMPAT]))
+
+
+def _closed(ref: np.ndarray, run: Run) -> str:
+    """Whether the run under `paddle.enable_compat()` gives `ref`."""
+    if "default" in run.results:
+        return "no" if difference(ref, run.results["default"]) else "yes"
+    last = run.error.strip().rpartition("\n")[2]
+    return "no name" if last.startswith(("AttributeError", "ImportError", "ModuleNotFoundError")) else "no"

@@ -61,14 +61,18 @@ WORDS = {
             "Calls that stand for each other in PyTorch and PaddlePaddle. Both were given the same input and run: the "
             "size is what was measured, the largest difference of any element, between the calls as they are. With the "
             "arguments named they agree within 1e-12 (float64) or 1e-6 (float32) of the largest value, and exactly "
-            "where nothing is rounded."
+            "where nothing is rounded.\n\nThe column `paddle.compat` says whether PyTorch's own code, run on Paddle "
+            "after `paddle.enable_compat()`, gives PyTorch's result: yes, no, or it names something that is not there. "
+            "The FAQ says [when to use it](faq/porting.md#compat), and [when not](faq/porting.md#compat-limits)."
         ),
         "catalogue_head": (
-            "| PyTorch | PaddlePaddle | same as it is | what makes it the same | difference if left | proof |"
+            "| PyTorch | PaddlePaddle | same as it is | what makes it the same | `paddle.compat` | difference if left "
+            "| proof |"
         ),
         "yes": "yes",
         "no": "**no**",
         "nothing": "nothing does",
+        "compat": {"": "", "yes": "yes", "no": "no", "no name": "no such name"},
         "sizes": {},
         "guide": "The guide, section by section",
         "guide_text": "Where this tutorial covers each section, and answers each question, of",
@@ -112,11 +116,17 @@ WORDS = {
             "PyTorch 与 PaddlePaddle 中互相对应的调用。给两边相同的输入并运行：差异大小是实测值，"
             "即不加任何处理时各元素差的最大值。加上表中的参数后，"
             "两边在最大值的 1e-12（float64）或 1e-6（float32）以内一致，不涉及舍入时完全相同。"
+            "\n\n`paddle.compat` 一列说明：调用 `paddle.enable_compat()` 之后，PyTorch 的代码原样在 Paddle 上运行，"
+            "是否得到 PyTorch 的结果：是、否，或者代码用到了不存在的名字。"
+            "FAQ 说明了[何时使用](faq/porting.md#compat)以及[何时不用](faq/porting.md#compat-limits)。"
         ),
-        "catalogue_head": "| PyTorch | PaddlePaddle | 默认相同 | 怎样使其相同 | 不处理时的差异 | 证明 |",
+        "catalogue_head": (
+            "| PyTorch | PaddlePaddle | 默认相同 | 怎样使其相同 | `paddle.compat` | 不处理时的差异 | 证明 |"
+        ),
         "yes": "是",
         "no": "**否**",
         "nothing": "没有办法",
+        "compat": {"": "", "yes": "是", "no": "否", "no name": "无此名字"},
         "sizes": {
             ", largest value ": "，最大值 ",
             "values of shape ": "形状为 ",
@@ -185,7 +195,7 @@ def catalogue_pages(rows: Sequence[Row]) -> dict[str, str]:
         for topic in CATALOGUE_TOPICS:
             of_topic = sorted((row for row in rows if row.entry.topic == topic), key=_rarity)
             if of_topic:
-                table = [words["catalogue_head"], "| --- " * 6 + "|", *(_pair(row, words) for row in of_topic)]
+                table = [words["catalogue_head"], "| --- " * 7 + "|", *(_pair(row, words) for row in of_topic)]
                 parts += [f"## {words['topics'][topic]}", "\n".join(table)]
         pages[f"{language}/{name}"] = _page(parts)
     return pages
@@ -206,7 +216,8 @@ def _pair(row: Row, words: Mapping[str, Any]) -> str:
     size = row.size
     for english, own in words["sizes"].items():
         size = size.replace(english, own)
-    return _row((f"`{pair.torch}`", f"`{pair.paddle}`", same, arguments, size, proof))
+    compat = words["compat"][row.compat]
+    return _row((f"`{pair.torch}`", f"`{pair.paddle}`", same, arguments, compat, size, proof))
 
 
 def guide_pages(entries: Sequence[Entry], source: Source) -> dict[str, str]:

@@ -6,6 +6,8 @@ prints one JSON object a line, as soon as a snippet has ended: its entry, its ti
 Before each, what the framework keeps globally is put back, and the working folder is an empty one. The arrays that a
 snippet leaves in `default` and `same` go to OUTPUT_DIR/ENTRY.FRAMEWORK.npz: what the two calls of a pair give as they
 are, and with the arguments that make them the same.
+
+`compat` in place of a framework runs PyTorch's snippets on Paddle, after `paddle.enable_compat()`, without assertions.
 """
 
 import contextlib
@@ -18,7 +20,7 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,6 +30,7 @@ from faq.sources import FRAMEWORKS, Entry, load_entries
 
 ENTRIES = Path(__file__).resolve().parent / "entries"
 RESULTS = ("default", "same")
+COMPAT = "compat"
 TIMEOUT = 600  # seconds for all snippets of a framework, which take about 60
 
 
@@ -47,7 +50,7 @@ def run_snippets(entries: Iterable[Entry], framework: str, folder: Path = ENTRIE
 
     The entries are of `folder`, and sorted by name.
     """
-    waiting = [entry.slug for entry in entries if framework in entry.snippets]
+    waiting = [entry.slug for entry in entries if _code(entry, framework)]
     if not waiting:
         return []
     runs = []
@@ -67,6 +70,10 @@ def run_snippets(entries: Iterable[Entry], framework: str, folder: Path = ENTRIE
     return runs
 
 
+def _code(entry: Entry, framework: str) -> str | None:
+    return entry.snippets.get("torch" if framework == COMPAT else framework)
+
+
 def _read(output: str, slug: str, framework: str) -> dict[str, np.ndarray]:
     with np.load(Path(output) / f"{slug}.{framework}.npz", allow_pickle=False) as results:
         return dict(results)
@@ -81,9 +88,11 @@ def _reset(framework: str) -> None:
         torch.set_default_dtype(torch.float32)
         torch.use_deterministic_algorithms(False)
         torch.manual_seed(0)
-    elif framework == "paddle":
+    elif framework in ("paddle", COMPAT):
         import paddle
 
+        if framework == COMPAT and "torch" not in sys.modules:
+            paddle.enable_compat()
         paddle.disable_static()
         paddle.set_device("cpu")
         paddle.set_default_dtype("float32")
@@ -99,22 +108,32 @@ def _reset(framework: str) -> None:
 
 def _run_one(entry: Entry, framework: str, output: Path) -> str:
     """Run it, save its results, and return its traceback, "" if it raised nothing."""
-    results, home = {}, Path.cwd()
+    names, home = {"__name__": "__main__"}, Path.cwd()
     with tempfile.TemporaryDirectory() as folder:
         os.chdir(folder)
         script = Path(folder, f"{framework}_snippet.py")
-        script.write_text(entry.snippets[framework], encoding="utf-8")
+        script.write_text(_code(entry, framework), encoding="utf-8")
         try:
             with contextlib.redirect_stdout(io.StringIO()):
-                names = runpy.run_path(str(script), run_name="__main__")
-            results = {name: np.asarray(names[name]) for name in RESULTS if name in names}
+                if framework == COMPAT:  # its assertions say what PyTorch does; what follows the result may fail
+                    exec(compile(script.read_text(encoding="utf-8"), script, "exec", optimize=1), names)
+                else:
+                    names = runpy.run_path(str(script), run_name="__main__")
+            results = _results(names)
             error = ""
         except BaseException:  # SystemExit, too, must not end the run of the others
             error = traceback.format_exc()
+            results = _results(names)
         finally:
             os.chdir(home)
     np.savez(output / f"{entry.slug}.{framework}.npz", **results)
     return error
+
+
+def _results(names: Mapping[str, object]) -> dict[str, np.ndarray]:
+    """What a snippet left in RESULTS, if they are numbers or text."""
+    arrays = {name: np.asarray(names[name]) for name in RESULTS if name in names}
+    return {name: array for name, array in arrays.items() if array.dtype != object}
 
 
 def main(framework: str, folder: str, output: str, *slugs: str) -> None:
@@ -123,7 +142,7 @@ def main(framework: str, folder: str, output: str, *slugs: str) -> None:
     printer = os.fdopen(os.dup(1), "w")  # a snippet's processes may print to ours
     os.dup2(2, 1)
     for entry in load_entries(Path(folder)):
-        if framework in entry.snippets and (not slugs or entry.slug in slugs):
+        if _code(entry, framework) and (not slugs or entry.slug in slugs):
             _reset(framework)
             start = time.perf_counter()
             error = _run_one(entry, framework, Path(output))
@@ -132,6 +151,6 @@ def main(framework: str, folder: str, output: str, *slugs: str) -> None:
 
 
 if __name__ == "__main__":
-    if len(sys.argv) < 4 or sys.argv[1] not in FRAMEWORKS:
-        sys.exit(f"usage: python -m faq.snippets {'|'.join(FRAMEWORKS)} ENTRIES OUTPUT_DIR [ENTRY ...]")
+    if len(sys.argv) < 4 or sys.argv[1] not in (*FRAMEWORKS, COMPAT):
+        sys.exit(f"usage: python -m faq.snippets {'|'.join(FRAMEWORKS)}|{COMPAT} ENTRIES OUTPUT_DIR [ENTRY ...]")
     main(*sys.argv[1:])

@@ -10,7 +10,7 @@ import argparse
 
 from faq.catalogue import CatalogueError, measure
 from faq.pages import catalogue_pages, coverage_pages, guide_pages, topic_pages
-from faq.snippets import ENTRIES, run_snippets
+from faq.snippets import COMPAT, ENTRIES, run_snippets
 from faq.sources import load_entries, load_sources
 from maintenance.gallery import ROOT
 from portproof.io.cli import ArgumentParser, HelpFormatter, run
@@ -38,8 +38,10 @@ def main(args: argparse.Namespace) -> int:
     pages |= guide_pages(entries, guide)
 
     pairs = [entry for entry in entries if entry.pair]
-    runs = {framework: {r.slug: r for r in run_snippets(pairs, framework)} for framework in ("torch", "paddle")}
-    failed = [run for of_framework in runs.values() for run in of_framework.values() if run.error]
+    runs = {name: {r.slug: r for r in run_snippets(pairs, name)} for name in ("torch", "paddle", COMPAT)}
+    failed = [
+        run for name, of_framework in runs.items() if name != COMPAT for run in of_framework.values() if run.error
+    ]
     for run_ in failed:
         print(f"{run_.slug}, {run_.framework}: {run_.error.splitlines()[-1]}")
     if failed:

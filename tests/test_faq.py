@@ -13,7 +13,7 @@ from pages import ROOT, links, numbers, spans
 
 from faq.catalogue import CatalogueError, difference, measure
 from faq.pages import catalogue_pages, coverage_pages, guide_pages, topic_pages
-from faq.snippets import ENTRIES, Run, run_snippets
+from faq.snippets import COMPAT, ENTRIES, Run, run_snippets
 from faq.sources import FRAMEWORKS, Entry, Pair, load_entries, load_sources, parse_entry
 from portproof.io.cli import UserError
 
@@ -52,7 +52,7 @@ def test_snippet_holds(runs, framework, slug):
 
 @pytest.mark.parametrize("slug", [slug for slug, entry in ALL.items() if entry.pair])
 def test_pair_differs_as_said(runs, slug):
-    row = measure(ALL[slug], {framework: runs(framework)[slug] for framework in ("torch", "paddle")})
+    row = measure(ALL[slug], {framework: runs(framework)[slug] for framework in ("torch", "paddle", COMPAT)})
     for name, text in catalogue_pages([row]).items():
         (expected,) = [line for line in text.splitlines() if f"[{slug}](" in line]
         (written,) = [line for line in page(name) if f"[{slug}](" in line]
@@ -233,6 +233,17 @@ def test_differences_are_told(ref, port, found):
     assert difference(ref, port) == found
 
 
+def measured(arguments, default, same, compat=None, error=""):
+    """The row of a pair that gave `default`, and `same` with its arguments; `compat` under paddle.compat."""
+    results = [{}, {}, {} if compat is None else {"default": np.asarray(compat)}]
+    for name, values in (("default", default), ("same", same)):
+        for side, value in enumerate(values or ()):
+            results[side][name] = np.asarray(value)
+    names = ("torch", "paddle", COMPAT)
+    runs = {name: Run("made", name, 0.0, error, found) for name, found in zip(names, results, strict=True)}
+    return measure(replace(entry_of(), pair=Pair("a", "b", arguments)), runs)
+
+
 @pytest.mark.parametrize(
     ("arguments", "default", "same", "message"),
     [
@@ -246,14 +257,32 @@ def test_differences_are_told(ref, port, found):
     ],
 )
 def test_a_pair_that_is_not_as_said_is_refused(arguments, default, same, message):
-    entry = replace(entry_of(), pair=Pair("a", "b", arguments))
-    runs = {}
-    for side, framework in enumerate(("torch", "paddle")):
-        values = {"default": default, "same": same}
-        results = {name: np.asarray(pair[side]) for name, pair in values.items() if pair}
-        runs[framework] = Run("made", framework, 0.0, "", results)
     if message is None:
-        assert measure(entry, runs).same is (default[0] == default[1])
+        assert measured(arguments, default, same).same is (default[0] == default[1])
     else:
         with pytest.raises(CatalogueError, match=message):
-            measure(entry, runs)
+            measured(arguments, default, same)
+
+
+@pytest.mark.parametrize(
+    ("default", "compat", "error", "closed"),
+    [
+        ((1, 1), 1, "", ""),
+        ((1, 2), 1, "", "yes"),
+        ((1, 2), 1, "Traceback:\nValueError: of what comes after", "yes"),
+        ((1, 2), 2, "", "no"),
+        ((1, 2), None, "Traceback:\nValueError: no", "no"),
+        ((1, 2), None, "", "no"),
+        ((1, 2), None, "Traceback:\nAttributeError: module 'paddle' has no attribute 'optim'", "no name"),
+        ((1, 2), None, "Traceback:\nModuleNotFoundError: No module named 'paddle.optim'", "no name"),
+    ],
+)
+def test_compat_closes_a_difference_or_not(default, compat, error, closed):
+    assert measured("", default, None, compat, error).compat == closed
+
+
+def test_compat_runs_the_code_of_torch_on_paddle(tmp_path):
+    code = "import torch; assert 1 == 2; default = torch.nn.Linear(3, 2).weight.shape; torch.optim"
+    (tmp_path / "a.md").write_text(ENTRY.replace("assert True", code))
+    (run,) = run_snippets(load_entries(tmp_path), COMPAT, tmp_path)
+    assert run.results["default"].tolist() == [2, 3] and "'paddle' has no attribute 'optim'" in run.error
