@@ -25,7 +25,7 @@ FRONT = {"index.md": "Repository", "index_cn.md": "代码仓库"}
 # A code with a name: the comment that says where it is quoted from, or the framework in bold.
 FRAMEWORKS = {"mobilenetv3_ref": "PyTorch", "mobilenetv3_paddle": "PaddlePaddle"}
 QUOTED = rf"<!-- from: (?P<package>{'|'.join(FRAMEWORKS)})/(?P<file>\S+) -->\n"
-BOLD = r"\*\*(?P<name>PyTorch|PaddlePaddle|MindSpore)\*\*\n\n"
+BOLD = r"\*\*(?P<name>PyTorch|PaddlePaddle|MindSpore)\*\*\n\n(?:<!-- write: \S+ -->\n)?"
 CODE = rf"(?:{QUOTED}|{BOLD})```python\n.*?\n```"
 UNNAMED = re.sub(r"\?P<\w+>", "?:", CODE)
 SEVERAL = re.compile(rf"(?:<div class=\"grid\" markdown>\n\n)?({UNNAMED}(?:\n\n{UNNAMED})+)(?:\n\n</div>)?", re.DOTALL)

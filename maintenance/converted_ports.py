@@ -202,7 +202,7 @@ WORDS = {
     },
     "zh": {
         "switch": "[English](../en/converted_ports.md)",
-        "title": "程序写的复现代码",
+        "title": "程序写的移植版",
         "intro": "[PaConvert](https://github.com/PaddlePaddle/PaConvert) {paconvert} 翻译了 torchvision {torchvision} "
         "和 timm {timm} 的 {count} 个模型，本页列出其中的错误。除下文说明的改动外，没有人改过它写的代码。判断由 "
         "`portproof.align` 完成，使用 torch {torch} 和 paddle {paddle}、形状为 `{input}` 的输入以及探针权重。"
@@ -221,12 +221,12 @@ WORDS = {
         "before": "第一次导入之前：",
         "steps": (
             f"PaConvert 运行时带有 `{' '.join(OPTIONS)}`；不带时它会写出 `timm.layers.Mlp`，却不导入 `timm`。",
-            "模型注册表、标签和权重的表、预处理和日志不属于模型。这些文件不翻译，复现代码直接导入原库的。翻译的是模型所在的文件和"
+            "模型注册表、标签和权重的表、预处理和日志不属于模型。这些文件不翻译，移植版直接导入原库的。翻译的是模型所在的文件和"
             "各层所在的文件：{layers}。原样复制的是：{copied}。",
             f"PaConvert 在不能翻译的行前加上 `{MARK}`，Python 读不了这样的行。这里去掉这个标记，行的内容保持 PaConvert "
             "写的样子，所在文件导入 `torch`。",
         ),
-        "after": "复现代码停下来时才做，改动它的所有文件：",
+        "after": "移植版停下来时才做，改动它的所有文件：",
         "marked": "没有翻译、加了标记的行",
         "changed": "；为了继续而改动",
         "colon": "：",

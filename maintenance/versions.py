@@ -148,7 +148,7 @@ WORDS = {
             "PaddlePaddle 2.6 不能取走梯度，只能清空：`portproof.align` 之后参数的梯度和之前一样，"
             "但在别处持有该张量的，得到的是空张量。",
             "PaddlePaddle 2.6 和 3.0 中 `paddle.gather`（`axis=1`）的梯度是错的，任何精度都如此。"
-            "调用它的复现代码会失败，这是对的；换成 `paddle.index_select` 就通过。",
+            "调用它的移植版会失败，这是对的；换成 `paddle.index_select` 就通过。",
         ),
     },
 }
