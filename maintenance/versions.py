@@ -237,7 +237,8 @@ def tried(
     report.unlink(missing_ok=True)
     try:
         python = install(combination, interpreter, wheel, needs, folder)
-        command = [python, "-W", "ignore", "-m", "pytest", "-n", "2", "-p", "no:cacheprovider", f"--junitxml={report}"]
+        command = [python, "-W", "ignore", "-m", "pytest", "--all", "-n", "2", "-p", "no:cacheprovider"]
+        command.append(f"--junitxml={report}")
         before = cpu_seconds()
         done = ran([*command, *selection], cwd=kit, timeout=timeout)
         seconds, installed = round(cpu_seconds() - before), versions_in(python)

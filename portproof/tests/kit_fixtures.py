@@ -1,19 +1,29 @@
-"""A plugin of pytest: what every test starts from, seeds, one thread, repeatable examples, and a browser."""
+"""A plugin of pytest: what every test starts from, seeds, one thread, repeatable examples, a browser; and two tiers.
+
+Tests marked `thorough` run with --all only. The marker says what guards their corner without it, and names a test
+unless a part of the marked test itself stays: `but` is a pattern of the parameters with which it always runs.
+
+    @pytest.mark.thorough("test_one_fault_is_located runs one of them")
+    @pytest.mark.thorough("in one dtype", but="float64")
+"""
 
 from __future__ import annotations
 
 import os
 import random
+import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import hypothesis.configuration
 import numpy as np
 import paddle
 import pytest
 import torch
+
+pytest_plugins = ["pytester"]  # for test_tiers.py
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
@@ -26,6 +36,54 @@ hypothesis.settings.load_profile("repeatable")
 if "OMP_NUM_THREADS" not in os.environ:
     torch.set_num_threads(1)
 paddle.set_device("cpu")  # where it would not be the default, with the GPU build
+
+
+MARKER = "thorough(guard, but=''): runs with --all only, but for the parameters that match `but`; `guard` is what stays"
+LEFT_OUT = pytest.StashKey[int]()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--all", action="store_true", help="run the tests that are marked thorough, too: everything")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", MARKER)
+    config.stash[LEFT_OUT] = 0
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Without --all leave out what is thorough."""
+    out = [item for item in items if is_thorough(item)]
+    if out and not config.getoption("--all"):
+        config.hook.pytest_deselected(items=out)
+        items[:] = [item for item in items if item not in set(out)]
+        config.stash[LEFT_OUT] = len(out)
+
+
+def is_thorough(item: pytest.Item) -> bool:
+    """Whether it runs with --all only."""
+
+    def holds(guard: str, but: str = "") -> bool:
+        return not (but and re.search(but, item.name.partition("[")[2]))
+
+    return any(holds(*marker.args, **marker.kwargs) for marker in item.iter_markers("thorough"))
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """A process of pytest-xdist tells the one that prints."""
+    if hasattr(session.config, "workeroutput"):
+        session.config.workeroutput["left_out"] = session.config.stash[LEFT_OUT]
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    """Every process leaves out the same."""
+    node.config.stash[LEFT_OUT] = getattr(node, "workeroutput", {}).get("left_out", 0)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    if count := config.stash[LEFT_OUT]:
+        terminalreporter.line(f"{count} thorough tests were left out: --all runs them, too")
 
 
 @pytest.fixture(autouse=True)
