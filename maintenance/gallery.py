@@ -81,6 +81,8 @@ class Outcome:
     named: str
     predecessor: str  # "passes", "fails", "always fails" if also without the fault, "" where not all was written
     problem: str
+    output: str = ""  # of that rung
+    output: str = ""  # of that rung
 
 
 def load_faults(path: Path) -> list[Fault]:
@@ -271,7 +273,7 @@ def judge(fault: Fault, rung: str, run: Run, control: Run) -> Outcome:
         problem = f"caught by {rung}, which names {named}, not by {fault.rung}"
     elif not re.fullmatch(fault.expected, named):
         problem = f"{rung} names {named!r}, which does not match {fault.expected!r}"
-    return Outcome(fault, rung, named, predecessor, problem)
+    return Outcome(fault, rung, named, predecessor, problem, run.output)
 
 
 def run_gallery(

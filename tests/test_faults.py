@@ -1,28 +1,43 @@
 """The rungs must fail: each fault of the gallery is caught by its rung, which names what is wrong, and the docs say so.
 
 Here a sample is tried, on the rung that should catch it; `python maintenance/fault_gallery.py` tries all, and those
-below it.
+below it. The tutorial's faults are of the sample: what the rungs print, without and with them, is what its pages show.
 """
 
 import importlib.util
+import re
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 import yaml
+from pages import blocks
+from test_tutorial import mismatch
 
 from maintenance import gallery
 from maintenance.gallery import AREAS, load_faults
+from portproof.compare import FAIL, PASS
 from portproof.io.cli import UserError
 
 ROOT = Path(__file__).resolve().parents[1]
 FAULTS = load_faults(ROOT / "maintenance" / "faults.yaml")
 DOCS = (ROOT / "docs" / "fault_gallery.md").read_text(encoding="utf-8").splitlines()
 BY_AREA = [[fault for fault in FAULTS if fault.area == area] for area in AREAS]
-# Rungs 07 and 08 take minutes; the tutorial, whose commands tests/test_tutorial.py runs, has a fault of each.
+NAMED = {fault.name: fault for fault in FAULTS}
+INJECT = re.compile(r'python tools/inject_fault.py "(.*)" (broken/\d\d)')
+PAGES = sorted((ROOT / "docs" / "en").glob("0*.md"))
+TUTORIALS = {NAMED[name]: path for path in PAGES for name, _ in INJECT.findall(path.read_text(encoding="utf-8"))}
+# Rungs 07 and 08 take minutes.
+LONG = pytest.mark.thorough(
+    "test_model_in_float64, test_the_float64_half_passes, test_the_rung_passes_and_leaves_its_files"
+)
+ALL_AREAS = pytest.mark.thorough("test_the_tutorial_shows_what_the_rung_says has a fault of each rung")
 QUICK = [[fault for fault in faults if fault.rung < "07"] for faults in BY_AREA]
-SAMPLE = [fault for faults in QUICK for fault in (faults[0], faults[-1])]
+SAMPLE = [fault for faults in QUICK for fault in (faults[0], faults[-1]) if fault not in TUTORIALS]
+
+
 VALID = {
     "name": "a fault",
     "area": "model",
@@ -36,30 +51,58 @@ VALID = {
 }
 
 
-def load_tool() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("fault_gallery", ROOT / "maintenance" / "fault_gallery.py")
+def load_tool(path: str = "maintenance/fault_gallery.py") -> ModuleType:
+    spec = importlib.util.spec_from_file_location(Path(path).stem, ROOT / path)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
 
 
 @pytest.fixture(scope="module")
-def outcomes(request) -> dict[str, gallery.Outcome]:
-    """{name: outcome} of the selected faults; a rung that does not pass without a fault raises."""
-    items = [item for item in request.session.items if item.path == request.path and "outcomes" in item.fixturenames]
+def tried(request) -> tuple[dict[str, gallery.Run], dict[str, gallery.Outcome]]:
+    """Runs without a fault, by rung, and with each of the selected ones; raises where one without does not pass."""
+    items = [item for item in request.session.items if item.path == request.path and "tried" in item.fixturenames]
     chosen = [item.callspec.params["fault"] for item in items]
-    _, found = gallery.run_gallery(chosen, {fault.rung for fault in chosen}, jobs=2, below=False)
-    return {outcome.fault.name: outcome for outcome in found}
+    controls, found = gallery.run_gallery(chosen, {fault.rung for fault in chosen}, jobs=2, below=False)
+    return controls, {outcome.fault.name: outcome for outcome in found}
+
+
+def assert_caught(outcome: gallery.Outcome) -> None:
+    assert not outcome.problem
+    assert outcome.rung == outcome.fault.rung
+    assert load_tool().row(outcome) in DOCS, "python maintenance/fault_gallery.py rewrites it"
 
 
 @pytest.mark.timeout(1200)  # they all run before the first of these
+@pytest.mark.parametrize(
+    "fault", [pytest.param(f, marks=LONG if f.rung >= "07" else []) for f in TUTORIALS], ids=lambda fault: fault.name
+)
+def test_the_tutorial_shows_what_the_rung_says(tried, fault, tmp_path, monkeypatch, capsys):
+    """Of the port, and of the port with the page's fault in it, which the page puts there with tools/inject_fault.py."""
+    controls, outcomes = tried
+    assert_caught(outcomes[fault.name])
+    page = blocks(TUTORIALS[fault].relative_to(ROOT).as_posix())
+    shell = [
+        (block.lines, shown.lines) for block, shown in zip(page, page[1:], strict=False) if block.detail == "shell"
+    ]
+    (right, passes), (wrong, fails) = shell
+    name, folder = INJECT.fullmatch(wrong[0]).groups()
+    command = " ".join(["python", f"steps/{fault.rung}.py", *gallery.FLAGS.get(fault.rung, [])])
+    assert (right, wrong[1:], name) == ([command], [f"PYTHONPATH={folder} {command}"], fault.name)
+
+    assert mismatch(passes, controls[fault.rung].output.splitlines()) == ""
+    monkeypatch.chdir(tmp_path)
+    tool = load_tool("tools/inject_fault.py")
+    assert tool.main(tool.get_args_parser().parse_args([name, folder])) == 0
+    assert mismatch(fails, [*capsys.readouterr().out.splitlines(), *outcomes[name].output.splitlines()]) == ""
+
+
+@ALL_AREAS
+@pytest.mark.timeout(1200)
 @pytest.mark.parametrize("fault", SAMPLE, ids=lambda fault: fault.name)
-def test_the_rung_fails_and_names_the_fault(outcomes, fault):
-    """A sample, two of each area; `python maintenance/fault_gallery.py --check` tries all, in a quarter of an hour."""
-    outcome = outcomes[fault.name]
-    assert not outcome.problem
-    assert outcome.rung == fault.rung
-    assert load_tool().row(outcome) in DOCS, "python maintenance/fault_gallery.py rewrites it"
+def test_the_rung_fails_and_names_the_fault(tried, fault):
+    """Two of each area; `python maintenance/fault_gallery.py --check` tries all, in a quarter of an hour."""
+    assert_caught(tried[1][fault.name])
 
 
 def test_the_docs_list_the_whole_gallery():
@@ -118,23 +161,26 @@ def test_a_file_that_holds_no_faults_is_refused(tmp_path, text):
         load_faults(path)
 
 
-def outcome_of(**change) -> gallery.Outcome:
-    """What an edit that is not as the data say gives."""
-    (outcome,) = gallery.run_gallery([gallery.Fault(**VALID | change)], {"01_test_forward"}, jobs=2)[1]
-    return outcome
-
-
+@pytest.mark.thorough("test_a_fault_named_otherwise_is_a_problem")
 def test_a_fault_that_changes_nothing_is_missed():
-    assert outcome_of(wrong="epsilon=0.001").problem == "missed: every rung passes"
+    fault = gallery.Fault(**VALID | {"wrong": "epsilon=0.001"})
+    (outcome,) = gallery.run_gallery([fault], {fault.rung}, jobs=2)[1]
+    assert outcome.problem == "missed: every rung passes"
 
 
 def test_a_fault_named_otherwise_is_a_problem():
-    assert "which does not match" in outcome_of(expected=r"classifier\.0").problem
+    fault, passed = gallery.Fault(**VALID), gallery.Run(PASS, "")
+    failed = gallery.Run(FAIL, "", item="features.0.0", located="features.0.1")
+    assert gallery.judge(fault, fault.rung, failed, passed).problem == ""
+    otherwise = gallery.judge(replace(fault, expected=r"classifier\.0"), fault.rung, failed, passed)
+    assert "which does not match" in otherwise.problem
+    assert "not by 01_test_forward" in gallery.judge(fault, "02_test_data", failed, passed).problem
 
 
+@pytest.mark.thorough("test_the_tutorial_shows_what_the_rung_says runs them on the small model")
 @pytest.mark.timeout(1500)  # 3 minutes of two cores, which other tests share
 def test_without_a_fault_every_rung_passes(tmp_path):
-    """All but 07 and 08, which the tutorial runs."""
+    """On both models; all but 07 and 08, which the tutorial runs."""
     rungs = [path.stem for path in sorted((ROOT / "steps").glob("0[1-6]*.py"))]
     command = ["sh", str(ROOT / "shell" / "run_steps.sh"), "--output-dir", str(tmp_path), "--seed", "1"]
     command += ["--rungs", *rungs]

@@ -1,6 +1,8 @@
 """The tutorial is true: its commands run, in order, in a copy of the project, and print what the page shows.
 
 How outputs are compared is said on the tutorial's first page. What a page quotes from the code is in the code.
+The chapters that run a rung without and with a fault are tests/test_faults.py's, where these runs serve other tests,
+too; of them 04 also runs here, as it is typed.
 """
 
 import json
@@ -20,7 +22,11 @@ from pages import ROOT, Block, assert_same_content, blocks
 
 LANGUAGES = ROOT / "docs"
 ENGLISH = sorted(path.relative_to(ROOT).as_posix() for path in (LANGUAGES / "en").rglob("*.md"))
-CHAPTERS = [name for name in ENGLISH if any(block.detail == "shell" for block in blocks(name))]
+COMMANDS = {
+    name: [line for block in blocks(name) if block.detail == "shell" for line in block.lines] for name in ENGLISH
+}
+FAULTY = [name for name, lines in COMMANDS.items() if any("tools/inject_fault.py" in line for line in lines)]
+CHAPTERS = [name for name, lines in COMMANDS.items() if lines and (name not in FAULTY or "04_" in name)]
 MEASURED = 0.01  # the relative difference of two numbers that are measured
 NUMBER = re.compile(r"(?<![\w.])-?\d+(?:\.\d+)?(?:e[+-]?\d+)?(?![\w])")
 # How a sum is rounded depends on the processor, its vector instructions and the number of threads. With it go the size

@@ -67,9 +67,7 @@ def unguarded(folder: Path) -> list[str]:
     """The thorough tests whose marker does not say what stays: a part of them, or tests of the folder by name."""
     found = markers(folder)
     whole_files = {file for (file, name), given in found.items() if not name and any(not but for _, but in given)}
-    stay = {
-        name for (file, name), given in found.items() if file not in whole_files and all(but for _, but in given)
-    }
+    stay = {name for (file, name), given in found.items() if file not in whole_files and all(but for _, but in given)}
     stay |= {file.removesuffix(".py") for file, name in found if name in stay}
     return [
         f"{file}::{name}: {guard!r}"
@@ -86,4 +84,7 @@ def test_every_thorough_test_has_a_guard_that_is_not():
 def test_a_test_without_a_guard_is_found(tmp_path):
     marked = SAMPLE.replace("test_quick guards it", "test_slow guards itself").replace('"one of them"', '""')
     (tmp_path / "test_sample.py").write_text(marked)
-    assert unguarded(tmp_path) == ["test_sample.py::test_slow: 'test_slow guards itself'", "test_sample.py::test_sizes: ''"]
+    assert unguarded(tmp_path) == [
+        "test_sample.py::test_slow: 'test_slow guards itself'",
+        "test_sample.py::test_sizes: ''",
+    ]
