@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
 import sys
 from pathlib import Path
+from subprocess import CompletedProcess
 
 import pytest
+import warm
 
 TESTS = Path(__file__).parent
 PAIR = ("--ref", "text_task:RefNet", "--port", "text_task:PortNet", "--input", "6,12:int64:40")
@@ -39,13 +40,13 @@ FAULTS = {
 }
 
 
-def run(*arguments: str | Path, fault: str = "") -> subprocess.CompletedProcess:
+def run(*arguments: str | Path, fault: str = "") -> CompletedProcess:
     """Python's run of a script or module, which finds the text task."""
-    env = os.environ | {"PYTHONPATH": os.pathsep.join([str(TESTS), *sys.path]), "TEXT_FAULT": fault}
-    return subprocess.run([sys.executable, *arguments], capture_output=True, text=True, env=env, check=False)
+    paths = {"PYTHONPATH": os.pathsep.join([str(TESTS), *sys.path])}
+    return warm.python(*arguments, env={**os.environ, **paths, "TEXT_FAULT": fault})
 
 
-def new(folder: Path, *pair: str) -> subprocess.CompletedProcess:
+def new(folder: Path, *pair: str) -> CompletedProcess:
     return run("-m", "portproof", "new", folder, *(pair or PAIR))
 
 
@@ -82,7 +83,7 @@ def filled(tmp_path_factory) -> Path:
     return folder
 
 
-def step(folder: Path, name: str, output: Path, fault: str = "") -> subprocess.CompletedProcess:
+def step(folder: Path, name: str, output: Path, fault: str = "") -> CompletedProcess:
     return run(folder / "steps" / f"{name}.py", "--output-dir", output, fault=fault)
 
 
@@ -145,9 +146,8 @@ def test_a_port_that_is_not_filled_in_is_refused_and_does_not_fail(filled, tmp_p
 @pytest.mark.parametrize("name", ["01_test_forward", "05_test_backward", "06_test_init"])
 def test_a_pair_that_is_no_longer_there_is_one_line(name, empty, tmp_path):
     script = empty / "steps" / f"{name}.py"
-    done = subprocess.run(
-        [sys.executable, script, "--output-dir", tmp_path], capture_output=True, text=True, check=False
-    )
+    paths = os.pathsep.join(path for path in sys.path if Path(path) != TESTS)
+    done = warm.python(script, "--output-dir", tmp_path, env={**os.environ, "PYTHONPATH": paths})
     (line,) = done.stderr.splitlines()
     assert done.returncode == 2 and "'text_task:RefNet'" in line and "PYTHONPATH" in line
 

@@ -1,0 +1,62 @@
+"""Python programs as processes of their own that need not import the frameworks: forks of one that has."""
+
+from __future__ import annotations
+
+import multiprocessing
+import multiprocessing.forkserver
+import os
+import runpy
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+PRELOADED = ["torch", "torchvision", "paddle", "scipy.stats"]
+TIMEOUT = 300  # seconds
+
+
+def python(*arguments: str | Path, env: Mapping[str, str]) -> subprocess.CompletedProcess:
+    """What `python SCRIPT ...` or `python -m MODULE ...` does with these variables."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(PRELOADED)
+    before = os.environ.get("OMP_NUM_THREADS")
+    os.environ["OMP_NUM_THREADS"] = "1"
+    try:
+        multiprocessing.forkserver.ensure_running()  # it keeps the environment that it starts with
+    finally:
+        os.environ.pop("OMP_NUM_THREADS") if before is None else os.environ.update(OMP_NUM_THREADS=before)
+    command = list(map(str, arguments))
+    with tempfile.TemporaryDirectory() as folder:
+        said = [Path(folder, name) for name in ("stdout", "stderr")]
+        child = context.Process(
+            target=_child, args=(command, dict(env), os.getcwd(), said, multiprocessing.get_start_method())
+        )
+        child.start()
+        child.join(TIMEOUT)
+        if child.is_alive():
+            child.kill()
+            raise subprocess.TimeoutExpired(command, TIMEOUT)
+        return subprocess.CompletedProcess(command, child.exitcode, *(path.read_text() for path in said))
+
+
+def _child(command: list[str], env: dict[str, str], cwd: str, said: list[Path], start_method: str) -> None:
+    for descriptor, path in enumerate(said, 1):
+        with path.open("wb") as file:
+            os.dup2(file.fileno(), descriptor)
+    os.environ.clear()
+    os.environ.update(env)
+    os.chdir(cwd)
+    multiprocessing.set_start_method(start_method, force=True)  # its own processes start as they do elsewhere
+    sys.path[:] = [path for path in sys.path if path != str(Path(__file__).parent)]  # which pytest has put there
+    paths = env.get("PYTHONPATH", "").split(os.pathsep)
+    is_module = command[0] == "-m"
+    sys.argv = command[is_module:]
+    sys.path[:0] = [cwd if is_module else os.path.dirname(sys.argv[0]), *filter(None, paths)]  # noqa: PTH120
+    try:
+        if is_module:
+            runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
+        else:
+            runpy.run_path(sys.argv[0], run_name="__main__")
+    finally:
+        sys.stdout.flush()
