@@ -101,6 +101,7 @@ def test_bounds_decide_only_with_check(tool, tmp_path, monkeypatch, capsys):
     assert [r["met"] for r in json.loads((tmp_path / "benchmark.json").read_text())["results"]] == [True, False]
 
 
+@pytest.mark.thorough("test_a_slow_model_is_seen, test_bounds_decide_only_with_check")
 def test_every_part_runs(tmp_path):
     command = [sys.executable, str(SCRIPT), *SMALL, "--rounds", "1", "--turn", "0", "--output-dir", str(tmp_path)]
     ran = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)

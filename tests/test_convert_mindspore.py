@@ -86,6 +86,7 @@ def assert_same_bits(got: Arrays, expected: Arrays) -> None:
 # --- there and back, without MindSpore
 
 
+@pytest.mark.thorough("the small model", but="small")
 @pytest.mark.parametrize("model, num_classes", [(SMALL, 7), (LARGE, 1280)])  # 1280: a square matrix
 @pytest.mark.parametrize("suffix", [".ckpt", ".safetensors"])
 def test_from_torch_and_back_only_the_counts_of_batches_become_0(tmp_path, model, num_classes, suffix):
@@ -136,6 +137,7 @@ def test_from_paddle_a_matrix_is_transposed(tmp_path):
     assert READ["paddle"](source)[name].tobytes() != arrays[name].tobytes()
 
 
+@pytest.mark.thorough("one direction", but="^torch-")
 @pytest.mark.parametrize("source, target", [("torch", "mindspore"), ("mindspore", "torch")])
 def test_neither_mindspore_nor_paddle_is_needed(tmp_path, source, target):
     save_torch(random_bits(), tmp_path / "a.pth")

@@ -102,6 +102,7 @@ def official(tmp_path_factory) -> Path:
 # --- what comes out
 
 
+@pytest.mark.thorough("the small model", but="small")
 @pytest.mark.parametrize("model, num_classes", [(LARGE, 1000), (SMALL, 1024), (SMALL, 7)])  # 1024: a square matrix
 @pytest.mark.parametrize("there, back", [("a.pth .pdparams", ".pt"), ("a.safetensors .safetensors", ".pth")])
 def test_there_and_back_from_torch_no_bit_is_lost(tmp_path, model, num_classes, there, back):
@@ -117,6 +118,7 @@ def test_there_and_back_from_torch_no_bit_is_lost(tmp_path, model, num_classes, 
         assert_same_bits({key: tensor.numpy() for key, tensor in loaded.items()}, arrays)
 
 
+@pytest.mark.thorough("the small model", but="small")
 @pytest.mark.parametrize("model, num_classes", [(SMALL, 1000), (LARGE, 3)])
 @pytest.mark.parametrize(
     "there, back", [("a.pdparams .pth", ".pdparams"), ("a.safetensors .safetensors", ".safetensors")]
@@ -361,6 +363,7 @@ def test_a_full_disk_leaves_the_old_file(refusal, monkeypatch, tmp_path, library
 # --- probe weights
 
 
+@pytest.mark.thorough("the small model", but="small")
 @pytest.mark.parametrize("model, num_classes", [(SMALL, 10), (LARGE, 1000)])
 def test_one_seed_is_one_network_in_every_format(tmp_path, capsys, model, num_classes):
     flags = ("--model", model, "--num-classes", num_classes, "--seed", 3)

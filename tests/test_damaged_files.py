@@ -32,6 +32,7 @@ def python(*arguments: str | Path) -> subprocess.CompletedProcess:
     )
 
 
+@pytest.mark.thorough("the kit's test_flipped_bytes_give_a_result_or_a_refusal")
 def test_damaged_files_of_every_format_are_read_or_refused(tmp_path):
     done = python(FUZZ, "--flips", "300", "--json", tmp_path / "rows.json")
     assert done.returncode == 0, done.stdout + done.stderr

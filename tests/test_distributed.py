@@ -207,6 +207,7 @@ def outcomes() -> dict[str, gallery.Outcome]:
 
 
 # All faults are tried before the first of these; each starts six processes.
+@pytest.mark.thorough("test_the_rung_passes_and_leaves_its_files, the kit's test_ladder_processes.py")
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("name", TRIED)
 def test_the_rung_fails_and_names_the_fault(outcomes, name):

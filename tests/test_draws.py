@@ -89,12 +89,14 @@ def torchvisions_crops(width: int, height: int, scale: tuple[float, float] = (0.
     return features([crop.get_params(image, crop.scale, crop.ratio) for _ in range(COUNT)])
 
 
+@pytest.mark.thorough("one size", but="^11-17")
 @pytest.mark.parametrize("width, height, scale", [(500, 375, 0.08), (500, 375, 0.5), (11, 17, 0.08), (7, 2, 0.08)])
 def test_crop_boxes_are_distributed_as_torchvisions(rng, width, height, scale):
     ours = crops(rng, width, height, scale=(scale, 1.0))
     assert differently_distributed(ours, torchvisions_crops(width, height, (scale, 1.0))) == []
 
 
+@pytest.mark.thorough("test_crop_boxes_are_distributed_as_torchvisions")
 def test_that_test_sees_other_bounds(rng):
     oracle = torchvisions_crops(500, 375)
     for scale in ((0.1, 1.0), (0.08, 0.8), (0.06, 1.0)):
@@ -196,11 +198,13 @@ def torchvisions_erased(height: int, width: int) -> dict[str, np.ndarray]:
     return {**features([tuple(box) for *box, _ in drawn]), "none": none}
 
 
+@pytest.mark.thorough("one size", but="^30-200")
 @pytest.mark.parametrize("height, width", [(224, 224), (30, 200), (2, 2)])
 def test_erased_boxes_are_distributed_as_torchvisions(rng, height, width):
     assert differently_distributed(erased(rng, height, width), torchvisions_erased(height, width)) == []
 
 
+@pytest.mark.thorough("test_erased_boxes_are_distributed_as_torchvisions")
 def test_that_test_sees_other_boxes(rng):
     oracle = torchvisions_erased(30, 200)
     assert "height" in differently_distributed(erased(rng, 200, 30), oracle)
@@ -243,6 +247,7 @@ def test_mixups_share_is_distributed_as_torchs(rng, alpha):
     assert differently_distributed({"share": shares(rng, alpha)["share"] + 0.02}, oracle) == ["share"]
 
 
+@pytest.mark.thorough("one size", but="^0.5")
 @pytest.mark.parametrize("alpha, height, width", [(1.0, 224, 224), (0.5, 12, 31)])
 def test_cutmixs_boxes_are_distributed_as_torchvisions(rng, alpha, height, width):
     images, cutmix = [torch.zeros(2, 3, height, width)], v2.CutMix(alpha=alpha, num_classes=2)

@@ -78,7 +78,7 @@ def assert_caught(outcome: gallery.Outcome) -> None:
     "fault", [pytest.param(f, marks=LONG if f.rung >= "07" else []) for f in TUTORIALS], ids=lambda fault: fault.name
 )
 def test_the_tutorial_shows_what_the_rung_says(tried, fault, tmp_path, monkeypatch, capsys):
-    """Of the port, and of the port with the page's fault in it, which the page puts there with tools/inject_fault.py."""
+    """Of the port, and of the port with the page's fault, which the page puts there with tools/inject_fault.py."""
     controls, outcomes = tried
     assert_caught(outcomes[fault.name])
     page = blocks(TUTORIALS[fault].relative_to(ROOT).as_posix())

@@ -69,6 +69,7 @@ def outcomes() -> dict[str, gallery.Outcome]:
     return {outcome.fault.name: outcome for outcome in found}
 
 
+@pytest.mark.thorough("test_the_tutorial_shows_what_the_rung_says runs the rung with one")
 @pytest.mark.parametrize("name", FAULTS)
 def test_the_rung_fails_and_names_the_fault(outcomes, name):
     assert outcomes[name].problem == ""
@@ -87,6 +88,7 @@ def run_rung(rung: ModuleType, folder: Path, *flags: str):
     return rung.main(rung.get_args_parser().parse_args(["--output-dir", str(folder), *flags]))
 
 
+@pytest.mark.thorough("test_the_tutorial_shows_what_the_rung_says runs it without a fault")
 def test_the_rung_passes_and_leaves_its_files(rung, tmp_path, arch, capsys):
     step = run_rung(rung, tmp_path, "--model", arch, "--seed", "3")
     assert step.status == PASS
@@ -154,6 +156,7 @@ def check_shared(rung: ModuleType, folder: Path) -> Step:
     return step
 
 
+@pytest.mark.thorough("one draw", but="fan-in")
 @pytest.mark.parametrize("name", SHARED_FAULTS)
 def test_a_wrong_shared_draw_is_seen_though_both_sides_have_it(name, rung, tmp_path, monkeypatch):
     wrong, item = SHARED_FAULTS[name]
@@ -164,6 +167,7 @@ def test_a_wrong_shared_draw_is_seen_though_both_sides_have_it(name, rung, tmp_p
     assert equal.status == (FAIL if name == "what was drawn before" else PASS)
 
 
+@pytest.mark.thorough("test_a_wrong_shared_draw_is_seen_though_both_sides_have_it")
 def test_the_shared_draw_is_seen_to_differ(rung, tmp_path, monkeypatch):
     """In one bit of one value of one seed."""
 

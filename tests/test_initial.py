@@ -27,6 +27,7 @@ def unequal(got: dict[str, np.ndarray], expected: dict[str, np.ndarray]) -> list
     return [name for name, array in expected.items() if not np.array_equal(got[name], array)]
 
 
+@pytest.mark.thorough("the small model", but="small")
 def test_both_sides_start_from_the_same_bits(arch, options):
     """After whatever was created before, and with the order in memory that saving needs."""
     ref, port = (models.MODELS[arch](**options) for models in (mobilenetv3_ref.models, mobilenetv3_paddle.models))

@@ -35,6 +35,7 @@ def judged(recording: Path, port: str, *flags: str) -> tuple[int, str]:
     return done.returncode, done.stdout + done.stderr
 
 
+@pytest.mark.thorough("the kit's test_mindspore.py::test_faithful_ports_are_aligned_in_both_precisions")
 def test_the_port_is_aligned_in_both_modes_and_precisions(recording):
     status, told = judged(recording, "MobileNetV3Small")
     assert status == 0, told
@@ -43,6 +44,7 @@ def test_the_port_is_aligned_in_both_modes_and_precisions(recording):
             assert f"ok      {mode} mode, {what}" in told
 
 
+@pytest.mark.thorough("the kit's test_mindspore.py::test_one_fault_is_located")
 @pytest.mark.parametrize(
     ("fault", "place"),
     [

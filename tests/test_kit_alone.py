@@ -113,6 +113,7 @@ def test_two_result_files_are_compared(python, tmp_path):
         assert result.returncode == status, result.stderr
 
 
+@pytest.mark.thorough("test_a_pair_is_proved_and_a_fault_located in the same folder")
 def test_weights_are_converted_and_are_the_ports(python):
     saved = python("-c", "import a_pair, torch; torch.save(a_pair.Ref().state_dict(), 'a.pth')")
     assert saved.returncode == 0, saved.stderr

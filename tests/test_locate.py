@@ -170,6 +170,10 @@ FAULTS = {
 }
 
 
+@pytest.mark.thorough(
+    "one of each phase; the kit's test_align_faults.py and test_diagnosis.py try more causes",
+    but=r"^(epsilon|momentum|residual|frozen)\]",
+)
 @pytest.mark.parametrize("fault", FAULTS)
 def test_the_module_and_the_cause_are_named(fault):
     breaking, name, phase, cause = FAULTS[fault]
@@ -213,17 +217,20 @@ def test_a_wrong_tensor_is_named(fault):
     assert location.diagnosis == ([cause] if cause else [])
 
 
+@pytest.mark.thorough("test_the_module_and_the_cause_are_named in float64")
 def test_what_only_float32_shows_is_found_in_float32():
     """A cast to float16 and back is seen in both; of the two only the one asked for is reported."""
     location = found(output("features.7", half_precision), dtype="float32")
     assert location.name == "features.7" and "float32" in location.proof[0]
 
 
+@pytest.mark.thorough("test_a_wrong_tensor_is_named, the kit's test_a_faithful_port")
 def test_a_right_port_is_not_located():
     assert found(lambda port: None) is None
     assert found(lambda port: None, dtype="float32") is None
 
 
+@pytest.mark.thorough("test_the_module_and_the_cause_are_named sees that one is not two")
 def test_two_faults_are_both_named():
     def breaking(port: nn.Layer) -> None:
         attribute("features.7.block.0.1", "_epsilon", 1e-5)(port)

@@ -406,6 +406,7 @@ print(len(modules), list(model(images).shape))
 """
 
 
+@pytest.mark.thorough("the port", but="paddle.zeros")
 @pytest.mark.parametrize(
     "package, zeros, blocked",
     [

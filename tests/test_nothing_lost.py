@@ -64,6 +64,7 @@ def environment() -> dict[str, str]:
     return os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
 
 
+@pytest.mark.thorough("the port", but="paddle")
 @pytest.mark.timeout(300 + 30 * KILLS)
 def test_killed_runs_end_like_an_unbroken_one(package, data, tmp_path):
     command = [sys.executable, ROOT / "tests" / "killed_runs.py", package, str(KILLS), "0", tmp_path]
@@ -90,6 +91,9 @@ def command(package: str, data: Path, out: Path, *flags: str | Path) -> list[str
     return list(map(str, line))
 
 
+@pytest.mark.thorough(
+    "test_killed_runs_end_like_an_unbroken_one, test_a_killed_process_takes_the_others_down_and_is_named"
+)
 @pytest.mark.timeout(200 + 60 * KILLS // 20)
 def test_killed_processes_end_like_unbroken_ones(package, data, tmp_path):
     """Of two that train together one is killed, once for every 20 kills of a single one."""
@@ -159,6 +163,7 @@ if __name__ == "__main__":
 METHODS = ("fork", "spawn", "forkserver")
 
 
+@pytest.mark.thorough("one of the port's", but="paddle-spawn")
 @pytest.mark.parametrize("method", METHODS[1:])
 def test_workers_read_the_same_bits_and_end_with_a_killed_run(package, method, data, tmp_path):
     (tmp_path / "reading.py").write_text(READING)
@@ -173,6 +178,7 @@ def test_workers_read_the_same_bits_and_end_with_a_killed_run(package, method, d
     assert bits == runpy.run_path(str(tmp_path / "reading.py"))["read"](package, data, 0)[1]
 
 
+@pytest.mark.thorough("one of the port's", but=r"paddle-fork\]")
 @pytest.mark.parametrize("method", METHODS)
 def test_sigterm_to_all_processes_saves_and_exits(package, method, data, tmp_path):
     """As a cluster sends it, to the loader's workers, too, and to those that are just being started."""
@@ -216,6 +222,7 @@ command()
 """
 
 
+@pytest.mark.thorough("the port", but="paddle")
 def test_a_full_disk_leaves_the_last_checkpoint(package, data, tmp_path):
     """It takes the weights of the first epoch (6.2 MB), and no more of the checkpoint than 20 MB."""
     out = tmp_path / "out"

@@ -38,6 +38,7 @@ def other_processors(*flags: str) -> subprocess.CompletedProcess:
     return subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
 
 
+@pytest.mark.thorough("test_no_setting_keeps_what_another_sets, test_a_command_keeps_its_exit_status")
 @pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="the settings choose instructions of x86")
 def test_settings_change_the_bits_of_both_sides_or_the_threads(tool):
     env = tool.environment(None)  # this test itself may run under a setting

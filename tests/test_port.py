@@ -67,6 +67,7 @@ def zero_by_structure(ref: torch.nn.Module) -> set[str]:
     return {f"{name}.block.{len(m.block) - 1}.1.bias" for name, m in blocks.items()}
 
 
+@pytest.mark.thorough("the small model, and the large one as it is", but="small|default-train")
 def test_model_in_float64(arch, options, train, probe, images, rng):
     """To 1e-12 of each tensor's largest value; what is zero by structure, to the rounding of what cancels there."""
     if train:

@@ -89,6 +89,7 @@ def oracle(model: str, path: Path, images: list[Image.Image]) -> tuple[np.ndarra
 # --- probabilities and names
 
 
+@pytest.mark.thorough("one model", but="small")
 @pytest.mark.parametrize("model", ["mobilenet_v3_small", "mobilenet_v3_large"])
 def test_both_packages_give_torchvisions_probabilities(weights, model):
     files = weights(model)
@@ -251,6 +252,7 @@ def run_without(modules: str, *flags: str | Path) -> subprocess.CompletedProcess
     )
 
 
+@pytest.mark.thorough("the port", but="^paddle")
 @pytest.mark.parametrize(
     "framework, others", [("paddle", "torch torchvision mobilenetv3_ref"), ("torch", "paddle mobilenetv3_paddle")]
 )

@@ -310,6 +310,7 @@ def test_weights_and_predictions_are_made_as_shown(tmp_path, monkeypatch, capsys
     assert re.match(rf"{image}: {class_id} [^,]* {probability},", other)
 
 
+@pytest.mark.thorough("test_each_package_stands_alone")
 def test_the_port_can_be_shipped_alone(tmp_path):
     """What the text keeps, and nothing else, trains and predicts where neither torch nor the reference is."""
     (said,) = [block.cells[0][0] for block in blocks(ENGLISH) if "ship it alone" in block.cells[0][0]]

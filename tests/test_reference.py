@@ -74,6 +74,7 @@ def test_initial_weights_are_torchvisions(arch, norm_layer):
     assert unequal(models[0].state_dict(), models[1].state_dict()) == []
 
 
+@pytest.mark.thorough("the small model", but="small")
 def test_passes_are_torchvisions(arch, options, train, probe, images):
     """Logits, every gradient, and every buffer afterwards, to the last bit."""
     arrays = {name: torch.from_numpy(array.copy()) for name, array in probe(arch, **options).items()}

@@ -377,6 +377,7 @@ LINE = r"\[Epoch 0, iter: 1\] acc: .*, lr: 0.02500, loss: .*, avg_samples: 4.0, 
 SMALL = "--train-crop-size 64 --val-crop-size 64 --val-resize-size 64 --workers 0 --epochs 1 --batch-size 4"
 
 
+@pytest.mark.thorough("the port", but="paddle")
 def test_train_dist_trains(real, framework):
     """On lite_data, as two processes on the CPU: a line of log, one evaluation of all images, what a run leaves."""
     result = real.sh("train_dist.sh", *SMALL.split(), "--output-dir", "out", FRAMEWORK=framework)
@@ -388,6 +389,7 @@ def test_train_dist_trains(real, framework):
     assert [path.name for path in real.cwd.iterdir()] == ["out"]
 
 
+@pytest.mark.thorough("the port", but="paddle")
 def test_the_message_of_any_process_is_seen(real, framework):
     """The second validation image is the second process's."""
     data = shutil.copytree(ROOT / "lite_data", real.folder / "data")
@@ -401,6 +403,7 @@ def test_the_message_of_any_process_is_seen(real, framework):
     assert sorted(path.name for path in (real.cwd / "out").iterdir()) == ["log", "metrics.jsonl"]
 
 
+@pytest.mark.thorough("the port", but="paddle")
 def test_train_trains(real, framework):
     result = real.sh("train.sh", *SMALL.split(), "--lr", "0.025", FRAMEWORK=framework, OMP_NUM_THREADS="1")
     assert result.returncode == 0, result.stdout + result.stderr
@@ -444,6 +447,7 @@ def ended(folder: Path, seconds: float = 20) -> bool:
     return not trainers(folder)
 
 
+@pytest.mark.thorough("the port", but="paddle")
 def test_a_killed_process_takes_the_others_down_and_is_named(running, real, framework):
     os.kill(min(pid for pid, rank in trainers(real.cwd).items() if rank == "1"), signal.SIGKILL)  # not its workers
     assert running.wait(60) not in (0, 2, 143)
@@ -456,6 +460,7 @@ def test_a_killed_process_takes_the_others_down_and_is_named(running, real, fram
     ]
 
 
+@pytest.mark.thorough("the port", but="paddle")
 def test_sigterm_reaches_training(running, real, framework):
     running.terminate()
     assert running.wait(60) == 143

@@ -183,11 +183,15 @@ class OtherOrder(Trainee):
         return super().loaders(recipe, seed + 1)
 
 
+@pytest.mark.thorough(
+    "test_the_float64_half_passes, the kit's test_ladder_runs.py::test_a_faulty_port_fails_and_is_named"
+)
 @pytest.mark.parametrize("port", [OneMoreDecay, OtherOrder])
 def test_the_float64_half_sees_one_wrong_step(rung, digits, tmp_path, port):
     assert exact(rung, digits, tmp_path, port).status == FAIL
 
 
+@pytest.mark.thorough("the kit's test_ladder_runs.py::test_a_mistake_is_named")
 def test_a_rate_that_magnifies_rounding_proves_nothing(rung, digits, tmp_path):
     assert exact(rung, digits, tmp_path, lr=0.5).status == REFUSED
 

@@ -9,6 +9,7 @@ unless a part of the marked test itself stays: `but` is a pattern of the paramet
 
 from __future__ import annotations
 
+import gc
 import os
 import random
 import re
@@ -58,6 +59,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         config.hook.pytest_deselected(items=out)
         items[:] = [item for item in items if item not in set(out)]
         config.stash[LEFT_OUT] = len(out)
+
+
+def pytest_collection_finish() -> None:
+    """What imports and the collection leave lives to the end: garbage collections need not look at it again."""
+    gc.collect()
+    gc.freeze()
 
 
 def is_thorough(item: pytest.Item) -> bool:

@@ -353,6 +353,7 @@ def test_flags_that_are_missing_or_do_not_go_together(run):
     assert "leave NAME= out of --input" in last_line(run(*LOSS, input="x=4,5").stderr)
 
 
+@pytest.mark.thorough("one of its ways", but="locate-only")
 @pytest.mark.parametrize("words", [(), (ONLY,)], ids=["align", "locate-only"])
 def test_as_a_command(folder, words):
     """Its help, and a pair in a folder that PYTHONPATH names."""

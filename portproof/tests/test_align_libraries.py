@@ -30,6 +30,7 @@ def faults(location: Location) -> dict[tuple[str, str, str], int]:
     return found
 
 
+@pytest.mark.thorough("one network", but="shufflenet")
 @pytest.mark.parametrize(
     ("name", "norms", "names"),
     [
@@ -48,6 +49,7 @@ def test_aligned_but_for_running_variances(name, norms, names):
     assert faults(verdict.location) == {("BatchNorm2d", "buffers", BIASED): norms}
 
 
+@pytest.mark.thorough("test_squeezenet1_1_its_first_padding_and_its_dropout, test_diagnosis.py::test_a_layer")
 def test_mobilenet_v3_small_and_its_hard_sigmoid():
     """Its slope is the float32 number nearest to 0.1666667: 1e-7 off, which float64 shows and float32 does not."""
     verdict = judged("mobilenet_v3_small", ("eval", "train"))

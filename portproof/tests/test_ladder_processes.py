@@ -235,6 +235,7 @@ def wait_until(condition, seconds: float = 60) -> None:
         time.sleep(0.1)
 
 
+@pytest.mark.thorough("one framework", but="paddle")
 @pytest.mark.parametrize("framework", ["torch", "paddle"])
 def test_processes_that_never_end_are_ended(framework, tmp_path):
     with pytest.raises(Died, match=r"process \d of 2 did not end within 15 s"):
@@ -242,6 +243,7 @@ def test_processes_that_never_end_are_ended(framework, tmp_path):
     wait_until(lambda: processes_in(tmp_path) == [])
 
 
+@pytest.mark.thorough("one framework", but="paddle")
 @pytest.mark.parametrize("framework", ["torch", "paddle"])
 def test_no_process_outlives_the_caller(framework, tmp_path):
     """Not even one that is killed."""

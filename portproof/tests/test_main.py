@@ -68,6 +68,7 @@ def test_a_fault_of_its_own_is_no_verdict(monkeypatch, capsys):
 PAIR = ("--ref", "torch.nn:ReLU", "--port", "paddle.nn:ReLU")
 
 
+@pytest.mark.thorough("PyTorch and PyYAML", but="^(torch|yaml)-")
 @pytest.mark.parametrize(
     ("missing", "extra", "command"),
     [

@@ -95,6 +95,7 @@ def test_what_needs_no_more_than_the_models_runs_at_once(name, empty, tmp_path):
     assert len(list(tmp_path.glob("*_ref.npy"))) == len(list(tmp_path.glob("*_paddle.npy"))) == 1
 
 
+@pytest.mark.thorough("the rungs that start no processes", but="^0[2-7]")
 @pytest.mark.parametrize("name", TO_FILL_IN)
 def test_the_others_say_in_one_line_what_to_fill_in(name, empty, tmp_path):
     done = step(empty, name, tmp_path)
@@ -113,6 +114,7 @@ def test_what_runs_at_once_notices_faults(fault, empty, tmp_path):
     assert named in done.stdout
 
 
+@pytest.mark.thorough("test_a_fault_in_each_part_is_caught_by_its_rung names what each part has, and no other")
 def test_every_rung_of_a_text_model_passes_once_it_is_filled_in(filled, tmp_path):
     done = run(filled / "steps" / "run_all.py", "--output-dir", tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -122,6 +124,7 @@ def test_every_rung_of_a_text_model_passes_once_it_is_filled_in(filled, tmp_path
     assert (tmp_path / "report.html").is_file()
 
 
+@pytest.mark.thorough("the rungs that start no processes", but="^(?!train|dist)")
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_fault_in_each_part_is_caught_by_its_rung(fault, filled, tmp_path):
     name, named = FAULTS[fault]

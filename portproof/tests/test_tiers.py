@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
@@ -26,6 +27,7 @@ def test_quick():
 """
 
 
+@pytest.mark.thorough("in one process", but="0")
 @pytest.mark.parametrize("processes", ["0", "1"])
 def test_what_is_thorough_runs_with_all_only(pytester, processes):
     pytester.makepyfile(SAMPLE)
@@ -37,19 +39,26 @@ def test_what_is_thorough_runs_with_all_only(pytester, processes):
     every.stdout.no_fnmatch_line("*left out*")
 
 
-def markers(folder: Path) -> dict[tuple[str, str], list[tuple[str, str]]]:
-    """{(file, test or "" for the whole file): [(guard, but) of each `thorough` there]}."""
-    found = {}
+class Marked(NamedTuple):
+    """A test, or a file with "" for its name, and the arguments of its markers; `param`: of one of its parameters."""
+
+    file: str
+    name: str
+    given: list[tuple[str, str]]
+    param: bool
+
+
+def marked(folder: Path) -> list[Marked]:
+    """Every test of the folder, and what else has a marker."""
+    found = []
     for path in sorted(folder.glob("test_*.py")):
-        tree = ast.parse(path.read_text(encoding="utf-8"))
-        for node in tree.body:
-            if isinstance(node, ast.FunctionDef) and node.name.startswith("test_"):
-                name, where = node.name, node.decorator_list
-            else:
-                name, where = "", [node]
-            calls = [call for part in where for call in ast.walk(part) if is_marker(call)]
-            if name or calls:
-                found.setdefault((path.name, name), []).extend(map(arguments, calls))
+        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+            is_test = isinstance(node, ast.FunctionDef) and node.name.startswith("test_")
+            where = node.decorator_list if is_test else [node]
+            given = [arguments(call) for part in where for call in ast.walk(part) if is_marker(call)]
+            if is_test or given:
+                whole = is_test or (isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "pytestmark")
+                found.append(Marked(path.name, node.name if is_test else "", given, not whole))
     return found
 
 
@@ -59,21 +68,21 @@ def is_marker(node: ast.AST) -> bool:
 
 def arguments(call: ast.Call) -> tuple[str, str]:
     guard, *rest = [ast.literal_eval(argument) for argument in call.args]
-    assert not rest and set(keyword.arg for keyword in call.keywords) <= {"but"}
+    assert not rest and all(keyword.arg == "but" for keyword in call.keywords)
     return guard, "".join(ast.literal_eval(keyword.value) for keyword in call.keywords)
 
 
-def unguarded(folder: Path) -> list[str]:
-    """The thorough tests whose marker does not say what stays: a part of them, or tests of the folder by name."""
-    found = markers(folder)
-    whole_files = {file for (file, name), given in found.items() if not name and any(not but for _, but in given)}
-    stay = {name for (file, name), given in found.items() if file not in whole_files and all(but for _, but in given)}
-    stay |= {file.removesuffix(".py") for file, name in found if name in stay}
+def unguarded(folder: Path, *others: Path) -> list[str]:
+    """The thorough tests whose marker does not say what stays: a part of them, or tests by name, of any folder."""
+    found = [one for each in (folder, *others) for one in marked(each)]
+    left = {(one.file, one.name) for one in found if not one.param and any(not but for _, but in one.given)}
+    stay = {(one.file, one.name) for one in found if one.name} - left
+    names = {part for file, name in stay if (file, "") not in left for part in (name, file.removesuffix(".py"))}
     return [
-        f"{file}::{name}: {guard!r}"
-        for (file, name), given in found.items()
-        for guard, but in given
-        if not guard or not (but or set(re.findall(r"\btest_\w+", guard)) & stay)
+        f"{one.file}::{one.name}: {guard!r}"
+        for one in marked(folder)
+        for guard, but in one.given
+        if not guard or not (but or (told := set(re.findall(r"\btest_\w+", guard))) and told <= names)
     ]
 
 
@@ -82,8 +91,8 @@ def test_every_thorough_test_has_a_guard_that_is_not():
 
 
 def test_a_test_without_a_guard_is_found(tmp_path):
-    marked = SAMPLE.replace("test_quick guards it", "test_slow guards itself").replace('"one of them"', '""')
-    (tmp_path / "test_sample.py").write_text(marked)
+    wrong = SAMPLE.replace("test_quick guards it", "test_slow guards itself").replace('"one of them"', '""')
+    (tmp_path / "test_sample.py").write_text(wrong)
     assert unguarded(tmp_path) == [
         "test_sample.py::test_slow: 'test_slow guards itself'",
         "test_sample.py::test_sizes: ''",
