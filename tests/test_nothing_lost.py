@@ -1,6 +1,6 @@
 """Training that is killed, preempted or out of disk space: what is on disk then, and that it ends all the same.
 
-Killed runs are 20 a side; KILLS=1000 sh shell/test.sh tests/test_nothing_lost.py kills more.
+Killed runs are 20 a side; KILLS=1000 sh shell/test.sh --all tests/test_nothing_lost.py kills more.
 """
 
 import importlib
