@@ -181,37 +181,40 @@ def entry_of(**code: str) -> Entry:
     return Entry("made", "layers", (), "holds", {}, Pair("a", "b", ""), {}, {}, code)
 
 
-@pytest.fixture
-def made(tmp_path):
-    """Runs snippets of entries that are made for it, by name, in the order of names."""
+# Snippets that fail, that leave something behind, and one that ends the process of all.
+MADE = {
+    "a": "assert 1 == 2, 'a claim'",
+    "b": "default = [1, 2]",
+    "c": "raise SystemExit(0)",
+    "d": "import torch; torch.set_default_dtype(torch.float64); open('file', 'w').close(); left = 1",
+    "e": "import os, torch; assert torch.zeros(1).dtype == torch.float32 and not os.path.exists('file'); assert left",
+    "f": "import os; os._exit(3)",
+    "g": "pass",
+}
 
-    def run(**code: str) -> dict[str, Run]:
-        for name, text in code.items():
-            (tmp_path / f"{name}.md").write_text(ENTRY.replace("assert True", text))
-        return {run.slug: run for run in run_snippets(load_entries(tmp_path), "torch", tmp_path)}
 
-    return run
+@pytest.fixture(scope="module")
+def made(tmp_path_factory) -> dict[str, Run]:
+    """How the snippets of MADE end, one after the other."""
+    folder = tmp_path_factory.mktemp("entries")
+    for name, text in MADE.items():
+        (folder / f"{name}.md").write_text(ENTRY.replace("assert True", text))
+    return {run.slug: run for run in run_snippets(load_entries(folder), "torch", folder)}
 
 
 def test_a_snippet_that_fails_is_reported_and_the_others_run(made):
-    runs = made(a="assert 1 == 2, 'a claim'", b="default = [1, 2]", c="raise SystemExit(0)")
-    assert "a claim" in runs["a"].error
-    assert not runs["b"].error and runs["b"].results["default"].tolist() == [1, 2]
-    assert "SystemExit" in runs["c"].error
+    assert "a claim" in made["a"].error
+    assert not made["b"].error and made["b"].results["default"].tolist() == [1, 2]
+    assert "SystemExit" in made["c"].error
 
 
 def test_a_snippet_that_ends_the_process_is_named(made):
-    runs = made(a="pass", b="import os; os._exit(3)", c="pass")
-    assert not runs["a"].error
-    assert "ended with 3" in runs["b"].error
+    assert "ended with 3" in made["f"].error and "ended with 3" in made["g"].error
 
 
 def test_snippets_do_not_see_each_other(made):
-    change = "import torch; torch.set_default_dtype(torch.float64); open('file', 'w').close(); left = 1"
-    look = "import os, torch; assert torch.zeros(1).dtype == torch.float32 and not os.path.exists('file'); assert left"
-    runs = made(a=change, b=look)
-    assert not runs["a"].error
-    assert "NameError: name 'left'" in runs["b"].error
+    assert not made["d"].error
+    assert "NameError: name 'left'" in made["e"].error
 
 
 @pytest.mark.parametrize(

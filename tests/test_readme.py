@@ -17,7 +17,7 @@ from types import ModuleType
 
 import pytest
 from pages import ROOT, assert_same_content, blocks, links, spans
-from test_faults import FAULTS
+from test_faults import FAULTS, SAMPLE, TUTORIALS
 
 from mobilenetv3_common import arguments
 from mobilenetv3_ref.models import MODELS
@@ -150,7 +150,7 @@ def test_commands_run_scripts_that_know_their_flags(command):
     if words[0] == "sh":
         assert (ROOT / words[1]).is_file()
         if BEHIND[words[1]] is None:
-            assert words[2:] in ([], ["-m", "gpu", "-rs"])
+            assert words[2:] in ([], ["--all"], ["-m", "gpu", "-rs"])
             return
         words = shlex.split(BEHIND[words[1]]) + words[2:]
     if words[1:3] == ["-m", "portproof"]:
@@ -271,7 +271,8 @@ def test_counts_are_those_of_the_code():
         return set(re.findall(pattern, prose()))
 
     setup, train = ((ROOT / "shell" / name).read_text() for name in ("setup.sh", "train_common.sh"))
-    assert said(r"(\d+) porting faults") == {str(len(FAULTS))}
+    assert said(r"(\d+) of (\d+) porting faults") == {(str(len(SAMPLE) + len(TUTORIALS)), str(len(FAULTS)))}
+    assert said(r"without it, (\d+) of them") == {str(sum(fault.rung < "07" for fault in TUTORIALS))}
     assert said(r"(\d+) iterations of RMSprop") == {str(script("steps/05_test_backward.py").ITERATIONS)}
     assert said(r"fetches (\d+ GB)") == set(re.findall(r"(\d+ GB) to download", setup))
     assert said(r"installs (\d+ GB)") == set(re.findall(r"(\d+ GB) on disk", setup))

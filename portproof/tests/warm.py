@@ -30,7 +30,7 @@ def python(*arguments: str | Path, env: Mapping[str, str]) -> subprocess.Complet
     with tempfile.TemporaryDirectory() as folder:
         said = [Path(folder, name) for name in ("stdout", "stderr")]
         child = context.Process(
-            target=_child, args=(command, dict(env), os.getcwd(), said, multiprocessing.get_start_method())
+            target=_child, args=(command, dict(env), str(Path.cwd()), said, multiprocessing.get_start_method())
         )
         child.start()
         child.join(TIMEOUT)
