@@ -34,6 +34,7 @@ from portproof.io.cli import Stopped, UserError
 from portproof.io.files import save_safetensors
 from portproof.io.locks import FolderLock
 
+pytestmark = pytest.mark.thorough("the port", but="^(?!reference)")
 ROOT = Path(__file__).parents[1]
 SIDES = {
     "reference": SimpleNamespace(package=mobilenetv3_ref, framework=torch, to_tensor=torch.from_numpy),
@@ -214,7 +215,6 @@ def test_every_flag_is_tested():
     assert [name for name in ELSEWHERE.values() if name not in globals()] == []
 
 
-@pytest.mark.thorough("the port", but="^port")
 @pytest.mark.parametrize("flag", CHANGES_WEIGHTS)
 def test_flag_changes_the_weights(side, trained, flag):
     before, added = CHANGES_WEIGHTS[flag]
@@ -246,7 +246,6 @@ def test_training_starts_from_the_weights(side, data, weights, tmp_path):
     assert differing(read(tmp_path / f"model_0{suffix(side)}"), read(weights(side))) == []
 
 
-@pytest.mark.thorough("the port", but="^port")
 def test_workers_read_the_images_and_change_no_bit(side, data, trained, tmp_path, monkeypatch):
     def read_image(path):
         (tmp_path / str(os.getpid())).touch()
@@ -372,7 +371,6 @@ def wide_data(tmp_path_factory) -> Path:
     return write_images(tmp_path_factory.mktemp("wide"), train=1, val=3, classes=tuple("abcdefg"))
 
 
-@pytest.mark.thorough("the port", but="^port")
 @pytest.mark.parametrize("batch_size", [4, 21])
 @pytest.mark.parametrize("crop, resize", [(32, 32), (48, 48), (32, 48)])
 def test_only_evaluates(side, wide_data, weights, tmp_path, capsys, batch_size, crop, resize):
@@ -401,7 +399,6 @@ def test_evaluation_of_a_checkpoint_is_that_of_its_run(side, data, tmp_path, cap
 SCHEDULE = ("--dropout", 0.5, "--lr-step-size", 2, "--lr-gamma", 0.5)
 
 
-@pytest.mark.thorough("the port", but="^port")
 @pytest.mark.parametrize("flags", [SCHEDULE, (*SCHEDULE, "--momentum", 0, "--freeze-norm", "--label-smoothing", 0.1)])
 def test_a_resumed_run_ends_like_an_unbroken_one(side, data, trained, tmp_path, capsys, flags):
     """Two epochs and a third one: parameters, buffers, optimizer and schedule to the last bit."""
@@ -434,7 +431,6 @@ class Abort(Exception):
 FULL = OSError(errno.ENOSPC, "No space left on device")
 
 
-@pytest.mark.thorough("the port", but="^port")
 @pytest.mark.parametrize("error, raised", [(FULL, UserError), (Abort(), Abort)])
 def test_a_save_that_fails_leaves_the_last_checkpoint(side, data, tmp_path, monkeypatch, error, raised):
     """Half of a file is on disk when it happens."""
@@ -568,7 +564,6 @@ def test_data_that_will_not_do_is_named(side, refused, data, tmp_path):
     )
 
 
-@pytest.mark.thorough("the port", but="^port")
 @pytest.mark.timeout(120, method="thread")  # a signal would not wake Paddle's loader
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("split", ["train", "val"])
@@ -582,7 +577,6 @@ def test_a_broken_image_is_named(side, refused, data, tmp_path, workers, split):
     assert line.endswith("): replace or remove it")
 
 
-@pytest.mark.thorough("the port", but="^port")
 @pytest.mark.timeout(120, method="thread")  # a signal would not wake Paddle's loader
 def test_a_fault_in_the_data_code_is_no_users_mistake(side, data, tmp_path, monkeypatch):
     """It ends the run, with and without workers, with where it happened."""
@@ -613,7 +607,6 @@ def finished(data, tmp_path_factory) -> Callable[[SimpleNamespace], tuple[Path, 
     return run_once
 
 
-@pytest.mark.thorough("the port", but="^port")
 def test_a_checkpoint_that_will_not_do_is_named(side, refused, finished, tmp_path):
     checkpoint, model = finished(side)
     content = checkpoint.read_bytes()
@@ -652,7 +645,6 @@ def test_an_output_folder_that_cannot_be_is_refused(side, refused, tmp_path):
         assert f"output folder {out} cannot be written" in refused(side, "--output-dir", out)
 
 
-@pytest.mark.thorough("the port", but="^port")
 @pytest.mark.parametrize("batch_size, place", [(4, "at epoch 0, iter 1"), (12, "in the evaluation of epoch 0")])
 def test_a_loss_that_is_no_number_leaves_the_last_checkpoint(side, data, tmp_path, batch_size, place):
     """With one batch an epoch the loss of training is still good when the weights are not."""
@@ -740,7 +732,6 @@ def stop_after(side: SimpleNamespace, data: Path, out: Path, steps: int, *flags:
         train(side, data, out, *flags)
 
 
-@pytest.mark.thorough("the port", but="^port")
 @pytest.mark.parametrize("steps", [1, 2, 3, 4])
 def test_sigterm_ends_a_run_after_its_step(side, data, trained, tmp_path, steps):
     """It goes on to the same bits; after the third step an epoch is over but not evaluated."""
@@ -752,7 +743,6 @@ def test_sigterm_ends_a_run_after_its_step(side, data, trained, tmp_path, steps)
     assert differing(state(side, tmp_path), trained(side, *flags)) == []
 
 
-@pytest.mark.thorough("the port", but="^port")
 def test_sigterm_in_an_evaluation(side, data, trained, tmp_path):
     trainer = side.package.train.trainer
     real = trainer.evaluate
@@ -832,7 +822,6 @@ def test_event_log(side, data, tmp_path):
     assert [path.name for path in (tmp_path / "events").iterdir()]
 
 
-@pytest.mark.thorough("the port", but="^port")
 def test_the_record_of_a_run(side, data, tmp_path, capsys):
     """metrics.jsonl holds what the log says; a run that was stopped and resumed leaves the same."""
     flags = ("--epochs", 2, "--print-freq", 1)
@@ -934,7 +923,6 @@ def test_the_record_is_on_disk_before_the_checkpoint(side, data, tmp_path, monke
     assert [synced[place - 1] for place in places] == [("metrics.jsonl", lines) for lines in range(4)]
 
 
-@pytest.mark.thorough("the port", but="^port")
 @pytest.mark.parametrize("which", ["Eval", "Eval, EMA"])
 def test_an_evaluation_that_is_no_number_is_saved_first(side, data, trained, tmp_path, capsys, which):
     """One image of the validation set may be at fault. The run can go on."""

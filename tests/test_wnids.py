@@ -22,6 +22,7 @@ from portproof.compare import PASS
 from portproof.convert.rules import torch_to_paddle
 from portproof.io.cli import UserError
 
+pytestmark = pytest.mark.thorough("the port", but="^(?!reference)")
 ROOT = Path(__file__).parents[1]
 SIDES = {
     "reference": SimpleNamespace(package=mobilenetv3_ref, framework="torch", suffix=".pth"),

@@ -68,6 +68,7 @@ def assert_same(aligned: Verdict, judged: Verdict) -> None:
     assert set(aligned.notes) <= set(judged.notes)
 
 
+@pytest.mark.thorough("the smaller pairs", but="^(?!vit|library|cross)")
 @pytest.mark.parametrize(("name", "bug"), CASES, ids=[f"{name}, {bug}" for name, bug in CASES])
 def test_the_same_verdict_and_place(name, bug, tmp_path):
     pair = PAIRS[name]
