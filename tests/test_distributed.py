@@ -135,6 +135,23 @@ def rung() -> ModuleType:
     return module
 
 
+def test_two_processes_do_what_one_does(rung, tmp_path, monkeypatch):
+    """The rung's shares of the images, and a part of its runs, on both sides."""
+    few = ("frozen", "live", "synchronized", "15 images")
+    monkeypatch.setattr(rung, "RUNS", {name: rung.RUNS[name] for name in few})
+
+    every = rung.dist
+
+    def of_two(ref: str, port: str, runs: dict, **settings) -> None:
+        every(ref, port, {2: runs[2]}, **settings | {"trained_on": {}})
+
+    monkeypatch.setattr(rung, "dist", of_two)
+    step = rung.main(rung.get_args_parser().parse_args(["--output-dir", str(tmp_path)]))
+    assert step.status == PASS
+    assert len(step.verdicts) == 1 + 2 * (1 + 2) + 1  # each side: shares, two processes; log lines
+
+
+@pytest.mark.thorough("test_two_processes_do_what_one_does")
 def test_the_rung_passes_and_leaves_its_files(rung, tmp_path, capsys):
     step = rung.main(rung.get_args_parser().parse_args(["--output-dir", str(tmp_path), "--seed", "2"]))
     assert step.status == PASS
@@ -207,7 +224,7 @@ def outcomes() -> dict[str, gallery.Outcome]:
 
 
 # All faults are tried before the first of these; each starts six processes.
-@pytest.mark.thorough("test_the_rung_passes_and_leaves_its_files, the kit's test_ladder_processes.py")
+@pytest.mark.thorough("test_two_processes_do_what_one_does, the kit's test_ladder_processes.py")
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("name", TRIED)
 def test_the_rung_fails_and_names_the_fault(outcomes, name):
@@ -233,6 +250,7 @@ def joined_batch_norm(images: np.ndarray, cotangent: np.ndarray) -> dict[str, np
     return {name: tensor.detach().numpy() for name, tensor in found.items()}
 
 
+@pytest.mark.thorough("the port", but="paddle")
 @pytest.mark.parametrize("package", PACKAGES)
 def test_synchronized_batch_norm_is_that_of_the_joined_batch(package, tmp_path):
     """Over three processes with 3, 1 and 2 images, in float64, against torch's layer on all 6."""

@@ -30,9 +30,7 @@ INJECT = re.compile(r'python tools/inject_fault.py "(.*)" (broken/\d\d)')
 PAGES = sorted((ROOT / "docs" / "en").glob("0*.md"))
 TUTORIALS = {NAMED[name]: path for path in PAGES for name, _ in INJECT.findall(path.read_text(encoding="utf-8"))}
 # Rungs 07 and 08 take minutes.
-LONG = pytest.mark.thorough(
-    "test_model_in_float64, test_the_float64_half_passes, test_the_rung_passes_and_leaves_its_files"
-)
+LONG = pytest.mark.thorough("test_the_float64_half_passes of rung 07, test_two_processes_do_what_one_does of rung 08")
 ALL_AREAS = pytest.mark.thorough("test_the_tutorial_shows_what_the_rung_says has a fault of each rung")
 QUICK = [[fault for fault in faults if fault.rung < "07"] for faults in BY_AREA]
 SAMPLE = [fault for faults in QUICK for fault in (faults[0], faults[-1]) if fault not in TUTORIALS]
