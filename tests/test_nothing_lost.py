@@ -1,6 +1,8 @@
 """Training that is killed, preempted or out of disk space: what is on disk then, and that it ends all the same.
 
-Killed runs are 20 a side, and without --all 5 of the port; KILLS=1000 sh shell/test.sh --all tests/test_nothing_lost.py kills more.
+Killed runs are 20 a side, and without --all 5 of the port; this kills more:
+
+    KILLS=1000 sh shell/test.sh --all tests/test_nothing_lost.py
 """
 
 import importlib
