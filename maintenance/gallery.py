@@ -82,7 +82,6 @@ class Outcome:
     predecessor: str  # "passes", "fails", "always fails" if also without the fault, "" where not all was written
     problem: str
     output: str = ""  # of that rung
-    output: str = ""  # of that rung
 
 
 def load_faults(path: Path) -> list[Fault]:

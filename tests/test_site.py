@@ -61,7 +61,9 @@ class Quiet(http.server.SimpleHTTPRequestHandler):
 def visit(browser: Browser, site: str, name: str, size: tuple[int, int] = DESKTOP) -> Page:
     """The page, opened; a message of the console, an error, or a request to another host fails."""
     problems = []
-    page = browser.new_page(viewport={"width": size[0], "height": size[1]})
+    context = browser.contexts[0] if browser.contexts else browser.new_context()  # what pages share is loaded once
+    page = context.new_page()
+    page.set_viewport_size({"width": size[0], "height": size[1]})
     page.on("console", lambda message: problems.append(message.text))
     page.on("pageerror", lambda error: problems.append(str(error)))
     page.on("requestfailed", lambda request: problems.append(request.url))
@@ -72,6 +74,7 @@ def visit(browser: Browser, site: str, name: str, size: tuple[int, int] = DESKTO
     return page
 
 
+@pytest.mark.thorough("one page of each kind", but="01_forward|index|layers|fault_gallery")
 @pytest.mark.parametrize("name", PAGES)
 def test_page_fits_a_desktop_and_a_phone(browser, site, name):
     page = visit(browser, site, name)
