@@ -82,12 +82,14 @@ def python(installed, tmp_path) -> Callable[..., subprocess.CompletedProcess]:
     return python
 
 
+@pytest.mark.thorough("test_the_command_is_installed runs what the wheel has")
 def test_it_is_the_wheel_and_nothing_else_of_the_project(python, installed):
     assert python("-c", "import portproof; print(portproof.__file__)").stdout.startswith(str(installed))
     for package in sorted(path.name for path in ROOT.iterdir() if (path / "__init__.py").is_file()):
         assert "ModuleNotFoundError" in python("-c", f"import {package}").stderr, package
 
 
+@pytest.mark.thorough("test_the_command_is_installed, the kit's test_as_a_command")
 def test_a_pair_is_proved_and_a_fault_located(python):
     result = python("-m", "portproof", "align", *MODELS, "a_pair:Port")
     # Paddle's running variance is the biased one, whoever ports.
@@ -113,7 +115,7 @@ def test_two_result_files_are_compared(python, tmp_path):
         assert result.returncode == status, result.stderr
 
 
-@pytest.mark.thorough("test_a_pair_is_proved_and_a_fault_located in the same folder")
+@pytest.mark.thorough("test_two_result_files_are_compared, the kit's test_convert.py")
 def test_weights_are_converted_and_are_the_ports(python):
     saved = python("-c", "import a_pair, torch; torch.save(a_pair.Ref().state_dict(), 'a.pth')")
     assert saved.returncode == 0, saved.stderr
@@ -126,6 +128,7 @@ def test_weights_are_converted_and_are_the_ports(python):
     assert result.returncode == 0, result.stdout + result.stderr
 
 
+@pytest.mark.thorough("test_two_result_files_are_compared, the kit's test_page_renders")
 def test_the_report_is_written(python, tmp_path):
     result = python("-c", REPORT)
     assert result.returncode == 0, result.stderr

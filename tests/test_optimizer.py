@@ -127,6 +127,7 @@ def test_a_thousand_steps_in_float64(kind, opt, setting):
     assert difference <= SEMANTIC_RTOL * largest(expected)
 
 
+@pytest.mark.thorough("test_a_thousand_steps_in_float64")
 @pytest.mark.parametrize("opt, setting", CASES)
 def test_a_thousand_steps_in_float32(opt, setting):
     """As far from `fp64_ref` as torch's own float32, times the factor that two faultless kernels need."""
