@@ -18,7 +18,16 @@ from faq.sources import FRAMEWORKS, Entry, Pair, load_entries, load_sources, par
 from portproof.io.cli import UserError
 
 ALL = {entry.slug: entry for entry in load_entries(ENTRIES)}
-SNIPPETS = [(framework, slug) for framework in FRAMEWORKS for slug in ALL if framework in ALL[slug].snippets]
+# These take longer than all others together: most start processes of their own.
+SLOW = ("nccl-error", "trainers-exit", "data-errors", "cpu-threads", "mindspore-data-errors", "ignored-labels")
+LATER = pytest.mark.thorough("test_snippet_holds and test_pair_differs_as_said with the other entries")
+SLUGS = {slug: pytest.param(slug, marks=LATER if slug in SLOW else []) for slug in ALL}
+SNIPPETS = [
+    pytest.param(framework, slug, marks=SLUGS[slug].marks)
+    for framework in FRAMEWORKS
+    for slug in ALL
+    if framework in ALL[slug].snippets
+]
 SOURCES = load_sources(ENTRIES.parent / "questions.yaml")
 
 
@@ -32,8 +41,8 @@ def needs_mindspore() -> None:
 @pytest.fixture(scope="module")
 def runs(request):
     """Runs a framework's snippets the first time one is asked for: those that this session tests, and no others."""
-    wanted = {item.callspec.params.get("slug") for item in request.session.items if hasattr(item, "callspec")}
-    entries = [ALL[slug] for slug in sorted(wanted & set(ALL))]
+    items = [item for item in request.session.items if item.path == request.path and "runs" in item.fixturenames]
+    entries = [ALL[slug] for slug in sorted({item.callspec.params["slug"] for item in items})]
 
     @cache
     def of(framework):
@@ -50,7 +59,7 @@ def test_snippet_holds(runs, framework, slug):
     assert not run.error, run.error
 
 
-@pytest.mark.parametrize("slug", [slug for slug, entry in ALL.items() if entry.pair])
+@pytest.mark.parametrize("slug", [SLUGS[slug] for slug, entry in ALL.items() if entry.pair])
 def test_pair_differs_as_said(runs, slug):
     row = measure(ALL[slug], {framework: runs(framework)[slug] for framework in ("torch", "paddle", COMPAT)})
     for name, text in catalogue_pages([row]).items():
