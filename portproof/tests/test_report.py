@@ -151,6 +151,7 @@ def show(browser: Browser, result: LadderResult, folder: Path) -> Page:
     return visit(browser, folder / "report.html")
 
 
+@pytest.mark.thorough("each case on a desktop, one on a phone", but="desktop|value")
 @pytest.mark.parametrize(("size", "scheme"), [(DESKTOP, "light"), (PHONE, "dark")], ids=["desktop", "phone"])
 def test_page_renders(browser, case, size, scheme):
     page = visit(browser, case.path, size, scheme)
