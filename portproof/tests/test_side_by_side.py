@@ -28,12 +28,21 @@ def result_of(number: int) -> RungResult:
     return RungResult(rung.name, "model", 1.0, rung)
 
 
-def test_results_come_in_order_with_what_their_rungs_print(capsys):
-    started = time.monotonic()
+def test_results_come_in_order_with_what_their_rungs_print(capsys, tmp_path):
+    def wait_for(name: str) -> None:
+        end = time.monotonic() + 60
+        while not (tmp_path / name).is_file():
+            assert time.monotonic() < end, f"{name} never came"
+            time.sleep(0.01)
 
     def run(number: int) -> RungResult:
-        time.sleep((0.6, 0.0, 0.3)[number])
-        print(f"rung {number} in {os.getpid()}, begun {time.monotonic()}")
+        (tmp_path / f"{number} begun").touch()
+        if number == 2:
+            wait_for("0 begun")  # beside it, or never
+        if number == 0:
+            wait_for("2 done")
+        print(f"rung {number} in {os.getpid()}")
+        (tmp_path / f"{number} done").touch()
         return result_of(number)
 
     results = list(side_by_side(run, [2, 0, 1]))
@@ -42,8 +51,7 @@ def test_results_come_in_order_with_what_their_rungs_print(capsys):
     lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("rung")]
     assert [line.split()[1] for line in lines] == ["0", "1", "2"]
     processes = {line.split()[3] for line in lines}
-    assert len(processes) == 2 and f"{os.getpid()}," not in processes
-    assert float(lines[2].split()[-1]) - started < 0.6  # beside the other, before it ended
+    assert len(processes) == 2 and str(os.getpid()) not in processes
 
 
 def test_what_a_rung_raises_ends_the_run_and_one_that_dies_does_not(monkeypatch, tmp_path, capsys):
@@ -66,10 +74,12 @@ def test_what_a_rung_raises_ends_the_run_and_one_that_dies_does_not(monkeypatch,
 
 def test_an_interrupt_ends_every_process(tmp_path):
     code = """if True:
-        import os, subprocess, sys, time
+        import os, signal, subprocess, sys, time
         from pathlib import Path
         from portproof.io.cli import run
         from portproof.ladder.side_by_side import side_by_side
+
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # what a shell starts with & ignores it
 
         def rung(number):
             child = subprocess.Popen(["sleep", "60"])
@@ -78,10 +88,12 @@ def test_an_interrupt_ends_every_process(tmp_path):
                 child.wait()
             finally:
                 child.kill()
+                child.wait()  # where nothing else collects it, it would be there as a zombie
 
         run(lambda: list(side_by_side(rung, [0, 1])) and 0, "all")
     """
-    process = subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], stderr=subprocess.PIPE, text=True)
+    command = [sys.executable, "-c", code, str(tmp_path)]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     files = [tmp_path / "0.pids", tmp_path / "1.pids"]
     while not all(path.is_file() and path.read_text() for path in files):
         time.sleep(0.05)
