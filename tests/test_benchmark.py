@@ -2,11 +2,14 @@
 
 import importlib.util
 import json
+import os
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
+from unittest import mock
 
 import pytest
 
@@ -25,6 +28,13 @@ def tool() -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+@pytest.fixture(autouse=True)
+def own_environment() -> Iterator[None]:
+    """The number of threads that the tool sets for its process does not outlive a test."""
+    with mock.patch.dict(os.environ):
+        yield
 
 
 def contest(ours: float, theirs: float, bound: float = 0.98, images: int = 4) -> Contest:

@@ -187,8 +187,9 @@ def test_without_a_fault_every_rung_passes(tmp_path):
     result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stdout[-3000:] + result.stderr[-3000:]
     assert result.stdout.splitlines()[-1] == "PASS ladder"
+    out = tmp_path / "mobilenet_v3_large"
     for stem in ("forward", "data", "metric", "loss", "losses"):
         for side in ("ref", "paddle"):
-            assert (tmp_path / f"{stem}_{side}.npy").stat().st_size > 0
+            assert (out / f"{stem}_{side}.npy").stat().st_size > 0
     for stem in ("forward", "data", "metric", "loss", "backward"):
-        assert "PASS" in (tmp_path / "log" / f"{stem}_diff.log").read_text()
+        assert "PASS" in (out / "log" / f"{stem}_diff.log").read_text()
