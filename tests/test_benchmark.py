@@ -148,7 +148,7 @@ class Slow:
         self.model = model
 
     def __call__(self, *args):
-        time.sleep(0.05)
+        time.sleep(0.5)  # more than a pass takes on a busy machine, too
         return self.model(*args)
 
     def __getattr__(self, name: str):
