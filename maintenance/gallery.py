@@ -13,7 +13,6 @@ import importlib.util
 import io
 import json
 import multiprocessing
-import multiprocessing.forkserver
 import os
 import re
 import runpy
@@ -22,7 +21,7 @@ import signal
 import sys
 import tempfile
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -33,6 +32,7 @@ from tqdm import tqdm
 
 from portproof.compare import FAIL, PASS, joined
 from portproof.io.cli import UserError, existing_file, one_line
+from portproof.ladder.workers.launching import warm_processes
 
 ROOT = Path(__file__).resolve().parents[1]
 PORT = "mobilenetv3_paddle"
@@ -145,20 +145,6 @@ def copy_port(folder: Path, fault: Fault | None) -> None:
     if fault:
         path = folder / PORT / fault.file
         path.write_text(path.read_text(encoding="utf-8").replace(fault.right, fault.wrong), encoding="utf-8")
-
-
-@contextlib.contextmanager
-def forkserver() -> Iterator[multiprocessing.context.BaseContext]:
-    """A context whose processes have both frameworks, with one thread each; other processes run beside them."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(PRELOADED)
-    before = os.environ.get("OMP_NUM_THREADS")
-    os.environ["OMP_NUM_THREADS"] = "1"
-    try:
-        multiprocessing.forkserver.ensure_running()  # it keeps the environment that it starts with
-    finally:
-        os.environ.pop("OMP_NUM_THREADS") if before is None else os.environ.update(OMP_NUM_THREADS=before)
-    yield context
 
 
 def run_rung(context: multiprocessing.context.BaseContext, rung: str, folder: Path) -> Run:
@@ -283,7 +269,8 @@ def run_gallery(
     Without `below` only the rung that should catch a fault is run, not those below it. Raises UserError if a rung does
     not pass without a fault.
     """
-    with forkserver() as context, ThreadPoolExecutor(jobs) as pool, tempfile.TemporaryDirectory() as name:
+    context = warm_processes(PRELOADED)
+    with ThreadPoolExecutor(jobs) as pool, tempfile.TemporaryDirectory() as name:
         copy_port(Path(name), None)
         controls = {rung: pool.submit(run_rung, context, rung, Path(name)) for rung in sorted(rungs, reverse=True)}
         # The longest first, so that none is left running alone at the end.

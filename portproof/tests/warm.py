@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import multiprocessing
-import multiprocessing.forkserver
 import os
 import runpy
 import subprocess
@@ -12,20 +11,15 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
+from portproof.ladder.workers.launching import warm_processes
+
 PRELOADED = ["torch", "torchvision", "paddle", "scipy.stats"]
 TIMEOUT = 300  # seconds
 
 
 def python(*arguments: str | Path, env: Mapping[str, str]) -> subprocess.CompletedProcess:
     """What `python SCRIPT ...` or `python -m MODULE ...` does with these variables."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(PRELOADED)
-    before = os.environ.get("OMP_NUM_THREADS")
-    os.environ["OMP_NUM_THREADS"] = "1"
-    try:
-        multiprocessing.forkserver.ensure_running()  # it keeps the environment that it starts with
-    finally:
-        os.environ.pop("OMP_NUM_THREADS") if before is None else os.environ.update(OMP_NUM_THREADS=before)
+    context = warm_processes(PRELOADED)
     command = list(map(str, arguments))
     with tempfile.TemporaryDirectory() as folder:
         said = [Path(folder, name) for name in ("stdout", "stderr")]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
+import multiprocessing.forkserver
 import os
 import signal
 import subprocess
@@ -26,6 +28,19 @@ def worker_environment() -> dict[str, str]:
     given = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
     absolute = dict.fromkeys(str(Path(path).absolute()) for path in [*given, *sys.path])
     return os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(absolute)}
+
+
+def warm_processes(modules: Sequence[str]) -> multiprocessing.context.BaseContext:
+    """A context whose processes are forked from one that has imported `modules`, and compute with one thread each."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(list(modules))
+    before = os.environ.get("OMP_NUM_THREADS")
+    os.environ["OMP_NUM_THREADS"] = "1"  # other processes run beside them
+    try:
+        multiprocessing.forkserver.ensure_running()  # it keeps the environment that it starts with
+    finally:
+        os.environ.pop("OMP_NUM_THREADS") if before is None else os.environ.update(OMP_NUM_THREADS=before)
+    return context
 
 
 def last_words(path: Path, count: int = 40) -> str:
