@@ -41,6 +41,18 @@ def normal(*shape: int) -> np.ndarray:
     return np.random.default_rng(shape).normal(size=shape).astype(np.float32)
 
 
+def chaotic(factor: float, sin: Callable, start: Callable) -> Callable:
+    """Its 9 sines magnify rounding 1e11 times: float32 keeps no digit, float64 some."""
+
+    def code(m, x):
+        x = start(m, x)
+        for _ in range(9):
+            x = sin(factor * x)
+        return x
+
+    return code
+
+
 def assert_aligned(ref: torch.nn.Module, port: paddle.nn.Layer, *inputs: np.ndarray, **options) -> Verdict:
     """A right port: every item judged, none outside, nothing located, the map confirmed by values."""
     verdict = align(ref, port, inputs, **options)

@@ -9,6 +9,8 @@ from pairs import Port, Ref, assert_aligned, assert_located, assert_refused, nor
 from torch.nn import functional as TF
 
 from portproof import align, load_reference_weights
+from portproof.backends import backend
+from portproof.backends.probe import probe_weights
 from portproof.compare import FAIL, PASS, REFUSED
 from portproof.io.cli import UserError
 from portproof.python39 import zip_strict
@@ -471,3 +473,19 @@ def test_gradients_that_were_there_are_there_afterwards():
     assert_aligned(ref, port, x)
     for model, gradients in zip_strict((ref, port), before):
         assert all(np.array_equal(p.grad.numpy(), kept) for p, kept in zip_strict(model.parameters(), gradients))
+
+
+def test_probe_weights_of_an_embedding_come_from_the_seed_alone():
+    first, again = (probe_weights(TorchSeq(T.Embedding(10, 4, 3), T.Linear(4, 2)), 0, [IDS]) for _ in range(2))
+    assert all(np.array_equal(first[name], again[name]) for name in first)
+    assert not first["0.weight"][3].any()  # the row that pads
+
+
+def test_what_goes_on_unchanged_is_kept_once():
+    """One array of what a layer returns, and what comes into the next; another where that was changed in between."""
+    first, relu = T.Linear(3, 4), T.ReLU(inplace=True)
+    model = backend("torch").wrap(T.Sequential(first, relu, T.Linear(4, 2)), "reference", "cpu")
+    calls = model.run([normal(5, 3)], "float64", train=False, calls=True).trace.calls
+    assert calls["1"].args[0] is calls["0"].outputs[0]
+    assert calls["2"].args[0] is calls["1"].outputs[0] and calls["output"].outputs[0] is calls["2"].outputs[0]
+    assert calls["1"].outputs[0].min() == 0 > calls["0"].outputs[0].min()

@@ -1,6 +1,5 @@
 """`align` on kinds of port that are right and constructed otherwise, and on bugs that such a port can hide."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,7 +8,7 @@ import paddle
 import pytest
 import torch
 from paddle.nn import functional as PF
-from pairs import Port, Ref, normal
+from pairs import Port, Ref, chaotic, normal
 from torch.nn import functional as TF
 from torch.nn.utils.rnn import pack_padded_sequence
 
@@ -747,18 +746,6 @@ def test_a_table_of_another_formula_is_not_taken(rows):
             return self.a(x + self.table[-8:])
 
     assert_fails(RefTable(), PortTable(), normal(4, 8), at="")
-
-
-def chaotic(factor: float, sin: Callable, start: Callable) -> Callable:
-    """Its 9 sines magnify rounding 1e11 times: float32 keeps no digit, float64 some."""
-
-    def code(m, x):
-        x = start(m, x)
-        for _ in range(9):
-            x = sin(factor * x)
-        return x
-
-    return code
 
 
 def through_weights(m, x):

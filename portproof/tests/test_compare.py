@@ -11,6 +11,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
+from portproof.arrays import same_bits
 from portproof.backends.trace import output_item
 from portproof.compare import FAIL, PASS, REFUSED, Item, Row, Verdict, compare, joined, placed, tensor_item, tolerances
 from portproof.compare.activations import MARGIN, branch_flips, dead_branches, off_kinks
@@ -567,3 +568,11 @@ def test_noise_floor():
     items = {**placed(first, iteration=0), **second}
     raised, expected_zero = tolerances.with_noise_floor(dict.fromkeys(floors, 0.0), floors, items)
     assert raised == floors and expected_zero == {here[2]}
+
+
+def test_the_same_bits():
+    x = np.array([[0.0, np.nan], [1.0, 2.0]])
+    assert same_bits(x, x.copy()) and same_bits(x.T, x.T.copy()) and same_bits(x[:0], x[:0])
+    for other in (x * -1, x.astype(np.float32), x[:1], np.where(x == 1, 1 + 2**-52, x)):
+        assert not same_bits(x, other)
+    assert not same_bits(np.zeros(2, complex), np.zeros(2, complex))

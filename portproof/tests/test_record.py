@@ -17,6 +17,9 @@ import paddle
 import pytest
 import torch
 from corpus import PAIRS
+from pairs import Port as PortOf
+from pairs import Ref as RefOf
+from pairs import chaotic
 from safetensors.numpy import load_file, save_file
 
 import portproof
@@ -80,6 +83,19 @@ def test_the_same_verdict_and_place(name, bug, tmp_path):
     if judged.location:
         assert not judged.location.diagnosis
         assert judged.location.phase == "structure" or NOT_TRIED in judged.location.proof
+
+
+def test_rounding_that_float32_does_not_show_is_recorded(tmp_path):
+    torch.manual_seed(0)
+    ref = RefOf(chaotic(20.1, torch.sin, lambda m, x: m.linear(x)), linear=torch.nn.Linear(32, 32))
+    inputs = [np.random.default_rng(0).normal(size=(64, 32)).astype(np.float32)]
+    portproof.record(ref, inputs, modes=("eval",)).save(tmp_path / "a.safetensors")
+    for factor, status in ((20.1, PASS), (20.1 + 1e-8, FAIL)):
+        port = PortOf(chaotic(factor, paddle.sin, lambda m, x: m.linear(x)), linear=paddle.nn.Linear(32, 32))
+        options = {"modes": ("eval",), "precisions": ("float64",)}
+        judged = portproof.judge(port, tmp_path / "a.safetensors", **options)
+        assert judged.status == status, str(judged)
+        assert_same(portproof.align(ref, port, inputs, **options), judged)
 
 
 class Ref(torch.nn.Module):

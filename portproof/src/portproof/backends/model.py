@@ -201,10 +201,7 @@ class BackendModel:
             self._attributes[module, attribute] = array.astype(np.float32)
 
     def moved_runs(self, count: int, run: Callable[[], T]) -> list[T]:
-        """What `run` gives each time from inputs and weights that are an ulp of float64 off; for runs in float64.
-
-        None of a recorded model.
-        """
+        """What `run` gives each time from inputs and weights that are an ulp of float64 off; for runs in float64."""
         found = []
         try:
             for seed in range(count):

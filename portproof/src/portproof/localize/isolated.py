@@ -25,6 +25,7 @@ from portproof.compare.tolerances import (
     distances,
     kernel_atol,
     largest,
+    least_limits,
     lost_in_float32,
     noise_floor,
     semantic_limits,
@@ -182,9 +183,7 @@ class IsolatedRuns:
         if dtype == "float32":
             ref = ref_in("float32")
             return ref, judged(ref, *with_noise_floor(kernel_atol(fp64_ref, ref), floor, fp64_ref)).rows
-        # What passes with the least limit that there can be needs no run in float32.
-        least = semantic_limits(fp64_ref, dict.fromkeys(fp64_ref, 0.0))
-        verdict = judged(fp64_ref, *with_noise_floor(least, floor, fp64_ref))
+        verdict = judged(fp64_ref, *with_noise_floor(least_limits(fp64_ref), floor, fp64_ref))
         if verdict.status == FAIL:
             errors = distances(fp64_ref, ref_in("float32"))
             atol, expected_zero = with_noise_floor(semantic_limits(fp64_ref, errors), floor, fp64_ref)

@@ -17,9 +17,19 @@ from portproof.recording.values import Store, decode, digest_of, encode, fetch
 
 
 def query_key(
-    name: str, call: ModuleCall, dtype: str, train: bool, backward: bool, then: str, switched_off: Collection[str]
+    name: str,
+    call: ModuleCall,
+    dtype: str,
+    train: bool,
+    backward: bool,
+    then: str,
+    switched_off: Collection[str],
+    moved: int = 0,
 ) -> str:
-    """What names a run of `BackendModel.run_module`: the same for arguments that are the same in that precision."""
+    """What names a run of `BackendModel.run_module`: the same for arguments that are the same in that precision.
+
+    `moved` is the number of one of `moved_runs`, from 1; 0 of any other run.
+    """
 
     def digest(array: np.ndarray) -> str:
         return digest_of(to_precision(array, dtype))
@@ -27,7 +37,7 @@ def query_key(
     upstream = [None if array is None else digest(array) for array in call.upstream] if backward else None
     off = sorted(switched_off) if train else []
     given = [encode(list(call.args), digest), encode(dict(call.kwargs), digest)]
-    text = json.dumps([name, given, upstream, dtype, train, then, off])
+    text = json.dumps([name, given, upstream, dtype, train, then, off, *[moved] * bool(moved)])
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 
@@ -50,7 +60,7 @@ class Writer:
 
         found = {name: arrays(name, getattr(run, name)) for name in ARRAYS}
         found |= {"places": run.places, "error": printable(run.trace.error)}
-        return found | {"trace": self._trace(run.trace)} if with_trace else found
+        return found | {"trace": self._trace(run.trace, like.get("trace", {}))} if with_trace else found
 
     def _array(self, array: np.ndarray | None, like: Any) -> Any:
         if array is None:
@@ -61,9 +71,10 @@ class Writer:
         distance = np.abs(array.astype(np.float64) - other).max(initial=0)
         return [like, float(distance)] if np.isfinite(distance) else self.store.put(array)
 
-    def _trace(self, trace: Trace) -> dict[str, Any]:
+    def _trace(self, trace: Trace, like: Mapping[str, Any]) -> dict[str, Any]:
+        outputs = dict(like.get("outputs", []))
         return {
-            "outputs": [[label, self.store.put(array)] for label, array in trace.outputs.items()],
+            "outputs": [[label, self._array(array, outputs.get(label))] for label, array in trace.outputs.items()],
             "scales": [[name, encode(scale, self.store.put)] for name, scale in trace.input_scales.items()],
             "unrecorded": {name: printable(reason) for name, reason in trace.unrecorded.items()},
             "float32": sorted(trace.float32),

@@ -41,6 +41,10 @@ def _module(written: Mapping[str, Any]) -> Module:
     return Module(*(text_of(written[name]) for name in ("name", "type", "kind")), slots, bool(written["is_leaf"]))
 
 
+class NotRecorded(UserError):
+    """The recording does not hold what is asked for."""
+
+
 class RecordedModel(BackendModel):
     """A reference that answers from a recording's `header` and `arrays`. It gets no other weights and no other inputs.
 
@@ -50,7 +54,7 @@ class RecordedModel(BackendModel):
     is_recorded = True
 
     def __init__(self, header: Mapping[str, Any], arrays: Sequence[np.ndarray]) -> None:
-        self.role, self.switched_off = "reference", set()
+        self.role, self.switched_off, self._moved = "reference", set(), 0
         self._arrays, self._reader, self._answers = arrays, Reader(arrays), dict(header["answers"])
         framework = next((name for name in FRAMEWORKS if name in header), "torch")
         self.made_with = {name: text_of(header[name]) for name in (framework, "numpy", "portproof")}
@@ -107,8 +111,16 @@ class RecordedModel(BackendModel):
         return dict(self._constants)
 
     def moved_runs(self, count: int, run: Callable[[], T]) -> list[T]:
-        """None: a recording does not hold them."""
-        return []
+        """Those of the whole model, if float32 loses values of it; the recording holds none of a module alone."""
+        found = []
+        try:
+            for self._moved in range(1, count + 1):
+                found.append(run())
+        except NotRecorded:
+            return []
+        finally:
+            self._moved = 0
+        return found
 
     def run_module(
         self,
@@ -120,11 +132,12 @@ class RecordedModel(BackendModel):
         calls: bool = True,
         then: str = "",
     ) -> Run:
-        """What the recording has for `BackendModel.run_module`; raises UserError for what it was not asked."""
-        written = self._answers.get(query_key(name, call, dtype, train, backward, then, self.switched_off))
+        """What the recording has for `BackendModel.run_module`; raises NotRecorded for what it was not asked."""
+        key = query_key(name, call, dtype, train, backward, then, self.switched_off, self._moved)
+        written = self._answers.get(key)
         if written is None:
             what = f"what {name or 'the model'} gives in {MODES[train]} mode, {dtype}, on these inputs"
-            raise UserError(
+            raise NotRecorded(
                 f"the recording, made by portproof {self.made_with['portproof']}, does not hold {what}: record it again"
             )
         run, prefix = self._reader.run(written), f"{name}." if name else ""

@@ -16,9 +16,9 @@ import numpy as np
 from portproof import __version__
 from portproof.backends import backend_of_side
 from portproof.backends.drawn import drawn_weights
-from portproof.backends.model import BackendModel, Run
+from portproof.backends.model import BackendModel, Run, T
 from portproof.backends.trace import Inputs, ModuleCall, checked_inputs
-from portproof.compare.tolerances import UNIT_ROUNDOFF
+from portproof.compare.tolerances import MOVED, UNIT_ROUNDOFF, distances, lost_in_float32
 from portproof.io.cli import UserError
 from portproof.ladder.pairs.pair import MODES, check_reference, drawn_cotangent
 from portproof.ladder.pairs.randomness import switch_off_random
@@ -41,6 +41,7 @@ class _Recorder(BackendModel):
         self.writer = Writer(store)
         self.answers: dict[str, dict[str, Any]] = {}
         self.whole: dict[str, Run] = {}  # runs of the whole model, by key
+        self.moved = 0  # the number of the one of `moved_runs` that is asked for
 
     def run_module(
         self,
@@ -53,15 +54,27 @@ class _Recorder(BackendModel):
         then: str = "",
     ) -> Run:
         """As `BackendModel`, of the whole model: always with its calls, and the same run each time it is asked."""
-        key = self._key(name, call, dtype, train, backward, then)
+        key = query_key(name, call, dtype, train, backward, then, self.switched_off, self.moved)
         if key not in self.whole:
-            run = self.inner.run_module(name, call, dtype, train, backward, True, then)
-            wide = self.answers.get(self._key(name, call, "float64", train, backward, then), {})
-            # A block's float32 gradients only serve limits.
-            like = {} if self.modules[name].is_leaf else {field: wide.get(field, {}) for field in GRADIENTS}
+            run = self.inner.run_module(name, call, dtype, train, backward, not self.moved, then)
+            like = self.answers.get(self._key(name, call, "float64", train, backward, then), {})
+            if not self.moved:  # a block's float32 gradients only serve limits
+                like = {} if self.modules[name].is_leaf else {field: like.get(field, {}) for field in GRADIENTS}
             self.answers[key] = {"name": name} | self.writer.run(run, with_trace=True, like=like)
             self.whole[key] = run
         return self.whole[key]
+
+    def moved_runs(self, count: int, run: Callable[[], T]) -> list[T]:
+        """As `BackendModel`; of each run only how far it is from the one in float64 is kept."""
+
+        def asked() -> T:
+            self.moved += 1
+            return run()
+
+        try:
+            return self.inner.moved_runs(count, asked)
+        finally:
+            self.moved = 0
 
     def ask(
         self,
@@ -161,6 +174,9 @@ def _record_mode(
     check_reference(runs["float64"], train)
     if lacking := runs["float64"].trace.lacking:
         raise UserError(f"the reference cannot be recorded: {lacking} has no kernel in float64, on which limits rest")
+    fp64_ref, fp32_ref = (_values(run) for run in runs.values())
+    if lost_in_float32(fp64_ref, distances(fp64_ref, fp32_ref), ()):  # what is zero by structure does so, too
+        model.moved_runs(MOVED, lambda: model.run(inputs, "float64", train, cotangent))
     not_alone: dict[str, str] = {}
     for dtype, run in runs.items():
         calls = run.trace.calls
@@ -174,6 +190,13 @@ def _record_mode(
                 for received in (adjusted_call(model, call, dtype), call):
                     _ask_ways(model, calls, label, received, train, True, full=True)
     return not_alone
+
+
+def _values(run: Run) -> dict[str, np.ndarray]:
+    """All that a run of the whole model is judged by."""
+    inputs = {f"input {i}": array for i, array in enumerate(run.input_gradients) if array is not None}
+    gradients = {f"gradient {key}": array for key, array in run.gradients.items()}
+    return {**run.trace.outputs, **run.buffers, **gradients, **inputs}
 
 
 def _why_not(call: ModuleCall, modules: Collection[str] | None) -> str:
