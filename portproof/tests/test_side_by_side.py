@@ -72,7 +72,11 @@ def test_what_a_rung_raises_ends_the_run_and_one_that_dies_does_not(monkeypatch,
     assert "FAIL dead: its process was killed" in printed and printed.count("PASS     01_test") == 2
 
 
-def test_an_interrupt_ends_every_process(tmp_path):
+@pytest.mark.parametrize(
+    ("sent", "said", "status"),
+    [(signal.SIGINT, "all: interrupted\n", 130), (signal.SIGTERM, "", -15), (signal.SIGKILL, "", -9)],
+)
+def test_however_it_ends_every_process_ends(sent, said, status, tmp_path):
     code = """if True:
         import os, signal, subprocess, sys, time
         from pathlib import Path
@@ -97,8 +101,18 @@ def test_an_interrupt_ends_every_process(tmp_path):
     files = [tmp_path / "0.pids", tmp_path / "1.pids"]
     while not all(path.is_file() and path.read_text() for path in files):
         time.sleep(0.05)
-    process.send_signal(signal.SIGINT)
-    assert process.communicate(timeout=20)[1] == "all: interrupted\n" and process.returncode == 130
+    process.send_signal(sent)
+    assert process.communicate(timeout=20)[1] == said and process.returncode == status
+    end = time.monotonic() + 20
     for pid in " ".join(path.read_text() for path in files).split():
-        with pytest.raises(ProcessLookupError):
-            os.kill(int(pid), 0)
+        while is_running(pid):
+            assert time.monotonic() < end, f"{pid} still runs"
+            time.sleep(0.05)
+
+
+def is_running(pid: str) -> bool:
+    """Whether it is there, and not a process that has ended and that nobody has collected."""
+    try:
+        return Path("/proc", pid, "stat").read_text().rpartition(") ")[2][0] != "Z"
+    except FileNotFoundError:
+        return False

@@ -47,6 +47,9 @@ def _draw(model: nn.Module, rng: np.random.Generator) -> None:
             module.weight.copy_(torch.from_numpy(weight))
             if module.bias is not None:
                 module.bias.copy_(torch.from_numpy(weight * rng.uniform(-0.5, 0.5, weight.shape)))
+        elif isinstance(module, nn.Embedding):  # whose own are drawn without a seed; the row that pads stays as it is
+            rows = [i for i in range(module.num_embeddings) if i != module.padding_idx]
+            module.weight[rows] = torch.from_numpy(rng.normal(size=(len(rows), module.embedding_dim))).to(module.weight)
         else:  # a parameter of one value throughout says little: all its elements could change places
             for parameter in module.parameters(recurse=False):
                 if parameter.is_floating_point() and (parameter == parameter.flatten()[0]).all():

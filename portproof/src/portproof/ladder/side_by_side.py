@@ -6,6 +6,7 @@ in the fork, which then waits for them for ever. So only a command that has comp
 
 from __future__ import annotations
 
+import ctypes
 import multiprocessing
 import os
 import pickle
@@ -14,7 +15,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -24,6 +24,7 @@ from portproof.python39 import zip_strict
 from portproof.report.summary import RungResult
 
 LANES = 2
+PR_SET_PDEATHSIG = 1  # of Linux's prctl: a signal that a process gets when the one that forked it ends
 PAUSE = 0.05  # seconds between two looks at what a rung has printed
 Run = Callable[[int], RungResult]  # the rung of that number
 
@@ -52,6 +53,8 @@ def _sendable(result: RungResult) -> RungResult:
 
 def _lane(run: Run, order: Sequence[int], taken: multiprocessing.Value, folder: Path, parent: int) -> None:
     """Take one rung after the other, and leave N.out and N.err, which it prints, and then N.result."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that a rung ends the processes that it has started
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
     while os.getppid() == parent:
         with taken.get_lock():
             place, taken.value = taken.value, taken.value + 1
@@ -122,13 +125,12 @@ def _followed(folder: Path, number: int, lanes: list) -> RungResult | None:
 
 
 def _end(lanes: list) -> None:
-    """End what still runs as Ctrl-C does, so that each rung ends the processes that it has started."""
+    """End what still runs, and what that has started."""
     for lane in lanes:
         if lane.pid is not None:
             lane.join(0.5)  # a terminal has told it, too, and twice would be once too often
         if lane.is_alive():
-            with suppress(ProcessLookupError):
-                os.kill(lane.pid, signal.SIGINT)
+            lane.terminate()
     for lane in lanes:
         if lane.pid is not None:
             lane.join(10)

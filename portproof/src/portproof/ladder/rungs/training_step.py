@@ -31,6 +31,7 @@ from portproof.compare.tolerances import (
     U64,
     U,
     kernel_atol,
+    least_limits,
     noise_floor,
     semantic_atol,
     with_coefficients,
@@ -149,11 +150,11 @@ class _Rerun:
 def _judged(
     fp64_ref: Items, port: Items, floor: Items, limits: Callable[[], dict], exact: Mapping[Item, float], **facts: Any
 ) -> tuple[Verdict, set[Item]]:
-    """(`_compare` by SEMANTIC_RTOL alone, the least that `limits()` may give; what is zero by structure).
+    """(`_compare` by the least limits that `limits()` may give; what is zero by structure).
 
-    Only if not all pass by that they are compared by those, for which the reference has to run again.
+    Only if not all pass by those they are compared by `limits()`, for which the reference has to run again.
     """
-    for limits_of in (lambda: semantic_atol(fp64_ref, fp64_ref), limits):
+    for limits_of in (partial(least_limits, fp64_ref), limits):
         atol, expected_zero = with_noise_floor(limits_of() | exact, floor, fp64_ref)
         verdict = _compare(fp64_ref, port, atol, expected_zero, **facts)
         if verdict.status == PASS:
