@@ -1,12 +1,13 @@
 """How fast the port and the reference are, against the libraries' own models, optimizers and loaders.
 
-  python maintenance/benchmark.py                        all of it on the CPU, in a quarter of an hour
+  python maintenance/benchmark.py                        all of it on the CPU, in half an hour; needs PaDiff
+  python maintenance/benchmark.py --only forward train   these parts
   python maintenance/benchmark.py --device gpu           on a card, in float32 and in mixed precision
   python maintenance/benchmark.py --clock cpu            computing time instead of time passed, on a busy machine
 
-Both sides of each comparison run in turns in this one process. A ratio above 1 means that ours is the faster; each has
-a least value that it must reach. Writes OUTPUT_DIR/benchmark.json. Exit status: 0; with --check 1 if a ratio is below
-its bound.
+Both sides of each comparison run in turns, in this one process; those of a proof in processes of their own. A ratio
+above 1 means that ours is the faster; each has a least value that it must reach. Writes OUTPUT_DIR/benchmark.json. Exit
+status: 0; with --check 1 if a ratio is below its bound.
 """
 
 import argparse
@@ -20,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from tqdm import tqdm
 
+from maintenance.phrases import phrased
 from mobilenetv3_common.arguments import MODEL_NAMES
 from portproof.io.cli import ArgumentParser, HelpFormatter, UserError, existing_dir, output_dir, positive_int, run
 from portproof.io.files import atomic_path
@@ -29,26 +31,79 @@ if TYPE_CHECKING:  # it imports the frameworks, which read the number of threads
 
 PROG = "benchmark"
 ROOT = Path(__file__).resolve().parents[1]
-DOCUMENT = ROOT / "docs" / "benchmark.md"
-PARTS = {
-    "loader": "Reading a training set of {loader_images} images: the port's loader against the reference's",
-    "forward": "Forward passes in eval mode, against the libraries' models",
-    "train": "Steps of training (our model, loss and step against the library's model and loss, the same RMSprop)",
-    "parts": "Training the port with its own parts, against Paddle's in the same model",
-}
-HEAD = """# Speed
+DOCS = ROOT / "docs"
+PARTS = ("loader", "forward", "train", "parts", "proof")
+WORDS = {
+    "en": {
+        "head": """# Speed
 
-{setting}. Written by `python maintenance/benchmark.py --write-docs`, never typed.
+[中文](../zh/benchmark.md)
+
+{device}, {threads} thread(s), batches of {batch_size} at {image_size} pixels, {clock} time, {libraries}. Written by \
+`python maintenance/benchmark.py --write-docs`, never typed.
 Both sides of a row ran in turns in one process; figures are medians of {rounds} rounds. The ratio is ours / theirs in
 work per time: above 1 ours is the faster, and it must not be below its bound.
-"""
-COLUMNS = "| what | against | ours | theirs | ratio | bound | met |\n" + "| --- " * 7 + "|\n"
+""",
+        "loader": "Reading a training set of {loader_images} images: the port's loader against the reference's",
+        "forward": "Forward passes in eval mode, against the libraries' models",
+        "train": "Steps of training (our model, loss and step against the library's model and loss, the same RMSprop)",
+        "parts": "Training the port with its own parts, against Paddle's in the same model",
+        "proof": "What a proof costs: the ladder with its imports; portproof's align without them, on two libraries' "
+        "models, 2 images of 64 pixels, {proof_rounds} rounds, each run in a process of its own",
+        "columns": "| what | against | ours | theirs | ratio | bound | met |",
+        "comma": ", ",
+        "met": {True: "yes", False: "**no**"},
+        "phrases": {},
+    },
+    "zh": {
+        "head": """# 速度
+
+[English](../en/benchmark.md)
+
+{device}，{threads} 个线程，batch size {batch_size}，图像 {image_size} 像素，{clock}，{libraries}。\
+本页由 `python maintenance/benchmark.py --write-docs` 生成，不是手写的。\
+每一行的两边在同一个进程里轮流运行；数值是 {rounds} 轮的中位数。\
+比值是单位时间内我们的工作量除以对方的：大于 1 表示我们更快；比值不得低于下限。
+""",
+        "loader": "读取 {loader_images} 张图像的训练集：移植版与参考代码的 DataLoader 相比",
+        "forward": "eval 模式的前向，与两个库的模型相比",
+        "train": "训练的一步（我们的模型、损失函数和步骤，与库的模型和损失函数相比，RMSprop 相同）",
+        "parts": "移植版用自己的部件训练，与同一个模型里用 Paddle 的部件相比",
+        "proof": "一次证明的开销：验证阶梯，含 import；portproof 的 align，不含 import，用于两个库的模型，"
+        "2 张 64 像素的图像，{proof_rounds} 轮，每次运行各用一个进程",
+        "columns": "| 内容 | 对比 | 我们的 | 对方的 | 比值 | 下限 | 达到 |",
+        "comma": "、",
+        "met": {True: "是", False: "**否**"},
+        "phrases": {
+            r"^port, ": "移植版，",
+            r"^reference, ": "参考代码，",
+            r"plain augmentation, ": "普通数据增强，",
+            r"official augmentation, ": "官方数据增强，",
+            r"(\d+) workers$": r"\1 个子进程",
+            r"^step with our batch norm, ": "用我们的 batch norm 训练一步，",
+            r"^step with our RMSprop, ": "用我们的 RMSprop 训练一步，",
+            r"^update by our RMSprop, ": "我们的 RMSprop 更新一次，",
+            r", (float\d+)$": r"，\1",
+            r", (\d+) cores$": r"，\1 个核",
+            r" images/s$": " 张/秒",
+            r" ms$": " 毫秒",
+            r"^(\d[\d.]*) s$": r"\1 秒",
+            r"^rungs 01 to 05": "第 01 到 05 步",
+            r", align in float32 alone": "，只用 float32 的 align",
+            r", align\b": "，align",
+            r", memory$": "，内存",
+            r", time$": "，时间",
+            r"^wall$": "按经过的时间计",
+            r"^cpu$": "按 CPU 计算时间计",
+        },
+    },
+}
 
 
 def get_args_parser() -> argparse.ArgumentParser:
     parser = ArgumentParser(prog=PROG, description=__doc__, formatter_class=HelpFormatter)
     add = parser.add_argument
-    add("--only", nargs="+", choices=PARTS, default=list(PARTS), help="parts to run")
+    add("--only", nargs="+", choices=PARTS, default=PARTS, help="parts to run")
     add("--model", nargs="+", choices=MODEL_NAMES, default=list(MODEL_NAMES), help="sizes to run")
     add("--device", choices=("cpu", "gpu"), default="cpu", help="where the models run")
     add("--batch-size", "-b", type=positive_int, default=32, help="images in a batch")
@@ -56,11 +111,12 @@ def get_args_parser() -> argparse.ArgumentParser:
     add("--data-path", default=str(ROOT / "lite_data"), help="folder with train/, which the loaders read")
     add("--loader-images", type=positive_int, default=256, help="a pass of a loader; the folder's are repeated")
     add("--rounds", type=positive_int, default=13, help="how often both sides run")
+    add("--proof-rounds", type=positive_int, default=3, help="the same of the part proof, which takes minutes a round")
     add("--turn", type=float, default=0.2, metavar="SECONDS", help="what takes less is run several times in a round")
     add("--threads", type=positive_int, default=1, help="of each framework")
     add("--clock", choices=("wall", "cpu"), default="wall", help="cpu: computing time, of no use with --device gpu")
     add("--output-dir", default=str(ROOT / "result"), help="where benchmark.json is written")
-    add("--write-docs", action="store_true", help="write docs/benchmark.md too")
+    add("--write-docs", action="store_true", help="write docs/*/benchmark.md too")
     add("--check", action="store_true", help="exit with 1 if a ratio is below its bound")
     return parser
 
@@ -72,11 +128,21 @@ def contests(args: argparse.Namespace) -> Iterator["Contest"]:
     if "loader" in args.only:
         yield from speed.loader_contests(args.data_path, args.loader_images, args.batch_size, args.image_size)
     amps = (None, "float16") if args.device == "gpu" else (None,)
-    for package in (speed.PORT, speed.REF) if set(args.only) - {"loader"} else ():
+    for package in (speed.PORT, speed.REF) if set(args.only) - {"loader", "proof"} else ():
         entrant = speed.Entrant(package, args.device, args.batch_size, args.image_size)
         yield from (c for c in speed.model_contests(entrant, args.model, amps) if c.part in args.only)
         if package == speed.PORT and "parts" in args.only:
             yield from speed.layer_contests(entrant, args.model[0])
+
+
+def measured(args: argparse.Namespace) -> Iterator["Result"]:
+    """What `contests` gives in turns, then the proofs."""
+    from maintenance import proof_speed, speed
+
+    for contest in contests(args):
+        yield speed.measure(contest, args.rounds, speed.CLOCKS[args.clock], args.turn)
+    if "proof" in args.only:
+        yield from proof_speed.results(args.proof_rounds, args.clock)
 
 
 def setting(args: argparse.Namespace) -> dict[str, Any]:
@@ -86,33 +152,37 @@ def setting(args: argparse.Namespace) -> dict[str, Any]:
     import torchvision
 
     device = torch.cuda.get_device_name() if args.device == "gpu" else platform.machine()
-    names = ("batch_size", "image_size", "loader_images", "rounds", "threads", "clock")
+    names = ("batch_size", "image_size", "loader_images", "rounds", "proof_rounds", "threads", "clock")
     versions = {module.__name__: module.__version__ for module in (torch, torchvision, paddle)}
     return {"device": f"{device}, {os.cpu_count()} cores", **{k: getattr(args, k) for k in names}, "versions": versions}
 
 
-def amount(seconds: float, images: int) -> str:
-    return f"{images / seconds:.1f} images/s" if images else f"{seconds * 1000:.2f} ms"
+def amount(figure: float, images: int, unit: str) -> str:
+    """Seconds as images a second, or as milliseconds below a second."""
+    if images:
+        return f"{images / figure:.1f} images/s"
+    return f"{figure:.2f} {unit}" if unit != "s" or figure >= 1 else f"{figure * 1000:.2f} ms"
 
 
-def cells(result: "Result") -> list[str]:
-    amounts = [amount(seconds, result.images) for seconds in (result.ours, result.theirs)]
+def cells(result: "Result", language: str = "en") -> list[str]:
+    words = WORDS[language]
+    amounts = [amount(figure, result.images, result.unit) for figure in (result.ours, result.theirs)]
     figures = [f"{number:.3f}" for number in (result.ratio, result.bound)]
-    return [result.name, f"`{result.theirs_name}`", *amounts, *figures, "yes" if result.met else "**no**"]
+    name, *amounts = (phrased(text, words["phrases"]) for text in (result.name, *amounts))
+    return [name, f"`{result.theirs_name}`", *amounts, *figures, words["met"][result.met]]
 
 
-def page(results: list["Result"], about: dict[str, Any]) -> str:
-    """docs/benchmark.md."""
-    versions = ", ".join(f"{name} {version}" for name, version in about["versions"].items())
-    text = HEAD.format(
-        setting=f"{about['device']}, {about['threads']} thread(s), batches of {about['batch_size']} at "
-        f"{about['image_size']} pixels, {about['clock']} time, {versions}",
-        rounds=about["rounds"],
-    )
-    for part, title in PARTS.items():
-        rows = [f"| {' | '.join(cells(result))} |" for result in results if result.part == part]
+def page(results: list["Result"], about: dict[str, Any], language: str) -> str:
+    """docs/LANGUAGE/benchmark.md."""
+    words = WORDS[language]
+    own = {key: phrased(about[key], words["phrases"]) for key in ("device", "clock")}
+    own["libraries"] = words["comma"].join(f"{name} {version}" for name, version in about["versions"].items())
+    text = words["head"].format(**{**about, **own})
+    for part in PARTS:
+        rows = [f"| {' | '.join(cells(result, language))} |" for result in results if result.part == part]
         if rows:
-            text += f"\n## {title.format(**about)}\n\n{COLUMNS}" + "\n".join(rows) + "\n"
+            title = words[part].format(**about)
+            text += "\n".join(["", f"## {title}", "", words["columns"], "| --- " * 7 + "|", *rows, ""])
     return text
 
 
@@ -128,11 +198,14 @@ def main(args: argparse.Namespace) -> int:
         raise UserError("--clock cpu does not see what a card does: leave it out")
     out = output_dir(args.output_dir)
     os.environ["OMP_NUM_THREADS"] = os.environ["MKL_NUM_THREADS"] = str(args.threads)
-    from maintenance import speed
+    from maintenance import proof_speed
+
+    if "proof" in args.only:
+        proof_speed.check_padiff()
 
     results = []
-    for contest in tqdm(contests(args), "comparisons", disable=None):
-        results.append(result := speed.measure(contest, args.rounds, speed.CLOCKS[args.clock], args.turn))
+    for result in tqdm(measured(args), "comparisons", disable=None):
+        results.append(result)
         name, against, ours, theirs, ratio, bound, _ = cells(result)
         mark = "ok  " if result.met else "SLOW"
         tqdm.write(f"{mark} {result.part:8} {name:55} {ours:>15} {against:>27} {theirs:>15}  {ratio} (bound {bound})")
@@ -142,7 +215,8 @@ def main(args: argparse.Namespace) -> int:
         json.dumps({**about, "results": [asdict(r) | {"met": r.met} for r in results]}, indent=1),
     )
     if args.write_docs:
-        write(DOCUMENT, page(results, about))
+        for language in WORDS:
+            write(DOCS / language / "benchmark.md", page(results, about, language))
     slow = [result for result in results if not result.met]
     print(f"{'SLOW' if slow else 'PASS'} {PROG}: {len(slow)} of {len(results)} ratios below their bounds")
     return int(args.check and bool(slow))

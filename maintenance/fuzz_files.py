@@ -33,6 +33,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
+from maintenance.speed import in_kilobytes
 from mobilenetv3_common.images import MOST_PIXELS, read_image
 from mobilenetv3_common.metrics import MetricsLog, read_metrics
 from portproof.commands.arguments import read_map
@@ -280,12 +281,6 @@ def complaint(path: Path, read: Callable[[Path], Any]) -> str | None:
     except Exception as error:
         return f"{type(error).__name__}: {error}"
     return None
-
-
-def in_kilobytes(name: str) -> int:
-    """This process's `name` of /proc, such as VmHWM, its peak."""
-    lines = Path("/proc/self/status").read_text(encoding="ascii", errors="replace").splitlines()
-    return next(int(line.split()[1]) for line in lines if line.startswith(f"{name}:"))
 
 
 @contextlib.contextmanager

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -38,7 +39,7 @@ class Contest:
 
 @dataclass(frozen=True)
 class Result:
-    """Seconds a call, as medians, and the median of the ratios of the rounds: ours / theirs in work per time."""
+    """Seconds a call, or memory, as medians, and the median of the rounds' ratios: ours / theirs in work per time."""
 
     part: str
     name: str
@@ -48,10 +49,17 @@ class Result:
     ratio: float
     bound: float
     images: int
+    unit: str = "s"  # or "GiB", of memory
 
     @property
     def met(self) -> bool:
         return self.ratio >= self.bound
+
+
+def in_kilobytes(name: str) -> int:
+    """This process's `name` of /proc, such as VmHWM, its peak."""
+    lines = Path("/proc/self/status").read_text(encoding="ascii", errors="replace").splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(f"{name}:"))
 
 
 def cpu_time() -> float:

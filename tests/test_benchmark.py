@@ -7,16 +7,16 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from types import ModuleType
 from unittest import mock
 
 import pytest
+from pages import ROOT, assert_same_content
 
-from maintenance import speed
+from maintenance import proof_speed, speed
 from maintenance.speed import Contest, Result, measure
+from portproof.io.cli import UserError
 
-ROOT = Path(__file__).resolve().parents[1]
 SCRIPT = ROOT / "maintenance" / "benchmark.py"
 SMALL = ["--model", "mobilenet_v3_small", "--batch-size", "2", "--image-size", "33", "--loader-images", "5"]
 
@@ -87,8 +87,12 @@ def test_cpu_time_is_not_spent_by_waiting():
 
 def test_bounds_decide_only_with_check(tool, tmp_path, monkeypatch, capsys):
     about = {"device": "d", "threads": 1, "batch_size": 2, "image_size": 3, "clock": "wall", "rounds": 1}
-    monkeypatch.setattr(tool, "setting", lambda args: about | {"loader_images": 5, "versions": {"torch": "2"}})
-    monkeypatch.setattr(tool, "DOCUMENT", tmp_path / "benchmark.md")
+    about |= {"loader_images": 5, "proof_rounds": 3, "versions": {"torch": "2"}}
+    monkeypatch.setattr(tool, "setting", lambda args: about)
+    monkeypatch.setattr(tool, "DOCS", tmp_path)
+    paths = {language: tmp_path / language / "benchmark.md" for language in ("en", "zh")}
+    for path in paths.values():
+        path.parent.mkdir()
     results = iter([])
     monkeypatch.setattr(tool, "contests", lambda args: iter([None, None]))
     monkeypatch.setattr(speed, "measure", lambda *_: next(results))
@@ -98,22 +102,28 @@ def test_bounds_decide_only_with_check(tool, tmp_path, monkeypatch, capsys):
     def ended(*flags: str, found: list[Result]) -> int:
         nonlocal results
         results = iter(found)
-        return tool.main(tool.get_args_parser().parse_args(["--output-dir", str(tmp_path), *flags]))
+        words = ["--only", "train", "parts", "--output-dir", str(tmp_path), *flags]
+        return tool.main(tool.get_args_parser().parse_args(words))
 
     assert ended("--check", found=[fast, fast]) == 0
-    assert not (tmp_path / "benchmark.md").exists()
+    assert not any(path.exists() for path in paths.values())
     assert ended(found=[fast, slow]) == 0
     assert ended("--check", "--write-docs", found=[fast, slow]) == 1
     assert capsys.readouterr().out.endswith("SLOW benchmark: 1 of 2 ratios below their bounds\n")
-    page = (tmp_path / "benchmark.md").read_text()
+    page = paths["en"].read_text(encoding="utf-8")
     assert "| port, small | `paddle` | 32.0 images/s | 32.0 images/s | 0.980 | 0.980 | yes |" in page
     assert "| our RMSprop | `Paddle's` | 4.00 ms | 1.00 ms | 0.250 | 0.667 | **no** |" in page
+    assert "| 移植版，small | `paddle` | 32.0 张/秒 | 32.0 张/秒 | 0.980 | 0.980 | 是 |" in paths["zh"].read_text(
+        "utf-8"
+    )
+    assert_same_content(*map(str, paths.values()))
     assert [r["met"] for r in json.loads((tmp_path / "benchmark.json").read_text())["results"]] == [True, False]
 
 
 @pytest.mark.thorough("test_a_slow_model_is_seen, test_bounds_decide_only_with_check")
 def test_every_part_runs(tmp_path):
-    command = [sys.executable, str(SCRIPT), *SMALL, "--rounds", "1", "--turn", "0", "--output-dir", str(tmp_path)]
+    words = ["--only", "loader", "forward", "train", "parts", "--rounds", "1", "--turn", "0"]
+    command = [sys.executable, str(SCRIPT), *SMALL, *words, "--output-dir", str(tmp_path)]
     ran = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert ran.returncode == 0, ran.stderr
     record = json.loads((tmp_path / "benchmark.json").read_text())
@@ -139,6 +149,48 @@ def test_mistakes_are_one_line(flags, reason, tmp_path):
     ran = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert (ran.returncode, len(ran.stderr.splitlines())) == (2, 1)
     assert reason in ran.stderr
+
+
+def test_a_proof_is_compared_with_both(monkeypatch):
+    """The figures of its processes, of which the second round's are twice as large."""
+    calls = []
+
+    def in_a_process(words: list[str]) -> tuple[str, float]:
+        calls.append(words[-2:])
+        scale = 1 + (len(calls) > 4)
+        wall = {"align": 6.0, "align_float32": 4.0, "padiff": 2.0, "reference": 1.0}[words[-2]]
+        memory = 1.0 if words[-2] == "reference" else 3.0
+        return f"a line\n{json.dumps({'wall': wall * scale, 'cpu': 9.0, 'memory': memory * scale})}\n", 7.0
+
+    monkeypatch.setattr(proof_speed, "in_a_process", in_a_process)
+    found = {(r.name.removeprefix("vgg16, "), r.theirs_name): r for r in proof_speed.proofs("vgg16", 2, "wall")}
+    assert calls == [[work, "vgg16"] for work in ("align", "reference", "padiff", "align_float32")] * 2
+    reference = "its reference's passes"
+    assert {key: round(result.ratio, 3) for key, result in found.items()} == {
+        ("align, memory", reference): 0.333,
+        ("align in float32 alone, time", "PaDiff"): 0.5,
+        ("align, time", "PaDiff"): 0.333,
+        ("align, memory", "PaDiff"): 1.0,
+    }
+    whole, memory = found["align, time", "PaDiff"], found["align, memory", reference]
+    assert (whole.ours, whole.theirs, whole.unit, whole.met) == (9.0, 3.0, "s", True)
+    assert (memory.ours, memory.theirs, memory.unit, memory.met) == (4.5, 1.5, "GiB", False)
+
+
+def test_without_padiff(monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(UserError, match="pip install padiff=="):
+        proof_speed.check_padiff()
+
+
+@pytest.mark.thorough("test_a_proof_is_compared_with_both")
+def test_what_a_proof_costs():
+    works = "align", "align_float32", "reference"  # those that need no PaDiff
+    printed = {work: proof_speed.in_a_process(["-m", proof_speed.__name__, work, "squeezenet1_1"]) for work in works}
+    found = {work: json.loads(text.splitlines()[-1]) for work, (text, _) in printed.items()}
+    assert found["align"]["cpu"] > found["align_float32"]["cpu"] > found["reference"]["cpu"] > 0
+    assert found["align"]["memory"] > found["reference"]["memory"] > 0
+    assert all(seconds > found[work]["wall"] for work, (_, seconds) in printed.items())
 
 
 class Timed:

@@ -1,0 +1,175 @@
+"""What a proof of one pair costs, in a process of its own: time and peak memory, both above its imports.
+
+  python -m maintenance.proof_speed align resnet18
+
+The pair is torchvision's model and paddle.vision's of that name, on 2 images of 64 pixels. The work is one of
+
+    reference      the reference's own forward and backward passes in float64, in eval and in train mode
+    padiff         PaDiff's auto_diff, once a mode; needs `pip install padiff==0.2.0`, which may write into the folder
+                   that it runs in
+    align_float32  `portproof align` in float32 alone
+    align          all of it
+
+Prints one line of JSON: the work's seconds of "wall" and "cpu" time, and "memory" in GiB.
+"""
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from statistics import median
+from typing import Any
+
+import numpy as np
+
+from maintenance.gallery import ROOT
+from maintenance.speed import CLOCKS, Result, cpu_time, in_kilobytes
+from portproof.io.cli import UserError
+
+PART = "proof"
+SHAPE = 2, 3, 64, 64
+AGAINST_PADIFF = "resnet18", "mobilenet_v3_small", "vgg16"
+AGAINST_REFERENCE = "vgg16", "alexnet", "wide_resnet50_2", "mobilenet_v3_large"
+PADIFF = "padiff==0.2.0"
+THEIRS = {"reference": "its reference's passes", "padiff": "PaDiff"}
+OURS = {"align": "align", "align_float32": "align in float32 alone"}
+# {(ours, theirs, what): {model, or "" for the others: the least ratio}}. Memory: at most 2.5 times the reference's own
+# passes, where the first run of two frameworks does not outweigh the model. Against PaDiff, which runs each side once a
+# mode in float32: what a proof needs besides are the float64 runs, and every layer alone; of small models most of that
+# is the Python between the kernels.
+BOUNDS: dict[tuple[str, str, str], dict[str, float]] = {
+    ("align", "reference", "memory"): {"": 1 / 2.5, "wide_resnet50_2": 1 / 2.8, "mobilenet_v3_large": 1 / 4.5},
+    ("align_float32", "padiff", "time"): {"": 1 / 7, "vgg16": 1 / 2.5},
+    ("align", "padiff", "time"): {"": 1 / 11, "vgg16": 1 / 3.3},
+    ("align", "padiff", "memory"): {"": 1 / 1.4},
+}
+
+
+def reference(ref: Any, port: Any, x: np.ndarray) -> None:
+    """The reference's passes in float64, on its own."""
+    import torch
+
+    ref.double()
+    for train in (False, True):
+        ref.train(train)
+        ref.zero_grad()
+        output = ref(torch.from_numpy(x).double())
+        output.sum().backward()
+
+
+def padiff(ref: Any, port: Any, x: np.ndarray) -> None:
+    """PaDiff's whole comparison, in both modes."""
+    import paddle
+    import torch
+    from padiff import auto_diff
+
+    for train in (False, True):
+        (ref.train if train else ref.eval)()
+        (port.train if train else port.eval)()
+        auto_diff(port, ref, ({"x": paddle.to_tensor(x)}, {"x": torch.from_numpy(x)}), auto_weights=True)
+
+
+def align(ref: Any, port: Any, x: np.ndarray, **options: Any) -> None:
+    """`portproof.align`."""
+    import portproof
+
+    portproof.align(ref, port, [x], **options)
+
+
+def align_float32(ref: Any, port: Any, x: np.ndarray) -> None:
+    align(ref, port, x, precisions=("float32",))
+
+
+WORKS: dict[str, Callable] = {work.__name__: work for work in (reference, padiff, align_float32, align)}
+
+
+def peak() -> float:
+    """The most memory that this process has held, in GiB. `ru_maxrss` would start at that of the process before."""
+    return in_kilobytes("VmHWM") / 2**20
+
+
+def measured(work: str, model: str) -> dict[str, float]:
+    """Do the work in this process."""
+    import paddle
+    import torch
+    import torchvision
+
+    import portproof.backends.probe
+    import portproof.ladder.pairs.whole
+    import portproof.localize.diagnosis  # noqa: F401  what the first call would import
+
+    if work == "padiff":
+        import padiff  # noqa: F401
+
+    torch.manual_seed(0)
+    paddle.seed(0)
+    before = peak()
+    ref = getattr(torchvision.models, model)(weights=None)
+    port = None if work == "reference" else getattr(paddle.vision.models, model)()
+    x = np.random.default_rng(0).normal(size=SHAPE).astype(np.float32)
+    wall, cpu = time.perf_counter(), cpu_time()
+    WORKS[work](ref, port, x)
+    return {"wall": time.perf_counter() - wall, "cpu": cpu_time() - cpu, "memory": peak() - before}
+
+
+def in_a_process(words: Sequence[str], clock: Callable[[], float] = time.perf_counter) -> tuple[str, float]:
+    """(what Python with these words prints, the seconds that it takes), in an empty folder."""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join((str(ROOT), os.environ.get("PYTHONPATH", "")))}
+    with tempfile.TemporaryDirectory() as folder:
+        start = clock()
+        command = [sys.executable, *words]
+        done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+        seconds = clock() - start
+    if done.returncode:
+        raise UserError(f"python {' '.join(words)} ends with {done.returncode}: {done.stderr.strip()[-200:]}")
+    return done.stdout, seconds
+
+
+def proofs(model: str, rounds: int, clock: str) -> Iterator[Result]:
+    """What align takes of time and memory, beside what the reference's own passes and PaDiff do."""
+    others = ["reference"] * (model in AGAINST_REFERENCE) + ["padiff", "align_float32"] * (model in AGAINST_PADIFF)
+    runs = []
+    for _ in range(rounds):
+        printed = {work: in_a_process(["-m", __spec__.name, work, model])[0] for work in ("align", *others)}
+        runs.append({work: json.loads(text.splitlines()[-1]) for work, text in printed.items()})
+    for (ours, theirs, what), bounds in BOUNDS.items():
+        if {ours, theirs} <= set(runs[0]):
+            key, unit = (what, "GiB") if what == "memory" else (clock, "s")
+            pairs = [(run[ours][key], run[theirs][key]) for run in runs]
+            yield result(f"{model}, {OURS[ours]}, {what}", THEIRS[theirs], pairs, bounds.get(model, bounds[""]), unit)
+
+
+def ladder(rounds: int, clock: str) -> Result:
+    """Rungs 01 to 05 of the small model, beside the imports of what they use."""
+    rungs = sorted(path.stem for path in (ROOT / "steps").glob("0[1-5]_*.py"))
+    words = [str(ROOT / "steps" / "run_all.py"), "--model", "mobilenet_v3_small", "--output-dir", "out", "--rungs"]
+    commands = [*words, *rungs], ["-c", "import torch, torchvision, paddle, portproof.ladder, portproof.backends.probe"]
+    pairs = [tuple(in_a_process(command, CLOCKS[clock])[1] for command in commands) for _ in range(rounds)]
+    return result("rungs 01 to 05, mobilenet_v3_small, time", "imports", pairs, 1 / 4.5, "s")
+
+
+def result(name: str, theirs: str, pairs: Sequence[tuple[float, float]], bound: float, unit: str) -> Result:
+    """Of the rounds' (ours, theirs)."""
+    figures = [median(side) for side in zip(*pairs, strict=True)]
+    return Result(PART, name, theirs, *figures, median(b / a for a, b in pairs), bound, 0, unit)
+
+
+def check_padiff() -> None:
+    """Raises UserError where PaDiff is not installed."""
+    if importlib.util.find_spec("padiff") is None:
+        raise UserError(f"the part {PART} compares with PaDiff: pip install {PADIFF}, or choose parts with --only")
+
+
+def results(rounds: int, clock: str) -> Iterator[Result]:
+    """Each work in a fresh process, in turns, `rounds` times; ratios are theirs / ours, medians of the rounds."""
+    yield ladder(rounds, clock)
+    for model in dict.fromkeys((*AGAINST_PADIFF, *AGAINST_REFERENCE)):
+        yield from proofs(model, rounds, clock)
+
+
+if __name__ == "__main__":
+    print(json.dumps(measured(*sys.argv[1:])))
