@@ -1,6 +1,6 @@
 """Try the fault gallery: put each mistake of maintenance/faults.yaml into a copy of the port, and run the rungs.
 
-  python maintenance/fault_gallery.py                  rewrites docs/fault_gallery.md, which lists what caught each
+  python maintenance/fault_gallery.py                  rewrites docs/*/fault_gallery.md, which list what caught each
   python maintenance/fault_gallery.py --check          says whether the docs are what a run gives
   python maintenance/fault_gallery.py --only metric    tries one area, or one fault by name, and prints its rows
 
@@ -12,18 +12,22 @@ import difflib
 import os
 import textwrap
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from maintenance.gallery import AREAS, LOCATED_AREAS, ROOT, Fault, Outcome, Run, load_faults, run_gallery
 from portproof.io.cli import ArgumentParser, HelpFormatter, UserError, positive_int, run
-from portproof.io.files import atomic_path
+from portproof.io.records import save_text
 
 NAME = "fault_gallery"
 FAULTS = ROOT / "maintenance" / "faults.yaml"
-DOCS = ROOT / "docs" / "fault_gallery.md"
+DOCS = ROOT / "docs"
 
-HEAD = """\
+WORDS = {
+    "en": {
+        "head": """\
 # The fault gallery
+
+[中文](../zh/fault_gallery.md)
 
 A check is worth what it catches. Each row is a mistake that people make when they port a model, put into a copy of the
 port; the rungs of the ladder then ran on it from the lowest up, until one failed.
@@ -38,37 +42,104 @@ port; the rungs of the ladder then ran on it from the lowest up, until one faile
   rung writes without a fault, so that its alarm says nothing; "-" where the rung stopped before all was recorded.
 
 This page is generated from `maintenance/faults.yaml` by `python maintenance/fault_gallery.py`; the tests try a sample.
-"""
-BELOW = """\
+""",
+        "below": """\
 the lowest rung that fails. Those below it that import the edited file ran too when this page was
-  made, and passed"""
-ALONE = "the rung that should fail and did. Those below it were not tried when this page was made"
-COLUMNS = "| fault | edit | stands for | public issue | caught by | named | reprod_log |\n" + "| --- " * 7 + "|\n"
+  made, and passed""",
+        "alone": "the rung that should fail and did. Those below it were not tried when this page was made",
+        "columns": "| fault | edit | stands for | public issue | caught by | named | reprod_log |",
+        "becomes": "{} becomes {}",
+        "removed": "{} removed",
+        "areas": {area: area.capitalize() for area in AREAS},
+        "verdicts": {"": "-"},
+        "totals": (
+            "{faults} faults in {areas} areas",
+            "{caught} caught",
+            "{located} of the {locatable} in model and weights located at the right module",
+            "{passes} that reprod_log's check passes, {fails} that it fails, {always} that it fails as it fails the "
+            "port without a fault, {none} not recorded",
+            "without a fault every rung passes; reprod_log's check fails on the files of {failing}",
+        ),
+        "comma": ", ",
+        "nowhere": "none",
+    },
+    "zh": {
+        "head": """\
+# 错误库
+
+[English](../en/fault_gallery.md)
+
+一项检查的价值，在于它能发现什么。每一行是移植模型时人们真实会犯的一个错误，写进移植版的一份副本；\
+然后从最下面的步骤开始依次运行，直到有一个步骤失败。第一列是错误的英文名，也就是命令中使用的名字。
+
+{totals}
+
+- **发现它的步骤**：{caught_by}。
+- **指出的位置**是该步骤的报告首先指出的内容：不同的比较项；如果错误在模型或权重里，则是它所在的模块。
+- **reprod_log** 是它的 `ReprodDiffHelper` 按用户常用的阈值（`diff_method="mean"`、`diff_threshold=1e-6`），\
+对该步骤写出的两个文件作出的结论：“总是失败”表示没有错误时也失败，所以它的报警说明不了什么；\
+“-”表示步骤在全部记录完成之前就停止了。
+
+本页由 `python maintenance/fault_gallery.py` 从 `maintenance/faults.yaml` 生成；测试会试验其中一部分。
+""",
+        "below": "失败的步骤中最下面的一个。生成本页时，它下面所有导入了被改文件的步骤也运行过，并且通过",
+        "alone": "应当失败并且确实失败的步骤。生成本页时没有试验它下面的步骤",
+        "columns": "| 错误 | 改动 | 含义 | 公开的 issue | 发现它的步骤 | 指出的位置 | reprod_log |",
+        "becomes": "{} 改为 {}",
+        "removed": "删去 {}",
+        "areas": {
+            "model": "模型",
+            "weights": "权重",
+            "data": "数据",
+            "metric": "评估指标",
+            "loss": "损失函数",
+            "optimizer": "优化器",
+            "schedule": "学习率策略",
+            "initialisation": "初始化",
+            "training": "训练",
+        },
+        "verdicts": {"": "-", "passes": "通过", "fails": "失败", "always fails": "总是失败"},
+        "totals": (
+            "{faults} 个错误，分为 {areas} 类",
+            "发现了 {caught} 个",
+            "模型和权重的 {locatable} 个错误中，{located} 个定位到了正确的模块",
+            "reprod_log 的检查通过 {passes} 个，失败 {fails} 个；另有 {always} 个失败，而没有错误的移植版也同样失败；"
+            "{none} 个没有记录",
+            "没有错误时每个步骤都通过；reprod_log 的检查在这些步骤的文件上失败：{failing}",
+        ),
+        "comma": "、",
+        "nowhere": "没有",
+    },
+}
 
 
-def totals(controls: dict[str, Run], outcomes: Sequence[Outcome]) -> str:
+def totals(controls: dict[str, Run], outcomes: Sequence[Outcome], language: str) -> str:
     """The numbers that stand above the table."""
+    words = WORDS[language]
     caught = [outcome for outcome in outcomes if not outcome.problem]
-    located = [outcome for outcome in caught if outcome.fault.area in LOCATED_AREAS]
-    of_those = sum(outcome.fault.area in LOCATED_AREAS for outcome in outcomes)
     verdicts = Counter(outcome.predecessor for outcome in outcomes)
-    areas = len({outcome.fault.area for outcome in outcomes})
-    failing = ", ".join(rung for rung, control in controls.items() if control.predecessor == "fails")
-    lines = [
-        f"{len(outcomes)} faults in {areas} areas",
-        f"{len(caught)} caught",
-        f"{len(located)} of the {of_those} in model and weights located at the right module",
-        f"{verdicts['passes']} that reprod_log's check passes, {verdicts['fails']} that it fails, "
-        f"{verdicts['always fails']} that it fails as it fails the port without a fault, {verdicts['']} not recorded",
-        f"without a fault every rung passes; reprod_log's check fails on the files of {failing or 'none'}",
-    ]
-    return "\n".join(f"- {line}" for line in lines)
+    failing = (rung for rung, control in controls.items() if control.predecessor == "fails")
+    numbers = {
+        "faults": len(outcomes),
+        "areas": len({outcome.fault.area for outcome in outcomes}),
+        "caught": len(caught),
+        "located": sum(outcome.fault.area in LOCATED_AREAS for outcome in caught),
+        "locatable": sum(outcome.fault.area in LOCATED_AREAS for outcome in outcomes),
+        "passes": verdicts["passes"],
+        "fails": verdicts["fails"],
+        "always": verdicts["always fails"],
+        "none": verdicts[""],
+        "failing": words["comma"].join(failing) or words["nowhere"],
+    }
+    return "\n".join(f"- {line.format(**numbers)}" for line in words["totals"])
 
 
-def edit(fault: Fault) -> str:
+def edit(fault: Fault, language: str = "en") -> str:
     """The edit in a few characters."""
     right, wrong = (" ".join(text.split()) for text in (fault.right, fault.wrong))
-    return f"{code(right)} becomes {code(wrong)}" if wrong not in ("", "pass") else f"{code(right)} removed"
+    if wrong in ("", "pass"):
+        return WORDS[language]["removed"].format(code(right))
+    return WORDS[language]["becomes"].format(code(right), code(wrong))
 
 
 def code(text: str) -> str:
@@ -76,22 +147,24 @@ def code(text: str) -> str:
     return f"`{textwrap.shorten(text, 70, placeholder=' ...')}`".replace("|", "\\|")
 
 
-def row(outcome: Outcome) -> str:
-    fault = outcome.fault
+def row(outcome: Outcome, language: str = "en") -> str:
+    fault, verdicts = outcome.fault, WORDS[language]["verdicts"]
     repository, _, number = fault.issue.partition("#")
     link = f"[{fault.issue}](https://github.com/{repository}/issues/{number})" if fault.issue else ""
-    cells = [fault.name, edit(fault), fault.stands_for, link]
-    cells += [outcome.rung, code(outcome.named), outcome.predecessor or "-"]
+    cells = [fault.name, edit(fault, language), fault.stands_for if language == "en" else fault.stands_for_zh, link]
+    cells += [outcome.rung, code(outcome.named), verdicts.get(outcome.predecessor, outcome.predecessor)]
     return f"| {' | '.join(cells)} |"
 
 
-def render(controls: dict[str, Run], outcomes: Sequence[Outcome], below: bool) -> str:
+def render(controls: dict[str, Run], outcomes: Sequence[Outcome], below: bool, language: str) -> str:
     """The page; `below` says whether the rungs below the one that should catch a fault were tried."""
-    text = HEAD.format(totals=totals(controls, outcomes), caught_by=BELOW if below else ALONE)
-    for area in AREAS:
-        rows = [row(outcome) for outcome in outcomes if outcome.fault.area == area]
+    words = WORDS[language]
+    caught_by = words["below" if below else "alone"]
+    text = words["head"].format(totals=totals(controls, outcomes, language), caught_by=caught_by)
+    for area, title in words["areas"].items():
+        rows = [row(outcome, language) for outcome in outcomes if outcome.fault.area == area]
         if rows:
-            text += f"\n## {area.capitalize()}\n\n{COLUMNS}" + "\n".join(rows) + "\n"
+            text += "\n".join(["", f"## {title}", "", words["columns"], "| --- " * 7 + "|", *rows, ""])
     return text
 
 
@@ -115,35 +188,37 @@ def get_args_parser() -> argparse.ArgumentParser:
 
 def main(args: argparse.Namespace) -> int:
     if args.check and args.only:
-        raise UserError("--check compares the whole page: leave out --only")
+        raise UserError("--check compares the whole pages: leave out --only")
     faults = load_faults(FAULTS)
     rungs = {fault.rung for fault in faults}
     controls, outcomes = run_gallery(chosen(faults, args.only), rungs, args.jobs, below=not args.quick)
-    page = render(controls, outcomes, below=not args.quick)
+    pages = {f"{language}/{NAME}.md": render(controls, outcomes, not args.quick, language) for language in WORDS}
     wrong = [outcome for outcome in outcomes if outcome.problem]
     for outcome in wrong:
         print(f"{outcome.fault.name}: {outcome.problem}")
-    if args.only or wrong:  # else the page has them
+    if args.only or wrong:  # else the pages have them
         print(*[row(outcome) for outcome in outcomes], sep="\n")
     if wrong:
         print(f"FAIL {NAME}: {len(wrong)} of {len(outcomes)} faults are not caught as they should be")
         return 1
-    return finish(page, args)
+    return finish(pages, args)
 
 
-def finish(page: str, args: argparse.Namespace) -> int:
-    """Write the page, or compare it."""
-    if args.check:
-        old = DOCS.read_text(encoding="utf-8") if DOCS.is_file() else ""
-        if old != page:
-            print("\n".join(difflib.unified_diff(old.splitlines(), page.splitlines(), "docs", "this run", lineterm="")))
-            print(f"FAIL {NAME}: {DOCS} is not what this run gives; python maintenance/fault_gallery.py rewrites it")
-            return 1
-    elif not args.only:
-        with atomic_path(DOCS) as temporary:
-            temporary.write_text(page, encoding="utf-8")
-    print(f"PASS {NAME}")
-    return 0
+def finish(pages: Mapping[str, str], args: argparse.Namespace) -> int:
+    """Write the pages, or compare them."""
+    stale = False
+    for name, page in pages.items() if not args.only else ():
+        path = DOCS / name
+        old = path.read_text(encoding="utf-8") if path.is_file() else ""
+        if not args.check:
+            save_text(page, path)
+        elif old != page:
+            print("\n".join(difflib.unified_diff(old.splitlines(), page.splitlines(), name, "this run", lineterm="")))
+            print(f"FAIL {NAME}: {path} is not what this run gives; python maintenance/fault_gallery.py rewrites it")
+            stale = True
+    if not stale:
+        print(f"PASS {NAME}")
+    return int(stale)
 
 
 if __name__ == "__main__":

@@ -49,13 +49,14 @@ class Fault:
 
     name: str
     area: str
-    stands_for: str  # who makes this mistake and how, in one sentence
-    issue: str  # where somebody did, as OWNER/REPOSITORY#NUMBER, or ""
     rung: str  # the first that can see it
     file: str  # in mobilenetv3_paddle/
     right: str
     wrong: str
     expected: str  # pattern that the module or item named by the rung has to match as a whole
+    stands_for: str = ""  # who makes this mistake and how, in one sentence
+    stands_for_zh: str = ""  # the same in Chinese
+    issue: str = ""  # where somebody did, as OWNER/REPOSITORY#NUMBER, or ""
 
 
 @dataclass(frozen=True)

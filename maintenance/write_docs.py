@@ -13,8 +13,8 @@ from faq.pages import catalogue_pages, coverage_pages, guide_pages, topic_pages
 from faq.snippets import COMPAT, ENTRIES, run_snippets
 from faq.sources import load_entries, load_sources
 from maintenance.gallery import ROOT
+from maintenance.generated import write_or_compare
 from portproof.io.cli import ArgumentParser, HelpFormatter, run
-from portproof.io.files import atomic_path
 
 NAME = "write_docs"
 DOCS = ROOT / "docs"
@@ -55,14 +55,7 @@ def main(args: argparse.Namespace) -> int:
         return 1
     pages |= catalogue_pages(rows)
 
-    written = {name: (DOCS / name).read_text(encoding="utf-8") for name in pages if (DOCS / name).is_file()}
-    stale = [name for name, text in pages.items() if written.get(name) != text]
-    for name in stale:
-        print(f"{'stale' if args.check else 'wrote'}: docs/{name}")
-        if not args.check:
-            with atomic_path(DOCS / name) as path:
-                path.write_text(pages[name], encoding="utf-8")
-    return int(args.check and bool(stale))
+    return write_or_compare(DOCS, pages, "docs", args.check)
 
 
 if __name__ == "__main__":

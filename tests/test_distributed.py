@@ -213,7 +213,7 @@ TRIED = list(FAULTS) if "DIST_FAULTS" in os.environ else ["a process that dies"]
 
 def fault_of(name: str) -> gallery.Fault:
     file, right, wrong, expected = FAULTS[name]
-    return gallery.Fault(name, "training", "", "", RUNG, file, right, wrong, expected)
+    return gallery.Fault(name, "training", RUNG, file, right, wrong, expected)
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,7 @@ from types import ModuleType
 
 import pytest
 import yaml
-from pages import blocks
+from pages import blocks, spans
 from test_tutorial import mismatch
 
 from maintenance import gallery
@@ -23,7 +23,11 @@ from portproof.io.cli import UserError
 
 ROOT = Path(__file__).resolve().parents[1]
 FAULTS = load_faults(ROOT / "maintenance" / "faults.yaml")
-DOCS = (ROOT / "docs" / "fault_gallery.md").read_text(encoding="utf-8").splitlines()
+LANGUAGES = ("en", "zh")
+DOCS = {
+    language: (ROOT / "docs" / language / "fault_gallery.md").read_text(encoding="utf-8").splitlines()
+    for language in LANGUAGES
+}
 BY_AREA = [[fault for fault in FAULTS if fault.area == area] for area in AREAS]
 NAMED = {fault.name: fault for fault in FAULTS}
 INJECT = re.compile(r'python tools/inject_fault.py "(.*)" (broken/\d\d)')
@@ -42,6 +46,7 @@ VALID = {
     "name": "a fault",
     "area": "model",
     "stands_for": "A mistake.",
+    "stands_for_zh": "一个错误。",
     "issue": "",
     "rung": "01_test_forward",
     "file": "models/mobilenet_v3.py",
@@ -70,7 +75,8 @@ def tried(request) -> tuple[dict[str, gallery.Run], dict[str, gallery.Outcome]]:
 def assert_caught(outcome: gallery.Outcome) -> None:
     assert not outcome.problem
     assert outcome.rung == outcome.fault.rung
-    assert load_tool().row(outcome) in DOCS, "python maintenance/fault_gallery.py rewrites it"
+    for language in LANGUAGES:
+        assert load_tool().row(outcome, language) in DOCS[language], "python maintenance/fault_gallery.py rewrites it"
 
 
 @pytest.mark.timeout(1200)  # they all run before the first of these
@@ -105,14 +111,64 @@ def test_the_rung_fails_and_names_the_fault(tried, fault):
     assert_caught(tried[1][fault.name])
 
 
-def test_the_docs_list_the_whole_gallery():
-    shown = [line for line in DOCS if line.startswith("| ") and not line.startswith(("| fault ", "| ---"))]
+@pytest.mark.parametrize("language", LANGUAGES)
+def test_the_docs_list_the_whole_gallery(language):
+    heads = ("| fault ", "| 错误 ", "| ---")
+    shown = [line for line in DOCS[language] if line.startswith("| ") and not line.startswith(heads)]
     tool = load_tool()
-    begun = [f"| {f.name} | {tool.edit(f)} | {f.stands_for} |" for faults in BY_AREA for f in faults]
+    said = {"en": lambda f: f.stands_for, "zh": lambda f: f.stands_for_zh}[language]
+    begun = [f"| {f.name} | {tool.edit(f, language)} | {said(f)} |" for faults in BY_AREA for f in faults]
     assert len(shown) == len(begun) and all(map(str.startswith, shown, begun))
+
+
+def test_the_docs_count_the_whole_gallery():
+    """In English; tests/test_tutorial.py compares the numbers of both languages."""
     count, located = len(FAULTS), sum(fault.area in gallery.LOCATED_AREAS for fault in FAULTS)
-    assert f"- {count} faults in {len(AREAS)} areas" in DOCS and f"- {count} caught" in DOCS
-    assert f"- {located} of the {located} in model and weights located at the right module" in DOCS
+    assert f"- {count} faults in {len(AREAS)} areas" in DOCS["en"] and f"- {count} caught" in DOCS["en"]
+    assert f"- {located} of the {located} in model and weights located at the right module" in DOCS["en"]
+
+
+def test_the_pages_are_what_the_program_writes():
+    """The rows of both are read from the English page, which a run of the whole gallery has written."""
+    tool, cells = load_tool(), [re.split(r" \| ", line.strip("| ")) for line in DOCS["en"] if line.startswith("| ")]
+    rows = {row[0]: row for row in cells if row[0] in NAMED}
+    outcomes = [
+        gallery.Outcome(NAMED[name], row[-3], row[-2].strip("`"), row[-1].replace("-", ""), "")
+        for name, row in rows.items()
+    ]
+    (failing,) = (line.partition(" on the files of ")[2] for line in DOCS["en"] if " on the files of " in line)
+    controls = {rung: gallery.Run(PASS, "", predecessor="fails") for rung in failing.split(", ")}
+    for language in LANGUAGES:
+        page = tool.render(controls, outcomes, below=True, language=language)
+        assert page.splitlines() == DOCS[language]
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
+def test_the_page_on_small_gaps_quotes_the_gallery(language):
+    """Each row of its tables: the fault, the rung that catches it, and what that names."""
+    page = blocks(f"docs/{language}/off_by_a_little.md")
+    quoted = [row for block in page if block.kind == "table" for row in block.cells[2:]]
+    gallery_rows = [re.split(r" \| ", line.strip("| ")) for line in DOCS[language] if line.startswith("| ")]
+    said = {row[0]: (row[-3], row[-2].strip("`")) for row in gallery_rows}
+    assert len(quoted) > 40
+    for mistake, names, _ in quoted:
+        assert tuple(spans(names)) == said[spans(mistake)[0]], mistake
+
+
+def test_check_names_the_page_that_is_stale(tmp_path, monkeypatch, capsys):
+    tool = load_tool()
+    monkeypatch.setattr(tool, "DOCS", tmp_path)
+    pages = {"en/page.md": "right\n", "zh/page.md": "对\n"}
+    for language in LANGUAGES:
+        (tmp_path / language).mkdir()
+    write, only, check = (tool.get_args_parser().parse_args(flags) for flags in ([], ["--only", "loss"], ["--check"]))
+    assert tool.finish(pages, only) == 0 and not (tmp_path / "en" / "page.md").exists()
+    assert tool.finish(pages, write) == tool.finish(pages, check) == 0
+    (tmp_path / "zh" / "page.md").write_text("错\n", encoding="utf-8")
+    assert tool.finish(pages, check) == 1
+    printed = capsys.readouterr().out
+    assert f"FAIL fault_gallery: {tmp_path / 'zh' / 'page.md'} is not what this run gives" in printed
+    assert "-错" in printed and "+对" in printed and "en/page.md" not in printed
 
 
 def test_the_gallery_is_wide():

@@ -59,7 +59,7 @@ FAULTS = {
 
 def fault_of(name: str) -> gallery.Fault:
     right, wrong, expected = FAULTS[name]
-    return gallery.Fault(name, "initialisation", "", "", RUNG, MODEL, right, wrong, expected)
+    return gallery.Fault(name, "initialisation", RUNG, MODEL, right, wrong, expected)
 
 
 @pytest.fixture(scope="module")

@@ -229,7 +229,7 @@ def test_runs_with_a_mistake_are_no_runs_of_the_reference(rung, short_runs, tmp_
     """The float32 half alone, without the learning rates, which are compared exactly."""
     options, seed, ref = short_runs
     file, right, wrong = MISTAKES[name]
-    fault = gallery.Fault(name, "", "", "", "", file, right, wrong, "")
+    fault = gallery.Fault(name, "", "", file, right, wrong, "")
     gallery.copy_port(tmp_path, fault if name != "none" else None)
     assert name == "none" or (gallery.ROOT / rung.PORT / file).read_text().count(right) == 1
     runs = {"port": {"run": {"seed": seed, "draw": 0}}}  # the worker takes the copy, which lies where it runs
