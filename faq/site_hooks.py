@@ -3,7 +3,9 @@
 - Codes of several frameworks that follow one another are set side by side, each under its framework's name, and the
   words in which the first two differ are marked.
 - The rungs in the picture of the ladder are links to their chapters.
-- The cells of the catalogue name their columns, so that a phone can show each row as a card.
+- The drawings of the network stand in the page itself, so that they take its colours and their text can be searched.
+- Formulas between dollar signs, as GitHub shows them too, are MathML, for which a browser needs nothing else.
+- The cells of some tables name their columns, so that a phone can show each row as a card.
 - The links to the repository, in the header and on the front pages, are to the checkout's `origin`.
 """
 
@@ -15,12 +17,14 @@ from itertools import cycle
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from latex2mathml.converter import convert
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import Files
 from mkdocs.structure.pages import Page
 from mkdocs.utils import get_relative_url
 
 SWITCH = re.compile(r"^\[(?:English|中文)\]\(.*\)$", re.MULTILINE)
+CARDS = {"api_differences.md": "catalogue", "off_by_a_little.md": "cases"}  # the class of a page's tables
 FRONT = {"index.md": "Repository", "index_cn.md": "代码仓库"}
 # A code with a name: the comment that says where it is quoted from, or the framework in bold.
 FRAMEWORKS = {"mobilenetv3_ref": "PyTorch", "mobilenetv3_paddle": "PaddlePaddle"}
@@ -30,6 +34,35 @@ CODE = rf"(?:{QUOTED}|{BOLD})```python\n.*?\n```"
 UNNAMED = re.sub(r"\?P<\w+>", "?:", CODE)
 SEVERAL = re.compile(rf"(?:<div class=\"grid\" markdown>\n\n)?({UNNAMED}(?:\n\n{UNNAMED})+)(?:\n\n</div>)?", re.DOTALL)
 PAIR = re.compile(r'(<div class="codes">.*?<code>)(.*?)(</code>.*?<code>)(.*?)(</code>)', re.DOTALL)
+DRAWN = re.compile(r'<img alt="(?P<alt>[^"]*)" src="[^"]*images/(?P<name>(?:network|run)_\w+\.svg)" ?/?>')
+FORMULA = re.compile(r'<(span|div) class="arithmatex">\\[(\[](.*?)\\[)\]]</\1>', re.DOTALL)
+# GitHub needs blanks around a formula, Chinese does not beside a comma.
+BLANKS = re.compile("(?<=</math>) (?=[，。、：；）])|(?<=[，。、：；（]) (?=<math )")
+# What the drawings say, longer words before those that they contain.
+IN_CHINESE = {
+    "resolution": "分辨率",
+    "input → expanded → output": "输入 → 扩展 → 输出",
+    "million multiply-adds": "百万次乘加",
+    "multiply-adds": "乘加",
+    "parameters, ": "个参数，",
+    "parameters": "参数",
+    "channels": "通道数",
+    "pooled": "池化后",
+    "linear": "线性层",
+    "residual": "残差",
+    "depthwise convolution": "逐通道卷积",
+    "convolution": "卷积",
+    "average over all places": "对所有位置取平均",
+    "batch norm": "BatchNorm",
+    "last block": "最后一个 block",
+    "input": "输入",
+    "output": "输出",
+    "largest difference": "最大差异",
+    "running statistics": "滑动统计量",
+    "item, in the order of execution": "比较项，按执行顺序",
+    "top-1 in training": "训练 top-1",
+}
+SAID = "|".join(rf"(?<![\w.]){word}\b" for word in IN_CHINESE)
 # Highlighted code is tags, blanks, comments, which say other things anyway, and words.
 WORDS = re.compile(r'(<span class="c1">.*?</span>|<[^>]+>|\s+)')
 
@@ -49,8 +82,10 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 
 def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -> str:
     html = PAIR.sub(_marked, html)
-    if page.file.src_uri.endswith("api_differences.md"):
-        html = re.sub(r"<table>.*?</table>", lambda table: _labelled(table[0]), html, flags=re.DOTALL)
+    if kind := CARDS.get(page.file.name + ".md"):
+        html = re.sub(r"<table>.*?</table>", lambda table: _labelled(table[0], kind), html, flags=re.DOTALL)
+    html = DRAWN.sub(lambda image: _drawn(image, page, config), html)
+    html = BLANKS.sub("", FORMULA.sub(_set, html))
     return re.sub(r'<p><img [^>]*images/ladder\.svg"[^>]*></p>', lambda _: _ladder(page, config), html)
 
 
@@ -101,11 +136,32 @@ def _marked(pair: re.Match) -> str:
     return f"{before}{''.join(parts[0])}{between}{''.join(parts[1])}{after}"
 
 
-def _labelled(table: str) -> str:
+def _labelled(table: str, kind: str) -> str:
     labels = cycle(re.sub("<.*?>", "", head) for head in re.findall(r"<th>(.*?)</th>", table))
     table = re.sub("<td>", lambda _: f'<td data-label="{next(labels)}">', table)
     table = re.sub("<code>.*?</code>", lambda code: re.sub("[._]", r"\g<0><wbr>", code[0]), table)  # where lines break
-    return table.replace("<table>", '<table class="catalogue">', 1)
+    return table.replace("<table>", f'<table class="{kind}">', 1)
+
+
+def _set(formula: re.Match) -> str:
+    """The formula as MathML; several of one line, with \\qquad between them, come below one another on a phone."""
+    if formula[1] == "span":
+        return convert(unescape(formula[2]))
+    parts = [convert(part.strip(), display="block") for part in unescape(formula[2]).split(r"\qquad")]
+    return f'<div class="formula">{"".join(f"<div>{part}</div>" for part in parts)}</div>'
+
+
+def _drawn(image: re.Match, page: Page, config: MkDocsConfig) -> str:
+    """The picture itself, in the page's language."""
+
+    def chinese(words: re.Match) -> str:
+        return re.sub(SAID, lambda word: IN_CHINESE[word[0]], words[0])
+
+    picture = (Path(config.docs_dir) / "images" / image["name"]).read_text(encoding="utf-8")
+    picture = re.sub(r"<title>.*?</title>| aria-label=\"[^\"]*\"", "", picture)
+    if page.url.startswith("zh"):
+        picture = re.sub(r"(?<=>)[^<>]+(?=</text>)", chinese, picture)
+    return picture.replace('role="img"', f'role="img" aria-label="{image["alt"]}"', 1)
 
 
 def _ladder(page: Page, config: MkDocsConfig) -> str:

@@ -22,7 +22,7 @@ from faq.site_hooks import repository
 
 PAGES = sorted(path.relative_to(ROOT / "docs").with_suffix("").as_posix() for path in (ROOT / "docs").rglob("*.md"))
 ORIGIN = "https://github.com/owner/project"
-SAMPLE = ["en/index", "zh/index", "en/01_forward", "zh/01_forward", "en/faq/index", "zh/faq/layers", "fault_gallery"]
+SAMPLE = ["en/index", "zh/index", "en/01_forward", "zh/01_forward", "en/faq/index", "zh/faq/layers", "zh/fault_gallery"]
 
 
 @pytest.fixture(scope="session")
@@ -74,7 +74,7 @@ def visit(browser: Browser, site: str, name: str, size: tuple[int, int] = DESKTO
     return page
 
 
-@pytest.mark.thorough("one page of each kind", but="01_forward|index|layers|fault_gallery")
+@pytest.mark.thorough("one page of each kind", but="01_forward|index|layers|fault_gallery|network")
 @pytest.mark.parametrize("name", PAGES)
 def test_page_fits_a_desktop_and_a_phone(browser, site, name):
     page = visit(browser, site, name)
@@ -179,6 +179,29 @@ def test_front_page_leads_on(browser, site, folder, name):
     page.close()
 
 
+ROUTES = {  # of the three readers: where they click, from the front page on
+    "learns to port": ["/environment/", "/weights/", "/records/", "/network/", "/01_forward/", "/glossary/#module"],
+    "ports a model": ["/own_model/", "/own_project/", "#backward"],
+    "is 0.3 % off": ["/off_by_a_little/", "#statistics", "/faq/layers/#batch-norm-momentum"],
+    "trains on cards": ["/train/", "/08_dist/"],
+}
+
+
+@pytest.mark.parametrize("size", [(1280, 800), PHONE], ids=["laptop", "phone"])
+@pytest.mark.parametrize("name", ["index", "index_cn"])
+@pytest.mark.parametrize("route", ROUTES.values(), ids=ROUTES)
+def test_readers_get_where_they_want_by_links(browser, site, name, route, size):
+    page = visit(browser, site, name, size)
+    language = "zh" if name == "index_cn" else "en"
+    for target in route:
+        page.locator(f":is(article, .md-footer) a[href*='{target.removeprefix('/')}']:visible").first.click()
+        page.wait_for_url(re.compile(re.escape(target) + "$"))
+        place = page.locator(f'[id="{target.partition("#")[2]}"]' if "#" in target else "article h1")
+        seen = place.evaluate("e => e.getBoundingClientRect().top >= 0 && e.getBoundingClientRect().top < innerHeight")
+        assert seen and f"/{language}/" in page.url
+    page.close()
+
+
 def test_front_page_shows_a_fault_and_the_report_of_its_run():
     """It is the run of the first chapter, whose commands the tests run."""
     shown = [block for block in blocks("docs/index.md") if block.kind == "code"]
@@ -206,6 +229,49 @@ def test_front_pages_say_the_same():
             assert sorted(links_of_both[0]) == sorted(links_of_both[1])
 
 
+@pytest.mark.parametrize(("name", "large"), [("en/network", "17 stages"), ("zh/network", "17 个阶段")])
+def test_drawings_and_formulas_are_part_of_the_page(browser, site, name, large):
+    """Text of a drawing is legible on a phone, in the page's language; a formula is MathML, which the browser sets."""
+    page = visit(browser, site, name)
+    drawn = page.locator("article svg.drawn")
+    assert drawn.count() == 5 and large in drawn.first.get_attribute("aria-label")
+    said = " ".join(drawn.locator("text").all_text_contents())
+    english = re.search("million|parameters|channels|convolution|residual|linear|input|resolution|pooled", said)
+    assert (english is not None) == name.startswith("en/")
+    boxes = [drawn.nth(i).bounding_box() for i in (0, 1)]
+    assert boxes[0]["x"] + boxes[0]["width"] <= boxes[1]["x"]  # both sizes beside one another
+    page.set_viewport_size({"width": PHONE[0], "height": PHONE[1]})
+    heights = "texts => texts.map(text => text.getBoundingClientRect().height)"
+    assert min(drawn.locator("text").evaluate_all(heights)) >= 9
+    right = "[svg, ...svg.querySelectorAll('text')].map(part => part.getBoundingClientRect().right)"
+    edges = drawn.evaluate_all(f"svgs => svgs.map(svg => {right})")
+    assert all(right <= of_svg + 1 for of_svg, *texts in edges for right in texts)
+    formulas = page.locator("article math")
+    assert formulas.count() > 15 and page.locator("article .formula math[display=block] mfrac").count() == 5
+    assert all(box["width"] > 0 and box["height"] > 8 for box in (formula.bounding_box() for formula in formulas.all()))
+    page.close()
+
+
+def test_drawings_are_dark_on_a_dark_page(browser, site):
+    inks = []
+    for scheme in ("light", "dark"):
+        context = browser.new_context(color_scheme=scheme)
+        page = context.new_page()
+        page.goto(f"{site}/en/network/")
+        drawn = page.locator("article svg.drawn").first
+        fill = "part => getComputedStyle(part).fill"
+        inks.append([drawn.locator(part).first.evaluate(fill) for part in (".bg", "text")])
+        context.close()
+    assert all(light != dark for light, dark in zip(*inks, strict=True))
+
+
+def test_no_formula_is_left_as_it_was_typed(folder):
+    texts = [path.read_text(encoding="utf-8") for path in folder.rglob("*.html")]
+    texts = [re.sub("<(code|script)[ >].*?</\\1>", "", text, flags=re.DOTALL) for text in texts]
+    assert [text for text in texts if re.search(r"\$|arithmatex|\\(text|frac|sum)\b", text)] == []
+    assert [text for text in texts if re.search(r"images/(network|run)_", text)] == []
+
+
 CATALOGUE = ["en/api_differences", "zh/api_differences"]
 
 
@@ -225,6 +291,26 @@ def test_catalogue_is_seen_without_scrolling_sideways(browser, site, name):
     assert all(above["y"] + above["height"] <= below["y"] + 1 for above, below in pairwise(boxes))
     label = "cells => cells.map(cell => getComputedStyle(cell, '::before').content)"
     assert row.locator("td").evaluate_all(label) == [f'"{head}"' for head in heads]
+    page.close()
+
+
+@pytest.mark.parametrize("name", ["en/off_by_a_little", "zh/off_by_a_little"])
+def test_mistakes_are_rows_on_a_laptop_and_cards_on_a_phone(browser, site, name):
+    page = visit(browser, site, name)
+    assert fits_sideways(page)
+    table = page.locator(".cases").nth(1)
+    cells, heads = table.locator("td"), table.locator("th").all_inner_texts()
+    boxes = [cells.nth(i).bounding_box() for i in range(3)]
+    assert all(left["x"] + left["width"] <= right["x"] + 1 for left, right in pairwise(boxes))
+    page.set_viewport_size({"width": PHONE[0], "height": PHONE[1]})
+    assert fits_sideways(page)
+    boxes = [cells.nth(i).bounding_box() for i in range(3)]
+    assert all(above["y"] + above["height"] <= below["y"] + 1 for above, below in pairwise(boxes))
+    assert [cells.nth(i).get_attribute("data-label") for i in range(3)] == heads
+    leaves = page.locator(".tree a")
+    leads = leaves.evaluate_all("links => links.map(link => link.getAttribute('href').slice(1))")
+    parts = page.locator("article p > a[id]").evaluate_all("places => places.map(place => place.id)")
+    assert leads == parts  # every part of the page is a leaf of the tree, in its order
     page.close()
 
 

@@ -5,6 +5,7 @@ The chapters that run a rung without and with a fault are tests/test_faults.py's
 too; of them 04 also runs here, as it is typed.
 """
 
+import ast
 import json
 import math
 import os
@@ -102,9 +103,34 @@ def run_page(project: Path, chapter: str, language: str) -> None:
         comment = page[number - 1].lines[0] if page[number - 1].kind == "comment" else ""
         if written := re.fullmatch(r"<!-- write: (\S+) -->", comment):
             (project / written[1]).write_text("\n".join(block.lines) + "\n", encoding="utf-8")
+        elif filled := re.fullmatch(r"<!-- fill in: (\S+) -->", comment):
+            fill_in(project / filled[1], block.lines)
         elif block.detail == language and not comment.startswith("<!-- not run: "):
             follows = page[number + 1] if number + 1 < len(page) else Block("", "", [])
             run_block(project, block.lines, follows.lines if follows.detail == "text" else None)
+
+
+def fill_in(script: Path, lines: list[str]) -> None:
+    """Put the lines in the place of the script's functions and constants that have the names they define."""
+    text = script.read_text(encoding="utf-8").splitlines()
+    given = {name for node in ast.parse("\n".join(lines)).body for name in defined(node)}
+    old = [node for node in ast.parse("\n".join(text)).body if not is_import(node) and given & defined(node)]
+    assert old, f"{script} has none of {sorted(given)}"
+    for node in reversed(old):
+        text[node.lineno - 1 : node.end_lineno] = lines if node is old[0] else []
+    script.write_text("\n".join(text) + "\n", encoding="utf-8")
+
+
+def is_import(node: ast.stmt) -> bool:
+    return isinstance(node, ast.Import | ast.ImportFrom)
+
+
+def defined(node: ast.stmt) -> set[str]:
+    """The names that a statement of a module gives a value."""
+    if is_import(node):
+        return {alias.asname or alias.name for alias in node.names}
+    targets = getattr(node, "targets", [])
+    return {ast.unparse(target) for target in targets} | {getattr(node, "name", "")} - {""}
 
 
 def run_block(project: Path, commands: list[str], shown: list[str] | None) -> None:
@@ -330,7 +356,7 @@ def test_comments_are_known():
         for block in blocks(name):
             if block.kind == "comment":
                 assert re.fullmatch(
-                    r"<!-- (?:(?:write|from): \S+|run: both|not run: \S.*) -->", " ".join(block.lines)
+                    r"<!-- (?:(?:write|fill in|from): \S+|run: both|not run: \S.*) -->", " ".join(block.lines)
                 ), name
 
 
