@@ -173,7 +173,8 @@ def test_commands_run_scripts_that_know_their_flags(command):
 def test_flags_and_variables_are_known():
     steps = options("steps/run_all.py", *(f"steps/{name}.py" for name in script("steps/run_all.py").RUNGS))
     train = set(arguments.get_args_parser("train", "")._option_string_actions)
-    known = steps | train | PIP_FLAGS | options(*(f"tools/{path.name}" for path in (ROOT / "tools").glob("*.py")))
+    tools = [f"tools/{path.name}" for path in (ROOT / "tools").glob("*.py")]
+    known = steps | train | PIP_FLAGS | options(*tools, "maintenance/benchmark.py")
     known |= {flag for name in COMMANDS for flag in portproof_command(name).get_args_parser()._option_string_actions}
     known.add("--all")  # the tests'
     flags = {word for span in spans(prose()) for word in span.split() if word.startswith("--")}
@@ -194,7 +195,7 @@ def test_diff_is_the_diff():
     real = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False).stdout
     assert shown == real.splitlines()
     counts = {len((ROOT / path).read_text().splitlines()) for path in command[1:]}
-    assert counts == {int(re.search(r"Of (\d+) lines", prose())[1])}
+    assert counts == {int(re.search(r"of (\d+) lines", prose())[1])}
 
 
 def test_failing_reports_are_as_the_program_prints_them():
