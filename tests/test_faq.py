@@ -19,7 +19,11 @@ from portproof.io.cli import UserError
 
 ALL = {entry.slug: entry for entry in load_entries(ENTRIES)}
 # These take longer than all others together: most start processes of their own.
-SLOW = ("nccl-error", "trainers-exit", "data-errors", "cpu-threads", "mindspore-data-errors", "ignored-labels")
+SLOW = (
+    *("nccl-error", "trainers-exit", "data-errors", "cpu-threads", "ignored-labels", "num-workers"),
+    *("mindspore-data-errors", "mindspore-environment", "mindspore-graph-out-of-memory", "mindspore-pynative-errors"),
+    "mindspore-slow-data",
+)
 LATER = pytest.mark.thorough("test_snippet_holds and test_pair_differs_as_said with the other entries")
 SLUGS = {slug: pytest.param(slug, marks=LATER if slug in SLOW else []) for slug in ALL}
 SNIPPETS = [

@@ -69,7 +69,7 @@ def environment() -> dict[str, str]:
 @pytest.mark.thorough("the port", but="paddle")
 @pytest.mark.timeout(300 + 30 * KILLS)
 def test_killed_runs_end_like_an_unbroken_one(package, data, tmp_path, pytestconfig):
-    kills = KILLS if pytestconfig.getoption("--all") else min(5, KILLS)
+    kills = KILLS if pytestconfig.getoption("--all") else min(3, KILLS)
     command = [sys.executable, ROOT / "tests" / "killed_runs.py", package, str(kills), "0", tmp_path]
     done = subprocess.run(
         [*map(str, command), *RECIPE, f"--data-path={data}"],

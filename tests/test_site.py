@@ -74,7 +74,7 @@ def visit(browser: Browser, site: str, name: str, size: tuple[int, int] = DESKTO
     return page
 
 
-@pytest.mark.thorough("one page of each kind", but="01_forward|index|layers|fault_gallery|network")
+@pytest.mark.thorough("one page of each kind", but="en/01_forward|^index|zh/faq/layers|zh/fault_gallery|en/network")
 @pytest.mark.parametrize("name", PAGES)
 def test_page_fits_a_desktop_and_a_phone(browser, site, name):
     page = visit(browser, site, name)
@@ -187,6 +187,7 @@ ROUTES = {  # of the three readers: where they click, from the front page on
 }
 
 
+@pytest.mark.thorough("a screen a language", but="-index-phone|-index_cn-laptop")
 @pytest.mark.parametrize("size", [(1280, 800), PHONE], ids=["laptop", "phone"])
 @pytest.mark.parametrize("name", ["index", "index_cn"])
 @pytest.mark.parametrize("route", ROUTES.values(), ids=ROUTES)
@@ -368,7 +369,8 @@ def test_search_finds_pages_of_the_language(browser, site, name, words, found):
     page.close()
 
 
-@pytest.mark.parametrize("name", [name for name in SAMPLE if "/" in name])
+@pytest.mark.thorough("one way and back", but="en/01_forward|zh/faq/layers")
+@pytest.mark.parametrize("name", SAMPLE)
 def test_each_page_leads_to_the_other_language(browser, site, name):
     page = visit(browser, site, name)
     language = name[:2]
