@@ -137,7 +137,7 @@ def test_from_paddle_a_matrix_is_transposed(tmp_path):
     assert READ["paddle"](source)[name].tobytes() != arrays[name].tobytes()
 
 
-@pytest.mark.thorough("one direction", but="^torch-")
+@pytest.mark.thorough("test_from_mindspore_and_back_no_bit_is_lost")
 @pytest.mark.parametrize("source, target", [("torch", "mindspore"), ("mindspore", "torch")])
 def test_neither_mindspore_nor_paddle_is_needed(tmp_path, source, target):
     save_torch(random_bits(), tmp_path / "a.pth")

@@ -229,6 +229,7 @@ def test_an_npy_file_that_asks_to_run_code_is_refused_unrun(tmp_path):
     assert canary.exists()
 
 
+@pytest.mark.thorough("test_a_file_that_asks_to_run_code_is_refused_unrun")
 def test_the_command_line_ends_in_status_2_and_one_line(tmp_path):
     torch_canary(tmp_path / "evil.pth", Canary(tmp_path / "canary"))
     command = [

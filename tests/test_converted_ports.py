@@ -197,6 +197,7 @@ def test_whatever_becomes_of_the_process_is_an_outcome(program, expected):
     assert in_child([sys.executable, "-c", program], 2) == expected
 
 
+@pytest.mark.thorough("one mistake", but="timeout")
 @pytest.mark.parametrize(
     ("flags", "reason"),
     [

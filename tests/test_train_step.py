@@ -84,6 +84,7 @@ def test_digits_that_are_there_are_left_and_others_refused(digits):
     assert not (digits.parent / "many").exists() and not list(digits.parent.glob(".digits-*"))
 
 
+@pytest.mark.thorough("test_all_digits_are_written_once_and_split_by_class")
 def test_the_tool_says_what_it_wrote_and_names_a_mistake_in_a_line(tmp_path):
     def tool(*flags: str) -> subprocess.CompletedProcess:
         command = [sys.executable, str(ROOT / "tools" / "make_digits.py"), *flags]

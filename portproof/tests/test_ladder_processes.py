@@ -238,8 +238,8 @@ def wait_until(condition, seconds: float = 60) -> None:
 @pytest.mark.thorough("one framework", but="paddle")
 @pytest.mark.parametrize("framework", ["torch", "paddle"])
 def test_processes_that_never_end_are_ended(framework, tmp_path):
-    with pytest.raises(Died, match=r"process \d of 2 did not end within 15 s"):
-        launch(framework, "process_toys:waits", 2, {"a run": {}}, tmp_path, 15)
+    with pytest.raises(Died, match=r"process \d of 2 did not end within 8 s"):
+        launch(framework, "process_toys:waits", 2, {"a run": {}}, tmp_path, 8)
     wait_until(lambda: processes_in(tmp_path) == [])
 
 
