@@ -98,6 +98,7 @@ def test_labels_are_in_the_pages_language(browser, site, name):
     page.close()
 
 
+@pytest.mark.thorough("one language", but="zh/02|layers")
 @pytest.mark.parametrize("name", ["en/02_data", "zh/02_data", "en/faq/layers"])
 def test_two_codes_are_side_by_side_on_a_laptop_and_stacked_on_a_phone(browser, site, name):
     page = visit(browser, site, name)
@@ -164,6 +165,7 @@ def test_front_page_is_one_screen(browser, site, name):
     page.close()
 
 
+@pytest.mark.thorough("one language", but="_cn")
 @pytest.mark.parametrize("name", FRONT)
 def test_front_page_leads_on(browser, site, folder, name):
     page = visit(browser, site, name)
@@ -231,6 +233,7 @@ def test_front_pages_say_the_same():
             assert sorted(links_of_both[0]) == sorted(links_of_both[1])
 
 
+@pytest.mark.thorough("one language", but="en/")
 @pytest.mark.parametrize(("name", "large"), [("en/network", "17 stages"), ("zh/network", "17 个阶段")])
 def test_drawings_and_formulas_are_part_of_the_page(browser, site, name, large):
     """Text of a drawing is legible on a phone, in the page's language; a formula is MathML, which the browser sets."""
@@ -277,6 +280,7 @@ def test_no_formula_is_left_as_it_was_typed(folder):
 CATALOGUE = ["en/api_differences", "zh/api_differences"]
 
 
+@pytest.mark.thorough("one language", but="zh/")
 @pytest.mark.parametrize("name", CATALOGUE)
 def test_catalogue_is_seen_without_scrolling_sideways(browser, site, name):
     page = visit(browser, site, name)
@@ -296,6 +300,7 @@ def test_catalogue_is_seen_without_scrolling_sideways(browser, site, name):
     page.close()
 
 
+@pytest.mark.thorough("one language", but="zh/")
 @pytest.mark.parametrize("name", ["en/off_by_a_little", "zh/off_by_a_little"])
 def test_mistakes_are_rows_on_a_laptop_and_cards_on_a_phone(browser, site, name):
     page = visit(browser, site, name)
@@ -316,6 +321,7 @@ def test_mistakes_are_rows_on_a_laptop_and_cards_on_a_phone(browser, site, name)
     page.close()
 
 
+@pytest.mark.thorough("one language", but="zh/")
 @pytest.mark.parametrize("name", CATALOGUE)
 def test_catalogue_is_filtered(browser, site, name):
     page = visit(browser, site, name)

@@ -389,7 +389,7 @@ def test_train_dist_trains(real, framework):
     assert [path.name for path in real.cwd.iterdir()] == ["out"]
 
 
-@pytest.mark.thorough("the port", but="paddle")
+@pytest.mark.thorough("test_a_killed_process_takes_the_others_down_and_is_named")
 def test_the_message_of_any_process_is_seen(real, framework):
     """The second validation image is the second process's."""
     data = shutil.copytree(ROOT / "lite_data", real.folder / "data")

@@ -91,7 +91,7 @@ def test_commands_print_what_the_page_shows(chapter, project):
 SCRIPTED = [name for name in ENGLISH if any(block.detail == "bash" for block in blocks(name))]
 
 
-@pytest.mark.thorough("one page; test_train_shell starts processes as chapter 08 does", but="off_by")
+@pytest.mark.thorough("test_code_of_the_page_holds; test_train_dist_trains starts processes as chapter 08 does")
 @pytest.mark.parametrize("chapter", SCRIPTED)
 def test_scripts_print_what_the_page_shows(chapter, tmp_path):
     """Scripts that a page writes and that need nothing of the project: those of blocks that say `bash`."""

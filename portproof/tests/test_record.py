@@ -629,6 +629,7 @@ def test_weights_of_both(run, folder):
     assert own.returncode == 1 and "located: last (Linear), the port's two (Linear): weights" in own.stdout
 
 
+@pytest.mark.thorough("test_the_same_verdict_and_place")
 def test_each_needs_one_framework_alone(folder):
     def without(framework: str, *words: str) -> Ended:
         source = str(Path(portproof.__file__).parent.parent)
