@@ -3,7 +3,7 @@
 #
 #     sh shell/test.sh [--all] [flags of pytest]
 #
-# Without --all: those that find nearly every mistake, in eight minutes on two cores. With --all: every test, in twenty.
+# Without --all: those that find nearly every mistake, in seven minutes on two cores. With --all: every test, in twenty.
 #
 # Works from any folder: paths among the flags are relative to the project. VENV and PYTHON: see setup.sh.
 set -eu
