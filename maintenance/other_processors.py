@@ -49,6 +49,7 @@ SETTINGS = {
         "ATEN_CPU_CAPABILITY": "avx2",
         "ONEDNN_MAX_CPU_ISA": "AVX2",
         "MKL_CBWR": "AVX2",
+        "MKL_DEBUG_CPU_TYPE": "5",  # AVX2: on AMD's processors Paddle's MKL takes SSE, and for MKL_CBWR Bulldozer's
         "OPENBLAS_CORETYPE": "Zen",
         "OMP_NUM_THREADS": "2",
     },
