@@ -40,11 +40,12 @@ OURS = {"align": "align", "align_float32": "align in float32 alone"}
 # {(ours, theirs, what): {model, or "" for the others: the least ratio}}. Memory: at most 2.5 times the reference's own
 # passes, where the first run of two frameworks does not outweigh the model. Against PaDiff, which runs each side once a
 # mode in float32: what a proof needs besides are the float64 runs, and every layer alone; of small models most of that
-# is the Python between the kernels.
+# is the Python between the kernels. Of vgg16 the float64 runs decide: 2.7 times PaDiff where Paddle's MKL computes with
+# AVX2 or more, 4.0 and 4.6 times on an AMD EPYC, where it computes with SSE (3.5 there with MKL_DEBUG_CPU_TYPE=5).
 BOUNDS: dict[tuple[str, str, str], dict[str, float]] = {
     ("align", "reference", "memory"): {"": 1 / 2.5, "wide_resnet50_2": 1 / 2.8, "mobilenet_v3_large": 1 / 4.5},
-    ("align_float32", "padiff", "time"): {"": 1 / 7, "vgg16": 1 / 2.5},
-    ("align", "padiff", "time"): {"": 1 / 11, "vgg16": 1 / 3.3},
+    ("align_float32", "padiff", "time"): {"": 1 / 7, "vgg16": 1 / 3.2},
+    ("align", "padiff", "time"): {"": 1 / 11, "vgg16": 1 / 5},
     ("align", "padiff", "memory"): {"": 1 / 1.4},
 }
 
