@@ -16,7 +16,6 @@ import math
 import multiprocessing
 import re
 import runpy
-import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -27,8 +26,9 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from maintenance.gallery import FLAGS, ROOT, copy_port, load_faults
+from maintenance.gallery import FLAGS, ROOT, Fault, copy_port, import_port, load_faults
 from maintenance.generated import write_or_compare
+from mobilenetv3_proof.step import Step
 from mobilenetv3_ref.models import MODELS, MobileNetV3
 from mobilenetv3_ref.models.layers import AdaptiveAvgPool2d, Hardsigmoid
 from mobilenetv3_ref.models.mobilenet_v3 import InvertedResidual, SqueezeExcitation
@@ -393,14 +393,20 @@ PLOT_COLOURS = {
 }
 
 
-def run_step(step: str, port: str) -> dict[str, list[Plot]]:
-    """The plots of a step of the project, run on the port in the folder `port`; in a process of its own."""
-    sys.path.insert(0, port)
+def run_step(step: str, fault: Fault | None) -> dict[str, list[Plot]]:
+    """The plots of a step of the project, run on the port with the fault; in a process of its own."""
+    with tempfile.TemporaryDirectory() as folder:
+        copy_port(Path(folder), fault)
+        import_port(Path(folder))
+        return plots_of(_done(step), step.partition("_")[0] + "f" * bool(fault))
+
+
+def _done(step: str) -> Step:
+    """What the step leaves when it is run without a word."""
     script = runpy.run_path(str(ROOT / "steps" / f"{step}.py"))
     with tempfile.TemporaryDirectory() as out, contextlib.redirect_stdout(io.StringIO()):
         flags = ["--output-dir", out, *FLAGS.get(step, [])]
-        done = script["main"](script["get_args_parser"]().parse_args(flags))
-    return plots_of(done, step.partition("_")[0] + ("" if port == str(ROOT) else "f"))
+        return script["main"](script["get_args_parser"]().parse_args(flags))
 
 
 def standing_alone(plot: Plot) -> str:
@@ -420,13 +426,8 @@ def draw_runs() -> dict[str, str]:
     faults = {fault.name: fault for fault in load_faults(ROOT / "maintenance" / "faults.yaml")}
     pictures = {}
     for step, fault in dict.fromkeys((one.step, one.fault) for one in OF_RUNS):
-        with tempfile.TemporaryDirectory() as folder:
-            port = str(ROOT)
-            if fault:
-                copy_port(Path(folder) / "port", faults[fault])
-                port = f"{folder}/port"
-            with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as process:
-                plots = process.submit(run_step, step, port).result()
+        with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as process:
+            plots = process.submit(run_step, step, faults.get(fault)).result()
         for one in OF_RUNS:
             if (one.step, one.fault) == (step, fault):
                 (plot,) = (plot for plot in plots[one.kind] if plot.title == one.title)

@@ -172,7 +172,7 @@ def _child(rung: str, folder: Path, out: Path, start_method: str) -> None:
             os.dup2(file.fileno(), descriptor)
     multiprocessing.set_start_method(start_method, force=True)  # a loader's workers start as they do elsewhere
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(folder), os.environ.get("PYTHONPATH")]))
-    _import_port(folder)
+    import_port(folder)
     namespace = runpy.run_path(str(ROOT / "steps" / f"{rung}.py"), run_name="rung")
     args = namespace["get_args_parser"]().parse_args(["--output-dir", str(out), *FLAGS.get(rung, [])])
     status, left = _named(namespace["main"], args)
@@ -197,7 +197,7 @@ def _named(main: Callable[[argparse.Namespace], Any], args: argparse.Namespace) 
     return step.status, {"item": row.name if row else "", "located": located}
 
 
-def _import_port(folder: Path) -> None:
+def import_port(folder: Path) -> None:
     """Import the port from `folder` before anything else can from where it is installed."""
     spec = importlib.util.spec_from_file_location(PORT, folder / PORT / "__init__.py")
     module = importlib.util.module_from_spec(spec)
