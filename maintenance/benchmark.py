@@ -90,6 +90,7 @@ work per time: above 1 ours is the faster, and it must not be below its bound.
             r"^(\d[\d.]*) s$": r"\1 秒",
             r"^rungs 01 to 05": "第 01 到 05 步",
             r", align in float32 alone": "，只用 float32 的 align",
+            r", align's own passes in float32": "，align 自己的 float32 前向与反向",
             r", align\b": "，align",
             r", memory$": "，内存",
             r", time$": "，时间",

@@ -9,6 +9,9 @@ The pair is torchvision's model and paddle.vision's of that name, on 2 images of
                    that it runs in
     align_float32  `portproof align` in float32 alone
     align          all of it
+    passes         the part of align that PaDiff has, too: each side forward and backward in float32, once a mode, and
+                   every output and gradient compared; the map is made before
+    padiff_again   PaDiff beside it, on models that have run for the map, too
 
 Prints one line of JSON: the work's seconds of "wall" and "cpu" time, and "memory" in GiB.
 """
@@ -35,15 +38,17 @@ SHAPE = 2, 3, 64, 64
 AGAINST_PADIFF = "resnet18", "mobilenet_v3_small", "vgg16"
 AGAINST_REFERENCE = "vgg16", "alexnet", "wide_resnet50_2", "mobilenet_v3_large"
 PADIFF = "padiff==0.2.0"
-THEIRS = {"reference": "its reference's passes", "padiff": "PaDiff"}
-OURS = {"align": "align", "align_float32": "align in float32 alone"}
+THEIRS = {"reference": "its reference's passes", "padiff": "PaDiff", "padiff_again": "PaDiff"}
+OURS = {"align": "align", "align_float32": "align in float32 alone", "passes": "align's own passes in float32"}
 # {(ours, theirs, what): {model, or "" for the others: the least ratio}}. Memory: at most 2.5 times the reference's own
-# passes, where the first run of two frameworks does not outweigh the model. Against PaDiff, which runs each side once a
-# mode in float32: what a proof needs besides are the float64 runs, and every layer alone; of small models most of that
-# is the Python between the kernels. Of vgg16 the float64 runs decide: 2.7 times PaDiff where Paddle's MKL computes with
-# AVX2 or more, 4.0 and 4.6 times on an AMD EPYC, where it computes with SSE (3.5 there with MKL_DEBUG_CPU_TYPE=5).
+# passes, where the first run of two frameworks does not outweigh the model. PaDiff runs each side once a mode in
+# float32, which align does no slower. A proof needs besides: the map, the float64 runs, and each layer alone, for where
+# a fault lies and that no other layer has one. Of small models most of that is the Python between the kernels. Of vgg16
+# the float64 runs decide: 2.7 times PaDiff where Paddle's MKL computes with AVX2 or more, 4.0 and 4.6 times on an AMD
+# EPYC, where it computes with SSE (3.5 there with MKL_DEBUG_CPU_TYPE=5).
 BOUNDS: dict[tuple[str, str, str], dict[str, float]] = {
     ("align", "reference", "memory"): {"": 1 / 2.5, "wide_resnet50_2": 1 / 2.8, "mobilenet_v3_large": 1 / 4.5},
+    ("passes", "padiff_again", "time"): {"": 1.0},
     ("align_float32", "padiff", "time"): {"": 1 / 7, "vgg16": 1 / 3.2},
     ("align", "padiff", "time"): {"": 1 / 11, "vgg16": 1 / 5},
     ("align", "padiff", "memory"): {"": 1 / 1.4},
@@ -85,7 +90,32 @@ def align_float32(ref: Any, port: Any, x: np.ndarray) -> None:
     align(ref, port, x, precisions=("float32",))
 
 
+def paired(ref: Any, port: Any, x: np.ndarray) -> Any:
+    """The pair as align makes it: with equal weights, the map between the two, and a gradient to send back."""
+    from portproof.ladder.pairs.pair import Pair
+
+    pair = Pair.prepared(ref, port, [x])
+    pair.draw_cotangent(0)
+    return pair
+
+
+def passes(pair: Any) -> None:
+    """Both sides in float32, and the comparison of all that they give."""
+    from portproof.compare import compare
+    from portproof.ladder.pairs.pair import items
+
+    for train in (False, True):
+        runs = [model.run(pair.inputs, "float32", train, pair.cotangent) for model in (pair.ref, pair.port)]
+        ref, port = (items(pair, run, is_port) for run, is_port in zip(runs, (False, True), strict=True))
+        compare(ref, port, dict.fromkeys(ref, 0.0), title="float32")
+
+
+def padiff_again(pair: Any) -> None:
+    padiff(pair.ref.model, pair.port.model, *pair.inputs)
+
+
 WORKS: dict[str, Callable] = {work.__name__: work for work in (reference, padiff, align_float32, align)}
+WORKS_ON_PAIRS: dict[str, Callable] = {work.__name__: work for work in (passes, padiff_again)}
 
 
 def peak() -> float:
@@ -103,7 +133,7 @@ def measured(work: str, model: str) -> dict[str, float]:
     import portproof.ladder.pairs.whole
     import portproof.localize.diagnosis  # noqa: F401  what the first call would import
 
-    if work == "padiff":
+    if work.startswith("padiff"):
         import padiff  # noqa: F401
 
     torch.manual_seed(0)
@@ -112,8 +142,9 @@ def measured(work: str, model: str) -> dict[str, float]:
     ref = getattr(torchvision.models, model)(weights=None)
     port = None if work == "reference" else getattr(paddle.vision.models, model)()
     x = np.random.default_rng(0).normal(size=SHAPE).astype(np.float32)
+    given = (paired(ref, port, x),) if work in WORKS_ON_PAIRS else (ref, port, x)
     wall, cpu = time.perf_counter(), cpu_time()
-    WORKS[work](ref, port, x)
+    (WORKS | WORKS_ON_PAIRS)[work](*given)
     return {"wall": time.perf_counter() - wall, "cpu": cpu_time() - cpu, "memory": peak() - before}
 
 
@@ -132,7 +163,8 @@ def in_a_process(words: Sequence[str], clock: Callable[[], float] = time.perf_co
 
 def proofs(model: str, rounds: int, clock: str) -> Iterator[Result]:
     """What align takes of time and memory, beside what the reference's own passes and PaDiff do."""
-    others = ["reference"] * (model in AGAINST_REFERENCE) + ["padiff", "align_float32"] * (model in AGAINST_PADIFF)
+    with_padiff = ["padiff", "align_float32", "padiff_again", "passes"] if model in AGAINST_PADIFF else []
+    others = ["reference"] * (model in AGAINST_REFERENCE) + with_padiff
     runs = []
     for _ in range(rounds):
         printed = {work: in_a_process(["-m", __spec__.name, work, model])[0] for work in ("align", *others)}

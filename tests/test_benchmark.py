@@ -157,17 +157,21 @@ def test_a_proof_is_compared_with_both(monkeypatch):
 
     def in_a_process(words: list[str]) -> tuple[str, float]:
         calls.append(words[-2:])
-        scale = 1 + (len(calls) > 4)
-        wall = {"align": 6.0, "align_float32": 4.0, "padiff": 2.0, "reference": 1.0}[words[-2]]
+        scale = 1 + (len(calls) > 6)
+        walls = {"align": 6.0, "align_float32": 4.0, "padiff": 2.0, "passes": 1.0, "padiff_again": 1.5}
+        wall = walls.get(words[-2], 1.0)
         memory = 1.0 if words[-2] == "reference" else 3.0
         return f"a line\n{json.dumps({'wall': wall * scale, 'cpu': 9.0, 'memory': memory * scale})}\n", 7.0
 
     monkeypatch.setattr(proof_speed, "in_a_process", in_a_process)
     found = {(r.name.removeprefix("vgg16, "), r.theirs_name): r for r in proof_speed.proofs("vgg16", 2, "wall")}
-    assert calls == [[work, "vgg16"] for work in ("align", "reference", "padiff", "align_float32")] * 2
+    against_padiff = "padiff", "align_float32", "padiff_again", "passes"
+    assert calls == [[work, "vgg16"] for work in ("align", "reference", *against_padiff)] * 2
+    assert found["align's own passes in float32, time", "PaDiff"].met
     reference = "its reference's passes"
     assert {key: round(result.ratio, 3) for key, result in found.items()} == {
         ("align, memory", reference): 0.333,
+        ("align's own passes in float32, time", "PaDiff"): 1.5,
         ("align in float32 alone, time", "PaDiff"): 0.5,
         ("align, time", "PaDiff"): 0.333,
         ("align, memory", "PaDiff"): 1.0,
@@ -185,12 +189,13 @@ def test_without_padiff(monkeypatch):
 
 @pytest.mark.thorough("test_a_proof_is_compared_with_both")
 def test_what_a_proof_costs():
-    works = "align", "align_float32", "reference"  # those that need no PaDiff
+    works = "align", "align_float32", "reference", "passes"  # those that need no PaDiff
     printed = {work: proof_speed.in_a_process(["-m", proof_speed.__name__, work, "squeezenet1_1"]) for work in works}
     found = {work: json.loads(text.splitlines()[-1]) for work, (text, _) in printed.items()}
     for work in ("align", "align_float32"):
         assert found[work]["cpu"] > found["reference"]["cpu"] > 0
         assert found[work]["memory"] > found["reference"]["memory"] > 0
+    assert 0 < found["passes"]["cpu"] < found["align_float32"]["cpu"]
     assert all(seconds > found[work]["wall"] for work, (_, seconds) in printed.items())
 
 
