@@ -172,7 +172,7 @@ FAULTS = {
 
 @pytest.mark.thorough(
     "one of each phase; the kit's test_align_faults.py and test_diagnosis.py try more causes",
-    but=r"^(epsilon|momentum|residual|frozen)\]",
+    but=r"^(epsilon|momentum|frozen)\]",
 )
 @pytest.mark.parametrize("fault", FAULTS)
 def test_the_module_and_the_cause_are_named(fault):

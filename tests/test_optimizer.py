@@ -119,6 +119,7 @@ def built_path(kind: type, opt: str, setting: str, dtype: str, steps: int, absen
     return path(side, built(side, opt, SETTINGS[setting])[0], *rest)
 
 
+@pytest.mark.thorough("two settings", but="official|no momentum")
 @BOTH
 @pytest.mark.parametrize("opt, setting", CASES)
 def test_a_thousand_steps_in_float64(kind, opt, setting):

@@ -30,7 +30,7 @@ def faults(location: Location) -> dict[tuple[str, str, str], int]:
     return found
 
 
-@pytest.mark.thorough("one network", but="shufflenet")
+@pytest.mark.thorough("test_squeezenet1_1_its_first_padding_and_its_dropout, test_mapping_pieces.py::test_a_right_port")
 @pytest.mark.parametrize(
     ("name", "norms", "names"),
     [
