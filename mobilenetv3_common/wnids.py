@@ -1,4 +1,4 @@
-"""ImageNet's 1000 wnids, the names of its class folders, and the labels that a folder of images gets from them."""
+"""ImageNet's 1000 classes: their names, their wnids, which its class folders are called, and the labels of these."""
 
 import os
 from collections.abc import Iterable, Mapping
@@ -10,6 +10,8 @@ from portproof.io.cli import UserError
 # ILSVRC2012's folders in sorted order, which is the order of the classes in all libraries' weights. The file is timm
 # 1.0.31's timm/data/_info/imagenet_synsets.txt, byte for byte; timm's names of them agree with torchvision's classes.
 WNIDS = (files("mobilenetv3_common") / "imagenet_wnids.txt").read_text(encoding="ascii").split()
+# Torchvision's names of them, which paddle.vision lacks: the "categories" of its weights, one a line.
+IMAGENET_CLASSES = (files("mobilenetv3_common") / "imagenet_classes.txt").read_text(encoding="utf-8").splitlines()
 IMAGENET_LABELS = {wnid: label for label, wnid in enumerate(WNIDS)}
 
 

@@ -9,8 +9,8 @@ from paddle.nn import functional as F
 from PIL import Image
 
 from mobilenetv3_common.classes import num_classes_of
+from mobilenetv3_common.wnids import IMAGENET_CLASSES
 from mobilenetv3_paddle.data import ClassificationPresetEval
-from mobilenetv3_paddle.data.classes import IMAGENET_CLASSES
 from mobilenetv3_paddle.device import select_device
 from mobilenetv3_paddle.models import MODELS, load_state_dict, read_weights
 from portproof.io.cli import UserError

@@ -9,8 +9,8 @@ from PIL import Image
 from torch.nn import functional as F
 
 from mobilenetv3_common.classes import num_classes_of
+from mobilenetv3_common.wnids import IMAGENET_CLASSES
 from mobilenetv3_ref.data import ClassificationPresetEval
-from mobilenetv3_ref.data.classes import IMAGENET_CLASSES
 from mobilenetv3_ref.device import select_device
 from mobilenetv3_ref.models import MODELS, load_state_dict, read_weights
 from portproof.io.cli import UserError

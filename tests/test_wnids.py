@@ -15,8 +15,7 @@ from torchvision import datasets
 
 import mobilenetv3_paddle.train.main
 import mobilenetv3_ref.train.main
-from mobilenetv3_common.wnids import IMAGENET_LABELS, WNIDS
-from mobilenetv3_paddle.data.classes import IMAGENET_CLASSES
+from mobilenetv3_common.wnids import IMAGENET_CLASSES, IMAGENET_LABELS, WNIDS
 from portproof.backends import backend
 from portproof.compare import PASS
 from portproof.convert.rules import torch_to_paddle
