@@ -137,7 +137,7 @@ def rung() -> ModuleType:
 
 def test_two_processes_do_what_one_does(rung, tmp_path, monkeypatch):
     """The rung's shares of the images, and a part of its runs, on both sides."""
-    few = ("live", "synchronized", "15 images")  # with these the gradients, too, are those of one process
+    few = ("frozen", "live", "synchronized", "15 images")
     monkeypatch.setattr(rung, "RUNS", {name: rung.RUNS[name] for name in few})
 
     every = rung.dist
