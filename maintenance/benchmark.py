@@ -49,7 +49,7 @@ work per time: above 1 ours is the faster, and it must not be below its bound.
         "train": "Steps of training (our model, loss and step against the library's model and loss, the same RMSprop)",
         "parts": "Training the port with its own parts, against Paddle's in the same model",
         "proof": "What a proof costs: the ladder with its imports; portproof's align without them, on two libraries' "
-        "models, 2 images of 64 pixels, {proof_rounds} rounds, each run in a process of its own",
+        "models, 2 images of 64 pixels, {proof_rounds} round(s), each run in a process of its own",
         "columns": "| what | against | ours | theirs | ratio | bound | met |",
         "comma": ", ",
         "met": {True: "yes", False: "**no**"},

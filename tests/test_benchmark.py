@@ -3,6 +3,7 @@
 import importlib.util
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -179,6 +180,22 @@ def test_a_proof_is_compared_with_both(monkeypatch):
     whole, memory = found["align, time", "PaDiff"], found["align, memory", reference]
     assert (whole.ours, whole.theirs, whole.unit, whole.met) == (9.0, 3.0, "s", True)
     assert (memory.ours, memory.theirs, memory.unit, memory.met) == (4.5, 1.5, "GiB", False)
+
+
+@pytest.mark.parametrize(("readme", "language", "second"), [("README.md", "en", "s"), ("README_cn.md", "zh", "秒")])
+def test_the_readme_has_the_figures_of_the_page(readme, language, second):
+    """Of both models what align takes, time before memory."""
+    page = (ROOT / "docs" / language / "benchmark.md").read_text(encoding="utf-8")
+    (said,) = (text for text in (ROOT / readme).read_text(encoding="utf-8").split("\n\n") if "/benchmark.md)" in text)
+    cell = rf"(\d+\.\d\d) ({second}|GiB)"
+    for model in ("resnet18", "vgg16"):
+        rows = [
+            line for line in page.splitlines() if re.match(rf"\| {model}[,，] ?align[,，]", line) and "PaDiff" in line
+        ]
+        in_page = [re.search(cell, row)[0] for row in rows]
+        assert len(in_page) == 2 and re.findall(cell, " ".join(said.split()).rpartition(model)[2])[:2] == [
+            tuple(figure.split()) for figure in in_page
+        ]
 
 
 def test_without_padiff(monkeypatch):
