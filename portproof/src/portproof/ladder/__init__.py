@@ -57,7 +57,6 @@ _MODULES = {
         "loaders",
         "must_vary",
         "single_samples",
-        "strided_shares",
     ),
     "rungs.forward_pass": ("forward", "gradients"),
     "rungs.fp64_runs": ("train_fp64",),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import importlib
 import importlib.util
 import time
 import traceback
@@ -84,6 +85,7 @@ def clear_reports(folder: str | Path) -> tuple[Path, Path]:
 
 def _in_lanes(rungs: Sequence[Planned], refused_by_mistake: bool) -> Iterator[RungResult]:
     """What `run_planned` gives of each, with two of them at a time."""
+    importlib.import_module("torch._dynamo")  # PyTorch's optimizers do at their first use: here once for both lanes
     gc.freeze()  # what has been imported is not looked through for garbage again, nor copied for that
     models = list(dict.fromkeys(planned.model for planned in rungs))
     places = [(i > 0, models.index(planned.model), not planned.is_long, i) for i, planned in enumerate(rungs)]

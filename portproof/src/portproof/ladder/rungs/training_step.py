@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cache, cached_property, partial
 from typing import Any
 
@@ -191,10 +191,32 @@ def backward(
     check_coefficients(coefficients)
     if not dtypes or not set(dtypes) <= set(PRECISIONS):
         raise UserError(f"dtypes {dtypes!r}: choose some of {PRECISIONS}")
-    if sides is not None and "float64" in dtypes:
-        _check_iterations(rung, sides, (make_ref, make_port), batches, train, name, clip_grad_norm, coefficients)
-    if sides is not None and "float32" in dtypes:
-        _check_float32(rung, sides, (make_ref, make_port), batches[0], train, name)
+    if sides is None:
+        return
+    makes, begun = (make_ref, make_port), None
+    if "float64" in dtypes:
+        begun = _check_iterations(rung, sides, makes, batches, train, name, clip_grad_norm, coefficients)
+    if "float32" in dtypes:
+        fp64_run = None if begun else rung.of_ref("make function", _Trained, sides, 0, makes[0], "float64")
+        begun = begun or _begun(rung, fp64_run, batches[0], train)
+        if begun:
+            _check_float32(rung, sides, makes, batches[0], train, name, begun)
+
+
+@dataclass(frozen=True)
+class _Begun:
+    """The reference's first iteration in float64."""
+
+    items: dict[Item, np.ndarray]
+    trace: Trace  # of what normalization layers and activations receive
+    call: ModuleCall  # of the model
+
+
+def _begun(rung: Rung, run: _Trained, batch: Batch, train: bool) -> _Begun | None:
+    """None, and the rung refuses, where nothing can be judged by it."""
+    items, trace = rung.of_ref("training step", run.iterate, batch, traced=run.norms | run.activations, calls=True)
+    call = _model_call(run, trace, train)
+    return _Begun(items, trace, call) if _can_judge(rung, items) else None
 
 
 def _check_iterations(
@@ -206,8 +228,12 @@ def _check_iterations(
     name: str,
     clip_grad_norm: float | None,
     coefficients: str,
-) -> None:
-    """float64: the runs side by side, so that only one iteration is held at a time."""
+) -> _Begun | None:
+    """float64: the runs side by side, so that only one iteration is held at a time.
+
+    Returns the reference's first, without gradients and parameters; None of a port that cannot be trained, and of a
+    reference by which nothing can be judged.
+    """
     mode, of_name, prefix = MODES[train], f" of {name}" * bool(name), "/".join((MODES[train], *[name] * bool(name), ""))
     clipped = "" if clip_grad_norm is None else f", gradients clipped to {clip_grad_norm:g}"
     title = f"{mode} mode, float64, {len(batches)} iterations{of_name}{clipped}"
@@ -219,8 +245,8 @@ def _check_iterations(
         rounded = [_Rerun(sides, makes[0], batches, "float64", rounded=name) for name in names]
     port_run = rung.of_port("make function", _Trained, sides, 1, makes[1], "float64")
     if port_run is None:
-        return
-    rows, expected_zero, norms, call, first = [], set(), [], None, len(rung.verdicts)
+        return None
+    rows, expected_zero, norms, begun, first = [], set(), [], None, len(rung.verdicts)
     curves = {LOSS: ([], []), RATE: ([], [])}
 
     def limits(fp64_ref: Items, i: int) -> dict[Item, float]:
@@ -228,10 +254,16 @@ def _check_iterations(
         return with_coefficients(atol, fp64_ref, [run.after(i) for run in rounded])
 
     for i, batch in enumerate(batches):
-        fp64_ref, trace = rung.of_ref("training step", fp64_run.iterate, batch, traced=fp64_run.norms, calls=i == 0)
-        call = call or _model_call(fp64_run, trace, train)
-        if not _can_judge(rung, fp64_ref):
-            return
+        if begun is None:
+            begun = _begun(rung, fp64_run, batch, train)
+            if begun is None:
+                return None
+            fp64_ref, trace = begun.items, begun.trace
+            begun = replace(begun, items=_only_loss_and_buffers(fp64_ref))
+        else:
+            fp64_ref, trace = rung.of_ref("training step", fp64_run.iterate, batch, traced=fp64_run.norms)
+            if not _can_judge(rung, fp64_ref):
+                return None
         found, _ = rung.of_port("training step", port_run.iterate, batch) or (None, None)
         if found is None:
             break
@@ -252,33 +284,31 @@ def _check_iterations(
         named = {", ".join(filter(None, (f"{mode} mode", name, str(item)))): both for item, both in curves.items()}
         rung.curves |= {label: (np.array(ref), np.array(port)) for label, (ref, port) in named.items()}
         rung.check(Verdict(title, rows), group=lambda item: f"iteration {item.iteration}")
-    _locate(rung, sides, call, first)
+    _locate(rung, sides, begun.call, first)
     count = sum(item.kind == "gradient" for item in expected_zero)
     rung.say(f"  {count} gradients are zero by structure: both sides' are below the rounding of the others")
     fp64_run.check_moved()
     if clip_grad_norm is not None and norms and max(norms) < 0.999 * clip_grad_norm:
         rung.refuse(f"gradients whose norm is {max(norms):.1e} at most are not clipped to {clip_grad_norm:g}")
+    return begun
 
 
-def _check_float32(rung: Rung, sides: Sides, makes: tuple[Make, Make], batch: Batch, train: bool, name: str) -> None:
+def _check_float32(
+    rung: Rung, sides: Sides, makes: tuple[Make, Make], batch: Batch, train: bool, name: str, begun: _Begun
+) -> None:
     """float32: one iteration's loss and statistics, and the gradients of every layer in an isolated run.
 
     Through the whole network gradients cannot be judged in float32: one input of a ReLU that rounding puts on the other
     side of zero moves them by up to 3 percent on a faultless port. Those that did are counted and named. A layer's
     isolated run, on the reference's own input and upstream gradient, has none.
     """
-    mode = MODES[train]
-    runs = [rung.of_ref("make function", _Trained, sides, 0, makes[0], dtype) for dtype in PRECISIONS]
-    seen = runs[0].norms | runs[0].activations
-    fp64_ref, trace = rung.of_ref("training step", runs[0].iterate, batch, traced=seen, calls=True)
-    fp32_ref, fp32_trace = rung.of_ref("training step", runs[1].iterate, batch, traced=None, calls=True)
-    call = _model_call(runs[0], trace, train)
-    if not _can_judge(rung, fp64_ref):
-        return
+    mode, trace = MODES[train], begun.trace
+    fp32_run = rung.of_ref("make function", _Trained, sides, 0, makes[0], "float32")
+    fp32_ref, fp32_trace = rung.of_ref("training step", fp32_run.iterate, batch, traced=None, calls=True)
     first = len(rung.verdicts)
     port_run = rung.of_port("make function", _Trained, sides, 1, makes[1], "float32")
     ran = port_run and rung.of_port("training step", port_run.iterate, batch, traced=port_run.activations)
-    pair = _pair(sides, call)
+    pair = _pair(sides, begun.call)
     if ran is not None:
         found, port_trace = ran
         fp64_inputs = trace.activation_inputs
@@ -288,10 +318,7 @@ def _check_float32(rung: Rung, sides: Sides, makes: tuple[Make, Make], batch: Ba
             flips = branch_flips(fp64_inputs, inputs, rung.types)
             where = f", at {', '.join(flips)}" if flips else ""
             rung.say(f"{mode} mode, float32: {sum(flips.values())} branch flips of the {who} by rounding{where}")
-        fp64_ref, fp32_ref, found = (
-            {item: array for item, array in side.items() if item.kind not in ("gradient", "parameter")}
-            for side in (fp64_ref, fp32_ref, found)
-        )
+        fp64_ref, fp32_ref, found = map(_only_loss_and_buffers, (begun.items, fp32_ref, found))
         atol = kernel_atol(fp64_ref, fp32_ref) | {RATE: 0.0}
         atol, expected_zero = with_noise_floor(atol, noise_floor(fp64_ref, U, trace.input_scales), fp64_ref)
         title = f"{mode} mode, float32, 1 iteration{f' of {name}' * bool(name)}"
@@ -300,7 +327,7 @@ def _check_float32(rung: Rung, sides: Sides, makes: tuple[Make, Make], batch: Ba
     if not isolated.rows:
         isolated = replace(isolated, refusal="no gradient reaches a layer that both sides have")
     rung.check(isolated, group=lambda item: item.module.partition(".")[0] or "model")
-    _locate(rung, sides, call, first)
+    _locate(rung, sides, begun.call, first)
 
 
 @on_rung
@@ -410,6 +437,11 @@ def _checked(batches: Sequence[Batch]) -> list[Batch]:
         if kind != kinds[0]:
             raise UserError(f"batch {i} has arrays of (dimensions, kind) {kind}, batch 0 of {kinds[0]}")
     return batches
+
+
+def _only_loss_and_buffers(items: Items) -> dict[Item, np.ndarray]:
+    """What is judged in float32 through the whole network: the learning rate, too."""
+    return {item: array for item, array in items.items() if item.kind not in ("gradient", "parameter")}
 
 
 def _compare(ref: Items, port: Items, atol: Mapping, expected_zero: Any, title: str = "", **facts: Any) -> Verdict:
