@@ -6,8 +6,9 @@
   python maintenance/benchmark.py --clock cpu            computing time instead of time passed, on a busy machine
 
 Both sides of each comparison run in turns, in this one process; those of a proof in processes of their own. A ratio
-above 1 means that ours is the faster; each has a least value that it must reach. Writes OUTPUT_DIR/benchmark.json. Exit
-status: 0; with --check 1 if a ratio is below its bound.
+above 1 means that ours is the faster; each has a least value that it must reach, and misses it if the rounds leave no
+doubt: if all of the 95 % interval of their median is below it. Writes OUTPUT_DIR/benchmark.json. Exit status: 0; with
+--check 1 if a ratio misses its bound.
 """
 
 import argparse
@@ -42,7 +43,8 @@ WORDS = {
 {device}, {threads} thread(s), batches of {batch_size} at {image_size} pixels, {clock} time, {libraries}. Written by \
 `python maintenance/benchmark.py --write-docs`, never typed.
 Both sides of a row ran in turns in one process; figures are medians of {rounds} rounds. The ratio is ours / theirs in
-work per time: above 1 ours is the faster, and it must not be below its bound.
+work per time: above 1 ours is the faster. In brackets is where its median lies with 95 % confidence, by the order of
+the rounds' ratios; of fewer than 6 rounds the smallest and the largest. A bound is missed if all of that is below it.
 """,
         "loader": "Reading a training set of {loader_images} images: the port's loader against the reference's",
         "forward": "Forward passes in eval mode, against the libraries' models",
@@ -50,7 +52,7 @@ work per time: above 1 ours is the faster, and it must not be below its bound.
         "parts": "Training the port with its own parts, against Paddle's in the same model",
         "proof": "What a proof costs: the ladder with its imports; portproof's align without them, on two libraries' "
         "models, 2 images of 64 pixels, {proof_rounds} round(s), each run in a process of its own",
-        "columns": "| what | against | ours | theirs | ratio | bound | met |",
+        "columns": "| what | against | ours | theirs | ratio [95 %] | bound | met |",
         "comma": ", ",
         "met": {True: "yes", False: "**no**"},
         "phrases": {},
@@ -63,7 +65,9 @@ work per time: above 1 ours is the faster, and it must not be below its bound.
 {device}，{threads} 个线程，batch size {batch_size}，图像 {image_size} 像素，{clock}，{libraries}。\
 本页由 `python maintenance/benchmark.py --write-docs` 生成，不是手写的。\
 每一行的两边在同一个进程里轮流运行；数值是 {rounds} 轮的中位数。\
-比值是单位时间内我们的工作量除以对方的：大于 1 表示我们更快；比值不得低于下限。
+比值是单位时间内我们的工作量除以对方的：大于 1 表示我们更快。\
+方括号里是比值中位数的 95% 置信区间，由各轮比值的次序统计量得出；不足 6 轮时是最小值和最大值。\
+整个区间都低于下限，才算没有达到。
 """,
         "loader": "读取 {loader_images} 张图像的训练集：移植版与参考代码的 DataLoader 相比",
         "forward": "eval 模式的前向，与两个库的模型相比",
@@ -71,7 +75,7 @@ work per time: above 1 ours is the faster, and it must not be below its bound.
         "parts": "移植版用自己的部件训练，与同一个模型里用 Paddle 的部件相比",
         "proof": "一次证明的开销：验证阶梯，含 import；portproof 的 align，不含 import，用于两个库的模型，"
         "2 张 64 像素的图像，{proof_rounds} 轮，每次运行各用一个进程",
-        "columns": "| 内容 | 对比 | 我们的 | 对方的 | 比值 | 下限 | 达到 |",
+        "columns": "| 内容 | 对比 | 我们的 | 对方的 | 比值 [95 %] | 下限 | 达到 |",
         "comma": "、",
         "met": {True: "是", False: "**否**"},
         "phrases": {
@@ -118,7 +122,7 @@ def get_args_parser() -> argparse.ArgumentParser:
     add("--clock", choices=("wall", "cpu"), default="wall", help="cpu: computing time, of no use with --device gpu")
     add("--output-dir", default=str(ROOT / "result"), help="where benchmark.json is written")
     add("--write-docs", action="store_true", help="write docs/*/benchmark.md too")
-    add("--check", action="store_true", help="exit with 1 if a ratio is below its bound")
+    add("--check", action="store_true", help="exit with 1 if a ratio misses its bound")
     return parser
 
 
@@ -168,7 +172,8 @@ def amount(figure: float, images: int, unit: str) -> str:
 def cells(result: "Result", language: str = "en") -> list[str]:
     words = WORDS[language]
     amounts = [amount(figure, result.images, result.unit) for figure in (result.ours, result.theirs)]
-    figures = [f"{number:.3f}" for number in (result.ratio, result.bound)]
+    low, high = result.interval
+    figures = [f"{result.ratio:.3f} [{low:.3f}, {high:.3f}]", f"{result.bound:.3f}"]
     name, *amounts = (phrased(text, words["phrases"]) for text in (result.name, *amounts))
     return [name, f"`{result.theirs_name}`", *amounts, *figures, words["met"][result.met]]
 
@@ -209,17 +214,17 @@ def main(args: argparse.Namespace) -> int:
         results.append(result)
         name, against, ours, theirs, ratio, bound, _ = cells(result)
         mark = "ok  " if result.met else "SLOW"
-        tqdm.write(f"{mark} {result.part:8} {name:55} {ours:>15} {against:>27} {theirs:>15}  {ratio} (bound {bound})")
+        tqdm.write(f"{mark} {result.part:8} {name:55} {ours:>15} {against:>27} {theirs:>15}  {ratio}  bound {bound}")
     about = setting(args)
     write(
         out / "benchmark.json",
-        json.dumps({**about, "results": [asdict(r) | {"met": r.met} for r in results]}, indent=1),
+        json.dumps({**about, "results": [asdict(r) | {"ratio": r.ratio, "met": r.met} for r in results]}, indent=1),
     )
     if args.write_docs:
         for language in WORDS:
             write(DOCS / language / "benchmark.md", page(results, about, language))
     slow = [result for result in results if not result.met]
-    print(f"{'SLOW' if slow else 'PASS'} {PROG}: {len(slow)} of {len(results)} ratios below their bounds")
+    print(f"{'SLOW' if slow else 'PASS'} {PROG}: {len(slow)} of {len(results)} ratios miss their bounds")
     return int(args.check and bool(slow))
 
 

@@ -190,7 +190,7 @@ def ladder(rounds: int, clock: str) -> Result:
 def result(name: str, theirs: str, pairs: Sequence[tuple[float, float]], bound: float, unit: str) -> Result:
     """Of the rounds' (ours, theirs)."""
     figures = [median(side) for side in zip(*pairs, strict=True)]
-    return Result(PART, name, theirs, *figures, median(b / a for a, b in pairs), bound, 0, unit)
+    return Result(PART, name, theirs, *figures, [b / a for a, b in pairs], bound, 0, unit)
 
 
 def check_padiff() -> None:

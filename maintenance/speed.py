@@ -39,21 +39,41 @@ class Contest:
 
 @dataclass(frozen=True)
 class Result:
-    """Seconds a call, or memory, as medians, and the median of the rounds' ratios: ours / theirs in work per time."""
+    """Seconds a call, or memory, as medians, and the rounds' ratios: ours / theirs in work per time."""
 
     part: str
     name: str
     theirs_name: str
     ours: float
     theirs: float
-    ratio: float
+    ratios: Sequence[float]
     bound: float
     images: int
     unit: str = "s"  # or "GiB", of memory
 
     @property
+    def ratio(self) -> float:
+        """Their median."""
+        return median(self.ratios)
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """Where the median of all such ratios lies with 95 % confidence, however they are distributed.
+
+        Of n rounds the k-th smallest and the k-th largest, with the largest k for which fewer than k of n lie below the
+        median with a probability of 2.5 % at most (David and Nagaraja, Order Statistics, 3rd edition, section 7.1). Of
+        fewer than six rounds the smallest and the largest, which hold it with less confidence.
+        """
+        n, k = len(self.ratios), 1
+        while sum(math.comb(n, below) for below in range(k + 1)) / 2**n <= 0.025:
+            k += 1
+        ordered = sorted(self.ratios)
+        return ordered[k - 1], ordered[-k]
+
+    @property
     def met(self) -> bool:
-        return self.ratio >= self.bound
+        """Whether the bound may be reached: not if all of the interval lies below it."""
+        return self.interval[1] >= self.bound
 
 
 def in_kilobytes(name: str) -> int:
@@ -91,9 +111,9 @@ def measure(contest: Contest, rounds: int, clock: Callable[[], float], turn: flo
         turns = [(contest.ours, ours), (contest.theirs, theirs)]
         for run, times in turns if number % 2 else reversed(turns):
             times.append(seconds(run, calls))
-    ratio = median(b / a for a, b in zip(ours, theirs, strict=True))
+    ratios = [b / a for a, b in zip(ours, theirs, strict=True)]
     about = (contest.part, contest.name, contest.theirs_name)
-    return Result(*about, median(ours), median(theirs), ratio, contest.bound, contest.images)
+    return Result(*about, median(ours), median(theirs), ratios, contest.bound, contest.images)
 
 
 class Entrant(Package):
