@@ -36,8 +36,8 @@ OPTIMIZERS = {
     "adamw": {"opt": "adamw", "norm_weight_decay": 0.1, "bias_weight_decay": 0.0},
 }
 RUNS = (
-    {"name": "rmsprop", "train": True, "clip_grad_norm": 1.0},
-    {"name": "sgd_nesterov", "train": False},
+    {"name": "rmsprop", "train": True},
+    {"name": "sgd_nesterov", "train": False, "clip_grad_norm": 1.0},
 )
 EPOCHS = 600
 PLAIN = {**OFFICIAL, "momentum": 0.0, "weight_decay": 0.0, "epochs": EPOCHS}  # SGD whose steps show the schedule
