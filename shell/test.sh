@@ -10,5 +10,4 @@ set -eu
 
 python=$(sh "$(dirname -- "$0")/setup.sh")
 CDPATH='' cd -- "$(dirname -- "$0")/.."
-# Two at a time: more would take 3 GB of memory each.
-exec "$python" -m pytest -n auto --maxprocesses 2 --dist loadfile --no-loadscope-reorder "$@"
+exec "$python" -m pytest -n auto --dist loadfile --no-loadscope-reorder "$@"

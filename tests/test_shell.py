@@ -342,7 +342,7 @@ def test_test_sh_runs_pytest_in_the_project_with_the_callers_flags(project, tmp_
     project.add_python("python3")
     result = project.sh("test.sh", "-k", "a b", cwd=tmp_path, VENV="env")
     assert result.returncode == 0, result.stderr
-    flags = "-n|auto|--maxprocesses|2|--dist|loadfile|--no-loadscope-reorder"
+    flags = "-n|auto|--dist|loadfile|--no-loadscope-reorder"
     assert project.calls()[-1] == f"{project.root}: -m|pytest|{flags}|-k|a b"
     assert (tmp_path / "env" / "setup.stamp").exists()
 

@@ -41,10 +41,18 @@ paddle.set_device("cpu")  # where it would not be the default, with the GPU buil
 
 MARKER = "thorough(guard, but=''): runs with --all only, but for the parameters that match `but`; `guard` is what stays"
 LEFT_OUT = pytest.StashKey[int]()
+MEMORY = 4 * 2**30  # bytes that a process of tests may take, with those that it starts
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--all", action="store_true", help="run the tests that are marked thorough, too: everything")
+
+
+@pytest.hookimpl(optionalhook=True)  # -n auto, where pytest-xdist is installed
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
+    """Two processes; with --all one more, for many of those tests only wait for others; less of few cores or memory."""
+    wanted = min(2, os.cpu_count() or 1) + bool(config.getoption("--all"))
+    return max(1, min(wanted, os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // MEMORY))
 
 
 def pytest_configure(config: pytest.Config) -> None:

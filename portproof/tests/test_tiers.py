@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import ast
+import os
 import re
 from pathlib import Path
 from typing import NamedTuple
 
+import kit_fixtures
 import pytest
 
 TESTS = Path(__file__).parent
@@ -37,6 +39,17 @@ def test_what_is_thorough_runs_with_all_only(pytester, processes):
     fewer.stdout.fnmatch_lines("3 thorough tests were left out: --all runs them, too")
     every.assert_outcomes(passed=5)
     every.stdout.no_fnmatch_line("*left out*")
+
+
+@pytest.mark.parametrize(
+    ("cores", "gigabytes", "flags", "processes"),
+    [(2, 16, [], 2), (8, 64, [], 2), (2, 16, ["--all"], 3), (2, 9, ["--all"], 2), (1, 16, [], 1), (2, 1, ["--all"], 1)],
+)
+def test_as_many_processes_as_there_are_cores_and_memory_for(pytester, monkeypatch, cores, gigabytes, flags, processes):
+    monkeypatch.setattr(os, "cpu_count", lambda: cores)
+    monkeypatch.setattr(os, "sysconf", {"SC_PHYS_PAGES": gigabytes * 2**18, "SC_PAGE_SIZE": 2**12}.__getitem__)
+    config = pytester.parseconfig("-p", "kit_fixtures", *flags)
+    assert kit_fixtures.pytest_xdist_auto_num_workers(config) == processes
 
 
 class Marked(NamedTuple):
