@@ -52,8 +52,8 @@ class DataLoader:
         if self.num_workers > 0:  # Paddle: else its loader has a thread, see above
             yield from self._from_workers()
             return
-        for indices in self.batch_sampler:
-            yield [paddle.to_tensor(array) for array in _collate([self.dataset[index] for index in indices])]
+        for indices in self.batch_sampler:  # Paddle: from_dlpack shares the arrays' memory, to_tensor would copy it
+            yield [paddle.from_dlpack(array) for array in _collate([self.dataset[index] for index in indices])]
 
     def _from_workers(self) -> Iterator[list[Tensor]]:
         """Paddle: what a worker found wrong is among its batches, and they must be told to end."""
