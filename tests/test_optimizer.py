@@ -336,8 +336,12 @@ def test_a_state_that_does_not_fit_is_refused(change, named):
 
 
 def called_otherwise(self, block, param_and_grad):
-    """Paddle's Adam in a version whose kernel takes no `moment2_max`: given one, it would crash Python."""
+    """Paddle's Adam in a version whose kernel takes no `moment2_max`, and its SGD's that takes no master weight.
+
+    Given one, either would crash Python.
+    """
     paddle._C_ops.adam_(param_and_grad[0], param_and_grad[1], lr, moment1, moment2, beta1_pow_acc)  # noqa: F821
+    paddle._C_ops.sgd_(param_and_grad[0], lr, param_and_grad[1])  # noqa: F821
 
 
 def not_called(self, block, param_and_grad):
@@ -345,16 +349,17 @@ def not_called(self, block, param_and_grad):
 
 
 @pytest.mark.parametrize("version", [called_otherwise, not_called])
+@pytest.mark.parametrize(("kernel", "user"), [("adam_", paddle.optimizer.Adam), ("sgd_", paddle.optimizer.SGD)])
 @pytest.mark.parametrize("opt", OPTIMIZERS)
-def test_another_version_of_the_kernel_is_refused(opt, version, monkeypatch):
+def test_another_version_of_the_kernel_is_refused(opt, kernel, user, version, monkeypatch):
     """Where it is used, before it is."""
-    monkeypatch.setattr(paddle.optimizer.Adam, "_append_optimize_op", version)
-    monkeypatch.setattr(paddle._C_ops, "adam_", lambda *args: pytest.fail("it was called"))
+    monkeypatch.setattr(user, "_append_optimize_op", version)
+    monkeypatch.setattr(paddle._C_ops, kernel, lambda *args: pytest.fail("it was called"))
     side = PaddleSide(problem("float32", 0)[0])
-    if opt.startswith("sgd"):
+    if opt.startswith("sgd") and kernel == "adam_":
         built(side, opt, SETTINGS["official"])
         return
-    with pytest.raises(UserError, match=rf"^PaddlePaddle {paddle.__version__} .* adam_ .* paddlepaddle==3\.3\.1$"):
+    with pytest.raises(UserError, match=rf"^PaddlePaddle {paddle.__version__} .* {kernel} .* paddlepaddle==3\.3\.1$"):
         built(side, opt, SETTINGS["official"])
 
 

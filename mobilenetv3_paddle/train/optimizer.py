@@ -21,30 +21,37 @@ from .lr_scheduler import build_lr_scheduler
 NORMS = (nn.layer.norm._BatchNormBase, nn.layer.norm._InstanceNormBase, nn.LayerNorm, nn.GroupNorm)
 
 
-# Paddle: how its own Adam calls the kernel, which is what the port gives it, too
-ADAM_ARGUMENTS = """
-    param_and_grad[0], param_and_grad[1], lr, moment1, moment2, moment2_max, beta1_pow_acc, beta2_pow_acc,
-    master_weight, found_inf, _beta1, _beta2, self._epsilon, self._lazy_mode, 1000, find_master, False, self._amsgrad,
-"""
+# Paddle: the optimizers that call the kernels of these names, and how, which is how the port calls them, too
+KERNELS = {
+    "sgd_": (paddle.optimizer.SGD, "param_and_grad[0], lr, param_and_grad[1], master_weight, find_master,"),
+    "adam_": (
+        paddle.optimizer.Adam,
+        """param_and_grad[0], param_and_grad[1], lr, moment1, moment2, moment2_max, beta1_pow_acc, beta2_pow_acc,
+        master_weight, found_inf, _beta1, _beta2, self._epsilon, self._lazy_mode, 1000, find_master, False,
+        self._amsgrad,""",
+    ),
+}
 
 
-def adam_kernel() -> Callable:
-    """The kernel of paddle.optimizer.Adam; raises UserError where it takes other arguments, which would crash Python.
+def kernel(name: str) -> Callable:
+    """A kernel of KERNELS; raises UserError where it takes other arguments, which would crash Python.
 
-    Paddle: it is private, but public operations in its place give other last bits, and for mobilenet_v3_small take 10
-    to 17 ms more on one core: 7 to 11 % of a training step with 8 images of 96 pixels, under 1 % with 32 of 224.
+    Paddle: they are private, but public operations in the place of Adam's give other last bits, and for
+    mobilenet_v3_small take 10 to 17 ms more on one core: 7 to 11 % of a training step with 8 images of 96 pixels, under
+    1 % with 32 of 224. SGD's, called through its optimizer, would take 1 ms more.
     """
-    source = inspect.getsource(paddle.optimizer.Adam._append_optimize_op)  # a kernel cannot be asked
-    call = re.search(r"_C_ops\.adam_\((.*?)\)", source, re.DOTALL)
-    if call is None or call[1].split() != ADAM_ARGUMENTS.split():
+    optimizer, arguments = KERNELS[name]
+    source = inspect.getsource(optimizer._append_optimize_op)  # a kernel cannot be asked
+    call = re.search(rf"_C_ops\.{name}\((.*?)\)", source, re.DOTALL)
+    if call is None or call[1].split() != arguments.split():
         raise UserError(
-            f"PaddlePaddle {paddle.__version__} calls its kernel adam_ otherwise than 3.3.1: "
-            "--opt rmsprop and --opt adamw need paddlepaddle==3.3.1"
+            f"PaddlePaddle {paddle.__version__} calls its kernel {name} otherwise than 3.3.1: "
+            "training needs paddlepaddle==3.3.1"
         )
-    return paddle._C_ops.adam_
+    return getattr(paddle._C_ops, name)
 
 
-class TorchOptimizer(paddle.optimizer.SGD):
+class TorchOptimizer(Optimizer):
     """What the optimizers below share: groups of parameters, and updates in place, one parameter at a time.
 
     Paddle: its own optimizers hold coefficients as float32 constants, 2e-8 off in float64, and RMSProp has another
@@ -55,6 +62,7 @@ class TorchOptimizer(paddle.optimizer.SGD):
 
     def __init__(self, groups: list[dict[str, Any]], learning_rate: float | LRScheduler) -> None:
         super().__init__(learning_rate, groups)  # Paddle: takes the rate first
+        self.sgd_ = kernel("sgd_")
 
     def update(self, parameter: Tensor, gradient: Tensor, weight_decay: float, *accumulators: Tensor) -> None:
         """Change `parameter` and its `accumulators` in place; `gradient` stays as it is.
@@ -68,7 +76,7 @@ class TorchOptimizer(paddle.optimizer.SGD):
 
         Paddle: its SGD has no coefficients that could be off.
         """
-        super()._append_optimize_op(None, (parameter, direction))
+        self.sgd_(parameter, self._global_learning_rate(), direction, None, False)  # no master weight
 
     def create_accumulators(self, parameter: Tensor) -> dict[str, Tensor]:
         """The accumulators of `parameter` by name; made, of zeros, if there are none yet.
@@ -124,12 +132,12 @@ class SGD(TorchOptimizer):
 class AdamOptimizer(TorchOptimizer):
     """What RMSprop and AdamW share: quotients of two moments.
 
-    Paddle: see `adam_kernel`.
+    Paddle: see `kernel`.
     """
 
     def __init__(self, groups: list[dict[str, Any]], learning_rate: float | LRScheduler) -> None:
         super().__init__(groups, learning_rate)
-        self.kernel = adam_kernel()
+        self.kernel = kernel("adam_")
         self.zero = paddle.zeros([1], self._dtype)  # Paddle: a power of beta of 0, by which the kernel corrects no bias
 
     def adam_(
