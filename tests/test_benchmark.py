@@ -39,31 +39,47 @@ def own_environment() -> Iterator[None]:
         yield
 
 
-def contest(ours: float, theirs: float, bound: float = 0.98, images: int = 4) -> Contest:
-    """Of two sides that take so many seconds."""
-    return Contest("train", "it", "them", lambda: time.sleep(ours), lambda: time.sleep(theirs), bound, images)
+class Clock:
+    """Time that passes only as `spend` says, on however busy a machine; `calls` are the times spent."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.calls = []
+
+    def __call__(self) -> float:
+        return self.now
+
+    def spend(self, seconds: float) -> None:
+        self.now += seconds
+        self.calls.append(seconds)
+
+    def contest(self, ours: float, theirs: float) -> Contest:
+        """Of two sides that take so many seconds."""
+        return Contest("train", "it", "them", lambda: self.spend(ours), lambda: self.spend(theirs), 0.98, 4)
 
 
-@pytest.mark.parametrize(("ours", "theirs", "ratio"), [(0.02, 0.06, 3.0), (0.06, 0.02, 1 / 3)])
+@pytest.mark.parametrize(("ours", "theirs", "ratio"), [(0.25, 0.75, 3.0), (0.75, 0.25, 1 / 3)])
 def test_above_one_ours_is_the_faster(ours, theirs, ratio):
-    result = measure(contest(ours, theirs), 3, time.perf_counter, 0.0)
-    assert result.ratio == pytest.approx(ratio, rel=0.3)
+    clock = Clock()
+    result = measure(clock.contest(ours, theirs), 3, clock, 0.0)
+    assert result.ratios == [ratio] * 3
     assert result.met == (ratio > 1)
-    assert (result.ours, result.theirs) == (pytest.approx(ours, rel=0.3), pytest.approx(theirs, rel=0.3))
+    assert (result.ours, result.theirs) == (ours, theirs)
+
+
+class SlowerClock(Clock):
+    """Where each two runs after the first three take twice as long as the two before."""
+
+    def spend(self, seconds: float) -> None:
+        super().spend(seconds)
+        self.now += seconds * (2.0 ** ((len(self.calls) - 4) // 2) - 1)
 
 
 def test_a_drift_of_the_machine_leaves_the_ratio_alone():
-    """Each round takes twice as long as the last, and ours always 10 % longer than theirs."""
-    now, calls = 0.0, []
-
-    def takes(share: float) -> None:
-        nonlocal now
-        calls.append(share)
-        now += share * 2.0 ** ((len(calls) - 4) // 2)
-
-    ran = Contest("train", "it", "them", lambda: takes(1.1), lambda: takes(1.0), 0.98)
-    assert measure(ran, 5, lambda: now, 0.0).ratio == pytest.approx(1 / 1.1)
-    assert calls[3:7] == [1.0, 1.1, 1.1, 1.0]  # and who is first changes
+    """Ours always takes 10 % longer than theirs."""
+    clock = SlowerClock()
+    assert measure(clock.contest(1.1, 1.0), 5, clock, 0.0).ratio == pytest.approx(1 / 1.1)
+    assert clock.calls[3:7] == [1.0, 1.1, 1.1, 1.0]  # and who is first changes
 
 
 def of_rounds(ratios: list[float]) -> Result:
@@ -90,15 +106,9 @@ def test_a_bound_is_missed_if_the_rounds_leave_no_doubt():
 
 
 def test_short_work_is_repeated():
-    count = 0
-
-    def tick() -> None:
-        nonlocal count
-        count += 1
-        time.sleep(0.01)
-
-    measure(Contest("parts", "it", "them", tick, tick, 1.0), 1, time.perf_counter, 0.2)
-    assert count >= 2 + 1 + 2 * 2
+    clock = Clock()
+    measure(clock.contest(0.25, 0.25), 1, clock, 1.1)
+    assert len(clock.calls) == 2 + 1 + 2 * 5  # once each, once to see how long it takes, and five fill 1.1 s
 
 
 def test_cpu_time_is_not_spent_by_waiting():
