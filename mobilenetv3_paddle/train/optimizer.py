@@ -62,7 +62,7 @@ class TorchOptimizer(Optimizer):
 
     def __init__(self, groups: list[dict[str, Any]], learning_rate: float | LRScheduler) -> None:
         super().__init__(learning_rate, groups)  # Paddle: takes the rate first
-        self.sgd_ = kernel("sgd_")
+        self.sgd_kernel = kernel("sgd_")
 
     def update(self, parameter: Tensor, gradient: Tensor, weight_decay: float, *accumulators: Tensor) -> None:
         """Change `parameter` and its `accumulators` in place; `gradient` stays as it is.
@@ -76,7 +76,7 @@ class TorchOptimizer(Optimizer):
 
         Paddle: its SGD has no coefficients that could be off.
         """
-        self.sgd_(parameter, self._global_learning_rate(), direction, None, False)  # no master weight
+        self.sgd_kernel(parameter, self._global_learning_rate(), direction, None, False)  # no master weight
 
     def create_accumulators(self, parameter: Tensor) -> dict[str, Tensor]:
         """The accumulators of `parameter` by name; made, of zeros, if there are none yet.
@@ -137,7 +137,7 @@ class AdamOptimizer(TorchOptimizer):
 
     def __init__(self, groups: list[dict[str, Any]], learning_rate: float | LRScheduler) -> None:
         super().__init__(groups, learning_rate)
-        self.kernel = kernel("adam_")
+        self.adam_kernel = kernel("adam_")
         self.zero = paddle.zeros([1], self._dtype)  # Paddle: a power of beta of 0, by which the kernel corrects no bias
 
     def adam_(
@@ -158,7 +158,7 @@ class AdamOptimizer(TorchOptimizer):
         """
         fixed = (False, 1000, False, True, False)  # not lazy, no master weight, powers stay, no AMSGrad
         powers = (self.zero, self.zero)
-        self.kernel(target, gradient, rate, moment1, moment2, None, *powers, None, None, *betas, epsilon, *fixed)
+        self.adam_kernel(target, gradient, rate, moment1, moment2, None, *powers, None, None, *betas, epsilon, *fixed)
 
 
 class RMSprop(AdamOptimizer):
