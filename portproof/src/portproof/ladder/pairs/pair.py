@@ -90,7 +90,7 @@ class Pair:
             ref_model = ref
         else:
             ref_model = backend_of_side(ref, "torch").wrap(ref, "reference", device)
-            import portproof.localize.diagnosis  # noqa: F401  what it lacks is said now, not once a fault was found
+            import scipy  # noqa: F401  whoever lacks it is told now, not when a fault is diagnosed
         port_model = backend_of_side(port, "paddle").wrap(port, "port", device)
         own = port_model.arrays() if weights == "own" else {}
         port_model.output_names = {_place(theirs): _place(name) for name, theirs in (outputs or {}).items()}
