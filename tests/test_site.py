@@ -2,12 +2,13 @@
 
 import functools
 import http.server
+import json
 import os
 import re
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
 from urllib.parse import urljoin, urlsplit
@@ -58,26 +59,42 @@ class Quiet(http.server.SimpleHTTPRequestHandler):
         pass
 
 
-def visit(browser: Browser, site: str, name: str, size: tuple[int, int] = DESKTOP) -> Page:
-    """The page, opened; a message of the console, an error, or a request to another host fails."""
-    problems = []
-    context = browser.contexts[0] if browser.contexts else browser.new_context()  # what pages share is loaded once
-    page = context.new_page()
-    page.set_viewport_size({"width": size[0], "height": size[1]})
-    page.on("console", lambda message: problems.append(message.text))
-    page.on("pageerror", lambda error: problems.append(str(error)))
-    page.on("requestfailed", lambda request: problems.append(request.url))
-    page.on("request", lambda request: request.url.startswith((site, "data:")) or problems.append(request.url))
-    response = page.goto(f"{site}/{name.removesuffix('index')}", wait_until="load")
-    assert response.ok
-    assert problems == []
-    return page
+class Tab:
+    """A tab of the browser, for one page after the other."""
+
+    def __init__(self, browser: Browser, site: str) -> None:
+        self.page, self.site, self.problems = browser.new_page(), site, []
+        self.page.on("console", lambda message: self.problems.append(message.text))
+        self.page.on("pageerror", lambda error: self.problems.append(str(error)))
+        self.page.on("requestfailed", lambda request: self.problems.append(request.url))
+        own = (site, "data:")
+        self.page.on("request", lambda request: request.url.startswith(own) or self.problems.append(request.url))
+
+    def visit(self, name: str, size: tuple[int, int] = DESKTOP) -> Page:
+        """The page, opened; a message of the console, an error, or a request to another host fails."""
+        self.page.goto("about:blank")  # which ends what the page before was still loading
+        self.problems.clear()
+        self.page.set_viewport_size({"width": size[0], "height": size[1]})
+        response = self.page.goto(f"{self.site}/{name.removesuffix('index')}", wait_until="load")
+        assert response.ok
+        assert self.problems == []
+        return self.page
+
+
+@pytest.fixture(scope="module")
+def visit(browser, site, folder) -> Iterator[Callable[..., Page]]:
+    """`Tab.visit`, of a tab in which there is nothing to search: to index all of the site takes longer than a page."""
+    tab = Tab(browser, site)
+    index = json.loads((folder / "search" / "search_index.json").read_text(encoding="utf-8"))
+    tab.page.route("**/search_index.json", lambda route: route.fulfill(json={**index, "docs": []}))
+    yield tab.visit
+    tab.page.close()
 
 
 @pytest.mark.thorough("one page of each kind", but="en/01_forward|^index|zh/faq/layers|zh/fault_gallery|en/network")
 @pytest.mark.parametrize("name", PAGES)
-def test_page_fits_a_desktop_and_a_phone(browser, site, name):
-    page = visit(browser, site, name)
+def test_page_fits_a_desktop_and_a_phone(visit, name):
+    page = visit(name)
     for width, height in (DESKTOP, PHONE):
         page.set_viewport_size({"width": width, "height": height})
         assert fits_sideways(page)
@@ -85,23 +102,21 @@ def test_page_fits_a_desktop_and_a_phone(browser, site, name):
     page.evaluate("document.querySelectorAll('article pre, article code').forEach(code => code.remove())")
     text = page.locator("article").inner_text()
     assert "`" not in text and "](" not in text  # Markdown that was not understood
-    page.close()
 
 
 @pytest.mark.thorough("a page a language", but="en/01_forward|zh/faq/layers")
 @pytest.mark.parametrize("name", SAMPLE)
-def test_labels_are_in_the_pages_language(browser, site, name):
-    page = visit(browser, site, name)
+def test_labels_are_in_the_pages_language(visit, name):
+    page = visit(name)
     chinese = name.startswith("zh/")
     assert page.get_attribute("html", "lang") == ("zh" if chinese else "en")
     assert page.get_attribute("[data-md-component=search-query]", "placeholder") == ("搜索" if chinese else "Search")
-    page.close()
 
 
 @pytest.mark.thorough("one language", but="zh/02|layers")
 @pytest.mark.parametrize("name", ["en/02_data", "zh/02_data", "en/faq/layers"])
-def test_two_codes_are_side_by_side_on_a_laptop_and_stacked_on_a_phone(browser, site, name):
-    page = visit(browser, site, name)
+def test_two_codes_are_side_by_side_on_a_laptop_and_stacked_on_a_phone(visit, name):
+    page = visit(name)
     pair = page.locator(".codes").first
     assert [title.split(":")[0] for title in pair.locator(".filename").all_inner_texts()] == ["PyTorch", "PaddlePaddle"]
     first, second = (pair.locator(".highlight").nth(i).bounding_box() for i in (0, 1))
@@ -113,16 +128,14 @@ def test_two_codes_are_side_by_side_on_a_laptop_and_stacked_on_a_phone(browser, 
     box = "pre.querySelector('{}').getBoundingClientRect()"
     beside = f"pres => pres.every(pre => {box.format('code')}.right <= {box.format('[data-md-type=copy]')}.left)"
     assert page.locator("pre").evaluate_all(beside)
-    page.close()
 
 
-def test_words_in_which_two_codes_differ_are_marked(browser, site):
-    page = visit(browser, site, "en/01_forward")
+def test_words_in_which_two_codes_differ_are_marked(visit):
+    page = visit("en/01_forward")
     codes = page.locator(".codes").first.locator("code")
     marked = [codes.nth(i).locator("mark").all_inner_texts() for i in (0, 1)]
     assert marked == [["BatchNorm2d", "eps", "0.01"], ["BatchNorm2D", "epsilon", "0.99"]]
     shown = codes.nth(0).inner_text().strip()
-    page.close()
     assert shown in (ROOT / "mobilenetv3_ref/models/mobilenet_v3.py").read_text()
 
 
@@ -153,8 +166,8 @@ FRONT = {"index": "en", "index_cn": "zh"}
 
 
 @pytest.mark.parametrize("name", FRONT)
-def test_front_page_is_one_screen(browser, site, name):
-    page = visit(browser, site, name)
+def test_front_page_is_one_screen(visit, name):
+    page = visit(name)
     parts = page.locator("article h1, article .language-diff, article .language-text, article .cards li")
     boxes = [part.bounding_box() for part in parts.all()]
     assert len(boxes) == 6  # the title, the diff, its report and three readers
@@ -162,13 +175,12 @@ def test_front_page_is_one_screen(browser, site, name):
     assert page.locator(".cards li").evaluate_all("cards => cards.every(card => card.querySelector('a'))")
     page.click(f"article >> text={'中文' if name == 'index' else 'English'}")
     assert page.get_attribute("html", "lang") == ("zh" if name == "index" else "en")
-    page.close()
 
 
 @pytest.mark.thorough("one language", but="_cn")
 @pytest.mark.parametrize("name", FRONT)
-def test_front_page_leads_on(browser, site, folder, name):
-    page = visit(browser, site, name)
+def test_front_page_leads_on(visit, site, folder, name):
+    page = visit(name)
     links = page.eval_on_selector_all("article a", "links => links.map(link => link.getAttribute('href'))")
     addresses = [urljoin(page.url, link) for link in links]
     assert ORIGIN in addresses
@@ -179,7 +191,6 @@ def test_front_page_leads_on(browser, site, folder, name):
     assert page.locator("article a img").count() == page.locator("article img[alt]").count() == 1
     page.click("article svg.ladder a >> nth=0")
     assert page.url.startswith(f"{site}/{FRONT[name]}/0")
-    page.close()
 
 
 ROUTES = {  # of the three readers: where they click, from the front page on
@@ -194,8 +205,8 @@ ROUTES = {  # of the three readers: where they click, from the front page on
 @pytest.mark.parametrize("size", [(1280, 800), PHONE], ids=["laptop", "phone"])
 @pytest.mark.parametrize("name", ["index", "index_cn"])
 @pytest.mark.parametrize("route", ROUTES.values(), ids=ROUTES)
-def test_readers_get_where_they_want_by_links(browser, site, name, route, size):
-    page = visit(browser, site, name, size)
+def test_readers_get_where_they_want_by_links(visit, name, route, size):
+    page = visit(name, size)
     language = "zh" if name == "index_cn" else "en"
     for target in route:
         page.locator(f":is(article, .md-footer) a[href*='{target.removeprefix('/')}']:visible").first.click()
@@ -203,7 +214,6 @@ def test_readers_get_where_they_want_by_links(browser, site, name, route, size):
         place = page.locator(f'[id="{target.partition("#")[2]}"]' if "#" in target else "article h1")
         seen = place.evaluate("e => e.getBoundingClientRect().top >= 0 && e.getBoundingClientRect().top < innerHeight")
         assert seen and f"/{language}/" in page.url
-    page.close()
 
 
 def test_front_page_shows_a_fault_and_the_report_of_its_run():
@@ -235,9 +245,9 @@ def test_front_pages_say_the_same():
 
 @pytest.mark.thorough("one language", but="en/")
 @pytest.mark.parametrize(("name", "large"), [("en/network", "17 stages"), ("zh/network", "17 个阶段")])
-def test_drawings_and_formulas_are_part_of_the_page(browser, site, name, large):
+def test_drawings_and_formulas_are_part_of_the_page(visit, name, large):
     """Text of a drawing is legible on a phone, in the page's language; a formula is MathML, which the browser sets."""
-    page = visit(browser, site, name)
+    page = visit(name)
     drawn = page.locator("article svg.drawn")
     assert drawn.count() == 5 and large in drawn.first.get_attribute("aria-label")
     said = " ".join(drawn.locator("text").all_text_contents())
@@ -254,7 +264,6 @@ def test_drawings_and_formulas_are_part_of_the_page(browser, site, name, large):
     formulas = page.locator("article math")
     assert formulas.count() > 15 and page.locator("article .formula math[display=block] mfrac").count() == 5
     assert all(box["width"] > 0 and box["height"] > 8 for box in (formula.bounding_box() for formula in formulas.all()))
-    page.close()
 
 
 def test_drawings_are_dark_on_a_dark_page(browser, site):
@@ -282,8 +291,8 @@ CATALOGUE = ["en/api_differences", "zh/api_differences"]
 
 @pytest.mark.thorough("one language", but="zh/")
 @pytest.mark.parametrize("name", CATALOGUE)
-def test_catalogue_is_seen_without_scrolling_sideways(browser, site, name):
-    page = visit(browser, site, name)
+def test_catalogue_is_seen_without_scrolling_sideways(visit, name):
+    page = visit(name)
     right = "(cells) => Math.max(...cells.map((cell) => cell.getBoundingClientRect().left + cell.scrollWidth))"
     cells = page.locator(".catalogue td")
     article = page.locator("article").bounding_box()
@@ -297,13 +306,12 @@ def test_catalogue_is_seen_without_scrolling_sideways(browser, site, name):
     assert all(above["y"] + above["height"] <= below["y"] + 1 for above, below in pairwise(boxes))
     label = "cells => cells.map(cell => getComputedStyle(cell, '::before').content)"
     assert row.locator("td").evaluate_all(label) == [f'"{head}"' for head in heads]
-    page.close()
 
 
 @pytest.mark.thorough("one language", but="zh/")
 @pytest.mark.parametrize("name", ["en/off_by_a_little", "zh/off_by_a_little"])
-def test_mistakes_are_rows_on_a_laptop_and_cards_on_a_phone(browser, site, name):
-    page = visit(browser, site, name)
+def test_mistakes_are_rows_on_a_laptop_and_cards_on_a_phone(visit, name):
+    page = visit(name)
     assert fits_sideways(page)
     table = page.locator(".cases").nth(1)
     cells, heads = table.locator("td"), table.locator("th").all_inner_texts()
@@ -318,13 +326,12 @@ def test_mistakes_are_rows_on_a_laptop_and_cards_on_a_phone(browser, site, name)
     leads = leaves.evaluate_all("links => links.map(link => link.getAttribute('href').slice(1))")
     parts = page.locator("article p > a[id]").evaluate_all("places => places.map(place => place.id)")
     assert leads == parts  # every part of the page is a leaf of the tree, in its order
-    page.close()
 
 
 @pytest.mark.thorough("one language", but="zh/")
 @pytest.mark.parametrize("name", CATALOGUE)
-def test_catalogue_is_filtered(browser, site, name):
-    page = visit(browser, site, name)
+def test_catalogue_is_filtered(visit, name):
+    page = visit(name)
     rows, differing = page.locator(".catalogue tbody tr"), page.locator(".catalogue tr:has(td:nth-child(3) strong)")
     shown = page.locator(".catalogue tbody tr:visible")
     total = rows.count()
@@ -348,7 +355,6 @@ def test_catalogue_is_filtered(browser, site, name):
     assert "conv2d" in [row.locator("a").inner_text() for row in shown.all()]
     page.select_option(".filter select", index=0)
     assert count() == total
-    page.close()
 
 
 def test_catalogue_is_whole_without_javascript(browser, site):
@@ -366,7 +372,7 @@ def test_catalogue_is_whole_without_javascript(browser, site):
     [("en/index", "momentum", "/en/"), ("zh/index", "动量", "/zh/"), ("zh/index", "学习率", "/zh/")],
 )
 def test_search_finds_pages_of_the_language(browser, site, name, words, found):
-    page = visit(browser, site, name)
+    page = Tab(browser, site).visit(name)
     page.click("[data-md-component=search-query]")
     page.keyboard.insert_text(words)
     page.keyboard.press("End")  # the page listens to keys
@@ -378,14 +384,13 @@ def test_search_finds_pages_of_the_language(browser, site, name, words, found):
 
 @pytest.mark.thorough("one way and back", but="en/01_forward|zh/faq/layers")
 @pytest.mark.parametrize("name", SAMPLE)
-def test_each_page_leads_to_the_other_language(browser, site, name):
-    page = visit(browser, site, name)
+def test_each_page_leads_to_the_other_language(visit, site, name):
+    page = visit(name)
     language = name[:2]
     page.click(f"article >> text={'English' if language == 'zh' else '中文'}")
     page.wait_for_load_state()
     other = {"en": "zh", "zh": "en"}[language]
     assert page.url.partition("#")[0].rstrip("/") == f"{site}/{other}{name[2:].removesuffix('/index')}"
-    page.close()
 
 
 def test_places_that_pages_link_to_exist(site, folder):
