@@ -15,11 +15,16 @@ from .presets import ClassificationPresetEval, ClassificationPresetTrain
 
 
 class DataLoader(data.DataLoader):
-    """PyTorch's own, with workers that outlive a stop request, however they are started."""
+    """PyTorch's own, with workers that outlive a stop request, however they are started, and end with an exception."""
 
     def __iter__(self) -> Iterator[list[Tensor]]:
         with starting_workers():
-            return super().__iter__()
+            batches = super().__iter__()
+        try:
+            yield from batches
+        finally:  # an exception's frames keep an iterator that was left half-way, and so its workers, alive
+            if self.num_workers > 0:
+                batches._shutdown_workers()
 
 
 def build_dataset(
