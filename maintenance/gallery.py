@@ -21,7 +21,7 @@ import signal
 import sys
 import tempfile
 import traceback
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -263,17 +263,25 @@ def judge(fault: Fault, rung: str, run: Run, control: Run) -> Outcome:
 
 
 def run_gallery(
-    faults: Sequence[Fault], rungs: Iterable[str], jobs: int, below: bool = True
+    faults: Sequence[Fault],
+    rungs: Iterable[str],
+    jobs: int,
+    below: bool = True,
+    known: Mapping[str, Run] | None = None,
 ) -> tuple[dict[str, Run], list[Outcome]]:
     """(every rung without a fault, every fault's outcome in the order of `faults`), `jobs` rungs at a time.
 
-    Without `below` only the rung that should catch a fault is run, not those below it. Raises UserError if a rung does
-    not pass without a fault.
+    Without `below` only the rung that should catch a fault is run, not those below it. `known` are runs without a fault
+    that need not be made. Raises UserError if a rung does not pass without a fault.
     """
     context = warm_processes(PRELOADED)
     with ThreadPoolExecutor(jobs) as pool, tempfile.TemporaryDirectory() as name:
         copy_port(Path(name), None)
-        controls = {rung: pool.submit(run_rung, context, rung, Path(name)) for rung in sorted(rungs, reverse=True)}
+        known = known or {}
+        controls = {
+            rung: pool.submit(known.get, rung) if rung in known else pool.submit(run_rung, context, rung, Path(name))
+            for rung in sorted(rungs, reverse=True)
+        }
         # The longest first, so that none is left running alone at the end.
         order = sorted(faults, key=lambda fault: fault.rung, reverse=True)
         tried = {fault.name: pool.submit(try_fault, context, fault, controls, below) for fault in order}

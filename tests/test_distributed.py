@@ -12,7 +12,6 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import nullcontext
 from pathlib import Path
 from types import ModuleType
@@ -136,39 +135,36 @@ def rung() -> ModuleType:
     return module
 
 
-def test_two_processes_do_what_one_does(rung, tmp_path, monkeypatch):
-    """The rung's shares of the images, and a part of its runs, on both sides."""
-    few = ("frozen", "live", "synchronized", "15 images")
-    monkeypatch.setattr(rung, "RUNS", {name: rung.RUNS[name] for name in few})
-
-    every = rung.dist
+def without_all(rung: ModuleType, monkeypatch) -> None:
+    """Leave of the rung the images' shares, and a part of its runs, of two processes."""
+    few, every = ("frozen", "live", "synchronized", "15 images"), rung.dist
 
     def of_two(ref: str, port: str, runs: dict, **settings) -> None:
         every(ref, port, {2: runs[2]}, **settings | {"trained_on": {}})
 
+    monkeypatch.setattr(rung, "RUNS", {name: rung.RUNS[name] for name in few})
     monkeypatch.setattr(rung, "dist", of_two)
-    step = rung.main(rung.get_args_parser().parse_args(["--output-dir", str(tmp_path)]))
-    assert step.status == PASS
-    assert len(step.verdicts) == 1 + 2 * (1 + 2) + 1  # each side: shares, two processes; log lines
 
 
-@pytest.mark.thorough("test_two_processes_do_what_one_does")
-def test_the_rung_passes_and_leaves_its_files(rung, tmp_path, capsys):
+def test_processes_do_what_one_does(rung, tmp_path, monkeypatch, capsys, pytestconfig):
+    """All of the rung with --all."""
+    whole = pytestconfig.getoption("--all")
+    if not whole:
+        without_all(rung, monkeypatch)
     step = rung.main(rung.get_args_parser().parse_args(["--output-dir", str(tmp_path), "--seed", "2"]))
     assert step.status == PASS
     assert capsys.readouterr().out.endswith("items within their limits\n")
-    assert len(step.verdicts) == 1 + 2 * (1 + 2 + 3) + 2  # each side: shares, two processes, three; log lines
+    # Each side: shares, two processes, and three; log lines of both numbers.
+    assert len(step.verdicts) == (1 + 2 * (1 + 2 + 3) + 2 if whole else 1 + 2 * (1 + 2) + 1)
     ref, port = (load_npy(tmp_path / f"dist_{side}.npy") for side in ("ref", "paddle"))
     assert ref.keys() == port.keys()
-    for processes in ("one process", "3 processes"):
+    for processes in ("one process", "3 processes") if whole else ():
         seen = [ref[f"{processes}/everything/epoch 1, batch {batch}/own/images"] for batch in range(2)]
         assert list(map(len, seen)) == [6, 6] and set(np.concatenate(seen)) == set(range(12))
     for processes in ("one process", "2 processes"):
-        assert [ref[f"{processes}/{n}/evaluation/samples"] for n in ("16 images", "15 images", "1 image")] == [
-            16,
-            15,
-            1,
-        ]
+        for count in (16, 15, 1) if whole else (15,):
+            name = "1 image" if count == 1 else f"{count} images"
+            assert ref[f"{processes}/{name}/evaluation/samples"] == count
         seen = [ref[f"{processes}/frozen/epoch 0, batch {batch}/own/images"] for batch in range(3)]
         assert list(map(len, seen)) == [6, 6, 4] and set(np.concatenate(seen)) == set(range(16))
 
@@ -219,16 +215,14 @@ def fault_of(name: str) -> gallery.Fault:
 
 @pytest.fixture(scope="module")
 def outcomes() -> dict[str, gallery.Outcome]:
-    """Every fault's. That the rung passes without one is test_the_rung_passes_and_leaves_its_files'."""
-    context, passed = gallery.warm_processes(gallery.PRELOADED), Future()
-    passed.set_result(gallery.Run(PASS, ""))
-    with ThreadPoolExecutor(2) as pool:
-        found = pool.map(lambda name: gallery.try_fault(context, fault_of(name), {RUNG: passed}, below=False), TRIED)
-        return dict(zip(TRIED, found, strict=True))
+    """Every fault's. That the rung passes without one is test_processes_do_what_one_does'."""
+    faults, known = [fault_of(name) for name in TRIED], {RUNG: gallery.Run(PASS, "")}
+    _, found = gallery.run_gallery(faults, {RUNG}, jobs=2, below=False, known=known)
+    return {outcome.fault.name: outcome for outcome in found}
 
 
 # All faults are tried before the first of these; each starts six processes.
-@pytest.mark.thorough("test_two_processes_do_what_one_does, the kit's test_ladder_processes.py")
+@pytest.mark.thorough("test_processes_do_what_one_does, the kit's test_ladder_processes.py")
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("name", TRIED)
 def test_the_rung_fails_and_names_the_fault(outcomes, name):
