@@ -46,8 +46,8 @@ OURS = {"align": "align", "align_float32": "align in float32 alone", "passes": "
 # float32, which align does no slower. A proof needs besides: the map, the float64 runs, and each layer alone, for where
 # a fault lies and that no other layer has one. Of small models most of that is the Python between the kernels. Of vgg16
 # the float64 runs decide: 2.7 times PaDiff where Paddle's MKL computes with AVX2 or more, 4.0 and 4.6 times on an AMD
-# EPYC, where it computes with SSE (3.5 there with MKL_DEBUG_CPU_TYPE=5). Its times follow the machine's memory: the
-# ratio of its float32 part went from 0.28 to 0.46 in seven rounds of three runs, median 0.35: its bound is 3/4 of that.
+# EPYC, where it computes with SSE (3.5 there with MKL_DEBUG_CPU_TYPE=5). The ratio of its float32 part went from
+# 0.28 to 0.46 in seven rounds of three runs, median 0.35: its bound is 3/4 of that.
 BOUNDS: dict[tuple[str, str, str], dict[str, float]] = {
     ("align", "reference", "memory"): {"": 1 / 2.5, "wide_resnet50_2": 1 / 2.8, "mobilenet_v3_large": 1 / 3.5},
     ("passes", "padiff_again", "time"): {"": 1.0},

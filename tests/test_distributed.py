@@ -135,7 +135,7 @@ def rung() -> ModuleType:
     return module
 
 
-def without_all(rung: ModuleType, monkeypatch) -> None:
+def leave_a_part(rung: ModuleType, monkeypatch) -> None:
     """Leave of the rung the images' shares, and a part of its runs, of two processes."""
     few, every = ("frozen", "live", "synchronized", "15 images"), rung.dist
 
@@ -150,7 +150,7 @@ def test_processes_do_what_one_does(rung, tmp_path, monkeypatch, capsys, pytestc
     """All of the rung with --all."""
     whole = pytestconfig.getoption("--all")
     if not whole:
-        without_all(rung, monkeypatch)
+        leave_a_part(rung, monkeypatch)
     step = rung.main(rung.get_args_parser().parse_args(["--output-dir", str(tmp_path), "--seed", "2"]))
     assert step.status == PASS
     assert capsys.readouterr().out.endswith("items within their limits\n")

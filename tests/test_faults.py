@@ -105,7 +105,7 @@ def test_the_tutorial_shows_what_the_rung_says(tried, fault, tmp_path, monkeypat
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("fault", SAMPLE, ids=lambda fault: fault.name)
 def test_the_rung_fails_and_names_the_fault(tried, fault):
-    """With the tutorial's two of each area; `python maintenance/fault_gallery.py --check` tries all, in 15 minutes."""
+    """With the tutorial's two of each area; `python maintenance/fault_gallery.py --check` tries all, in 25 minutes."""
     assert_caught(tried[1][fault.name])
 
 

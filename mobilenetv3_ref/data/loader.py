@@ -15,7 +15,7 @@ from .presets import ClassificationPresetEval, ClassificationPresetTrain
 
 
 class DataLoader(data.DataLoader):
-    """PyTorch's own, with workers that outlive a stop request, however they are started, and end with an exception."""
+    """PyTorch's own, with workers that outlive a stop request, however they start, and end where a pass is left."""
 
     def __iter__(self) -> Iterator[list[Tensor]]:
         with starting_workers():
