@@ -1,1 +1,6 @@
-"""What maintainers run: fault gallery, false alarms, pairs of libraries, other processors, speed, docs."""
+"""What maintainers run: checks, benchmarks, the writers of pages, and studies that were made once."""
+
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+DOCS = ROOT / "docs"

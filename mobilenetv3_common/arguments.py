@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from portproof.io.cli import ArgumentParser, HelpFormatter, UserError, positive_int
+from sturdyio.cli import ArgumentParser, HelpFormatter, UserError, positive_int
 
 MODEL_NAMES = ("mobilenet_v3_small", "mobilenet_v3_large")
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from portproof.io import state_dict
+from sturdyio import state_dict
 
 LAST_LAYER = "classifier.3."  # what the names of its parameters begin with
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from portproof.io.cli import UserError, output_dir
+from sturdyio.cli import UserError, output_dir
 
 EVERY = 5  # one image of so many of each class is for validation
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from PIL import Image, UnidentifiedImageError
 
-from portproof.io.cli import UserError, printable
-from portproof.io.files import read_file
+from sturdyio.cli import UserError, printable
+from sturdyio.files import read_file
 
 # What torchvision's and paddle.vision's image folders take for images.
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")

@@ -10,8 +10,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from portproof.io.cli import UserError, existing_file
-from portproof.io.files import atomic_path
+from sturdyio.cli import UserError, existing_file
+from sturdyio.files import atomic_path
 
 NAME = "metrics.jsonl"
 

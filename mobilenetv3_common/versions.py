@@ -3,7 +3,7 @@
 import re
 from types import ModuleType
 
-from portproof.io.cli import UserError
+from sturdyio.cli import UserError
 
 
 def check_version(framework: ModuleType, lowest: str) -> None:

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping
 from importlib.resources import files
 from pathlib import Path
 
-from portproof.io.cli import UserError
+from sturdyio.cli import UserError
 
 # ILSVRC2012's folders in sorted order, which is the order of the classes in all libraries' weights. The file is timm
 # 1.0.31's timm/data/_info/imagenet_synsets.txt, byte for byte; timm's names of them agree with torchvision's classes.

@@ -26,9 +26,11 @@ class Package:
         return importlib.import_module(f"{self.name}.{name}")
 
     def build(self, factory: Callable[[], Any], arrays: Mapping[str, np.ndarray], dtype: str) -> Any:
-        """`factory()` with `arrays`, by the reference's names, as the package loads weights; UserError likewise."""
-        return self.backend.build(factory, arrays, dtype, self.device, self.module("models").load_state_dict)
+        """`factory()` with `arrays`, by the reference's names, in "float32" or "float64"; UserError as in `load`."""
+        model = factory()
+        self.load(model, arrays)
+        return self.backend.training.to_device(model, self.device, dtype)
 
     def load(self, model: Any, arrays: Mapping[str, np.ndarray]) -> None:
         """Have the package load `arrays`, by the reference's names, into `model`; raises UserError as it does."""
-        self.module("models").load_state_dict(model, self.backend.own_arrays(model, arrays))
+        self.module("models").load_state_dict(model, self.backend.arrays_of(model).to_own(arrays))

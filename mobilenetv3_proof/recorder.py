@@ -16,8 +16,8 @@ from mobilenetv3_common.arguments import get_args_parser
 from mobilenetv3_common.classes import num_classes_of
 from mobilenetv3_proof.package import PORT, REF, Package
 from portproof.compare import Item, tensor_item
-from portproof.io.files import load_safetensors
 from portproof.ladder.workers.process_worker import join_group
+from sturdyio.files import load_safetensors
 
 TWO_MODES = ("BatchNorm2d", "Dropout")  # layers that do something else in train mode
 METRIC_KINDS = {"loss": "loss", "samples": "samples"}  # of an evaluation
@@ -78,7 +78,9 @@ class Recorder:
         arrays = load_safetensors(weights)
         factory = partial(build, num_classes=num_classes_of(arrays), dropout=dropout)
         self.model = self.package.build(factory, arrays, self.dtype)
-        self.backend.round_epsilons(self.model)  # of the synchronized batch norm
+        for _, module in self.backend.layers.named_modules(self.model):
+            if hasattr(module, "eps"):  # PyTorch's synchronized batch norm; Paddle's kernels round it themselves
+                module.eps = float(np.float32(module.eps))
         to_array, to_tensor = self.backend.to_array, self.backend.to_tensor
         self.model.register_forward_pre_hook(lambda model, inputs: to_tensor(to_array(inputs[0]), model))
         return self.model
@@ -89,28 +91,29 @@ class Recorder:
         self.keep("images", {"images": np.array(indices, int)}, iteration=batch)
         self.keep("own loss", {"loss": self.backend.to_array(loss)}, iteration=batch)
         if accumulation[0] == accumulation[1] - 1 and self.training.launched_rank()[0] == 0:
-            self.keep("gradient", self.backend.gradients(self.model), iteration=batch)
+            self.keep("gradient", self.backend.arrays_of(self.model).gradients(), iteration=batch)
         return loss, output
 
     def train_one_epoch(self, train_one_epoch: Any, *args, **kwargs) -> None:
         _, _, _, loader, _, epoch, *_ = args
         self.epoch, self.batches = f"epoch {epoch}", enumerate(list(loader.batch_sampler))
         train_one_epoch(*args, **kwargs)
-        self.keep("own buffer", self.backend.buffers(self.model))
+        self.keep("own buffer", self.backend.arrays_of(self.model).buffers())
         self.keep("mode", {"layers in train mode": self.trained_layers()})
 
     def trained_layers(self) -> str:
         """Such as "34 BatchNorm2d, 1 Dropout"."""
-        modules = [module for _, module in self.backend.named_modules(self.model) if module.training]
-        counts = Counter(map(self.backend.kind, modules))
+        modules = [module for _, module in self.backend.layers.named_modules(self.model) if module.training]
+        counts = Counter(map(self.backend.layers.kind, modules))
         return ", ".join(f"{counts[kind]} {kind}" for kind in TWO_MODES)
 
     def evaluate(self, evaluate: Any, model: Any, *args) -> dict[str, float]:
         metrics = evaluate(model, *args)
         section = self.epoch if model is self.model else f"{self.epoch}, averaged"
         if self.epoch != "evaluation":
-            self.keep("parameter", self.backend.parameters(model), section=section)
-            self.keep("buffer", self.backend.buffers(model), section=section)
+            arrays = self.backend.arrays_of(model)
+            self.keep("parameter", arrays.parameters(), section=section)
+            self.keep("buffer", arrays.buffers(), section=section)
         for name, value in metrics.items():
             self.keep(METRIC_KINDS.get(name, "metric"), {name: np.float64(value)}, section=section)
         return metrics
@@ -133,7 +136,7 @@ class Recorder:
             for module, name in functions:
                 recorded = partial(getattr(self, name), getattr(module, name))
                 stack.enter_context(mock.patch.object(module, name, recorded))
-            stack.enter_context(self.backend.exact_constants())
+            stack.enter_context(self.backend.runs.exact_constants())
             yield
 
     def run(self, flags: Sequence[str]) -> dict[Item, np.ndarray]:

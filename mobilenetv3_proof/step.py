@@ -1,8 +1,7 @@
-"""What the steps share: their flags, their weights, and how they print, write and end."""
+"""What the rungs' scripts share: their flags, their weights, and how they print, write and end."""
 
 import argparse
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -13,14 +12,10 @@ from reprod_log import ReprodLogger
 from mobilenetv3_common.arguments import MODEL_NAMES
 from mobilenetv3_common.classes import num_classes_of
 from portproof.backends.probe import probe_weights
-from portproof.compare import FAIL
 from portproof.convert.rules import paddle_to_torch
-from portproof.io.cli import UserError, output_dir
-from portproof.io.files import atomic_path
-from portproof.ladder.pairs.pair import MODES, Pair, precision_of
-from portproof.ladder.rung import Arrays, Rung, rung_parser
-from portproof.localize.locate import locate
-from portproof.mapping.name_map import propose
+from portproof.ladder.rung import Rung, rung_parser
+from sturdyio.cli import UserError, output_dir
+from sturdyio.files import atomic_path
 
 from .package import PORT, REF, Package
 
@@ -29,7 +24,7 @@ LITE_DATA = ROOT / "lite_data"
 
 
 def step_parser(prog: str, description: str, folders: str = "") -> argparse.ArgumentParser:
-    """The flags that all steps have; --data-path, too, for a step that reads these `folders` there."""
+    """The flags that all rungs have; --data-path, too, for a rung that reads these `folders` there."""
     parser = rung_parser(prog, description, ROOT / "result")
     parser.add_argument("--model", choices=MODEL_NAMES, default=MODEL_NAMES[0], help="which of the two sizes")
     parser.add_argument(
@@ -51,10 +46,10 @@ def own_probe_weights(package: Package, model: str, seed: int) -> dict[str, np.n
 @cache
 def layer_types(package: Package, model: str) -> dict[str, str]:
     """{dotted name: class name} of every module of the package's `model`."""
-    return package.backend.layer_types(package.module("models").MODELS[model]())
+    return package.backend.layers.types(package.module("models").MODELS[model]())
 
 
-class Step(Rung):
+class ModelRung(Rung):
     """A rung of this project's own ladder: the two packages, and the weights that both get."""
 
     def __init__(self, name: str, args: argparse.Namespace) -> None:
@@ -94,13 +89,13 @@ class Step(Rung):
         return package.module("models").MODELS[self.args.model](**self._kwargs(dropout))
 
     def models(self) -> tuple[Any, Any]:
-        """Both models with the step's weights, as each package's own code loads them.
+        """Both models with the rung's weights, as each package's own code loads them.
 
         A port that they do not fit keeps its initial ones: the comparison of the structure says why.
         """
         ref, port = (self.model(package, dropout=None) for package in (self.ref, self.port))
         self.ref.load(ref, self.arrays)
-        if self.ref.backend.shapes(ref) == self.port.backend.shapes(port):
+        if self.ref.backend.arrays_of(ref).shapes() == self.port.backend.arrays_of(port).shapes():
             self.port.load(port, self.arrays)
         return ref, port
 
@@ -109,47 +104,11 @@ class Step(Rung):
         return [partial(function, package, *args, **kwargs) for package in (self.ref, self.port)]
 
     def build(self, package: Package, dtype: str) -> Any:
-        """A package's model with the step's weights, in "float32" or "float64", without dropout."""
+        """A package's model with the rung's weights, in "float32" or "float64", without dropout."""
         return package.build(partial(self.model, package), self.arrays, dtype)
 
-    def pair(self, inputs: Sequence[np.ndarray], cotangent: Sequence[np.ndarray] | None = None) -> Pair:
-        """Both models with the weights, as each side's own code loads them, and the map between them; dropout is 0."""
-        try:
-            port_model, fits = self.build(self.port, "float32"), True
-        except UserError:  # the weights do not fit, which is a difference of structure
-            port_model, fits = self.model(self.port), False
-        ref = self.ref.backend.wrap(self.build(self.ref, "float32"), "reference", self.args.device)
-        port = self.port.backend.wrap(port_model, "port", self.args.device)
-        loaded = port.arrays()
-        names = propose(ref, port, inputs)
-        if fits:
-            port.load(loaded)  # what the proposal loaded is the reference's
-            calls = ref.run(inputs, "float32", train=False, calls=True).trace.calls  # a mirror: one name, one module
-            names.calls = {k: k for k, call in calls.items() if not call.name or call.name in port.modules}
-        return Pair(ref, port, names, inputs, cotangent)
-
-    def locate(self, inputs: Sequence[np.ndarray], cotangent: Sequence[np.ndarray] | None = None) -> None:
-        """If a comparison has failed, say at which module the port departs from the reference; done once.
-
-        With a `cotangent` (the loss's gradient for each output) the backward pass is searched too. It is searched in
-        the modes and the precision of the items that failed.
-        """
-        failed = [i for i, verdict in enumerate(self.verdicts) if verdict.status == FAIL]
-        if not failed or any(verdict.location for verdict in self.verdicts):
-            return
-        found = {row.item.mode for i in failed for row in self.verdicts[i].rows if row.status == FAIL}
-        modes, dtype = [mode == "train" for mode in MODES if mode in found], precision_of(self.verdicts)
-        pair = self.pair(inputs, cotangent)
-        location = locate(pair.ref, pair.port, pair.names, inputs, modes=modes, cotangent=cotangent, dtype=dtype)
-        if location is None:
-            self.say("not located: each module alone gives what the reference's gives; look at what surrounds them")
-            return
-        self.say("\n".join(location.lines()))
-        self.verdicts[failed[0]] = replace(self.verdicts[failed[0]], location=location)
-
-    def finish(self, stem: str, ref: Arrays | None = None, port: Arrays | None = None, log_stem: str = "") -> "Step":
-        """Write the guide's files with reprod_log, see `Rung.write`; the step itself."""
-        self.keep(ref or {}, port or {})
+    def finish(self, stem: str, log_stem: str = "") -> "ModelRung":
+        """Write the guide's files with reprod_log, see `Rung.write`; the rung itself."""
         self.write(self.out, stem, log_stem, save_with_reprod_log)
         return self
 

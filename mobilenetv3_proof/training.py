@@ -119,24 +119,25 @@ def training_run(trainee: Trainee, recipe: Recipe, seed: int, draw: int) -> dict
     optimizer, lr_scheduler = trainee.build_optimizer(model, recipe)
     criterion = trainee.criterion.build_criterion()
     watched, (train_loader, val_loader) = Watched(trainee.backend, criterion), trainee.loaders(recipe, seed)
+    arrays = trainee.backend.arrays_of(model)
     record: dict[str, Any] = {"lr": [], "top1": []}
     for epoch in range(recipe.epochs):
         trainee.module("device").seed_everything(derive_seed(seed, epoch, draw))
         trainee.data.set_epoch(train_loader, epoch)
-        record["lr"].append(trainee.backend.learning_rate(optimizer))
-        before = trainee.backend.parameters(model)
+        record["lr"].append(trainee.backend.training.learning_rate(optimizer))
+        before = arrays.parameters()
         trainee.train_epoch(model, watched, optimizer, train_loader, epoch)
         lr_scheduler.step()
         record["eval"] = evaluate(trainee, model, criterion, val_loader)
         record["top1"].append(record["eval"][1])
-    after = trainee.backend.parameters(model)
+    after = arrays.parameters()
     record |= {"losses": watched.losses, "right": watched.right}
     record |= {f"parameters/{name}": array for name, array in after.items()}
     record |= {f"moved/{name}": array - before[name] for name, array in after.items()}
-    record |= {f"running/{name}": array for name, array in trainee.backend.buffers(model).items()}
+    record |= {f"running/{name}": array for name, array in arrays.buffers().items()}
     trainee.data.set_epoch(train_loader, recipe.epochs)
     reestimate(trainee, model, train_loader)
-    record |= {f"reestimated/{name}": array for name, array in trainee.backend.buffers(model).items()}
+    record |= {f"reestimated/{name}": array for name, array in arrays.buffers().items()}
     record["reestimated_eval"] = evaluate(trainee, model, criterion, val_loader)
     record["mirrored_eval"] = evaluate(trainee, model, criterion, mirrored(val_loader))
     return record
@@ -153,9 +154,18 @@ def mirrored(loader: Any) -> Iterator[tuple[Any, Any]]:
         yield image.flip([3]), label
 
 
+def set_norm_share(trainee: Trainee, model: Any, share: float) -> None:
+    """Set the share of the new batch in every batch norm's running statistics."""
+    for _, layer in trainee.backend.layers.named_modules(model):
+        if hasattr(layer, "running_var"):
+            layer.momentum = share
+        elif hasattr(layer, "_variance"):
+            layer._momentum = 1 - share  # Paddle's momentum is the share of the old value
+
+
 def reestimate(trainee: Trainee, model: Any, loader: Any) -> None:
     """Set the running statistics to the plain mean of those of the loader's batches."""
     model.train()
     for count, (image, _) in enumerate(loader, 1):
-        trainee.backend.set_norm_share(model, 1 / count)
+        set_norm_share(trainee, model, 1 / count)
         model(image)

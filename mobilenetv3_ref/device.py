@@ -3,7 +3,7 @@
 import torch
 
 from mobilenetv3_common.versions import check_version
-from portproof.io.cli import UserError
+from sturdyio.cli import UserError
 
 
 def select_device(name: str, index: int = 0) -> torch.device:

@@ -13,7 +13,7 @@ from mobilenetv3_common.wnids import IMAGENET_CLASSES
 from mobilenetv3_ref.data import ClassificationPresetEval
 from mobilenetv3_ref.device import select_device
 from mobilenetv3_ref.models import MODELS, load_state_dict, read_weights
-from portproof.io.cli import UserError
+from sturdyio.cli import UserError
 
 
 class Predictor:

@@ -3,8 +3,8 @@
 #
 #     sh shell/setup.sh
 #
-# The first run makes the environment and installs requirements.txt, portproof and this project into it; later runs
-# start at once, until requirements.txt, a pyproject.toml, the interpreter or the place of the project changes.
+# The first run makes the environment and installs requirements.txt, sturdyio, portproof and this project into it; later
+# runs start at once, until requirements.txt, a pyproject.toml, the interpreter or the place of the project changes.
 # CUDA=cu130 chooses the builds for cards, of the CUDA version that the driver takes (cu126, cu129, ...), CUDA=cpu
 # those without; later runs keep what is there, also what was installed by hand.
 # VENV is where the environment lies (default: .venv in the project); PYTHON is the interpreter to make it from
@@ -92,7 +92,10 @@ make_venv() {
 
 # What the environment is made for, in one line; installed again when it changes.
 state() {
-    { "$python" -V && echo "$root" && cat "$root/requirements.txt" "$root/portproof/pyproject.toml" "$root/pyproject.toml"; } 2>/dev/null | cksum
+    {
+        "$python" -V && echo "$root" && cat "$root/requirements.txt" "$root/sturdyio/pyproject.toml" \
+            "$root/portproof/pyproject.toml" "$root/pyproject.toml"
+    } 2>/dev/null | cksum
 }
 is_ready() {
     [ -f "$stamp" ] && case $(cat "$stamp") in "$(state)${CUDA:+ $CUDA}"*) ;; *) return 1 ;; esac
@@ -113,11 +116,15 @@ install() {
     rm -f "$stamp"
     wanted=$(state)
     say "installing requirements.txt into $venv: at first 3 GB to download, 7 GB on disk, some minutes (see $log)"
+    set -- -e "$root"
+    for package in portproof sturdyio; do
+        [ ! -d "$root/$package" ] || set -- -e "$root/$package" "$@" # a port that is shipped alone has no portproof
+    done
     first=$("$python" "$root/shell/builds.py" "$root/requirements.txt" "$venv/requirements.txt" "${CUDA:-}")
     {
         # an older pip (Python 3.10.0 to 3.10.2) cannot install a pyproject.toml in place
         run_pip install 'pip>=21.3' && printf '%s\n' "$first" | run_pips &&
-            run_pip install -r "$venv/requirements.txt" -e "$root/portproof" -e "$root" &&
+            run_pip install -r "$venv/requirements.txt" "$@" &&
             echo "$wanted${CUDA:+ $CUDA}" >"$stamp"
     } | tee "$log" | while IFS= read -r line; do
         case $line in

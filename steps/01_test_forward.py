@@ -11,7 +11,7 @@ import argparse
 
 import numpy as np
 
-from mobilenetv3_proof.step import Step, step_parser
+from mobilenetv3_proof.step import ModelRung, step_parser
 from portproof.backends.probe import probe_images
 from portproof.ladder import forward, run_rung
 
@@ -23,13 +23,22 @@ def get_args_parser() -> argparse.ArgumentParser:
     return step_parser(NAME, __doc__)
 
 
-def main(args: argparse.Namespace) -> Step:
-    step = Step(NAME, args)
+def main(args: argparse.Namespace) -> ModelRung:
+    step = ModelRung(NAME, args)
     ref, port = step.models()  # with the same weights, each loaded by its own package
     images = probe_images(np.random.default_rng([args.seed, 2]), *SHAPE)
-    how = {"weights": "own", "mirrored": True, "output": "logits", "device": args.device}
     # Under probe weights every branch of every activation is reached; under others the log says which are not.
-    forward(ref, port, [images], all_branches=args.weights is None, **how, rung=step)
+    forward(
+        ref,
+        port,
+        [images],
+        weights="own",
+        mirrored=True,
+        output="logits",
+        device=args.device,
+        all_branches=args.weights is None,
+        rung=step,
+    )
     return step.finish("forward")
 
 

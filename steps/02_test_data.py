@@ -18,7 +18,7 @@ import numpy as np
 
 from mobilenetv3_common.draws import AUTO_AUGMENT_CASES, batch_rng, image_draws, random_mix
 from mobilenetv3_proof.package import Package
-from mobilenetv3_proof.step import Step, step_parser
+from mobilenetv3_proof.step import ModelRung, step_parser
 from portproof.compare import PASS, Item
 from portproof.ladder import covering, data, facts, image_folder, loaders, must_vary, run_rung, single_samples
 
@@ -57,8 +57,8 @@ class Side:
         return found
 
     def loader(self, name: str, workers: int) -> tuple:
-        how = {"train": name != "val", "workers": workers, "seed": self.seed}
-        loader = self.data.build_loader(self.sets[name], BATCH_SIZE, **how)
+        train = name != "val"
+        loader = self.data.build_loader(self.sets[name], BATCH_SIZE, train=train, workers=workers, seed=self.seed)
         return loader, partial(self.data.set_epoch, loader)
 
     def mixed(self, name: str, arrays: Sequence[np.ndarray]) -> Iterator[dict[Item, object]]:
@@ -74,8 +74,8 @@ def get_args_parser() -> argparse.ArgumentParser:
     return step_parser(NAME, __doc__, folders="train/ and val/")
 
 
-def main(args: argparse.Namespace) -> Step:
-    step = Step(NAME, args)
+def main(args: argparse.Namespace) -> ModelRung:
+    step = ModelRung(NAME, args)
     seed = args.seed + 1  # not 0, which both loaders have by default
     ref, port = (Side(package, args.data_path, seed) for package in (step.ref, step.port))
     title = f"classes, files, labels and presets of {args.data_path}"

@@ -19,7 +19,7 @@ from tqdm import tqdm
 
 from mobilenetv3_common.wnids import WNIDS
 from mobilenetv3_proof.package import Package
-from mobilenetv3_proof.step import Step, step_parser
+from mobilenetv3_proof.step import ModelRung, step_parser
 from portproof.ladder import cases, evaluation, metric, run_rung
 
 NAME = "03_test_metric"
@@ -56,8 +56,8 @@ def get_args_parser() -> argparse.ArgumentParser:
     return step_parser(NAME, __doc__, folders="val/")
 
 
-def main(args: argparse.Namespace) -> Step:
-    step = Step(NAME, args)
+def main(args: argparse.Namespace) -> ModelRung:
+    step = ModelRung(NAME, args)
     packages = step.ref, step.port
     models = [step.build(package, "float32") for package in packages]
     num_classes = None  # probe weights know no classes, and what they are tested on may have any
@@ -65,8 +65,8 @@ def main(args: argparse.Namespace) -> Step:
         num_classes = step.num_classes
     loaders = [loader_of(package, args.data_path, num_classes) for package in packages]
     bar = partial(tqdm, desc="logits", unit="batch", leave=False, disable=None)
-    how = {"device": args.device, "rung": step}
-    evaluation(*step.both(evaluate), *models, *loaders, results=RESULTS, progress=bar, **how)
+    ref, port = zip(step.both(evaluate), models, loaders, strict=True)
+    evaluation(ref, port, results=RESULTS, progress=bar, device=args.device, rung=step)
     metric(
         *step.both(correct_at),
         {"tie": cases.ties()},
@@ -74,7 +74,8 @@ def main(args: argparse.Namespace) -> Step:
         batch_sizes=[1],  # over all labels, a wrong order of ties would give the same count
         name=f"correct at {TOPK}, image by image",
         title="ties and NaN",
-        **how,
+        device=args.device,
+        rung=step,
     )
     return step.finish("metric")
 

@@ -12,7 +12,7 @@ import argparse
 
 import numpy as np
 
-from mobilenetv3_proof.step import Step, step_parser
+from mobilenetv3_proof.step import ModelRung, step_parser
 from portproof.backends.probe import probe_images
 from portproof.ladder import cases, loss, run_rung
 
@@ -25,14 +25,14 @@ def get_args_parser() -> argparse.ArgumentParser:
     return step_parser(NAME, __doc__)
 
 
-def main(args: argparse.Namespace) -> Step:
-    step = Step(NAME, args)
+def main(args: argparse.Namespace) -> ModelRung:
+    step = ModelRung(NAME, args)
     rng = np.random.default_rng([args.seed, 4])
     images = probe_images(rng, BATCH, 96, 64)
-    trace = step.ref.backend.forward(step.build(step.ref, "float32"), images, train=False)
-    own = {"model": trace.outputs["logits"]}  # repeated for as many rows as there are classes
-    step.check_signal({"model logits": own["model"]})
-    every = cases.losses(step.num_classes, rng, own)
+    model = step.ref.backend.wrap(step.build(step.ref, "float32"), "reference", args.device)
+    logits = model.run([images], "float32", train=False).output[0]
+    step.check_signal({"model logits": logits})
+    every = cases.losses(step.num_classes, rng, {"model": logits})  # repeated for as many rows as there are classes
     for smoothing in SMOOTHING:
         criteria = (side.module("train.criterion").build_criterion(smoothing) for side in (step.ref, step.port))
         inputs = {f"{name}, label smoothing {smoothing}": case for name, case in every.items()}

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from mobilenetv3_proof.package import Package
-from mobilenetv3_proof.step import Step, step_parser
+from mobilenetv3_proof.step import ModelRung, step_parser
 from portproof.backends.probe import probe_images
 from portproof.ladder import accumulation, backward, epoch, optimizer, run_rung, schedule
 
@@ -56,7 +56,7 @@ SCHEDULES = {
 TIMES = r": [\d.]+(?= sec| images)"  # in the log's lines
 
 
-def draw_batches(step: Step, stream: int, count: int) -> list[tuple[np.ndarray, np.ndarray]]:
+def draw_batches(step: ModelRung, stream: int, count: int) -> list[tuple[np.ndarray, np.ndarray]]:
     rng = np.random.default_rng([step.args.seed, stream])
     return [(probe_images(rng, BATCH, HEIGHT, WIDTH), rng.integers(0, step.num_classes, BATCH)) for _ in range(count)]
 
@@ -82,8 +82,8 @@ def training_loop(package: Package, model: Any, freeze_norm: bool) -> tuple:
     optimizer, _ = build_optimizer(package, model, **EPOCH_RECIPE)
 
     def loop(batches: list[tuple], log: Callable[[str], None]) -> None:
-        how = engine.Settings(print_freq=1, freeze_norm=freeze_norm), engine.Hooks(log)
-        engine.train_one_epoch(model, criterion, optimizer, batches, package.device, 0, *how)
+        settings, hooks = engine.Settings(print_freq=1, freeze_norm=freeze_norm), engine.Hooks(log)
+        engine.train_one_epoch(model, criterion, optimizer, batches, package.device, 0, settings, hooks)
 
     return loop, optimizer
 
@@ -92,23 +92,35 @@ def get_args_parser() -> argparse.ArgumentParser:
     return step_parser(NAME, __doc__)
 
 
-def main(args: argparse.Namespace) -> Step:
-    step = Step(NAME, args)
-    models, builders, where = step.models(), step.both(build_optimizer), {"device": args.device, "rung": step}
-    schedule(*builders, epochs=EPOCHS, settings=PLAIN, recipes=SCHEDULES, **where)
-    exact = {"coefficients": "float64", **where}  # neither side rounds them
-    optimizer(*models, *builders, settings=OFFICIAL, recipes=OPTIMIZERS, updates=ITERATIONS, seed=args.seed, **exact)
+def main(args: argparse.Namespace) -> ModelRung:
+    step = ModelRung(NAME, args)
+    models, builders, device = step.models(), step.both(build_optimizer), args.device
+    schedule(*builders, epochs=EPOCHS, settings=PLAIN, recipes=SCHEDULES, device=device, rung=step)
+    optimizer(
+        *models,
+        *builders,
+        settings=OFFICIAL,
+        recipes=OPTIMIZERS,
+        updates=ITERATIONS,
+        seed=args.seed,
+        coefficients="float64",  # neither side rounds them
+        device=device,
+        rung=step,
+    )
     for run in RUNS:
         makes, batches = step.both(training_step, **run), draw_batches(step, 5, ITERATIONS)
-        backward(*models, *makes, batches, **run, **exact)
-    accumulation(*models, *step.both(training_step, name="sgd", train=False), draw_batches(step, 8, 2), **where)
+        backward(*models, *makes, batches, **run, coefficients="float64", device=device, rung=step)
+    makes = step.both(training_step, name="sgd", train=False)
+    accumulation(*models, *makes, draw_batches(step, 8, 2), device=device, rung=step)
     for train in (True, False):
-        batches, model = draw_batches(step, 7, 2), step.build(step.ref, "float64")
+        batches = draw_batches(step, 7, 2)
+        model = step.ref.backend.wrap(step.build(step.ref, "float64"), "reference", args.device)
         for images, labels in batches:  # every other label is right, so that the log's accuracy is not 0
-            trace = step.ref.backend.forward(model, images, train)
-            labels[::2] = trace.outputs["logits"][::2].argmax(axis=1)
+            logits = model.run([images], "float64", train).output[0]
+            labels[::2] = logits[::2].argmax(axis=1)
         title = f"train_one_epoch, float64, 2 batches{'' if train else ', batch norm frozen'}"
-        epoch(*models, *step.both(training_loop, freeze_norm=not train), batches, title=title, ignore=TIMES, **where)
+        loops = step.both(training_loop, freeze_norm=not train)
+        epoch(*models, *loops, batches, title=title, ignore=TIMES, device=device, rung=step)
     return step.finish("losses", log_stem="backward")
 
 

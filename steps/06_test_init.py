@@ -15,19 +15,19 @@ import math
 from typing import Any
 
 from mobilenetv3_proof.package import Package
-from mobilenetv3_proof.step import Step, step_parser
+from mobilenetv3_proof.step import ModelRung, step_parser
 from portproof.ladder import Constant, Normal, init, run_rung
 
 NAME = "06_test_init"
 
 
-def initial(package: Package, step: Step, seed: int) -> Any:
+def initial(package: Package, step: ModelRung, seed: int) -> Any:
     """What a package's model starts from under a seed."""
     package.module("device").seed_everything(seed)
     return step.model(package, dropout=None)
 
 
-def shared(package: Package, step: Step, seed: int) -> Any:
+def shared(package: Package, step: ModelRung, seed: int) -> Any:
     """The same with the shared draw, under which the framework's generators stay as they happen to be."""
     model = step.model(package, dropout=None)
     package.module("models").shared_init(model, seed)
@@ -49,8 +49,8 @@ def get_args_parser() -> argparse.ArgumentParser:
     return step_parser(NAME, __doc__)
 
 
-def main(args: argparse.Namespace) -> Step:
-    step = Step(NAME, args)
+def main(args: argparse.Namespace) -> ModelRung:
+    step = ModelRung(NAME, args)
     init(*step.both(initial, step), expected, seed=args.seed, rung=step)
     init(*step.both(shared, step), expected, seed=args.seed, shared=True, rung=step)
     return step.finish("init")

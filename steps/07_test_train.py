@@ -22,7 +22,7 @@ import torch
 from mobilenetv3_common.digits import write_digits
 from mobilenetv3_common.seeds import derive_seed
 from mobilenetv3_proof.package import PORT, REF
-from mobilenetv3_proof.step import Step, step_parser
+from mobilenetv3_proof.step import ModelRung, step_parser
 from mobilenetv3_proof.training import Recipe, Trainee
 from portproof.ladder import run_rung, train, train_fp64
 from portproof.ladder.statistics.trajectory import FEATURES, TOP1
@@ -52,19 +52,20 @@ FULL = Plan(LEARNS, seeds=2, draws=4, train_per_class=None, val_per_class=None, 
 SHORT = Plan({"epochs": 5}, seeds=1, draws=8, train_per_class=24, val_per_class=8, top1=0.3)
 
 
-def recipe(step: Step, train_per_class: int | None, val_per_class: int | None, **changes: float) -> Recipe:
+def recipe(step: ModelRung, train_per_class: int | None, val_per_class: int | None, **changes: float) -> Recipe:
     """For so many images of each digit, which are written if they are not there."""
     folder = step.out / "digits" / f"{train_per_class}_{val_per_class}"
     write_digits(folder, train_per_class, val_per_class)
     return Recipe(str(folder.absolute()), step.args.model, **changes)
 
 
-def check_exact(step: Step, ref: Trainee, port: Trainee, exact: Recipe) -> None:
+def check_exact(step: ModelRung, ref: Trainee, port: Trainee, exact: Recipe) -> None:
     """float64: both sides together to the last step, from the reference's initial weights."""
     model = ref.models.MODELS[exact.model](num_classes=10)
     ref.models.shared_init(model, step.args.seed)
-    arrays = ref.backend.parameters(model) | ref.backend.buffers(model)
-    sides = (partial(side.exact_run, exact, step.args.seed, arrays) for side in (ref, port))
+    arrays = ref.backend.arrays_of(model)
+    start = arrays.parameters() | arrays.buffers()
+    sides = (partial(side.exact_run, exact, step.args.seed, start) for side in (ref, port))
     train_fp64(*sides, what="SGD on digits", seed=step.args.seed, rung=step)
 
 
@@ -74,8 +75,8 @@ def get_args_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def main(args: argparse.Namespace) -> Step:
-    step = Step(NAME, args)
+def main(args: argparse.Namespace) -> ModelRung:
+    step = ModelRung(NAME, args)
     plan = SHORT if args.short else FULL
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # for tensors as small, more threads only wait for each other

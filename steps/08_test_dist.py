@@ -23,9 +23,9 @@ from pathlib import Path
 import numpy as np
 
 from mobilenetv3_proof.package import Package
-from mobilenetv3_proof.step import LITE_DATA, Step, step_parser
-from portproof.io.files import save_safetensors
+from mobilenetv3_proof.step import LITE_DATA, ModelRung, step_parser
 from portproof.ladder import dist, run_rung, strided_shares
+from sturdyio.files import save_safetensors
 
 NAME = "08_test_dist"
 GLOBAL_BATCH = 6  # 16 images leave a partial batch of 4
@@ -64,7 +64,7 @@ def write_images(folder: Path) -> dict[str, Path]:
     return {"16 images": LITE_DATA, **{name: folder / name for name in folders}}
 
 
-def make_runs(step: Step, folder: Path) -> dict[int, dict[str, list[str]]]:
+def make_runs(step: ModelRung, folder: Path) -> dict[int, dict[str, list[str]]]:
     """{number of processes: {name: flags}}."""
     images, weights = write_images(folder), {}
     for classes in (10, 1000):  # of lite_data, and of ImageNet, which the folder of one image is a part of
@@ -98,8 +98,8 @@ def get_args_parser() -> argparse.ArgumentParser:
     return step_parser(NAME, __doc__)
 
 
-def main(args: argparse.Namespace) -> Step:
-    step, seed = Step(NAME, args), args.seed
+def main(args: argparse.Namespace) -> ModelRung:
+    step, seed = ModelRung(NAME, args), args.seed
     with tempfile.TemporaryDirectory() as folder:
         dist(
             "mobilenetv3_proof.recorder:ref",

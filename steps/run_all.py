@@ -14,10 +14,10 @@ import os
 from pathlib import Path
 
 from mobilenetv3_common.arguments import MODEL_NAMES
-from portproof.io.cli import ArgumentParser, HelpFormatter, UserError, run
 from portproof.ladder import Planned, run_all
 from portproof.ladder.side_by_side import cores_of_a_lane
 from portproof.report.summary import environment
+from sturdyio.cli import ArgumentParser, HelpFormatter, UserError, run
 
 NAME = "run_all"
 ROOT = Path(__file__).resolve().parents[1]
@@ -68,7 +68,7 @@ def main(args: argparse.Namespace, in_lanes: bool = False) -> int:
     threads = cores_of_a_lane() if in_lanes and args.device == "cpu" and len(rungs) > 1 else 0
     if threads:
         os.environ.setdefault("OMP_NUM_THREADS", str(threads))  # which both frameworks read when they are imported
-    importlib.import_module("mobilenetv3_proof.step")
+        importlib.import_module("mobilenetv3_proof.step")
     about = environment(args, "steps/run_all.py")
     return run_all(rungs, args.output_dir, about, args.device, in_lanes=threads > 0)
 

@@ -1,6 +1,6 @@
 """Fixtures of several test files: the model options, probe arrays made once, a folder of awkward images.
 
-Seeds and the browser are those of the kit's tests: portproof/tests/kit_fixtures.py, a plugin of pytest.
+Seeds and the browser are those of the kit's tests: portproof/tests/pytest_setup.py, a plugin of pytest.
 """
 
 import os

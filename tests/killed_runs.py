@@ -17,7 +17,7 @@ import time
 from pathlib import Path
 
 from mobilenetv3_common.arguments import get_args_parser
-from portproof.io.cli import run
+from sturdyio.cli import run
 
 
 def start(package: str, flags: list[str], folder: Path) -> int:

@@ -18,8 +18,8 @@ import mobilenetv3_ref.models
 from mobilenetv3_common.metrics import NAME, MetricsLog
 from portproof.backends import backend
 from portproof.convert.rules import paddle_to_torch, torch_to_paddle
-from portproof.io.cli import run
-from portproof.io.files import save_safetensors
+from sturdyio.cli import run
+from sturdyio.files import save_safetensors
 
 SPEC = importlib.util.spec_from_file_location(
     "average_checkpoints", Path(__file__).parents[1] / "tools" / "average_checkpoints.py"
@@ -31,7 +31,7 @@ MODELS = {"torch": mobilenetv3_ref.models, "paddle": mobilenetv3_paddle.models}
 SUFFIX = {"torch": ".pth", "paddle": ".pdparams"}
 SMALL = "mobilenet_v3_small"
 REF = mobilenetv3_ref.models.MODELS[SMALL](num_classes=3, width_mult=0.25, reduced_tail=True)
-TYPES = backend("torch").layer_types(REF)
+TYPES = backend("torch").layers.types(REF)
 
 
 @pytest.fixture(params=["torch", "paddle"])

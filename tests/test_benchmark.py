@@ -1,4 +1,4 @@
-"""maintenance/benchmark.py runs every part, and its ratios and bounds mean what they say."""
+"""maintenance/benchmarks/benchmark.py runs every part, and its ratios and bounds mean what they say."""
 
 import importlib.util
 import json
@@ -13,13 +13,13 @@ from unittest import mock
 
 import numpy as np
 import pytest
-from pages import ROOT, assert_same_content
+from markdown_pages import ROOT, assert_same_content
 
-from maintenance import proof_speed, speed
-from maintenance.speed import Contest, Result, measure
-from portproof.io.cli import UserError
+from maintenance.benchmarks import proof_speed, speed
+from maintenance.benchmarks.speed import Contest, Result, measure
+from sturdyio.cli import UserError
 
-SCRIPT = ROOT / "maintenance" / "benchmark.py"
+SCRIPT = ROOT / "maintenance" / "benchmarks" / "benchmark.py"
 SMALL = ["--model", "mobilenet_v3_small", "--batch-size", "2", "--image-size", "33", "--loader-images", "5"]
 
 

@@ -19,11 +19,11 @@ import torch
 import mobilenetv3_paddle.models
 import mobilenetv3_ref.models
 from portproof.backends import backend
-from portproof.compare.tolerances import kernel_atol
+from portproof.compare.ruler import kernel_atol
 from portproof.convert.rules import MINDSPORE_RULES, mindspore_to_torch, torch_to_mindspore
 from portproof.io.ckpt import load_ckpt, save_ckpt
-from portproof.io.cli import UserError, run
-from portproof.io.files import load_safetensors
+from sturdyio.cli import UserError, run
+from sturdyio.files import load_safetensors
 
 ROOT = Path(__file__).parents[1]
 MINDSPORE = os.environ.get("MINDSPORE_PYTHON", sys.executable)
@@ -257,7 +257,7 @@ def test_any_changed_byte_is_a_refusal_or_an_array(tmp_path, rng):
 )
 def test_weights_that_do_not_fit_are_refused(refusal, tmp_path, change, reason):
     model = mobilenetv3_ref.models.MODELS[SMALL](num_classes=3)
-    types = backend("torch").layer_types(model)
+    types = backend("torch").layers.types(model)
     arrays = torch_to_mindspore(mobilenetv3_ref.models.weights.to_arrays(model.state_dict()), types)
     change(arrays)
     save_ckpt(arrays, tmp_path / "a.ckpt")
@@ -291,7 +291,7 @@ def test_a_full_disk_leaves_the_old_file(refusal, monkeypatch, tmp_path):
 # --- with MindSpore
 
 
-LAYERS = {  # as in mindspore_worker.py: a layer, the shape of its input
+LAYERS = {  # as in mobilenetv3_mindspore.py: a layer, the shape of its input
     "BatchNorm1d": (lambda: torch.nn.BatchNorm1d(6), (4, 6)),
     "LayerNorm": (lambda: torch.nn.LayerNorm(6), (4, 6)),
     "GroupNorm": (lambda: torch.nn.GroupNorm(3, 6), (2, 6, 4, 4)),
@@ -330,9 +330,9 @@ def exchanged(tmp_path_factory, probe, images) -> Path:
     for name in LAYERS:
         layer, x = layer_case(name)
         arrays = {key: tensor.numpy() for key, tensor in layer.state_dict().items()}
-        save_ckpt(torch_to_mindspore(arrays, backend("torch").layer_types(layer)), folder / f"{name}.ckpt")
+        save_ckpt(torch_to_mindspore(arrays, backend("torch").layers.types(layer)), folder / f"{name}.ckpt")
         np.save(folder / f"{name}.npy", x.numpy() if name != "Embedding" else x.numpy().astype(np.int32))
-    command = [MINDSPORE, Path(__file__).with_name("mindspore_worker.py"), folder]
+    command = [MINDSPORE, Path(__file__).with_name("mobilenetv3_mindspore.py"), folder]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-4000:]
     return folder
@@ -394,7 +394,7 @@ def test_mindspore_computes_each_layer_of_the_table(results, name):
 def test_layers_come_back(name):
     layer, _ = layer_case(name)
     arrays = {key: tensor.numpy() for key, tensor in layer.state_dict().items()}
-    types = backend("torch").layer_types(layer)
+    types = backend("torch").layers.types(layer)
     back = mindspore_to_torch(torch_to_mindspore(arrays, types), types)
     assert_same_bits(back, {key: arrays[key] for key in back})
     assert back.keys() == arrays.keys()

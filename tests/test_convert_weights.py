@@ -19,8 +19,8 @@ import torchvision
 import mobilenetv3_paddle.models
 import mobilenetv3_ref.models
 from portproof.backends.probe import probe_weights
-from portproof.io.cli import UserError, run
-from portproof.io.files import load_npy, save_safetensors
+from sturdyio.cli import UserError, run
+from sturdyio.files import load_npy, save_safetensors
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = {"torch": mobilenetv3_ref.models, "paddle": mobilenetv3_paddle.models}

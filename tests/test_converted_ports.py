@@ -1,4 +1,4 @@
-"""maintenance/converted_ports.py: a port goes as far as it can, each stop is its line, and the pages say what is so."""
+"""The study of converted ports: a port goes as far as it can, each stop is its line, the pages say what is so."""
 
 import os
 import subprocess
@@ -7,10 +7,10 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from pages import assert_same_content, blocks
+from markdown_pages import assert_same_content, blocks
 
-from maintenance import converted_ports
-from maintenance.converted_ports import Library, Model, Outcome, Result, in_child, judged, page
+from maintenance.studies import converted_ports
+from maintenance.studies.converted_ports import Library, Model, Outcome, Result, in_child, judged, page
 
 SCRIPT = Path(converted_ports.__file__)
 VERSIONS = {"torch": "1.0", "torchvision": "2.0", "timm": "3.0", "paddle": "4.0", "paconvert": "5.0"}
@@ -141,7 +141,6 @@ def test_port_goes_as_far_as_it_can(case, tmp_path, monkeypatch):
         (source / f"{name}.py").write_text(text)
     monkeypatch.setitem(converted_ports.LIBRARIES, library, Library(("layers/*.py",)))
     monkeypatch.setitem(converted_ports.MODELS, "net", Model(f"{library}.models.net", "Net", {"width": 8}, "4,6"))
-    monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
 
     def translate(given: Path, target: Path) -> None:
@@ -154,10 +153,13 @@ def test_port_goes_as_far_as_it_can(case, tmp_path, monkeypatch):
     port, marked = converted_ports.translated(library, source, ["models/net.py"], translate, tmp_path / "work")
     assert marked == {"models/net.py": ['torch.fx.wrap("len")'], "layers/block.py": []}
 
+    monkeypatch.syspath_prepend(source.parent)
+    monkeypatch.syspath_prepend(port)
+
     def attempt() -> Outcome:
         for name in [name for name in sys.modules if name.startswith(f"ported_{library}")]:
             del sys.modules[name]
-        return converted_ports.child("net", port, source.parent)
+        return converted_ports.child("net", port)
 
     result = judged(attempt, port, marked["models/net.py"])
     assert result.marked == ['torch.fx.wrap("len")']
@@ -195,6 +197,15 @@ def test_imports_come_from_the_port_or_the_library(tmp_path):
 )
 def test_whatever_becomes_of_the_process_is_an_outcome(program, expected):
     assert in_child([sys.executable, "-c", program], 2) == expected
+
+
+def test_child_imports_the_port_before_the_library(tmp_path):
+    for name in ("port", "library"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "stage_of.py").write_text(f"NAME = {name!r}")
+    program = """import json, stage_of; print(json.dumps({"stage": stage_of.NAME}))"""
+    folders = [tmp_path / "port", tmp_path / "library"]
+    assert in_child([sys.executable, "-c", program], 20, folders) == Outcome("port")
 
 
 @pytest.mark.thorough("one mistake", but="timeout")

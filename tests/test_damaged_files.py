@@ -15,10 +15,10 @@ import pytest
 from PIL import Image
 
 from mobilenetv3_common.images import FORMATS, IMAGE_SUFFIXES, MOST_PIXELS, read_image
-from portproof.io.cli import UserError
+from sturdyio.cli import UserError
 
 ROOT = Path(__file__).resolve().parents[1]
-FUZZ = ROOT / "maintenance" / "fuzz_files.py"
+FUZZ = ROOT / "maintenance" / "checks" / "fuzz_files.py"
 
 
 def python(*arguments: str | Path) -> subprocess.CompletedProcess:
@@ -59,9 +59,9 @@ def test_the_search_finds_readers_that_fail():
     code = """
 import faulthandler, sys, tempfile
 from pathlib import Path
-from maintenance import fuzz_files
-from portproof.io.cli import UserError
-from portproof.io.files import refusing
+from maintenance.checks import fuzz_files
+from sturdyio.cli import UserError
+from sturdyio.files import refusing
 
 fuzz_files.LONGEST = 1
 faulthandler.enable()

@@ -24,11 +24,11 @@ import torch
 from sync_batch_norm_worker import BIAS, EPSILON, WEIGHT, batch
 
 import mobilenetv3_paddle.train.distributed
-from maintenance import gallery
+from maintenance.checks import gallery
 from mobilenetv3_common.sampler import BatchSampler
 from portproof.compare import PASS
-from portproof.io.cli import Stopped
-from portproof.io.files import load_npy
+from sturdyio.cli import Stopped
+from sturdyio.files import load_npy
 
 ROOT = Path(__file__).resolve().parents[1]
 RUNG = "08_test_dist"
@@ -169,7 +169,7 @@ def test_processes_do_what_one_does(rung, tmp_path, monkeypatch, capsys, pytestc
         assert list(map(len, seen)) == [6, 6, 4] and set(np.concatenate(seen)) == set(range(16))
 
 
-# Beside those of maintenance/faults.yaml.
+# Beside those of maintenance/checks/faults.yaml.
 FAULTS = {
     "group not joined": (
         "train/main.py",

@@ -12,7 +12,7 @@ import mobilenetv3_ref.models
 import mobilenetv3_ref.train.ema
 from portproof.backends import backend
 from portproof.convert.rules import paddle_to_torch, torch_to_paddle
-from portproof.io.cli import UserError
+from sturdyio.cli import UserError
 
 DECAYS = (0.9, 0.99890816, 0.0, 1.0)
 SIDES = {"reference": mobilenetv3_ref, "port": mobilenetv3_paddle}
@@ -75,7 +75,7 @@ def test_same_bits_as_torchs_own_average(side, decay, dtype, rng):
     """Floats and integers; through the copy at the first update and after a reset."""
     model, ema = build(side, dtype), None
     oracle_model = build(mobilenetv3_ref, dtype)
-    types = backend("torch").layer_types(oracle_model)
+    types = backend("torch").layers.types(oracle_model)
     oracle = AveragedModel(
         oracle_model, avg_fn=lambda average, value, _: decay * average + (1 - decay) * value, use_buffers=True
     )
@@ -120,7 +120,7 @@ def test_state_is_the_models_own_and_a_count(side):
 
 @pytest.mark.parametrize("reset", [False, True])
 def test_resumed_is_as_unbroken(side, reset, rng):
-    types = backend("torch").layer_types(build(mobilenetv3_ref))
+    types = backend("torch").layers.types(build(mobilenetv3_ref))
     model = build(side)
     unbroken = side.train.ema.ModelEma(model, 0.9)
     for _ in range(2):

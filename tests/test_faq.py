@@ -9,13 +9,13 @@ from functools import cache
 
 import numpy as np
 import pytest
-from pages import ROOT, links, numbers, spans
+from markdown_pages import ROOT, links, numbers, spans
 
-from faq.catalogue import CatalogueError, difference, measure
-from faq.pages import catalogue_pages, coverage_pages, guide_pages, topic_pages
-from faq.snippets import COMPAT, ENTRIES, Run, run_snippets
-from faq.sources import FRAMEWORKS, Entry, Pair, load_entries, load_sources, parse_entry
-from portproof.io.cli import UserError
+from maintenance.pages.faq_catalogue import CatalogueError, difference, measure
+from maintenance.pages.faq_pages import catalogue_pages, coverage_pages, guide_pages, topic_pages
+from maintenance.pages.faq_snippets import COMPAT, ENTRIES, Run, run_snippets
+from maintenance.pages.faq_sources import FRAMEWORKS, Entry, Pair, load_entries, load_sources, parse_entry
+from sturdyio.cli import UserError
 
 ALL = {entry.slug: entry for entry in load_entries(ENTRIES)}
 # These take longer than all others together: most start processes of their own.
@@ -120,7 +120,7 @@ def test_pages_are_what_the_entries_say():
     (guide,) = [source for source in SOURCES if source.sections]
     pages = {**topic_pages(entries), **coverage_pages(entries, SOURCES), **guide_pages(entries, guide)}
     for name, text in pages.items():
-        assert page(name) == text.splitlines(), f"docs/{name} is stale: run 'python maintenance/write_docs.py'"
+        assert page(name) == text.splitlines(), f"docs/{name} is stale: run 'python maintenance/pages/write_docs.py'"
 
 
 @pytest.mark.parametrize("slug", ALL)

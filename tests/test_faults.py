@@ -1,7 +1,8 @@
 """The rungs must fail: each fault of the gallery is caught by its rung, which names what is wrong, and the docs say so.
 
-Here a sample is tried, on the rung that should catch it; `python maintenance/fault_gallery.py` tries all, and those
-below it. The tutorial's faults are of the sample: what the rungs print, without and with them, is what its pages show.
+Here a sample is tried, on the rung that should catch it; `python maintenance/checks/fault_gallery.py` tries all, and
+those below it. The tutorial's faults are of the sample: what the rungs print, without and with them, is what its pages
+show.
 """
 
 import importlib.util
@@ -13,16 +14,16 @@ from types import ModuleType
 
 import pytest
 import yaml
-from pages import blocks, spans
+from markdown_pages import blocks, spans
 from test_tutorial import mismatch
 
-from maintenance import gallery
-from maintenance.gallery import AREAS, load_faults
+from maintenance.checks import gallery
+from maintenance.checks.gallery import AREAS, load_faults
 from portproof.compare import FAIL, PASS
-from portproof.io.cli import UserError
+from sturdyio.cli import UserError
 
 ROOT = Path(__file__).resolve().parents[1]
-FAULTS = load_faults(ROOT / "maintenance" / "faults.yaml")
+FAULTS = load_faults(gallery.FAULTS)
 LANGUAGES = ("en", "zh")
 DOCS = {
     language: (ROOT / "docs" / language / "fault_gallery.md").read_text(encoding="utf-8").splitlines()
@@ -56,7 +57,7 @@ VALID = {
 }
 
 
-def load_tool(path: str = "maintenance/fault_gallery.py") -> ModuleType:
+def load_tool(path: str = "maintenance/checks/fault_gallery.py") -> ModuleType:
     spec = importlib.util.spec_from_file_location(Path(path).stem, ROOT / path)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -76,7 +77,7 @@ def assert_caught(outcome: gallery.Outcome) -> None:
     assert not outcome.problem
     assert outcome.rung == outcome.fault.rung
     for language in LANGUAGES:
-        assert load_tool().row(outcome, language) in DOCS[language], "python maintenance/fault_gallery.py rewrites it"
+        assert load_tool().row(outcome, language) in DOCS[language], "run maintenance/checks/fault_gallery.py"
 
 
 @pytest.mark.timeout(1200)  # they all run before the first of these
@@ -105,7 +106,7 @@ def test_the_tutorial_shows_what_the_rung_says(tried, fault, tmp_path, monkeypat
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("fault", SAMPLE, ids=lambda fault: fault.name)
 def test_the_rung_fails_and_names_the_fault(tried, fault):
-    """With the tutorial's two of each area; `python maintenance/fault_gallery.py --check` tries all, in 25 minutes."""
+    """With the tutorial's two of each area; `maintenance/checks/fault_gallery.py --check` tries all, in 25 minutes."""
     assert_caught(tried[1][fault.name])
 
 

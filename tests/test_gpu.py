@@ -19,7 +19,7 @@ from test_train import SIDES, SMALL, write_images
 
 from mobilenetv3_common.metrics import NAME, read_metrics
 from portproof.backends import backend
-from portproof.io.cli import UserError
+from sturdyio.cli import UserError
 
 ROOT = Path(__file__).parents[1]
 LAUNCHERS = {

@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 import torch
 
-from maintenance import gallery
+from maintenance.checks import gallery
 from mobilenetv3_common.initial import draw_initial
-from mobilenetv3_proof.step import Step
+from mobilenetv3_proof.step import ModelRung
 from portproof.compare import FAIL, PASS
-from portproof.io.files import load_npy
+from sturdyio.files import load_npy
 
 ROOT = Path(__file__).resolve().parents[1]
 RUNG = "06_test_init"
@@ -23,7 +23,7 @@ MODEL = "models/mobilenet_v3.py"
 LINEAR = "nn.init.normal_(m.weight, 0, 0.01)"
 BUILT = "            nn.Linear(last_channel, num_classes),\n        )\n        self.reset_parameters()\n"
 
-# Beside those of maintenance/faults.yaml.
+# Beside those of maintenance/checks/faults.yaml.
 FAULTS = {
     "linear deviation 0.02": (LINEAR, LINEAR.replace("0.01", "0.02"), r"classifier\.0\.weight/std"),
     "linear mean 0.0001": (LINEAR, LINEAR.replace("0, 0.01", "0.0001, 0.01"), r"classifier\.0\.weight/mean"),
@@ -150,9 +150,9 @@ SHARED_FAULTS = {
 }
 
 
-def check_shared(rung: ModuleType, folder: Path) -> Step:
+def check_shared(rung: ModuleType, folder: Path) -> ModelRung:
     """The rung's check of the shared draw alone."""
-    step = Step(RUNG, rung.get_args_parser().parse_args(["--output-dir", str(folder)]))
+    step = ModelRung(RUNG, rung.get_args_parser().parse_args(["--output-dir", str(folder)]))
     rung.init(*step.both(rung.shared, step), rung.expected, shared=True, rung=step)
     return step
 

@@ -7,7 +7,7 @@ import mobilenetv3_paddle.models
 import mobilenetv3_ref.models
 from portproof.backends import backend
 from portproof.convert.rules import torch_to_paddle
-from portproof.io.cli import UserError
+from sturdyio.cli import UserError
 
 LAST = ["classifier.3.weight", "classifier.3.bias"]
 
@@ -33,7 +33,7 @@ def test_both_sides_start_from_the_same_bits(arch, options):
     ref, port = (models.MODELS[arch](**options) for models in (mobilenetv3_ref.models, mobilenetv3_paddle.models))
     mobilenetv3_ref.models.shared_init(ref, 5)
     mobilenetv3_paddle.models.shared_init(port, 5)
-    expected = torch_to_paddle(arrays_of(mobilenetv3_ref.models, ref), backend("torch").layer_types(ref))
+    expected = torch_to_paddle(arrays_of(mobilenetv3_ref.models, ref), backend("torch").layers.types(ref))
     assert unequal(arrays_of(mobilenetv3_paddle.models, port), expected) == []
 
 

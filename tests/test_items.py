@@ -12,7 +12,7 @@ from portproof.report.hints import hint_for
 
 
 def test_causes_are_known_for_every_module():
-    types = backend("torch").layer_types(MODELS["mobilenet_v3_small"]())
+    types = backend("torch").layers.types(MODELS["mobilenet_v3_small"]())
     recorded = [name for name, kind in types.items() if name and kind != "Sequential"]
     assert [name for name in recorded if not hint_for(output_item(name, "logits"), types, {})] == []
 
@@ -20,7 +20,7 @@ def test_causes_are_known_for_every_module():
 @pytest.mark.parametrize("arch", sorted(MODELS))
 def test_weights_go_to_the_port_and_back(arch, probe):
     """To exactly its keys and shapes, in its order, and back to the same bits."""
-    arrays, types = probe(arch), backend("torch").layer_types(MODELS[arch]())
+    arrays, types = probe(arch), backend("torch").layers.types(MODELS[arch]())
     converted = torch_to_paddle(arrays, types)
     port = mobilenetv3_paddle.models.MODELS[arch]().state_dict()
     assert {name: list(array.shape) for name, array in converted.items()} == {n: list(t.shape) for n, t in port.items()}

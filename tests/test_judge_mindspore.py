@@ -1,4 +1,4 @@
-"""MobileNetV3 small of MindSpore's layers, judged against a recording of the reference's; see mindspore_worker.py."""
+"""MobileNetV3 small of MindSpore's layers, judged against a recording of the reference's."""
 
 import importlib.util
 import os
@@ -28,9 +28,9 @@ def recording(tmp_path_factory) -> Path:
 
 
 def judged(recording: Path, port: str, *flags: str) -> tuple[int, str]:
-    paths = os.pathsep.join(map(str, (ROOT / "tests", ROOT / "portproof" / "src")))
+    paths = os.pathsep.join(map(str, (ROOT / "tests", ROOT / "portproof" / "src", ROOT / "sturdyio" / "src")))
     environment = os.environ | {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
-    command = [MINDSPORE, "-W", "ignore", "-m", "portproof", "judge", "--port", f"mindspore_worker:{port}", *flags]
+    command = [MINDSPORE, "-W", "ignore", "-m", "portproof", "judge", "--port", f"mobilenetv3_mindspore:{port}", *flags]
     done = subprocess.run([*command, recording], env=environment, capture_output=True, text=True, check=False)
     return done.returncode, done.stdout + done.stderr
 

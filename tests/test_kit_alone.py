@@ -1,4 +1,4 @@
-"""The kit without the rest of the project: its wheel, built from a copy of its folder, proves and converts any pair."""
+"""The kit and sturdyio without the rest of the project: their wheels, built from a copy, prove and convert any pair."""
 
 import os
 import shutil
@@ -13,7 +13,8 @@ import pytest
 from portproof.io.records import save_record
 
 ROOT = Path(__file__).resolve().parents[1]
-BLOCK = ROOT / "tests" / "kit_alone"  # in PYTHONPATH: nothing of the project but the kit is to be had
+BLOCK = ROOT / "tests" / "kit_alone"  # in PYTHONPATH: nothing of the project but the kit and sturdyio is to be had
+PACKAGES = ("portproof", "sturdyio")
 PAIR = """
 import paddle
 import torch
@@ -53,19 +54,22 @@ MODELS = ("--ref", "a_pair:Ref", "--input", "4,3,8,8", "--port")
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory) -> Path:
-    """A folder that holds the kit as its wheel installs it."""
+    """A folder that holds the kit and sturdyio as their wheels install them."""
     root = tmp_path_factory.mktemp("kit")
     ignored = shutil.ignore_patterns("*.egg-info", "build", "__pycache__", ".pytest_cache", "tests")
-    shutil.copytree(ROOT / "portproof", root / "portproof", ignore=ignored)
+    for package in PACKAGES:
+        shutil.copytree(ROOT / package, root / package, ignore=ignored)
+    sources = [root / package for package in PACKAGES]
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--no-input"]
     wheels, target = root / "wheels", root / "installed"
     for command in (
-        ["wheel", "--no-deps", "--no-build-isolation", "--no-index", "--wheel-dir", wheels, root / "portproof"],
-        ["install", "--no-deps", "--no-index", "--find-links", wheels, "--target", target, "portproof"],
+        ["wheel", "--no-deps", "--no-build-isolation", "--no-index", "--wheel-dir", wheels, *sources],
+        ["install", "--no-deps", "--no-index", "--find-links", wheels, "--target", target, *PACKAGES],
     ):
         done = subprocess.run([*pip, *command], cwd=root, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stdout + done.stderr
-    shutil.rmtree(root / "portproof")  # what is imported is not the sources
+    for source in sources:
+        shutil.rmtree(source)  # what is imported is not the sources
     return target
 
 
@@ -83,8 +87,9 @@ def python(installed, tmp_path) -> Callable[..., subprocess.CompletedProcess]:
 
 
 @pytest.mark.thorough("test_the_command_is_installed runs what the wheel has")
-def test_it_is_the_wheel_and_nothing_else_of_the_project(python, installed):
-    assert python("-c", "import portproof; print(portproof.__file__)").stdout.startswith(str(installed))
+def test_it_is_the_wheels_and_nothing_else_of_the_project(python, installed):
+    for package in PACKAGES:
+        assert python("-c", f"import {package}; print({package}.__file__)").stdout.startswith(str(installed))
     for package in sorted(path.name for path in ROOT.iterdir() if (path / "__init__.py").is_file()):
         assert "ModuleNotFoundError" in python("-c", f"import {package}").stderr, package
 
@@ -135,12 +140,16 @@ def test_the_report_is_written(python, tmp_path):
     assert "<h1" in (tmp_path / "report.html").read_text(encoding="utf-8")
 
 
-def test_the_kit_names_nothing_of_the_example():
-    paths = [
-        path for path in (ROOT / "portproof").rglob("*") if path.suffix in (".py", ".j2", ".toml", ".md", ".typed")
-    ]
-    assert len(paths) > 50
+@pytest.mark.parametrize(("package", "above", "least"), [("portproof", (), 50), ("sturdyio", ("portproof",), 5)])
+def test_neither_names_what_is_above_it(package, above, least):
+    paths = [path for path in (ROOT / package).rglob("*") if path.suffix in (".py", ".j2", ".toml", ".md", ".typed")]
+    assert len(paths) > least
     for path in paths:
         text = path.read_text(encoding="utf-8")
-        found = [word for word in ("mobilenetv3", "MobileNetV3", "lite_data", "parents[") if word in text]
+        found = [word for word in ("mobilenetv3", "MobileNetV3", "lite_data", "parents[", *above) if word in text]
         assert not found, f"{path}: {found}"
+
+
+def test_the_kits_wheel_asks_for_the_other(installed):
+    needs = [line for path in installed.glob("portproof-*/METADATA") for line in path.read_text().splitlines()]
+    assert "Requires-Dist: sturdyio==0.1.0" in needs

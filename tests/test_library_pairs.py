@@ -1,12 +1,12 @@
-"""maintenance/library_pairs.py: its pages say the same in both languages, and in Chinese all of it is Chinese."""
+"""The study of library pairs: its pages say the same in both languages, and in Chinese all of it is Chinese."""
 
 import re
 from pathlib import Path
 
 import pytest
-from pages import ROOT, assert_same_content
+from markdown_pages import ROOT, assert_same_content
 
-from maintenance.library_pairs import WORDS, Judged, page
+from maintenance.studies.library_pairs import WORDS, Judged, page
 
 BIASED = "buffers: the running variance is the biased one, sum / n (torch's is sum / (n - 1))"
 FOUND = {

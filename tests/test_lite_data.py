@@ -11,7 +11,7 @@ import PIL
 import pytest
 from PIL import ExifTags, Image
 
-from portproof.io.cli import UserError
+from sturdyio.cli import UserError
 
 ROOT = Path(__file__).parents[1]
 LITE_DATA = ROOT / "lite_data"

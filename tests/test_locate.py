@@ -91,8 +91,7 @@ FAULTS = {
         attribute("features.2.block.0.1", "_momentum", 0.01),
         "features.2.block.0.1",
         "buffers",
-        "the batch's share in the running statistics is 0.99, not 0.01"
-        " (Paddle's momentum is the share of the OLD value)",
+        "momentum=0.01; write 0.99 (Paddle: weight of the OLD value)",
     ),
     "biased variance": (
         replaced("features.4.block.0.1", lambda old: nn.BatchNorm2D(old.weight.shape[0], 0.99, 1e-3)),

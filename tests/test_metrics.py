@@ -19,7 +19,7 @@ from visualdl import LogReader
 import mobilenetv3_paddle.train.event_log
 import mobilenetv3_ref.train.event_log
 from mobilenetv3_common.metrics import NAME, MetricsLog, read_metrics
-from portproof.io.cli import UserError, run
+from sturdyio.cli import UserError, run
 
 ROOT = Path(__file__).parents[1]
 EPOCHS, STEPS = 3, 4  # steps an epoch

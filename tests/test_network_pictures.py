@@ -5,7 +5,7 @@ from itertools import pairwise
 
 import pytest
 
-from maintenance import draw_network
+from maintenance.pages import draw_network
 from mobilenetv3_ref.models import MODELS
 
 

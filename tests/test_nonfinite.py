@@ -21,7 +21,7 @@ from portproof.convert.rules import torch_to_paddle
 
 SIDES = {"reference": mobilenetv3_ref, "port": mobilenetv3_paddle}
 SMALL = "mobilenet_v3_small"
-TYPES = backend("torch").layer_types(mobilenetv3_ref.models.MODELS[SMALL](num_classes=3))
+TYPES = backend("torch").layers.types(mobilenetv3_ref.models.MODELS[SMALL](num_classes=3))
 IMAGES = probe_images(np.random.default_rng(1), 3, 64, 32)
 LABELS = np.array([0, 2, 1])
 

@@ -54,7 +54,7 @@ def data(tmp_path_factory) -> Path:
 def content(folder: Path, package: str) -> dict[str, bytes]:
     """All that a run leaves, by file: its weights and checkpoint without the flags, and its record."""
     checkpoints = importlib.import_module(f"{package}.train.checkpoint")
-    digest = importlib.import_module("portproof.io.state_dict").digest
+    digest = importlib.import_module("mobilenetv3_common.digest").digest
     found = {"metrics.jsonl": (folder / "metrics.jsonl").read_bytes()}
     for path in folder.glob(f"*{checkpoints.SUFFIX}"):
         value = checkpoints.load_pickle(path)

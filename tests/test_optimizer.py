@@ -13,9 +13,9 @@ import mobilenetv3_paddle.train.optimizer
 import mobilenetv3_ref.models
 import mobilenetv3_ref.train.optimizer
 from mobilenetv3_paddle.train.optimizer import load_optimizer_state, optimizer_state
-from portproof.compare.tolerances import SEMANTIC_RTOL, C, K, U, largest
-from portproof.io.cli import UserError
-from portproof.io.files import load_pdparams
+from portproof.compare.ruler import SEMANTIC_RTOL, C, K, U, largest
+from sturdyio.cli import UserError
+from sturdyio.files import load_pdparams
 
 OPTIMIZERS = {
     "sgd": torch.optim.SGD,

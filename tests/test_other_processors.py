@@ -1,4 +1,4 @@
-"""maintenance/other_processors.py: its settings change how sums are rounded, and what it says of a run is so."""
+"""maintenance/checks/other_processors.py: its settings change how sums are rounded, and what it says of a run is so."""
 
 import importlib.util
 import platform
@@ -10,7 +10,7 @@ from types import ModuleType
 import numpy as np
 import pytest
 
-SCRIPT = Path(__file__).resolve().parents[1] / "maintenance" / "other_processors.py"
+SCRIPT = Path(__file__).resolve().parents[1] / "maintenance" / "checks" / "other_processors.py"
 # A convolution and a product of matrices on each side, whose bits are all that is printed.
 BITS = """
 import hashlib, numpy as np, paddle, torch

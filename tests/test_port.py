@@ -22,7 +22,7 @@ from mobilenetv3_paddle.models.layers import AdaptiveAvgPool2D, BatchNorm2D, Har
 from mobilenetv3_proof.package import PORT, REF, Package
 from mobilenetv3_ref.models.mobilenet_v3 import InvertedResidual
 from portproof.backends import Backend
-from portproof.compare.tolerances import U64
+from portproof.compare.ruler import U64
 
 DTYPES = ("float32", "float64")
 SIDES = {
@@ -54,11 +54,12 @@ def one_pass(backend: Backend, model, images: np.ndarray, upstream: np.ndarray, 
     model.train() if train else model.eval()
     x = backend.to_tensor(images, model)
     x.requires_grad = True
-    with backend.exact_constants():
+    with backend.runs.exact_constants():
         logits = model(x)
     logits.backward(backend.to_tensor(upstream, model))
     results = {"logits": logits.detach().numpy(), "images": x.grad.numpy()}
-    return {**results, **backend.gradients(model), **backend.buffers(model)}
+    arrays = backend.arrays_of(model)
+    return {**results, **arrays.gradients(), **arrays.buffers()}
 
 
 def zero_by_structure(ref: torch.nn.Module) -> set[str]:

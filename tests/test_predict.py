@@ -17,8 +17,8 @@ import mobilenetv3_paddle.predict
 import mobilenetv3_ref.predict
 from mobilenetv3_common.images import read_image
 from mobilenetv3_common.wnids import IMAGENET_CLASSES
-from portproof.io.cli import run
-from portproof.io.files import save_safetensors
+from sturdyio.cli import run
+from sturdyio.files import save_safetensors
 
 ROOT = Path(__file__).parents[1]
 SCRIPT = ROOT / "tools" / "predict.py"
@@ -325,7 +325,7 @@ def test_the_other_frameworks_weights_are_refused(command, weights, framework):
     (other,) = PACKAGES.keys() - {framework}
     status, _, err = command("--input", IMAGES[0], "--weights", weights()[other], framework=framework)
     assert (status, len(err)) == (2, 1)
-    assert "portproof convert" in err[0]
+    assert "convert them to one of these" in err[0]
 
 
 @pytest.mark.parametrize("framework, package", [("torch", mobilenetv3_ref), ("paddle", mobilenetv3_paddle)])

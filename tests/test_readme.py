@@ -16,7 +16,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
-from pages import ROOT, assert_same_content, blocks, links, spans
+from markdown_pages import ROOT, assert_same_content, blocks, links, spans
 from test_faults import FAULTS, SAMPLE, SHORT, TUTORIALS
 
 from mobilenetv3_common import arguments
@@ -135,10 +135,10 @@ def test_renamed_things_have_their_new_names_only():
     for path in scripts:
         assert not (ROOT / path).exists()
         if path.removeprefix("tools/") not in ("locate.py", "compare_records.py"):
-            assert (ROOT / path.replace("tools/", "maintenance/")).is_file()
+            assert len(list((ROOT / "maintenance").glob(f"*/{Path(path).name}"))) == 1
     assert not (ROOT / "reprod").exists()
     assert all(name in COMMANDS for name in re.findall(r"`portproof (\w+)", now))
-    for name in re.findall(r"`(portproof(?:\.\w+)?|mobilenetv3_common|faq)`", now):
+    for name in re.findall(r"`(portproof(?:\.\w+)?|mobilenetv3_common|maintenance\.pages)`", now):
         importlib.import_module(name)
     flags = {flag for name in COMMANDS for flag in portproof_command(name).get_args_parser()._option_string_actions}
     assert set(re.findall(r"--[\w-]+", now)) - flags == {"--truth"}
@@ -174,7 +174,7 @@ def test_flags_and_variables_are_known():
     steps = options("steps/run_all.py", *(f"steps/{name}.py" for name in script("steps/run_all.py").RUNGS))
     train = set(arguments.get_args_parser("train", "")._option_string_actions)
     tools = [f"tools/{path.name}" for path in (ROOT / "tools").glob("*.py")]
-    known = steps | train | PIP_FLAGS | options(*tools, "maintenance/benchmark.py")
+    known = steps | train | PIP_FLAGS | options(*tools, "maintenance/benchmarks/benchmark.py")
     known |= {flag for name in COMMANDS for flag in portproof_command(name).get_args_parser()._option_string_actions}
     known.add("--all")  # the tests'
     flags = {word for span in spans(prose()) for word in span.split() if word.startswith("--")}
@@ -200,7 +200,7 @@ def test_diff_is_the_diff():
 
 def test_failing_reports_are_as_the_program_prints_them():
     """The first failing item is taken out of each report and reported again: layout, layer type and causes."""
-    types = backend("torch").layer_types(MODELS["mobilenet_v3_small"]())
+    types = backend("torch").layers.types(MODELS["mobilenet_v3_small"]())
     reports = code("first difference: ")
     assert len(reports) == 2
     for lines in reports:
@@ -323,15 +323,12 @@ def test_the_port_can_be_shipped_alone(tmp_path):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy2(ROOT / name, tmp_path / name)
     assert {path.name for path in tmp_path.iterdir()} == {name.split("/")[0] for name in kept}
-    foreign = ["torch", "torchvision", "reprod_log"]  # and whatever of the project is not kept, installed or not
+    # and whatever of the project is not kept, installed or not
+    foreign = ["torch", "torchvision", "reprod_log", "portproof"]
     foreign += [path.name for path in ROOT.iterdir() if (path / "__init__.py").is_file()]
-    foreign += [
-        f"portproof.{path.name}" for path in (ROOT / "portproof" / "src" / "portproof").iterdir() if path.is_dir()
-    ]
-    kept_packages = [name for name in foreign if (tmp_path / name).is_dir()] + ["portproof.io"]
-    blocked = [name for name in foreign if name not in kept_packages]
+    blocked = [name for name in foreign if not (tmp_path / name).is_dir()]
     (tmp_path / "sitecustomize.py").write_text(f"import sys\nsys.modules.update(dict.fromkeys({blocked}))\n")
-    variables = os.environ | {"PYTHONPATH": f"{tmp_path}:{tmp_path / 'portproof' / 'src'}", "OMP_NUM_THREADS": "1"}
+    variables = os.environ | {"PYTHONPATH": f"{tmp_path}:{tmp_path / 'sturdyio' / 'src'}", "OMP_NUM_THREADS": "1"}
     data = str(ROOT / "lite_data")
     train = ["-m", "mobilenetv3_paddle.train", "--data-path", data, "--epochs", "1", "--batch-size", "8"]
     predict = [
@@ -343,7 +340,7 @@ def test_the_port_can_be_shipped_alone(tmp_path):
         "--input",
         f"{data}/val",
     ]
-    for words in (["-c", "import portproof; print(portproof.__file__)"], [*train, "--output-dir", "out"], predict):
+    for words in (["-c", "import sturdyio; print(sturdyio.__file__)"], [*train, "--output-dir", "out"], predict):
         command = [sys.executable, "-W", "ignore", *words]
         done = subprocess.run(command, cwd=tmp_path, env=variables, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stdout + done.stderr

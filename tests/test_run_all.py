@@ -1,22 +1,21 @@
 """steps/run_all.py writes the report and the summary of a run, and leaves none of an earlier one that misleads."""
 
 import importlib.util
-from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import ModuleType
 
 import numpy as np
 import pytest
-from outcomes import Outcome, forward, strict, visit
-from pages import ROOT
+from browser import visit
+from made_up_results import strict
+from markdown_pages import ROOT
 
 import mobilenetv3_paddle.data.presets
 import mobilenetv3_ref.data.presets
-from mobilenetv3_proof.step import step_parser
 from portproof.compare import FAIL, PASS
-from portproof.io.cli import UserError
 from portproof.ladder import all_rungs
 from portproof.report import pictures
+from sturdyio.cli import UserError
 
 SMALL = "mobilenet_v3_small"
 
@@ -33,21 +32,30 @@ def run(run_all: ModuleType, folder: Path) -> int:
     return run_all.main(run_all.get_args_parser().parse_args(["--model", SMALL, "--output-dir", str(folder)]))
 
 
-def give_rungs(run_all: ModuleType, monkeypatch, **mains) -> None:
-    """Rungs of these names, each with this for its main."""
-    modules = {
-        name: SimpleNamespace(main=main, get_args_parser=lambda: step_parser("rung", ""))
-        for name, main in mains.items()
-    }
-    monkeypatch.setattr(run_all, "RUNGS", tuple(modules))
-    monkeypatch.setattr(all_rungs, "load_script", lambda path: modules[path.stem])
+RUNG = """
+from argparse import ArgumentParser
+from made_up_results import Outcome, forward
+from sturdyio.cli import UserError
+
+def get_args_parser():
+    parser = ArgumentParser()
+    for flag in ("--model", "--device", "--seed", "--output-dir"):
+        parser.add_argument(flag)
+    return parser
+
+def main(args):
+    {main}
+"""
+PASSES = "return Outcome(forward({}))"
 
 
-def raising(error: Exception) -> Callable:
-    def main(_args):
-        raise error
-
-    return main
+def give_rungs(run_all: ModuleType, monkeypatch, folder: Path, **mains: str) -> None:
+    """Rungs of these names, each with this line for its main, as scripts in a folder in this one."""
+    (folder / "scripts").mkdir()
+    for name, main in mains.items():
+        (folder / "scripts" / f"{name}.py").write_text(RUNG.format(main=main), encoding="utf-8")
+    monkeypatch.setattr(run_all, "RUNGS", tuple(mains))
+    monkeypatch.setattr(run_all, "__file__", str(folder / "scripts" / "run_all.py"))
 
 
 def test_real_rungs_are_reported(run_all, monkeypatch, tmp_path, capsys, browser):
@@ -64,7 +72,7 @@ def test_real_rungs_are_reported(run_all, monkeypatch, tmp_path, capsys, browser
 
 
 def test_a_rung_that_raises_is_reported_and_the_next_one_runs(run_all, monkeypatch, tmp_path, capsys):
-    give_rungs(run_all, monkeypatch, one=raising(ValueError("no such layer")), two=lambda _args: Outcome(forward({})))
+    give_rungs(run_all, monkeypatch, tmp_path, one='raise ValueError("no such layer")', two=PASSES)
     assert run(run_all, tmp_path) == FAIL
     one, two = strict(tmp_path / "summary.json")["rungs"]
     assert (one["status"], one["error"], two["status"]) == ("FAIL", "ValueError: no such layer", "PASS")
@@ -75,14 +83,14 @@ def test_a_rung_that_raises_is_reported_and_the_next_one_runs(run_all, monkeypat
 def test_an_earlier_report_does_not_outlive_a_run_that_ends_early(run_all, monkeypatch, tmp_path):
     for name in ("report.html", "summary.json"):
         (tmp_path / name).write_text("PASS")
-    give_rungs(run_all, monkeypatch, one=raising(UserError("the folder is gone")))
+    give_rungs(run_all, monkeypatch, tmp_path, one='raise UserError("the folder is gone")')
     with pytest.raises(UserError, match="the folder is gone"):
         run(run_all, tmp_path)
     assert not (tmp_path / "report.html").exists() and not (tmp_path / "summary.json").exists()
 
 
 def test_a_report_that_cannot_be_written_is_a_user_error(run_all, monkeypatch, tmp_path, capsys):
-    give_rungs(run_all, monkeypatch, one=lambda _args: Outcome(forward({})))
+    give_rungs(run_all, monkeypatch, tmp_path, one=PASSES)
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match="choose another with --output-dir"):
         run(run_all, tmp_path / "file")

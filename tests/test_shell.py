@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
+FILES = ("requirements.txt", "pyproject.toml", "portproof/pyproject.toml", "sturdyio/pyproject.toml")
 TOOLS = ("cat", "cksum", "cp", "date", "dirname", "ls", "mkdir", "mv", "rm", "sh", "sleep", "tee", "uname")
 
 # Makes "environments" that hold a copy of itself, notes other calls of a module or of the ladder, and else is Python.
@@ -37,13 +38,14 @@ def script(path: Path, text: str) -> Path:
 
 
 class Project:
-    """A copy of the scripts and of the two files they read, with a PATH that holds no Python but what a test adds."""
+    """A copy of the scripts and of the files they read, with a PATH that holds no Python but what a test adds."""
 
     def __init__(self, folder: Path, locale: dict[str, str]) -> None:
         self.locale = locale
         self.root = folder / "a project"
         shutil.copytree(ROOT / "shell", self.root / "shell")
-        for name in ("requirements.txt", "pyproject.toml"):
+        for name in FILES:
+            (self.root / name).parent.mkdir(exist_ok=True)
             shutil.copy(ROOT / name, self.root / name)
         self.venv = self.root / ".venv"
         self.bin = folder / "bin"
@@ -129,7 +131,7 @@ def test_python_without_venv_names_the_package_to_install(project):
     assert_refused(project.sh("setup.sh"), "python3 (3.1", "apt install python3-venv")
 
 
-@pytest.mark.parametrize("changed", ["requirements.txt", "pyproject.toml"])
+@pytest.mark.parametrize("changed", FILES)
 def test_installs_once_and_again_when_a_file_changed(project, changed):
     project.add_python("python3")
     assert project.sh("setup.sh").returncode == 0
@@ -141,6 +143,16 @@ def test_installs_once_and_again_when_a_file_changed(project, changed):
         file.write("# changed\n")
     assert project.sh("setup.sh").returncode == 0
     assert project.installs() == 1
+
+
+def test_a_port_that_is_shipped_alone_is_installed_without_the_kit(project):
+    project.add_python("python3")
+    for kept, left_out in ((["sturdyio/", "portproof/", ""], None), (["sturdyio/", ""], "portproof")):
+        if left_out:
+            shutil.rmtree(project.root / left_out)
+        assert project.sh("setup.sh").returncode == 0
+        installed = project.calls()[-1].partition("requirements.txt|")[2]
+        assert installed == "|".join(f"-e|{project.root}/{folder}".rstrip("/") for folder in kept)
 
 
 def test_failed_install_is_done_again(project):

@@ -15,13 +15,15 @@ from urllib.parse import urljoin, urlsplit
 
 import pytest
 import yaml
-from pages import ROOT, blocks, links
+from browser import DESKTOP, PHONE, fits_sideways
+from markdown_pages import ROOT, blocks, links
 from playwright.sync_api import Browser, Page
-from screens import DESKTOP, PHONE, fits_sideways
 
-from faq.site_hooks import repository
+from maintenance.pages.site_hooks import repository
 
-PAGES = sorted(path.relative_to(ROOT / "docs").with_suffix("").as_posix() for path in (ROOT / "docs").rglob("*.md"))
+DOCS = ROOT / "docs"
+FILES = [*DOCS.glob("*.md"), *(DOCS / "en").rglob("*.md"), *(DOCS / "zh").rglob("*.md")]
+PAGES = sorted(path.relative_to(DOCS).with_suffix("").as_posix() for path in FILES)
 ORIGIN = "https://github.com/owner/project"
 SAMPLE = ["en/index", "zh/index", "en/01_forward", "zh/01_forward", "en/faq/index", "zh/faq/layers", "zh/fault_gallery"]
 
@@ -222,7 +224,7 @@ def test_front_page_shows_a_fault_and_the_report_of_its_run():
     assert shown == [block for block in blocks("docs/index_cn.md") if block.kind == "code"]
     (ref, port), report = (block.lines for block in shown)
     assert ref.removeprefix("- ") in (ROOT / "mobilenetv3_ref/models/mobilenet_v3.py").read_text()
-    faults = yaml.safe_load((ROOT / "maintenance/faults.yaml").read_text())
+    faults = yaml.safe_load((ROOT / "maintenance/checks/faults.yaml").read_text())
     (fault,) = (fault for fault in faults if fault["name"] == "batch-norm momentum copied")
     faulty = (ROOT / "mobilenetv3_paddle" / fault["file"]).read_text().replace(fault["right"], fault["wrong"])
     assert port.removeprefix("+ ") in faulty
@@ -277,6 +279,10 @@ def test_drawings_are_dark_on_a_dark_page(browser, site):
         inks.append([drawn.locator(part).first.evaluate(fill) for part in (".bg", "text")])
         context.close()
     assert all(light != dark for light, dark in zip(*inks, strict=True))
+
+
+def test_what_the_faq_is_written_from_is_no_page(folder):
+    assert (folder / "en" / "faq").is_dir() and not (folder / "faq").exists()
 
 
 def test_no_formula_is_left_as_it_was_typed(folder):

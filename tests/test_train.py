@@ -29,9 +29,9 @@ from mobilenetv3_common.arguments import get_args_parser
 from mobilenetv3_common.metrics import read_metrics
 from portproof.backends import backend
 from portproof.convert.rules import torch_to_paddle
-from portproof.io.cli import Stopped, UserError
-from portproof.io.files import save_safetensors
-from portproof.io.locks import FolderLock
+from sturdyio.cli import Stopped, UserError
+from sturdyio.files import save_safetensors
+from sturdyio.locks import FolderLock
 
 pytestmark = pytest.mark.thorough("the port", but="^(?!reference)")
 ROOT = Path(__file__).parents[1]
@@ -90,7 +90,7 @@ def weights(probe, tmp_path_factory) -> Callable[..., Path]:
     def write(side: SimpleNamespace, num_classes: int = 3) -> Path:
         arrays = probe("mobilenet_v3_small", num_classes=num_classes)
         if side.package is mobilenetv3_paddle:
-            arrays = torch_to_paddle(arrays, backend("torch").layer_types(mobilenetv3_ref.models.mobilenet_v3_small()))
+            arrays = torch_to_paddle(arrays, backend("torch").layers.types(mobilenetv3_ref.models.mobilenet_v3_small()))
         path = folder / f"{side.package.__name__}_{num_classes}.safetensors"
         save_safetensors(arrays, path)
         return path
@@ -679,7 +679,7 @@ def test_both_sides_start_from_the_shared_draw(data, tmp_path):
     ref, port = (
         side.package.models.read_weights(tmp_path / name / f"model_0{suffix(side)}") for name, side in SIDES.items()
     )
-    types = backend("torch").layer_types(mobilenetv3_ref.models.mobilenet_v3_small())
+    types = backend("torch").layers.types(mobilenetv3_ref.models.mobilenet_v3_small())
     assert differing(torch_to_paddle(ref, types), port) == []
 
 

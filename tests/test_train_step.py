@@ -3,7 +3,7 @@
 The rung itself takes minutes. What it says of the port, and of a port with a fault in it, is tried by
 
     python steps/07_test_train.py --short
-    python maintenance/fault_gallery.py --quick --only "momentum lost between epochs"
+    python maintenance/checks/fault_gallery.py --quick --only "momentum lost between epochs"
     TRAIN_FAULTS=1 python -m pytest tests/test_train_step.py     four minutes of two cores
 """
 
@@ -19,14 +19,14 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from maintenance import gallery
+from maintenance.checks import gallery
 from mobilenetv3_common.digits import write_digits
-from mobilenetv3_proof.step import Step
+from mobilenetv3_proof.step import ModelRung
 from mobilenetv3_proof.training import Recipe, Trainee
 from portproof.compare import FAIL, PASS, REFUSED
-from portproof.io.cli import UserError
 from portproof.ladder.statistics import trajectory
 from portproof.ladder.workers.launching import launch_runs
+from sturdyio.cli import UserError
 
 ROOT = Path(__file__).resolve().parents[1]
 PATHS = {"reference": "mobilenetv3_proof.training:ref", "port": "mobilenetv3_proof.training:port"}
@@ -158,8 +158,8 @@ def test_runs_that_end_early_are_told(tmp_path, side):
 # The float64 half, over 14 or 21 steps
 
 
-def exact(rung: ModuleType, digits: Path, folder: Path, port: type[Trainee] = Trainee, **changes: float) -> Step:
-    step = Step(rung.NAME, rung.get_args_parser().parse_args(["--output-dir", str(folder)]))
+def exact(rung: ModuleType, digits: Path, folder: Path, port: type[Trainee] = Trainee, **changes: float) -> ModelRung:
+    step = ModelRung(rung.NAME, rung.get_args_parser().parse_args(["--output-dir", str(folder)]))
     recipe = Recipe(str(digits), "mobilenet_v3_small", **rung.EXACT | changes)
     rung.check_exact(step, Trainee(rung.REF), port(rung.PORT), recipe)
     return step

@@ -18,8 +18,8 @@ import venv
 from pathlib import Path
 
 import pytest
-from page_code import FRAMEWORKS, program
-from pages import ROOT, Block, assert_same_content, blocks
+from markdown_pages import ROOT, Block, assert_same_content, blocks
+from run_page_code import FRAMEWORKS, program
 
 LANGUAGES = ROOT / "docs"
 ENGLISH = sorted(path.relative_to(ROOT).as_posix() for path in (LANGUAGES / "en").rglob("*.md"))
@@ -60,9 +60,10 @@ def project(tmp_path: Path) -> Path:
     venv.create(copy / ".venv", symlinks=True)
     (site,) = (copy / ".venv").glob("lib/python*/site-packages")
     (installed,) = (Path(path) for path in sys.path if path.endswith("site-packages"))
-    (site / "project.pth").write_text(f"{copy}\n{copy / 'portproof' / 'src'}\n{installed}\n")
+    own = [copy, copy / "sturdyio" / "src", copy / "portproof" / "src"]
+    (site / "project.pth").write_text("\n".join(map(str, [*own, installed])) + "\n")
     # What shell/setup.sh leaves when all is installed.
-    files = "requirements.txt portproof/pyproject.toml pyproject.toml"
+    files = "requirements.txt sturdyio/pyproject.toml portproof/pyproject.toml pyproject.toml"
     state = f'cd "{copy}" && {{ .venv/bin/python -V && echo "{copy}" && cat {files}; }} | cksum'
     stamp = subprocess.run(["sh", "-c", state], capture_output=True, text=True, check=True).stdout
     (copy / ".venv" / "setup.stamp").write_text(stamp)
@@ -337,7 +338,7 @@ def errors(request, tmp_path_factory) -> dict[tuple[str, str], str]:
     folder, found = tmp_path_factory.mktemp("code"), {}
     for framework in FRAMEWORKS:
         pages = [name for name in CODE if name in wanted and program(name, framework)]
-        command = [sys.executable, str(ROOT / "tests" / "page_code.py"), framework, str(folder), *pages]
+        command = [sys.executable, str(ROOT / "tests" / "run_page_code.py"), framework, str(folder), *pages]
         own = {"OMP_NUM_THREADS": "1"} | dict(os.environ)
         done = subprocess.run(command, env=own, capture_output=True, text=True, timeout=300, check=False)
         died = f"the process ended with {done.returncode}: {done.stderr[-2000:]}"

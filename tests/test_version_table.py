@@ -1,4 +1,4 @@
-"""maintenance/versions.py: what pytest reports is counted, both pages say it, and what was not run is said to be so."""
+"""The check of versions: what pytest reports is counted, both pages say it, and what was not run is said to be so."""
 
 import os
 import subprocess
@@ -6,10 +6,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from pages import assert_same_content, blocks
+from markdown_pages import assert_same_content, blocks
 
-from maintenance import versions
-from maintenance.versions import COMBINATIONS, TESTS, Result, counted, find_interpreters, load_results, page
+from maintenance.checks import versions
+from maintenance.checks.versions import COMBINATIONS, TESTS, Result, counted, find_interpreters, load_results, page
 
 ROOT = Path(__file__).resolve().parents[1]
 INSTALLED = {"python": "3.9.18", "torch": "2.1.0+cpu", "paddlepaddle": "2.6.2", "numpy": "1.26.4"}

@@ -19,7 +19,7 @@ from mobilenetv3_common.wnids import IMAGENET_CLASSES, IMAGENET_LABELS, WNIDS
 from portproof.backends import backend
 from portproof.compare import PASS
 from portproof.convert.rules import torch_to_paddle
-from portproof.io.cli import UserError
+from sturdyio.cli import UserError
 
 pytestmark = pytest.mark.thorough("the port", but="^(?!reference)")
 ROOT = Path(__file__).parents[1]
@@ -47,7 +47,7 @@ def weights(probe, tmp_path_factory) -> dict[str, Path]:
     arrays["classifier.3.bias"] = np.zeros_like(arrays["classifier.3.bias"])
     arrays["classifier.3.bias"][[281, 999, 500, 501, 502, 1]] = 9, 8, 7, 6, 5, 4
     torch.save({name: torch.from_numpy(array) for name, array in arrays.items()}, folder / "bias.pth")
-    converted = torch_to_paddle(arrays, backend("torch").layer_types(mobilenetv3_ref.models.mobilenet_v3_small()))
+    converted = torch_to_paddle(arrays, backend("torch").layers.types(mobilenetv3_ref.models.mobilenet_v3_small()))
     paddle.save({name: paddle.to_tensor(array) for name, array in converted.items()}, str(folder / "bias.pdparams"))
     return {side.framework: folder / f"bias{side.suffix}" for side in SIDES.values()}
 

@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 
 from mobilenetv3_common.metrics import NAME, read_metrics
-from portproof.io.cli import ArgumentParser, HelpFormatter, UserError, existing_dir, positive_int, run
-from portproof.io.files import save_safetensors
+from sturdyio.cli import ArgumentParser, HelpFormatter, UserError, existing_dir, positive_int, run
+from sturdyio.files import save_safetensors
 
 PROG = "average_checkpoints"
 

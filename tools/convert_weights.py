@@ -27,11 +27,11 @@ import numpy as np
 from mobilenetv3_common.arguments import MODEL_NAMES
 from mobilenetv3_common.classes import check_state_dict, num_classes_of
 from portproof.commands.arguments import add_file_arguments, check_files
-from portproof.convert.rules import MINDSPORE_RULES, RULES, keep, mindspore_to_torch, torch_to_mindspore
+from portproof.convert.rules import MINDSPORE_RULES, RULES, identity, mindspore_to_torch, torch_to_mindspore
 from portproof.io.ckpt import load_ckpt, save_ckpt
-from portproof.io.cli import ArgumentParser, HelpFormatter, UserError, run
-from portproof.io.files import load_safetensors, save_safetensors
-from portproof.io.state_dict import check_hash
+from sturdyio.cli import ArgumentParser, HelpFormatter, UserError, run
+from sturdyio.files import load_safetensors, save_safetensors
+from sturdyio.state_dict import check_hash
 
 PROG = "convert_weights"
 Arrays = dict[str, np.ndarray]
@@ -81,8 +81,8 @@ def changes(
     for key in torch_keys:
         module, _, leaf = key.rpartition(".")
         layer = types[module]
-        rules = {"torch": {leaf: (leaf, keep)}, "paddle": RULES[layer], "mindspore": MINDSPORE_RULES[layer]}
-        (name, change), (other, its_change) = (rules[side].get(leaf, ("-", keep)) for side in (first, second))
+        rules = {"torch": {leaf: (leaf, identity)}, "paddle": RULES[layer], "mindspore": MINDSPORE_RULES[layer]}
+        (name, change), (other, its_change) = (rules[side].get(leaf, ("-", identity)) for side in (first, second))
         layout = "same" if change is its_change else "transposed"
         if "-" in (name, other):  # no place there
             layout = "left out" if target == "mindspore" else "0"
@@ -100,7 +100,7 @@ def main(args: argparse.Namespace) -> None:
     classes = num_classes_of(arrays)
     models = {name: package.MODELS[args.model](num_classes=classes) for name, package in packages.items()}
     ref = models["torch"]
-    types = backend("torch").layer_types(ref)
+    types = backend("torch").layers.types(ref)
     # MindSpore has no package here: its model is the reference's under MindSpore's names.
     mindspore = torch_to_mindspore(backend("torch").state_arrays(ref), types)
     if args.source == "mindspore":

@@ -10,11 +10,11 @@ The port itself is not touched; delete the folder when you have seen enough.
 import argparse
 from pathlib import Path
 
-from maintenance.gallery import PORT, ROOT, Fault, copy_port, load_faults
-from portproof.io.cli import ArgumentParser, HelpFormatter, UserError, run
+from maintenance import ROOT
+from maintenance.checks.gallery import FAULTS, PORT, Fault, copy_port, load_faults
+from sturdyio.cli import ArgumentParser, HelpFormatter, UserError, run
 
 NAME = "inject_fault"
-FAULTS = ROOT / "maintenance" / "faults.yaml"
 
 
 def find(name: str) -> Fault:

@@ -11,7 +11,7 @@ import argparse
 from pathlib import Path
 
 from mobilenetv3_common.digits import write_digits
-from portproof.io.cli import ArgumentParser, HelpFormatter, positive_int, run
+from sturdyio.cli import ArgumentParser, HelpFormatter, positive_int, run
 
 PROG = "make_digits"
 

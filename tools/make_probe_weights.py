@@ -12,7 +12,7 @@ from pathlib import Path
 
 from mobilenetv3_common.arguments import MODEL_NAMES
 from portproof.convert.rules import torch_to_paddle
-from portproof.io.cli import ArgumentParser, HelpFormatter, UserError, positive_int, run
+from sturdyio.cli import ArgumentParser, HelpFormatter, UserError, positive_int, run
 
 PROG = "make_probe_weights"
 SUFFIXES = (".pth", ".pt", ".safetensors", ".pdparams")
@@ -51,7 +51,7 @@ def main(args: argparse.Namespace) -> None:
     arrays = probe_weights(model, args.seed)
     if args.output.suffix == ".pdparams":
         port_model = port.MODELS[args.model](num_classes=args.num_classes)
-        port.load_state_dict(port_model, torch_to_paddle(arrays, backend("torch").layer_types(model)))
+        port.load_state_dict(port_model, torch_to_paddle(arrays, backend("torch").layers.types(model)))
         port.save_weights(port_model, args.output)
     else:
         ref.save_weights(model, args.output)

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mobilenetv3_common.metrics import NAME, read_metrics
-from portproof.io.cli import ArgumentParser, HelpFormatter, UserError, run
-from portproof.io.files import atomic_path
+from sturdyio.cli import ArgumentParser, HelpFormatter, UserError, run
+from sturdyio.files import atomic_path
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

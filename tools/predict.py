@@ -28,7 +28,7 @@ from tqdm import tqdm
 from mobilenetv3_common.arguments import MODEL_NAMES, check_val_sizes
 from mobilenetv3_common.images import IMAGE_SUFFIXES, read_image
 from mobilenetv3_common.wnids import IMAGENET_LABELS
-from portproof.io.cli import ArgumentParser, HelpFormatter, UserError, existing_file, positive_int, run
+from sturdyio.cli import ArgumentParser, HelpFormatter, UserError, existing_file, positive_int, run
 
 PROG = "predict"
 MODULES = {"paddle": "mobilenetv3_paddle.predict", "torch": "mobilenetv3_ref.predict"}

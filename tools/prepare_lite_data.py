@@ -20,7 +20,7 @@ from PIL import ExifTags, Image
 from tqdm import tqdm
 
 from mobilenetv3_common.images import IMAGE_SUFFIXES
-from portproof.io.cli import ArgumentParser, UserError, existing_dir, output_dir, positive_int, run
+from sturdyio.cli import ArgumentParser, UserError, existing_dir, output_dir, positive_int, run
 
 SPLITS = ("train", "val")
 JPEG_QUALITY = 87

@@ -10,7 +10,7 @@ from PIL import Image
 from mobilenetv3_common.draws import item_rng
 from mobilenetv3_common.images import read_image
 from mobilenetv3_common.wnids import check_images, class_folders, no_images
-from portproof.io.cli import existing_dir
+from sturdyio.cli import existing_dir
 
 
 class ImageFolder(datasets.DatasetFolder):  # Paddle: the class with labels; its ImageFolder has none

@@ -11,7 +11,7 @@ from paddle import Tensor, io
 
 from mobilenetv3_common.preemption import outlive_stop_request, starting_workers
 from mobilenetv3_common.sampler import BatchSampler
-from portproof.io.cli import UserError
+from sturdyio.cli import UserError
 
 from .dataset import ImageFolder
 from .presets import ClassificationPresetEval, ClassificationPresetTrain

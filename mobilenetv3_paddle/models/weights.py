@@ -10,9 +10,9 @@ import paddle
 from paddle import nn
 
 from mobilenetv3_common.classes import check_state_dict, keep_last_layer
-from portproof.io.cli import UserError
-from portproof.io.files import atomic_path, load_pdparams, save_safetensors
-from portproof.io.state_dict import read_state_dict
+from sturdyio.cli import UserError
+from sturdyio.files import atomic_path, load_pdparams, save_safetensors
+from sturdyio.state_dict import read_state_dict
 
 SUFFIXES = (".pdparams",)
 

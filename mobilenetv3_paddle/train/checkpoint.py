@@ -8,9 +8,9 @@ from paddle import nn
 from paddle.optimizer import Optimizer
 from paddle.optimizer.lr import LRScheduler
 
+from mobilenetv3_common.digest import digest
 from mobilenetv3_paddle.models.weights import load_pickle, load_state_dict, save_pickle, to_arrays
-from portproof.io.cli import UserError, existing_file
-from portproof.io.state_dict import digest
+from sturdyio.cli import UserError, existing_file
 
 from .amp import Amp
 from .ema import ModelEma

@@ -11,7 +11,7 @@ import paddle
 from paddle import Tensor, nn
 
 from mobilenetv3_paddle.models.weights import load_state_dict
-from portproof.io.cli import UserError
+from sturdyio.cli import UserError
 
 COUNT = "n_averaged"
 

@@ -12,7 +12,7 @@ from paddle.optimizer import Optimizer
 from mobilenetv3_common.log import TrainingLog
 from mobilenetv3_paddle.data.loader import DataLoader
 from mobilenetv3_paddle.data.mix import RandomMix
-from portproof.io.cli import Stopped, UserError
+from sturdyio.cli import Stopped, UserError
 
 from .amp import Amp
 from .distributed import all_reduce_sum, unwrap

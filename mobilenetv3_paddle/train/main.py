@@ -12,7 +12,7 @@ from mobilenetv3_paddle.data import ImageFolder, build_dataset, build_loader
 from mobilenetv3_paddle.data.loader import DataLoader
 from mobilenetv3_paddle.device import seed_everything, select_device
 from mobilenetv3_paddle.models import MODELS, load_finetune, read_weights, shared_init
-from portproof.io.cli import run
+from sturdyio.cli import run
 
 from .amp import Amp
 from .checkpoint import TrainingState

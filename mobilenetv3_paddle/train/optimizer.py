@@ -13,7 +13,7 @@ from paddle.optimizer import Optimizer
 from paddle.optimizer.lr import LRScheduler
 
 from mobilenetv3_common.arguments import Schedule
-from portproof.io.cli import UserError
+from sturdyio.cli import UserError
 
 from .lr_scheduler import build_lr_scheduler
 

@@ -19,9 +19,9 @@ from mobilenetv3_paddle.data import build_mix, set_epoch
 from mobilenetv3_paddle.data.loader import DataLoader
 from mobilenetv3_paddle.device import seed_everything
 from mobilenetv3_paddle.models import save_weights
-from portproof.io.cli import Stopped, UserError, output_dir
-from portproof.io.files import atomic_path
-from portproof.io.locks import FolderLock
+from sturdyio.cli import Stopped, UserError, output_dir
+from sturdyio.files import atomic_path
+from sturdyio.locks import FolderLock
 
 from .checkpoint import SUFFIX, TrainingState, read_checkpoint, restore, save_checkpoint
 from .distributed import all_reduce_sum, broadcast_buffers, data_parallel, launched_rank, log

@@ -11,7 +11,7 @@ from torchvision import datasets
 from mobilenetv3_common.draws import item_rng
 from mobilenetv3_common.images import read_image
 from mobilenetv3_common.wnids import check_images, class_folders
-from portproof.io.cli import existing_dir
+from sturdyio.cli import existing_dir
 
 
 class ImageFolder(datasets.ImageFolder):

@@ -10,10 +10,10 @@ import torch
 from torch import nn
 
 from mobilenetv3_common.classes import check_state_dict, keep_last_layer
-from portproof.io.cli import UserError
-from portproof.io.files import atomic_path, save_safetensors
-from portproof.io.pth import load_pth
-from portproof.io.state_dict import read_state_dict
+from sturdyio.cli import UserError
+from sturdyio.files import atomic_path, save_safetensors
+from sturdyio.pth import load_pth
+from sturdyio.state_dict import read_state_dict
 
 SUFFIXES = (".pth", ".pt")
 

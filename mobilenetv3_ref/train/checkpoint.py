@@ -9,9 +9,9 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
+from mobilenetv3_common.digest import digest
 from mobilenetv3_ref.models.weights import load_pickle, load_state_dict, save_pickle, to_arrays
-from portproof.io.cli import UserError, existing_file
-from portproof.io.state_dict import digest
+from sturdyio.cli import UserError, existing_file
 
 from .amp import Amp
 from .ema import ModelEma

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from mobilenetv3_ref.models.weights import load_state_dict
-from portproof.io.cli import UserError
+from sturdyio.cli import UserError
 
 COUNT = "n_averaged"
 

@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 from mobilenetv3_common.log import TrainingLog
 from mobilenetv3_ref.data.loader import DataLoader
 from mobilenetv3_ref.data.mix import RandomMix
-from portproof.io.cli import Stopped, UserError
+from sturdyio.cli import Stopped, UserError
 
 from .amp import Amp
 from .distributed import all_reduce_sum, unwrap

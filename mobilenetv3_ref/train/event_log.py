@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from portproof.io.cli import UserError
+from sturdyio.cli import UserError
 
 
 class EventLog:

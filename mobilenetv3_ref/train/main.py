@@ -12,7 +12,7 @@ from mobilenetv3_ref.data import ImageFolder, build_dataset, build_loader
 from mobilenetv3_ref.data.loader import DataLoader
 from mobilenetv3_ref.device import seed_everything, select_device
 from mobilenetv3_ref.models import MODELS, load_finetune, read_weights, shared_init
-from portproof.io.cli import run
+from sturdyio.cli import run
 
 from .amp import Amp
 from .checkpoint import TrainingState

@@ -5,15 +5,15 @@ import paddle
 import pytest
 import torch
 from paddle.nn import functional as PF
-from pairs import Port, Ref, assert_aligned, assert_located, assert_refused, normal
 from torch.nn import functional as TF
+from toy_pairs import Port, Ref, assert_aligned, assert_located, assert_refused, normal
 
 from portproof import align, load_reference_weights
 from portproof.backends import backend
 from portproof.backends.probe import probe_weights
 from portproof.compare import FAIL, PASS, REFUSED
-from portproof.io.cli import UserError
 from portproof.python39 import zip_strict
+from sturdyio.cli import UserError
 
 T, P = torch.nn, paddle.nn
 TorchSeq, PaddleSeq = T.Sequential, P.Sequential

@@ -13,50 +13,18 @@ import paddle
 import pytest
 import torch
 from safetensors.numpy import save_file
+from toy_sources import PORT, PORT_SUM, REF, REF_SUM
 
 from portproof.commands import align
-from portproof.io import cli, progress
+from portproof.io import progress
+from sturdyio import cli
 
-PAIR = """
-import paddle
-import torch
-
-
-class Ref(torch.nn.Module):
-    def __init__(self, classes=3):
-        super().__init__()
-        self.first, self.act, self.last = torch.nn.Linear(5, 6), torch.nn.ReLU(), torch.nn.Linear(6, classes)
-
-    def forward(self, x):
-        return self.last(self.act(self.first(x)))
-
-
-class Port(paddle.nn.Layer):
-    def __init__(self, activation="ReLU"):
-        super().__init__()
-        self.one, self.act, self.two = paddle.nn.Linear(5, 6), getattr(paddle.nn, activation)(), paddle.nn.Linear(6, 3)
-
-    def forward(self, x):
-        return self.two(self.act(self.one(x)))
-
-
-class Sum(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.a, self.b = torch.nn.Linear(5, 6), torch.nn.Linear(5, 6)
-
-    def forward(self, x):
-        return self.a(x) + self.b(x)
-
-
-class PortSum(paddle.nn.Layer):
-    def __init__(self):
-        super().__init__()
-        self.u, self.v = paddle.nn.Linear(5, 6), paddle.nn.Linear(5, 6)
-
-    def forward(self, x):
-        return self.u(x) + self.v(x)
-
+# Beside the toy pairs: what is no model, and losses.
+PAIR = f"""
+{REF}
+{PORT}
+{REF_SUM}
+{PORT_SUM}
 
 def broken():
     raise RuntimeError("no such size")
@@ -299,7 +267,8 @@ MISTAKES = {
         {"ref": "nothing:Net"},
         "No module named 'nothing': put the folder that holds it into PYTHONPATH",
     ),
-    "a module that raises": ({"port": "no_module:Net"}, "importing no_module raised ZeroDivisionError"),
+    "a module that raises": ({"ref": "no_module:Net"}, "importing no_module raised ZeroDivisionError"),
+    "no such keyword of the port": ({"port": "a_pair:Port(depth=3)"}, "making it raised TypeError"),
     "no such factory": ({"ref": "a_pair:Net"}, "a_pair has no Net that can be called"),
     "no factory": ({"port": "math:pi"}, "math has no pi that can be called"),
     "no colon": ({"ref": "a_pair"}, "is no PKG.MOD:FACTORY"),
@@ -341,6 +310,16 @@ def test_a_mistake_is_one_line_and_status_2(run, folder, flags, message):
         line = last_line(result.stderr)
         assert ": error: " in line and message in line, line
         assert "Traceback" not in result.stderr
+
+
+def test_a_port_whose_code_raises_fails(run):
+    for port, reason in (
+        ("no_module:Net", "importing no_module raised ZeroDivisionError"),
+        ("a_pair:broken", "making it raised RuntimeError: no such size"),
+    ):
+        result = run(port=port)
+        assert (result.returncode, result.stderr) == (1, "")
+        assert result.stdout.startswith(f"FAIL portproof align: --port {port!r}: {reason}")
 
 
 def test_flags_that_are_missing_or_do_not_go_together(run):

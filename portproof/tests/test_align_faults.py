@@ -7,7 +7,7 @@ import paddle
 import pytest
 import torch
 from paddle.nn import functional as PF
-from pairs import Port, Ref, assert_aligned, assert_located, normal
+from toy_pairs import Port, Ref, assert_aligned, assert_located, normal
 
 from portproof import align
 from portproof.compare import FAIL
@@ -61,9 +61,7 @@ def test_a_wrong_layer(child, layer, cause):
 
 def test_momentum_the_other_way_round():
     port = port_network(norm=P.BatchNorm2D(4, momentum=0.1))
-    cause = (
-        "the batch's share in the running statistics is 0.9, not 0.1 (Paddle's momentum is the share of the OLD value)"
-    )
+    cause = "momentum=0.1; write 0.9 (Paddle: weight of the OLD value)"
     assert_located(ref_network(), port, IMAGES, at="norm", phase="buffers", cause=cause)
 
 

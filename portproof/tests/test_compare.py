@@ -1,9 +1,10 @@
 """The comparison never passes what it should not: properties of `compare` on arrays that hypothesis makes up.
 
-And what is printed about a failure, the weights' conversion, the activations, and the arithmetic of the tolerances.
+And what is printed about a failure, the weights' conversion, the activations, and the arithmetic of the ruler.
 """
 
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -13,15 +14,28 @@ from hypothesis.extra import numpy as hnp
 
 from portproof.arrays import same_bits
 from portproof.backends.trace import output_item
-from portproof.compare import FAIL, PASS, REFUSED, Item, Row, Verdict, compare, joined, placed, tensor_item, tolerances
+from portproof.compare import (
+    FAIL,
+    NOT_JUDGED,
+    PASS,
+    REFUSED,
+    Item,
+    Row,
+    Verdict,
+    compare,
+    joined,
+    placed,
+    tensor_item,
+)
 from portproof.compare.activations import MARGIN, branch_flips, dead_branches, off_kinks
+from portproof.compare.ruler import MOST_HIDDEN, U64, Ruler, distances, exact_atol, kernel_atol, noise_floor
 from portproof.convert.rules import RULES, paddle_to_torch, torch_to_paddle
-from portproof.io.cli import UserError
-from portproof.io.files import load_npy
 from portproof.ladder.pairs.pair import MODES
 from portproof.ladder.rung import Rung
 from portproof.report.hints import hint_for
 from portproof.report.text import block_of, render, row_line, table
+from sturdyio.cli import UserError
+from sturdyio.files import load_npy
 
 FLOATS = [np.dtype(name) for name in ("float16", "float32", "float64")]
 INTS = [np.dtype(f"{sign}int{bits}") for sign in ("", "u") for bits in (8, 16, 32, 64)]
@@ -245,8 +259,9 @@ def test_complex_numbers_are_compared_by_the_modulus_of_the_difference(dtype):
 def test_complex_numbers_have_limits_as_real_ones_have():
     fp64_ref = {"a": np.array([3 + 4j, 0])}
     fp32_ref = {"a": np.array([3 + 4j, 1e-6j])}
-    assert tolerances.kernel_atol(fp64_ref, fp32_ref)["a"] == pytest.approx(5 * 1e-6 + 16 * 2.0**-24 * 5)
-    assert tolerances.semantic_atol(fp64_ref, fp32_ref)["a"] == pytest.approx(max(5e-12, 8 * 2.0**-29 * 1e-6))
+    assert kernel_atol(fp64_ref, fp32_ref)["a"] == pytest.approx(5 * 1e-6 + 16 * 2.0**-24 * 5)
+    least = judged_by(Ruler({OUT: fp64_ref["a"]}), off_by(1e-12, fp64_ref["a"]))
+    assert (least.status, least.atol) == (PASS, pytest.approx(5e-12))
 
 
 def test_a_failure_outranks_a_refusal():
@@ -527,32 +542,101 @@ def test_inputs_at_a_kink_are_moved_off_it():
         assert off_kinks(x, kind).tobytes() == x.tobytes()
 
 
-def test_tolerances():
-    fp64_ref = {"x": np.array([-4.0, 1.0]), "n": np.array(3), "z": np.zeros(2)}
-    near = {"x": np.array([-4.0, 1.0 + 1e-9]), "n": np.array(3), "z": np.zeros(2)}
-    far = {"x": np.array([-4.0, 1.5]), "n": np.array(3), "z": np.full(2, 2e-7)}
+def judged_by(ruler: Ruler, port: dict[Item, np.ndarray]) -> Row:
+    """The row of the only item."""
+    (row,) = ruler.compare(port).rows
+    return row
+
+
+OUT = Item("out", "output")
+REF = {OUT: np.array([-4.0, 1.0])}
+
+
+def off_by(difference: float, ref: np.ndarray = REF[OUT]) -> dict[Item, np.ndarray]:
+    return {OUT: ref + np.array([0.0, difference])}
+
+
+def test_limits_widen_in_one_order_and_what_a_step_needs_is_asked_for_then():
+    """float64: the least limit, the float32 run, perturbed runs, rounded coefficients, float32 data."""
+    asked = []
+
+    def errors() -> dict[Item, float]:
+        asked.append("float32")
+        return {OUT: 2.0**-9}
+
+    def perturbed(i: int) -> dict[Item, float]:
+        asked.append(f"perturbed {i}")
+        return {OUT: 1e-10 * i}
+
+    def rounded() -> list[dict[Item, float]]:
+        asked.append("rounded")
+        return [{OUT: 1e-8}, {OUT: 2e-8}]
+
+    ruler = partial(Ruler, REF, "float64", errors, perturbed, rounded, has_float32_data=True)
+    limits = {
+        "": 4e-12,
+        "float32": 8 * 2.0**-29 * 2.0**-9,
+        "perturbed": 8 * 3e-10,
+        "rounded": 8 * 3e-10 + 3e-8,
+        "float32 data": 5 * 2.0**-9,
+    }
+    every = ["float32", "perturbed 1", "perturbed 2", "perturbed 3", "rounded"]
+    far_off = ["float32", "perturbed 1", "rounded"]  # no other draw would be so much larger
+    needed = [[], every[:1], every[:4], every, far_off]
+    for count, (step, limit) in enumerate(limits.items()):
+        asked.clear()
+        row = judged_by(ruler(), off_by(0.9 * limit))
+        assert (row.status, row.widened_by, row.atol) == (PASS, step, pytest.approx(limit))
+        assert asked == needed[count]
+    assert judged_by(ruler(), off_by(1.1 * limit)).status == FAIL
+
+
+def test_a_limit_says_which_relative_change_could_hide_in_it():
+    ruler = Ruler(REF, errors=lambda: {OUT: 1.0}, perturbed=lambda i: {OUT: 1e-3})
+    assert judged_by(ruler, off_by(1e-13)).hidden == 0
+    assert judged_by(ruler, off_by(1e-8)).hidden == 8 * 2.0**-53
+    assert judged_by(ruler, off_by(1e-3)).hidden == 16 * 2.0**-53
+    assert 16 * 2.0**-53 < MOST_HIDDEN < 1.01e-6
+
+
+def test_what_could_hide_too_much_is_not_judged(monkeypatch):
+    monkeypatch.setattr("portproof.compare.ruler.MOST_HIDDEN", 1e-16)
+    row = judged_by(Ruler(REF, errors=lambda: {OUT: 1.0}), off_by(1e-9))
+    assert row.status == NOT_JUDGED and "a relative change of 8.9e-16 could hide" in row.reason
+
+
+def test_where_a_precision_keeps_no_digit_an_item_is_not_judged():
+    """In float32 it is left to float64; in float64 the model's own output is refused."""
+    lost = {"errors": lambda: {OUT: 1.0}}
+    for difference in (0.5, 100.0):
+        row = judged_by(Ruler(REF, "float32", **lost), off_by(difference))
+        assert row.status == NOT_JUDGED and row.reason.startswith("float32 keeps no digit")
+    perturbed = {"perturbed": lambda i: {OUT: 1.0}}
+    assert judged_by(Ruler(REF, **perturbed), off_by(0.5)).status == NOT_JUDGED
+    assert judged_by(Ruler(REF, **perturbed), off_by(100.0)).status == FAIL
+    assert judged_by(Ruler(REF, **perturbed, must_be_judged=[OUT]), off_by(0.5)).status == REFUSED
+
+
+def test_limits_in_float32():
     u = 2.0**-24
-    assert tolerances.semantic_atol(fp64_ref, near) == {"x": 4e-12, "n": 0.0, "z": 0.0}
-    assert tolerances.semantic_atol(fp64_ref, far) == {"x": 8 * 0.5 * 2**-29, "n": 0.0, "z": 8 * 2e-7 * 2**-29}
-    assert tolerances.kernel_atol(fp64_ref, far) == {"x": 5 * 0.5 + 16 * u * 4, "n": 0.0, "z": 5 * 2e-7}
-    assert tolerances.exact_atol(fp64_ref) == {"x": 0.0, "n": 0.0, "z": 0.0}
-    assert (tolerances.largest(np.array([-3.0, 2])), tolerances.largest(np.array([]))) == (3.0, 0.0)
+    ruler = partial(Ruler, REF, "float32", lambda: {OUT: 1e-5}, lambda i: {OUT: 1e-5 * i})
+    for step, limit in (("", 16 * u * 4), ("float32", 16 * u * 4 + 5e-5), ("perturbed", 16 * u * 4 + 15e-5)):
+        row = judged_by(ruler(), off_by(0.9 * limit))
+        assert (row.status, row.widened_by, row.atol) == (PASS, step, pytest.approx(limit))
+    assert judged_by(ruler(), off_by(1.1 * limit)).status == FAIL
 
 
-def test_limits_where_float32_loses_a_value():
-    """Its error is more than half of it, and it is no zero by structure. Runs in float64 only make limits larger."""
-    fp64_ref = {"x": np.array([-4.0, 1.0]), "n": np.array(3), "z": np.full(2, 1e-16)}
-    near = {"x": np.array([-2.1, 1.0]), "n": np.array(3), "z": np.full(2, 1e-8)}
-    far = near | {"x": np.array([-1.9, 1.0])}
-    far, near = (tolerances.distances(fp64_ref, run) for run in (far, near))
-    assert tolerances.lost_in_float32(fp64_ref, far, {"z"})
-    assert not tolerances.lost_in_float32(fp64_ref, near, {"z"})
-    assert tolerances.lost_in_float32(fp64_ref, near, ())
-    atol = {"x": 1e-8, "n": 0.0, "z": 1e-15}
-    moved = [fp64_ref | {"x": np.array([-4.0, 1.5])}, fp64_ref | {"x": np.array([-4.25, 1.0]), "n": np.array(4)}]
-    moved = [tolerances.distances(fp64_ref, run) for run in moved]
-    assert tolerances.with_moved(atol, moved) == {"x": 8 * 0.5, "n": 0.0, "z": 1e-15}
-    assert tolerances.with_moved(atol, []) == atol
+def test_what_is_exact_or_no_float_is_never_widened():
+    count = Item("count", "buffer")
+    ruler = Ruler({OUT: REF[OUT], count: np.array(3)}, errors=lambda: {OUT: 1e9, count: 1e9}, exact=[OUT])
+    assert [row.status for row in ruler.compare({OUT: REF[OUT] + 1e-15, count: np.array(4)}).rows] == [FAIL, FAIL]
+
+
+def test_distances_and_exact_limits():
+    fp64_ref = {**REF, "n": np.array(3)}
+    assert distances(fp64_ref, {OUT: REF[OUT] + 0.5, "n": np.array(4)}) == {OUT: 0.5, "n": 0.0}
+    assert distances(fp64_ref, {OUT: np.zeros(3)}) == {}
+    assert exact_atol(fp64_ref) == {OUT: 0.0, "n": 0.0}
 
 
 def test_noise_floor():
@@ -561,13 +645,22 @@ def test_noise_floor():
     mean, variance = (tensor_item(f"a.running_{what}", "buffer") for what in ("mean", "var"))
     first = {of_a: np.array([2.0]), of_b: np.array([-8.0]), mean: np.zeros(1), variance: np.ones(1)}
     second = placed({of_a: np.array([1.0])}, iteration=1)
-    floors = tolerances.noise_floor({**placed(first, iteration=0), **second}, tolerances.U64, {"a": 5.0, "b": 7.0})
+    every = {**placed(first, iteration=0), **second}
+    floors = noise_floor(every, U64, {"a": 5.0, "b": 7.0})
     here = [replace(item, iteration=0) for item in (of_a, of_b, mean)]
-    unit = 16 * tolerances.U64
+    unit = 16 * U64
     assert floors == {here[0]: 8 * unit, here[1]: 8 * unit, here[2]: 5 * unit, replace(of_a, iteration=1): unit}
-    items = {**placed(first, iteration=0), **second}
-    raised, expected_zero = tolerances.with_noise_floor(dict.fromkeys(floors, 0.0), floors, items)
-    assert raised == floors and expected_zero == {here[2]}
+    assert noise_floor(second, U64, upstream_scale=9.0) == {replace(of_a, iteration=1): 9 * unit}
+
+
+def test_a_floor_counts_where_it_hides_little_or_all():
+    """A gradient that is zero by structure passes; one a little above the noise is measured, and not waved through."""
+    small, large = (tensor_item(f"{name}.weight", "gradient") for name in "ab")
+    floor = 16 * U64
+    for scale, status in ((0.5 * floor, PASS), (1e4 * floor, FAIL), (1e7 * floor, PASS)):
+        ref = {small: np.array([scale]), large: np.array([1.0])}
+        port = {small: np.array([scale + 0.9 * floor]), large: np.array([1.0])}
+        assert Ruler(ref).compare(port).rows[0].status == status
 
 
 def test_the_same_bits():

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from reprod_log import ReprodLogger
 
-from portproof.io.files import save_safetensors
+from sturdyio.files import save_safetensors
 
 COMMAND = [sys.executable, "-m", "portproof", "compare"]
 

@@ -8,18 +8,21 @@ import numpy as np
 import paddle
 import pytest
 import torch
+from toy_sources import PORT_SUM, REF_SUM
 
 from portproof.backends import backend
 from portproof.commands import convert
-from portproof.io import cli
-from portproof.io.cli import UserError
-from portproof.io.files import load_pdparams, load_safetensors, save_safetensors
 from portproof.mapping.conversion import convert_state_dict, key_map
+from sturdyio import cli
+from sturdyio.cli import UserError
+from sturdyio.files import load_pdparams, load_safetensors, save_safetensors
 
-PAIR = """
+PAIR = f"""
 import paddle
 import torch
 
+{REF_SUM}
+{PORT_SUM}
 
 class Ref(torch.nn.Module):
     def __init__(self, names=("conv", "norm", "first", "last"), classes=6, tied=False):
@@ -58,24 +61,6 @@ class Port(paddle.nn.Layer):
         x = paddle.nn.functional.relu(norm(conv(x))).mean((2, 3))
         x = last(paddle.nn.functional.relu(first(x)))
         return self.again(paddle.nn.functional.relu(x)) + x if hasattr(self, "again") else x
-
-
-class Branches(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.a, self.b = torch.nn.Linear(5, 6), torch.nn.Linear(5, 6)
-
-    def forward(self, x):
-        return self.a(x) + self.b(x)
-
-
-class PortBranches(paddle.nn.Layer):
-    def __init__(self):
-        super().__init__()
-        self.u, self.v = paddle.nn.Linear(5, 6), paddle.nn.Linear(5, 6)
-
-    def forward(self, x):
-        return self.u(x) + self.v(x)
 """
 OTHER = "(names=('a', 'b', 'c', 'd'))"
 INPUT = ("--input", "4,3,16,16")
@@ -165,11 +150,9 @@ def test_the_file_is_what_the_framework_loads(run, pair):
 
 def test_a_map_settles_what_values_do_not(run, pair):
     rng = np.random.default_rng(0)
-    arrays = {
-        key: rng.normal(size=tuple(t.shape)).astype(np.float32) for key, t in pair.Branches().state_dict().items()
-    }
+    arrays = {key: rng.normal(size=tuple(t.shape)).astype(np.float32) for key, t in pair.Sum().state_dict().items()}
     save_safetensors(arrays, "a.safetensors")
-    sides = {"ref": "Branches", "port": "PortBranches"}
+    sides = {"ref": "Sum", "port": "PortSum"}
     flags = (*to("paddle", "a.safetensors", "b.safetensors"), "--input", "4,5")
     code, _, err = run(*flags, **sides)
     assert code == 2 and "the map of names is not certain (a and b may be the port's u and v" in err

@@ -7,7 +7,7 @@ import paddle
 import pytest
 import torch
 from paddle.nn import functional as PF
-from pairs import Port, Ref, assert_aligned, assert_located, normal
+from toy_pairs import Port, Ref, assert_aligned, assert_located, normal
 
 from portproof.compare import Item
 from portproof.localize.diagnosis import FaultyModule, diagnose, reproduces
@@ -208,6 +208,27 @@ def test_attention(heads, order, factor, unbiased, cause):
     port.eval()
     found = causes(ref, port(*[paddle.to_tensor(x)] * 3), x, x, x)
     assert len(found) == 1 and cause in found[0], found
+
+
+# A batch norm whose tensors were not loaded, or not all of them.
+
+UNLOADED = {  # (the port's that were loaded, the cause)
+    "nothing": ((), "none of its tensors was loaded (weight 1, bias 0, mean 0, variance 1)"),
+    "statistics alone": (("_mean", "_variance"), "weight and bias were not loaded (1 and 0)"),
+    "weight and bias alone": (("weight", "bias"), "running mean and variance were not loaded (0 and 1)"),
+}
+
+
+@pytest.mark.parametrize(("loaded", "cause"), UNLOADED.values(), ids=UNLOADED)
+def test_a_batch_norm_that_was_not_loaded(loaded, cause):
+    ref, port = T.BatchNorm2d(4).eval(), P.BatchNorm2D(4)
+    own = {"weight": ref.weight, "bias": ref.bias, "_mean": ref.running_mean, "_variance": ref.running_var}
+    for name, tensor in own.items():
+        torch.nn.init.uniform_(tensor, 0.5, 2.0)
+        if name in loaded:
+            port.state_dict()[name].set_value(tensor.detach().numpy())
+    port.eval()
+    assert causes(ref, port(paddle.to_tensor(IMAGES)), IMAGES) == [cause]
 
 
 # What is frozen on one side.

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from portproof.backends.fp64_torch import exact_constants
-from portproof.compare.tolerances import U64
+from portproof.compare.ruler import U64
 
 
 def test_batch_norm_in_float64_is_exact():

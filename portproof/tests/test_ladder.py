@@ -12,7 +12,7 @@ import torch
 
 from portproof import ladder
 from portproof.compare import FAIL, PASS, REFUSED
-from portproof.io.cli import UserError
+from sturdyio.cli import UserError
 
 
 class Ref(torch.nn.Module):
@@ -186,3 +186,22 @@ def test_what_has_to_be_filled_in_is_named_whichever_side_it_is():
         with pytest.raises(UserError, match="fill in missing in file.py: write it"):
             guard("part", missing)
     assert not rung.verdicts
+
+
+def test_one_function_observes_both_sides():
+    rung = ladder.Rung("half", quiet=True)
+    assert rung.observe("quotient", divmod, 7, 9, 2) == ((3, 1), (4, 1)) and not rung.verdicts
+    assert rung.observe("nothing", lambda side: None, 1, 2) == (None, None)
+    with pytest.raises(UserError, match="the reference's quotient raised TypeError"):
+        rung.observe("quotient", divmod, "", 9, 2)
+    assert rung.observe("quotient", divmod, 7, "", 2) is None
+    assert [row.name for row in rung.verdicts[0].rows] == ["quotient"] and rung.status == FAIL
+
+
+def test_a_rung_compares_and_keeps_at_once():
+    rung = ladder.Rung("half", quiet=True)
+    ref, port = {"a": np.array([1.0, 2.0])}, {"a": np.array([1.0, 2.5])}
+    assert rung.compare(ref, port, {"a": 0.5}, title="close", keep="first/")
+    assert not rung.compare(ref, port, title="equal")
+    assert [verdict.title for verdict in rung.verdicts] == ["close", "equal"]
+    assert [list(file) for file in rung.files] == [["first/a"], ["first/a"]]

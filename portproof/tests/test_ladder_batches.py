@@ -11,7 +11,6 @@ import pytest
 import torch
 
 from portproof.compare import FAIL, PASS, REFUSED, Item
-from portproof.io.cli import UserError
 from portproof.ladder.rung import Rung
 from portproof.ladder.rungs.batches import (
     by_sample,
@@ -24,6 +23,7 @@ from portproof.ladder.rungs.batches import (
     single_samples,
 )
 from portproof.python39 import zip_strict
+from sturdyio.cli import UserError
 
 
 def arrays(number: int, n: int = 4) -> tuple[np.ndarray, np.ndarray]:

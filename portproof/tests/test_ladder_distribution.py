@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from portproof.compare import FAIL, PASS, compare
+from portproof.compare import FAIL, PASS, Verdict, compare
 from portproof.ladder.statistics import distribution
-from portproof.ladder.statistics.distribution import Constant, Normal, Uniform
+from portproof.ladder.statistics.distribution import Constant, Law, Normal, Uniform
 
 LAWS = {"normal": (Normal(0.3), lambda rng, shape: rng.normal(0, 0.3, shape))}
 LAWS["uniform"] = (Uniform(0.3), lambda rng, shape: rng.uniform(-0.3, 0.3, shape))
@@ -17,19 +17,22 @@ def rng() -> np.random.Generator:
     return np.random.default_rng(0)
 
 
+def judged(law: Law, sample: np.ndarray) -> Verdict:
+    statistics = law.statistics(sample)
+    found, exact, limits = ({name: one[i] for name, one in statistics.items()} for i in range(3))
+    return compare(exact, found, limits, expected_zero={name for name, item in exact.items() if not np.any(item)})
+
+
 @pytest.mark.parametrize("law", LAWS)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_right_samples_leave_the_limits_as_often_as_p_says(law, shape, rng, monkeypatch):
     """At P = 0.05, a rate that 600 samples can show; quantiles rarer, since their bound is one for every n."""
     monkeypatch.setattr(distribution, "P", 0.05)
     law, draw = LAWS[law]
-    exact, limits = law.expectations(shape, np.float32)
-    expected_zero = {name for name, item in exact.items() if not item.any()}
-    outside = dict.fromkeys(exact, 0)
+    outside = {}
     for _ in range(600):
-        found = law.statistics(draw(rng, shape).astype(np.float32))
-        for row in compare(exact, found, limits, expected_zero=expected_zero).rows:
-            outside[row.name] += row.status != PASS
+        for row in judged(law, draw(rng, shape).astype(np.float32)).rows:
+            outside[row.name] = outside.get(row.name, 0) + (row.status != PASS)
     assert outside.pop("distinct") == 0
     for name, count in outside.items():
         assert 600 * 0.05 / 3 < count < 600 * 0.05 * 2, f"{name}: {count}"
@@ -65,29 +68,23 @@ UNIFORM_FAULTS = [
 def test_what_1024_values_show(law, name, draw, rng):
     """The least that the rung promises to see in any one tensor."""
     shape = (2, 16, 32)
-    exact, limits = law.expectations(shape, np.float32)
     for _ in range(50):
-        found = law.statistics(draw(rng, shape))
-        assert np.abs(found[name] - exact[name]).max() > limits[name]
+        statistic = law.statistics(draw(rng, shape))[name]
+        assert np.abs(statistic.found - statistic.expected).max() > statistic.atol
 
 
 def test_a_uniform_draws_lower_end_is_a_value_as_any_other():
     sample = np.random.default_rng(0).uniform(-0.3, 0.3, (2, 512)).astype(np.float32)
     sample[0, 0] = -0.3
-    law = Uniform(0.3)
-    exact, limits = law.expectations(sample.shape, sample.dtype)
-    expected_zero = {name for name, item in exact.items() if not item.any()}
-    assert compare(exact, law.statistics(sample), limits, expected_zero=expected_zero).status == PASS
+    assert judged(Uniform(0.3), sample).status == PASS
 
 
 @pytest.mark.parametrize(("value", "name"), [(0.1, "all 0.1"), (np.arange(3), "constant")])
 def test_a_constant_is_of_the_tensors_dtype(value, name):
     sample = np.full((2, 3), value, np.float32)
-    exact, limits = Constant(value).expectations(sample.shape, sample.dtype)
-    assert list(exact) == [name]
-    assert compare(exact, Constant(value).statistics(sample), limits, expected_zero={name}).status == PASS
-    wrong = Constant(value).statistics(np.nextafter(sample, np.float32(9)))
-    assert compare(exact, wrong, limits, expected_zero={name}).status == FAIL
+    right = judged(Constant(value), sample)
+    assert [row.name for row in right.rows] == [name] and right.status == PASS
+    assert judged(Constant(value), np.nextafter(sample, np.float32(9))).status == FAIL
 
 
 def test_beginnings_are_compared_in_both_layouts(rng):

@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from portproof.compare import FAIL, PASS, REFUSED
-from portproof.io.cli import UserError
 from portproof.ladder.rung import Rung
 from portproof.ladder.rungs.initial import Constant, Normal, Uniform, init
 from portproof.python39 import zip_strict
+from sturdyio.cli import UserError
 
 CLASSES = 40
 

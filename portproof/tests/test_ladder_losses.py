@@ -9,10 +9,10 @@ import torch.nn.functional as F
 
 from portproof.backends import backend
 from portproof.compare import FAIL, PASS, REFUSED
-from portproof.io.cli import UserError
 from portproof.ladder import cases
 from portproof.ladder.rung import Rung
 from portproof.ladder.rungs.losses import loss
+from sturdyio.cli import UserError
 
 CLASSES = 11
 

@@ -8,12 +8,12 @@ import torch
 import torch.nn.functional as F
 
 from portproof.compare import FAIL, PASS, REFUSED
-from portproof.io.cli import UserError
 from portproof.ladder import cases
 from portproof.ladder.rung import Rung
 from portproof.ladder.rungs import metrics
 from portproof.ladder.rungs.metrics import evaluation, metric
 from portproof.python39 import zip_strict
+from sturdyio.cli import UserError
 
 
 def rank(logits, target):
@@ -150,9 +150,9 @@ def raising(*args):
 
 
 def test_whoever_raises_is_named():
-    with pytest.raises(UserError, match="the reference's metric, on ties, raised KeyError"):
+    with pytest.raises(UserError, match="the reference's metric on ties raised KeyError"):
         metric(raising, top3)
-    with pytest.raises(UserError, match="`exact`, on ties, raised KeyError"):
+    with pytest.raises(UserError, match="`exact` on ties raised KeyError"):
         metric(top3, top3, exact=raising)
     verdict = metric(top3, raising)
     assert verdict.status == FAIL
@@ -259,7 +259,7 @@ REF, PORT = evaluator(F.cross_entropy), evaluator(PF.cross_entropy)
 
 
 def evaluated(ref=REF, port=PORT, nets=(TorchNet, PaddleNet), loaders=(TORCH, PADDLE), **options):
-    return evaluation(ref, port, *(net() for net in nets), *loaders, **options)
+    return evaluation((ref, nets[0](), loaders[0]), (port, nets[1](), loaders[1]), **options)
 
 
 def test_a_faultless_evaluation_passes():
@@ -348,7 +348,7 @@ def test_a_loader_is_read_once_if_its_images_fit(monkeypatch):
 def test_models_stay_as_they_were():
     nets = TorchNet().eval(), PaddleNet()
     nets[1].eval()
-    assert evaluation(REF, PORT, *nets, TORCH, PADDLE).status == PASS
+    assert evaluation((REF, nets[0], TORCH), (PORT, nets[1], PADDLE)).status == PASS
     assert not nets[0].training
     assert not nets[1].training
 
@@ -359,7 +359,7 @@ def test_who_raises_in_an_evaluation_is_named():
     assert evaluated(port=raising).first_failure.reason == "the port raised KeyError: 'axis'"
     broken = type("Broken", (PaddleNet,), {"forward": raising})
     assert evaluated(nets=(TorchNet, broken)).first_failure.name == "model"
-    with pytest.raises(UserError, match="the reference's model, in float64, raised KeyError"):
+    with pytest.raises(UserError, match="the reference's model in float64 raised KeyError"):
         evaluated(nets=(type("Broken", (TorchNet,), {"forward": raising}), PaddleNet))
 
 
@@ -373,6 +373,9 @@ def test_bad_loaders_and_results():
     assert "has no batches" in evaluated(loaders=(TORCH, [])).first_failure.reason
     with pytest.raises(UserError, match="returns loss, top, samples: no top1"):
         evaluated(results={"top1": "metric"})
+    for given in ((REF, PORT, TorchNet(), PaddleNet(), TORCH, PADDLE), ((REF, TORCH), (PORT, PADDLE))):
+        with pytest.raises(UserError, match=r"takes ref and port, each \(evaluate, model, loader\)"):
+            evaluation(*given)
     floats = loader(torch.from_numpy, labels=LABELS.astype(np.float32))
     with pytest.raises(UserError, match="whole-number labels"):
         evaluated(loaders=(floats, PADDLE))

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from portproof.compare import FAIL, PASS, REFUSED
-from portproof.io.cli import UserError
 from portproof.ladder.rungs.optimizers import optimizer, schedule
+from sturdyio.cli import UserError
 
 
 def pair(**port_names: str) -> tuple[torch.nn.Module, paddle.nn.Layer]:

@@ -7,20 +7,21 @@ from collections import defaultdict
 from pathlib import Path
 
 import numpy as np
-import process_toys
 import pytest
+import toy_processes
 from torch.utils.data import DistributedSampler
 
 from portproof.compare import FAIL, PASS, REFUSED
-from portproof.io.cli import UserError, resolve
+from portproof.io.cli import resolve
 from portproof.ladder.rung import Rung
 from portproof.ladder.rungs import processes
 from portproof.ladder.rungs.processes import dist, strided_shares
 from portproof.ladder.workers import launching
 from portproof.ladder.workers.launching import CouldNotStart, Died, launch
 from portproof.ladder.workers.process_worker import record_of
+from sturdyio.cli import UserError
 
-REF, PORT = "process_toys:ref", "process_toys:port"
+REF, PORT = "toy_processes:ref", "toy_processes:port"
 # {the port's mistake: (what fails, in which comparison)}
 SEVERAL, AGREE, LINES = "port, 2 processes (as", "port, process 1 of 2", "2 processes, the log lines of each"
 FAULTS = {
@@ -41,7 +42,7 @@ def rung() -> Rung:
     runs |= {fault: {"fault": fault, "statistics": fault == "own buffers"} for fault in FAULTS}
     rung = Rung("08_test", quiet=True)
     own = ["own", "equal", "own buffers"]
-    dist(REF, PORT, {2: runs}, own_statistics=own, trained_on={"right": {"epoch 0": process_toys.ORDER}}, rung=rung)
+    dist(REF, PORT, {2: runs}, own_statistics=own, trained_on={"right": {"epoch 0": toy_processes.ORDER}}, rung=rung)
     return rung
 
 
@@ -137,7 +138,7 @@ def test_shares_are_compared_with_the_documented(alike):
     def documented(train: bool, epoch: int, rank: int, n: int) -> np.ndarray:
         return (np.roll(np.arange(6), epoch) if train else np.arange(6))[rank::n]
 
-    same, first = "process_toys:one_number", lambda train, epoch, rank, n: documented(train, epoch, 0, n)
+    same, first = "toy_processes:one_number", lambda train, epoch, rank, n: documented(train, epoch, 0, n)
     assert dist(same, same, {2: {"a": {}}}, shares=[documented, documented, documented]).status == PASS
     verdict = dist(same, same, {2: {"a": {}}}, shares=[documented, documented, first])
     assert verdict.first_failure.name == "train, 2 processes/epoch 0"
@@ -151,13 +152,13 @@ def test_shares_are_compared_with_the_documented(alike):
 def test_a_port_that_raises_fails(alike, monkeypatch):
     several = processes.several_processes
     monkeypatch.setattr(  # there it would be the launcher's to say
-        processes, "several_processes", lambda who, *args: several(who, "process_toys:one_number", *args[1:])
+        processes, "several_processes", lambda who, *args: several(who, "toy_processes:one_number", *args[1:])
     )
-    verdict = dist("process_toys:one_number", "process_toys:raises", {2: {"a": {}}})
+    verdict = dist("toy_processes:one_number", "toy_processes:raises", {2: {"a": {}}})
     assert verdict.status == FAIL and verdict.first_failure.name == "port, one process"
     assert verdict.first_failure.reason == "the port raised ZeroDivisionError: no steps"
     with pytest.raises(UserError, match="the reference's run in one process raised ZeroDivisionError: no steps"):
-        dist("process_toys:raises", "process_toys:one_number", {2: {"a": {}}})
+        dist("toy_processes:raises", "toy_processes:one_number", {2: {"a": {}}})
 
 
 def test_a_reference_that_dies_among_several_is_the_users(alike, monkeypatch):
@@ -166,17 +167,17 @@ def test_a_reference_that_dies_among_several_is_the_users(alike, monkeypatch):
 
     monkeypatch.setattr(processes, "launch", fake)
     with pytest.raises(UserError, match="the reference, 2 processes: process 1 of 2 .*lost"):
-        dist("process_toys:one_number", "process_toys:one_number", {2: {"a": {}}})
+        dist("toy_processes:one_number", "toy_processes:one_number", {2: {"a": {}}})
 
 
 def test_nothing_recorded_is_refused(alike):
-    assert dist("process_toys:empty", "process_toys:empty", {2: {"a": {}}}).status == REFUSED
+    assert dist("toy_processes:empty", "toy_processes:empty", {2: {"a": {}}}).status == REFUSED
 
 
 @pytest.mark.parametrize("name, message", [("no_dict", "it returned list"), ("no_array", "loss is no array")])
 def test_what_is_no_record_is_said(alike, name, message):
     with pytest.raises(UserError, match=message):
-        dist(f"process_toys:{name}", "process_toys:one_number", {2: {"a": {}}})
+        dist(f"toy_processes:{name}", "toy_processes:one_number", {2: {"a": {}}})
 
 
 ONE = {2: {"a": {}}}
@@ -190,10 +191,10 @@ WRONG = {
     "unknown images": ((REF, PORT, ONE), {"trained_on": {"b": {}}}, "'b' must be one of the runs"),
     "none like one": ((REF, PORT, ONE), {"own_statistics": ["a"]}, "name one in which several processes are one"),
     "two shares": ((REF, PORT, ONE), {"shares": [len, len]}, "shares must be three functions"),
-    "no path": (("process_toys", PORT, ONE), {}, "the reference 'process_toys' is no PKG.MOD:NAME"),
+    "no path": (("toy_processes", PORT, ONE), {}, "the reference 'toy_processes' is no PKG.MOD:NAME"),
     "no module": ((REF, "process_toy:port", ONE), {}, "the port 'process_toy:port'"),
-    "no callable": ((REF, "process_toys:NOT_CALLABLE", ONE), {}, "has no NOT_CALLABLE that can be called"),
-    "other items": (("process_toys:other_in_float32",) * 2 + (ONE,), {}, "otherwise in float32 than in float64"),
+    "no callable": ((REF, "toy_processes:NOT_CALLABLE", ONE), {}, "has no NOT_CALLABLE that can be called"),
+    "other items": (("toy_processes:other_in_float32",) * 2 + (ONE,), {}, "otherwise in float32 than in float64"),
 }
 
 
@@ -239,7 +240,7 @@ def wait_until(condition, seconds: float = 60) -> None:
 @pytest.mark.parametrize("framework", ["torch", "paddle"])
 def test_processes_that_never_end_are_ended(framework, tmp_path):
     with pytest.raises(Died, match=r"process \d of 2 did not end within 8 s"):
-        launch(framework, "process_toys:waits", 2, {"a run": {}}, tmp_path, 8)
+        launch(framework, "toy_processes:waits", 2, {"a run": {}}, tmp_path, 8)
     wait_until(lambda: processes_in(tmp_path) == [])
 
 
@@ -249,7 +250,7 @@ def test_no_process_outlives_the_caller(framework, tmp_path):
     """Not even one that is killed."""
     code = (
         "import pathlib, sys; from portproof.ladder.workers.launching import launch; "
-        "launch(sys.argv[1], 'process_toys:waits', 2, {'a run': {}}, pathlib.Path(sys.argv[2]), 60)"
+        "launch(sys.argv[1], 'toy_processes:waits', 2, {'a run': {}}, pathlib.Path(sys.argv[2]), 60)"
     )
     caller = subprocess.Popen([sys.executable, "-c", code, framework, str(tmp_path)], cwd=Path(__file__).parent)
     wait_until(lambda: all((tmp_path / f"{rank}.stage").is_file() for rank in range(2)))

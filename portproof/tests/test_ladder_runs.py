@@ -11,12 +11,12 @@ import pytest
 import torch
 
 from portproof.compare import FAIL, PASS, REFUSED
-from portproof.io.cli import UserError
 from portproof.ladder.rung import Rung, RungVerdict
 from portproof.ladder.rungs.fp64_runs import train_fp64
 from portproof.ladder.rungs.runs import train
 from portproof.ladder.statistics import trajectory
 from portproof.python39 import zip_strict
+from sturdyio.cli import UserError
 
 
 @pytest.fixture
@@ -82,7 +82,9 @@ def test_a_record_without_a_value_refuses_and_a_lacking_feature_fails(rng):
 
 def toy(ref: str, port: str, rung: Rung | None = None, **kwargs: Any) -> RungVerdict:
     """`train` with two of the toy runs."""
-    return train(f"toy_runs:{ref}", f"toy_runs:{port}", rung=rung, **{"seeds": (1, 2), "draws": 4} | kwargs)
+    return train(
+        f"toy_training_runs:{ref}", f"toy_training_runs:{port}", rung=rung, **{"seeds": (1, 2), "draws": 4} | kwargs
+    )
 
 
 def test_a_faultless_pair_passes_and_leaves_its_curves():
@@ -93,7 +95,10 @@ def test_a_faultless_pair_passes_and_leaves_its_curves():
     assert len(verdict.rows) == 1 + 8 + 2
     text = str(verdict)
     assert "float32, 2 runs of the port among 8 of the reference" in text
-    assert "once in 8000 runs" in text and "no reestimated_eval: evaluation loss, re-estimated" in text
+    assert (
+        "once in 8000 runs" in text
+        and "no 'reestimated_eval' is returned (see portproof.ladder.statistics.trajectory): evaluation" in text
+    )
     assert set(rung.curves) == {"seed 0, loss", "seed 0, lr", "seed 1, loss", "seed 1, lr"}
     ref, port = rung.curves["seed 1, loss"]
     assert ref.shape == (4, 3) and port.shape == (3,)
@@ -119,7 +124,8 @@ def test_options_reach_both_sides():
         ("no_losses", "record of a run of the port", "no 'losses' (steps,)"),
         ("raises", "training runs of the port", "ValueError: no such digits {}"),
         ("dies", "training runs of the port", "it ended with status 7"),
-        ("exits_with_2", "training runs of the port", "it ended with status 2"),
+        ("exits_with_2", "training runs of the port", "SystemExit: 2"),
+        ("leaves_with_0", "training runs of the port", "it ended with status 0 before all runs were done"),
     ],
 )
 def test_a_faulty_port_fails_and_is_named(port, item, reason):
@@ -131,6 +137,16 @@ def test_a_faulty_port_fails_and_is_named(port, item, reason):
         assert "Traceback" in str(verdict)
 
 
+@pytest.mark.parametrize("sides", [("ref", "{}"), ("{}", "port")], ids=["port", "reference"])
+@pytest.mark.parametrize(
+    ("run", "message"),
+    [("is_killed", "its process was killed: is there enough memory"), ("without_space", "this machine lacks it")],
+)
+def test_what_the_machine_lacks_fails_no_side(sides, run, message):
+    with pytest.raises(UserError, match=message):
+        toy(*(side.format(run) for side in sides))
+
+
 @pytest.mark.parametrize("sides", [("ref", "not_filled_in"), ("not_filled_in", "port")])
 def test_a_run_that_waits_to_be_filled_in_is_no_fault(sides):
     with pytest.raises(UserError, match="^fill in port_run in training.py: train the port$"):
@@ -140,7 +156,7 @@ def test_a_run_that_waits_to_be_filled_in_is_no_fault(sides):
 @pytest.mark.parametrize(
     ("ref", "kwargs", "message"),
     [
-        ("raises", {}, "reference 'toy_runs:raises' failed: ValueError: no such digits"),
+        ("raises", {}, "reference 'toy_training_runs:raises' failed: ValueError: no such digits"),
         ("dies", {}, "it ended with status 7"),
         ("returns_list", {}, "returned list, not a dict"),
         ("returns_text", {}, "'lr' with dtype <U4"),
@@ -154,7 +170,7 @@ def test_a_run_that_waits_to_be_filled_in_is_no_fault(sides):
         ("ref", {"seeds": (1, 1)}, "seeds must differ"),
         ("ref", {"seeds": ()}, r"seeds \[\], draws 4"),
         ("ref", {"draws": 2}, "be 4 or more"),
-        ("absent", {}, "reference 'toy_runs:absent': toy_runs has no absent"),
+        ("absent", {}, "reference 'toy_training_runs:absent': toy_training_runs has no absent"),
     ],
 )
 def test_a_mistake_is_named(ref, kwargs, message):
@@ -166,13 +182,13 @@ def test_a_mistake_is_named(ref, kwargs, message):
     ("port", "message"),
     [
         ("no_such_module:run", "port 'no_such_module:run': No module named"),
-        ("toy_runs", "port 'toy_runs' is no PKG.MOD:NAME"),
+        ("toy_training_runs", "port 'toy_training_runs' is no PKG.MOD:NAME"),
         (len, "is no PKG.MOD:NAME"),
     ],
 )
 def test_a_pair_that_cannot_be_imported_is_named(port, message):
     with pytest.raises(UserError, match=message):
-        train("toy_runs:ref", port)
+        train("toy_training_runs:ref", port)
 
 
 def test_losses_alone_are_judged_and_nothing_is_refused():

@@ -9,13 +9,13 @@ import torch
 from paddle.nn import functional as P
 from torch.nn import functional as F
 
-from portproof.compare import FAIL, PASS, REFUSED, tolerances
-from portproof.io.cli import UserError
+from portproof.compare import FAIL, PASS, REFUSED, ruler
 from portproof.ladder.pairs.pair import same_weights
 from portproof.ladder.rung import Rung
 from portproof.ladder.rungs.plain_steps import plain_steps
 from portproof.ladder.rungs.training_step import accumulation, backward, epoch
 from portproof.python39 import zip_strict
+from sturdyio.cli import UserError
 
 WIDTH, CLASSES = 6, 3
 
@@ -141,7 +141,7 @@ def test_the_reference_runs_in_float32_only_where_the_least_limit_does_not_pass(
     how = {"dtypes": ["float64"], "coefficients": "float64"}
     assert backward(*pair(), make, port_of(), batches(), **how).status == PASS
     assert made == [torch.float64]
-    monkeypatch.setattr(tolerances, "SEMANTIC_RTOL", 1e-18)
+    monkeypatch.setattr(ruler, "SEMANTIC_RTOL", 1e-18)
     verdict = backward(*pair(), make, port_of(), batches(), **how)
     assert verdict.status == PASS, str(verdict)
     assert made == [torch.float64, torch.float64, torch.float32]

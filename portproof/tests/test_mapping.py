@@ -5,12 +5,12 @@ import paddle
 import pytest
 import torch
 import yaml
-from pairs import Port, Ref, assert_aligned, assert_located, assert_refused, normal
+from toy_pairs import Port, Ref, assert_aligned, assert_located, assert_refused, normal
 
 from portproof import align
 from portproof.compare import FAIL
-from portproof.io.cli import UserError
 from portproof.python39 import zip_strict
+from sturdyio.cli import UserError
 
 TL, PL = torch.nn.Linear, paddle.nn.Linear
 TorchSeq, PaddleSeq = torch.nn.Sequential, paddle.nn.Sequential

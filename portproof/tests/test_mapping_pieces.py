@@ -9,8 +9,8 @@ import paddle
 import pytest
 import torch
 import yaml
-from pairs import Port, Ref, assert_aligned, normal
 from test_convert import assert_same_bits, bits
+from toy_pairs import Port, Ref, assert_aligned, normal
 
 from portproof import align
 from portproof.backends import backend
@@ -18,11 +18,11 @@ from portproof.backends.model import BackendModel
 from portproof.backends.probe import probe_weights
 from portproof.commands.arguments import read_map
 from portproof.compare import FAIL, PASS
-from portproof.io.cli import UserError
 from portproof.mapping.conversion import changes, convert_state_dict, key_map
 from portproof.mapping.links import Link, inverse, parse
 from portproof.mapping.name_map import NameMap, map_text, propose
 from portproof.python39 import zip_strict
+from sturdyio.cli import UserError
 
 T, P = torch.nn, paddle.nn
 WIDTH, HEADS = 8, 2

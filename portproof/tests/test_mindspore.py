@@ -103,7 +103,7 @@ class PaddleNet(paddle.nn.Layer):
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory) -> Path:
-    """What mindspore_toys.py left: found.json, and recordings of MindSpore's Net."""
+    """What toy_mindspore.py left: found.json, and recordings of MindSpore's Net."""
     if sys.executable == MINDSPORE and importlib.util.find_spec("mindspore") is None:
         reason = "MindSpore is not installed: pip install mindspore, or name its Python in MINDSPORE_PYTHON"
         pytest.fail(reason) if os.environ.get("MINDSPORE_REQUIRED") else pytest.skip(reason)
@@ -113,7 +113,7 @@ def folder(tmp_path_factory) -> Path:
     torch.manual_seed(0)
     for model, x in ((Net, images), (Encoder, ids), (Upsampled, images)):
         portproof.record(model(), [x]).save(folder / f"{model.__name__}.ref.safetensors")
-    run_mindspore(TESTS / "mindspore_toys.py", folder)
+    run_mindspore(TESTS / "toy_mindspore.py", folder)
     return folder
 
 
@@ -181,10 +181,10 @@ def test_what_mindspore_recorded_paddle_is_judged_by(folder, weights):
 def test_the_commands(folder):
     """Without PyTorch's module imported: `record` draws the inputs and the weights."""
     path = folder / "command.ref.safetensors"
-    record = ("-m", "portproof", "record", "--ref", "mindspore_toys:Net", "--input", "2,3,16,16", "--mode", "eval")
+    record = ("-m", "portproof", "record", "--ref", "toy_mindspore:Net", "--input", "2,3,16,16", "--mode", "eval")
     assert "wrote" in run_mindspore(*record, "--output", path)
     assert portproof.judge(PaddleNet(), path).status == PASS
     judge = ("-m", "portproof", "judge", "--mode", "eval")
-    assert "PASS judge" in run_mindspore(*judge, "--port", "mindspore_toys:Net", path)
-    told = run_mindspore(*judge, "--port", "mindspore_toys:Net(fault='activation')", path, status=1)
+    assert "PASS judge" in run_mindspore(*judge, "--port", "toy_mindspore:Net", path)
+    told = run_mindspore(*judge, "--port", "toy_mindspore:Net(fault='activation')", path, status=1)
     assert "located: features.2 (Hardswish), the port's features.2 (ReLU)" in told

@@ -8,8 +8,8 @@ import sys
 from pathlib import Path
 from subprocess import CompletedProcess
 
+import forked_python
 import pytest
-import warm
 
 TESTS = Path(__file__).parent
 PAIR = ("--ref", "text_task:RefNet", "--port", "text_task:PortNet", "--input", "6,12:int64:40")
@@ -43,7 +43,7 @@ FAULTS = {
 def run(*arguments: str | Path, fault: str = "") -> CompletedProcess:
     """Python's run of a script or module, which finds the text task."""
     paths = {"PYTHONPATH": os.pathsep.join([str(TESTS), *sys.path])}
-    return warm.python(*arguments, env={**os.environ, **paths, "TEXT_FAULT": fault})
+    return forked_python.python(*arguments, env={**os.environ, **paths, "TEXT_FAULT": fault})
 
 
 def new(folder: Path, *pair: str) -> CompletedProcess:
@@ -150,7 +150,7 @@ def test_a_port_that_is_not_filled_in_is_refused_and_does_not_fail(filled, tmp_p
 def test_a_pair_that_is_no_longer_there_is_one_line(name, empty, tmp_path):
     script = empty / "steps" / f"{name}.py"
     paths = os.pathsep.join(path for path in sys.path if Path(path) != TESTS)
-    done = warm.python(script, "--output-dir", tmp_path, env={**os.environ, "PYTHONPATH": paths})
+    done = forked_python.python(script, "--output-dir", tmp_path, env={**os.environ, "PYTHONPATH": paths})
     (line,) = done.stderr.splitlines()
     assert done.returncode == 2 and "'text_task:RefNet'" in line and "PYTHONPATH" in line
 

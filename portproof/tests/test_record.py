@@ -17,24 +17,25 @@ import paddle
 import pytest
 import torch
 from corpus import PAIRS
-from pairs import Port as PortOf
-from pairs import Ref as RefOf
-from pairs import chaotic
 from safetensors.numpy import load_file, save_file
+from toy_pairs import Port as PortOf
+from toy_pairs import Ref as RefOf
+from toy_pairs import chaotic
+from toy_sources import PORT, REF
 
 import portproof
-from portproof.backends.model import Run
+from portproof.backends.question import Run
 from portproof.backends.trace import Trace
+from portproof.backends.values import Store, Unwritten, decode, digest_of, encode, is_written
 from portproof.commands import judge as judge_command
 from portproof.commands import record as record_command
 from portproof.compare import FAIL, PASS, Verdict
-from portproof.io import cli
-from portproof.io.cli import UserError
 from portproof.localize.location import Location
 from portproof.recording import file
-from portproof.recording.answers import Reader, Writer
+from portproof.recording.codec import Reader, Writer
 from portproof.recording.file import Recording
-from portproof.recording.values import Store, Unwritten, decode, digest_of, encode, is_written
+from sturdyio import cli
+from sturdyio.cli import UserError
 
 NOT_TRIED = "causes not tried: they need torch and the reference"
 CASES = [
@@ -382,8 +383,8 @@ def rewritten(path: Path, change: Callable[[dict], object], arrays: dict | None 
     save_text(path, json.dumps(header), load_file(path) if arrays is None else arrays)
 
 
-def save_text(path: Path, body: str, arrays: dict, version: object = 1) -> None:
-    digest = hashlib.blake2b(body.encode(), digest_size=16).hexdigest()
+def save_text(path: Path, body: str, arrays: dict, version: object = file.VERSION) -> None:
+    digest = hashlib.blake2b(f"{version}\n{body}".encode(), digest_size=16).hexdigest()
     save_file(arrays, path, {file.NAME: f"{version} {digest}\n{body}"})
 
 
@@ -422,8 +423,11 @@ def test_a_changed_byte(path):
 
 
 def test_a_newer_format(path):
-    save_text(path, "{}", {"a": np.ones(1)}, version=2)
-    assert "is of a newer portproof (format 2, not 1): update portproof" in refusal(path)
+    save_text(path, "{}", {"a": np.ones(1)}, version=3)
+    assert "is of a newer portproof (format 3, not 2): update portproof" in refusal(path)
+    save_text(path, "{}", {"a": np.ones(1)}, version=1)
+    older = "is of an older portproof (format 1, not 2): record the reference again with portproof record"
+    assert older in refusal(path)
     save_text(path, "{}", {"a": np.ones(1)}, version="x")
     assert "refused" in refusal(path)
 
@@ -453,8 +457,8 @@ def nested(depth: int) -> dict:
         lambda header: header["modules"][1].update(name="\x1b]0;title\x07"),
         lambda header: header["modules"].pop(0),
         lambda header: header["modules"][-1].update(name="no.such.parent"),
-        lambda header: header["modules"][2]["slots"][0].__setitem__(3, [99, 99]),
-        lambda header: header["modules"][2]["slots"][0].__setitem__(1, "elsewhere.weight"),
+        lambda header: header["modules"][2]["slots"][0][1].update(shape=[99, 99]),
+        lambda header: header["modules"][2]["slots"][0][1].update(key="elsewhere.weight"),
         lambda header: header["tensors"].update(dict.fromkeys(header["tensors"], 0)),
         lambda header: header["tensors"].clear(),
         lambda header: header["answers"].clear(),
@@ -496,30 +500,7 @@ def test_numbers_that_are_none(path):
 
 # The commands, and one framework at a time
 
-MODELS = {
-    "a_ref": """
-import torch
-
-class Ref(torch.nn.Module):
-    def __init__(self, width=6):
-        super().__init__()
-        self.first, self.act, self.last = torch.nn.Linear(5, width), torch.nn.ReLU(), torch.nn.Linear(width, 3)
-
-    def forward(self, x):
-        return self.last(self.act(self.first(x)))
-""",
-    "a_port": """
-import paddle
-
-class Port(paddle.nn.Layer):
-    def __init__(self, activation="ReLU"):
-        super().__init__()
-        self.one, self.act, self.two = paddle.nn.Linear(5, 6), getattr(paddle.nn, activation)(), paddle.nn.Linear(6, 3)
-
-    def forward(self, x):
-        return self.two(self.act(self.one(x)))
-""",
-}
+MODELS = {"a_ref": REF, "a_port": PORT}
 WITHOUT = """
 import sys
 
@@ -651,7 +632,8 @@ def test_each_needs_one_framework_alone(folder):
 def test_a_run_of_ever_more_copies_is_refused():
     """Distances take a few bytes in the file, and an array each in memory."""
     arrays = [np.zeros(2**17)]  # 1 MB
-    run = {"output": [[0, 1.0]], "places": [""], "error": "", "gradients": {}, "buffers": {}, "input_gradients": []}
+    empty = Writer(Store()).run(Run(Trace()), with_trace=False)
+    run = {**empty, "output": [[0, 1.0]], "places": [""]}
     assert len(Reader(arrays).run(run).output) == 1
     with pytest.raises(ValueError, match="takes more than"):
         Reader(arrays).run({**run, "input_gradients": [[0, 1.0]] * 400})

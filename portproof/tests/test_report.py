@@ -15,14 +15,13 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from outcomes import MODULES, Outcome, forward, outputs, strict, visit
+from browser import DESKTOP, PHONE, fits_sideways, visit
+from made_up_results import MODULES, Outcome, forward, outputs, strict
 from PIL import Image
 from playwright.sync_api import Browser, Page
-from screens import DESKTOP, PHONE, fits_sideways
 
 from portproof.backends.trace import output_item
 from portproof.compare import FAIL, PASS, REFUSED, Item, Row, Verdict, compare, tensor_item
-from portproof.io.cli import UserError
 from portproof.localize.location import Location
 from portproof.python39 import zip_strict
 from portproof.report import pictures
@@ -30,6 +29,7 @@ from portproof.report.page import render_page, worst_share, write_page
 from portproof.report.plots import depth_rows, shares
 from portproof.report.summary import DISTRIBUTIONS, SCHEMA, LadderResult, RungResult, environment, write_summary
 from portproof.report.text import LAST_WORDS, WORDS
+from sturdyio.cli import UserError
 
 SMALL = "resnet18"
 HOSTILE = "<script>alert(1)</script>&amp;\"'$x^$\udcff"
@@ -202,7 +202,7 @@ def test_what_failed_first_is_told_in_full(browser, tmp_path):
     assert float(facts[f"Reference at {row.worst.index}"]) == row.worst.ref
     assert float(facts[f"Port at {row.worst.index}"]) == row.worst.port
     assert facts["Difference"].startswith("1.000e-03, limit 1.000e-12: 1.0e+09 times the limit, ")
-    assert facts["Outside"] == "6 of 6 values (100.0%)"
+    assert facts["Over the limit"] == "6 of 6 values (100.0%)"
     assert facts["Agreed before"] == "01_test_forward; no checks of this rung; 7 of 7 items of this check agree"
     assert facts["Usual causes"].startswith("epsilon;")
     page.locator("#first a").click()

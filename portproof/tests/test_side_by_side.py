@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 
 from portproof.compare import FAIL, PASS, Item, Row, Verdict
-from portproof.io.cli import UserError
 from portproof.ladder import all_rungs
 from portproof.ladder.all_rungs import Planned, run_all
 from portproof.ladder.rung import Rung
 from portproof.ladder.side_by_side import side_by_side
 from portproof.report.summary import RungResult
+from sturdyio.cli import UserError
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="processes are forked")
 
@@ -46,8 +46,8 @@ def test_results_come_in_order_with_what_their_rungs_print(capsys, tmp_path):
         return result_of(number)
 
     results = list(side_by_side(run, [2, 0, 1]))
-    assert [result.step.verdicts[0].title for result in results] == ["verdict 0", "verdict 1", "verdict 2"]
-    assert results[1].step.groups[0](Item("item 1")) == "item 1item 1" and results[1].step.log
+    assert [result.rung.verdicts[0].title for result in results] == ["verdict 0", "verdict 1", "verdict 2"]
+    assert results[1].rung.groups[0](Item("item 1")) == "item 1item 1" and results[1].rung.log
     lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("rung")]
     assert [line.split()[1] for line in lines] == ["0", "1", "2"]
     processes = {line.split()[3] for line in lines}
@@ -80,7 +80,7 @@ def test_however_it_ends_every_process_ends(sent, said, status, tmp_path):
     code = """if True:
         import os, signal, subprocess, sys, time
         from pathlib import Path
-        from portproof.io.cli import run
+        from sturdyio.cli import run
         from portproof.ladder.side_by_side import side_by_side
 
         signal.signal(signal.SIGINT, signal.default_int_handler)  # what a shell starts with & ignores it

@@ -8,8 +8,8 @@ import re
 from pathlib import Path
 from typing import NamedTuple
 
-import kit_fixtures
 import pytest
+import pytest_setup
 
 TESTS = Path(__file__).parent
 SAMPLE = """
@@ -33,7 +33,7 @@ def test_quick():
 @pytest.mark.parametrize("processes", ["0", "1"])
 def test_what_is_thorough_runs_with_all_only(pytester, processes):
     pytester.makepyfile(SAMPLE)
-    flags = ("-p", "kit_fixtures", "-p", "no:cacheprovider", "-n", processes)
+    flags = ("-p", "pytest_setup", "-p", "no:cacheprovider", "-n", processes)
     fewer, every = pytester.runpytest(*flags), pytester.runpytest(*flags, "--all")
     fewer.assert_outcomes(passed=2, deselected=0 if int(processes) else 3)
     fewer.stdout.fnmatch_lines("3 thorough tests were left out: --all runs them, too")
@@ -48,8 +48,8 @@ def test_what_is_thorough_runs_with_all_only(pytester, processes):
 def test_as_many_processes_as_there_are_cores_and_memory_for(pytester, monkeypatch, cores, gigabytes, flags, processes):
     monkeypatch.setattr(os, "cpu_count", lambda: cores)
     monkeypatch.setattr(os, "sysconf", {"SC_PHYS_PAGES": gigabytes * 2**18, "SC_PAGE_SIZE": 2**12}.__getitem__)
-    config = pytester.parseconfig("-p", "kit_fixtures", *flags)
-    assert kit_fixtures.pytest_xdist_auto_num_workers(config) == processes
+    config = pytester.parseconfig("-p", "pytest_setup", *flags)
+    assert pytest_setup.pytest_xdist_auto_num_workers(config) == processes
 
 
 class Marked(NamedTuple):

@@ -10,8 +10,8 @@ import torch
 
 import portproof
 from portproof.backends import backend
-from portproof.io.cli import UserError
 from portproof.python39 import pairwise, zip_strict
+from sturdyio.cli import UserError
 
 
 @pytest.mark.parametrize(

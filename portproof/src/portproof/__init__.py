@@ -11,7 +11,9 @@ from __future__ import annotations
 import warnings
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+from sturdyio.cli import user_code
 
 if TYPE_CHECKING:
     import paddle
@@ -27,6 +29,7 @@ __version__ = "0.1.0"
 warnings.filterwarnings("ignore", message="No ccache found")
 
 
+@user_code()
 def align(
     ref: torch.nn.Module,
     port: paddle.nn.Layer,
@@ -52,7 +55,8 @@ def align(
     under other keys, attributes or numbers.
 
     The verdict prints as a report (`print(verdict)`). Its `status` is 0, 1 or 2: aligned, not, or refused because the
-    map is ambiguous, outputs have other keys, or the reference gives NaN. Its rows are named SECTION/ITEM, `location`
+    map is ambiguous, outputs have other keys, or the reference gives NaN. It is true if aligned, false if not, and
+    raises UserError when a refused one is asked. Its rows are named SECTION/ITEM, `location`
     says where the port departs from the reference, `notes` what the map rests on. Raises UserError for what is no
     model, inputs on which the reference cannot run, and unknown names, modes, precisions and weights.
     """
@@ -61,6 +65,29 @@ def align(
     return judge(ref, port, inputs, names, weights, modes, precisions, leave_out, outputs, seed, device)
 
 
+def assert_aligned(ref: torch.nn.Module, port: paddle.nn.Layer, inputs: Inputs, **options: Any) -> AlignVerdict:
+    """What `align` returns, of which these are the arguments, if it passed; for tests.
+
+    Raises AssertionError with the report if it failed or was refused, and UserError as `align` does.
+    """
+    return _passed(align(ref, port, inputs, **options))
+
+
+def assert_judged(port: paddle.nn.Layer, recording: Recording | str | Path, **options: Any) -> AlignVerdict:
+    """What `judge` returns, of which these are the arguments, if it passed; for tests.
+
+    Raises AssertionError with the report if it failed or was refused, and UserError as `judge` does.
+    """
+    return _passed(judge(port, recording, **options))
+
+
+def _passed(verdict: AlignVerdict) -> AlignVerdict:
+    if verdict.status or not verdict.counted:
+        raise AssertionError(f"\n{verdict}")
+    return verdict
+
+
+@user_code()
 def record(
     ref: torch.nn.Module,
     inputs: Inputs,
@@ -84,6 +111,7 @@ def record(
     return record(ref, inputs, weights, modes, modules, seed, device)
 
 
+@user_code()
 def judge(
     port: paddle.nn.Layer,
     recording: Recording | str | Path,
@@ -109,6 +137,7 @@ def judge(
     return judge(port, recording, names, own_weights, modes, precisions, leave_out, outputs, device)
 
 
+@user_code()
 def load_reference_weights(
     ref: torch.nn.Module,
     port: paddle.nn.Layer,

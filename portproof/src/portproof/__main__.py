@@ -9,7 +9,8 @@ import sys
 from typing import NoReturn
 
 from portproof import __version__
-from portproof.io.cli import ArgumentParser, naming_extra, run
+from portproof.io.cli import naming_extra
+from sturdyio.cli import ArgumentParser, run
 
 PROG = "portproof"
 # A module of portproof.commands each, with get_args_parser() and main(args).

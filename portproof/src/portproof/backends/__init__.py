@@ -1,8 +1,10 @@
 """One backend a framework: nothing else builds, runs, traces or reads a model. `backend("torch")` is the door.
 
-`base.py` and `model.py` hold what is made of a framework's operations, once for all of them; `torch_backend.py`,
-`paddle_backend.py` and `mindspore_backend.py` what a framework does in its own way; `fp64_torch.py`, `fp64_paddle.py`
-and `fp64_mindspore.py` its exact float64 arithmetic. Importing this package imports no framework.
+`base.py` says what a framework's tensors and weights files are asked, `layers.py` its models' structure, `runs.py` a
+run, `training.py` training; `torch_backend.py`, `paddle_backend.py` and `mindspore_backend.py` answer, each in its own
+way, with the exact float64 arithmetic of `fp64_torch.py`, `fp64_paddle.py` and `fp64_mindspore.py`. On these stand,
+once for all frameworks, `slots.py` (a model's tensors by PyTorch's names), `tracer.py` (what flows through it) and
+`model.py` (its runs). Importing this package imports no framework.
 """
 
 from __future__ import annotations
@@ -17,7 +19,8 @@ from typing import Any
 import numpy as np
 
 from portproof.backends.base import Backend
-from portproof.io.cli import UserError, naming_extra
+from portproof.io.cli import naming_extra
+from sturdyio.cli import UserError
 
 FRAMEWORKS = ("torch", "paddle", "mindspore")
 OLDEST = {"torch": (2, 1), "paddle": (2, 6), "mindspore": (2, 10)}  # as pyproject.toml has it

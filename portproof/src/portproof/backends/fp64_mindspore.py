@@ -9,25 +9,21 @@ operation's own kernel is judged.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 
 import mindspore as ms
 import numpy as np
 from mindspore import Tensor, ops
 from mindspore.ops import operations
 
+from portproof.backends.patched import patched
 from portproof.python39 import zip_strict
 
 # Where a Python number may stand, by Tensor's names.
 OPERATORS = ("add", "sub", "mul", "truediv", "pow")
-METHODS = tuple(f"__{way}{name}__" for name in OPERATORS for way in ("", "r", "i")) + (
-    "add",
-    "sub",
-    "mul",
-    "div",
-    "pow",
-)
+METHODS = [f"__{way}{name}__" for name in OPERATORS for way in ("", "r", "i")]
+METHODS += ["add", "sub", "mul", "div", "pow"]
 
 composed: set[str] = set()  # the operations without a float64 kernel that were, since this was imported
 
@@ -122,15 +118,8 @@ def _with_exact_numbers(native: Callable) -> Callable:
     return call
 
 
-@contextmanager
-def exact_constants() -> Iterator[None]:
+def exact_constants() -> AbstractContextManager:
     """In this context MindSpore's operations take float64 tensors, and keep to float64; it may be nested."""
-    places = [(each, "__call__") for each in REPLACED] + [(Tensor, name) for name in METHODS if hasattr(Tensor, name)]
-    natives = {place: (place[1] in vars(place[0]), getattr(*place)) for place in places}
-    for (owner, name), (_, native) in natives.items():
-        setattr(owner, name, _with_exact_numbers(native) if owner is Tensor else _guarded(native, REPLACED[owner]))
-    try:
-        yield
-    finally:
-        for (owner, name), (is_own, native) in natives.items():
-            setattr(owner, name, native) if is_own else delattr(owner, name)
+    methods = [name for name in METHODS if hasattr(Tensor, name)]
+    replaced = {(each, "__call__"): _guarded(each.__call__, exact) for each, exact in REPLACED.items()}
+    return patched(replaced | {(Tensor, name): _with_exact_numbers(getattr(Tensor, name)) for name in methods})

@@ -8,13 +8,14 @@ nothing is replaced.
 """
 
 import functools
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 
 import numpy as np
 import paddle
 from paddle import _C_ops as ops
 
+from portproof.backends.patched import patched
 from portproof.python39 import zip_strict
 
 
@@ -153,14 +154,6 @@ def _guarded(native: Callable, exact: Callable) -> Callable:
     return call
 
 
-@contextmanager
-def exact_constants() -> Iterator[None]:
+def exact_constants() -> AbstractContextManager:
     """In this context Paddle's operations on float64 tensors hold no float32 constant; it may be nested."""
-    natives = {name: getattr(ops, name) for name in REPLACED}
-    for name, exact in REPLACED.items():
-        setattr(ops, name, _guarded(natives[name], exact))
-    try:
-        yield
-    finally:
-        for name, native in natives.items():
-            setattr(ops, name, native)
+    return patched({(ops, name): _guarded(getattr(ops, name), exact) for name, exact in REPLACED.items()})

@@ -17,18 +17,26 @@ def owned_tensors(backend: "Backend", module: Any) -> list[Owned]:
     One that its layer computes from others in every run, as weight norm does, has none.
     """
     found = {}
-    for name, part in backend.named_modules(module):
+    for name, part in backend.layers.named_modules(module):
         prefix = f"{name}." if name else ""
-        for leaf, tensor in chain(*backend.own_tensors(part)):
+        for leaf, tensor in chain(*backend.layers.own_tensors(part)):
             if backend.has_values(tensor) and backend.is_leaf(tensor):
                 found.setdefault(id(tensor), (prefix + leaf, tensor))
     return list(found.values())
 
 
+def taken_gradients(backend: "Backend", module: Any) -> Iterator[Owned]:
+    """(name, gradient) of every parameter that has received one, and has none any more when the next is asked for."""
+    for name, parameter in backend.layers.named_parameters(module):
+        gradient = backend.taken_gradient(parameter)
+        if gradient is not None:
+            yield name, gradient
+
+
 def _all_in(backend: "Backend", module: Any) -> Iterator[Any]:
     """`module` and all in it, those that only compute a parameter, too."""
     yield module
-    for child in backend.children(module):
+    for child in backend.layers.children(module):
         yield from _all_in(backend, child)
 
 

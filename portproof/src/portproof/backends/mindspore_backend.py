@@ -9,6 +9,7 @@ import importlib
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,14 +19,18 @@ from mindspore import Parameter, Tensor, nn, ops
 from mindspore.ops import operations
 
 from portproof.backends import fp64_mindspore
-from portproof.backends.base import Arrays, Backend
-from portproof.backends.model import BackendModel, Run, to_precision
-from portproof.backends.trace import ModuleCall
+from portproof.backends.base import SUFFIXES, Backend
+from portproof.backends.layers import Layers
+from portproof.backends.model import BackendModel
+from portproof.backends.patched import patched
+from portproof.backends.question import Question, Run, to_precision
+from portproof.backends.runs import Runs
+from portproof.backends.slots import Arrays
 from portproof.convert.rules import MINDSPORE_TYPES, Change, rules_of_mindspore
 from portproof.io.ckpt import load_ckpt
-from portproof.io.cli import UserError
-from portproof.io.state_dict import SUFFIXES, read_state_dict
 from portproof.python39 import zip_strict
+from sturdyio.cli import UserError
+from sturdyio.state_dict import read_state_dict
 
 with suppress(SystemError, ImportError):  # compiled for NumPy 1, 2.10.0 fails beside NumPy 2, in its first operation
     ops.add(Tensor(1.0), 1)
@@ -35,14 +40,8 @@ random_seed = importlib.import_module("mindspore.common.seed")  # there is a fun
 NO_KERNEL = re.compile(r"For primitive\[(\w+)\].*\bFloat64|Kernel select failed|Create kernelmod")
 
 
-@contextmanager
-def _without_dropout() -> Iterator[None]:
-    native = operations.Dropout.__call__
-    operations.Dropout.__call__ = lambda _, x: (x, ops.ones_like(x))
-    try:
-        yield
-    finally:
-        operations.Dropout.__call__ = native
+def _no_dropout(operation: operations.Dropout, x: Tensor) -> tuple[Tensor, Tensor]:
+    return x, ops.ones_like(x)
 
 
 class _NothingSent(Exception):
@@ -56,54 +55,29 @@ class MindSporeModel(BackendModel):
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
-        self.lacking: dict[tuple[str, str, bool], str] = {}  # {modules run, backward: the operation}
+        self.lacking: dict[tuple[str, str, bool], str] = {}  # {(modules run, backward): operation without a kernel}
 
     def notes(self) -> list[str]:
         names = ", ".join(sorted(fp64_mindspore.composed))
         told = "in the float64 run composed of other operations, without a kernel of their own there"
         return [f"{told} (that is judged in float32): {names}"] * bool(names and not self.lacking)
 
-    def run_module(
-        self,
-        name: str,
-        call: ModuleCall,
-        dtype: str,
-        train: bool,
-        backward: bool,
-        calls: bool = True,
-        then: str = "",
-    ) -> Run:
-        key, options = (name, then, backward), (train, backward, calls, then)
-        if dtype == "float64" and key not in self.lacking:
-            run = super().run_module(name, call, dtype, *options)
+    def _answer(self, question: Question) -> Run:
+        key = question.module, question.followed_by, question.backward
+        if question.dtype == "float64" and key not in self.lacking:
+            run = super()._answer(question)
             found = NO_KERNEL.search(run.trace.error)
             if not found:
                 return run
             self.lacking[key] = found[1] or "an operation"
-        run = super().run_module(name, call, "float32", *options)
-        run.trace.lacking = self.lacking[key] if dtype == "float64" else ""
+        run = super()._answer(replace(question, dtype="float32"))
+        run.trace.lacking = self.lacking[key] if question.dtype == "float64" else ""
         return run
 
 
-class MindSporeBackend(Backend):
-    """MindSpore."""
-
-    name, framework = "mindspore", ms
-    module_class, module_class_name = nn.Cell, "mindspore.nn.Cell"
+class MindSporeLayers(Layers):
     containers = (nn.Cell, nn.SequentialCell, nn.CellList)
     library = "mindspore.nn.layer."
-    model_class = MindSporeModel
-
-    def device(self, name: str) -> str:
-        if name != "cpu":
-            raise UserError(f"--device {name}: MindSpore is judged on the CPU: use --device cpu")
-        if ms.get_context("device_target") != "CPU":
-            ms.set_device("CPU")  # a global setting
-        ms.set_context(mode=ms.PYNATIVE_MODE)  # in a graph no hook is called
-        return "CPU"
-
-    def read_weights(self, path: str | Path) -> Arrays:
-        return read_state_dict(path, SUFFIXES[self.name], load_ckpt, np.ndarray, dict)
 
     def named_modules(self, model: nn.Cell) -> Iterable[tuple[str, nn.Cell]]:
         return model.cells_and_names()
@@ -126,6 +100,85 @@ class MindSporeBackend(Backend):
         frozen = [(name, tensor) for name, tensor in own if name.startswith("moving_")]
         buffers = [(name, tensor) for name, tensor in module._buffers.items() if tensor is not None]
         return [each for each in own if each not in frozen], frozen + buffers
+
+    def named_parameters(self, model: nn.Cell) -> Iterable[tuple[str, Parameter]]:
+        return ((name, parameter) for name, parameter in model.parameters_and_names() if parameter.requires_grad)
+
+    def named_buffers(self, model: nn.Cell) -> Iterable[tuple[str, Tensor]]:
+        return ((name, tensor) for name, tensor in model.state_dict().items() if not BACKEND.requires_grad(tensor))
+
+
+class MindSporeRuns(Runs):
+    framework, exact_constants = ms, staticmethod(fp64_mindspore.exact_constants)
+
+    def set_mode(self, module: nn.Cell, train: bool) -> None:
+        module.set_train(train)
+
+    def grad_enabled(self, enabled: bool) -> AbstractContextManager:
+        return nullcontext()  # outside of `run_backward` nothing is kept
+
+    def run_backward(
+        self, forward: Callable[[], Sequence[tuple[Any, Any]]], model: nn.Cell, inputs: Sequence[Tensor]
+    ) -> None:
+        """MindSpore has no backward(): it differentiates a function, with respect to parameters."""
+        leaves = [*inputs, *(parameter for _, parameter in BACKEND.layers.named_parameters(model))]
+
+        def total() -> Tensor:
+            sent = [(output * gradient).sum() for output, gradient in forward()]
+            if not sent:  # what depends on no parameter ends the process
+                raise _NothingSent
+            return sum(sent[1:], sent[0])
+
+        with suppress(_NothingSent):
+            _, gradients = ms.value_and_grad(total, None, leaves)()
+            for leaf, gradient in zip_strict(leaves, gradients):
+                leaf.grad = gradient
+
+    def new_tensors(self, dtype: str, note: Callable[[bool], None] | None = None) -> AbstractContextManager:
+        return nullcontext()
+
+    @contextmanager
+    def seeded_framework(self, seed: int) -> Iterator[None]:
+        """As ms.set_seed, which would change other generators, too."""
+        before = random_seed._GLOBAL_SEED, dict(random_seed._KERNEL_SEED)
+        random_seed._GLOBAL_SEED = seed
+        random_seed._KERNEL_SEED.clear()
+        try:
+            yield
+        finally:
+            random_seed._GLOBAL_SEED = before[0]
+            random_seed._KERNEL_SEED.clear()
+            random_seed._KERNEL_SEED.update(before[1])
+
+    def next_random(self) -> tuple:
+        return tuple(random_seed._KERNEL_SEED.items())
+
+    def without_dropout(self) -> AbstractContextManager:
+        return patched({(operations.Dropout, "__call__"): _no_dropout})
+
+    def turn_off_dropout(self, layer: nn.Cell) -> None:
+        if isinstance(layer, (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)):
+            layer.set_train(False)
+
+
+class MindSporeBackend(Backend):
+    """MindSpore."""
+
+    name, framework = "mindspore", ms
+    module_class, module_class_name = nn.Cell, "mindspore.nn.Cell"
+    model_class = MindSporeModel
+    layers, runs = MindSporeLayers(), MindSporeRuns()
+
+    def device(self, name: str) -> str:
+        if name != "cpu":
+            raise UserError(f"--device {name}: MindSpore is judged on the CPU: use --device cpu")
+        if ms.get_context("device_target") != "CPU":
+            ms.set_device("CPU")  # a global setting
+        ms.set_context(mode=ms.PYNATIVE_MODE)  # in a graph no hook is called
+        return "CPU"
+
+    def read_weights(self, path: str | Path) -> Arrays:
+        return read_state_dict(path, SUFFIXES[self.name], load_ckpt, np.ndarray, dict)
 
     def tensor(self, array: np.ndarray, device: Any = None, dtype: Any = None, requires_grad: bool = False) -> Any:
         if dtype is not None and array.dtype.kind == "f":
@@ -154,9 +207,6 @@ class MindSporeBackend(Backend):
     def fresh(self, tensor: Tensor) -> Tensor:
         return ops.deepcopy(tensor)  # a parameter's clone() is another parameter
 
-    def largest(self, tensor: Tensor) -> float:
-        return float(np.abs(tensor.asnumpy()).max())
-
     def has_values(self, tensor: Tensor) -> bool:
         return not tensor.has_init
 
@@ -169,70 +219,6 @@ class MindSporeBackend(Backend):
     def put_back(self, tensor: Tensor, values: Tensor) -> None:
         tensor.set_dtype(values.dtype)  # else operations would take it for what it was
         tensor.assign_value(values)
-
-    def named_parameters(self, model: nn.Cell) -> Iterable[tuple[str, Parameter]]:
-        return ((name, parameter) for name, parameter in model.parameters_and_names() if parameter.requires_grad)
-
-    def named_buffers(self, model: nn.Cell) -> Iterable[tuple[str, Tensor]]:
-        return ((name, tensor) for name, tensor in model.state_dict().items() if not self.requires_grad(tensor))
-
-    def set_mode(self, module: nn.Cell, train: bool) -> None:
-        module.set_train(train)
-
-    def grad_enabled(self, enabled: bool) -> AbstractContextManager:
-        return nullcontext()  # outside of `run_backward` nothing is kept
-
-    def run_backward(
-        self, forward: Callable[[], Sequence[tuple[Any, Any]]], model: nn.Cell, inputs: Sequence[Tensor]
-    ) -> None:
-        """MindSpore has no backward(): it differentiates a function, with respect to parameters."""
-        leaves = [*inputs, *(parameter for _, parameter in self.named_parameters(model))]
-
-        def total() -> Tensor:
-            sent = [(output * gradient).sum() for output, gradient in forward()]
-            if not sent:  # what depends on no parameter ends the process
-                raise _NothingSent
-            return sum(sent[1:], sent[0])
-
-        with suppress(_NothingSent):
-            _, gradients = ms.value_and_grad(total, None, leaves)()
-            for leaf, gradient in zip_strict(leaves, gradients):
-                leaf.grad = gradient
-
-    def exact_constants(self) -> AbstractContextManager:
-        return fp64_mindspore.exact_constants()
-
-    def new_tensors(self, dtype: str, note: Callable[[bool], None] | None = None) -> AbstractContextManager:
-        return nullcontext()
-
-    @contextmanager
-    def seeded_framework(self, seed: int) -> Iterator[None]:
-        """As ms.set_seed, which would change other generators, too."""
-        before = random_seed._GLOBAL_SEED, dict(random_seed._KERNEL_SEED)
-        random_seed._GLOBAL_SEED = seed
-        random_seed._KERNEL_SEED.clear()
-        try:
-            yield
-        finally:
-            random_seed._GLOBAL_SEED = before[0]
-            random_seed._KERNEL_SEED.clear()
-            random_seed._KERNEL_SEED.update(before[1])
-
-    def next_random(self) -> tuple:
-        return tuple(random_seed._KERNEL_SEED.items())
-
-    def without_dropout(self) -> AbstractContextManager:
-        return _without_dropout()
-
-    def turn_off_dropout(self, layer: nn.Cell) -> None:
-        if isinstance(layer, (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)):
-            layer.set_train(False)
-
-    def hook_before(self, module: nn.Cell, hook: Callable[[Any, tuple, dict], Any]) -> Any:
-        return module.register_forward_pre_hook(hook, with_kwargs=True)
-
-    def hook_after(self, module: nn.Cell, hook: Callable[[Any, tuple, dict, Any], Any]) -> Any:
-        return module.register_forward_hook(hook, with_kwargs=True)
 
 
 BACKEND = MindSporeBackend()

@@ -3,134 +3,52 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, field, replace
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from dataclasses import replace
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from portproof.arrays import in_rows
-from portproof.backends.lent import as_it_was, owned_tensors
-from portproof.backends.trace import Inputs, ModuleCall, Trace, as_call, is_array, map_tensors, tensors_at, tensors_in
-from portproof.convert.rules import Change, view
-from portproof.io.cli import UserError, one_line
+from portproof.arrays import same_bits
+from portproof.backends.lent import as_it_was, owned_tensors, taken_gradients
+from portproof.backends.question import CALLS, OUTPUTS, Answer, Memory, Question, Run, perturbed, to_precision
+from portproof.backends.slots import Module, Named, Slot, describe, read_slots
+from portproof.backends.trace import OUTPUT, Inputs, Trace, is_array, map_tensors, tensors_at, tensors_in
+from portproof.backends.tracer import tracing
 from portproof.io.progress import count_pass
+from sturdyio.cli import MachineError, UserError, one_line, user_code
 
 if TYPE_CHECKING:
     from portproof.backends.base import Backend
 
-T = TypeVar("T")
 
-
-@dataclass(frozen=True)
-class Slot:
-    """One parameter or buffer, or a piece of one, as PyTorch would store it."""
-
-    key: str  # its unique name: its module's, a dot, what it is called there
-    tensor: str  # the tensor's key in this model's own state_dict
-    shape: tuple[int, ...]
-    change: Change  # of the whole tensor's layout, between this model's own and PyTorch's; its own inverse
-    trained: bool  # a gradient is computed for it
-    is_buffer: bool = False
-    is_whole: bool = False  # of whole numbers or truth values
-    view: Callable[[np.ndarray], np.ndarray] | None = None  # of the whole tensor in PyTorch's layout: this piece's part
-
-    def read(self, own: np.ndarray) -> np.ndarray:
-        """The piece in PyTorch's layout, of the whole tensor in this model's own; not a copy where it need not be."""
-        whole = view(self.change, own)
-        return self.view(whole).reshape(self.shape) if self.view else whole
-
-    def written(self, own: np.ndarray, piece: np.ndarray) -> np.ndarray:
-        """The whole tensor in this model's own layout with this piece in it; `own` is what it was before.
-
-        Not a copy where it need not be.
-        """
-        if not self.view:
-            return view(self.change, piece)
-        whole = np.array(self.change(own), order="C")
-        part = self.view(whole)
-        part[...] = piece.reshape(part.shape)
-        return self.change(whole)
-
-
-@dataclass(frozen=True)
-class Module:
-    """One module."""
-
-    name: str
-    type: str  # its class
-    kind: str  # the library's layer that it is or derives from, by PyTorch's name; "" for none
-    slots: dict[str, Slot]  # its own parameters and buffers, by PyTorch's name within the module
-    is_leaf: bool
-
-
-@dataclass
-class Run:
-    """One forward pass, and one backward pass if a cotangent was given. All arrays have PyTorch's layout."""
-
-    trace: Trace
-    output: list[np.ndarray] = field(default_factory=list)
-    gradients: dict[str, np.ndarray] = field(default_factory=dict)  # by state_dict key; missing: it received none
-    input_gradients: list[np.ndarray | None] = field(default_factory=list)
-    buffers: dict[str, np.ndarray] = field(default_factory=dict)  # after the pass, by state_dict key
-    places: list[str] = field(default_factory=list)  # where each output was in what was returned
-
-
-OUTPUT = "output"  # the label of the model's own call in a trace
 SEED = 0  # of the frameworks' generators in every run
-PRECISIONS = {"float32": (np.float32, np.complex64), "float64": (np.float64, np.complex128)}
 
 
-def moved_by_an_ulp(array: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """The numbers of float64 next to those of `array`, larger or smaller as drawn; 0, and what is not real, stays."""
-    if array.dtype.kind != "f":
-        return array
-    array = array.astype(np.float64)
-    return np.nextafter(array, array * rng.choice([0.0, 2.0], array.shape))
-
-
-def to_precision(array: np.ndarray, dtype: str, copy: bool = False) -> np.ndarray:
-    """Numbers of floating point, and complex ones, in "float32" or "float64"; others as they are; in C order.
-
-    With `copy` always a copy, and only one.
-    """
-    real, complex_ = PRECISIONS[dtype]
-    return in_rows(array, {"f": real, "c": complex_}.get(array.dtype.kind), copy)
-
-
-class BackendModel:
-    """A user's model with weights of its own: every run is done on the user's objects, which are then as before.
+class Model:
+    """One side of a pair, as a comparison sees it: its modules, its weights, and what it answers when it is asked.
 
     Weights are kept as arrays, by the model's own state_dict keys, in PyTorch's layout. Of tied tensors only the first
-    has a place. So no run sees what another left, and hooks and `stop_gradient`, which a copy would lose, count.
+    has a place.
     """
 
+    role: str  # "reference" or "port", for messages
     modules: dict[str, Module]  # by dotted name, "" is the model
     zeros_for_none = False  # a parameter that nothing comes back to has a gradient of zeros
     is_recorded = False  # answers come from a recording, and the framework's own modules are not at hand
     not_alone: Mapping[str, str] = MappingProxyType({})  # {label of a call: why its module cannot be run alone}
     cotangent: Sequence[np.ndarray] | None = None  # the gradient that a recording was made with
 
-    def __init__(self, backend: Backend, model: Any, role: str, device: str) -> None:
-        """Raises UserError for what is no model of this framework, and for a device that it does not have."""
-        if not isinstance(model, backend.module_class):
-            raise UserError(f"the {role} is a {type(model).__name__}, no {backend.module_class_name}: give a model")
-        self.backend, self.role, self.device = backend, role, backend.device(device)
-        self.model = model
-        self.output_names: dict[str, str] = {}  # {place in what it returns: the other side's, such as "[logits]"}
+    def __init__(self, role: str, modules: Mapping[str, Module], values: Mapping[str, np.ndarray]) -> None:
+        """`values` are all tensors that have values of their own, by state_dict key, saved or not."""
+        self.role, self._whole, self._values = role, modules, dict(values)
         self.switched_off: set[str] = set()  # modules that are random in train mode, and stay in eval mode
-        self._parts = dict(backend.named_modules(model))
-        owned = owned_tensors(backend, model)
-        self._keys = {id(tensor): key for key, tensor in owned}
-        self._values = {key: to_precision(backend.to_array(tensor), "float32") for key, tensor in owned}
-        self._attributes: dict[tuple[str, str], np.ndarray] = {}  # what `set_constant` gave
-        self._moves: np.random.Generator | None = None  # what draws them in `moved_runs`
-        self._whole = backend.describe(model)
-        self.split({})
+        self.set_pieces({})
 
-    def split(self, pieces: Mapping[str, Sequence[Slot]]) -> None:
+    def set_pieces(self, pieces: Mapping[str, Sequence[Slot]]) -> None:
         """Read and write these tensors, by state_dict key, as these pieces from now on, and all others whole."""
         self.modules, self._slots, self._pieces = {}, {}, {}
         for name, module in self._whole.items():
@@ -142,10 +60,6 @@ class BackendModel:
                 self._pieces[slot.tensor] = parts
             self.modules[name] = replace(module, slots=slots)
 
-    def notes(self) -> list[str]:
-        """What a reader should know of how it was run."""
-        return []
-
     @property
     def tensor_keys(self) -> list[str]:
         """The state_dict keys of all parameters and buffers that have a place."""
@@ -155,15 +69,70 @@ class BackendModel:
         """All parameters and buffers."""
         return {key: slot.read(self._values[slot.tensor]) for key, slot in self._slots.items()}
 
-    def _in_torch_layout(self, tensors: Any, prefix: str, copy: bool) -> dict[str, np.ndarray]:
-        """The pieces of those that have a place, by their keys; `prefix` is missing from the given keys and these."""
-        return {
-            slot.key.removeprefix(prefix): slot.read(array)
-            for key, tensor in tensors
-            if (slots := self._pieces.get(prefix + key))
-            for array in [self.backend.to_array(tensor, copy)]
-            for slot in slots
-        }
+    def has_weights_of(self, other: Model) -> bool:
+        """Whether all parameters and buffers are those of `other`, bit for bit."""
+        return self._values.keys() == other._values.keys() and all(
+            same_bits(array, other._values[key]) for key, array in self._values.items()
+        )
+
+    def constants(self) -> dict[str, np.ndarray]:
+        """The tensors of floating point that are no weights: buffers that are not saved, tensors as attributes."""
+        raise NotImplementedError
+
+    def ask(self, question: Question) -> Run:
+        """What the model, or the module that is asked for, gives. What it raises is in the run's `trace.error`."""
+        raise NotImplementedError
+
+    def plan(self, questions: Iterable[Question]) -> None:
+        """Tell what will be asked: the first question that asks less of the same is then answered with all of it."""
+
+    def run(
+        self,
+        inputs: Inputs,
+        dtype: str,
+        train: bool,
+        cotangent: Sequence[np.ndarray] | None = None,
+        calls: bool = False,
+    ) -> Run:
+        """`ask` of the whole model; with `cotangent` backward, too, with `calls` the arguments of calls are kept."""
+        return self.ask(Question.of_model(inputs, dtype, train, cotangent, CALLS if calls else OUTPUTS))
+
+    def notes(self) -> list[str]:
+        """What a reader should know of how it was run."""
+        return []
+
+
+class BackendModel(Model):
+    """A user's model with weights of its own: every run is done on the user's objects, which are then as before.
+
+    So no run sees what another left, and hooks and `stop_gradient`, which a copy would lose, count. Answers of the
+    whole model are remembered, within a budget.
+    """
+
+    def __init__(self, backend: Backend, model: Any, role: str, device: str) -> None:
+        """Raises UserError for what is no model of this framework, and for a device that it does not have."""
+        if not isinstance(model, backend.module_class):
+            raise UserError(f"the {role} is a {type(model).__name__}, no {backend.module_class_name}: give a model")
+        self.backend, self.device = backend, backend.device(device)
+        self.model = model
+        self.output_names: dict[str, str] = {}  # {place in what it returns: the other side's, such as "[logits]"}
+        self.memory = Memory()
+        self.passes: Counter[str] = Counter()  # runs so far, of the "whole" model and of modules "alone"
+        self._planned: list[Question] = []
+        self._remembered_pieces: dict[str, list[Slot]] = {}  # those that remembered answers have
+        self._parts = dict(backend.layers.named_modules(model))
+        owned = owned_tensors(backend, model)
+        self._keys = {id(tensor): key for key, tensor in owned}
+        self._attributes: dict[tuple[str, str], np.ndarray] = {}  # what `set_constant` gave
+        values = {key: to_precision(backend.to_array(tensor), "float32") for key, tensor in owned}
+        super().__init__(role, describe(backend, model), values)
+
+    def _in_torch_layout(self, tensors: Named, module: str) -> dict[str, np.ndarray]:
+        """Those `tensors` of `module` that have a place, as pieces; keys here and there are without its name."""
+        prefix = f"{module}." if module else ""
+        named = ((prefix + key, tensor) for key, tensor in tensors)
+        found = read_slots(self.backend, named, self._pieces)
+        return {slot.key.removeprefix(prefix): array for slot, array in found}
 
     def load(self, arrays: Mapping[str, np.ndarray]) -> None:
         """Put `arrays` (as `arrays()` gives them) into the model; raises UserError for a key or shape that is not.
@@ -179,7 +148,10 @@ class BackendModel:
                 if array.shape != slot.shape:
                     raise UserError(f"weights do not fit the {self.role}: {key} is {slot.shape}, not {array.shape}")
                 before = self._values[slot.tensor]
-                self._values[slot.tensor] = np.asarray(slot.written(before, array), before.dtype)  # never written into
+                after = np.asarray(slot.written(before, array), before.dtype)
+                if not same_bits(before, after):
+                    self._values[slot.tensor] = after  # arrays are never written into
+                    self.memory.forget()
 
     def constants(self) -> dict[str, np.ndarray]:
         """The tensors of floating point that are no weights: buffers that are not saved, tensors as attributes."""
@@ -194,72 +166,64 @@ class BackendModel:
 
     def set_constant(self, key: str, array: np.ndarray) -> None:
         """Give one of `constants` another value of its shape."""
+        self.memory.forget()
         if key in self._values:
             self._values[key] = array.astype(np.float32)
         else:
             module, _, attribute = key.rpartition(".")
             self._attributes[module, attribute] = array.astype(np.float32)
 
-    def moved_runs(self, count: int, run: Callable[[], T]) -> list[T]:
-        """What `run` gives each time from inputs and weights that are an ulp of float64 off; for runs in float64."""
-        found = []
-        try:
-            for seed in range(count):
-                self._moves = np.random.default_rng(seed)
-                found.append(run())
-        finally:
-            self._moves = None
-        return found
+    def plan(self, questions: Iterable[Question]) -> None:
+        self._planned = list(questions)
 
-    def run(
-        self,
-        inputs: Inputs,
-        dtype: str,
-        train: bool,
-        cotangent: Sequence[np.ndarray] | None = None,
-        calls: bool = False,
-    ) -> Run:
-        """Run the model on `inputs` in "float32" or "float64"; dropout is off in either mode.
+    def ask(self, question: Question) -> Run:
+        if question.module or question.mutation:  # asked once each
+            return self._answer(question)
+        if self._pieces != self._remembered_pieces:
+            self.memory.forget()
+            self._remembered_pieces = self._pieces
+        key = question.key(self.switched_off)
+        run = self.memory.find(question, key)
+        if run is None:
+            asked = self._planned_for(question, key)
+            run = self._answer(asked)
+            self.memory.keep(asked, key, run)
+        return question.only_asked(run)
 
-        With `cotangent` (an array an output) the gradients of sum(output * cotangent) are taken too. What a model
-        raises ends the trace and is in `trace.error`.
-        """
-        call = replace(as_call(inputs), upstream=list(cotangent or ()))
-        return self.run_module("", call, dtype, train, cotangent is not None, calls)
+    def _planned_for(self, question: Question, key: str) -> Question:
+        """The planned question that asks all of this one, and is then planned no more; else this one."""
+        for planned in self._planned:
+            answer = Answer(Run(Trace()), planned.upstream_key(), planned.keeps)
+            if planned.key(self.switched_off) == key and answer.serves(question, question.upstream_key()):
+                self._planned.remove(planned)
+                return planned
+        return question
 
-    def run_module(
-        self,
-        name: str,
-        call: ModuleCall,
-        dtype: str,
-        train: bool,
-        backward: bool,
-        calls: bool = True,
-        then: str = "",
-    ) -> Run:
-        """Run only the module `name` on the arguments of `call`, backward from its upstream gradients.
+    def _answer(self, question: Question) -> Run:
+        """Run what is asked for."""
+        self.passes["alone" if question.module else "whole"] += 1
+        with ExitStack() as lending:
+            module = lending.enter_context(self._lent_for(question, question.module))
+            if question.mutation:
+                module = question.mutation(module)
+            self._follow(module, question, lending)
+            return self._run(module, question)
 
-        What the module `then`, if one is named, makes of its output is taken for its output. One that lies inside it
-        is left out: it gives back what it receives. Only the whole model is traced without `calls`, too.
-        """
-        with self.lent(name, dtype, train) as module, self.lent_then(name, then, dtype, train) as behind:
-            self.apply_then(module, name, then, behind)
-            return self._run(module, replace(call, name=name), dtype, train, backward, calls)
+    def _lent_for(self, question: Question, name: str) -> AbstractContextManager:
+        return self.lent(name, question.dtype, question.train, question.perturbation)
 
-    def lent_then(self, name: str, then: str, dtype: str, train: bool) -> AbstractContextManager:
-        """`lent` for the module `then` that is run behind the module `name`; None for none, or one inside that."""
-        return self.lent(then, dtype, train) if then and not then.startswith(f"{name}.") else nullcontext()
-
-    def apply_then(self, module: Any, name: str, then: str, behind: Any) -> None:
-        """Have `behind`, unless it is None, applied to what `module` returns, as long as that is lent.
-
-        If it is None, `then` is left out of `module`, which is or stands for `name`.
-        """
-        if behind is not None:
-            self.backend.hook_after(module, lambda _module, _args, _kwargs, output: behind(output))
-        for part_name, part in self.backend.named_modules(module) if then and behind is None else ():
-            if f"{name}.{part_name}" == then:
-                self.backend.hook_after(part, lambda _module, args, kwargs, _output: (*args, *kwargs.values())[0])
+    def _follow(self, module: Any, question: Question, lending: ExitStack) -> None:
+        """Have `question.followed_by` applied to what `module` returns, or left out where it lies inside it."""
+        name, follower = question.module, question.followed_by
+        if follower.startswith(f"{name}."):
+            for part_name, part in self.backend.layers.named_modules(module):
+                if f"{name}.{part_name}" == follower:
+                    self.backend.runs.hook_after(
+                        part, lambda _module, args, kwargs, _output: (*args, *kwargs.values())[0]
+                    )
+        elif follower:
+            behind = lending.enter_context(self._lent_for(question, follower))
+            self.backend.runs.hook_after(module, lambda _module, _args, _kwargs, output: behind(output))
 
     def settings(self, name: str) -> dict[str, Any]:
         """The public attributes of the module `name` that are plain numbers, truth values or text; (n, n) is n."""
@@ -280,34 +244,34 @@ class BackendModel:
         outputs = []
         with self.lent(name, "float32", train=False) as layer:
             for train in (False, True, True):
-                self.backend.set_mode(layer, train)
+                self.backend.runs.set_mode(layer, train)
                 outputs.append(self.backend.to_array(layer(self._tensors(x, "float32", False))))
         return tuple(outputs)
 
     @contextmanager
-    def lent(self, name: str, dtype: str, train: bool) -> Iterator[Any]:
+    def lent(self, name: str, dtype: str, train: bool, perturbation: int = 0) -> Iterator[Any]:
         """The module `name` ("": the model) with these weights in `dtype`, on the device, in that mode.
 
         Without dropout, unless a later `train()` turns its layers on again, see `Backend.without_dropout`. Afterwards
-        it is as it was.
+        it is as it was. `perturbation` is that of a `Question`.
         """
-        with self._with_weights(name, dtype) as module:
-            self.backend.set_mode(module, train)
+        with self._with_weights(name, dtype, perturbation) as module:
+            self.backend.runs.set_mode(module, train)
             for part_name, part in self._parts_of(name):
-                self.backend.turn_off_dropout(part)
+                self.backend.runs.turn_off_dropout(part)
                 if part_name in self.switched_off:
-                    self.backend.set_mode(part, False)
+                    self.backend.runs.set_mode(part, False)
             yield module
 
     @contextmanager
-    def _with_weights(self, name: str, dtype: str) -> Iterator[Any]:
-        backend, module = self.backend, self._parts[name]
+    def _with_weights(self, name: str, dtype: str, perturbation: int = 0) -> Iterator[Any]:
+        backend, module, rng = self.backend, self._parts[name], np.random.default_rng([perturbation, 0])
         with as_it_was(backend, module):
             for _, tensor in owned_tensors(backend, module):
                 key = self._keys.get(id(tensor))
                 value = backend.to_array(tensor, copy=False) if key is None else self._values[key]
-                if self._moves:
-                    value = moved_by_an_ulp(value, self._moves)
+                if perturbation:
+                    value = perturbed(value, dtype, rng)
                 backend.put(tensor, value, dtype, self.device)
             for part_name, part in self._parts_of(name):
                 self._lend_attributes(part_name, part, dtype)
@@ -333,9 +297,9 @@ class BackendModel:
                     lambda t, given=given: self._tensors(self.backend.to_array(t) if given is None else given, dtype),
                 )
 
-    def copied(self, name: str, dtype: str, train: bool) -> Any:
+    def copied(self, name: str, dtype: str, train: bool, perturbation: int = 0) -> Any:
         """A copy of the module `name` as `lent` has it, a model of the framework's own."""
-        with self.lent(name, dtype, train) as module:
+        with self.lent(name, dtype, train, perturbation) as module:
             return copy.deepcopy(module)
 
     def loaded_copy(self) -> Any:
@@ -349,13 +313,15 @@ class BackendModel:
 
         return map_tensors(value, is_array, tensor)
 
-    def _run(self, model: Any, call: ModuleCall, dtype: str, train: bool, backward: bool, calls: bool) -> Run:
-        """Run `model`, which is or stands for the module that `call` names, on what the call received."""
+    def _run(self, model: Any, question: Question) -> Run:
+        """Run `model`, which is or stands for the module that is asked for."""
         count_pass()
         backend, is_tensor = self.backend, self.backend.framework.is_tensor
-        given = call.args, call.kwargs
-        if self._moves:
-            given = map_tensors(given, is_array, lambda array: moved_by_an_ulp(array, self._moves))
+        call, dtype, backward = question.call, question.dtype, question.backward
+        given, upstream = (call.args, call.kwargs), call.upstream
+        if question.perturbation:
+            rng = np.random.default_rng([question.perturbation, 1])
+            given, upstream = map_tensors((given, upstream), is_array, lambda array: perturbed(array, dtype, rng))
         leaves = self._tensors(given, dtype, backward)
         inputs = [t for t in tensors_in(leaves, is_tensor) if t.is_floating_point()]
 
@@ -367,25 +333,27 @@ class BackendModel:
                 returned = self._by_output_names(returned, trace)
             run.places, outputs = list(returned), list(returned.values())
             run.output = [backend.to_array(tensor) for tensor in outputs]
-            return self._sent_back(outputs, call.upstream, dtype) if backward else []
+            return self._sent_back(outputs, upstream, dtype) if backward else []
 
         with (
-            backend.seeded(SEED),
-            backend.without_dropout() if train else nullcontext(),  # in eval mode there should be none
-            backend.grad_enabled(backward),
-            backend.trace(model, OUTPUT, calls, modules=calls or not call.name) as trace,
-            backend.new_tensors(dtype, trace.note_float32),
+            backend.runs.seeded(SEED),
+            backend.runs.without_dropout() if question.train else nullcontext(),  # in eval mode there should be none
+            backend.runs.grad_enabled(backward),
+            tracing(backend, model, question.keeps, modules=question.keeps > OUTPUTS or not call.name) as trace,
+            backend.runs.new_tensors(dtype, trace.note_float32),
         ):
             run = Run(trace)
             try:
-                backend.run_backward(forward, model, inputs) if backward else forward()
+                with user_code():
+                    backend.runs.run_backward(forward, model, inputs) if backward else forward()
+            except MachineError:
+                raise
             except Exception as error:  # whatever a model may raise
                 trace.error = one_line(error)
         received = (getattr(tensor, "grad", None) for tensor in inputs)
         run.input_gradients = [None if gradient is None else backend.to_array(gradient) for gradient in received]
-        prefix = f"{call.name}." if call.name else ""
-        run.gradients = self._in_torch_layout(backend.taken_gradients(model), prefix, copy=False)
-        run.buffers = self._in_torch_layout(backend.named_buffers(model), prefix, copy=False)
+        run.gradients = self._in_torch_layout(taken_gradients(backend, model), call.name)
+        run.buffers = self._in_torch_layout(backend.layers.named_buffers(model), call.name)
         return run
 
     def _by_output_names(self, returned: Mapping[str, Any], trace: Trace) -> dict[str, Any]:
@@ -403,3 +371,8 @@ class BackendModel:
                 before = sent.get(id(tensor), (tensor, 0.0))[1]
                 sent[id(tensor)] = tensor, before + gradient
         return [(tensor, self._tensors(np.asarray(gradient), dtype)) for tensor, gradient in sent.values()]
+
+
+def _first_argument(_module: Any, args: tuple, kwargs: dict, _output: Any) -> Any:
+    """A hook behind a module that is left out: it gives back what it received."""
+    return (*args, *kwargs.values())[0]

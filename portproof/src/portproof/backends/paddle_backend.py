@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -19,12 +20,17 @@ from paddle.nn.utils.weight_norm_hook import WeightNorm
 
 from portproof.arrays import in_rows
 from portproof.backends import fp64_paddle
-from portproof.backends.base import Arrays, TrainingBackend, without_tf32
-from portproof.backends.model import to_precision
-from portproof.convert.rules import PADDLE_TYPES, Change, Rules, keep, rules_of_port
-from portproof.io.cli import UserError
-from portproof.io.files import load_pdparams
-from portproof.io.state_dict import SUFFIXES, read_state_dict
+from portproof.backends.base import SUFFIXES, Backend, without_tf32
+from portproof.backends.layers import Layers
+from portproof.backends.patched import patched
+from portproof.backends.question import to_precision
+from portproof.backends.runs import Runs
+from portproof.backends.slots import Arrays
+from portproof.backends.training import Training
+from portproof.convert.rules import PADDLE_TYPES, Change, Rules, identity, rules_of_port
+from sturdyio.cli import UserError
+from sturdyio.files import load_pdparams
+from sturdyio.state_dict import read_state_dict
 
 DTYPE = type(paddle.float32)
 # The operations that make tensors, or give them another precision.
@@ -53,40 +59,18 @@ def _keywords_of_calls() -> list[dict[str, Any]] | None:
 KEYWORDS = _keywords_of_calls()
 
 
-@contextmanager
-def _default_dtype(dtype: str) -> Iterator[None]:
-    before = paddle.get_default_dtype()
-    paddle.set_default_dtype(dtype)
-    try:
-        yield
-    finally:
-        paddle.set_default_dtype(before)
-
-
-@contextmanager
-def _without_dropout() -> Iterator[None]:
+def _without_dropout() -> AbstractContextManager:
     """Dropout that is called as a function, also inside other layers, is as in eval mode."""
 
     def off(native: Callable) -> Callable:
         return lambda x, seed, p, is_test, *rest: native(x, seed, p, True, *rest)
 
-    def off_along_axes(*args, **kwargs) -> paddle.Tensor:
-        return natives[common, "dropout"](*args, **kwargs | {"training": False})
-
-    places = ((ops, "dropout"), (ops, "dropout_"), (common, "dropout"))
-    natives = {(at, name): getattr(at, name) for at, name in places if hasattr(at, name)}  # Paddle 2.6 has no dropout_
-    for at, name in natives:
-        setattr(at, name, off(getattr(at, name)))
-    common.dropout = off_along_axes  # what dropout2d and dropout3d call
-    try:
-        yield
-    finally:
-        for (at, name), native in natives.items():
-            setattr(at, name, native)
+    names = [name for name in ("dropout", "dropout_") if hasattr(ops, name)]  # Paddle 2.6 has no dropout_
+    replaced = {(ops, name): off(getattr(ops, name)) for name in names}
+    return patched(replaced | {(common, "dropout"): partial(common.dropout, training=False)})  # dropout2d's and 3d's
 
 
-@contextmanager
-def _as_float64(note: Callable[[bool], None]) -> Iterator[None]:
+def _as_float64(note: Callable[[bool], None]) -> AbstractContextManager:
     """What would be float32 is float64."""
 
     def wide(native: Callable) -> Callable:
@@ -104,15 +88,8 @@ def _as_float64(note: Callable[[bool], None]) -> Iterator[None]:
         return call
 
     cast, to_tensor = ops.cast, paddle.to_tensor
-    natives = {(ops, name): getattr(ops, name) for name in MAKERS if hasattr(ops, name)}
-    natives[paddle, "to_tensor"] = to_tensor
-    for (at, name), native in natives.items():
-        setattr(at, name, wide(native))
-    try:
-        yield
-    finally:
-        for (at, name), native in natives.items():
-            setattr(at, name, native)
+    replaced = {(ops, name): wide(getattr(ops, name)) for name in MAKERS if hasattr(ops, name)}
+    return patched(replaced | {(paddle, "to_tensor"): wide(to_tensor)})
 
 
 def _is_float32(value: Any) -> bool:
@@ -132,52 +109,21 @@ def _of_norm(module: nn.Layer, hook: WeightNorm | SpectralNorm, name: str, chang
     """The rules of what weight_norm or spectral_norm makes of a parameter, which is `name` in PyTorch."""
     if isinstance(hook, SpectralNorm):
         return {
-            f"{hook.name}_{leaf}": (f"{name}_{leaf}", change if leaf == "orig" else keep) for leaf in ["orig", "u", "v"]
+            f"{hook.name}_{leaf}": (f"{name}_{leaf}", change if leaf == "orig" else identity)
+            for leaf in ["orig", "u", "v"]
         }
     length, direction = getattr(module, f"{hook.name}_g"), getattr(module, f"{hook.name}_v")
     shape = [1] * direction.ndim
     if length.ndim:  # PyTorch keeps the other axes
         shape[hook.dim] = length.shape[0]
         shape = change(np.empty(shape, bool)).shape
-    folded = _folded(shape) if length.ndim and len(shape) > 1 else keep
+    folded = _folded(shape) if length.ndim and len(shape) > 1 else identity
     return {f"{hook.name}_g": (f"{name}_g", folded), f"{hook.name}_v": (f"{name}_v", change)}
 
 
-class PaddleBackend(TrainingBackend):
-    """PaddlePaddle."""
-
-    name, framework = "paddle", paddle
-    module_class, module_class_name = nn.Layer, "paddle.nn.Layer"
+class PaddleLayers(Layers):
     containers = (nn.Layer, nn.Sequential, nn.LayerList)
-    library = "paddle.nn.layer."
-
-    def device(self, name: str) -> str:
-        device = "gpu:0" if name == "gpu" else name
-        if name == "gpu" and not (paddle.is_compiled_with_cuda() and paddle.device.cuda.device_count()):
-            raise UserError(
-                "--device gpu: this PaddlePaddle sees no card; use --device cpu or install paddlepaddle-gpu"
-            )
-        without_tf32()
-        paddle.set_device(device)  # a global setting
-        return device
-
-    def build(
-        self,
-        factory: Callable[[], nn.Layer],
-        arrays: Mapping[str, np.ndarray],
-        dtype: str,
-        device: str,
-        load: Callable[[nn.Layer, Arrays], object],
-    ) -> nn.Layer:
-        paddle.set_device(device)
-        with _default_dtype(dtype):  # layers keep the dtype that they are built under
-            model = factory()
-        own = self.own_arrays(model, arrays)
-        load(model, {k: a.astype(dtype) if a.dtype.kind == "f" else a for k, a in own.items()})
-        return model
-
-    def read_weights(self, path: str | Path) -> Arrays:
-        return read_state_dict(path, SUFFIXES[self.name], load_pdparams, np.ndarray, dict)  # tensors are read as arrays
+    library, sequential = "paddle.nn.layer.", nn.Sequential
 
     def named_modules(self, model: nn.Layer) -> Iterable[tuple[str, nn.Layer]]:
         return model.named_sublayers(include_self=True)
@@ -192,8 +138,105 @@ class PaddleBackend(TrainingBackend):
             return {leaf: (name, _folded(module._normalized_shape)) for leaf, (name, _) in rules.items()}
         for hook in module._forward_pre_hooks.values():
             if isinstance(hook, (WeightNorm, SpectralNorm)):
-                rules = rules | _of_norm(module, hook, *rules.get(hook.name, (hook.name, keep)))
+                rules = rules | _of_norm(module, hook, *rules.get(hook.name, (hook.name, identity)))
         return rules
+
+    def named_buffers(self, model: nn.Layer) -> Iterable[tuple[str, paddle.Tensor]]:
+        # Batch norm's statistics are parameters without a gradient, and in no named_buffers().
+        return ((name, tensor) for name, tensor in model.state_dict().items() if tensor.stop_gradient)
+
+
+class PaddleRuns(Runs):
+    framework, exact_constants = paddle, staticmethod(fp64_paddle.exact_constants)
+    without_dropout = staticmethod(_without_dropout)
+
+    @contextmanager
+    def new_tensors(self, dtype: str, note: Callable[[bool], None] | None = None) -> Iterator[None]:
+        before = paddle.get_default_dtype()
+        paddle.set_default_dtype(dtype)
+        try:
+            with _as_float64(note) if note and dtype == "float64" else nullcontext():
+                yield
+        finally:
+            paddle.set_default_dtype(before)
+
+    @contextmanager
+    def seeded_framework(self, seed: int) -> Iterator[None]:
+        before = paddle.get_rng_state()
+        paddle.seed(seed)
+        try:
+            yield
+        finally:
+            paddle.set_rng_state(before)
+
+    def next_random(self) -> float:
+        before = paddle.get_rng_state()
+        number = paddle.rand([1], "float64").item()
+        paddle.set_rng_state(before)
+        return number
+
+    def turn_off_dropout(self, layer: nn.Layer) -> None:
+        if isinstance(layer, DROPOUTS):
+            layer.eval()
+        elif isinstance(layer, nn.layer.rnn.RNNBase):
+            layer.dropout = 0.0
+            layer.train()  # in eval mode its kernel keeps nothing for a backward pass; without dropout they are one
+
+    def hook_before(self, module: nn.Layer, hook: Callable[[Any, tuple, dict], Any]) -> Any:
+        if KEYWORDS is None:
+            return module.register_forward_pre_hook(hook, with_kwargs=True)
+        return module.register_forward_pre_hook(lambda layer, args: hook(layer, args, KEYWORDS[-1]))
+
+    def hook_after(self, module: nn.Layer, hook: Callable[[Any, tuple, dict, Any], Any]) -> Any:
+        if KEYWORDS is None:
+            return module.register_forward_post_hook(hook, with_kwargs=True)
+        return module.register_forward_post_hook(lambda layer, args, out: hook(layer, args, KEYWORDS[-1], out))
+
+
+class PaddleTraining(Training):
+    def to_device(self, module: nn.Layer, device: str, dtype: str) -> nn.Layer:
+        """Not by Layer.double(), which Paddle 3.0 has not, and which makes floats of counts and indices too."""
+        if dtype == "float64":
+            for layer in module.sublayers(include_self=True):
+                layer._dtype = dtype  # of the parameters that it may yet make
+                for _, tensor in chain(layer.named_parameters("", False), layer.named_buffers("", False)):
+                    if tensor.is_floating_point():
+                        BACKEND.put(tensor, BACKEND.to_array(tensor), dtype, device)
+        return module
+
+    def set_threads(self, count: int) -> int:
+        """Paddle cannot: it takes OMP_NUM_THREADS as it is when it is imported."""
+        return count
+
+    def learning_rate(self, optimizer: paddle.optimizer.Optimizer) -> float:
+        return optimizer.get_lr()
+
+    def sgd(self, parameters: list, rate: float) -> paddle.optimizer.Optimizer:
+        return paddle.optimizer.SGD(rate, parameters)
+
+    def clear_gradients(self, optimizer: paddle.optimizer.Optimizer) -> None:
+        optimizer.clear_grad()
+
+
+class PaddleBackend(Backend):
+    """PaddlePaddle."""
+
+    name, framework = "paddle", paddle
+    module_class, module_class_name = nn.Layer, "paddle.nn.Layer"
+    layers, runs, training = PaddleLayers(), PaddleRuns(), PaddleTraining()
+
+    def device(self, name: str) -> str:
+        device = "gpu:0" if name == "gpu" else name
+        if name == "gpu" and not (paddle.is_compiled_with_cuda() and paddle.device.cuda.device_count()):
+            raise UserError(
+                "--device gpu: this PaddlePaddle sees no card; use --device cpu or install paddlepaddle-gpu"
+            )
+        without_tf32()
+        paddle.set_device(device)  # a global setting
+        return device
+
+    def read_weights(self, path: str | Path) -> Arrays:
+        return read_state_dict(path, SUFFIXES[self.name], load_pdparams, np.ndarray, dict)  # tensors are read as arrays
 
     def tensor(self, array: np.ndarray, device: Any = None, dtype: Any = None, requires_grad: bool = False) -> Any:
         if array.dtype.kind == "c" and dtype is not None:
@@ -241,7 +284,7 @@ class PaddleBackend(TrainingBackend):
         self.put_back(tensor, values)
 
     def put_back(self, tensor: paddle.Tensor, values: paddle.Tensor) -> None:
-        # set_value() would keep the precision, and a new tensor would have no hooks.
+        # set_value() would identity the precision, and a new tensor would have no hooks.
         tensor.get_tensor()._share_data_with(values.get_tensor())
 
     def taken_gradient(self, tensor: paddle.Tensor) -> paddle.Tensor | None:
@@ -254,84 +297,6 @@ class PaddleBackend(TrainingBackend):
                 gradient = gradient.clone()
                 tensor.clear_gradient(False)
         return gradient
-
-    def named_buffers(self, model: nn.Layer) -> Iterable[tuple[str, paddle.Tensor]]:
-        # Batch norm's statistics are parameters without a gradient, and in no named_buffers().
-        return ((name, tensor) for name, tensor in model.state_dict().items() if tensor.stop_gradient)
-
-    def exact_constants(self) -> AbstractContextManager:
-        return fp64_paddle.exact_constants()
-
-    @contextmanager
-    def new_tensors(self, dtype: str, note: Callable[[bool], None] | None = None) -> Iterator[None]:
-        with _default_dtype(dtype), _as_float64(note) if note and dtype == "float64" else nullcontext():
-            yield
-
-    @contextmanager
-    def seeded_framework(self, seed: int) -> Iterator[None]:
-        before = paddle.get_rng_state()
-        paddle.seed(seed)
-        try:
-            yield
-        finally:
-            paddle.set_rng_state(before)
-
-    def next_random(self) -> float:
-        before = paddle.get_rng_state()
-        number = paddle.rand([1], "float64").item()
-        paddle.set_rng_state(before)
-        return number
-
-    def without_dropout(self) -> AbstractContextManager:
-        return _without_dropout()
-
-    def turn_off_dropout(self, layer: nn.Layer) -> None:
-        if isinstance(layer, DROPOUTS):
-            layer.eval()
-        elif isinstance(layer, nn.layer.rnn.RNNBase):
-            layer.dropout = 0.0
-            layer.train()  # in eval mode its kernel keeps nothing for a backward pass; without dropout they are one
-
-    def moved(self, module: nn.Layer, device: str, dtype: str) -> nn.Layer:
-        """Not by Layer.double(), which Paddle 3.0 has not, and which makes floats of counts and indices too."""
-        if dtype == "float64":
-            for layer in module.sublayers(include_self=True):
-                layer._dtype = dtype  # of the parameters that it may yet make
-                for _, tensor in chain(layer.named_parameters("", False), layer.named_buffers("", False)):
-                    if tensor.is_floating_point():
-                        self.put(tensor, self.to_array(tensor), dtype, device)
-        return module
-
-    def hook_before(self, module: nn.Layer, hook: Callable[[Any, tuple, dict], Any]) -> Any:
-        if KEYWORDS is None:
-            return module.register_forward_pre_hook(hook, with_kwargs=True)
-        return module.register_forward_pre_hook(lambda layer, args: hook(layer, args, KEYWORDS[-1]))
-
-    def hook_after(self, module: nn.Layer, hook: Callable[[Any, tuple, dict, Any], Any]) -> Any:
-        if KEYWORDS is None:
-            return module.register_forward_post_hook(hook, with_kwargs=True)
-        return module.register_forward_post_hook(lambda layer, args, out: hook(layer, args, KEYWORDS[-1], out))
-
-    def set_threads(self, count: int) -> int:
-        """Paddle cannot: it takes OMP_NUM_THREADS as it is when it is imported."""
-        return count
-
-    def learning_rate(self, optimizer: paddle.optimizer.Optimizer) -> float:
-        return optimizer.get_lr()
-
-    def sgd(self, parameters: list, rate: float) -> paddle.optimizer.Optimizer:
-        return paddle.optimizer.SGD(rate, parameters)
-
-    def clear_gradients(self, optimizer: paddle.optimizer.Optimizer) -> None:
-        optimizer.clear_grad()
-
-    def set_norm_share(self, model: nn.Layer, share: float) -> None:
-        for layer in model.sublayers():
-            if hasattr(layer, "_variance"):
-                layer._momentum = 1 - share  # Paddle's momentum is the share of the old value
-
-    def round_epsilons(self, model: nn.Layer) -> None:
-        """Paddle's kernels round it themselves, in float64 too."""
 
 
 BACKEND = PaddleBackend()

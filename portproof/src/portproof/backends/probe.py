@@ -147,7 +147,7 @@ def probe_weights(
         elif isinstance(module, nn.modules.dropout._DropoutNd):
             module.eval()  # its mask would not come from the seed
     torch_backend = backend("torch")
-    with torch_backend.seeded(seed), torch_backend.without_dropout():
+    with torch_backend.runs.seeded(seed), torch_backend.runs.without_dropout():
         model(*call.args, **call.kwargs)
     for handle in handles:
         handle.remove()

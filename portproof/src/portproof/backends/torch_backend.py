@@ -16,13 +16,16 @@ from torch.nn.utils.parametrize import is_parametrized
 from torch.overrides import TorchFunctionMode
 
 from portproof.backends import fp64_torch
-from portproof.backends.base import Arrays, TrainingBackend, without_tf32
-from portproof.backends.model import BackendModel, Run, to_precision
-from portproof.backends.trace import ModuleCall
-from portproof.convert.rules import Change, keep
-from portproof.io.cli import UserError
-from portproof.io.pth import load_pth
-from portproof.io.state_dict import SUFFIXES, read_state_dict
+from portproof.backends.base import SUFFIXES, Backend, without_tf32
+from portproof.backends.layers import Layers
+from portproof.backends.question import to_precision
+from portproof.backends.runs import Runs
+from portproof.backends.slots import Arrays
+from portproof.backends.training import Training
+from portproof.convert.rules import Change, identity
+from sturdyio.cli import UserError
+from sturdyio.pth import load_pth
+from sturdyio.state_dict import read_state_dict
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 DROPOUTS = (nn.modules.dropout._DropoutNd,)  # the base of all of them has no public name
@@ -65,33 +68,141 @@ class _AsFloat64(TorchFunctionMode):
         return result.double() if made else result
 
 
-class TorchModel(BackendModel):
-    """A PyTorch model. Mutations are tried on the modules of the reference, so only this class has `run_mutated`."""
+class TorchLayers(Layers):
+    containers = (nn.Module, nn.Sequential, nn.ModuleList)
+    library, sequential = "torch.nn.modules.", nn.Sequential
 
-    def run_mutated(
-        self,
-        mutation: Callable[[nn.Module], nn.Module],
-        call: ModuleCall,
-        dtype: str,
-        train: bool,
-        backward: bool,
-        then: str = "",
-    ) -> Run:
-        """`run_module` of what `mutation` makes of the module that was called."""
-        with self.lent(call.name, dtype, train) as module, self.lent_then(call.name, then, dtype, train) as behind:
-            mutated = mutation(module)
-            self.apply_then(mutated, call.name, then, behind)
-            return self._run(mutated, call, dtype, train, backward, calls=False)
+    def named_modules(self, model: nn.Module) -> Iterable[tuple[str, nn.Module]]:
+        inside = set()
+        for name, module in model.named_modules():
+            if is_parametrized(module):
+                inside.add(f"{name}.parametrizations" if name else "parametrizations")
+            if not any(name == other or name.startswith(f"{other}.") for other in inside):
+                yield name, module
+
+    def torch_type(self, layer: str) -> str:
+        return layer.removeprefix("NonDynamicallyQuantizable")  # a Linear, which attention has inside
+
+    def layouts(self, module: nn.Module) -> Mapping[str, tuple[str, Change]]:
+        """They are PyTorch's own; of parametrizations the names are those of weight_norm and spectral_norm."""
+        if not is_parametrized(module):
+            return {}
+        found = {}
+        for name, steps in module.parametrizations.items():
+            types, at = {type(step).__name__ for step in steps}, f"parametrizations.{name}"
+            if "_WeightNorm" in types:
+                found |= {f"{at}.original0": (f"{name}_g", identity), f"{at}.original1": (f"{name}_v", identity)}
+            elif "_SpectralNorm" in types:
+                leaves = {"original": "orig", "0._u": "u", "0._v": "v"}
+                found |= {f"{at}.{leaf}": (f"{name}_{known}", identity) for leaf, known in leaves.items()}
+            else:
+                found[f"{at}.original"] = name, identity
+                inside = [f"{at}.{leaf}" for leaf in steps.state_dict() if leaf != "original"]
+                found |= {leaf: (leaf.replace(".", "_"), identity) for leaf in inside}
+        return found
+
+    def own_tensors(self, module: nn.Module) -> tuple[list[tuple[str, Any]], list[tuple[str, Any]]]:
+        """A layer's parametrizations hold tensors of its own."""
+        own = super().own_tensors(module)
+        if not is_parametrized(module):
+            return own
+        inside = module.parametrizations
+        found = inside.named_parameters("parametrizations"), inside.named_buffers("parametrizations")
+        return own[0] + list(found[0]), own[1] + list(found[1])
+
+    def named_buffers(self, model: nn.Module) -> Iterable[tuple[str, torch.Tensor]]:
+        return model.named_buffers()
 
 
-class TorchBackend(TrainingBackend):
+class TorchRuns(Runs):
+    framework, exact_constants = torch, staticmethod(fp64_torch.exact_constants)
+
+    @contextmanager
+    def new_tensors(self, dtype: str, note: Callable[[bool], None] | None = None) -> Iterator[None]:
+        before = torch.get_default_dtype()
+        torch.set_default_dtype(DTYPES[dtype])
+        try:
+            with _AsFloat64(note) if note and dtype == "float64" else nullcontext():
+                yield
+        finally:
+            torch.set_default_dtype(before)
+
+    @contextmanager
+    def seeded_framework(self, seed: int) -> Iterator[None]:
+        cards = list(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else []
+        with torch.random.fork_rng(cards):
+            # Before a card is used, torch.manual_seed() would queue a call for it, with a traceback, each time.
+            torch.default_generator.manual_seed(seed)
+            if cards:
+                torch.cuda.manual_seed_all(seed)
+            yield
+
+    def next_random(self) -> float:
+        state = torch.get_rng_state()
+        number = torch.rand(1, dtype=torch.float64).item()
+        torch.set_rng_state(state)
+        return number
+
+    def without_dropout(self) -> AbstractContextManager:
+        return _NoDropout()
+
+    def turn_off_dropout(self, layer: nn.Module) -> None:
+        if isinstance(layer, DROPOUTS):
+            layer.eval()
+        elif isinstance(layer, (nn.RNNBase, nn.MultiheadAttention)):  # they hand the number to a kernel
+            layer.dropout = 0.0
+
+
+class TorchTraining(Training):
+    def to_device(self, module: nn.Module, device: torch.device, dtype: str) -> nn.Module:
+        module = module.to(device)
+        return module.double() if dtype == "float64" else module
+
+    def set_threads(self, count: int) -> int:
+        before = torch.get_num_threads()
+        torch.set_num_threads(count)
+        return before
+
+    def learning_rate(self, optimizer: torch.optim.Optimizer) -> float:
+        return optimizer.param_groups[0]["lr"]
+
+    def coefficients(self, optimizer: torch.optim.Optimizer) -> list[tuple[str, int]]:
+        """What the optimizer computes with: (key of its groups, place in a tuple) of its rate, momentum, decay, ...
+
+        No other framework has this.
+        """
+        floats = {
+            (key, place): None
+            for group in optimizer.param_groups
+            for key, value in group.items()
+            for place, one in enumerate(value if isinstance(value, tuple) else (value,))
+            if isinstance(one, float) and key != "initial_lr"
+        }
+        return list(floats)
+
+    def round_coefficient(self, optimizer: torch.optim.Optimizer, coefficient: tuple[str, int]) -> None:
+        """Round one of `coefficients` to float32, in which PaddlePaddle's own optimizers identity them."""
+        key, place = coefficient
+        for group in optimizer.param_groups:
+            value = group.get(key)
+            if isinstance(value, tuple):
+                group[key] = tuple(float(np.float32(x)) if i == place else x for i, x in enumerate(value))
+            elif isinstance(value, float):
+                group[key] = float(np.float32(value))
+
+    def sgd(self, parameters: list, rate: float) -> torch.optim.Optimizer:
+        return torch.optim.SGD(parameters, rate)
+
+    def clear_gradients(self, optimizer: torch.optim.Optimizer) -> None:
+        optimizer.zero_grad()
+
+
+class TorchBackend(Backend):
     """PyTorch."""
 
     name, framework = "torch", torch
     module_class, module_class_name = nn.Module, "torch.nn.Module"
-    containers = (nn.Module, nn.Sequential, nn.ModuleList)
-    library = "torch.nn.modules."
-    model_class = TorchModel
+    layers, runs, training = TorchLayers(), TorchRuns(), TorchTraining()
 
     def device(self, name: str) -> torch.device:
         if name == "gpu" and not torch.cuda.is_available():
@@ -107,61 +218,11 @@ class TorchBackend(TrainingBackend):
         threads = f"torch {torch.get_num_threads()}, OMP_NUM_THREADS {os.environ.get('OMP_NUM_THREADS', 'not set')}"
         return {"device": card, "threads": threads}
 
-    def build(
-        self,
-        factory: Callable[[], nn.Module],
-        arrays: Mapping[str, np.ndarray],
-        dtype: str,
-        device: torch.device,
-        load: Callable[[nn.Module, Arrays], object],
-    ) -> nn.Module:
-        model = factory()
-        load(model, dict(arrays))
-        return self.moved(model, device, dtype)
-
     def read_weights(self, path: str | Path) -> Arrays:
         def to_arrays(state_dict: Mapping[str, torch.Tensor]) -> Arrays:
             return {key: self.to_array(tensor) for key, tensor in state_dict.items()}
 
         return read_state_dict(path, SUFFIXES[self.name], load_pth, torch.Tensor, to_arrays)
-
-    def named_modules(self, model: nn.Module) -> Iterable[tuple[str, nn.Module]]:
-        inside = set()
-        for name, module in model.named_modules():
-            if is_parametrized(module):
-                inside.add(f"{name}.parametrizations" if name else "parametrizations")
-            if not any(name == other or name.startswith(f"{other}.") for other in inside):
-                yield name, module
-
-    def own_tensors(self, module: nn.Module) -> tuple[list[tuple[str, Any]], list[tuple[str, Any]]]:
-        """A layer's parametrizations hold tensors of its own."""
-        own = super().own_tensors(module)
-        if not is_parametrized(module):
-            return own
-        inside = module.parametrizations
-        found = inside.named_parameters("parametrizations"), inside.named_buffers("parametrizations")
-        return own[0] + list(found[0]), own[1] + list(found[1])
-
-    def torch_type(self, layer: str) -> str:
-        return layer.removeprefix("NonDynamicallyQuantizable")  # a Linear, which attention has inside
-
-    def layouts(self, module: nn.Module) -> Mapping[str, tuple[str, Change]]:
-        """They are PyTorch's own; of parametrizations the names are those of weight_norm and spectral_norm."""
-        if not is_parametrized(module):
-            return {}
-        found = {}
-        for name, steps in module.parametrizations.items():
-            types, at = {type(step).__name__ for step in steps}, f"parametrizations.{name}"
-            if "_WeightNorm" in types:
-                found |= {f"{at}.original0": (f"{name}_g", keep), f"{at}.original1": (f"{name}_v", keep)}
-            elif "_SpectralNorm" in types:
-                leaves = {"original": "orig", "0._u": "u", "0._v": "v"}
-                found |= {f"{at}.{leaf}": (f"{name}_{known}", keep) for leaf, known in leaves.items()}
-            else:
-                found[f"{at}.original"] = name, keep
-                inside = [f"{at}.{leaf}" for leaf in steps.state_dict() if leaf != "original"]
-                found |= {leaf: (leaf.replace(".", "_"), keep) for leaf in inside}
-        return found
 
     def tensor(self, array: np.ndarray, device: Any = None, dtype: Any = None, requires_grad: bool = False) -> Any:
         tensor = torch.from_numpy(np.array(array)).to(device)
@@ -201,105 +262,6 @@ class TorchBackend(TrainingBackend):
 
     def put_back(self, tensor: torch.Tensor, values: torch.Tensor) -> None:
         tensor.data = values
-
-    def named_buffers(self, model: nn.Module) -> Iterable[tuple[str, torch.Tensor]]:
-        return model.named_buffers()
-
-    def exact_constants(self) -> AbstractContextManager:
-        return fp64_torch.exact_constants()
-
-    @contextmanager
-    def new_tensors(self, dtype: str, note: Callable[[bool], None] | None = None) -> Iterator[None]:
-        before = torch.get_default_dtype()
-        torch.set_default_dtype(DTYPES[dtype])
-        try:
-            with _AsFloat64(note) if note and dtype == "float64" else nullcontext():
-                yield
-        finally:
-            torch.set_default_dtype(before)
-
-    @contextmanager
-    def seeded_framework(self, seed: int) -> Iterator[None]:
-        cards = list(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else []
-        with torch.random.fork_rng(cards):
-            # Before a card is used, torch.manual_seed() would queue a call for it, with a traceback, each time.
-            torch.default_generator.manual_seed(seed)
-            if cards:
-                torch.cuda.manual_seed_all(seed)
-            yield
-
-    def next_random(self) -> float:
-        state = torch.get_rng_state()
-        number = torch.rand(1, dtype=torch.float64).item()
-        torch.set_rng_state(state)
-        return number
-
-    def without_dropout(self) -> AbstractContextManager:
-        return _NoDropout()
-
-    def turn_off_dropout(self, layer: nn.Module) -> None:
-        if isinstance(layer, DROPOUTS):
-            layer.eval()
-        elif isinstance(layer, (nn.RNNBase, nn.MultiheadAttention)):  # they hand the number to a kernel
-            layer.dropout = 0.0
-
-    def moved(self, module: nn.Module, device: torch.device, dtype: str) -> nn.Module:
-        module = module.to(device)
-        return module.double() if dtype == "float64" else module
-
-    def hook_before(self, module: nn.Module, hook: Callable[[Any, tuple, dict], Any]) -> Any:
-        return module.register_forward_pre_hook(hook, with_kwargs=True)
-
-    def hook_after(self, module: nn.Module, hook: Callable[[Any, tuple, dict, Any], Any]) -> Any:
-        return module.register_forward_hook(hook, with_kwargs=True)
-
-    def set_threads(self, count: int) -> int:
-        before = torch.get_num_threads()
-        torch.set_num_threads(count)
-        return before
-
-    def learning_rate(self, optimizer: torch.optim.Optimizer) -> float:
-        return optimizer.param_groups[0]["lr"]
-
-    def coefficients(self, optimizer: torch.optim.Optimizer) -> list[tuple[str, int]]:
-        """What the optimizer computes with: (key of its groups, place in a tuple) of its rate, momentum, decay, ...
-
-        No other framework has this.
-        """
-        floats = {
-            (key, place): None
-            for group in optimizer.param_groups
-            for key, value in group.items()
-            for place, one in enumerate(value if isinstance(value, tuple) else (value,))
-            if isinstance(one, float) and key != "initial_lr"
-        }
-        return list(floats)
-
-    def round_coefficient(self, optimizer: torch.optim.Optimizer, coefficient: tuple[str, int]) -> None:
-        """Round one of `coefficients` to float32, in which PaddlePaddle's own optimizers keep them."""
-        key, place = coefficient
-        for group in optimizer.param_groups:
-            value = group.get(key)
-            if isinstance(value, tuple):
-                group[key] = tuple(float(np.float32(x)) if i == place else x for i, x in enumerate(value))
-            elif isinstance(value, float):
-                group[key] = float(np.float32(value))
-
-    def sgd(self, parameters: list, rate: float) -> torch.optim.Optimizer:
-        return torch.optim.SGD(parameters, rate)
-
-    def clear_gradients(self, optimizer: torch.optim.Optimizer) -> None:
-        optimizer.zero_grad()
-
-    def set_norm_share(self, model: nn.Module, share: float) -> None:
-        for module in model.modules():
-            if hasattr(module, "running_var"):
-                module.momentum = share
-
-    def round_epsilons(self, model: nn.Module) -> None:
-        for module in model.modules():
-            if hasattr(module, "eps"):
-                module.eps = float(np.float32(module.eps))
 
 
 BACKEND = TorchBackend()

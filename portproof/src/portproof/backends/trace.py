@@ -10,12 +10,14 @@ from typing import Any, Union
 import numpy as np
 
 from portproof.compare import Item
-from portproof.io.cli import UserError
 from portproof.python39 import zip_strict
+from sturdyio.cli import UserError
 
 # What a model is run on: its positional arguments, or {keyword: argument}, in which a whole number is a position. An
 # argument is an array, nested tuples, lists and dicts of arrays, or None, text or a plain number.
 Inputs = Union[Sequence[Any], Mapping[Union[str, int], Any]]
+
+OUTPUT = "output"  # the label of the model's own call in a trace
 
 
 def is_array(value: Any) -> bool:
@@ -149,7 +151,6 @@ class Trace:
     activation_inputs: dict[str, np.ndarray] = field(default_factory=dict)  # of each call of each activation, by label
     input_scales: dict[str, float] = field(default_factory=dict)  # of each module: the largest value that came in
     calls: dict[str, ModuleCall] = field(default_factory=dict)  # only if asked for
-    buffers: dict[str, np.ndarray] = field(default_factory=dict)  # the model's after the pass, if asked for
     error: str = ""  # what the forward pass raised; the trace ends there
     lacking: str = ""  # the operation without a kernel for float64, for which a float64 run was one in float32
     unrecorded: dict[str, str] = field(default_factory=dict)  # {module: what was raised by recording it}
@@ -180,9 +181,11 @@ def call_label(name: str, number: int) -> str:
 
 
 def output_item(label: str, whole: str) -> Item:
-    """The item of an output; `whole` is what the model's own is called."""
+    """The item of an output; the model's own is called `whole`, whatever it is in a trace."""
     module = module_of(label)
-    return Item(label, "output", "" if module == whole else module)
+    if module in (OUTPUT, whole):
+        return Item(whole + label.removeprefix(module), "output")
+    return Item(label, "output", module)
 
 
 def module_of(label: str) -> str:

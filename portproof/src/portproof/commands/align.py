@@ -30,6 +30,7 @@ from typing import Any
 
 from portproof import align
 from portproof.backends import backend
+from portproof.backends.base import SUFFIXES
 from portproof.backends.trace import Inputs
 from portproof.commands.arguments import (
     INPUT,
@@ -39,12 +40,11 @@ from portproof.commands.arguments import (
     load_pair,
     read_map,
 )
-from portproof.compare import FAIL, Verdict
-from portproof.io.cli import ArgumentParser, HelpFormatter, UserError, positive_int
+from portproof.compare import DONE, FAIL, Verdict, exit_status, joined
 from portproof.io.progress import shown
 from portproof.io.records import save_text
-from portproof.io.state_dict import SUFFIXES
 from portproof.mapping.name_map import NameMap, map_text
+from sturdyio.cli import ArgumentParser, HelpFormatter, UserError, positive_int, staying
 
 PROG = "portproof align"
 NOT_LOCATED = "not located: each module alone gives what the reference's gives"
@@ -110,12 +110,12 @@ def main(args: argparse.Namespace) -> int:
     if args.locate_only:
         from portproof.ladder.pairs.whole import search
 
-        with shown(PROG):
+        with shown(PROG), staying():
             only = {key: options[key] for key in ("precisions", "leave_out")}
             location, notes = search(ref, port, inputs, names, weights, **only, **where)
         print(*notes, *(location.lines() if location else [NOT_LOCATED]), sep="\n")
-        return 1 if location else 0
-    with shown(PROG):
+        return FAIL if location else exit_status(DONE)
+    with shown(PROG), staying():
         verdict = align(ref, port, inputs, names=names, weights=weights, **options, **where)
     print(verdict, flush=True)
     if args.print_map:
@@ -124,10 +124,10 @@ def main(args: argparse.Namespace) -> int:
         save_map(verdict.names, args.save_map)
     verdicts: list[Verdict] = [verdict]
     if train and not verdict.names.ambiguous and not verdict.names.problems:
-        with shown(PROG):
+        with shown(PROG), staying():
             verdicts.append(train(ref, port, names, weights))
         print(verdicts[-1], flush=True)
-    status = FAIL if any(verdict.status == FAIL for verdict in verdicts) else max(v.status for v in verdicts)
+    status = exit_status(joined(PROG, verdicts))
     if args.save_weights:
         try:
             save_weights(ref, port, verdict.names, args)

@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from portproof.backends import backend
+from portproof.backends.base import SUFFIXES
 from portproof.backends.trace import Inputs
-from portproof.io.cli import UserError, existing_file
-from portproof.io.files import read_file, refusing
-from portproof.io.state_dict import SUFFIXES, hash_in_name
 from portproof.ladder.pairs.named import draw_inputs, load_inputs, model_factory
+from sturdyio.cli import UserError, existing_file, staying
+from sturdyio.files import read_file, refusing
+from sturdyio.state_dict import hash_in_name
 
 INPUT = "2,3,224,224"
 MOST_MAP = 2_000_000  # bytes: some 20,000 lines
@@ -171,10 +172,14 @@ def _are_texts(value: Any) -> bool:
     return isinstance(value, list) and all(isinstance(item, str) for item in value)
 
 
-def load_models(args: argparse.Namespace) -> tuple[Any, Any, Inputs]:
-    """(reference, port, inputs) as `add_model_arguments`' and `add_seed_argument`'s flags say."""
+def load_models(args: argparse.Namespace, judged: bool = False) -> tuple[Any, Any, Inputs]:
+    """(reference, port, inputs) as `add_model_arguments`' and `add_seed_argument`'s flags say.
+
+    What the code of a port that is `judged` raises is a PortError.
+    """
     inputs = load_given_inputs(args, ("torch", "paddle"))
-    return model_factory(args.ref, "--ref")(), model_factory(args.port, "--port")(), inputs
+    with staying():
+        return model_factory(args.ref, "--ref")(), model_factory(args.port, "--port", judged)(), inputs
 
 
 def load_given_inputs(args: argparse.Namespace, frameworks: Sequence[str]) -> Inputs:
@@ -193,7 +198,7 @@ def load_pair(args: argparse.Namespace) -> tuple[Any, Any, Inputs, str]:
     """(reference, port, inputs, what weights they are judged with) as the flags say, with their weights."""
     if args.port_weights and not args.weights:
         raise UserError("--port-weights are compared with --weights: give both")
-    ref, port, inputs = load_models(args)
+    ref, port, inputs = load_models(args, judged=True)
     if args.weights:
         backend("torch").load_weights(ref, args.weights, "weights")
     if args.port_weights:

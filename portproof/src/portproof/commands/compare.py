@@ -16,11 +16,11 @@ from pathlib import Path
 
 import numpy as np
 
-from portproof.compare import Verdict, compare
-from portproof.compare.tolerances import kernel_atol, largest
-from portproof.io.cli import ArgumentParser, HelpFormatter, UserError, existing_file
-from portproof.io.files import load_npy, load_safetensors
+from portproof.compare import Verdict, compare, exit_status
+from portproof.compare.ruler import kernel_atol, largest
 from portproof.report.text import first_difference, last_line, row_line
+from sturdyio.cli import ArgumentParser, HelpFormatter, UserError, existing_file
+from sturdyio.files import load_npy, load_safetensors
 
 PROG = "portproof compare"
 WIDE = {"f": np.float64, "c": np.complex128}
@@ -73,4 +73,4 @@ def main(args: argparse.Namespace) -> int:
     verdict: Verdict = compare(ref, port, atol_of(args, ref))
     lines = [row_line(row) for row in verdict.rows] + [f"  REFUSED {verdict.refusal}"] * bool(verdict.refusal)
     print("\n".join([*lines, *first_difference(verdict, {}), last_line(Path(args.port).name, verdict)]))
-    return verdict.status
+    return exit_status(verdict)

@@ -25,9 +25,10 @@ from portproof.commands.arguments import (
     load_models,
     read_map,
 )
-from portproof.io.cli import ArgumentParser, HelpFormatter
+from portproof.compare import DONE, exit_status
 from portproof.mapping.conversion import changes, convert_state_dict, key_map, table
 from portproof.mapping.links import inverse
+from sturdyio.cli import ArgumentParser, HelpFormatter
 
 PROG = "portproof convert"
 
@@ -54,4 +55,4 @@ def main(args: argparse.Namespace) -> int:
     print(f"map: {len(names)} tensors, {how}")
     print(table(changes(ref, port, names), "torch", "paddle"))
     print(f"wrote {args.output_file}: {len(converted)} tensors")
-    return 0
+    return exit_status(DONE)

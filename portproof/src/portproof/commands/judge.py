@@ -19,10 +19,11 @@ from portproof.commands.arguments import (
     judging_options,
     read_map,
 )
-from portproof.io.cli import ArgumentParser, HelpFormatter
+from portproof.compare import exit_status
 from portproof.io.progress import shown
 from portproof.ladder.pairs.named import model_factory
 from portproof.recording.file import Recording
+from sturdyio.cli import ArgumentParser, HelpFormatter, staying
 
 PROG = "portproof judge"
 
@@ -42,16 +43,17 @@ def get_args_parser() -> argparse.ArgumentParser:
 def main(args: argparse.Namespace) -> int:
     names = read_map(args.map)
     recording = Recording.load(args.recording)
-    factory = model_factory(args.port, "--port")
-    backend_imported("paddle").device(args.device)
-    port = factory()
+    with staying():
+        factory = model_factory(args.port, "--port", of_port=True)
+        backend_imported("paddle").device(args.device)
+        port = factory()
     if args.port_weights:
         backend_of_side(port, "paddle").load_weights(port, args.port_weights, "port weights")
     options = judging_options(args) | ({"modes": None} if args.mode == "both" else {})
     print(f"{args.port} against {args.recording}, {args.device}", flush=True)
-    with shown(PROG):
+    with shown(PROG), staying():
         verdict = judge(
             port, recording, names=names, own_weights=bool(args.port_weights), **options, device=args.device
         )
     print(verdict, flush=True)
-    return verdict.status
+    return exit_status(verdict)

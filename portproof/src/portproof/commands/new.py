@@ -13,7 +13,8 @@ from pathlib import Path
 from string import Template
 
 from portproof.commands.arguments import INPUT, add_model_arguments, load_models, read_map
-from portproof.io.cli import ArgumentParser, HelpFormatter, UserError
+from portproof.compare import DONE, exit_status
+from sturdyio.cli import ArgumentParser, HelpFormatter, UserError
 
 PROG = "portproof new"
 TEMPLATE = Path(__file__).parent / "project"
@@ -45,7 +46,7 @@ def main(args: argparse.Namespace) -> int:
         raise UserError(f"{folder} cannot be written ({error.strerror}): name another folder") from error
     print(f"wrote {folder}; where {args.ref.partition(':')[0]} and {args.port.partition(':')[0]} can be imported, run:")
     print(f"  PYTHONPATH=. python {folder / 'steps' / 'run_all.py'}")
-    return 0
+    return exit_status(DONE)
 
 
 def write_filled(template: Path, path: Path, values: dict[str, str]) -> None:

@@ -21,12 +21,13 @@ from portproof.commands.arguments import (
     add_seed_argument,
     load_given_inputs,
 )
-from portproof.io.cli import ArgumentParser, HelpFormatter
+from portproof.compare import DONE, exit_status
 from portproof.io.progress import shown
 from portproof.ladder.pairs.named import model_factory
 from portproof.recording.file import check_name, megabytes
 from portproof.recording.model import not_alone_note
 from portproof.recording.record import record
+from sturdyio.cli import ArgumentParser, HelpFormatter, staying
 
 PROG = "portproof record"
 UNITS = {"": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9}
@@ -67,9 +68,9 @@ size.__name__ = "size such as 100MB"  # argparse: "invalid size such as 100MB va
 
 def main(args: argparse.Namespace) -> int:
     check_name(args.output)
-    factory = model_factory(args.ref, "--ref")
+    with staying():
+        ref = model_factory(args.ref, "--ref")()
     inputs = load_given_inputs(args, (backend_imported("torch").name,))
-    ref = factory()
     if args.weights:
         backend_of_side(ref, "torch").load_weights(ref, args.weights, "weights")
     weights = "reference" if args.weights else "probe"
@@ -79,8 +80,8 @@ def main(args: argparse.Namespace) -> int:
         more = ", less with --modules" * (args.modules is not None)
         print(f"{args.ref}, {weights} weights, seed {args.seed}: about {megabytes(about)}{more}", flush=True)
 
-    with shown(PROG):
+    with shown(PROG), staying():
         recording = record(ref, inputs, weights, modes, args.modules, args.seed, args.device, tell)
     recording.save(args.output, args.max_size)
     print(f"wrote {args.output}: {megabytes(recording.size)}", *not_alone_note(recording.header["not_alone"]), sep="\n")
-    return 0
+    return exit_status(DONE)

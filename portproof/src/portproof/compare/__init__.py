@@ -1,18 +1,38 @@
-"""The comparison: items, verdicts, tolerances, and where activations change their branch. Pure, NumPy only."""
+"""The comparison: items, verdicts, the ruler, and where activations change their branch. Pure, NumPy only."""
 
 from .comparison import compare
-from .verdict import FAIL, PASS, REFUSED, Item, Items, Row, Verdict, Worst, joined, placed, tensor_item
+from .verdict import (
+    DONE,
+    FAIL,
+    NOT_JUDGED,
+    PASS,
+    REFUSED,
+    Item,
+    Items,
+    Refused,
+    Row,
+    Verdict,
+    Worst,
+    exit_status,
+    joined,
+    placed,
+    tensor_item,
+)
 
 __all__ = [
+    "DONE",
     "FAIL",
+    "NOT_JUDGED",
     "PASS",
     "REFUSED",
     "Item",
     "Items",
+    "Refused",
     "Row",
     "Verdict",
     "Worst",
     "compare",
+    "exit_status",
     "joined",
     "placed",
     "tensor_item",

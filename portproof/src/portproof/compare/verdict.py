@@ -8,7 +8,10 @@ from typing import Any
 
 import numpy as np
 
+from sturdyio.cli import UserError
+
 PASS, FAIL, REFUSED = 0, 1, 2  # also the exit codes of the steps
+NOT_JUDGED = 3  # of a row alone: it counts neither as passed nor as failed
 # The kinds of item of which one name can have several, so that the kind is printed with it.
 PRINTED_KINDS = ("gradient", "parameter", "structure", "weights")
 
@@ -73,6 +76,8 @@ class Row:
     reason: str = ""  # why it failed or was refused, when not by value
     worst: Worst | None = None
     note: str = ""
+    widened_by: str = ""  # the last step in which the ruler widened the limit, see compare/ruler.py
+    hidden: float = 0.0  # the relative change of inputs and weights that could hide in the widened limit
 
     @property
     def name(self) -> str:
@@ -80,9 +85,16 @@ class Row:
         return str(self.item)
 
 
+class Refused(UserError):
+    """A verdict that was refused, or counted no item, was asked whether it passed."""
+
+
 @dataclass(frozen=True)
 class Verdict:
-    """What `compare` found; `status` is PASS, FAIL or REFUSED, and a failure outranks a refusal."""
+    """What `compare` found; `status` is PASS, FAIL or REFUSED, and a failure outranks a refusal.
+
+    It is true if it passed and false if it failed; of one that was refused, or has no row, this raises Refused.
+    """
 
     title: str
     rows: list[Row] = field(default_factory=list)
@@ -96,7 +108,33 @@ class Verdict:
         statuses = {row.status for row in self.rows}
         if FAIL in statuses:
             return FAIL
-        return REFUSED if self.refusal or REFUSED in statuses else PASS
+        is_refused = self.refusal or REFUSED in statuses or statuses == {NOT_JUDGED}
+        return REFUSED if is_refused else PASS
+
+    @property
+    def judged(self) -> list[Row]:
+        """The rows that were judged."""
+        return [row for row in self.rows if row.status != NOT_JUDGED]
+
+    @property
+    def not_judged(self) -> list[Row]:
+        """The rows that count neither as passed nor as failed; their `reason` says why."""
+        return [row for row in self.rows if row.status == NOT_JUDGED]
+
+    def __bool__(self) -> bool:
+        if self.status == FAIL:
+            return False
+        if self.status == REFUSED or not self.counted:
+            reason = self.refusal or (
+                self.first_failure.reason if self.first_failure else "there is nothing to compare"
+            )
+            raise Refused(f"{self.title or 'the verdict'} is refused, neither true nor false: {reason}")
+        return True
+
+    @property
+    def counted(self) -> int:
+        """How many items were judged."""
+        return len(self.judged)
 
     @property
     def first_failure(self) -> Row | None:
@@ -114,3 +152,20 @@ def joined(title: str, verdicts: Iterable[Verdict]) -> Verdict:
         refusals.append("there is nothing to compare")
     hints = {kind: hint for verdict in verdicts for kind, hint in verdict.hints.items()}
     return Verdict(title, rows, refusals[0] if refusals else "", hints=hints)
+
+
+class Done:
+    """The outcome of a command that gives no verdict, and has done all that it was asked for."""
+
+
+DONE = Done()
+
+
+def exit_status(outcome: Any) -> int:
+    """The exit status of a command that ends in DONE, in a verdict, or in the verdicts of a rung or a ladder.
+
+    Nothing else gives 0: it is DONE, or has passed and counted an item.
+    """
+    if outcome is DONE or (outcome.status == PASS and outcome.counted):
+        return 0
+    return outcome.status or REFUSED

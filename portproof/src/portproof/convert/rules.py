@@ -7,12 +7,12 @@ from collections.abc import Callable, Mapping
 import numpy as np
 
 from portproof.arrays import in_rows
-from portproof.io.cli import UserError
+from sturdyio.cli import UserError
 
 Change = Callable[[np.ndarray], np.ndarray]
 
 
-def keep(array: np.ndarray) -> np.ndarray:
+def identity(array: np.ndarray) -> np.ndarray:
     """The same array: both frameworks store it alike."""
     return array
 
@@ -29,18 +29,18 @@ def view(change: Change, array: np.ndarray) -> np.ndarray:
 
 Rules = dict[str, tuple[str, Change]]  # name in PyTorch: (name in the other, change of layout, its own inverse)
 
-AFFINE: Rules = {"weight": ("weight", keep), "bias": ("bias", keep)}
-LINEAR: Rules = {"weight": ("weight", transpose), "bias": ("bias", keep)}
+AFFINE: Rules = {"weight": ("weight", identity), "bias": ("bias", identity)}
+LINEAR: Rules = {"weight": ("weight", transpose), "bias": ("bias", identity)}
 BATCH_NORM: Rules = {
     **AFFINE,
-    "running_mean": ("_mean", keep),
-    "running_var": ("_variance", keep),
-    "num_batches_tracked": ("num_batches_tracked", keep),
+    "running_mean": ("_mean", identity),
+    "running_var": ("_variance", identity),
+    "num_batches_tracked": ("num_batches_tracked", identity),
 }
-INSTANCE_NORM: Rules = {"weight": ("scale", keep), "bias": ("bias", keep)}
-PRELU: Rules = {"weight": ("_weight", keep)}
+INSTANCE_NORM: Rules = {"weight": ("scale", identity), "bias": ("bias", identity)}
+PRELU: Rules = {"weight": ("_weight", identity)}
 RECURRENT: Rules = {
-    f"{kind}_{of}_l{layer}{way}": (f"{kind}_{of}_l{layer}{way}", keep)
+    f"{kind}_{of}_l{layer}{way}": (f"{kind}_{of}_l{layer}{way}", identity)
     for layer in range(16)
     for way in ("", "_reverse")
     for kind in ("weight", "bias")
@@ -59,17 +59,17 @@ RULES: dict[str, Rules] = {  # by layer type, as PyTorch names it
 }
 
 # The same for MindSpore, whose fully connected layer, too, is (out_features, in_features).
-GAMMA_BETA: Rules = {"weight": ("gamma", keep), "bias": ("beta", keep)}
+GAMMA_BETA: Rules = {"weight": ("gamma", identity), "bias": ("beta", identity)}
 MINDSPORE_BATCH_NORM: Rules = {
     **GAMMA_BETA,
-    "running_mean": ("moving_mean", keep),
-    "running_var": ("moving_variance", keep),
+    "running_mean": ("moving_mean", identity),
+    "running_var": ("moving_variance", identity),
 }
 MINDSPORE_RULES: dict[str, Rules] = {  # what MindSpore has been seen to compute
     **dict.fromkeys(("Conv2d", "Linear"), AFFINE),
     **dict.fromkeys(("BatchNorm1d", "BatchNorm2d"), MINDSPORE_BATCH_NORM),
     **dict.fromkeys(("LayerNorm", "GroupNorm"), GAMMA_BETA),
-    "Embedding": {"weight": ("embedding_table", keep)},
+    "Embedding": {"weight": ("embedding_table", identity)},
 }
 
 # MindSpore's batch norm does not count its batches. Nor does PyTorch's use the count unless its momentum is None.

@@ -1,1 +1,1 @@
-"""Files and commands: safe readers, atomic writers, one line for a user's mistake. Knows no model and no framework."""
+"""What the kit reads, writes and shows in its own way, beside `sturdyio`: extras, records, checkpoints, passes."""

@@ -22,7 +22,7 @@ import numpy as np
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from google.protobuf.message import DecodeError, Message
 
-from portproof.io.files import atomic_path, read_file, refusing
+from sturdyio.files import atomic_path, read_file, refusing
 
 TYPES = {
     **{f"Float{bits}": f"<f{bits // 8}" for bits in (16, 32, 64)},

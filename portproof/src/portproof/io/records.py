@@ -1,6 +1,7 @@
 """The files of a comparison, in reprod_log's format: one `.npy` a side, arrays by name. Written without reprod_log.
 
-`reprod_log.ReprodDiffHelper().load_info` reads them; `files.load_npy` does too, and runs nothing that hides in one.
+`reprod_log.ReprodDiffHelper().load_info` reads them; `sturdyio.files.load_npy` does too, and runs nothing that hides in
+one.
 """
 
 from collections.abc import Mapping
@@ -8,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from .files import atomic_path
+from sturdyio.files import atomic_path
 
 
 def save_record(arrays: Mapping[str, np.ndarray], path: Path) -> None:

@@ -10,20 +10,19 @@ import traceback
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from itertools import repeat
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from portproof.backends import backend
-from portproof.io.cli import UserError, one_line, output_dir
+from portproof.compare import exit_status
 from portproof.ladder.rung import Rung
 from portproof.ladder.side_by_side import side_by_side
 from portproof.python39 import zip_strict
 from portproof.report.summary import LadderResult, RungResult, write_summary
 from portproof.report.text import LAST_WORDS
-
-KILLED = "its process was killed: is there enough memory?"
+from sturdyio.cli import UserError, one_line, output_dir, staying, user_code
 
 
 @dataclass(frozen=True)
@@ -56,8 +55,9 @@ def run_planned(planned: Planned, refused_by_mistake: bool = False) -> RungResul
     name, start = planned.script.stem, time.perf_counter()
     checks, error = None, ""
     try:
-        module = load_script(planned.script)
-        checks = module.main(module.get_args_parser().parse_args(planned.flags))
+        with staying(), user_code():
+            module = load_script(planned.script)
+            checks = module.main(module.get_args_parser().parse_args(planned.flags))
     except UserError as mistake:
         if not refused_by_mistake:
             raise
@@ -83,18 +83,28 @@ def clear_reports(folder: str | Path) -> tuple[Path, Path]:
     return paths
 
 
-def _in_lanes(rungs: Sequence[Planned], refused_by_mistake: bool) -> Iterator[RungResult]:
-    """What `run_planned` gives of each, with two of them at a time."""
-    importlib.import_module("torch._dynamo")  # PyTorch's optimizers do at their first use: here once for both lanes
-    gc.freeze()  # what has been imported is not looked through for garbage again, nor copied for that
-    models = list(dict.fromkeys(planned.model for planned in rungs))
-    places = [(i > 0, models.index(planned.model), not planned.is_long, i) for i, planned in enumerate(rungs)]
-    order = [i for *_, i in sorted(places)]
-    found = side_by_side(lambda number: run_planned(rungs[number], refused_by_mistake), order)
+def _run_numbered(rungs: Sequence[Planned], refused_by_mistake: bool, number: int) -> RungResult:
+    """`run_planned` for `side_by_side`, whose processes import it."""
+    return run_planned(rungs[number], refused_by_mistake)
+
+
+def _results(rungs: Sequence[Planned], refused_by_mistake: bool, in_lanes: bool) -> Iterator[RungResult]:
+    """What `run_planned` gives of each in a process of its own, or with two of them at a time."""
+    run = partial(_run_numbered, rungs, refused_by_mistake)
+    if in_lanes:
+        importlib.import_module("torch._dynamo")  # PyTorch's optimizers do at their first use: here once for both lanes
+        gc.freeze()  # what has been imported is not looked through for garbage again, nor copied for that
+        models = list(dict.fromkeys(planned.model for planned in rungs))
+        places = [(i > 0, models.index(planned.model), not planned.is_long, i) for i, planned in enumerate(rungs)]
+        found = side_by_side(run, [i for *_, i in sorted(places)])
+    else:
+        found = side_by_side(run, range(len(rungs)), 1, "spawn")
     for planned, result in zip_strict(rungs, found):
-        if result is None:
-            print(f"FAIL {planned.script.stem}: {KILLED}", flush=True)
-        yield result or RungResult(planned.script.stem, planned.model, 0.0, None, KILLED)
+        if isinstance(result, RungResult):
+            yield result
+        else:
+            print(f"FAIL {planned.script.stem}: {result}", flush=True)
+            yield RungResult(planned.script.stem, planned.model, 0.0, None, result)
 
 
 def write_page(result: LadderResult, path: Path, drawn: Mapping[str, Any]) -> None:
@@ -110,7 +120,7 @@ def _drawn(result: RungResult, place: int) -> dict[str, Any]:
         from portproof.report import page
 
         salt = page.salt_of(place)
-        return {salt: page.plots_of(result.step, salt)}
+        return {salt: page.plots_of(result.rung, salt)}
     return {}
 
 
@@ -135,17 +145,17 @@ def run_all(
 ) -> int:
     """Run the rungs, write FOLDER/report.html and FOLDER/summary.json, print a table -> the ladder's exit status.
 
-    `environment` is what the run depends on, in words, see `report.summary.environment`; `refused_by_mistake` is
-    `run_planned`'s; `in_lanes` has rungs run side by side, see side_by_side.py. Raises UserError for a folder that
-    cannot be written.
+    They run in another process, and one has passed only if that leaves its result: what ends the process is no pass. So
+    a program calls this under `if __name__ == "__main__":` only. `environment` is what the run depends on, in words,
+    see `report.summary.environment`; `refused_by_mistake` is `run_planned`'s; `in_lanes` has rungs run side by side,
+    see side_by_side.py. Raises UserError for a folder that cannot be written.
     """
     page, summary = clear_reports(folder)
     rungs, results, drawn = list(rungs), [], {}
-    one_by_one = map(run_planned, rungs, repeat(refused_by_mistake))
-    for result in _in_lanes(rungs, refused_by_mistake) if in_lanes else one_by_one:
+    for result in _results(rungs, refused_by_mistake, in_lanes):
         results.append(result)
         print(flush=True)
-        drawn |= _drawn(result, len(results)) if in_lanes else {}
+        drawn |= _drawn(result, len(results))
     result = LadderResult(results, environment | backend("torch").about(device))
     name_width = max([17, *(len(rung.name) for rung in results)])
     model_width = max([0, *(len(rung.model) + 1 for rung in results)])
@@ -156,4 +166,4 @@ def run_all(
     print(f"results and logs: {folder}")
     print(f"report: {page}")
     print(f"{LAST_WORDS[result.status]} ladder")
-    return result.status
+    return exit_status(result)

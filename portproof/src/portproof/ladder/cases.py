@@ -11,8 +11,8 @@ from typing import Union
 
 import numpy as np
 
-from portproof.io.cli import UserError
 from portproof.python39 import zip_strict
+from sturdyio.cli import UserError
 
 Case = tuple[np.ndarray, ...]
 Seed = Union[int, Sequence[int], np.random.Generator]

@@ -14,13 +14,14 @@ from typing import Any, NoReturn, TypeVar, Union
 
 import numpy as np
 
-from portproof.compare import FAIL, PASS, Item, Row, Verdict, joined
-from portproof.compare.tolerances import largest
-from portproof.io.cli import ArgumentParser, HelpFormatter, UserError, one_line, output_dir, run
+from portproof.compare import FAIL, PASS, Item, Row, Verdict, compare, exit_status, joined
+from portproof.compare.ruler import exact_atol, largest
+from portproof.io.cli import PortError
 from portproof.io.records import save_record, save_text
 from portproof.python39 import zip_strict
-from portproof.report.checks import Checks
+from portproof.report.summary import Findings
 from portproof.report.text import block_of, last_line, render, row_line
+from sturdyio.cli import ArgumentParser, HelpFormatter, MachineError, UserError, one_line, output_dir, run, user_code
 
 T = TypeVar("T")
 Arrays = Mapping[Union[Item, str], np.ndarray]
@@ -48,7 +49,7 @@ class RungVerdict(Verdict):
         return "\n".join([*self.log, last_line(self.title, self)])
 
 
-class Rung(Checks):
+class Rung(Findings):
     """Collects the verdicts of one rung, prints them as they come, and writes the files in the end.
 
     Functions of the ladder put theirs into the rung that they are given.
@@ -58,6 +59,7 @@ class Rung(Checks):
         super().__init__(name)
         self.quiet = quiet
         self.log: list[str] = []
+        self.pairs: list[Any] = []  # the pairs of models that it has compared so far, see `equal_pair`
         self.files: tuple[dict[str, np.ndarray], dict[str, np.ndarray]] = ({}, {})  # what each side recorded, by name
 
     def say(self, text: str) -> None:
@@ -73,19 +75,55 @@ class Rung(Checks):
         self.say(render(verdict, group, self.types))
         return verdict.status == PASS
 
-    def refuse(self, reason: str) -> None:
+    def compare(
+        self,
+        ref: Arrays,
+        port: Arrays,
+        atol: Mapping[Item | str, float] | None = None,
+        *,
+        title: str,
+        group: Callable[[Item], str] = str,
+        keep: str | None = None,
+        **options: Any,
+    ) -> bool:
+        """Check what `compare` says of two sides, and tell whether it passed; without `atol` they must be equal.
+
+        With `keep` they go into the result files, under that prefix. `options` are those of `compare`.
+        """
+        if keep is not None:
+            self.keep(ref, port, keep)
+        limits = exact_atol(ref) if atol is None else atol
+        return self.check(compare(ref, port, limits, title=title, **options), group)
+
+    def fail(self, what: str, reason: str) -> None:
+        """Count something that the port lacks or does otherwise, and that cannot be compared."""
+        self.check(Verdict(what, [Row(Item(what), FAIL, reason=reason)]), group=str)
+
+    def refuse(self, reason: str, what: str = "what the inputs can prove") -> None:
         """Count a reason for which a pass would prove nothing."""
-        self.check(Verdict("what the inputs can prove", refusal=reason))
+        self.check(Verdict(what, refusal=reason))
 
     def keep(self, ref: Arrays, port: Arrays, prefix: str = "") -> None:
-        """Put arrays into the two result files, as PREFIX + the item's name."""
+        """Put arrays, but no strings, into the two result files, as PREFIX + the item's name."""
         for file, arrays in zip_strict(self.files, (ref, port)):
-            file.update({f"{prefix}{item}": np.asarray(array) for item, array in arrays.items()})
+            found = {f"{prefix}{item}": np.asarray(array) for item, array in arrays.items()}
+            file.update({name: array for name, array in found.items() if array.dtype.kind != "U"})
+
+    def observe(self, what: str, function: Callable[..., T], ref: Any, port: Any, *args: Any) -> tuple[T, T] | None:
+        """What `function` returns of both sides, `function(ref, *args)` and `function(port, *args)`.
+
+        Raises UserError, which calls it `what`, for what it raises of the reference. If it raises of the port, the rung
+        fails, and None is returned.
+        """
+        of_ref = self.of_ref(what, function, ref, *args)
+        of_port = self.of_port(what, lambda: [function(port, *args)])
+        return None if of_port is None else (of_ref, of_port[0])
 
     def of_ref(self, what: str, function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
         """What the reference's `function` returns; raises UserError, which calls it `what`, for what it raises."""
         try:
-            return function(*args, **kwargs)
+            with user_code():
+                return function(*args, **kwargs)
         except UserError:
             raise
         except Exception as error:  # whatever a user's function may raise
@@ -96,12 +134,13 @@ class Rung(Checks):
     def of_port(self, what: str, function: Callable[..., T], *args: Any, **kwargs: Any) -> T | None:
         """What the port's `function` returns; None, and the rung fails, if it raises."""
         try:
-            return function(*args, **kwargs)
-        except ToFillIn:
+            with user_code():
+                return function(*args, **kwargs)
+        except (ToFillIn, MachineError):
             raise
         except Exception as error:  # whatever a port may raise
             self.say("".join(traceback.format_exception(error)).rstrip())
-            self.check(Verdict(what, [Row(Item(what), FAIL, reason=f"the port raised {one_line(error)}")]), group=str)
+            self.fail(what, f"the port raised {one_line(error)}")
             return None
 
     def check_signal(self, outputs: Mapping[Any, np.ndarray]) -> None:
@@ -146,9 +185,10 @@ def on_rung(function: Callable[..., None]) -> Callable[..., RungVerdict]:
 
     @functools.wraps(function)
     def wrapped(*args: Any, rung: Rung | None = None, **kwargs: Any) -> RungVerdict:
-        rung = rung or Rung(function.__name__, quiet=True)
+        rung = Rung(function.__name__, quiet=True) if rung is None else rung
         checks, lines = len(rung.verdicts), len(rung.log)
-        function(*args, rung=rung, **kwargs)
+        with user_code():
+            function(*args, rung=rung, **kwargs)
         every = joined(function.__name__, rung.verdicts[checks:])
         locations = [verdict.location for verdict in rung.verdicts[checks:] if verdict.location]
         return RungVerdict(
@@ -173,9 +213,11 @@ def run_rung(name: str, main: Callable[[argparse.Namespace], Rung], parser: argp
 
     def guarded() -> int:
         args = parser.parse_args()
+        args.output_dir = str(Path(args.output_dir).absolute())  # what is run may go to another folder
         try:
-            return main(args).status
-        except UserError:
+            with user_code():
+                return exit_status(main(args))
+        except (UserError, PortError):
             raise
         except Exception as error:
             traceback.print_exc()

@@ -15,7 +15,7 @@ from itertools import permutations
 
 import numpy as np
 
-from portproof.backends.model import BackendModel
+from portproof.backends.model import Model
 from portproof.backends.trace import ModuleCall, call_label, map_tensors, tensors_at
 from portproof.mapping.map_search import alike
 from portproof.mapping.name_map import NameMap
@@ -26,26 +26,54 @@ LARGE = 1e4  # what is larger is no value but a mask's -inf
 
 
 @dataclass(frozen=True)
-class Attempt:
-    """One way to run the port's module in place of the reference's."""
+class Way:
+    """One way to ask the reference's module: as it is, or with a module behind it that may belong to it."""
 
-    port_call: ModuleCall  # with the arguments that it is given
-    ref_then: str = ""  # the reference's module behind it, and
-    port_then: str = ""  # the port's, that are taken to belong to it; one that lies inside it is left out
-    upstream: Sequence[np.ndarray | None] | None = None  # what comes back to that; None: to the module itself
-    ref_groups: Groups | None = None
-    port_groups: Groups | None = None
-    how: str = ""  # in what the port's module is built differently, in words
-    complete: bool = True  # the port's module gets from the reference's inputs all that it takes
+    followed_by: str = ""  # the module whose output is taken for its own; one that lies inside it is left out
+    upstream: Sequence[np.ndarray | None] | None = None  # what comes back to that output; None: what the call received
+    built_differently: str = ""  # what the port's module is then, in words
 
-    def sent_back(self, call: ModuleCall) -> ModuleCall:
+    def asked(self, call: ModuleCall) -> ModuleCall:
         """`call` with the gradients that come back to what is taken for its output."""
         return call if self.upstream is None else replace(call, upstream=list(self.upstream))
 
 
+@dataclass(frozen=True)
+class Attempt:
+    """One way to run the port's module in place of the reference's."""
+
+    port_call: ModuleCall  # with the arguments that it is given
+    way: Way = Way()  # how the reference's module is asked
+    port_followed_by: str = ""  # as in `Way`, of the port
+    ref_groups: Groups | None = None
+    port_groups: Groups | None = None
+    built_differently: str = ""  # in what the port's module is built differently, in words
+    complete: bool = True  # the port's module gets from the reference's inputs all that it takes
+
+
+def ways(
+    ref: Model, calls: Calls, label: str, has_counterpart: Callable[[str], bool] = lambda _: False
+) -> Iterator[Way]:
+    """The ways to ask the reference's module for `label` of `calls`: all that a judgement may ask, the plainest first.
+
+    A module behind it for which `has_counterpart` holds does not belong to it.
+    """
+    yield Way()
+    if not calls[label].name:
+        return
+    behind = follower(calls, label, has_counterpart)
+    if behind is not None and not ref.modules[behind.name].slots:
+        word = f"has the {ref.modules[behind.name].type} behind it inside"
+        yield Way(behind.name, behind.upstream, word)
+    last = last_inside(ref, calls, label)
+    if last is not None and not has_counterpart(call_label(last.name, last.number)):
+        word = f"leaves out the {ref.modules[last.name].type} at the end, which the port has elsewhere"
+        yield Way(last.name, last.upstream, word)
+
+
 def attempts(
-    ref: BackendModel,
-    port: BackendModel,
+    ref: Model,
+    port: Model,
     names: NameMap,
     label: str,
     calls: Calls,
@@ -61,29 +89,28 @@ def attempts(
     yield plain
     if not received.name or names.calls[label] not in port_calls():
         return
-    own = _called_as_the_port_does(calls[label], received, port_calls()[names.calls[label]])
+    port_label, port_labels = names.calls[label], set(names.calls.values())
+    own = _called_as_the_port_does(calls[label], received, port_calls()[port_label])
     yield own
-    behind = follower(calls, label, lambda other: other in names.calls)
-    port_labels = set(names.calls.values())
-    port_behind = follower(port_calls(), names.calls[label], lambda other: other in port_labels)
-    for way in (plain, own):
-        if behind and not ref.modules[behind.name].slots:
-            word = f"has the {ref.modules[behind.name].type} behind it inside"
-            yield replace(way, ref_then=behind.name, upstream=behind.upstream, how=word)
+    _, *others = ways(ref, calls, label, lambda other: other in names.calls)
+    behind = [way for way in others if not way.followed_by.startswith(f"{received.name}.")]
+    inside = [way for way in others if way not in behind]
+    port_behind = follower(port_calls(), port_label, lambda other: other in port_labels)
+    for first in (plain, own):
+        for way in behind:
+            yield replace(first, way=way, built_differently=way.built_differently)
         if port_behind and not port.modules[port_behind.name].slots:
             word = f"leaves to a {port.modules[port_behind.name].type} behind it what the reference's does itself"
-            yield replace(way, port_then=port_behind.name, how=word)
-    last = last_inside(ref, calls, label)
-    if last and call_label(last.name, last.number) not in names.calls:
-        word = f"leaves out the {ref.modules[last.name].type} at the end, which the port has elsewhere"
-        yield replace(plain, ref_then=last.name, upstream=last.upstream, how=word)
-    last = last_inside(port, port_calls(), names.calls[label])
+            yield replace(first, port_followed_by=port_behind.name, built_differently=word)
+    for way in inside:
+        yield replace(plain, way=way, built_differently=way.built_differently)
+    last = last_inside(port, port_calls(), port_label)
     if last and call_label(last.name, last.number) not in port_labels:
         word = f"has a {port.modules[last.name].type} at the end, which the reference has elsewhere"
-        yield replace(plain, port_then=last.name, how=word)
+        yield replace(plain, port_followed_by=last.name, built_differently=word)
 
 
-def last_inside(model: BackendModel, calls: Calls, label: str) -> ModuleCall | None:
+def last_inside(model: Model, calls: Calls, label: str) -> ModuleCall | None:
     """The activation with which a layer that has tensors of its own ends, with what comes back to what it received."""
     call = calls[label]
     inside = sorted((c for c in calls.values() if c.inside == label), key=lambda c: c.start)
@@ -144,8 +171,9 @@ def _called_as_the_port_does(call: ModuleCall, received: ModuleCall, port_call: 
             port_groups.append((i, values[i].shape if place in chosen else array.shape))
     ref_groups = [(group[i], values[group[i]].shape) for i in floats]
     call = replace(received, args=args, kwargs=kwargs)
-    how = "is called differently" if complete else "takes other inputs, so that it was not run alone"
-    return Attempt(call, ref_groups=ref_groups, port_groups=port_groups, how=how, complete=complete)
+    word = "is called differently" if complete else "takes other inputs, so that it was not run alone"
+    groups = {"ref_groups": ref_groups, "port_groups": port_groups}
+    return Attempt(call, **groups, built_differently=word, complete=complete)
 
 
 def _is(kind: type, value: object) -> bool:

@@ -18,7 +18,15 @@ from scipy.optimize import minimize_scalar
 from torch import nn
 
 from portproof.compare import Item, Items
-from portproof.localize.mutations import ACTIVATIONS, BATCH_NORMS, MOMENTA, Mutation, fits, mutations
+from portproof.localize.mutations import (
+    ACTIVATIONS,
+    BATCH_NORMS,
+    MOMENTA,
+    Mutation,
+    TunableNumber,
+    mutations,
+    tunable_numbers,
+)
 
 RESIDUE = 1e-3  # of the difference: what a mutation may leave
 
@@ -75,15 +83,20 @@ def _fitted(faulty: FaultyModule) -> Iterator[Candidate]:
     """The module with a number in it fitted to what the port gives; to one element any number would fit."""
     item = faulty.differing[0]
     port = faulty.port.get(item)
-    for fit in fits(faulty.module) if port is not None and port.size > 1 else ():
+    for number in tunable_numbers(faulty.module) if port is not None and port.size > 1 else ():
+        distance = partial(_distance_with, number, faulty, item)
+        found = [
+            minimize_scalar(distance, bounds=bounds, method="bounded", options={"xatol": 1e-12})
+            for bounds in number.bounds
+        ]
+        best = min(found, key=lambda each: each.fun).x
+        yield number.text(best), partial(faulty.run_mutated, number.mutation(best))
 
-        def left(place: float, mutate: Callable[[float], Mutation] = fit.mutation) -> float:
-            found = faulty.run_mutated(mutate(place)).get(item)
-            return _distance(found, port) if found is not None and found.shape == port.shape else np.inf
 
-        best = min((minimize_scalar(left, bounds=bounds, method="bounded", options={"xatol": 1e-12})
-                    for bounds in fit.bounds), key=lambda found: found.fun)  # fmt: skip
-        yield fit.text(best.x), partial(faulty.run_mutated, fit.mutation(best.x))
+def _distance_with(number: TunableNumber, faulty: FaultyModule, item: Item, value: float) -> float:
+    """How far an item is from the port's with `value` as that number."""
+    port, found = faulty.port[item], faulty.run_mutated(number.mutation(value)).get(item)
+    return _distance(found, port) if found is not None and found.shape == port.shape else np.inf
 
 
 def _statistics(faulty: FaultyModule) -> Iterator[Candidate]:
@@ -101,12 +114,13 @@ def _statistics(faulty: FaultyModule) -> Iterator[Candidate]:
             share = {item: (count - 1) / count if biased and item.leaf == "running_var" else 1.0 for item in means}
             found = {item: (1 - momentum) * before[item] + momentum * share[item] * batch[item] for item in means}
             words = ["the running variance is the biased one, sum / n (torch's is sum / (n - 1))"] * biased
-            if momentum != m:
-                meaning = " (Paddle's momentum is the share of the OLD value)" if momentum == 1 - m else ""
-                words.append(f"the batch's share in the running statistics is {momentum:g}, not {m:g}{meaning}")
+            if momentum != m and momentum == 1 - m:
+                words.append(f"momentum={m:g}; write {momentum:g} (Paddle: weight of the OLD value)")
+            elif momentum != m:
+                words.append(f"the batch's weight in the running statistics is {momentum:g}, not {m:g}")
             if words:
-                yield "; ".join(words), lambda found=found: found
-    yield "the running statistics are not updated", lambda: before
+                yield "; ".join(words), partial(dict, found)
+    yield "the running statistics are not updated", partial(dict, before)
 
 
 Change = tuple[str, Callable[[], np.ndarray]]  # (mistake in words, what makes the array that it would give)
@@ -118,10 +132,10 @@ def _of_inputs(faulty: FaultyModule, ref: np.ndarray, port: np.ndarray) -> Itera
         if x.dtype.kind not in "fc" or x.shape != port.shape:
             continue
         what = f"input {i}" if len(faulty.inputs) > 1 else "its input"
-        yield f"it returns {what} unchanged", lambda x=x: x
+        yield f"it returns {what} unchanged", partial(np.asarray, x)
         if x.shape == ref.shape:
-            yield f"it does not add {what} (a residual connection is missing)", lambda x=x: ref - x
-            yield f"it adds {what} (a residual connection too many)", lambda x=x: ref + x
+            yield f"it does not add {what} (a residual connection is missing)", partial(np.subtract, ref, x)
+            yield f"it adds {what} (a residual connection too many)", partial(np.add, ref, x)
         for child, array in faulty.inner_outputs.items():
             yield f"it adds {what} to what {child} gives", partial(np.add, array, x)
             yield f"it multiplies {what} with what {child} gives", partial(np.multiply, array, x)
@@ -158,13 +172,18 @@ def _relations(faulty: FaultyModule) -> Iterator[Candidate]:
     if ref is None or port is None:
         return
     given = {other: faulty.port[other] for other in faulty.differing if other in faulty.port}
+
+    def changed(make: Callable[[], np.ndarray]) -> Items:
+        return given | {item: make()}
+
     is_output, is_comparable = item.kind == "output", ref.shape == port.shape and bool(ref.any())
     changes = [*_of_inputs(faulty, ref, port)] if is_output else []
     if is_output:
-        changes += [(f"it returns what {child} gives", lambda a=a: a) for child, a in faulty.inner_outputs.items()]
+        inner = faulty.inner_outputs.items()
+        changes += [(f"it returns what {child} gives", partial(np.asarray, array)) for child, array in inner]
     changes += _of_axes(ref)
     for text, make in changes:
-        yield text, lambda make=make: given | {item: make()}
+        yield text, partial(changed, make)
     if is_comparable and ref.size > 1 and ref.dtype.kind != "b":  # for one element there is always such a number
         factor, shift = _proportion(ref, port), (port - ref).mean().item()
         scaled = {other: faulty.ref[other] for other in faulty.differing if other in faulty.ref}
@@ -172,9 +191,9 @@ def _relations(faulty: FaultyModule) -> Iterator[Candidate]:
             f"it is {factor:.6g} times the reference's, everywhere",
             lambda: {other: factor * array for other, array in scaled.items()},
         )
-        yield f"it is the reference's plus {shift:.6g}, everywhere", lambda: given | {item: ref + shift}
+        yield f"it is the reference's plus {shift:.6g}, everywhere", partial(changed, partial(np.add, ref, shift))
     for text, make in _activated(ref) if is_comparable and is_output else ():
-        yield text, lambda make=make: given | {item: make()}
+        yield text, partial(changed, make)
 
 
 def _proportion(ref: np.ndarray, port: np.ndarray) -> float | complex:

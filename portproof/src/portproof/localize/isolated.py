@@ -8,31 +8,20 @@ at first is tried again in the port's own way of calling it, and together with w
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
 
-from portproof.backends.model import BackendModel, Run
-from portproof.backends.trace import Inputs, ModuleCall
-from portproof.compare import FAIL, Item, Items, Row, Verdict, compare, tensor_item
+from portproof.backends.model import Model
+from portproof.backends.question import Question, Run, to_precision
+from portproof.backends.trace import Inputs, ModuleCall, is_array, map_tensors
+from portproof.compare import FAIL, Item, Items, Row, tensor_item
 from portproof.compare.activations import off_kinks
-from portproof.compare.tolerances import (
-    MOVED,
-    UNIT_ROUNDOFF,
-    distances,
-    kernel_atol,
-    largest,
-    least_limits,
-    lost_in_float32,
-    noise_floor,
-    semantic_limits,
-    with_moved,
-    with_noise_floor,
-)
-from portproof.localize.attempts import Attempt, attempts, paired_outputs, port_upstream
+from portproof.compare.ruler import RUNS, UNIT_ROUNDOFF, Distances, Ruler, distances, largest
+from portproof.localize.attempts import Attempt, Way, attempts, paired_outputs, port_upstream, ways
 from portproof.mapping.name_map import NameMap, port_module
 
 Calls = Mapping[str, ModuleCall]  # of one side, by their labels
@@ -85,7 +74,7 @@ class IsolatedRun:
         if not outputs or any(row.status == FAIL and row.worst is None for row in outputs):
             return raised, True, 0.0
         distance = max(row.difference / max(row.scale, 1e-300) for row in outputs)
-        return raised, False, distance if self.attempt.how else distance / FAR
+        return raised, False, distance if self.attempt.built_differently else distance / FAR
 
 
 class IsolatedRuns:
@@ -93,8 +82,8 @@ class IsolatedRuns:
 
     def __init__(
         self,
-        ref: BackendModel,
-        port: BackendModel,
+        ref: Model,
+        port: Model,
         names: NameMap,
         inputs: Inputs,
         train: bool,
@@ -110,20 +99,13 @@ class IsolatedRuns:
         return self.port.run(self.inputs, "float64", self.train, calls=True).trace.calls
 
     def ref_items(
-        self,
-        call: ModuleCall,
-        dtype: str,
-        backward: bool,
-        attempt: Attempt,
-        mutation: Callable[[Any], Any] | None = None,
+        self, call: ModuleCall, dtype: str, backward: bool, attempt: Attempt, **options: Any
     ) -> dict[Item, np.ndarray]:
-        """What the reference's module gives; with `mutation` what it gives then, see TorchModel.run_mutated."""
-        call = attempt.sent_back(call)
-        if mutation:
-            run = self.ref.run_mutated(mutation, call, dtype, self.train, backward, attempt.ref_then)
-        else:
-            run = self.ref.run_module(call.name, call, dtype, self.train, backward, False, attempt.ref_then)
-        return _items(run, call.name, call.name, self._ref_keys, attempt.ref_groups)
+        """What the reference's module gives; `options` are further fields of the question."""
+        question = Question(
+            attempt.way.asked(call), dtype, self.train, backward, followed_by=attempt.way.followed_by, **options
+        )
+        return _items(self.ref.ask(question), call.name, call.name, self._ref_keys, attempt.ref_groups)
 
     def run(self, label: str, dtype: str, backward: bool, adjusted: bool = True) -> IsolatedRun:
         """The module behind `label` in "float64" or "float32", on inputs `adjusted` to show more.
@@ -141,69 +123,57 @@ class IsolatedRuns:
         return best
 
     def _attempted(self, call: ModuleCall, label: str, dtype: str, backward: bool, attempt: Attempt) -> IsolatedRun:
-        fp64_ref = self.ref_items(call, "float64", backward, attempt)
-        port_name, upstream = port_module(self.names, label), attempt.sent_back(call).upstream
+        ref = self.ref_items(call, dtype, backward, attempt)
+        port_name, upstream = port_module(self.names, label), attempt.way.asked(call).upstream
         port_run = self._run_port(port_name, replace(attempt.port_call, upstream=upstream), dtype, backward, attempt)
         port = _items(port_run, call.name, port_name, self._port_keys, attempt.port_groups)
         if port_run.trace.error:
             output = Item("output 0", "output", call.name)
             row = Row(output, FAIL, reason=f"the port's module raised {port_run.trace.error}")
-            return IsolatedRun(call, dtype, [row], fp64_ref, port, port_run, attempt)
-        outputs, built = self._outputs(call.name, fp64_ref, port_run, upstream, attempt)
+            return IsolatedRun(call, dtype, [row], ref, port, port_run, attempt)
+        outputs, attempt = self._outputs(call.name, ref, port_run, upstream, attempt)
         if outputs is not None:
             if backward:
                 sent = port_upstream(outputs, upstream, port_run.output)
                 port_run = self._run_port(port_name, replace(attempt.port_call, upstream=sent), dtype, True, attempt)
             port = _items(port_run, call.name, port_name, self._port_keys, attempt.port_groups)
             port = {item: array for item, array in port.items() if item.kind != "output"}
-            port |= {
-                Item(f"output {i}", "output", call.name): shaped(port_run.output[j])
-                for i, (j, shaped) in outputs.items()
-            }
-            fp64_ref = _of_outputs(fp64_ref, outputs)
+            for i, (j, shaped) in outputs.items():
+                port[Item(f"output {i}", "output", call.name)] = shaped(port_run.output[j])
+            ref = _of_outputs(ref, outputs)
+        port = without_optional(port, ref, self.port)
+        rows = self._ruler(call, dtype, backward, attempt, ref).compare(port).rows
+        return IsolatedRun(call, dtype, rows, ref, port, port_run, attempt)
 
-        def ref_in(precision: str) -> Items:
-            items = self.ref_items(call, precision, backward, attempt)
-            return items if outputs is None else _of_outputs(items, outputs)
+    def _ruler(self, call: ModuleCall, dtype: str, backward: bool, attempt: Attempt, ref: Items) -> Ruler:
+        """How far the port's module may be from `ref`, what the reference's gave."""
 
-        port = without_spare(port, fp64_ref, self.port)
-        ref, rows = self._compared(call, dtype, fp64_ref, port, ref_in)
-        return IsolatedRun(call, dtype, rows, ref, port, port_run, built)
+        def fp64_ref() -> Items:
+            return ref if dtype == "float64" else self.ref_items(call, "float64", backward, attempt)
 
-    def _compared(
-        self, call: ModuleCall, dtype: str, fp64_ref: Items, port: Items, ref_in: Callable[[str], Items]
-    ) -> tuple[Items, list[Row]]:
-        """(what `port` is compared with, the rows); `ref_in` runs the reference's module in a precision."""
-        floor = noise_floor(fp64_ref, UNIT_ROUNDOFF[dtype], {call.name: call.scale})
-        zeros = {item for item, array in fp64_ref.items() if not largest(array)}
+        def errors() -> Distances:
+            fp32_ref = ref if dtype == "float32" else self.ref_items(call, "float32", backward, attempt)
+            return distances(fp64_ref(), fp32_ref)
 
-        def judged(ref: Items, atol: Mapping[Item, float], expected_zero: Collection[Item]) -> Verdict:
-            return compare(ref, port, atol, expected_zero=zeros.union(expected_zero))
+        def perturbed(i: int) -> Distances:
+            return distances(fp64_ref(), self.ref_items(call, dtype, backward, attempt, perturbation=i))
 
-        if dtype == "float32":
-            ref = ref_in("float32")
-            return ref, judged(ref, *with_noise_floor(kernel_atol(fp64_ref, ref), floor, fp64_ref)).rows
-        verdict = judged(fp64_ref, *with_noise_floor(least_limits(fp64_ref), floor, fp64_ref))
-        if verdict.status == FAIL:
-            errors = distances(fp64_ref, ref_in("float32"))
-            atol, expected_zero = with_noise_floor(semantic_limits(fp64_ref, errors), floor, fp64_ref)
-            verdict = judged(fp64_ref, atol, expected_zero)
-            if verdict.status == FAIL and lost_in_float32(fp64_ref, errors, zeros | expected_zero):
-                moved = self.ref.moved_runs(MOVED, lambda: distances(fp64_ref, ref_in("float64")))
-                verdict = judged(fp64_ref, with_moved(atol, moved), expected_zero)
-        return fp64_ref, verdict.rows
+        upstream = [largest(array) for array in attempt.way.asked(call).upstream if array is not None]
+        scales = {"input_scales": {call.name: call.scale}, "upstream_scale": max(upstream, default=0.0)}
+        return Ruler(ref, dtype, errors, perturbed, **scales)
 
     def _run_port(self, name: str, call: ModuleCall, dtype: str, backward: bool, attempt: Attempt) -> Run:
-        return self.port.run_module(name, call, dtype, self.train, backward, False, attempt.port_then)
+        call = replace(call, name=name)
+        return self.port.ask(Question(call, dtype, self.train, backward, followed_by=attempt.port_followed_by))
 
     def _outputs(
-        self, name: str, fp64_ref: Items, port_run: Run, upstream: list, attempt: Attempt
+        self, name: str, ref_items: Items, port_run: Run, upstream: list, attempt: Attempt
     ) -> tuple[dict | None, Attempt]:
         """(which output of the port stands for which of the reference's module `name`, the attempt).
 
         None where each stands for its own. What the whole model returns has to have the same form.
         """
-        ref = [array for item, array in fp64_ref.items() if item.kind == "output"]
+        ref = [array for item, array in ref_items.items() if item.kind == "output"]
         if (
             not name
             or not port_run.output
@@ -211,24 +181,42 @@ class IsolatedRuns:
         ):
             return None, attempt
         pairs = paired_outputs(ref, port_run.output, [gradient is not None for gradient in upstream])
-        return pairs, replace(attempt, how=attempt.how or OTHER_FORM) if pairs else attempt
+        word = attempt.built_differently or OTHER_FORM
+        return pairs, replace(attempt, built_differently=word) if pairs else attempt
 
 
-def without_spare(port: Items, ref: Items, model: BackendModel) -> dict[Item, np.ndarray]:
+def all_questions(
+    ref: Model, calls: Calls, label: str, received: ModuleCall, dtype: str, train: bool, backward: bool
+) -> Iterator[Question]:
+    """All that `IsolatedRuns.run` may ask of the reference for one call in that precision, the plainest first."""
+    for way in ways(ref, calls, label) if received.name else [Way()]:
+        question = Question(way.asked(received), dtype, train, backward, followed_by=way.followed_by)
+        yield question
+        yield from (replace(question, dtype=other) for other in UNIT_ROUNDOFF if other != dtype)
+        yield from (replace(question, perturbation=i) for i in range(1, RUNS + 1))
+
+
+def without_optional(port: Items, ref: Items, model: Model) -> dict[Item, np.ndarray]:
     """What the port's `model` gave, without what need not be in `ref`.
 
     What is a parameter there and frozen here looks like a buffer; that it gets no gradient is the finding.
     """
 
-    def is_spare(item: Item, array: np.ndarray) -> bool:
+    def is_optional(item: Item, array: np.ndarray) -> bool:
         is_zero = model.zeros_for_none and item.kind == "gradient" and not largest(array)
         return item.kind == "buffer" or is_zero
 
-    return {item: array for item, array in port.items() if item in ref or not is_spare(item, array)}
+    return {item: array for item, array in port.items() if item in ref or not is_optional(item, array)}
 
 
-def adjusted_call(ref: BackendModel, call: ModuleCall, dtype: str) -> ModuleCall:
-    """The call with inputs that show more: whole numbers of an embedding's every kind, nothing at a kink."""
+def adjusted_call(ref: Model, call: ModuleCall, dtype: str) -> ModuleCall:
+    """The call with inputs that show more: whole numbers of an embedding's every kind, nothing at a kink.
+
+    In "float32" its numbers are rounded to that, so that all runs in either precision receive the same.
+    """
+    if dtype == "float32":
+        rounded = map_tensors((call.args, call.kwargs, call.upstream), is_array, partial(to_precision, dtype=dtype))
+        call = replace(call, args=rounded[0], kwargs=rounded[1], upstream=rounded[2])
     if not call.args or not isinstance(call.args[0], np.ndarray):
         return call
     module, x = ref.modules[call.name], call.args[0]
@@ -259,8 +247,8 @@ def _items(
     """What the reference's `module`, or its counterpart, gave, by the reference's names.
 
     `name` is what the module is called on its own side; `keys` are {its side's state_dict key: the reference's}.
-    `groups` say which of the reference's inputs, of which shape, each input of floating point stands for, -1 for none;
-    None: each for itself. Gradients of those that stand for one are added.
+    `groups` hold for each input of floating point the place of the reference's input that it stands for (-1: none) and
+    that one's shape; the gradients of inputs that stand for the same one are added. None: each stands for itself.
     """
     prefix = f"{name}." if name else ""
     gradients: dict[int, np.ndarray] = {}

@@ -14,10 +14,11 @@ from dataclasses import replace
 
 import numpy as np
 
-from portproof.backends.model import OUTPUT, BackendModel, Run
-from portproof.backends.trace import Inputs, ModuleCall, module_of
+from portproof.backends.model import Model
+from portproof.backends.question import CALLS, UPSTREAM, Question, Run
+from portproof.backends.trace import OUTPUT, Inputs, ModuleCall, module_of
 from portproof.compare import Row, compare, tensor_item
-from portproof.compare.tolerances import largest
+from portproof.compare.ruler import largest
 from portproof.localize.isolated import OTHER_FORM, IsolatedRun, IsolatedRuns, forward_order, has_upstream
 from portproof.localize.location import Location, module_tree
 from portproof.mapping.map_search import alike
@@ -31,8 +32,8 @@ KINDS = frozenset({"output", "gradient", "buffer"})  # of items that an isolated
 
 
 def locate(
-    ref: BackendModel,
-    port: BackendModel,
+    ref: Model,
+    port: Model,
     names: NameMap,
     inputs: Inputs,
     *,
@@ -54,7 +55,7 @@ def locate(
     found: list[Location] = []
     built_differently: dict[str, str] = {}
     for train in modes:
-        calls = ref.run(inputs, "float64", train, cotangent, calls=True).trace.calls
+        calls = ref.ask(Question.of_model(inputs, "float64", train, cotangent, UPSTREAM)).trace.calls
         search = _Search(IsolatedRuns(ref, port, names, inputs, train, calls), cotangent is not None, dtype)
         known = {(location.name, location.phase) for location in found}
         found += [location for location in search.faults() if (location.name, location.phase) not in known]
@@ -98,8 +99,8 @@ class _Search:
     def _search(self, label: str, kinds: Collection[str] = KINDS) -> bool:
         """Whether a fault in the forward pass was found at `label` or inside.
 
-        Only differences of these `kinds` count: those in which the block around it differs. What else differs inside
-        that block does not leave it: a difference of construction.
+        Only differences of these `kinds` count: those in which the block around it differs. What differs otherwise
+        stays inside that block: it is a difference of construction, and no fault.
         """
         call = self.runs.calls[label]
         if label in self.runs.ref.not_alone:
@@ -110,9 +111,9 @@ class _Search:
         every = self.runs.run(label, self.dtype, backward)
         run, is_leaf = every.narrowed(kinds), not self.inside[label]
         if not run.attempt.complete:
-            self.built_differently[label] = run.attempt.how
-        elif "output" not in run.kinds and (run.attempt.how or "output" in every.kinds):
-            self.built_differently[label] = run.attempt.how or OTHER_VALUES
+            self.built_differently[label] = run.attempt.built_differently
+        elif "output" not in run.kinds and (run.attempt.built_differently or "output" in every.kinds):
+            self.built_differently[label] = run.attempt.built_differently or OTHER_VALUES
         if run.passed and gradients_judged:
             self._note_inside(label)
             return False
@@ -165,11 +166,12 @@ def _location(runs: IsolatedRuns, label: str, run: IsolatedRun, backward: bool) 
     call, failed = run.call, run.failed(gradients=backward)
     ref, port = runs.ref.modules[call.name], runs.port.modules[port_module(runs.names, label)]
     phase = "backward" if backward else "forward" if failed[0].item.kind == "output" else "buffers"
-    inner = None if ref.is_leaf else runs.ref.run_module(call.name, call, "float64", runs.train, backward=False)
+    inner = None if ref.is_leaf else runs.ref.ask(Question(call, "float64", runs.train, keeps=CALLS))
     where = f"{' and upstream gradients' * backward}, {'train' if runs.train else 'eval'} mode, {run.dtype}"
     proof = [f"alone, on the reference's own inputs{where}: {failed[0].name} differs", *_numbers(failed[0])]
     if inner and not failed[0].reason and not backward:
-        port_run = runs.port.run_module(port.name, run.attempt.port_call, "float64", runs.train, backward=False)
+        port_call = replace(run.attempt.port_call, name=port.name)
+        port_run = runs.port.ask(Question(port_call, "float64", runs.train, keeps=CALLS))
         proof += _inputs_of_layers(runs, call, inner, port.name, port_run)
     if not ref.is_leaf and not runs.ref.is_recorded:
         settings, port_settings = runs.ref.settings(call.name), runs.port.settings(port.name)
@@ -195,7 +197,7 @@ def _location(runs: IsolatedRuns, label: str, run: IsolatedRun, backward: bool) 
             [row.item for row in failed],
             call.inputs,
             {name: array for name, array in outputs if not name.startswith("output")},
-            lambda mutation: runs.ref_items(call, run.dtype, backward, run.attempt, mutation),
+            lambda mutation: runs.ref_items(call, run.dtype, backward, run.attempt, mutation=mutation),
         )
         diagnosis = diagnose(module)
     tree = module_tree(runs.ref, call.name)
@@ -244,7 +246,7 @@ def _same_inputs(ref_call: ModuleCall, port_call: ModuleCall) -> bool:
     return True
 
 
-def _structural(ref: BackendModel, port: BackendModel, names: NameMap) -> Location:
+def _structural(ref: Model, port: Model, names: NameMap) -> Location:
     """The first tensor or module that does not fit, as the place of a structural difference."""
     item, reason = next(iter(names.problems.items()))
     name = item.removeprefix("port's ")
@@ -272,7 +274,7 @@ def _counterpart_or_block(port_name: str, names: NameMap) -> str:
     return ""
 
 
-def _unequal_weights(ref: BackendModel, port: BackendModel, names: NameMap) -> Location | None:
+def _unequal_weights(ref: Model, port: Model, names: NameMap) -> Location | None:
     """The first tensor that is not the same on both sides."""
     ref_arrays, port_arrays = ref.arrays(), port.arrays()
     for key, port_key in names.tensors.items():

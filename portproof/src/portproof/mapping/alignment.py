@@ -12,7 +12,7 @@ MOST = 4  # that one may be joined from
 Places = tuple[tuple[int, ...], tuple[int, ...]]
 
 
-def align(
+def align_sequences(
     ref_owners: Sequence[str],
     port_owners: Sequence[str],
     cost: Callable[[tuple[int, ...], tuple[int, ...]], int | None],

@@ -11,8 +11,8 @@ import numpy as np
 
 from portproof.backends.model import BackendModel
 from portproof.compare import Verdict, compare, tensor_item
-from portproof.compare.tolerances import exact_atol
-from portproof.mapping.pairing import OPTIONAL
+from portproof.compare.ruler import exact_atol
+from portproof.convert.rules import COUNT
 
 
 def by_weights(
@@ -23,9 +23,9 @@ def by_weights(
     Names are PyTorch's, in the port's own modules. A tensor goes with the port's of the same name if it has the same
     values, else with the first one left that has them. `modules`, {reference's module: port's module}, comes first.
     """
-    modules, slots = modules or {}, port.backend.named_slots(port.model)
+    modules, names = modules or {}, port.backend.arrays_of(port.model).names
     ref_arrays = ref.arrays()
-    port_arrays = {slots[key][0]: array for key, array in port.arrays().items()}
+    port_arrays = {names[key]: array for key, array in port.arrays().items()}
     expected = {key: _renamed(key, modules) for key in ref_arrays}  # the port's names
     pairs = {}
     for key, name in expected.items():
@@ -55,4 +55,4 @@ def _renamed(key: str, modules: Mapping[str, str]) -> str:
 
 def _is_optional(name: str, *sides: Mapping[str, np.ndarray]) -> bool:
     """Whether only one side has it, and may."""
-    return name.rpartition(".")[2] == OPTIONAL and not all(name in side for side in sides)
+    return name.rpartition(".")[2] == COUNT and not all(name in side for side in sides)

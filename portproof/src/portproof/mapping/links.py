@@ -13,9 +13,9 @@ from math import prod
 
 import numpy as np
 
-from portproof.backends.model import BackendModel, Slot
-from portproof.io.cli import UserError
+from portproof.backends.model import BackendModel, Module, Slot
 from portproof.python39 import zip_strict
+from sturdyio.cli import UserError
 
 Shape = tuple[int, ...]
 View = Callable[[np.ndarray], np.ndarray]
@@ -27,9 +27,9 @@ class Link:
     """Tensors of the reference and of the port, by state_dict key, with the same elements; one side has one tensor.
 
     Where the other has several, they are joined along the `axis` of the one; with several `heads` its axis holds, for
-    each head in turn, that head's part of each. One that is `transposed` has its last two axes exchanged; of two whole
-    tensors one may have several axes for one of the other's: positions (C, H, W) and (H * W, C). Axes are those of
-    PyTorch's layout; axes of length 1 do not count.
+    each head in turn, that head's part of each. One that is `transposed` has its last two axes exchanged. Two whole
+    tensors need not have as many axes: (C, H, W) `transposed` is (H * W, C). Axes are those of PyTorch's layout; axes
+    of length 1 do not count.
     """
 
     ref: tuple[str, ...]
@@ -41,9 +41,25 @@ class Link:
     @property
     def line(self) -> tuple[str, str]:
         """The two sides of its line in a map."""
-        words = [f"axis {self.axis}"] * bool(self.axis) + [f"heads {self.heads}"] * (self.heads > 1)
-        words += ["transposed"] * self.transposed
-        return ", ".join(self.ref), ", ".join(self.port) + f" ({', '.join(words)})" * bool(words)
+        words = []
+        if self.axis:
+            words.append(f"axis {self.axis}")
+        if self.heads > 1:
+            words.append(f"heads {self.heads}")
+        if self.transposed:
+            words.append("transposed")
+        behind = f" ({', '.join(words)})" if words else ""
+        return ", ".join(self.ref), ", ".join(self.port) + behind
+
+    @property
+    def is_join(self) -> bool:
+        """Whether one side has several tensors."""
+        return len(self.ref) + len(self.port) > 2
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """The keys of the side that has several tensors."""
+        return self.port if len(self.ref) == 1 else self.ref
 
     @property
     def turned(self) -> Link:
@@ -84,8 +100,8 @@ class Link:
         """The view of one tensor that holds the other's elements in their order; None where they do not fit."""
         if not self.transposed or len(whole) < 2 > len(other):
             return self._turn if prod(whole) == prod(other) else None
-        for shape in (whole, _exchanged(other)):  # whichever has fewer axes
-            if _covers(shape, whole) and _covers(_exchanged(shape), other):
+        for shape in (whole, exchanged(other)):  # whichever has fewer axes
+            if _covers(shape, whole) and _covers(exchanged(shape), other):
                 return lambda array: array.reshape(shape).swapaxes(-1, -2)
         return None
 
@@ -113,7 +129,8 @@ class Link:
         return f"[{':, ' * self.axis}{start}:{stop}{each}]", view
 
 
-def _exchanged(shape: Shape) -> Shape:
+def exchanged(shape: Shape) -> Shape:
+    """`shape` with its last two axes exchanged."""
     return shape[:-2] + shape[:-3:-1]
 
 
@@ -144,16 +161,19 @@ def parse(left: str, right: str) -> Link:
     return Link(*sides, **options)
 
 
+def slots_of(modules: Mapping[str, Module]) -> dict[tuple[str, str], Slot]:
+    """{(module, tensor in it): slot}."""
+    return {(name, leaf): slot for name, module in modules.items() for leaf, slot in module.slots.items()}
+
+
 def apply(links: Iterable[Link], ref: BackendModel, port: BackendModel) -> dict[str, str]:
     """{reference's key: port's key} of the tensors, or of their pieces, that the links make one to one on the models.
 
     Both models read and write their tensors in these pieces from now on. Raises UserError for a link that cannot be.
     """
-    ref.split({})
-    port.split({})
-    slots = [
-        {slot.tensor: slot for module in m.modules.values() for slot in module.slots.values()} for m in (ref, port)
-    ]
+    ref.set_pieces({})
+    port.set_pieces({})
+    slots = [{slot.tensor: slot for slot in slots_of(model.modules).values()} for model in (ref, port)]
     pieces: tuple[dict[str, list[Slot]], dict[str, list[Slot]]] = {}, {}
     pairs: dict[str, dict[str, str]] = {}
     for link in links:
@@ -173,8 +193,8 @@ def apply(links: Iterable[Link], ref: BackendModel, port: BackendModel) -> dict[
         both = (cut, parts) if joined == 0 else (parts, cut)
         for a, b in zip_strict(*both):
             pairs.setdefault(a.tensor, {})[a.key] = b.key
-    ref.split(pieces[0])
-    port.split(pieces[1])
+    ref.set_pieces(pieces[0])
+    port.set_pieces(pieces[1])
     return {key: port_key for tensor in slots[0] for key, port_key in pairs.get(tensor, {}).items()}
 
 
@@ -190,6 +210,6 @@ def converted(link: Link, arrays: Sequence[np.ndarray], shapes: Sequence[Shape])
     return [whole]
 
 
-def inverse(names: Mapping[str, str]) -> dict[str, str]:
+def inverse(lines: Mapping[str, str]) -> dict[str, str]:
     """A map's lines for tensors the other way round."""
-    return dict(parse(left, right).turned.line for left, right in names.items())
+    return dict(parse(left, right).turned.line for left, right in lines.items())

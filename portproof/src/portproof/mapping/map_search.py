@@ -7,6 +7,7 @@ part, then the last one is taken back. Where two choices explain all values, non
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain, islice, product
@@ -14,10 +15,12 @@ from typing import Union
 
 import numpy as np
 
-from portproof.backends.model import BackendModel, Module, Run
+from portproof.backends.model import BackendModel
+from portproof.backends.question import Question, Run
+from portproof.backends.slots import Module
 from portproof.backends.trace import Inputs, ModuleCall
-from portproof.mapping.links import Link, apply
-from portproof.mapping.pairing import Option, Unit, contents_of, fit_units, signature
+from portproof.mapping.links import Link, apply, slots_of
+from portproof.mapping.pairing import Option, Unit, contents_of, linked_keys, pair_options, signature
 from portproof.python39 import zip_strict
 
 SAME = 1e-4  # of the largest value: far above rounding in float64, far below what another layer would give
@@ -26,6 +29,7 @@ TRIES_ALONE = 500  # runs of blocks alone in all
 TRIES = 60  # runs of the port without getting any further, after which the search ends
 
 Place = Union[int, tuple[str, str]]  # which unit: of the others, or the reference's module and the port's
+Block = tuple[ModuleCall, str, set[Place]]  # reference's call, port's module, units inside
 
 
 def alike(ref: Sequence[np.ndarray], port: Sequence[np.ndarray], tolerance: float = SAME) -> bool:
@@ -72,6 +76,10 @@ def _same_outputs(ref: Sequence[np.ndarray], port: Sequence[np.ndarray]) -> bool
     return count > 0 and alike(ref[:count], port[:count])
 
 
+def _sorted(arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
+    return [np.sort(array, axis=None) for array in arrays]
+
+
 def _choices(
     group: Sequence[Place], options: Mapping[Place, Sequence[Option]], chosen: Mapping[Place, int], tries: int
 ) -> Iterator[tuple[dict[Place, int], bool]]:
@@ -111,27 +119,28 @@ class MapSearch:
     def __init__(self, ref: BackendModel, port: BackendModel, inputs: Inputs, given: Sequence[Unit] = ()) -> None:
         """`given` are links that are fixed: their tensors are taken out of `ref_modules` and `port_modules`."""
         self.ref, self.port, self.inputs = ref, port, inputs
-        ref.split({})
-        port.split({})
-        linked = {key for unit in given for link in unit.options[0].links for key in link.ref}
-        port_linked = {key for unit in given for link in unit.options[0].links for key in link.port}
+        ref.set_pieces({})
+        port.set_pieces({})
+        linked, port_linked = linked_keys(unit.options[0] for unit in given)
         self.ref_modules, self.port_modules = _without(ref.modules, linked), _without(port.modules, port_linked)
         self.given = list(given)
-        self.units: list[Unit] = []  # other than one module for one: see `use`
+        self.units: list[Unit] = []  # other than one module for one: see `set_units`
         self.options: dict[tuple[str, str], list[Option]] = {}  # of one module for one
         self.chosen: dict[Place, int] = {}  # which option, if not the first
         self.ref_run = ref.run(inputs, "float64", train=False, calls=True)
         self.port_run = port.run(inputs, "float32", train=False, calls=True)  # which are called, and in which order
+        self._runs: Iterator[int] = iter(())  # of blocks alone that are left
+        self._hint = ""  # what would agree against the names
         self._last: tuple[list[Link], Run] | None = None
 
-    def use(self, units: Sequence[Unit]) -> dict[str, str]:
+    def set_units(self, units: Sequence[Unit]) -> dict[str, str]:
         """Search among the options of these units -> {reference's module: port's} of one for one."""
         self.options = {(unit.ref[0], unit.port[0]): unit.options for unit in units if unit.is_pair}
         self.units = [*self.given, *(unit for unit in units if not unit.is_pair)]
         self.chosen = {}
         return dict(self.options.keys())
 
-    def _open(self, modules: Mapping[str, str]) -> dict[Place, list[Option]]:
+    def options_by_unit(self, modules: Mapping[str, str]) -> dict[Place, list[Option]]:
         """The options of all units under a map of modules."""
         return {i: unit.options for i, unit in enumerate(self.units)} | {
             pair: self._pair_options(pair) for pair in modules.items()
@@ -139,16 +148,16 @@ class MapSearch:
 
     def _pair_options(self, pair: tuple[str, str]) -> list[Option]:
         if pair not in self.options:
-            fitted = fit_units([Unit((pair[0],), (pair[1],))], self._only(0, pair), self._only(1, pair))[1]
-            self.options[pair] = fitted[0].options
+            self.options[pair] = pair_options(self.ref_modules[pair[0]], self.port_modules[pair[1]])[0]
         return self.options[pair]
-
-    def _only(self, side: int, pair: tuple[str, str]) -> dict[str, Module]:
-        return {pair[side]: (self.ref_modules, self.port_modules)[side][pair[side]]}
 
     def links(self, modules: Mapping[str, str]) -> list[Link]:
         """Those chosen, under a map of modules."""
-        return [link for at, options in self._open(modules).items() for link in options[self.chosen.get(at, 0)].links]
+        return [
+            link
+            for at, options in self.options_by_unit(modules).items()
+            for link in options[self.chosen.get(at, 0)].links
+        ]
 
     def tensors(self, modules: Mapping[str, str]) -> dict[str, str]:
         """{reference's key: port's key} under a map of modules; both models have these pieces from now on."""
@@ -165,7 +174,7 @@ class MapSearch:
                 found.hint = f" (they would agree everywhere with {pairs})"
         return found
 
-    def settle(self, found: FoundMap, fixed: set[str]) -> FoundMap:
+    def settle_options(self, found: FoundMap, fixed: set[str]) -> FoundMap:
         """`found`, or what agrees further with other options of its units.
 
         Which is right is seen on the smallest block that holds a unit and can be run by itself, on what the
@@ -174,61 +183,81 @@ class MapSearch:
         """
         if found.reached == found.total:
             return found  # of every unit the first option
-        runs, hints, undecided, decided = iter(range(TRIES_ALONE)), [], [], set()
-        options = {at: each for at, each in self._open(found.modules).items() if len(each) > 1}
-        for at in options:
-            if at in decided:
+        options = {place: each for place, each in self.options_by_unit(found.modules).items() if len(each) > 1}
+        self._runs, self._hint = iter(range(TRIES_ALONE)), ""
+        undecided: list[Place] = []
+        decided: set[Place] = set()
+        for place in options:
+            if place in decided:
                 continue
-            for call, port_name, inside in self._blocks(at, found.modules):
-                run = self._run_block(call, port_name, found.modules)
-                if run is None:
-                    continue
-                group = [at, *(other for other in options if other != at and other not in decided and other in inside)]
-                tries = TRIES_OF_BLOCK if call.name else TRIES
-                for choice, by_name in _choices(group, options, self.chosen, tries):
-                    if next(runs, None) is None:
-                        break
-                    before, self.chosen = self.chosen, self.chosen | choice
-                    run = self._run_block(call, port_name, found.modules)
-                    right = run is not None and _same_outputs(call.outputs, run.output)
-                    if right and by_name:
-                        decided |= set(group)
-                        break
-                    if right:
-                        hints += [
-                            options[place][i].links for place, i in choice.items() if not options[place][i].by_name
-                        ]
-                    self.chosen = before
-                    if right:
-                        break
-                break
-            else:
-                undecided.append(at)
-        for at in undecided:
-            for i in range(1, min(len(options[at]), TRIES)):
-                if options[at][i].by_name:
-                    before, self.chosen = self.chosen, self.chosen | {at: i}
-                    further = self.resolve(found.modules, fixed)
-                    if further.reached > found.reached:
-                        found = further
-                    else:
-                        self.chosen = before
+            block = self._block_that_runs(place, found.modules)
+            if block is None:
+                undecided.append(place)
+                continue
+            inside = [other for other in options if other != place and other not in decided and other in block[2]]
+            if self._settle_block(block, [place, *inside], options, found.modules):
+                decided |= {place, *inside}
+        for place in undecided:
+            found = self._settle_alone(place, options[place], found, fixed)
         found = max(found, self.resolve(found.modules, fixed), key=lambda each: each.reached)
         found.chosen = self.chosen
-        if hints and found.reached < found.total:
-            lines = "; ".join(": ".join(link.line) for link in hints[0])
-            found.hint = f" (it would agree with {lines}: if that is meant against the names, say so in a map)"
+        if found.reached < found.total:
+            found.hint = self._hint or found.hint
         return found
 
-    def _blocks(self, at: Place, modules: Mapping[str, str]) -> list[tuple[ModuleCall, str, set[Place]]]:
-        """(reference's call, port's module, units inside) of blocks of one content that hold a unit, smallest first."""
-        tensors, options = self.tensors(modules), self._open(modules)
+    def _block_that_runs(self, place: Place, modules: Mapping[str, str]) -> Block | None:
+        """The smallest block that holds a unit and can be run by itself."""
+        for block in self._blocks(place, modules):
+            if self._run_block(*block[:2], modules):
+                return block
+        return None
+
+    def _settle_block(
+        self, block: Block, group: list[Place], options: Mapping[Place, list[Option]], modules: Mapping[str, str]
+    ) -> bool:
+        """Choose the options of the units in a block with which it gives the same; whether names allow any.
+
+        Those against which names speak are a hint.
+        """
+        call, port_name, _ = block
+        for choice, by_name in _choices(group, options, self.chosen, TRIES_OF_BLOCK if call.name else TRIES):
+            if next(self._runs, None) is None:
+                return False
+            before, self.chosen = self.chosen, self.chosen | choice
+            run = self._run_block(call, port_name, modules)
+            right = run is not None and _same_outputs(call.outputs, run.output)
+            if right and by_name:
+                return True
+            self.chosen = before
+            if right:
+                options_chosen = [options[at][i] for at, i in choice.items()]
+                links = next(option.links for option in options_chosen if not option.by_name)
+                lines = "; ".join(": ".join(link.line) for link in links)
+                hint = f" (it would agree with {lines}: if that is meant against the names, say so in a map)"
+                self._hint = self._hint or hint
+                return False
+        return False
+
+    def _settle_alone(self, place: Place, options: Sequence[Option], found: FoundMap, fixed: set[str]) -> FoundMap:
+        """`found`, or what agrees further in the whole model with another option of this unit."""
+        for i, option in enumerate(options[:TRIES]):
+            if i > 0 and option.by_name:
+                before, self.chosen = self.chosen, self.chosen | {place: i}
+                further = self.resolve(found.modules, fixed)
+                if further.reached > found.reached:
+                    found = further
+                else:
+                    self.chosen = before
+        return found
+
+    def _blocks(self, at: Place, modules: Mapping[str, str]) -> list[Block]:
+        """The blocks of one content that hold a unit, smallest first."""
+        tensors, options = self.tensors(modules), self.options_by_unit(modules)
         contents = contents_of(self.ref, {key: key for key in tensors})
         port_contents = contents_of(self.port, {port_key: key for key, port_key in tensors.items()})
-        pieces: dict[str, set[str]] = {}
-        for module in self.ref.modules.values():
-            for slot in module.slots.values():
-                pieces.setdefault(slot.tensor, set()).add(slot.key)
+        pieces = defaultdict(set)
+        for slot in slots_of(self.ref.modules).values():
+            pieces[slot.tensor].add(slot.key)
         wanted = {
             place: {key for link in each[0].links for tensor in link.ref for key in pieces[tensor]}
             for place, each in options.items()
@@ -245,9 +274,9 @@ class MapSearch:
 
     def _run_block(self, call: ModuleCall, port_name: str, modules: Mapping[str, str]) -> Run | None:
         """The port's module on what the reference's received, or on its arrays alone; None if it cannot be run."""
-        self._load(modules)
+        self.load(modules)
         for given in (call, replace(call, args=tuple(call.inputs), kwargs={})):
-            run = self.port.run_module(port_name, given, "float64", train=False, backward=False, calls=False)
+            run = self.port.ask(Question(replace(given, name=port_name), "float64", train=False))
             if not run.trace.error and run.output:
                 return run
         return None
@@ -268,7 +297,7 @@ class MapSearch:
         """The map under which values agree furthest, the latest choices taken back first."""
         stack, best, tries = [(modules, start)], None, 0
         while stack and tries < TRIES:
-            found = self._follow(*stack.pop(), fixed)
+            found = self.settle_calls(*stack.pop(), fixed)
             stack += found.options
             tries += 1
             if best is None or found.reached > best.reached:
@@ -278,7 +307,7 @@ class MapSearch:
                 break
         return best
 
-    def _follow(self, modules: dict[str, str], start: int, fixed: set[str]) -> FoundMap:
+    def settle_calls(self, modules: dict[str, str], start: int, fixed: set[str]) -> FoundMap:
         """Settle each call from the `start`-th on by what the layers receive; all before it is settled."""
         calls = [call for call in self.ref_run.trace.calls.values() if call.name in modules]
         calls.sort(key=lambda call: call.start)
@@ -301,7 +330,7 @@ class MapSearch:
         """The port's run with the reference's weights under a map of modules."""
         links = self.links(modules)
         if self._last is None or self._last[0] != links:
-            self._load(modules)
+            self.load(modules)
             self._last = links, self.port.run(self.inputs, "float64", train=False, calls=True)
         return self._last[1]
 
@@ -313,18 +342,14 @@ class MapSearch:
         ref, port = self.ref_modules[call.name], self.port_modules[port_name]
         if bool(ref.kind) != bool(port.kind):  # what a module of one's own receives is not what one of its steps does
             return True
+        received = [c.inputs for c in port_run.trace.calls.values() if c.name == port_name]
+        if any(alike(call.inputs, inputs) for inputs in received):
+            return True
         any_order = signature(ref) != signature(port)
-        same = [port_call for port_call in port_run.trace.calls.values() if port_call.name == port_name]
-        return (
-            any(alike(call.inputs, port_call.inputs) for port_call in same)
-            or any_order
-            and any(
-                alike(*([np.sort(a, axis=None) for a in each.inputs] for each in (call, port_call)))
-                for port_call in same
-            )
-        )
+        return any_order and any(alike(_sorted(call.inputs), _sorted(inputs)) for inputs in received)
 
-    def _load(self, modules: Mapping[str, str]) -> None:
+    def load(self, modules: Mapping[str, str]) -> None:
+        """Put the reference's weights into the port under a map of modules."""
         tensors = self.tensors(modules)
         arrays = self.ref.arrays()
         self.port.load({port_key: arrays[key] for key, port_key in tensors.items()})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from difflib import SequenceMatcher
 
 from portproof.backends.model import BackendModel, Run
@@ -17,49 +18,40 @@ EXACT = 1e-9  # of the largest value: two float64 runs closer than this are of o
 Labelled = tuple[str, ModuleCall]
 
 
-def match_calls(
-    ref: BackendModel,
-    port: BackendModel,
-    ref_run: Run,
-    port_run: Run,
-    modules: Mapping[str, str],
-    tensors: Mapping[str, str],
-) -> dict[str, str]:
-    """{reference's output: port's output}, in the reference's order of execution.
-
-    Layers with tensors by `modules`; activations, pools and blocks by what they receive and give. What has no
-    counterpart (a function on the other side, a block that ends elsewhere) is left out. `tensors` are those of the
-    reference and the port that stand for each other, by which blocks are known.
-    """
-    matcher = _CallMatcher(ref, port, ref_run, port_run, modules, tensors)
-    matcher.match_layers()
-    matcher.match_leaves()
-    matcher.match_blocks()
-    pairs = matcher.pairs | {"output": "output"}
-    return {label: pairs[label] for label in ref_run.trace.calls if label in pairs}
-
-
 def _in_order(run: Run) -> list[Labelled]:
     """The calls as they began."""
     return sorted(run.trace.calls.items(), key=lambda item: item[1].start)
 
 
-class _CallMatcher:
-    def __init__(
-        self,
-        ref: BackendModel,
-        port: BackendModel,
-        ref_run: Run,
-        port_run: Run,
-        modules: Mapping[str, str],
-        tensors: Mapping[str, str],
-    ) -> None:
-        self.ref, self.port, self.modules, self.tensors = ref, port, modules, tensors
-        self.ref_calls, self.port_calls = _in_order(ref_run), _in_order(port_run)
-        self.same_names = all(ref_name == port_name for ref_name, port_name in modules.items())
-        self.same_output = bool(ref_run.output) and alike(ref_run.output, port_run.output, EXACT)
+@dataclass
+class CallMatcher:
+    """One run of each model, and what is known of which layer of the port stands for which of the reference."""
+
+    ref: BackendModel
+    port: BackendModel
+    ref_run: Run
+    port_run: Run
+    modules: Mapping[str, str]  # {reference's: port's}
+    tensors: Mapping[str, str]  # {reference's: port's}, by which blocks are known
+
+    def __post_init__(self) -> None:
+        self.ref_calls, self.port_calls = _in_order(self.ref_run), _in_order(self.port_run)
+        self.same_names = all(ref_name == port_name for ref_name, port_name in self.modules.items())
+        self.same_output = bool(self.ref_run.output) and alike(self.ref_run.output, self.port_run.output, EXACT)
         self.pairs: dict[str, str] = {}
         self.type_fits: dict[tuple[str, str], bool] = {}  # {two classes: whether they stand for each other here}
+
+    def match(self) -> dict[str, str]:
+        """{reference's output: port's output}, in the reference's order of execution.
+
+        Layers with tensors by `modules`; activations, pools and blocks by what they receive and give. What has no
+        counterpart (a function on the other side, a block that ends elsewhere) is left out.
+        """
+        self.match_layers()
+        self.match_leaves()
+        self.match_blocks()
+        pairs = self.pairs | {"output": "output"}
+        return {label: pairs[label] for label in self.ref_run.trace.calls if label in pairs}
 
     def match_layers(self) -> None:
         """Layers with tensors: calls of each and of its counterpart that receive the same, the others in turn.
@@ -133,7 +125,7 @@ class _CallMatcher:
     def _types(self, call: ModuleCall, port_call: ModuleCall) -> tuple[str, str]:
         """The classes of the two modules, the port's by PyTorch's name."""
         port_type = self.port.modules[port_call.name].type
-        return self.ref.modules[call.name].type, self.port.backend.torch_type(port_type)
+        return self.ref.modules[call.name].type, self.port.backend.layers.torch_type(port_type)
 
     def _fits(self, call: ModuleCall, port_call: ModuleCall) -> bool | None:
         """Whether two calls stand for each other; None: behind a fault what they receive does not tell."""
@@ -168,7 +160,7 @@ class _CallMatcher:
                 return {label: port_label for (label, _), (port_label, _) in turns}
         ref_types = [self.ref.modules[call.name].type for _, call in ref_leaves]
         port_types = [self.port.modules[call.name].type for _, call in port_leaves]
-        port_types = [self.port.backend.torch_type(name) for name in port_types]
+        port_types = [self.port.backend.layers.torch_type(name) for name in port_types]
         pairs = {}
         for i, j, size in SequenceMatcher(None, ref_types, port_types, autojunk=False).get_matching_blocks():
             pairs |= {ref_leaves[i + n][0]: port_leaves[j + n][0] for n in range(size)}

@@ -13,11 +13,11 @@ from dataclasses import dataclass, field
 
 from portproof.backends.model import BackendModel
 from portproof.backends.trace import Inputs, module_of
-from portproof.io.cli import UserError
-from portproof.mapping.links import Link, parse
+from portproof.mapping.links import Link, parse, slots_of
 from portproof.mapping.map_search import FoundMap, MapSearch
-from portproof.mapping.module_calls import match_calls
+from portproof.mapping.module_calls import CallMatcher
 from portproof.mapping.pairing import Option, Unit, complete_pairs, fit_units, join_options, modules_with_tensors
+from sturdyio.cli import UserError
 
 
 @dataclass
@@ -62,31 +62,32 @@ def propose(
     search = MapSearch(ref, port, inputs, lines)
     best: tuple[FoundMap, Proposal] | None = None
     for proposal in _proposals(search, modules):
-        names = NameMap(search.use(proposal.units), how=proposal.how, problems=proposal.problems)
+        name_map = NameMap(search.set_units(proposal.units), how=proposal.how, problems=proposal.problems)
         if proposal.problems:
             break
-        found = search.resolve(names.modules, proposal.fixed)
+        found = search.resolve(name_map.modules, proposal.fixed)
         if best is None or found.reached > best[0].reached:
-            best = search.settle(found, proposal.fixed), proposal
+            best = search.settle_options(found, proposal.fixed), proposal
         if best[0].reached == best[0].total:
             break
     if best:
         found, proposal = best
-        names = NameMap(search.use(proposal.units), how=f"{proposal.how}, confirmed by values {found.extent}")
-        names.modules, search.chosen = found.modules, found.chosen
-        names.ambiguous = search.ambiguity(found, proposal.fixed)
-    names.tensors, names.links = search.tensors(names.modules), search.links(names.modules)
-    names.lines = _lines(names.modules, names.links, ref, port)
-    names.notes = _notes(names, proposal.spare, ref, port)
-    arrays = ref.arrays()
-    port.load({port_key: arrays[key] for key, port_key in names.tensors.items()})
+        search.set_units(proposal.units)
+        search.chosen = found.chosen
+        name_map = NameMap(found.modules, how=f"{proposal.how}, confirmed by values {found.extent}")
+        name_map.ambiguous = search.ambiguity(found, proposal.fixed)
+    modules = name_map.modules
+    name_map.tensors, name_map.links = search.tensors(modules), search.links(modules)
+    name_map.lines = _lines(modules, name_map.links, ref, port)
+    name_map.notes = _notes(name_map, proposal.spare, ref, port)
+    search.load(modules)
     for train in modes:  # some modules run in one mode only
         if train:
-            ref_run, port_run = (model.run(inputs, "float64", train, calls=True) for model in (ref, port))
+            runs = [model.run(inputs, "float64", train, calls=True) for model in (ref, port)]
         else:
-            ref_run, port_run = search.ref_run, search.run(names.modules)
-        names.calls = match_calls(ref, port, ref_run, port_run, names.modules, names.tensors) | names.calls
-    return names
+            runs = [search.ref_run, search.run(modules)]
+        name_map.calls = CallMatcher(ref, port, *runs, modules, name_map.tensors).match() | name_map.calls
+    return name_map
 
 
 def checked_map(given: Mapping[str, str], ref: BackendModel, port: BackendModel) -> tuple[dict[str, str], list[Unit]]:
@@ -98,9 +99,9 @@ def checked_map(given: Mapping[str, str], ref: BackendModel, port: BackendModel)
     modules, units, taken = {}, [], []
     for left, right in given.items():
         line, kinds = parse(left, right), set()
-        for i, (model, names) in enumerate(((ref, line.ref), (port, line.port))):
-            keys = {slot.tensor for module in model.modules.values() for slot in module.slots.values()}
-            for name in names:
+        for i, (model, side) in enumerate(((ref, line.ref), (port, line.port))):
+            keys = {slot.tensor for slot in slots_of(model.modules).values()}
+            for name in side:
                 kinds.add("tensor" if name in keys else "module")
                 if name not in keys and (name not in model.modules or not model.modules[name].slots):
                     what = "no module with weights of that name, and no tensor"
@@ -121,23 +122,22 @@ def checked_map(given: Mapping[str, str], ref: BackendModel, port: BackendModel)
     return modules, units
 
 
-def _notes(names: NameMap, spare: Sequence[str], *models: BackendModel) -> list[str]:
+def _notes(name_map: NameMap, spare: Sequence[str], *models: BackendModel) -> list[str]:
     """What is in another form on the two sides, and what is left out; three of each."""
-    slots = (slot for model in models for module in model.modules.values() for slot in module.slots.values())
-    viewed = {slot.tensor for slot in slots if slot.view}
-
-    def some(items: Sequence[str]) -> str:
-        return "; ".join(items[:3]) + f" and {len(items) - 3} more" * (len(items) > 3)
-
-    other = [": ".join(link.line) for link in names.links if {*link.ref, *link.port} & viewed]
-    notes = [f"in another form there: {some(other)}"] * bool(other)
-    return notes + [f"left out, buffers that only one side saves: {some(spare)}"] * bool(spare)
+    viewed = {slot.tensor for model in models for slot in slots_of(model.modules).values() if slot.view}
+    other_form = [": ".join(link.line) for link in name_map.links if {*link.ref, *link.port} & viewed]
+    notes = []
+    for what, items in (("in another form there", other_form), ("left out, buffers that only one side saves", spare)):
+        more = f" and {len(items) - 3} more" if len(items) > 3 else ""
+        if items:
+            notes.append(f"{what}: {'; '.join(items[:3])}{more}")
+    return notes
 
 
 def _check(link: Link, ref: BackendModel, port: BackendModel) -> None:
     sides = []
     for model, keys in ((ref, link.ref), (port, link.port)):
-        shapes = {slot.tensor: slot.shape for module in model.modules.values() for slot in module.slots.values()}
+        shapes = {slot.tensor: slot.shape for slot in slots_of(model.modules).values()}
         sides.append([shapes[key] for key in keys])
     link.views(*sides)
 
@@ -146,35 +146,30 @@ def _given_join(line: Link, ref: BackendModel, port: BackendModel) -> Unit:
     """The unit of a line of modules, with the one option that it says."""
     sides = [ref.modules[name] for name in line.ref], [port.modules[name] for name in line.port]
     for option in join_options(*sides):
-        joins = [link for link in option.links if len(link.ref) + len(link.port) > 2]
-        owners = {
-            tuple(key.rpartition(".")[0] for key in (link.port if len(link.ref) == 1 else link.ref)) for link in joins
-        }
-        said = {(link.heads, link.transposed) for link in joins} == {(line.heads, line.transposed)}
-        if said and owners <= {max(line.ref, line.port, key=len)} and any(link.axis == line.axis for link in joins):
+        joins = [link for link in option.links if link.is_join]
+        in_order = all(tuple(key.rpartition(".")[0] for key in link.parts) == line.parts for link in joins)
+        same_form = all((link.heads, link.transposed) == (line.heads, line.transposed) for link in joins)
+        if in_order and same_form and any(link.axis == line.axis for link in joins):
             return Unit((), (), [option])
     left, right = line.line
     raise UserError(f"the map's {left}: {right} does not add up: their tensors do not join: name the tensors instead")
 
 
-def map_text(names: NameMap) -> str:
+def map_text(name_map: NameMap) -> str:
     """The map as YAML that `--map` reads: modules that stand for each other, then tensors where that is not enough."""
     import yaml
 
-    return yaml.safe_dump(names.lines, sort_keys=False, allow_unicode=True, width=1000)
+    return yaml.safe_dump(name_map.lines, sort_keys=False, allow_unicode=True, width=1000)
 
 
 def _lines(modules: Mapping[str, str], links: Sequence[Link], ref: BackendModel, port: BackendModel) -> dict[str, str]:
     """The map's lines: its modules, and the links that do not follow from these."""
-    places = [
-        {slot.tensor: (name, leaf) for name, module in model.modules.items() for leaf, slot in module.slots.items()}
-        for model in (ref, port)
-    ]
+    places = [{slot.tensor: place for place, slot in slots_of(model.modules).items()} for model in (ref, port)]
     lines = {name: port_name for name, port_name in modules.items() if name or port_name}  # the two models do anyway
     for link in links:
         (name, leaf), (port_name, port_leaf) = places[0][link.ref[0]], places[1][link.port[0]]
         follows = modules.get(name) == port_name and leaf == port_leaf and not link.transposed
-        if not follows or len(link.ref) + len(link.port) > 2:
+        if not follows or link.is_join:
             left, right = link.line
             lines[left] = right
     return lines
@@ -228,10 +223,7 @@ def _proposals(search: MapSearch, given: dict[str, str]) -> Iterator[Proposal]:
 
 def same_names(ref: BackendModel, port: BackendModel, inputs: Inputs) -> NameMap | None:
     """The map of equal names, whose weights the port is left with; None unless both have the same names and shapes."""
-    ref_slots, port_slots = (
-        {(name, leaf): slot for name, module in model.modules.items() for leaf, slot in module.slots.items()}
-        for model in (ref, port)
-    )
+    ref_slots, port_slots = slots_of(ref.modules), slots_of(port.modules)
     ref_shapes, port_shapes = ({k: slot.shape for k, slot in slots.items()} for slots in (ref_slots, port_slots))
     if ref_shapes != port_shapes:
         return None
@@ -245,7 +237,7 @@ def same_names(ref: BackendModel, port: BackendModel, inputs: Inputs) -> NameMap
     return NameMap(modules, tensors, labels, "by name", links=links, lines=dict(modules))
 
 
-def port_module(names: NameMap, label: str) -> str:
+def port_module(name_map: NameMap, label: str) -> str:
     """The port's module behind the reference's output `label`."""
-    name = module_of(names.calls[label])
+    name = module_of(name_map.calls[label])
     return "" if name == "output" else name

@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from difflib import SequenceMatcher
 from itertools import islice, permutations, product
 from math import prod
+from operator import attrgetter
+from typing import TypeVar
 
-from portproof.backends.model import BackendModel, Module, Slot
+from portproof.backends.model import BackendModel
+from portproof.backends.slots import Module, Slot
 from portproof.backends.trace import Trace
-from portproof.convert.rules import RULES
-from portproof.mapping.alignment import align
-from portproof.mapping.links import Link, squeezed
+from portproof.convert.rules import COUNT, RULES
+from portproof.mapping.alignment import align_sequences
+from portproof.mapping.links import Link, exchanged, squeezed
 from portproof.python39 import zip_strict
 
-OPTIONAL = "num_batches_tracked"  # PaddlePaddle does not have it
 MOST_OPTIONS = 240  # of one unit that are tried
 MOST_EXCHANGED = 4  # tensors of one shape that are tried in every order
 
@@ -26,6 +28,7 @@ SAME_SHAPES, SAME_ELEMENTS, JOINED, SAME_TENSORS_IN_PART, SAME_KIND = 100, 200, 
 APART = 1000  # more, if other modules say that the blocks around the two do not belong together
 
 Modules = Mapping[str, Module]
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -34,6 +37,11 @@ class Option:
 
     links: tuple[Link, ...]
     by_name: bool = True  # names do not say otherwise
+
+    @property
+    def turned(self) -> Option:
+        """The same from the port to the reference."""
+        return replace(self, links=tuple(link.turned for link in self.links))
 
 
 @dataclass
@@ -53,16 +61,21 @@ class Unit:
 # Modules and their tensors
 
 
-def is_spare(module: Module, leaf: str) -> bool:
+def is_optional(module: Module, leaf: str) -> bool:
     """Whether the other side may do without this tensor: a buffer that is no library layer's (an index, a mask)."""
     slot = module.slots[leaf]
     of_layer = leaf in RULES.get(module.kind, {}) or bool(module.kind) and leaf.endswith(("_u", "_v"))
-    return leaf == OPTIONAL or slot.is_buffer and not of_layer
+    return leaf == COUNT or slot.is_buffer and not of_layer
 
 
 def needed(module: Module) -> dict[str, Slot]:
     """The tensors of a module that have to have their counterpart."""
-    return {leaf: slot for leaf, slot in module.slots.items() if not is_spare(module, leaf)}
+    return {leaf: slot for leaf, slot in module.slots.items() if not is_optional(module, leaf)}
+
+
+def spare(module: Module) -> dict[str, Slot]:
+    """Those that the other side may do without."""
+    return {leaf: slot for leaf, slot in module.slots.items() if is_optional(module, leaf)}
 
 
 def modules_with_tensors(modules: Modules, trace: Trace) -> list[Module]:
@@ -88,8 +101,12 @@ def _elements(module: Module) -> tuple:
     return tuple(sorted(squeezed(slot.shape) for slot in needed(module).values()))
 
 
+def _elements_in(slot: Slot) -> int:
+    return prod(slot.shape)
+
+
 def _size(module: Module) -> int:
-    return sum(prod(slot.shape) for slot in needed(module).values())
+    return sum(map(_elements_in, needed(module).values()))
 
 
 def signature(module: Module) -> tuple:
@@ -136,7 +153,7 @@ def _by_order(ref: Sequence[Module], port: Sequence[Module], pairs: Mapping[str,
         if units:
             return units
     attempts = [_aligned(ref, port, pairs, may_differ) for may_differ in (False, True)]
-    return min(attempts, key=lambda units: _left_over(units, ref, port))
+    return min(attempts, key=lambda units: count_unmatched(units, ref, port))
 
 
 def _spare_by_order(ref: Sequence[Module], port: Sequence[Module]) -> list[Unit]:
@@ -156,12 +173,15 @@ def _in_turn(ref: Sequence[Module], port: Sequence[Module], key: Callable[[Modul
     return [Unit((module.name,), (queues[key(module)].pop(0),)) for module in ref]
 
 
-def _left_over(units: Iterable[Unit], ref: Sequence[Module], port: Sequence[Module]) -> int:
+def count_unmatched(units: Iterable[Unit], ref: Sequence[Module], port: Sequence[Module]) -> int:
     """How many modules have no counterpart, or one that their tensors do not fit."""
     ref_modules, port_modules = ({module.name: module for module in side} for side in (ref, port))
-    pairs = [unit for unit in units if unit.is_pair]
-    wrong = sum(bool(_links_within(ref_modules[u.ref[0]], port_modules[u.port[0]])[1]) for u in pairs)
-    return len(ref) + len(port) - sum(len(unit.ref) + len(unit.port) for unit in units) + wrong
+    count = len(ref) + len(port)
+    for unit in units:
+        count -= len(unit.ref) + len(unit.port)
+        if unit.is_pair and pair_options(ref_modules[unit.ref[0]], port_modules[unit.port[0]])[1]:
+            count += 1
+    return count
 
 
 def _aligned(ref: Sequence[Module], port: Sequence[Module], pairs: Mapping[str, str], may_differ: bool) -> list[Unit]:
@@ -186,11 +206,15 @@ def _aligned(ref: Sequence[Module], port: Sequence[Module], pairs: Mapping[str, 
     parents = [[_parent(module.name) for module in side] for side in (ref, port)]
     units = [
         Unit(tuple(ref[i].name for i in ref_places), tuple(port[i].name for i in port_places))
-        for ref_places, port_places in align(*parents, cost)
+        for ref_places, port_places in align_sequences(*parents, cost)
     ]
-    taken = {name for unit in units for name in unit.ref}, {name for unit in units for name in unit.port}
-    left = [[module for module in side if module.name not in names] for side, names in zip_strict((ref, port), taken)]
-    return units + _gathered(*left)
+    return units + joins_of_leftovers(*_without(units, ref, port))
+
+
+def _without(units: Iterable[Unit], ref: Iterable[Module], port: Iterable[Module]) -> tuple[list[Module], list[Module]]:
+    """The modules that are in none of the units."""
+    taken, port_taken = {name for unit in units for name in unit.ref}, {name for unit in units for name in unit.port}
+    return [m for m in ref if m.name not in taken], [m for m in port if m.name not in port_taken]
 
 
 def _parent(name: str) -> str:
@@ -199,7 +223,7 @@ def _parent(name: str) -> str:
 
 def _described(module: Module) -> tuple:
     """All that a cost depends on."""
-    return module.kind, tuple((leaf, s.shape, s.trained, is_spare(module, leaf)) for leaf, s in module.slots.items())
+    return module.kind, tuple((leaf, s.shape, s.trained, is_optional(module, leaf)) for leaf, s in module.slots.items())
 
 
 def _pair_cost(ref: Module, port: Module, may_differ: bool) -> int | None:
@@ -207,7 +231,7 @@ def _pair_cost(ref: Module, port: Module, may_differ: bool) -> int | None:
         return 0
     if _shapes(ref) == _shapes(port):
         return SAME_SHAPES
-    if _size(ref) == _size(port) and not _links_within(ref, port)[1]:
+    if _size(ref) == _size(port) and not pair_options(ref, port)[1]:
         return SAME_ELEMENTS
     if not may_differ or ref.kind != port.kind:
         return None
@@ -218,28 +242,39 @@ def _pair_cost(ref: Module, port: Module, may_differ: bool) -> int | None:
 def _join_cost(ref: Sequence[Module], port: Sequence[Module]) -> int | None:
     if sum(map(_size, ref)) != sum(map(_size, port)):
         return None
-    return JOINED if _links_of_join(ref, port) else None
+    return JOINED if join_options(ref, port) else None
 
 
-def _gathered(ref: list[Module], port: list[Module]) -> list[Unit]:
+def joins_of_leftovers(ref: Sequence[Module], port: Sequence[Module]) -> list[Unit]:
     """One module for the first ones of one signature, wherever they stand, that its tensors are joined from."""
-    units = []
-    for ones, others, turned in ((ref, port, False), (port, ref, True)):
-        for one in list(ones):
-            groups = defaultdict(list)
-            for other in others:
-                groups[signature(other)].append(other)
-            for group in groups.values():
-                count, rest = divmod(_size(one), _size(group[0]))
-                parts = group[:count]
-                sides = (parts, [one]) if turned else ([one], parts)
-                if not rest and 1 < count == len(parts) and _links_of_join(*sides):
-                    units.append(Unit(*(tuple(module.name for module in side) for side in sides)))
-                    ones.remove(one)
-                    for part in parts:
-                        others.remove(part)
-                    break
-    return units
+    joins = _joins(ref, port, signature, _size, lambda one, parts: join_options([one], parts))
+    units = [Unit((one.name,), tuple(part.name for part in parts)) for one, parts in joins]
+    ref, port = _without(units, ref, port)
+    joins = _joins(port, ref, signature, _size, lambda one, parts: join_options(parts, [one]))
+    return units + [Unit(tuple(part.name for part in parts), (one.name,)) for one, parts in joins]
+
+
+def _joins(
+    ones: Iterable[T],
+    others: Iterable[T],
+    key: Callable[[T], Hashable],
+    size: Callable[[T], int],
+    may_be: Callable[[T, list[T]], object],
+) -> list[tuple[T, list[T]]]:
+    """(one, the first of the others with one key that are as large together), where it `may_be`; each other once."""
+    found, free = [], list(others)
+    for one in ones:
+        groups = defaultdict(list)
+        for other in free:
+            groups[key(other)].append(other)
+        for group in groups.values():
+            count, rest = divmod(size(one), max(1, size(group[0])))
+            parts = group[:count]
+            if not rest and 1 < count == len(parts) and may_be(one, parts):
+                found.append((one, parts))
+                free = [other for other in free if other not in parts]
+                break
+    return found
 
 
 # Tensors of modules that stand for each other
@@ -250,62 +285,87 @@ def fit_units(units: Iterable[Unit], ref: Modules, port: Modules) -> tuple[dict[
 
     What is left of modules of one's own on both sides is fitted last, tensor by tensor, by shape.
     """
-    units = list(units)
-    problems: dict[str, str] = {}
-    left: tuple[dict[str, tuple[Module, str]], dict[str, tuple[Module, str]]] = {}, {}
+    fitted: list[Unit] = []
     reasons: dict[str, str] = {}
-    missing = [
-        [m for m in side.values() if m.slots and not any(m.name in names for names in taken)]
-        for side, taken in ((ref, [u.ref for u in units]), (port, [u.port for u in units]))
-    ]
-    for i, modules in enumerate(missing):
-        for module in modules:
-            left[i].update({slot.tensor: (module, leaf) for leaf, slot in module.slots.items()})
-    fitted = []
     for unit in units:
         sides = [ref[name] for name in unit.ref], [port[name] for name in unit.port]
         if unit.is_pair:
-            factors, wrong = _links_within(sides[0][0], sides[1][0])
+            options, wrong = pair_options(sides[0][0], sides[1][0])
             reasons |= wrong
         else:
-            factors = _links_of_join(*sides)
-        options = _combined(factors)
-        linked = [{key for link in options[0].links for key in getattr(link, side)} for side in ("ref", "port")]
-        for i, modules in enumerate(sides):
-            for module in modules:
-                free = {s.tensor: (module, leaf) for leaf, s in module.slots.items() if s.tensor not in linked[i]}
-                left[i].update(free)
+            options = join_options(*sides)
         fitted.append(replace(unit, options=options))
-    loose = _loose(left, reasons)
-    if loose:
-        fitted.append(Unit((), (), loose))
-        for link in loose[0].links:
-            for side, keys in zip_strict(left, (link.ref, link.port)):
-                for key in keys:
-                    side.pop(key)
-    for i, modules in enumerate(missing):
-        other, prefix = ("port", "") if i == 0 else ("reference", "port's ")
-        for module in modules:
-            lost = [key for key, (owner, leaf) in left[i].items() if owner is module and not is_spare(owner, leaf)]
-            if lost and len(lost) == len(needed(module)):
-                problems[prefix + module.name] = f"the {other} has no {module.type} for it"
-                for key in lost:
-                    left[i].pop(key)
-    counterparts = {name: unit.port for unit in units for name in unit.ref}, {n: u.ref for u in units for n in u.port}
-    for i, prefix in enumerate(("", "port's ")):
-        for module, leaf in left[i].values():
-            slot = module.slots[leaf]
-            there = ", ".join(counterparts[i].get(module.name, ())) or "model"
-            reason = reasons.get(prefix + slot.key, f"the {'reference' if i else 'port'}'s {there} does not have it")
-            if reason and not is_spare(module, leaf):
-                problems[prefix + slot.key] = reason
-    spare = [
-        prefix + module.slots[leaf].key
-        for i, prefix in enumerate(("", "port's "))
-        for module, leaf in left[i].values()
-        if leaf != OPTIONAL and is_spare(module, leaf)
-    ]
-    return problems, fitted, spare
+    linked, port_linked = linked_keys(unit.options[0] for unit in fitted)
+    unowned = match_unowned_tensors(
+        [(m, s) for m, s in _needed_without(ref, linked) if s.key not in reasons],
+        [(m, s) for m, s in _needed_without(port, port_linked) if f"port's {s.key}" not in reasons],
+    )
+    if unowned:
+        fitted.append(Unit((), (), unowned))
+        linked, port_linked = linked_keys(unit.options[0] for unit in fitted)
+    counterparts = {name: unit.port for unit in fitted for name in unit.ref}
+    port_counterparts = {name: unit.ref for unit in fitted for name in unit.port}
+    missing, wrong = _problems(ref, linked, counterparts, reasons, "", "port")
+    port_missing, port_wrong = _problems(port, port_linked, port_counterparts, reasons, "port's ", "reference")
+    return (
+        missing | port_missing | wrong | port_wrong,
+        fitted,
+        _spare_keys(ref, linked, "") + _spare_keys(port, port_linked, "port's "),
+    )
+
+
+def _needed_without(modules: Modules, linked: set[str]) -> list[tuple[Module, Slot]]:
+    """(module, tensor) of those that have to have their counterpart and are not linked, by state_dict key."""
+    slots = ((module, slot) for module in modules.values() for slot in needed(module).values())
+    return [(module, slot) for module, slot in slots if slot.tensor not in linked]
+
+
+def _spare_keys(modules: Modules, linked: set[str], prefix: str) -> list[str]:
+    """The keys of buffers that need no counterpart and have none."""
+    slots = [(leaf, slot) for module in modules.values() for leaf, slot in spare(module).items()]
+    return [prefix + slot.key for leaf, slot in slots if leaf != COUNT and slot.tensor not in linked]
+
+
+def _problems(
+    modules: Modules,
+    linked: set[str],
+    counterparts: Mapping[str, tuple[str, ...]],
+    reasons: Mapping[str, str],
+    prefix: str,
+    other: str,
+) -> tuple[dict[str, str], dict[str, str]]:
+    """({module: what does not fit}, {tensor: what does not fit}) of tensors that have to be linked and are not.
+
+    `counterparts` are {module: the `other` model's}, `reasons` what is known of tensors; all names get the `prefix`.
+    """
+    missing, wrong = {}, {}
+    for module in modules.values():
+        lost = [prefix + slot.key for slot in needed(module).values() if slot.tensor not in linked]
+        there = ", ".join(counterparts.get(module.name, ()))
+        if lost and not there and len(lost) == len(needed(module)):
+            missing[prefix + module.name] = f"the {other} has no {module.type} for it"
+        else:
+            wrong |= {key: reasons.get(key, f"the {other}'s {there or 'model'} does not have it") for key in lost}
+    return missing, {key: reason for key, reason in wrong.items() if reason}
+
+
+def linked_keys(options: Iterable[Option]) -> tuple[set[str], set[str]]:
+    """The state_dict keys of the reference's tensors and of the port's that the links of these options name."""
+    links = [link for option in options for link in option.links]
+    return {key for link in links for key in link.ref}, {key for link in links for key in link.port}
+
+
+Slots = dict[str, Slot]
+Factors = list[list[Option]]  # one option of each is chosen
+
+
+def _unlinked(factors: Factors, ref: Slots, port: Slots) -> tuple[Slots, Slots]:
+    """Both sides without the tensors that the factors link."""
+    linked, port_linked = linked_keys(options[0] for options in factors)
+    return (
+        {name: slot for name, slot in ref.items() if slot.tensor not in linked},
+        {name: slot for name, slot in port.items() if slot.tensor not in port_linked},
+    )
 
 
 def _combined(factors: Sequence[Sequence[Option]]) -> list[Option]:
@@ -317,85 +377,86 @@ def _combined(factors: Sequence[Sequence[Option]]) -> list[Option]:
     return sorted(found, key=lambda option: not option.by_name)
 
 
-def _links_within(ref: Module, port: Module) -> tuple[list[list[Option]], dict[str, str]]:
-    """(factors of the options, {tensor: what does not fit}) of one module and its counterpart.
+def pair_options(ref: Module, port: Module) -> tuple[list[Option], dict[str, str]]:
+    """(options, {tensor: what does not fit}) of one module and its counterpart.
 
     Tensors of one name; in modules of one's own then those of one shape, of the same elements, of any shape.
     """
     same_layer = bool(ref.kind) and ref.kind == port.kind
-    free = dict(ref.slots), dict(port.slots)
-    factors: list[list[Option]] = []
-    wrong: dict[str, str] = {}
-
-    def mismatch(leaf: str, port_leaf: str) -> None:
-        a, b = free[0].pop(leaf), free[1].pop(port_leaf)
-        if not is_spare(ref, leaf) and not is_spare(port, port_leaf):
-            wrong[a.key] = f"shape: reference {a.shape}, port {b.shape}"
-            wrong[f"port's {b.key}"] = ""  # said of the reference's
-
+    factors: Factors = []
+    mismatches: list[tuple[str, str]] = []
     for leaf in [leaf for leaf in ref.slots if leaf in port.slots]:
         found = _whole(ref.slots[leaf], port.slots[leaf], same_layer)
         if found:
             factors.append(found)
-            free[0].pop(leaf), free[1].pop(leaf)
-        elif same_layer or is_spare(ref, leaf):
-            mismatch(leaf, leaf)
-    if same_layer:
-        return factors, wrong
-    spare = {leaf for leaf in ref.slots if is_spare(ref, leaf)}, {leaf for leaf in port.slots if is_spare(port, leaf)}
-    factors += _by_shape(*free, lambda leaf, port_leaf: (leaf in spare[0]) == (port_leaf in spare[1]))
-    rest = [{leaf: s for leaf, s in side.items() if leaf not in spares} for side, spares in zip_strict(free, spare)]
-    factors += _joins_among(*rest)
-    for leaf, port_leaf in zip(list(rest[0]), list(rest[1])):
-        mismatch(leaf, port_leaf)
-    return factors, wrong
+        elif same_layer:
+            mismatches.append((leaf, leaf))
+    if not same_layer:
+        for tensors in (needed, spare):
+            factors += _by_shape(*_unlinked(factors, tensors(ref), tensors(port)))
+        sides = _unlinked(factors, needed(ref), needed(port))
+        factors += _tensor_joins(*sides, *sides)
+        mismatches += zip(*_unlinked(factors, *sides))
+    wrong = {}
+    for leaf, port_leaf in mismatches:
+        if not is_optional(ref, leaf) and not is_optional(port, port_leaf):
+            slot, port_slot = ref.slots[leaf], port.slots[port_leaf]
+            wrong[slot.key] = f"shape: reference {slot.shape}, port {port_slot.shape}"
+            wrong[f"port's {port_slot.key}"] = ""  # said of the reference's
+    return _combined(factors), wrong
 
 
-def _whole(ref: Slot, port: Slot, same_layer: bool) -> list[Option]:
+def _whole(ref: Slot, port: Slot, same_layer: bool = False) -> list[Option]:
     """The ways in which one tensor may be the other."""
-    if same_layer:
-        return [Option((Link((ref.tensor,), (port.tensor,)),))] if squeezed(ref.shape) == squeezed(port.shape) else []
-    ways = [Link((ref.tensor,), (port.tensor,), transposed=way) for way in (False, True)]
+    plain, turned = (Link((ref.tensor,), (port.tensor,), transposed=way) for way in (False, True))
     shape, port_shape = squeezed(ref.shape), squeezed(port.shape)
-    turned = len(shape) > 1 and shape[:-2] + shape[:-3:-1] == port_shape
-    found = [Option((ways[0],))] * (shape == port_shape) + [Option((ways[1],))] * turned
-    same_type = ref.is_whole == port.is_whole
-    return found or [Option((way,)) for way in ways if same_type and way.fits([shape], [port_shape])]
+    links = [plain] if shape == port_shape else []
+    if not same_layer and len(shape) > 1 and exchanged(shape) == port_shape:
+        links.append(turned)
+    if not links and not same_layer and ref.is_whole == port.is_whole:
+        links = [link for link in (plain, turned) if link.fits([shape], [port_shape])]
+    return [Option((link,)) for link in links]
 
 
-def _by_shape(
-    ref: dict[str, Slot], port: dict[str, Slot], may_be: Callable[[str, str], bool] = lambda a, b: True
-) -> list[list[Option]]:
-    """Factors of the tensors, by name, that are wholes of each other, which are taken out of both sides.
+def _by_shape(ref: Slots, port: Slots, may_be: Callable[[str, str], bool] = lambda a, b: True) -> Factors:
+    """Factors of the tensors, by name, that are wholes of each other.
 
     The same shape comes before the same elements, and similar names before others; those of one shape are also tried
     in every other order.
     """
-
-    def alike(a: str, b: str) -> bool:
-        return ref[a].is_whole == port[b].is_whole and may_be(a, b)
-
-    tests = [
-        lambda a, b: ref[a].shape == port[b].shape and ref[a].trained == port[b].trained and alike(a, b),
-        lambda a, b: ref[a].shape == port[b].shape and alike(a, b),
-        lambda a, b: squeezed(ref[a].shape) == squeezed(port[b].shape) and alike(a, b),
-        lambda a, b: not ref[a].is_buffer and bool(_whole(ref[a], port[b], False)) and alike(a, b),
+    ref, port = dict(ref), dict(port)
+    tests: list[Callable[[Slot, Slot], bool]] = [
+        lambda a, b: a.shape == b.shape and a.trained == b.trained,
+        lambda a, b: a.shape == b.shape,
+        lambda a, b: squeezed(a.shape) == squeezed(b.shape),
+        lambda a, b: not a.is_buffer and bool(_whole(a, b)),
     ]
-    factors: list[list[Option]] = []
+    factors: Factors = []
     for test in tests:
-        fitting = [(-similarity(a, b), i, j, a, b) for i, a in enumerate(ref) for j, b in enumerate(port) if test(a, b)]
+        fitting = [
+            (-similarity(a, b), i, j, a, b)
+            for i, a in enumerate(ref)
+            for j, b in enumerate(port)
+            if ref[a].is_whole == port[b].is_whole and may_be(a, b) and test(ref[a], port[b])
+        ]
         groups = defaultdict(list)
         for *_, a, b in sorted(fitting):
             if a in ref and b in port:
                 groups[squeezed(ref[a].shape), squeezed(port[b].shape)].append((ref.pop(a), port.pop(b)))
         for pairs in groups.values():
             if 1 < len(pairs) <= MOST_EXCHANGED:
-                orders = permutations([b for _, b in pairs])
-                every = [[_whole(a, b, False) for (a, _), b in zip_strict(pairs, order)] for order in orders]
-                factors.append([option for chosen in every for option in _combined(chosen)])
+                factors.append(_in_every_order(pairs))
             else:
-                factors += [_whole(a, b, False) for a, b in pairs]
+                factors += [_whole(a, b) for a, b in pairs]
     return factors
+
+
+def _in_every_order(pairs: Sequence[tuple[Slot, Slot]]) -> list[Option]:
+    """The ways in which the first tensors of the pairs may be the second, in any order; that of the pairs first."""
+    options = []
+    for order in permutations([b for _, b in pairs]):
+        options += _combined([_whole(a, b) for (a, _), b in zip_strict(pairs, order)])
+    return options
 
 
 def similarity(a: str, b: str) -> float:
@@ -403,46 +464,30 @@ def similarity(a: str, b: str) -> float:
     return SequenceMatcher(None, a, b, autojunk=False).ratio()
 
 
-def _loose(
-    left: tuple[dict[str, tuple[Module, str]], dict[str, tuple[Module, str]]], reasons: Mapping[str, str]
-) -> list[Option]:
-    """Options of tensors that stand in other modules on the other side; of two, one is in a module of one's own."""
-    sides = [
-        {
-            key: module.slots[leaf]
-            for key, (module, leaf) in side.items()
-            if not is_spare(module, leaf) and prefix + module.slots[leaf].key not in reasons
-        }
-        for side, prefix in zip_strict(left, ("", "port's "))
-    ]
-    own = [{key for key in side if not found[key][0].kind} for side, found in zip_strict(sides, left)]
-    factors = _by_shape(*sides, lambda key, port_key: key in own[0] or port_key in own[1])
-    factors += _joins_among({k: s for k, s in sides[0].items() if k in own[0]}, sides[1], turned=False)
-    factors += _joins_among(sides[0], {k: s for k, s in sides[1].items() if k in own[1]}, turned=True)
+def match_unowned_tensors(ref: Iterable[tuple[Module, Slot]], port: Iterable[tuple[Module, Slot]]) -> list[Option]:
+    """Options of tensors, each with its module, that stand in other modules on the other side.
+
+    At least one of the two modules, or that of the joined tensor, is no layer of the library's.
+    """
+    slots, port_slots = ({slot.tensor: slot for _, slot in side} for side in (ref, port))
+    own, port_own = ({slot.tensor: slot for module, slot in side if not module.kind} for side in (ref, port))
+    factors = _by_shape(slots, port_slots, lambda key, port_key: key in own or port_key in port_own)
+    left, own_left = _unlinked(factors, slots, port_slots), _unlinked(factors, own, port_own)
+    factors += _tensor_joins(*left, *own_left)
     return _combined(factors) if factors else []
 
 
-# Joined tensors
+# Joined tensors: the joined ones stand for the reference's
 
 
-def join_options(ref: Sequence[Module], port: Sequence[Module]) -> list[Option]:
-    """The ways in which one module's tensors are joined from several modules'; none if they do not join up."""
-    factors = _links_of_join(ref, port)
-    return _combined(factors) if factors else []
-
-
-ROLES = {
-    name: role
-    for role, names in {"q": "q query wq", "k": "k key wk", "v": "v value wv"}.items()
-    for name in names.split()
-}
+ROLES = {"q": "q", "query": "q", "wq": "q", "k": "k", "key": "k", "wk": "k", "v": "v", "value": "v", "wv": "v"}
 
 
 def _words(key: str) -> list[str]:
     return re.split(r"[._]", re.sub(r"(?<=[a-z])(?=[A-Z])", "_", key).lower())
 
 
-def _named_order(joined: str, parts: Sequence[str]) -> list[int] | None:
+def _named_order(joined: str, parts: Sequence[str]) -> tuple[int, ...] | None:
     """The order of the parts of a joined tensor, if names say it: query, key and value in a "qkv"."""
     words = _words(joined)
     in_proj = "in" in words and "proj" in words  # PyTorch's own attention
@@ -450,10 +495,10 @@ def _named_order(joined: str, parts: Sequence[str]) -> list[int] | None:
         (w for w in words if re.fullmatch("[qkv]{2,3}", w) and len(set(w)) == len(w)), "qkv" if in_proj else ""
     )
     roles = [next((ROLES[word] for word in reversed(_words(part)) if word in ROLES), "") for part in parts]
-    return [roles.index(role) for role in order] if sorted(order) == sorted(roles) else None
+    return tuple(roles.index(role) for role in order) if sorted(order) == sorted(roles) else None
 
 
-def _joined_options(joins: Sequence[tuple[Slot, Sequence[Slot]]], joined_is_ref: bool) -> list[Option]:
+def _joined_options(joins: Sequence[tuple[Slot, Sequence[Slot]]]) -> list[Option]:
     """The ways in which tensors are joined from parts, all in one order: each is (the joined one, its parts).
 
     Parts of equal shape are tried in every order, one after another, and head by head.
@@ -462,78 +507,78 @@ def _joined_options(joins: Sequence[tuple[Slot, Sequence[Slot]]], joined_is_ref:
     named = _named_order(joins[0][0].tensor, [part.tensor for part in joins[0][1]])
     orders = list(permutations(range(count))) if count <= MOST_EXCHANGED else [tuple(range(count))]
     if named:
-        orders.sort(key=lambda order: order != tuple(named))
-    equal = all(len({part.shape for part in parts}) == 1 for _, parts in joins)
-    width = min(max((n for n in squeezed(parts[0].shape)), default=1) for _, parts in joins)
-    heads = [1, *(n for n in range(2, width + 1) if width % n == 0)] if equal else [1]
+        orders.sort(key=lambda order: order != named)
+    heads = [1]
+    if all(len({part.shape for part in parts}) == 1 for _, parts in joins):
+        width = min(max(squeezed(parts[0].shape), default=1) for _, parts in joins)
+        heads += [n for n in range(2, width + 1) if width % n == 0]
     found = []
     for head_count, order in product(heads, orders):
+        by_name = named is None or order == named
         ways = []
         for joined, parts in joins:
-            turned = [parts[i] for i in order]
-            keys = (joined.tensor,), tuple(part.tensor for part in turned)
-            forms = (
-                Link(*(keys if joined_is_ref else keys[::-1]), axis, head_count, transposed)
-                for transposed in (False, True)[: 1 + (len(squeezed(joined.shape)) > 1)]
-                for axis in range(max(1, len(squeezed(joined.shape))))
-            )
-            shapes = [joined.shape], [part.shape for part in turned]
-            shapes = shapes if joined_is_ref else shapes[::-1]
-            ways.append(
-                [Option((link,), named is None or list(order) == named) for link in forms if link.fits(*shapes)]
-            )
+            links = _ways_to_join(joined, [parts[i] for i in order], head_count)
+            ways.append([Option((link,), by_name) for link in links])
         found += _combined(ways)
     return sorted(found[:MOST_OPTIONS], key=lambda option: not option.by_name)
 
 
-def _joins_among(ref: dict[str, Slot], port: dict[str, Slot], turned: bool | None = None) -> list[list[Option]]:
-    """Factors of tensors of one side that are joined from several of one shape of the other; taken out of both.
-
-    `turned`: only the port's may be joined, or only the reference's.
-    """
-    factors = []
-    for ones, others, joined_is_ref in ((ref, port, True), (port, ref, False)):
-        if turned is joined_is_ref:
-            continue
-        joins = defaultdict(list)
-        for leaf, one in list(ones.items()):
-            groups = defaultdict(list)
-            for name, other in others.items():
-                groups[other.shape].append(name)
-            for shape, names in groups.items():
-                count, rest = divmod(prod(one.shape), max(1, prod(shape)))
-                parts = [others[name] for name in names[:count]]
-                if not rest and 1 < count == len(parts) and _joined_options([(one, parts)], joined_is_ref):
-                    joins[count].append((ones.pop(leaf), parts))
-                    for name in names[:count]:
-                        others.pop(name)
-                    break
-        factors += [_joined_options(each, joined_is_ref) for each in joins.values()]
-    return factors
+def _ways_to_join(joined: Slot, parts: Sequence[Slot], heads: int) -> list[Link]:
+    """The links of a tensor with its parts in this order that add up: stored as it is or transposed, along any axis."""
+    keys, shapes = tuple(part.tensor for part in parts), [part.shape for part in parts]
+    axes = max(1, len(squeezed(joined.shape)))
+    links = [
+        Link((joined.tensor,), keys, axis, heads, transposed)
+        for transposed in ((False, True) if axes > 1 else (False,))
+        for axis in range(axes)
+    ]
+    return [link for link in links if link.fits([joined.shape], shapes)]
 
 
-def _links_of_join(ref: Sequence[Module], port: Sequence[Module]) -> list[list[Option]]:
-    """Factors of one module for several of the other side; nothing unless they cover all tensors that are needed.
+def _tensor_joins(ref: Slots, port: Slots, ref_ones: Slots, port_ones: Slots) -> Factors:
+    """Factors of those of `ref_ones` and `port_ones` that are joined from several tensors of the other side."""
+    factors = _joins_of_tensors(ref_ones, port)
+    ref, port_ones = _unlinked(factors, ref, port_ones)
+    return factors + [[option.turned for option in options] for options in _joins_of_tensors(port_ones, ref)]
+
+
+def _joins_of_tensors(ones: Slots, others: Slots) -> Factors:
+    """Factors of those that are joined from several of the others; from as many each, in one order."""
+    joins = defaultdict(list)
+    for one, parts in _joins(
+        ones.values(), others.values(), attrgetter("shape"), _elements_in, lambda *join: _joined_options([join])
+    ):
+        joins[len(parts)].append((one, parts))
+    return [_joined_options(each) for each in joins.values()]
+
+
+def join_options(ref: Sequence[Module], port: Sequence[Module]) -> list[Option]:
+    """The ways in which one module's tensors are joined from several modules'; none if they do not join up."""
+    if len(ref) > 1:
+        return [option.turned for option in join_options(port, ref)]
+    factors = _join_factors(ref[0], port)
+    return _combined(factors) if factors else []
+
+
+def _join_factors(one: Module, several: Sequence[Module]) -> Factors:
+    """Factors of one module for several; nothing unless they cover all tensors that are needed.
 
     A tensor is joined from those that have one name in the several, or has its counterpart in one of them.
     """
-    one, several, one_is_ref = (ref[0], port, True) if len(ref) == 1 else (port[0], ref, False)
     free, slots = needed(one), [needed(module) for module in several]
     if any(side.keys() != slots[0].keys() for side in slots) or not slots[0]:
         return []
-    joins, factors = [], []
-    single = {}
+    joins: list[tuple[Slot, list[Slot]]] = []
+    single: Slots = {}
     for leaf in sorted(slots[0], key=lambda leaf: -prod(slots[0][leaf].shape)):
         parts = [side[leaf] for side in slots]
-        fitting = [name for name in free if _joined_options([(free[name], parts)], one_is_ref)]
-        name = max(fitting, key=lambda name: similarity(name, leaf), default=None)
-        if name is not None:
-            joins.append((free.pop(name), parts))
+        fitting = [name for name in free if _joined_options([(free[name], parts)])]
+        if fitting:
+            joins.append((free.pop(max(fitting, key=lambda name: similarity(name, leaf))), parts))
         else:
             single |= {part.tensor: part for part in parts}
     wholes = {slot.tensor: slot for slot in free.values()}
-    if single or wholes:
-        factors += _by_shape(*((wholes, single) if one_is_ref else (single, wholes)))
-    if single or wholes:
+    factors = _by_shape(wholes, single)
+    if any(_unlinked(factors, wholes, single)):
         return []
-    return ([_joined_options(joins, one_is_ref)] if joins else []) + factors
+    return ([_joined_options(joins)] if joins else []) + factors

@@ -20,14 +20,14 @@ from typing import Any
 import numpy as np
 
 from portproof.backends import FRAMEWORKS
-from portproof.io.cli import UserError
-from portproof.io.files import load_safetensors_with_metadata, refusing, save_safetensors
+from portproof.backends.values import COMPLEX, KINDS, digest_of
 from portproof.python39 import zip_strict
 from portproof.recording.model import RecordedModel
-from portproof.recording.values import COMPLEX, KINDS, digest_of
+from sturdyio.cli import UserError
+from sturdyio.files import load_safetensors_with_metadata, refusing, save_safetensors
 
 NAME = "portproof.recording"  # of the text
-VERSION = 1
+VERSION = 2
 MOST_TEXT = 64_000_000  # safetensors reads no header of more than 100 MB
 WHAT = "what portproof record wrote"
 
@@ -65,7 +65,7 @@ class Recording:
     def _text(self) -> str:
         table = [[digest, str(array.dtype)] for digest, array in zip_strict(self._digests, self.arrays)]
         body = json.dumps({**self.header, "arrays": table}, separators=(",", ":"), allow_nan=False)
-        return f"{VERSION} {_digest(body)}\n{body}"
+        return f"{VERSION} {_digest(VERSION, body)}\n{body}"
 
     def save(self, path: str | Path, max_size: int | None = None) -> None:
         """Write it, whole or not at all; the same recording has the same bytes.
@@ -95,15 +95,18 @@ class Recording:
         with refusing(path, WHAT):
             first, _, body = metadata[NAME].partition("\n")
             version, _, digest = first.partition(" ")
-            newer = int(version) > VERSION
-            if not newer and digest != _digest(body):
-                raise ValueError("its header is damaged")
-            if not newer:
+            found = int(version)
+            if found == VERSION:
+                if digest != _digest(VERSION, body):
+                    raise ValueError("its header is damaged")
                 header = json.loads(body)
                 recording = cls(header, _arrays(header.pop("arrays"), stored))
                 recording.model()
-        if newer:
-            raise UserError(f"{path} is of a newer portproof (format {int(version)}, not {VERSION}): update portproof")
+        if found > VERSION:
+            raise UserError(f"{path} is of a newer portproof (format {found}, not {VERSION}): update portproof")
+        if found < VERSION:
+            again = "record the reference again with portproof record"
+            raise UserError(f"{path} is of an older portproof (format {found}, not {VERSION}): {again}")
         return recording
 
 
@@ -136,8 +139,8 @@ def _as_stored(array: np.ndarray) -> np.ndarray:
     return array if real is None else array.reshape(*array.shape, 1).view(real)
 
 
-def _digest(text: str) -> str:
-    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+def _digest(version: int, body: str) -> str:
+    return hashlib.blake2b(f"{version}\n{body}".encode(), digest_size=16).hexdigest()
 
 
 def megabytes(size: int) -> str:

@@ -7,10 +7,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from portproof.io.cli import UserError
 from portproof.ladder.pairs import whole
 from portproof.recording.file import Recording
 from portproof.recording.model import not_alone_note
+from sturdyio.cli import UserError
 
 
 def judge(

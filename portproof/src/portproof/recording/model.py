@@ -1,51 +1,33 @@
-"""A recorded reference: what `BackendModel` is to judging, answered from a recording."""
+"""A recorded reference: a model whose answers come from a recording."""
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from portproof.backends import FRAMEWORKS
-from portproof.backends.model import BackendModel, Module, Run, Slot, T
-from portproof.backends.trace import Inputs, ModuleCall
-from portproof.compare.tolerances import UNIT_ROUNDOFF
-from portproof.convert.rules import keep
-from portproof.io.cli import UserError
+from portproof.backends.model import Model
+from portproof.backends.question import Answer, Question, Run
+from portproof.backends.trace import Inputs
+from portproof.backends.values import decode, fetch
+from portproof.compare.ruler import UNIT_ROUNDOFF
 from portproof.ladder.pairs.pair import MODES
-from portproof.recording.answers import Reader, query_key, text_of
-from portproof.recording.values import decode, fetch
-
-
-def written_modules(modules: Mapping[str, Module], torch_type: Callable[[str], str]) -> list[dict[str, Any]]:
-    """The modules as JSON, with the names that PyTorch has for layers; `_module` is the inverse."""
-    return [
-        {
-            "name": module.name,
-            "type": torch_type(module.type),
-            "kind": module.kind,
-            "is_leaf": module.is_leaf,
-            "slots": [
-                [leaf, slot.key, slot.tensor, list(slot.shape), slot.trained, slot.is_buffer, slot.is_whole]
-                for leaf, slot in module.slots.items()
-            ],
-        }
-        for module in modules.values()
-    ]
-
-
-def _module(written: Mapping[str, Any]) -> Module:
-    slots = {}
-    for leaf, key, tensor, shape, *flags in written["slots"]:
-        slots[text_of(leaf)] = Slot(text_of(key), text_of(tensor), tuple(map(int, shape)), keep, *map(bool, flags))
-    return Module(*(text_of(written[name]) for name in ("name", "type", "kind")), slots, bool(written["is_leaf"]))
+from portproof.recording.codec import Reader, text_of
+from sturdyio.cli import UserError
 
 
 class NotRecorded(UserError):
     """The recording does not hold what is asked for."""
 
 
-class RecordedModel(BackendModel):
+def answer_key(question: Question, switched_off: Collection[str]) -> str:
+    """What an answer is filed under: the question's key, what was sent back, and what was kept."""
+    return " ".join([question.key(switched_off), question.upstream_key() or "-", str(question.keeps)])
+
+
+class RecordedModel(Model):
     """A reference that answers from a recording's `header` and `arrays`. It gets no other weights and no other inputs.
 
     Raises ValueError, KeyError or TypeError for a header that does not hold together.
@@ -54,18 +36,21 @@ class RecordedModel(BackendModel):
     is_recorded = True
 
     def __init__(self, header: Mapping[str, Any], arrays: Sequence[np.ndarray]) -> None:
-        self.role, self.switched_off, self._moved = "reference", set(), 0
-        self._arrays, self._reader, self._answers = arrays, Reader(arrays), dict(header["answers"])
+        self._reader, self._answers = Reader(arrays), dict(header["answers"])
+        self.passes: Counter[str] = Counter()
         framework = next((name for name in FRAMEWORKS if name in header), "torch")
         self.made_with = {name: text_of(header[name]) for name in (framework, "numpy", "portproof")}
-        self._whole = {module.name: module for module in map(_module, header["modules"])}
-        self._values = {key: fetch(arrays, number) for key, number in header["tensors"].items()}
+        modules = {module.name: module for module in map(self._reader.module, header["modules"])}
+        super().__init__("reference", modules, {k: fetch(arrays, number) for k, number in header["tensors"].items()})
         self._constants = {text_of(key): fetch(arrays, number) for key, number in header["constants"].items()}
         self.inputs: Inputs = decode(header["inputs"], arrays)
         self.cotangent = [fetch(arrays, number) for number in header["cotangent"]]
         self.not_alone = {text_of(label): text_of(reason) for label, reason in header["not_alone"].items()}
         self.seed, self.weights, self.modes = int(header["seed"]), text_of(header["weights"]), tuple(header["modes"])
-        self.split({})
+        self._filed: dict[str, list[tuple[str, int, str]]] = {}  # {question's key: (upstream, keeps, answer's key)}
+        for answer in self._answers:
+            key, upstream, keeps = text_of(answer).split(" ")
+            self._filed.setdefault(key, []).append(("" if upstream == "-" else upstream, int(keeps), answer))
         self._check()
 
     def _check(self) -> None:
@@ -86,72 +71,49 @@ class RecordedModel(BackendModel):
         for mode in self.modes:
             for dtype in UNIT_ROUNDOFF:
                 self.run(self.inputs, dtype, mode == "train")
-        whole = {slot.key: slot.shape for slot in self._slots.values()}
-        for key, written in self._answers.items():
-            text_of(key)
-            run = self._reader.run(written)
-            name = text_of(written["name"])
-            prefix = f"{name}." if name else ""
-            for call in run.trace.calls.values():
-                if (prefix + call.name if call.name else name) not in self._whole:
-                    raise ValueError(f"its run calls {call.name}, which is no module")
-            for tensor, array in (*run.gradients.items(), *run.buffers.items()):
-                if whole.get(prefix + tensor) != array.shape:
-                    raise ValueError(f"its run has a {prefix + tensor} of another shape, {array.shape}")
-            if not prefix:
-                for i, array in enumerate(run.output):
-                    _check_finite(f"output {i}", array)
+        for written in self._answers.values():
+            self._check_answer(written)
 
-    def arrays(self) -> dict[str, np.ndarray]:
-        """All parameters and buffers."""
-        return {key: slot.read(self._values[slot.tensor]) for key, slot in self._slots.items()}
+    def _check_answer(self, written: Mapping[str, Any]) -> None:
+        run, name = self._reader.run(written), text_of(written["name"])
+        prefix = f"{name}." if name else ""
+        shapes = {slot.key: slot.shape for slot in self._slots.values()}
+        for call in run.trace.calls.values():
+            if (prefix + call.name if call.name else name) not in self._whole:
+                raise ValueError(f"its run calls {call.name}, which is no module")
+        for tensor, array in (*run.gradients.items(), *run.buffers.items()):
+            if shapes.get(prefix + tensor) != array.shape:
+                raise ValueError(f"its run has a {prefix + tensor} of another shape, {array.shape}")
+        for i, array in enumerate(run.output if not prefix else ()):
+            _check_finite(f"output {i}", array)
 
     def constants(self) -> dict[str, np.ndarray]:
-        """The tensors of floating point that are no weights."""
         return dict(self._constants)
 
-    def moved_runs(self, count: int, run: Callable[[], T]) -> list[T]:
-        """Those of the whole model, if float32 loses values of it; the recording holds none of a module alone."""
-        found = []
-        try:
-            for self._moved in range(1, count + 1):
-                found.append(run())
-        except NotRecorded:
-            return []
-        finally:
-            self._moved = 0
+    def ask(self, question: Question) -> Run:
+        """What the recording has for it; raises NotRecorded for what it was not asked."""
+        upstream = question.upstream_key()
+        for filed_upstream, keeps, key in self._filed.get(question.key(self.switched_off), ()):
+            if Answer(None, filed_upstream, keeps).serves(question, upstream):
+                run = question.only_asked(self._reader.run(self._answers[key]))
+                tensors = {
+                    field: self._pieces_of(getattr(run, field), question.module) for field in ("gradients", "buffers")
+                }
+                return replace(run, **tensors)
+        mode, on = MODES[question.train], "on these inputs"
+        what = f"what {question.module or 'the model'} gives in {mode} mode, {question.dtype}, {on}"
+        raise NotRecorded(
+            f"the recording, made by portproof {self.made_with['portproof']}, does not hold {what}: record it again"
+        )
+
+    def _pieces_of(self, tensors: Mapping[str, np.ndarray], module: str) -> dict[str, np.ndarray]:
+        """The pieces of whole tensors of `module`; keys are without the module's name on both sides."""
+        prefix, found = f"{module}." if module else "", {}
+        owners = {slot.key: slot.tensor for each in self._whole.values() for slot in each.slots.values()}
+        for key, array in tensors.items():
+            for piece in self._pieces[owners[prefix + key]]:
+                found[piece.key.removeprefix(prefix)] = piece.read(array)
         return found
-
-    def run_module(
-        self,
-        name: str,
-        call: ModuleCall,
-        dtype: str,
-        train: bool,
-        backward: bool,
-        calls: bool = True,
-        then: str = "",
-    ) -> Run:
-        """What the recording has for `BackendModel.run_module`; raises NotRecorded for what it was not asked."""
-        key = query_key(name, call, dtype, train, backward, then, self.switched_off, self._moved)
-        written = self._answers.get(key)
-        if written is None:
-            what = f"what {name or 'the model'} gives in {MODES[train]} mode, {dtype}, on these inputs"
-            raise NotRecorded(
-                f"the recording, made by portproof {self.made_with['portproof']}, does not hold {what}: record it again"
-            )
-        run, prefix = self._reader.run(written), f"{name}." if name else ""
-        tensors = {field: self._pieces_of(getattr(run, field), prefix) for field in ("gradients", "buffers")}
-        return replace(run, **tensors)
-
-    def _pieces_of(self, tensors: Mapping[str, np.ndarray], prefix: str) -> dict[str, np.ndarray]:
-        """The pieces of whole tensors; `prefix` is missing from the given keys and these."""
-        owners = {slot.key: slot.tensor for module in self._whole.values() for slot in module.slots.values()}
-        return {
-            piece.key.removeprefix(prefix): piece.read(array)
-            for key, array in tensors.items()
-            for piece in self._pieces[owners[prefix + key]]
-        }
 
 
 def _check_finite(name: str, array: np.ndarray) -> None:
@@ -167,6 +129,6 @@ def not_alone_note(not_alone: Mapping[str, str]) -> list[str]:
     return [f"not run alone, {reason}: {_some(labels)}" for reason, labels in reasons.items()]
 
 
-def _some(labels: Collection[str]) -> str:
-    labels = list(labels)
-    return ", ".join(labels[:5]) + f" and {len(labels) - 5} more" * (len(labels) > 5)
+def _some(labels: Sequence[str]) -> str:
+    more = f" and {len(labels) - 5} more" if len(labels) > 5 else ""
+    return ", ".join(labels[:5]) + more

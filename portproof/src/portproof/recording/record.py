@@ -7,8 +7,8 @@ alone, so it can be answered before there is a port.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -16,86 +16,69 @@ import numpy as np
 from portproof import __version__
 from portproof.backends import backend_of_side
 from portproof.backends.drawn import drawn_weights
-from portproof.backends.model import BackendModel, Run, T
+from portproof.backends.layers import Layers
+from portproof.backends.model import BackendModel, Model
+from portproof.backends.question import CALLS, OUTPUTS, UPSTREAM, Question, Run
+from portproof.backends.slots import Module
 from portproof.backends.trace import Inputs, ModuleCall, checked_inputs
-from portproof.compare.tolerances import MOVED, UNIT_ROUNDOFF, distances, lost_in_float32
-from portproof.io.cli import UserError
+from portproof.backends.values import Store, encode, is_written
+from portproof.compare.ruler import RUNS, UNIT_ROUNDOFF
 from portproof.ladder.pairs.pair import MODES, check_reference, drawn_cotangent
 from portproof.ladder.pairs.randomness import switch_off_random
-from portproof.localize.attempts import follower, last_inside
-from portproof.localize.isolated import adjusted_call, has_upstream
-from portproof.recording.answers import Writer, query_key
+from portproof.localize.isolated import adjusted_call, all_questions, has_upstream
+from portproof.recording.codec import Writer
 from portproof.recording.file import Recording
-from portproof.recording.model import written_modules
-from portproof.recording.values import Store, encode, is_written
+from portproof.recording.model import answer_key
+from sturdyio.cli import UserError
 
 WEIGHTS = ("probe", "reference")
 GRADIENTS = ("gradients", "input_gradients")  # fields of a run
 
 
-class _Recorder(BackendModel):
+class _Recorder(Model):
     """A model that keeps what it answers, each question once."""
 
     def __init__(self, model: BackendModel, store: Store) -> None:
         self.inner, self.role, self.modules, self.switched_off = model, model.role, model.modules, model.switched_off
         self.writer = Writer(store)
         self.answers: dict[str, dict[str, Any]] = {}
-        self.whole: dict[str, Run] = {}  # runs of the whole model, by key
-        self.moved = 0  # the number of the one of `moved_runs` that is asked for
+        self.only_distances: set[str] = set()  # the keys of answers of which no more is kept
 
-    def run_module(
-        self,
-        name: str,
-        call: ModuleCall,
-        dtype: str,
-        train: bool,
-        backward: bool,
-        calls: bool = True,
-        then: str = "",
-    ) -> Run:
-        """As `BackendModel`, of the whole model: always with its calls, and the same run each time it is asked."""
-        key = query_key(name, call, dtype, train, backward, then, self.switched_off, self.moved)
-        if key not in self.whole:
-            run = self.inner.run_module(name, call, dtype, train, backward, not self.moved, then)
-            like = self.answers.get(self._key(name, call, "float64", train, backward, then), {})
-            if not self.moved:  # a block's float32 gradients only serve limits
-                like = {} if self.modules[name].is_leaf else {field: like.get(field, {}) for field in GRADIENTS}
-            self.answers[key] = {"name": name} | self.writer.run(run, with_trace=True, like=like)
-            self.whole[key] = run
-        return self.whole[key]
-
-    def moved_runs(self, count: int, run: Callable[[], T]) -> list[T]:
-        """As `BackendModel`; of each run only how far it is from the one in float64 is kept."""
-
-        def asked() -> T:
-            self.moved += 1
-            return run()
-
-        try:
-            return self.inner.moved_runs(count, asked)
-        finally:
-            self.moved = 0
-
-    def ask(
-        self,
-        call: ModuleCall,
-        dtype: str,
-        train: bool,
-        backward: bool,
-        then: str = "",
-        *,
-        with_trace: bool = False,
-        like_float64: bool = False,
-    ) -> None:
-        """Keep what the called module gives alone; with `like_float64` only how far it is from that run."""
-        key = self._key(call.name, call, dtype, train, backward, then)
+    def ask(self, question: Question) -> Run:
+        """As the model; of the whole model all that may be asked is kept, of a perturbed run only distances."""
+        run = self.inner.ask(question)
+        key = answer_key(question, self.switched_off)
         if key not in self.answers:
-            run = self.inner.run_module(call.name, call, dtype, train, backward, with_trace, then)
-            like = self.answers[self._key(call.name, call, "float64", train, backward, then)] if like_float64 else None
-            self.answers[key] = {"name": call.name} | self.writer.run(run, with_trace, like)
+            fp64_ref = replace(question, dtype="float64", perturbation=0)
+            like = self.answers.get(answer_key(fp64_ref, self.switched_off), {})
+            if question.perturbation:
+                like = self._any_like(question)
+            elif not question.module:  # a block's float32 gradients only serve limits
+                is_leaf = self.modules[question.module].is_leaf
+                like = {} if is_leaf else {field: like[field] for field in GRADIENTS if field in like}
+            with_trace = not question.module or question.keeps > OUTPUTS
+            self.answers[key] = {"name": question.module} | self.writer.run(run, with_trace, like)
+        return run
 
-    def _key(self, name: str, call: ModuleCall, dtype: str, train: bool, backward: bool, then: str) -> str:
-        return query_key(name, call, dtype, train, backward, then, self.switched_off)
+    def _any_like(self, question: Question) -> dict[str, Any]:
+        """The kept answer in float64 to the same question, whatever else it keeps."""
+        fp64_ref = replace(question, dtype="float64", perturbation=0)
+        for keeps in (OUTPUTS, CALLS, UPSTREAM):
+            known = self.answers.get(answer_key(replace(fp64_ref, keeps=keeps), self.switched_off))
+            if known is not None:
+                return known
+        return {}
+
+    def keep_alone(self, question: Question, in_full: bool) -> None:
+        """Keep what a module gives alone; unless `in_full`, of a float32 run only how far it is from float64."""
+        key = answer_key(question, self.switched_off)
+        serves_a_limit = question.perturbation > 0 or question.dtype == "float32" and not in_full
+        if key in self.answers and (serves_a_limit or key not in self.only_distances):
+            return
+        like = self._any_like(question) if serves_a_limit else None
+        run = self.inner.ask(question)
+        self.answers[key] = {"name": question.module} | self.writer.run(run, question.keeps > OUTPUTS, like)
+        self.only_distances = self.only_distances | {key} if serves_a_limit else self.only_distances - {key}
 
 
 def record(
@@ -141,23 +124,22 @@ def record(
         "weights": weights,
         "modes": [mode for mode in MODES if mode in modes],
         "inputs": encode(inputs, store.put),
-        "modules": written_modules(model.modules, framework.torch_type),
+        "modules": [_written(module, recorder.writer, framework.layers) for module in model.modules.values()],
         "tensors": {keys[key]: store.put(array) for key, array in model.arrays().items()},
         "constants": {key: store.put(array) for key, array in model.constants().items()},
     }
     own = store.nbytes
-    first = recorder.run(inputs, "float64", False, calls=True)
-    tell_size(_about(model, first, store.nbytes - own, own, len(modes)))
-    cotangent = drawn_cotangent(recorder.run(inputs, "float32", False).output, seed)
+    cotangent = drawn_cotangent(model.run(inputs, "float32", False).output, seed)
     header["cotangent"] = [store.put(array) for array in cotangent]
-    trains = [mode == "train" for mode in header["modes"]]
-    for train in trains:
-        for dtype in UNIT_ROUNDOFF:
-            recorder.run(inputs, dtype, train, calls=True)
+    given = store.nbytes
+    first = recorder.ask(Question.of_model(inputs, "float64", False, cotangent, UPSTREAM))
+    tell_size(_about(model, first, store.nbytes - given, own, len(modes)))
     not_alone: dict[str, str] = {}
-    for train in trains:
-        if switch_off_random(recorder, inputs, train)[1] is None:
-            not_alone |= _record_mode(recorder, inputs, train, cotangent, modules)
+    questions = _Questions(recorder, inputs, cotangent, modules)
+    for mode in header["modes"]:
+        not_alone |= questions.ask_mode(mode == "train")
+    if "eval" not in header["modes"]:  # the map is confirmed in eval mode
+        questions.ask_whole(False)
     recording = Recording(header | {"answers": recorder.answers, "not_alone": not_alone}, store.arrays)
     try:
         recording.model()
@@ -166,37 +148,72 @@ def record(
     return recording
 
 
-def _record_mode(
-    model: _Recorder, inputs: Inputs, train: bool, cotangent: Sequence[np.ndarray], modules: Collection[str] | None
-) -> dict[str, str]:
-    """Ask all of one mode -> {label of a call: why its module was not run alone}."""
-    runs = {dtype: model.run(inputs, dtype, train, cotangent, calls=True) for dtype in UNIT_ROUNDOFF}
-    check_reference(runs["float64"], train)
-    if lacking := runs["float64"].trace.lacking:
-        raise UserError(f"the reference cannot be recorded: {lacking} has no kernel in float64, on which limits rest")
-    fp64_ref, fp32_ref = (_values(run) for run in runs.values())
-    if lost_in_float32(fp64_ref, distances(fp64_ref, fp32_ref), ()):  # what is zero by structure does so, too
-        model.moved_runs(MOVED, lambda: model.run(inputs, "float64", train, cotangent))
-    not_alone: dict[str, str] = {}
-    for dtype, run in runs.items():
-        calls = run.trace.calls
-        for label, call in calls.items():
-            reason = _why_not(call, modules)
-            if reason:
-                not_alone[label] = reason
-            elif dtype == "float64":
-                _ask_for_search(model, calls, label, train)
-            elif model.modules[call.name].is_leaf and has_upstream(call):
-                for received in (adjusted_call(model, call, dtype), call):
-                    _ask_ways(model, calls, label, received, train, True, full=True)
-    return not_alone
+def _written(module: Module, writer: Writer, layers: Layers) -> dict[str, Any]:
+    """The module as JSON, with the name that PyTorch has for a layer of the library."""
+    return writer.write(replace(module, type=layers.torch_type(module.type)))
 
 
-def _values(run: Run) -> dict[str, np.ndarray]:
-    """All that a run of the whole model is judged by."""
-    inputs = {f"input {i}": array for i, array in enumerate(run.input_gradients) if array is not None}
-    gradients = {f"gradient {key}": array for key, array in run.gradients.items()}
-    return {**run.trace.outputs, **run.buffers, **gradients, **inputs}
+@dataclass(frozen=True)
+class _Questions:
+    """All that judging may ask of a reference, asked."""
+
+    model: _Recorder
+    inputs: Inputs
+    cotangent: Sequence[np.ndarray]
+    modules: Collection[str] | None  # those that are run alone, with all in them; None: all
+
+    def ask_whole(self, train: bool) -> dict[str, Run]:
+        """Ask for the whole model in one mode -> its runs, by precision."""
+        runs = {}
+        for dtype in UNIT_ROUNDOFF:
+            question = Question.of_model(self.inputs, dtype, train, self.cotangent, UPSTREAM)
+            runs[dtype] = self.model.ask(question)
+        return runs
+
+    def ask_mode(self, train: bool) -> dict[str, str]:
+        """Ask all of one mode -> {label of a call: why its module was not run alone}."""
+        model = self.model
+        runs = self.ask_whole(train)  # with what is random, by which it is found
+        if switch_off_random(model, Question.of_model(self.inputs, "float64", train, self.cotangent, UPSTREAM))[1]:
+            return {}
+        runs = self.ask_whole(train)
+        check_reference(runs["float64"], train)
+        if lacking := runs["float64"].trace.lacking:
+            reason = f"{lacking} has no kernel in float64, on which limits rest"
+            raise UserError(f"the reference cannot be recorded: {reason}")
+        for dtype in UNIT_ROUNDOFF:
+            for i in range(1, RUNS + 1):
+                model.ask(Question.of_model(self.inputs, dtype, train, self.cotangent, perturbation=i))
+        not_alone: dict[str, str] = {}
+        for dtype, run in runs.items():
+            for label, call in run.trace.calls.items():
+                reason = _why_not(call, self.modules)
+                if reason:
+                    not_alone[label] = reason
+                elif dtype == "float64":
+                    self._ask_for_search(run.trace.calls, label, train)
+                elif model.modules[call.name].is_leaf and has_upstream(call):
+                    self._ask_for_gradients(run.trace.calls, label, train)
+        return not_alone
+
+    def _ask_for_search(self, calls: dict[str, ModuleCall], label: str, train: bool) -> None:
+        """What the search for a fault asks of one call, in either precision; see `locate`."""
+        call = calls[label]
+        is_leaf = self.model.modules[call.name].is_leaf
+        for dtype in UNIT_ROUNDOFF:
+            received = adjusted_call(self.model, call, dtype)
+            if not is_leaf:
+                self.model.keep_alone(Question(received, "float64", train, keeps=CALLS), in_full=True)
+            judged = has_upstream(call) and (dtype == "float64" or is_leaf)
+            for question in all_questions(self.model, calls, label, received, dtype, train, judged):
+                self.model.keep_alone(question, in_full=dtype == "float32")
+
+    def _ask_for_gradients(self, calls: dict[str, ModuleCall], label: str, train: bool) -> None:
+        """What judging a layer's float32 gradients asks, and whether it differs in float64, too."""
+        adjusted = adjusted_call(self.model, calls[label], "float32")
+        for received, dtype in ((adjusted, "float32"), (calls[label], "float64")):
+            for question in all_questions(self.model, calls, label, received, dtype, train, True):
+                self.model.keep_alone(question, in_full=dtype == "float32")
 
 
 def _why_not(call: ModuleCall, modules: Collection[str] | None) -> str:
@@ -205,46 +222,6 @@ def _why_not(call: ModuleCall, modules: Collection[str] | None) -> str:
         return "since it was called with what no file can hold"
     inside = modules is None or not call.name or any(f"{call.name}.".startswith(f"{name}.") for name in modules)
     return "" if inside else "since the recording was told to leave them out"
-
-
-def _ask_for_search(model: _Recorder, calls: dict[str, ModuleCall], label: str, train: bool) -> None:
-    """What the search for a fault asks of one call, in float32 and in float64; see `locate`."""
-    call = calls[label]
-    is_leaf, backward = model.modules[call.name].is_leaf, has_upstream(call)
-    for dtype in ("float32", "float64"):
-        received = adjusted_call(model, call, dtype)
-        if not is_leaf:
-            model.ask(received, "float64", train, False, with_trace=True)
-        judged = backward and (dtype == "float64" or is_leaf)
-        _ask_ways(model, calls, label, received, train, judged, full=dtype == "float32")
-
-
-def _ask_ways(
-    model: _Recorder,
-    calls: dict[str, ModuleCall],
-    label: str,
-    received: ModuleCall,
-    train: bool,
-    backward: bool,
-    full: bool,
-) -> None:
-    """A module alone, and with what follows it; in float32, unless in `full`, only how far that is from float64."""
-    for call, then in _ways(model, calls, label, received):
-        model.ask(call, "float64", train, backward, then)
-        model.ask(call, "float32", train, backward, then, like_float64=not full)
-
-
-def _ways(
-    model: BackendModel, calls: dict[str, ModuleCall], label: str, received: ModuleCall
-) -> Iterator[tuple[ModuleCall, str]]:
-    """(the call, the module behind, or left out) of the ways to run the reference's module, see attempts.py."""
-    yield received, ""
-    behind = follower(calls, label, lambda _: False) if received.name else None
-    if behind is not None and not model.modules[behind.name].slots:
-        yield replace(received, upstream=list(behind.upstream)), behind.name
-    last = last_inside(model, calls, label) if received.name else None
-    if last is not None:
-        yield replace(received, upstream=list(last.upstream)), last.name
 
 
 def _about(model: BackendModel, run: Run, flow: int, own: int, modes: int) -> int:

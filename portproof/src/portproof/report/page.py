@@ -9,14 +9,12 @@ from pathlib import Path
 
 import jinja2
 
-from portproof.compare import FAIL, PASS, REFUSED, Item, Row, Verdict
+from portproof.compare import PASS, REFUSED, Item, Row, Verdict
 from portproof.io.records import save_text
-from portproof.report.checks import Checks
-from portproof.report.hints import hint_for
 from portproof.report.pictures import picture_row
-from portproof.report.plots import KINDS, curve_plot, depth_plot, depth_rows, shares, shares_plot
-from portproof.report.summary import LadderResult, RungResult
-from portproof.report.text import LAST_WORDS, WORDS, badness, first_difference
+from portproof.report.plots import STYLES, curve_plot, depth_plot, depth_rows, shares, shares_plot
+from portproof.report.summary import Findings, LadderResult, RungResult
+from portproof.report.text import LAST_WORDS, WORDS, badness, first_difference, place, shape, usual_causes, with_layer
 
 FEWEST = 8  # items that make a depth
 # What is on the axis of a curve whose name ends so.
@@ -57,19 +55,17 @@ def number(value: float) -> str:
     return f"{value:.1e}" if value == value else "–"
 
 
-def shape(row: Row) -> str:
-    return "x".join(map(str, row.shape)) or "scalar"
-
-
 def _ratio(value: float) -> str:
     return f"{value:.1e}" if value >= 1000 or 0 < value < 0.001 else f"{value:.2g}"
 
 
 def share(row: Row) -> str:
     """The difference as a share of the limit, in words where the limit is 0."""
+    if row.difference != row.difference:
+        return "–"
     if row.atol > 0:
         return _ratio(row.difference / row.atol)
-    return "–" if row.difference != row.difference else "equal" if row.difference == 0 else "unequal"
+    return "equal" if row.difference == 0 else "unequal"
 
 
 def worst_share(verdicts: Sequence[Verdict]) -> str:
@@ -78,9 +74,7 @@ def worst_share(verdicts: Sequence[Verdict]) -> str:
     shares = [row.difference / row.atol for row in rows if row.atol > 0 and row.difference >= 0]
     if shares:
         return _ratio(max(shares))
-    if any(row.difference > 0 for row in rows):
-        return "unequal"
-    return "equal" if rows and all(row.difference == 0 for row in rows) else "–"
+    return share(max(rows, key=badness)) if rows else "–"
 
 
 def outline(verdict: Verdict) -> str:
@@ -102,10 +96,10 @@ def first_lines(verdict: Verdict, types: Mapping[str, str]) -> list[str]:
 
 
 def _values(row: Row) -> Iterator[tuple[str, str]]:
-    if row.worst:
-        place = f" at {row.worst.index}" if row.worst.index else ""
-        yield f"Reference{place}", repr(row.worst.ref)
-        yield f"Port{place}", repr(row.worst.port)
+    worst = row.worst
+    if worst:
+        yield f"Reference{place(row)}", repr(worst.ref)
+        yield f"Port{place(row)}", repr(worst.port)
     if row.difference == row.difference:
         text = f"{row.difference:.3e}, limit {row.atol:.3e}"
         if row.atol > 0:
@@ -113,19 +107,16 @@ def _values(row: Row) -> Iterator[tuple[str, str]]:
         if row.scale > 0:
             text += f", {row.difference / row.scale:.1e} of the largest value"
         yield "Difference", text
-    if row.worst:
-        yield (
-            "Outside",
-            f"{row.worst.outside:,} of {row.worst.size:,} values ({row.worst.outside / row.worst.size:.1%})",
-        )
+    if worst:
+        yield "Over the limit", f"{worst.outside:,} of {worst.size:,} values ({worst.outside / worst.size:.1%})"
     if row.reason:
         yield "Reason", row.reason
 
 
 def _before(result: LadderResult, rung: RungResult, verdict: Verdict, row: Row) -> Iterator[str]:
     """What agreed before the row: rungs of its model, checks of its rung, items of its check."""
-    below = [other for other in result.rungs[: result.rungs.index(rung)] if other.model == rung.model]
-    if passed := [other.name for other in below if other.status == PASS]:
+    earlier = [other for other in result.rungs[: result.rungs.index(rung)] if other.model == rung.model]
+    if passed := [other.name for other in earlier if other.status == PASS]:
         yield ", ".join(passed)
     for things, what in (
         (rung.verdicts[: rung.verdicts.index(verdict)], "checks of this rung"),
@@ -148,61 +139,62 @@ def first_failure(result: LadderResult) -> list[tuple[str, str]]:
     row = verdict.first_failure
     if row is None:
         return [*facts, ("Reason", verdict.refusal)]
-    layer = rung.step.types.get(row.item.module) if row.item.kind == "output" else None
-    facts.append(("Item", f"{row.name}{f' ({layer})' if layer else ''}, {shape(row)}"))
+    types = rung.rung.types
+    facts.append(("Item", f"{with_layer(row, types)}, {shape(row)}"))
     facts += _values(row)
     facts.append(("Agreed before", "; ".join(_before(result, rung, verdict, row))))
     if verdict.location:
         facts.append(("Location", "\n".join(verdict.location.lines())))
-    hint = hint_for(row.item, rung.step.types, verdict.hints) if row.status == FAIL else ""
-    if hint:
-        facts.append(("Usual causes", hint))
+    if causes := usual_causes(verdict, row, types):
+        facts.append(("Usual causes", causes))
     return facts
 
 
-def _depth_plots(step: Checks, salt: str) -> Iterator[Plot]:
-    for i, verdict in enumerate(step.verdicts):
+def _depth_plots(rung: Findings, salt: str) -> Iterator[Plot]:
+    for i, verdict in enumerate(rung.verdicts):
         rows = depth_rows(verdict.rows)
         if len(rows) < FEWEST:
             continue
         bad = [k for k, row in enumerate(rows) if row.status != PASS]
         gradients = rows[0].item.kind == "gradient"
-        text = f"{len(bad)} of {len(rows)} outside, first no. {bad[0] + 1}: {rows[bad[0]].name}" if bad else ""
+        text = f"{len(bad)} of {len(rows)} over the limit, first no. {bad[0] + 1}: {rows[bad[0]].name}" if bad else ""
         x_label = "gradient, from the output to the input" if gradients else "item, in the order of execution"
         several = rows[0].item.iteration is not None
         title = f"{verdict.title}: gradients of iteration 0" if gradients and several else verdict.title
         yield Plot(title, depth_plot(rows, x_label, f"{salt}-depth-{i}"), text)
 
 
-def _share_plots(step: Checks, salt: str) -> Iterator[Plot]:
-    for i, verdict in enumerate(step.verdicts):
+def _share_plots(rung: Findings, salt: str) -> Iterator[Plot]:
+    for i, verdict in enumerate(rung.verdicts):
         if curves := shares(verdict.rows):
-            over = sorted({k for curve in curves.values() for k, value in enumerate(curve) if value > 1})
-            text = f"outside at iteration {', '.join(map(str, over))}" if over else ""
+            over = set()
+            for curve in curves.values():
+                over.update(i for i, value in enumerate(curve) if value > 1)
+            text = f"over the limit at iteration {', '.join(map(str, sorted(over)))}" if over else ""
             yield Plot(verdict.title, shares_plot(curves, f"{salt}-shares-{i}"), text)
 
 
-def _curve_plots(step: Checks, salt: str) -> Iterator[Plot]:
-    for i, (name, (ref, port)) in enumerate(step.curves.items()):
+def _curve_plots(rung: Findings, salt: str) -> Iterator[Plot]:
+    for i, (name, (ref, port)) in enumerate(rung.curves.items()):
         what = CURVES.get(name.rpartition(", ")[2], "value")
         yield Plot(name, curve_plot(ref, port, what, f"{salt}-curve-{i}"))
 
 
-def salt_of(place: int) -> str:
-    """What parts the plots of the run's step number `place`, from 1 on, from those of others."""
-    return f"r{place}"
+def salt_of(number: int) -> str:
+    """What parts the plots of the run's rung of this number, from 1 on, from those of others."""
+    return f"r{number}"
 
 
-def plots_of(step: Checks, salt: str) -> dict[str, list[Plot]]:
-    """The plots of a step, by what they show; `salt` keeps the ids of different steps apart."""
+def plots_of(rung: Findings, salt: str) -> dict[str, list[Plot]]:
+    """The plots of a rung, by what they show; `salt` keeps the ids of different rungs apart."""
     kinds = {"depth": _depth_plots, "shares": _share_plots, "curves": _curve_plots}
-    return {kind: list(draw(step, salt)) for kind, draw in kinds.items()}
+    return {kind: list(draw(rung, salt)) for kind, draw in kinds.items()}
 
 
 def render_page(result: LadderResult, drawn: Mapping[str, dict[str, list[Plot]]] | None = None) -> str:
     """The page of `result`; names and messages from outside are escaped.
 
-    `drawn` are `plots_of` steps that are drawn already, by their salts: `salt_of` their places in the run.
+    `drawn` are `plots_of` rungs that are drawn already, by their salts: `salt_of` their places in the run.
     """
     drawn = drawn or {}
     environment = jinja2.Environment(
@@ -212,13 +204,7 @@ def render_page(result: LadderResult, drawn: Mapping[str, dict[str, list[Plot]]]
         lstrip_blocks=True,
         undefined=jinja2.StrictUndefined,
     )
-    environment.filters |= {
-        "number": number,
-        "shape": shape,
-        "share": share,
-        "worst_share": worst_share,
-        "outline": outline,
-    }
+    environment.filters |= {f.__name__: f for f in (number, shape, share, worst_share, outline)}
     return environment.get_template("report.html.j2").render(
         result=result,
         facts=first_failure(result),
@@ -226,10 +212,9 @@ def render_page(result: LadderResult, drawn: Mapping[str, dict[str, list[Plot]]]
         LAST_WORDS=LAST_WORDS,
         PASS=PASS,
         REFUSED=REFUSED,
-        KINDS=KINDS,
-        zip=zip,
+        STYLES=STYLES,
         groups_of=groups_of,
-        plots_of=lambda step, salt: drawn[salt] if salt in drawn else plots_of(step, salt),
+        plots_of=lambda rung, salt: drawn[salt] if salt in drawn else plots_of(rung, salt),
         salt_of=salt_of,
         picture_row=picture_row,
         first_lines=first_lines,

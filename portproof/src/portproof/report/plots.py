@@ -15,14 +15,14 @@ from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocato
 from numpy.typing import ArrayLike
 
 from portproof.compare import PASS, Row
-from portproof.python39 import zip_strict
 
 WIDTH, HEIGHT = 440, 220  # in points, which the page scales; small enough that text stays legible on a phone
 # Placeholders for the page's colours: no other shape of a plot has these values.
 INK, GRID, DATA, LIMIT, BAD = "#010203", "#020304", "#030405", "#040506", "#050607"
 VARIABLES = {INK: "--muted", GRID: "--line", DATA: "--data", LIMIT: "--limit", BAD: "--fail"}
-KINDS = ("loss", "gradient", "parameter", "buffer")
-STYLES = ("-", "--", ":", "-.")
+CROSS = {"color": BAD, "markersize": 5.5, "markeredgewidth": 0}
+# The kinds of item that are drawn by iteration: Matplotlib's name of the line, and its dashes in the page's key.
+STYLES = {"loss": ("-", ""), "gradient": ("--", "6 3"), "parameter": (":", "2 2"), "buffer": ("-.", "6 2 2 2")}
 RC = {
     "svg.fonttype": "none",  # text, which can be selected and read aloud, not outlines
     "font.size": 10,
@@ -92,27 +92,34 @@ def _log_scale(axes: Axes) -> None:
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.0e}"))
 
 
+def _mark_bad(axes: Axes, x: np.ndarray, heights: np.ndarray, bad: np.ndarray) -> None:
+    """A cross at each bad place; at the upper edge where it has no finite height above 0."""
+    with_height = bad & (heights > 0)
+    axes.plot(x[with_height], heights[with_height], "X", **CROSS)
+    without = x[bad & ~with_height]
+    axes.plot(without, np.full(len(without), 0.97), "X", **CROSS, transform=axes.get_xaxis_transform())
+
+
 def depth_plot(rows: Sequence[Row], x_label: str, salt: str) -> str:
     """Each row's difference and limit, in order, on a log scale.
 
     A failing row is marked; at the upper edge if it has no finite difference. A difference of 0 is a tick at the
     lower edge. A vertical line parts modules from the running statistics behind them.
     """
-    difference, limit = (_drawable([getattr(row, name) for row in rows]) for name in ("difference", "atol"))
+    difference = _drawable([row.difference for row in rows])
+    limit = _drawable([row.atol for row in rows])
     bad = np.array([row.status != PASS for row in rows])
     x = np.arange(1, len(rows) + 1)
-    drawn = difference > 0
     with matplotlib.rc_context(RC):
         figure, axes = _axes(x_label, "largest difference")
         _log_scale(axes)
         edge = axes.get_xaxis_transform()
         axes.plot(x, np.where(limit > 0, limit, np.nan), color=LIMIT, linewidth=1.4, drawstyle="steps-mid")
-        axes.plot(x[drawn & ~bad], difference[drawn & ~bad], "o", color=DATA, markersize=2.6)
-        axes.plot(x[drawn & bad], difference[drawn & bad], "X", color=BAD, markersize=5.5, markeredgewidth=0)
+        good = (difference > 0) & ~bad
+        axes.plot(x[good], difference[good], "o", color=DATA, markersize=2.6)
         equal = (difference == 0) & ~bad
         axes.plot(x[equal], np.full(equal.sum(), 0.015), "|", color=DATA, markersize=4, transform=edge)
-        unmeasured = bad & ~drawn
-        axes.plot(x[unmeasured], np.full(unmeasured.sum(), 0.97), "X", color=BAD, markersize=5.5, transform=edge)
+        _mark_bad(axes, x, difference, bad)
         statistics = [i for i, row in enumerate(rows) if row.item.kind == "buffer"]
         if statistics and statistics[0] > 0:
             axes.axvline(statistics[0] + 0.5, color=INK, linewidth=0.6, linestyle=":")
@@ -129,28 +136,28 @@ def shares(rows: Sequence[Row]) -> dict[str, list[float]]:
     found: dict[str, dict[int, float]] = {}
     for row in rows:
         iteration = row.item.iteration
-        if iteration is not None and row.item.kind in KINDS and (row.atol > 0 or row.status != PASS):
+        if iteration is not None and row.item.kind in STYLES and (row.atol > 0 or row.status != PASS):
             share = row.difference / row.atol if row.atol > 0 and row.difference >= 0 else np.inf
             kind = found.setdefault(row.item.kind, {})
             kind[iteration] = max(kind.get(iteration, 0.0), share)
-    return {kind: [found[kind].get(i, np.nan) for i in range(max(found[kind]) + 1)] for kind in KINDS if kind in found}
+    curves = {}
+    for kind in STYLES:
+        if kind in found:
+            curves[kind] = [found[kind].get(i, np.nan) for i in range(max(found[kind]) + 1)]
+    return curves
 
 
 def shares_plot(curves: dict[str, list[float]], salt: str) -> str:
-    """The largest share of the limit at each iteration, a line a kind (of `KINDS`); above 1 is a failure."""
+    """The largest share of the limit at each iteration, a line a kind (of `STYLES`); above 1 is a failure."""
     with matplotlib.rc_context(RC):
         figure, axes = _axes("iteration", "largest difference / limit")
         _log_scale(axes)
         axes.axhline(1, color=LIMIT, linewidth=1.4)
-        for kind, style in zip_strict(KINDS, STYLES):
-            share = np.array(curves.get(kind, []), np.float64)
+        for kind, curve in curves.items():
+            share = np.array(curve)
             x, drawn = np.arange(len(share)), _drawable(share)
-            axes.plot(x, np.where(drawn > 0, drawn, np.nan), style, color=DATA, linewidth=1.3)
-            over = drawn > 1
-            axes.plot(x[over], drawn[over], "X", color=BAD, markersize=5.5, markeredgewidth=0)
-            endless = np.isinf(share)
-            edge = axes.get_xaxis_transform()
-            axes.plot(x[endless], np.full(endless.sum(), 0.97), "X", color=BAD, markersize=5.5, transform=edge)
+            axes.plot(x, np.where(drawn > 0, drawn, np.nan), STYLES[kind][0], color=DATA, linewidth=1.3)
+            _mark_bad(axes, x, drawn, share > 1)
         return _to_svg(figure, "Largest share of the limit at each iteration", salt)
 
 

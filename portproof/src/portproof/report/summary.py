@@ -23,15 +23,18 @@ import math
 import os
 import platform
 import shlex
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from portproof.compare import FAIL, PASS, REFUSED, Row, Verdict
+import numpy as np
+
+from portproof.compare import FAIL, PASS, REFUSED, Item, Row, Verdict, joined
 from portproof.io.records import save_text
-from portproof.report.checks import Checks
 from portproof.report.text import LAST_WORDS
 
 SCHEMA = 1
@@ -46,23 +49,52 @@ DISTRIBUTIONS = {
 }
 
 
+def worst_status(statuses: Iterable[int]) -> int:
+    """FAIL if any is FAIL, REFUSED if any is REFUSED or there is none, else PASS."""
+    statuses = set(statuses) or {REFUSED}
+    return FAIL if FAIL in statuses else max(statuses)
+
+
+@dataclass
+class Findings:
+    """What a rung found: its verdicts, and what reports show beside them."""
+
+    name: str
+    verdicts: list[Verdict] = field(default_factory=list)
+    groups: list[Callable[[Item], str]] = field(default_factory=list)  # the label of an item, for each verdict
+    types: dict[str, str] = field(default_factory=dict)  # the reference's modules and their layer types, for hints
+    curves: dict[str, tuple[np.ndarray, np.ndarray]] = field(default_factory=dict)  # (reference, port): see plots.py
+    pictures: dict[str, tuple[np.ndarray, np.ndarray]] = field(default_factory=dict)  # tensors (3, H, W) that differ
+    log: list[str] = field(default_factory=list)  # the lines that it printed
+
+    @property
+    def status(self) -> int:
+        """That of all verdicts together; REFUSED if nothing was judged."""
+        return joined(self.name, self.verdicts).status
+
+    @property
+    def counted(self) -> int:
+        """How many items were judged."""
+        return sum(verdict.counted for verdict in self.verdicts)
+
+
 @dataclass(frozen=True)
 class RungResult:
-    """What became of one rung on one model; `step` is None where it raised, and `error` says what, in one line."""
+    """What became of one rung on one model; `rung` is None where it raised, and `error` says what, in one line."""
 
     name: str
     model: str
     seconds: float
-    step: Checks | None = None
+    rung: Findings | None = None
     error: str = ""
 
     @property
     def status(self) -> int:
-        return FAIL if self.step is None else self.step.status
+        return FAIL if self.rung is None else self.rung.status
 
     @property
     def verdicts(self) -> list[Verdict]:
-        return [] if self.step is None else self.step.verdicts
+        return [] if self.rung is None else self.rung.verdicts
 
     @property
     def first_bad(self) -> Verdict | None:
@@ -80,9 +112,13 @@ class LadderResult:
 
     @property
     def status(self) -> int:
-        """FAIL if any rung failed, REFUSED if any was refused or there is none, else PASS."""
-        statuses = {rung.status for rung in self.rungs} or {REFUSED}
-        return FAIL if FAIL in statuses else max(statuses)
+        """That of the worst rung; REFUSED if there is none."""
+        return worst_status(rung.status for rung in self.rungs)
+
+    @property
+    def counted(self) -> int:
+        """How many items were judged."""
+        return sum(verdict.counted for rung in self.rungs for verdict in rung.verdicts)
 
     @property
     def first_bad(self) -> RungResult | None:
@@ -95,13 +131,14 @@ class LadderResult:
         count = len(self.rungs)
         rung = self.first_bad
         if rung is None:
-            items = sum(len(verdict.rows) for rung in self.rungs for verdict in rung.verdicts)
-            return f"All {items:,} items of {count} rungs are within their limits." if count else "No rung was run."
+            return (
+                f"All {self.counted:,} items of {count} rungs are within their limits." if count else "No rung was run."
+            )
         bad = sum(other.status == self.status for other in self.rungs)
         where = f"{rung.name}, {rung.model}"
         if self.status == REFUSED:
             return f"{bad} of {count} rungs could not be judged; the first is {where}."
-        row = rung.first_bad.first_failure if rung.first_bad else None
+        row = None if rung.first_bad is None else rung.first_bad.first_failure
         what = f"first differs at {row.name}" if row else "raised an error"
         return f"{bad} of {count} rungs failed; the first, {where}, {what}."
 
@@ -122,10 +159,8 @@ def environment(args: argparse.Namespace, script: str) -> dict[str, str]:
 
 def _version(distributions: list[str]) -> str:
     for name in distributions:
-        try:
+        with suppress(metadata.PackageNotFoundError):
             return metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
     return "not installed"
 
 

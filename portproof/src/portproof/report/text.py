@@ -4,17 +4,39 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from itertools import groupby
 
-from portproof.compare import FAIL, PASS, REFUSED, Item, Row, Verdict
+from portproof.compare import FAIL, NOT_JUDGED, PASS, REFUSED, Item, Row, Verdict
 from portproof.report.hints import hint_for
 
-LAST_WORDS = {PASS: "PASS", FAIL: "FAIL", REFUSED: "REFUSED"}
-WORDS = {PASS: "ok", FAIL: "FAIL", REFUSED: "REFUSED"}
+LAST_WORDS = {PASS: "PASS", FAIL: "FAIL", REFUSED: "REFUSED", NOT_JUDGED: "NOT JUDGED"}
+WORDS = {PASS: "ok", FAIL: "FAIL", REFUSED: "REFUSED", NOT_JUDGED: "-"}
+ORDER = (NOT_JUDGED, PASS, REFUSED, FAIL)  # the worst last
 
 
 def badness(row: Row) -> tuple[int, float]:
-    """Sorts rows: failures before refusals before passes, then by difference against limit, NaN above all."""
+    """Sorts rows by `ORDER`, then by difference against limit, NaN above all."""
     share = row.difference / row.atol if row.atol > 0 else row.difference
-    return {PASS: 0, REFUSED: 1, FAIL: 2}[row.status], share if share == share else float("inf")
+    return ORDER.index(row.status), share if share == share else float("inf")
+
+
+def shape(row: Row) -> str:
+    """2x3, or "scalar"."""
+    return "x".join(map(str, row.shape)) or "scalar"
+
+
+def with_layer(row: Row, types: Mapping[str, str]) -> str:
+    """The row's name, and of an output the type of its layer; `types` maps modules to layer types."""
+    layer = types.get(row.item.module) if row.item.kind == "output" else None
+    return f"{row.name} ({layer})" if layer else row.name
+
+
+def place(row: Row) -> str:
+    """Where the largest difference is, with a space before it; "" for a scalar."""
+    return f" at {row.worst.index}" if row.worst.index else ""
+
+
+def usual_causes(verdict: Verdict, row: Row, types: Mapping[str, str]) -> str:
+    """What to look for first where the row failed; "" where that is not known."""
+    return hint_for(row.item, types, verdict.hints) if row.status == FAIL else ""
 
 
 def _values(row: Row) -> str:
@@ -29,16 +51,15 @@ def _values(row: Row) -> str:
 def _line(label: str, rows: list[Row], width: int) -> str:
     worst = max(rows, key=badness)
     if len(rows) == 1:
-        what = "x".join(map(str, worst.shape)) or "scalar"
-        return f"  {WORDS[worst.status]:<7} {label:<{width}}  {what:<16} {_values(worst)}"
-    bad = sum(row.status != PASS for row in rows)
+        return f"  {WORDS[worst.status]:<7} {label:<{width}}  {shape(worst):<16} {_values(worst)}"
+    bad = sum(row.status in (FAIL, REFUSED) for row in rows)
     what = f"{bad} of {len(rows)} items" if bad else f"{len(rows)} items"
     return f"  {WORDS[worst.status]:<7} {label:<{width}}  {what:<16} {_values(worst)}  at {worst.name}"
 
 
 def row_line(row: Row) -> str:
     """One item in one line, as the log lists them all."""
-    return f"  {WORDS[row.status]:<7} {row.name}  {'x'.join(map(str, row.shape)) or 'scalar'}  {_values(row)}"
+    return f"  {WORDS[row.status]:<7} {row.name}  {shape(row)}  {_values(row)}"
 
 
 def block_of(item: Item) -> str:
@@ -66,48 +87,66 @@ def first_difference(verdict: Verdict, types: Mapping[str, str]) -> list[str]:
     row = verdict.first_failure
     if row is None:
         return []
-    layer = f" ({types[row.item.module]})" if row.item.kind == "output" and row.item.module in types else ""
     word = "difference" if row.status == FAIL else "refusal"
-    lines = [f"first {word}: {row.name}{layer}: {_values(row)}"]
+    lines = [f"first {word}: {with_layer(row, types)}: {_values(row)}"]
     if row.worst:
-        ref, port = row.worst.ref, row.worst.port
-        place = f" at {row.worst.index}" if row.worst.index else ""
-        relative = ""
-        if isinstance(ref, (float, complex)) and row.scale > 0:
-            relative = f", {row.difference / row.scale:.1e} of the largest value"
-        lines.append(f"  worst{place}: reference {ref!r}, port {port!r}{relative}")
+        line = f"  worst{place(row)}: reference {row.worst.ref!r}, port {row.worst.port!r}"
+        if isinstance(row.worst.ref, (float, complex)) and row.scale > 0:
+            line += f", {row.difference / row.scale:.1e} of the largest value"
+        lines.append(line)
     before = verdict.rows[: verdict.rows.index(row)]
-    if before and all(other.status == PASS for other in before):
+    if before and all(other.status in (PASS, NOT_JUDGED) for other in before):
         lines.append(f"  all items before it agree ({len(before)}): look at {row.name} itself")
-    hint = hint_for(row.item, types, verdict.hints) if row.status == FAIL else ""
-    if hint:
-        lines.append(f"  usual causes: {hint}")
+    if causes := usual_causes(verdict, row, types):
+        lines.append(f"  usual causes: {causes}")
+    return lines
+
+
+def _share_of_scale(row: Row) -> float:
+    """The limit as a share of the item's largest value."""
+    return row.atol / max(row.scale, 1e-300)
+
+
+def limit_lines(verdict: Verdict) -> list[str]:
+    """What a reader should know of the limits: which were widened, and which items are not judged."""
+    lines = []
+    for word in dict.fromkeys(row.widened_by for row in verdict.rows if row.widened_by and row.status == PASS):
+        rows = [row for row in verdict.rows if row.widened_by == word and row.status == PASS]
+        widest = max(rows, key=_share_of_scale)
+        hidden = f"; a relative change of {widest.hidden:.1e} could hide in it" if widest.hidden else ""
+        share = f"at most to {_share_of_scale(widest):.1e} of the largest value, at {widest.name}"
+        lines.append(f"limits widened, {word}: {len(rows)} items, {share}{hidden}")
+    for row in verdict.not_judged[:1]:
+        lines.append(f"not judged: {len(verdict.not_judged)} items, first {row.name}: {row.reason}")
     return lines
 
 
 def render(verdict: Verdict, group: Callable[[Item], str], types: Mapping[str, str]) -> str:
     """Title, table, and the first failing item."""
-    lines = [verdict.title, *table(verdict.rows, group)]
-    if verdict.refusal:
-        lines.append(f"  REFUSED {verdict.refusal}")
-    return "\n".join(lines + first_difference(verdict, types))
+    return "\n".join([verdict.title, *_body(verdict, group, types)])
 
 
-def render_sections(verdict: Verdict) -> str:
+def render_sections(verdict: Verdict, passes: str = "") -> str:
     """A verdict of `align` as text: notes, a line a section, the first failing item, where it begins, the last line."""
-    lines = [*verdict.notes, *table(verdict.rows, section_of)]
-    if verdict.refusal:
-        lines.append(f"  REFUSED {verdict.refusal}")
-    lines += first_difference(verdict, {})
-    lines += verdict.location.lines() if verdict.location else []
-    return "\n".join([*lines, last_line(verdict.title, verdict)])
+    location = verdict.location.lines() if verdict.location else []
+    last = last_line(verdict.title, verdict)
+    notes = [*verdict.notes, passes] if passes else verdict.notes
+    return "\n".join([*notes, *_body(verdict, section_of, {}), *location, last])
+
+
+def _body(verdict: Verdict, group: Callable[[Item], str], types: Mapping[str, str]) -> list[str]:
+    refusal = [f"  REFUSED {verdict.refusal}"] if verdict.refusal else []
+    limits = [f"  {line}" for line in limit_lines(verdict)]
+    return [*table(verdict.rows, group), *refusal, *limits, *first_difference(verdict, types)]
 
 
 def last_line(name: str, verdict: Verdict) -> str:
     """PASS, FAIL or REFUSED, in one line."""
+    skipped = f"; {len(verdict.not_judged)} not judged" if verdict.not_judged else ""
     if verdict.status == PASS:
-        return f"PASS {name}: all {len(verdict.rows)} items within their limits"
+        return f"PASS {name}: all {len(verdict.judged)} items within their limits{skipped}"
     if verdict.status == REFUSED:
         return f"REFUSED {name}: the comparison proves nothing, see above"
-    bad = sum(row.status != PASS for row in verdict.rows)
-    return f"FAIL {name}: {bad} of {len(verdict.rows)} items outside their limits, first {verdict.first_failure.name}"
+    bad = sum(row.status in (FAIL, REFUSED) for row in verdict.rows)
+    count = len(verdict.judged)
+    return f"FAIL {name}: {bad} of {count} items outside their limits{skipped}, first {verdict.first_failure.name}"

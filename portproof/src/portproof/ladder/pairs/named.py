@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import functools
+import inspect
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -13,25 +14,31 @@ import numpy as np
 
 from portproof.backends.drawn import probe_images
 from portproof.backends.trace import Inputs
-from portproof.io.cli import UserError, one_line, resolve
-from portproof.io.files import load_npz
+from portproof.io.cli import PortError, resolve
+from sturdyio.cli import MachineError, UserError, one_line, user_code
+from sturdyio.files import load_npz
 
 DTYPES = ("", "float32", "int64", "int32", "bool")
 
 
-def model_factory(text: str, what: str = "model") -> Callable[[], Any]:
+def model_factory(text: str, what: str = "model", of_port: bool = False) -> Callable[[], Any]:
     """What makes the model "PKG.MOD:NAME" or "PKG.MOD:NAME(KEYWORD=LITERAL, ...)", anew at each call.
 
     Raises UserError, which calls it `what`, if it is not there; so does the factory where making the model raises, as
-    for keywords that it does not take. What the factory is called with comes before these keywords.
+    for keywords that it does not take. What the factory is called with comes before these keywords. With `of_port` the
+    code is the port's: what it raises itself is a PortError.
     """
-    named, kwargs = _parsed(text, what)
+    named, kwargs = _parsed(text, what, of_port)
 
     def factory(*args: Any, **more: Any) -> Any:
         try:
-            return named(*args, **more, **kwargs)
+            with user_code():
+                return named(*args, **more, **kwargs)
+        except MachineError:
+            raise
         except Exception as error:  # whatever a factory of the user's may raise
-            raise UserError(f"{what} {text!r}: making it raised {one_line(error)}") from error
+            kind = PortError if of_port and _takes(named, *args, **more, **kwargs) else UserError
+            raise kind(f"{what} {text!r}: making it raised {one_line(error)}") from error
 
     return factory
 
@@ -45,7 +52,18 @@ def named_function(text: str, what: str) -> Callable[..., Any]:
     return model_factory(text, what)() if isinstance(named, type) else functools.partial(named, **kwargs)
 
 
-def _parsed(text: str, what: str) -> tuple[Callable[..., Any], dict[str, Any]]:
+def _takes(function: Callable[..., Any], *args: Any, **kwargs: Any) -> bool:
+    """Whether it can be called so, as far as that can be told."""
+    try:
+        inspect.signature(function).bind(*args, **kwargs)
+    except TypeError:
+        return False
+    except ValueError:  # one that is not written in Python
+        pass
+    return True
+
+
+def _parsed(text: str, what: str, of_port: bool = False) -> tuple[Callable[..., Any], dict[str, Any]]:
     """What "PKG.MOD:NAME(KEYWORD=LITERAL, ...)" names, and the keywords."""
     module_name, _, call = text.partition(":")
     try:
@@ -58,7 +76,7 @@ def _parsed(text: str, what: str) -> tuple[Callable[..., Any], dict[str, Any]]:
             raise ValueError("it is none")
     except (SyntaxError, ValueError) as error:
         raise UserError(f"{what} {text!r} is no PKG.MOD:FACTORY nor PKG.MOD:FACTORY(KEYWORD=VALUE, ...)") from error
-    return resolve(f"{module_name}:{node.id}", what), kwargs
+    return resolve(f"{module_name}:{node.id}", what, of_port), kwargs
 
 
 def draw_inputs(texts: Sequence[str], seed: int, what: str = "input") -> Inputs:

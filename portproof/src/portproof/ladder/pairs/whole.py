@@ -8,23 +8,23 @@ from typing import Any
 
 from portproof.backends.trace import Inputs, module_of
 from portproof.compare import FAIL, PASS, Verdict, joined
-from portproof.compare.tolerances import UNIT_ROUNDOFF
-from portproof.io.cli import UserError
-from portproof.ladder.pairs.pair import (
-    MODES,
-    Pair,
+from portproof.compare.ruler import UNIT_ROUNDOFF
+from portproof.ladder.pairs.modes import (
     all_notes,
     compare_mode,
     equal_weights,
     locate_failure,
+    passes,
     structure,
-    unfit,
+    why_not_comparable,
     without_faultless,
 )
+from portproof.ladder.pairs.pair import MODES, Pair
 from portproof.localize.locate import locate
 from portproof.localize.location import Location
 from portproof.mapping.name_map import NameMap
 from portproof.report.text import render_sections
+from sturdyio.cli import UserError
 
 
 @dataclass(frozen=True)
@@ -32,9 +32,10 @@ class AlignVerdict(Verdict):
     """The verdict of `align`, which prints as its report."""
 
     names: NameMap | None = None  # which module and tensor of the port stands for which of the reference
+    passes: str = ""  # how often the models were run, in words
 
     def __str__(self) -> str:
-        return render_sections(self)
+        return render_sections(self, self.passes)
 
 
 def judge(
@@ -54,27 +55,28 @@ def judge(
     if not modes or not set(modes) <= set(MODES):
         raise UserError(f"modes {modes!r}: choose some of {', '.join(MODES)}")
     check_precisions(precisions)
-    options = {"names": names, "weights": weights, "seed": seed, "device": device}
-    pair = Pair.prepared(ref, port, inputs, **options, modes=modes, outputs=outputs)
-    every_name = pair.names
-    leave(pair, leave_out)
-    pair.precisions = precisions
-    verdicts = [structure(pair.names)]
-    if pair.names.ambiguous:
+    options = {"names": names, "weights": weights, "seed": seed, "device": device, "outputs": outputs}
+    ordered = [dtype for dtype in UNIT_ROUNDOFF if dtype in precisions]
+    pair = Pair.prepared(ref, port, inputs, **options, modes=modes, precisions=ordered)
+    every_name = pair.name_map
+    exclude_modules(pair, leave_out)
+    verdicts = [structure(pair.name_map)]
+    if pair.name_map.ambiguous:
         notes = all_notes(pair)
-        return AlignVerdict("align", verdicts[0].rows, pair.names.ambiguous, notes=notes, names=every_name)
-    pair.draw_cotangent(seed)
+        return AlignVerdict("align", verdicts[0].rows, pair.name_map.ambiguous, notes=notes, names=every_name)
     if weights == "own":
         verdicts.append(equal_weights(pair))
     for mode in modes if verdicts[0].status == PASS else ():
-        reason = unfit(pair, mode == "train")
-        verdicts += [reason] if reason else compare_mode(pair, mode == "train")
+        reason = why_not_comparable(pair, mode == "train")
+        compared = compare_mode(pair, mode == "train") if reason is None else ()
+        verdicts += [each.verdict for each in compared] if reason is None else [reason]
     failed = any(verdict.status == FAIL for verdict in verdicts)
     location = locate_failure(pair, verdicts) if failed else None
     if location:
         verdicts = [without_faultless(pair, verdict, location.built_differently) for verdict in verdicts]
     every = joined("align", [verdicts[0], *map(_sectioned, verdicts[1:])])
-    return AlignVerdict("align", every.rows, every.refusal, location, all_notes(pair), names=every_name)
+    notes = all_notes(pair)
+    return AlignVerdict("align", every.rows, every.refusal, location, notes, names=every_name, passes=passes(pair))
 
 
 def search(
@@ -94,11 +96,10 @@ def search(
     """
     check_precisions(precisions)
     pair = Pair.prepared(ref, port, inputs, names=names, weights=weights, seed=seed, device=device)
-    if pair.names.ambiguous:
-        raise UserError(f"the map is ambiguous: {pair.names.ambiguous}")
-    pair.draw_cotangent(seed)
-    leave(pair, leave_out)
-    sides, ordered = (pair.ref, pair.port, pair.names, pair.inputs), [d for d in UNIT_ROUNDOFF if d in precisions]
+    if pair.name_map.ambiguous:
+        raise UserError(f"the map is ambiguous: {pair.name_map.ambiguous}")
+    exclude_modules(pair, leave_out)
+    sides, ordered = (pair.ref, pair.port, pair.name_map, pair.inputs), [d for d in UNIT_ROUNDOFF if d in precisions]
     found = (locate(*sides, cotangent=pair.cotangent, dtype=dtype) for dtype in ordered)
     return next(filter(None, found), None), all_notes(pair)
 
@@ -109,7 +110,7 @@ def check_precisions(precisions: Sequence[str]) -> None:
         raise UserError(f"precisions {precisions!r}: choose some of {', '.join(UNIT_ROUNDOFF)}")
 
 
-def leave(pair: Pair, modules: Sequence[str]) -> None:
+def exclude_modules(pair: Pair, modules: Sequence[str]) -> None:
     """Take these modules of the reference, and all in them, out of what the pair is compared by, and note it.
 
     Their tensors keep the values that they have. Raises UserError for a name that is no module's.
@@ -122,11 +123,11 @@ def leave(pair: Pair, modules: Sequence[str]) -> None:
     def stays(module: str) -> bool:
         return not any(module == name or module.startswith(f"{name}.") for name in modules)
 
-    names = pair.names
+    names = pair.name_map
     calls = {label: port_label for label, port_label in names.calls.items() if stays(module_of(label))}
     tensors = {key: port_key for key, port_key in names.tensors.items() if stays(key.rpartition(".")[0])}
     problems = {item: reason for item, reason in names.problems.items() if stays(item)}
-    pair.names = replace(names, calls=calls, tensors=tensors, problems=problems)
+    pair.name_map = replace(names, calls=calls, tensors=tensors, problems=problems)
     counts = f"{len(names.tensors) - len(tensors)} tensors, {len(names.calls) - len(calls)} outputs"
     if modules:
         pair.note(f"left out, not compared: {', '.join(modules)} ({counts})")

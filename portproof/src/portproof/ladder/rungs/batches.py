@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -13,7 +14,7 @@ import numpy as np
 
 from portproof.backends import backend_of_tensor
 from portproof.compare import FAIL, PASS, Item, Row, Verdict, compare, joined
-from portproof.compare.tolerances import exact_atol
+from portproof.compare.ruler import exact_atol
 from portproof.ladder.rung import Rung, on_rung
 from portproof.python39 import zip_strict
 
@@ -22,6 +23,7 @@ END = object()
 Draw = TypeVar("Draw")
 Case = TypeVar("Case")
 Arrays = dict[Item, np.ndarray]
+Batch = tuple[Arrays, str]  # and how it is nested
 MakeLoader = Callable[[int], tuple[Iterable[Any], Callable[[int], Any]]]  # (workers) -> (loader, set_epoch)
 
 
@@ -53,54 +55,55 @@ def _structure(value: Any) -> str:
     return f"({', '.join(map(_structure, value))})" if isinstance(value, (tuple, list)) else "array"
 
 
-def _read(batches: Iterator[Any], number: int) -> tuple[Arrays, str] | object:
-    """The next batch by item, and its structure; END if there is none."""
+def _read(batches: Iterator[Any], number: int) -> Batch | None:
+    """The next batch; None if there is none."""
     batch = next(batches, END)
     if batch is END:
-        return END
+        return None
     if isinstance(batch, Mapping) and batch and all(isinstance(key, Item) for key in batch):
         return {item: to_array(value, str(item)) for item, value in batch.items()}, "items"
     found = _arrays_at(batch, f"batch {number}")
     return {Item(name, "batch", section="batches"): array for name, array in found.items()}, _structure(batch)
 
 
-def _compare(number: int, ref: tuple[Arrays, str] | object, port: tuple[Arrays, str] | object) -> Verdict:
+def _compare(number: int, ref: Batch | None, port: Batch | None) -> Verdict:
     """One batch of both sides; what only one side has fails, item by item."""
-    for batch, other_batch, side in ((ref, port, "reference"), (port, ref, "port")):
-        if batch is END:
-            reason = f"the {side} has no batch {number}: its batches end before the other side's"
-            lost = other_batch[0] or {Item(f"batch {number}", "batch", section="batches"): np.empty(0)}
-            return Verdict("", [Row(item, FAIL, array.shape, reason=reason) for item, array in lost.items()])
+    whole = Item(f"batch {number}", "batch", section="batches")
+    if ref is None or port is None:
+        side, longer = ("port", ref) if port is None else ("reference", port)
+        reason = f"the {side} has no batch {number}: its batches end before the other side's"
+        lost = longer[0] or {whole: np.empty(0)}
+        return Verdict("", [Row(item, FAIL, array.shape, reason=reason) for item, array in lost.items()])
     (ref_arrays, structure), (port_arrays, port_structure) = ref, port
     if structure != port_structure:
         reason = f"structure: reference {structure}, port {port_structure}"
-        return Verdict("", [Row(Item(f"batch {number}", "structure", section="batches"), FAIL, reason=reason)])
+        return Verdict("", [Row(replace(whole, kind="structure"), FAIL, reason=reason)])
     return compare(ref_arrays, port_arrays, exact_atol(ref_arrays))
 
 
-def _images(name: str, ref: np.ndarray, port: np.ndarray) -> Iterator[tuple[str, tuple[np.ndarray, np.ndarray]]]:
-    """(name, both sides' tensor) of each image that differs, of an image or a batch (N, 3, H, W) of them."""
-    if ref.ndim == 3:
-        yield name, (ref.copy(), port.copy())
-    elif ref.ndim == 4 and ref.shape == port.shape and ref.shape[1] == 3:
-        for number in np.flatnonzero((ref != port).any(axis=(1, 2, 3))):
-            yield f"{name}[{number}]", (ref[number].copy(), port[number].copy())
-
-
 def _keep_pictures(rung: Rung, verdict: Verdict, ref: Arrays, port: Arrays) -> None:
-    """Keep the first few images that differ, for the report."""
+    """Keep the first few images that differ, each (3, H, W) or in a batch (N, 3, H, W), for the report."""
     for row in verdict.rows:
-        if row.status != PASS and row.item in ref and row.item in port and len(rung.pictures) < PICTURES:
-            for name, pair in itertools.islice(_images(row.name, ref[row.item], port[row.item]), PICTURES):
-                rung.pictures.setdefault(name, pair)
+        if row.status == PASS or row.item not in ref or row.item not in port:
+            continue
+        mine, its = ref[row.item], port[row.item]
+        pairs = {row.name: (mine, its)} if mine.ndim == 3 else {}
+        if mine.ndim == 4 and mine.shape == its.shape and mine.shape[1] == 3:
+            differing = np.flatnonzero((mine != its).any(axis=(1, 2, 3)))
+            pairs = {f"{row.name}[{number}]": (mine[number], its[number]) for number in differing}
+        for name, (one, other) in pairs.items():
+            if len(rung.pictures) < PICTURES:
+                rung.pictures.setdefault(name, (one.copy(), other.copy()))
 
 
 def _keep_arrays(rung: Rung, left: dict[str, int], ref: Arrays, port: Arrays) -> None:
     """Keep the first items of each kind for the result files; `left` says how many more."""
+    kept = []
     for item in ref:
         if left.get(item.kind, 0):
             left[item.kind] -= 1
-            rung.keep(*({item: side[item]} if item in side else {} for side in (ref, port)))
+            kept.append(item)
+    rung.keep({item: ref[item] for item in kept}, {item: port[item] for item in kept if item in port})
 
 
 def _progress(title: str, quiet: bool) -> Iterator[int]:
@@ -137,18 +140,17 @@ def data(
     """
     verdicts: list[Verdict] = []
     left = dict(keep or {})
-    ref_iterator = rung.of_ref("batches", iter, ref_batches)
-    port_iterator = rung.of_port("batches", iter, port_batches)
-    for number in _progress(title, rung.quiet) if port_iterator is not None else ():
-        ref = rung.of_ref(f"batch {number}", _read, ref_iterator, number)
-        port = rung.of_port(f"batch {number}", _read, port_iterator, number)
-        if port is None or ref is END and port is END:
+    iterators = rung.observe("batches", iter, ref_batches, port_batches)
+    for number in _progress(title, rung.quiet) if iterators else ():
+        both = rung.observe(f"batch {number}", _read, *iterators, number)
+        if both is None or not any(both):
             break
-        verdicts.append(_compare(number, ref, port))
-        if ref is END or port is END:
+        verdicts.append(_compare(number, *both))
+        if not all(both):
             break
-        _keep_pictures(rung, verdicts[-1], ref[0], port[0])
-        _keep_arrays(rung, left, ref[0], port[0])
+        (ref, _), (port, _) = both
+        _keep_pictures(rung, verdicts[-1], ref, port)
+        _keep_arrays(rung, left, ref, port)
     rung.check(joined(title, [Verdict("", hints=hints or {}), *verdicts]))
 
 
@@ -163,11 +165,9 @@ def facts(ref: Mapping[Item | str, Any], port: Mapping[Item | str, Any], *, titl
     def arrays(values: Mapping[Item | str, Any]) -> dict[Item | str, np.ndarray]:
         return {key: to_array(value, str(key)) for key, value in values.items()}
 
-    ref_arrays, port_arrays = rung.of_ref(title, arrays, ref), rung.of_port(title, arrays, port)
-    if port_arrays is None:
-        return
-    rung.check(compare(ref_arrays, port_arrays, exact_atol(ref_arrays), title=title), group=str)
-    rung.keep(*({k: a for k, a in found.items() if a.dtype.kind != "U"} for found in (ref_arrays, port_arrays)))
+    both = rung.observe(title, arrays, ref, port)
+    if both:
+        rung.compare(*both, title=title, keep="")
 
 
 def image_folder(dataset: Any, name: str) -> dict[Item, Any]:
@@ -233,26 +233,23 @@ def loaders(
     epochs: Sequence[int] = (0, 1),
     workers: Sequence[int] = (0, 2),
     kinds: Sequence[str] = ("image", "label"),
-    hints: Mapping[str, str] | None = None,
-    keep: Mapping[str, int] | None = None,
     rung: Rung,
+    **options: Any,
 ) -> None:
     """Compare what two DataLoaders give, sample by sample, in several epochs, without worker processes and with two.
 
     `make_ref(workers)` and `make_port` return (loader, set_epoch): a DataLoader of their framework with so many
     workers, see `by_sample`, and a function that gets the number of each epoch before it is read. One loader gives all
-    `epochs`. `name` says which pipeline it is, such as "val"; `kinds`, `hints` and `keep` are as in `by_sample` and
-    `data`. Raises UserError for what the reference's side raises; what the port's raises fails the rung.
+    `epochs`. `name` says which pipeline it is, such as "val"; `kinds` are as in `by_sample`, and `options`, `hints` and
+    `keep`, as in `data`. Raises UserError for what the reference's side raises; what the port's raises fails the rung.
     """
     for count in workers:
-        ref = rung.of_ref("make function", _loader, make_ref, count)
-        port = rung.of_port("make function", _loader, make_port, count)
-        for epoch in epochs if port else ():
-            rung.of_ref("set_epoch", ref[1], epoch)
-            rung.of_port("set_epoch", port[1], epoch)
-            both = (by_sample(loader, kinds=kinds, section=name) for loader, _ in (ref, port))
+        made = rung.observe("make function", _loader, make_ref, make_port, count)
+        for epoch in epochs if made else ():
+            rung.observe("set_epoch", lambda made, epoch: made[1](epoch), *made, epoch)
+            both = (by_sample(loader, kinds=kinds, section=name) for loader, _ in made)
             title = f"{name} pipeline, epoch {epoch}, {count} workers".strip()
-            data(*both, title=title, hints=hints, keep=keep, rung=rung)
+            data(*both, title=title, rung=rung, **options)
 
 
 def _loader(make: MakeLoader, workers: int) -> tuple[Any, Callable[[int], Any]]:

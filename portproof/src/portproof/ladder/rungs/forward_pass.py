@@ -9,23 +9,22 @@ from typing import Any
 import numpy as np
 
 from portproof.backends.model import BackendModel
-from portproof.backends.trace import Inputs, as_call, is_array, map_tensors
-from portproof.compare import Item, compare
+from portproof.backends.trace import OUTPUT, Inputs, as_call, is_array, map_tensors
+from portproof.compare import Item
 from portproof.compare.activations import dead_branches
-from portproof.compare.tolerances import U, semantic_atol
-from portproof.ladder.pairs.pair import (
-    MODES,
-    OUTPUT,
-    Pair,
+from portproof.compare.ruler import Ruler, U, distances
+from portproof.ladder.pairs.modes import (
+    Compared,
     all_notes,
     compare_mode,
     equal_weights,
     items,
-    run_mode,
+    passes,
     structure,
-    unfit,
+    why_not_comparable,
 )
-from portproof.ladder.pairs.sides import say_location
+from portproof.ladder.pairs.of_rung import say_location
+from portproof.ladder.pairs.pair import MODES, Pair
 from portproof.ladder.rung import Rung, on_rung
 
 DROPOUT_SHAPE = (256, 256)
@@ -54,9 +53,8 @@ def forward(
     differs the module at fault is located. Arguments: see `portproof.align` and `Pair.prepared`. With `all_branches` it
     is refused if an activation has a branch that no input reaches, where a fault could hide.
     """
-    pair = Pair.prepared(
-        ref, port, inputs, names=names, weights=weights, seed=seed, device=device, mirrored=mirrored, output=output
-    )
+    how_found = {"names": names, "weights": weights, "seed": seed, "device": device, "mirrored": mirrored}
+    pair = Pair.prepared(ref, port, inputs, **how_found, modes=modes, backward=False, output=output)
     first = len(rung.verdicts)
     if not _can_compare(rung, pair, weights):
         return
@@ -97,41 +95,48 @@ def gradients(
     located. Arguments: see `portproof.align` and `Pair.prepared`. Refused if no parameter of the reference has a
     gradient.
     """
-    pair = Pair.prepared(ref, port, inputs, names=names, weights=weights, seed=seed, device=device, mirrored=mirrored)
+    how_found = {"names": names, "weights": weights, "seed": seed, "device": device, "mirrored": mirrored}
+    pair = Pair.prepared(ref, port, inputs, **how_found, modes=modes)
     first = len(rung.verdicts)
     if not _can_compare(rung, pair, weights):
         return
-    pair.draw_cotangent(seed)
     for mode in modes:
-        if reason := unfit(pair, mode == "train"):
+        reason = why_not_comparable(pair, mode == "train")
+        if reason is not None:
             rung.check(reason)
             continue
-        runs = run_mode(pair, mode == "train")
-        for verdict in compare_mode(pair, mode == "train", runs):
-            rung.check(verdict)
-        sides = (runs.ref["float64"], False), (runs.port["float64"], True)
-        both = [{i: array for i, array in items(pair, *side).items() if i.kind == "gradient"} for side in sides]
-        if not any(array.any() for array in both[0].values()):
-            rung.refuse(f"{mode} mode: the reference has no gradients, so nothing is proved")
-        rung.keep(*both, prefix=f"{mode}/")
+        for compared in compare_mode(pair, mode == "train"):
+            rung.check(compared.verdict)
+            if compared.dtype == "float64" and compared.ref is not None:
+                _keep_gradients(rung, pair, mode, compared)
     _say_notes(rung, pair)
     say_location(rung, pair, first)
+
+
+def _keep_gradients(rung: Rung, pair: Pair, mode: str, compared: Compared) -> None:
+    """Put both sides' gradients of a mode into the result files; refuse a reference that has none."""
+    sides = (compared.ref, False), (compared.port, True)
+    both = [{i: array for i, array in items(pair, *side).items() if i.kind == "gradient"} for side in sides]
+    if not any(array.any() for array in both[0].values()):
+        rung.refuse(f"{mode} mode: the reference has no gradients, so nothing is proved")
+    rung.keep(*both, prefix=f"{mode}/")
 
 
 def _say_notes(rung: Rung, pair: Pair) -> None:
     """What a reader should know beside the rows; how the map was found, unless all names agree."""
     for note in all_notes(pair)[pair.strict :]:
         rung.say(note)
+    rung.say(passes(pair))
 
 
 def _can_compare(rung: Rung, pair: Pair, weights: str) -> bool:
     """Whether the pair's map covers every tensor, which is checked; else only the module at fault can be told."""
     first = len(rung.verdicts)
     rung.types = rung.types or {name: module.type for name, module in pair.ref.modules.items()}
-    if pair.names.ambiguous:
-        rung.refuse(pair.names.ambiguous)
+    if pair.name_map.ambiguous:
+        rung.refuse(pair.name_map.ambiguous)
         return False
-    fits = rung.check(structure(pair.names))
+    fits = rung.check(structure(pair.name_map))
     if weights == "own":
         rung.check(equal_weights(pair))
     if not fits:
@@ -141,19 +146,21 @@ def _can_compare(rung: Rung, pair: Pair, weights: str) -> bool:
 
 def _check_mode(rung: Rung, pair: Pair, train: bool) -> set[str]:
     """Every module in one mode -> the branches of its activations that no input reached."""
-    if reason := unfit(pair, train):
+    reason = why_not_comparable(pair, train)
+    if reason is not None:
         rung.check(reason)
         return set()
-    mode, runs = MODES[train], run_mode(pair, train)
-    fp64_ref = runs.ref["float64"].trace
-    rung.check_signal(fp64_ref.outputs)
-    for verdict in compare_mode(pair, train, runs):
-        rung.check(verdict)
-    for dtype, run in runs.port.items():
-        prefix = "" if (mode, dtype) == ("eval", "float32") else f"{mode}/{dtype}/"
-        sides = (_blocks(side.trace.outputs, pair.output) for side in (runs.ref[dtype], run))
-        rung.keep(*sides, prefix=prefix)
-    return dead_branches(fp64_ref.activation_inputs, rung.types)
+    dead: set[str] = set()
+    for compared in compare_mode(pair, train):
+        mode, dtype = MODES[train], compared.dtype
+        if dtype == "float64" and compared.ref is not None:
+            rung.check_signal(compared.ref.trace.outputs)
+            dead = dead_branches(compared.ref.trace.activation_inputs, rung.types)
+        rung.check(compared.verdict)
+        if compared.ref is not None:
+            prefix = "" if (mode, dtype) == ("eval", "float32") else f"{mode}/{dtype}/"
+            rung.keep(*(_blocks(run.trace.outputs, pair.output) for run in (compared.ref, compared.port)), prefix)
+    return dead
 
 
 def _blocks(outputs: Mapping[str, np.ndarray], output: str) -> dict[str, np.ndarray]:
@@ -163,12 +170,21 @@ def _blocks(outputs: Mapping[str, np.ndarray], output: str) -> dict[str, np.ndar
 
 
 def _check_one_sample(rung: Rung, pair: Pair) -> None:
-    item = Item(pair.output, "output", mode="eval", dtype="float64")
-    fp64_ref, fp32_ref = ({item: pair.ref.run(pair.inputs, dtype, False).output[0]} for dtype in ("float64", "float32"))
-    port = pair.port.run(pair.inputs, "float64", False).output
-    atol = semantic_atol(fp64_ref, fp32_ref)
-    port = {item: port[0]} if port else {}
-    rung.check(compare(fp64_ref, port, atol, title="eval mode, float64, one sample"))
+    item = Item(pair.output, "output")
+
+    def ref(dtype: str = "float64", perturbation: int = 0) -> dict[Item, np.ndarray]:
+        question = replace(pair.question(pair.ref, dtype, False), perturbation=perturbation)
+        return {item: pair.ref.ask(question).output[0]}
+
+    fp64_ref, found = ref(), pair.ask(pair.port, "float64", False).output
+    ruler = Ruler(
+        fp64_ref,
+        errors=lambda: distances(fp64_ref, ref("float32")),
+        perturbed=lambda i: distances(fp64_ref, ref(perturbation=i)),
+        must_be_judged=[item],
+    )
+    port = {item: found[0]} if found else {}
+    rung.check(ruler.compare(port, title="eval mode, float64, one sample", mode="eval", dtype="float64"))
 
 
 def _dropouts(pair: Pair) -> Iterable[str]:
@@ -203,7 +219,7 @@ def _check_dropout(rung: Rung, pair: Pair, name: str) -> None:
         {Item(what, "dropout", name, section=name): value for what, value in side.items()}
         for side in (dropout_facts(pair.ref, name), dropout_facts(pair.port, name), atol)
     )
-    rung.check(compare(*named, title="dropout on ones"), group=str)
+    rung.compare(*named, title="dropout on ones")
 
 
 def _say_dead_branches(rung: Rung, dead: set[str], must_be_none: bool) -> None:

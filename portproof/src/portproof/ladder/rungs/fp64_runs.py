@@ -10,16 +10,15 @@ import numpy as np
 from portproof.backends import backend
 from portproof.backends.base import Backend
 from portproof.backends.trace import map_tensors
-from portproof.compare import Item, compare, placed, tensor_item
-from portproof.compare.tolerances import SEMANTIC_RTOL, U64, largest, summed_noise_floor, with_noise_floor
-from portproof.io.cli import UserError
+from portproof.compare import Item, tensor_item
+from portproof.compare.ruler import SEMANTIC_RTOL, U64, Ruler, S, largest, summed_noise_floor
 from portproof.ladder.rung import Rung, on_rung, processor_time
+from sturdyio.cli import UserError
 
-# The growth of rounding is measured: a second run of the reference, in which every input and every parameter moves by
-# one ulp before each step. That is one rounding where a step has several hundred, which mostly
-# cancel: a faultless port was seen 0.6 to 2.1 times as far from the reference. If GROWTH times it is more than
-# TOGETHER, there is nothing that could be compared.
-GROWTH = 16.0
+# The growth of rounding is measured: a second, perturbed run of the reference, in which every input and every parameter
+# moves by one ulp before each step. That is one rounding where a step has several hundred, which mostly cancel: a
+# faultless port was seen 0.6 to 2.1 times as far from the reference. One run is enough, since each item has the largest
+# share of all items. If S times that is more than TOGETHER, there is nothing that could be compared.
 TOGETHER = 1e-9
 LOSS = Item("loss", "loss")
 
@@ -62,7 +61,7 @@ class Epoch:
 
     def __iter__(self) -> Iterator[Any]:
         batches, framework = self.batches, self.batches.backend
-        batches.before = batches.before or framework.parameters(self.model)
+        batches.before = batches.before or framework.arrays_of(self.model).parameters()
         for batch in self.loader:
             given = map_tensors(
                 batch,
@@ -79,9 +78,10 @@ def _fp64_run(
 ) -> dict[Item, np.ndarray]:
     """The losses of all steps, and every parameter and buffer behind them; ValueError where nothing was trained."""
     batches = Batches(framework, jitter)
-    with framework.exact_constants():
+    with framework.runs.exact_constants():
         model, losses = run(batches)
-    after = framework.parameters(model)
+    arrays = framework.arrays_of(model)
+    after = arrays.parameters()
     if not batches.before:
         raise ValueError("it takes no batch from `batches(loader, model)`")
     losses = np.array(losses, np.float64)
@@ -90,7 +90,7 @@ def _fp64_run(
     return {
         LOSS: losses,
         **{tensor_item(name, "parameter"): array for name, array in after.items()},
-        **{tensor_item(name, "buffer"): array for name, array in framework.buffers(model).items()},
+        **{tensor_item(name, "buffer"): array for name, array in arrays.buffers().items()},
     }
 
 
@@ -109,7 +109,7 @@ def train_fp64(
     `ref` and `port` take `batches` and return (model, losses): the model, in float64 and without dropout, after a run
     whose batches are those of `batches(loader, model)`, and each step's loss as a float. A loader gives tensors or
     arrays in tuples, lists or dicts. Both begin with the same weights, and `ref` runs twice. `names` are the
-    reference's modules and the port's, where they differ; `what` says what is trained on. The limit is GROWTH times
+    reference's modules and the port's, where they differ; `what` says what is trained on. The limit is S times
     how far the reference is from itself when all moves by one ulp before each step.
 
     Raises UserError for a reference that raises, trains nothing, or is not in float64; a port that raises or trains
@@ -125,42 +125,42 @@ def train_fp64(
                 raise UserError(f"the reference's {item} is {array.dtype}: train its model in float64")
         jitter = np.random.default_rng([seed, 7])
         moved = rung.of_ref("training in float64", _fp64_run, backend("torch"), ref, jitter)
-        if not (rtol := _rtol(rung, fp64_ref, moved)):
+        growth = _growth(rung, fp64_ref, moved)
+        if growth is None:
             return
         port_items = rung.of_port("training in float64", _fp64_run, backend("paddle"), port)
         if port_items is None:
             return
-        steps = fp64_ref[LOSS].size
-        atol = {item: rtol * largest(array) if item in floats else 0.0 for item, array in fp64_ref.items()}
-        atol, expected_zero = with_noise_floor(atol, dict.fromkeys(floats, summed_noise_floor(steps)), fp64_ref)
-        there = {"mode": "train", "dtype": "float64"}
         back = {port_name: name for name, port_name in (names or {}).items()}
         port_items = {_renamed(item, back): array for item, array in port_items.items()}
-        sides = (placed(side, **there) for side in (fp64_ref, port_items, atol))
-        title = f"train mode, float64, {steps} steps" + f" of {what}" * bool(what)
-        verdict = compare(*sides, title=title, expected_zero=placed(dict.fromkeys(expected_zero), **there))
+        steps = fp64_ref[LOSS].size
+        grown = {item: growth * largest(array) for item, array in floats.items()}
+        floors = dict.fromkeys(floats, summed_noise_floor(steps))
+        title = f"train mode, float64, {steps} steps" + (f" of {what}" if what else "")
+        ruler = Ruler(fp64_ref, perturbed=lambda _: grown, floors=floors, must_be_judged=[LOSS])
+        verdict = ruler.compare(port_items, title=title, mode="train", dtype="float64")
         rung.check(verdict, group=lambda item: item.kind)
 
 
-def _rtol(rung: Rung, fp64_ref: dict[Item, np.ndarray], moved: dict[Item, np.ndarray]) -> float:
-    """The limit as a share of each item's largest value; 0, and the rung is refused, where nothing can be compared."""
+def _growth(rung: Rung, fp64_ref: dict[Item, np.ndarray], moved: dict[Item, np.ndarray]) -> float | None:
+    """How far `moved` is, as a share of an item's largest value; None, and the rung is refused, if that is too far."""
     if not all(np.isfinite(array).all() for side in (fp64_ref, moved) for array in side.values()):
         rung.refuse("the reference's training in float64 gives NaN or infinity: lower its learning rate")
-        return 0.0
+        return None
     steps = fp64_ref[LOSS].size
     floor = summed_noise_floor(steps)  # such as the gradient of a bias that the next batch norm removes
     scales = {item: largest(array) for item, array in fp64_ref.items() if largest(array) > floor}
     growths = {item: largest(moved[item] - fp64_ref[item]) / scale for item, scale in scales.items()}
     worst = max(growths, key=growths.get)
-    rtol = max(SEMANTIC_RTOL, GROWTH * growths[worst])
+    growth = growths[worst]
     rung.say(
-        f"float64: moved by one ulp before each step, the reference is {growths[worst]:.1e} of the "
-        f"largest value from itself after {steps} steps, at {worst}; {GROWTH:g} times that, {rtol:.1e}, is the limit"
+        f"float64: moved by one ulp before each step, the reference is {growth:.1e} of the largest value from itself "
+        f"after {steps} steps, at {worst}; {S:g} times that, {max(SEMANTIC_RTOL, S * growth):.1e}, is the limit"
     )
-    if rtol > TOGETHER:
-        rung.refuse(f"the reference does not stay within {TOGETHER / GROWTH:.0e} of itself over {steps} steps")
-        return 0.0
-    return rtol
+    if S * growth > TOGETHER:
+        rung.refuse(f"the reference does not stay within {TOGETHER / S:.0e} of itself over {steps} steps")
+        return None
+    return growth
 
 
 def _renamed(item: Item, back: Mapping[str, str]) -> Item:

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
 
 from portproof.backends import backend
 from portproof.backends.base import Backend
-from portproof.compare import Item, compare, tensor_item
-from portproof.compare.tolerances import exact_atol
-from portproof.io.cli import UserError
+from portproof.compare import Item, tensor_item
 from portproof.ladder.rung import Rung, on_rung
-from portproof.ladder.statistics.distribution import Constant, Law, Normal, Uniform, between, law_like
+from portproof.ladder.statistics.distribution import Constant, Law, Normal, Statistic, Uniform, between, law_like
+from sturdyio.cli import UserError
 
 __all__ = ["Constant", "Normal", "Uniform", "init"]
 
@@ -24,6 +23,8 @@ __all__ = ["Constant", "Normal", "Uniform", "init"]
 # two deviations; and in one of 50 000 values a deviation that is 2 % off.
 VALUES, FEWEST_SEEDS = 1024, 2
 AGAIN, OTHERS, SHARED = "same seed again", "other tensors", "shared draw"
+BY_NAME = attrgetter("name")
+OWN = AGAIN, OTHERS  # what a side's draws are compared with each other by
 KINDS = {AGAIN: "seed", OTHERS: "independence", "distinct": "independence"}
 COUNT = "num_batches_tracked"  # PaddlePaddle does not have it
 
@@ -36,13 +37,17 @@ def _item(tensor: str, what: str) -> Item:
     return Item(what, kind, tensor.rpartition(".")[0], section=tensor)
 
 
-def _drawn_once(build: Callable[[int], Any], backend: Backend, back: Mapping[str, str], seed: int) -> Arrays:
+def _drawn_once(model: Any, backend: Backend, back: Mapping[str, str]) -> Arrays:
     """A new model's parameters and buffers; `back` maps its modules to the reference's."""
-    model = build(seed)
     if not isinstance(model, backend.module_class):
         raise TypeError(f"it returned a {type(model).__name__}, no {backend.module_class_name}")
-    split = ((*name.rpartition("."), array) for name, array in backend.arrays(model).items())
-    return {back.get(module, module) + dot + leaf: array for module, dot, leaf, array in split}
+    found = {}
+    for name, array in backend.arrays_of(model).saved().items():
+        if not array.size:
+            raise ValueError(f"{name} is empty")
+        module, dot, leaf = name.rpartition(".")
+        found[back.get(module, module) + dot + leaf] = array
+    return found
 
 
 def _sampled(draw: Callable[[int], Arrays], seeds: Sequence[int]) -> tuple[Arrays, Arrays]:
@@ -50,8 +55,6 @@ def _sampled(draw: Callable[[int], Arrays], seeds: Sequence[int]) -> tuple[Array
     kept: dict[str, list[np.ndarray]] = {}
     for number, seed in enumerate(seeds):
         for name, array in draw(seed).items():
-            if not array.size:
-                raise ValueError(f"{name} is empty")
             if number < max(FEWEST_SEEDS, math.ceil(VALUES / array.size)):
                 kept.setdefault(name, []).append(array)
     return {name: np.stack(arrays) for name, arrays in kept.items()}, draw(seeds[0])
@@ -67,37 +70,44 @@ def _laws(expected: Callable[..., Law], ref: Arrays, types: Mapping[str, str]) -
     return laws
 
 
-def _check_side(
-    rung: Rung, against: str, who: str, side: tuple[Arrays, Arrays], ref: Arrays, laws: Mapping[str, Law]
-) -> None:
-    """One side's samples against their laws, and each draw against the others; `ref` tells shapes and dtypes."""
-    samples, again = side
+def _shown(rung: Rung, who: str, samples: Arrays, again: Arrays, laws: Mapping[str, Law]) -> dict[Item, Statistic]:
+    """What one side's samples show: by their laws, and each draw against the others."""
     drawn = {name: sample[0] for name, sample in samples.items() if name in laws and sample[0].std() > 0}
     if not drawn:
         rung.refuse(f"{who}: no parameter is drawn, each is a constant")
     others, others_atol = between({name: laws[name].deviates(sample) for name, sample in drawn.items()})
-    exact, found, atol = {}, {}, {}
-    for name, law in laws.items():
-        right, allowed = law.expectations(ref[name].shape, ref[name].dtype)
-        shown = law.statistics(samples[name]) if name in samples else {}
+    shown = {}
+    for name, sample in samples.items():
+        if name not in laws:
+            shown[tensor_item(name, "structure")] = Statistic(sample, np.empty(0), 0.0)
+            continue
+        own = laws[name].statistics(sample)
         if name in drawn:
-            right[AGAIN], shown[AGAIN], allowed[AGAIN] = drawn[name], again.get(name, np.empty(0)), 0.0
+            own[AGAIN] = Statistic(again.get(name, np.empty(0)), drawn[name], 0.0)
         if name in others:
-            right[OTHERS], shown[OTHERS], allowed[OTHERS] = np.zeros_like(others[name]), others[name], others_atol
-        exact |= {_item(name, what): array for what, array in right.items()}
-        found |= {_item(name, what): array for what, array in shown.items()}
-        atol |= {_item(name, what): limit for what, limit in allowed.items()}
-    found |= {tensor_item(name, "structure"): sample for name, sample in samples.items() if name not in laws}
-    order = [*dict.fromkeys(item.name for item in exact if item.name not in (AGAIN, OTHERS)), AGAIN, OTHERS]
-    exact = {item: exact[item] for item in sorted(exact, key=lambda item: order.index(item.name))}
-    expected_zero = {item for item, array in exact.items() if not array.any()}
-    title = f"{who}, against {against}"
-    rung.check(compare(exact, found, atol, title=title, expected_zero=expected_zero), group=lambda item: item.name)
+            own[OTHERS] = Statistic(others[name], np.zeros_like(others[name]), others_atol)
+        shown |= {_item(name, what): statistic for what, statistic in own.items()}
+    return shown
+
+
+def _check_side(rung: Rung, title: str, right: Mapping[Item, Statistic], shown: Mapping[Item, Statistic]) -> None:
+    """What one side has `shown` against what is `right`, which for its own draws against each other it says itself."""
+    wanted = {item: statistic for item, statistic in right.items() if item.name not in OWN}
+    order = [*dict.fromkeys(item.name for item in wanted), *OWN]
+    wanted |= {item: statistic for item, statistic in shown.items() if item.name in OWN}
+    exact = {item: wanted[item].expected for item in sorted(wanted, key=lambda item: order.index(item.name))}
+    found = {item: statistic.found for item, statistic in shown.items()}
+    atol = {item: statistic.atol for item, statistic in wanted.items()}
+    expected_zero = {item for item, array in exact.items() if not np.any(array)}
+    rung.compare(exact, found, atol, title=title, group=BY_NAME, expected_zero=expected_zero)
 
 
 def _summary(samples: Arrays) -> Arrays:
     """Mean and standard deviation of each parameter and buffer, for the result files."""
-    return {f"{name}/{f.__name__}": np.array(f(sample)) for name, sample in samples.items() for f in (np.mean, np.std)}
+    found = {}
+    for name, sample in samples.items():
+        found[f"{name}/mean"], found[f"{name}/std"] = sample.mean(), sample.std()
+    return found
 
 
 @on_rung
@@ -131,37 +141,40 @@ def init(
     """
     if seeds < FEWEST_SEEDS:
         raise UserError(f"seeds={seeds}: give {FEWEST_SEEDS} or more, or nothing shows that draws follow the seed")
-    torch, paddle = backend("torch"), backend("paddle")
     back = {port_name: name for name, port_name in (names or {}).items()}
     drawn = [int(np.random.SeedSequence((seed, number)).generate_state(1)[0]) for number in range(2 * seeds)]
-    every, more = drawn[:seeds], drawn[seeds:]
     types: dict[str, str] = {}
 
-    def build(seed: int) -> Any:
+    def draw_ref(seed: int) -> Arrays:
         model = ref(seed)
-        if isinstance(model, torch.module_class):
-            types.update(torch.layer_types(model))
-        return model
+        arrays = _drawn_once(model, backend("torch"), {})
+        types.update(backend("torch").layers.types(model))
+        return arrays
+
+    def draw_port(seed: int) -> Arrays:
+        return _drawn_once(port(seed), backend("paddle"), back)
 
     what = "initial weights"
-    ref_side = rung.of_ref(what, _sampled, lambda seed: _drawn_once(build, torch, {}, seed), every)
-    port_side = rung.of_port(what, _sampled, lambda seed: _drawn_once(port, paddle, back, seed), every)
-    if expected is None:
-        again, _ = rung.of_ref(what, _sampled, lambda seed: _drawn_once(build, torch, {}, seed), more)
-        laws, against = {name: law_like(sample) for name, sample in again.items()}, "what the reference draws"
-    else:
-        laws, against = _laws(expected, ref_side[0], types), "the exact distributions"
-    ref_samples = ref_side[0]
-    check = partial(_check_side, rung, against)
-    check(f"reference, {SHARED}" if shared else "reference", ref_side, ref_samples, laws)
-    if port_side is None:
+    sides = rung.observe(what, _sampled, draw_ref, draw_port, drawn[:seeds])
+    if sides is None:
         return
-    counts = {name for name in ref_samples if name.endswith(COUNT) and name not in port_side[0]}
-    ref_samples = {name: sample for name, sample in ref_samples.items() if name not in counts}
-    if shared:
-        both = [{_item(name, SHARED): sample for name, sample in side.items()} for side in (ref_samples, port_side[0])]
-        title = f"port, {SHARED}, against the reference's, bit for bit"
-        rung.check(compare(*both, exact_atol(both[0]), title=title), group=lambda item: item.name)
+    (ref_samples, ref_again), (port_samples, port_again) = sides
+    if expected is None:
+        more, _ = rung.of_ref(what, _sampled, draw_ref, drawn[seeds:])
+        laws, against = {name: law_like(sample) for name, sample in more.items()}, "what the reference draws"
     else:
-        check("port", port_side, ref_samples, {name: laws[name] for name in ref_samples})
-        rung.keep(_summary(ref_side[0]), _summary(port_side[0]))
+        laws, against = _laws(expected, ref_samples, types), "the exact distributions"
+    who = f"reference, {SHARED}" if shared else "reference"
+    right = _shown(rung, who, ref_samples, ref_again, laws)
+    _check_side(rung, f"{who}, against {against}", right, right)
+    counts = {name for name in ref_samples if name.endswith(COUNT) and name not in port_samples}
+    if shared:
+        ref_draws = {_item(name, SHARED): sample for name, sample in ref_samples.items() if name not in counts}
+        port_draws = {_item(name, SHARED): sample for name, sample in port_samples.items()}
+        title = f"port, {SHARED}, against the reference's, bit for bit"
+        rung.compare(ref_draws, port_draws, title=title, group=BY_NAME)
+    else:
+        right = {item: statistic for item, statistic in right.items() if item.section not in counts}
+        shown = _shown(rung, "port", port_samples, port_again, laws)
+        _check_side(rung, f"port, against {against}", right, shown)
+        rung.keep(_summary(ref_samples), _summary(port_samples))

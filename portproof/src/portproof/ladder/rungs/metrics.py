@@ -13,14 +13,15 @@ import numpy as np
 from portproof.backends import backend
 from portproof.backends.base import Backend
 from portproof.backends.trace import map_tensors
-from portproof.compare import Item, Items, compare
-from portproof.compare.tolerances import C, U, kernel_atol, largest
-from portproof.io.cli import UserError
+from portproof.compare import Item, Items
+from portproof.compare.ruler import C, U, kernel_atol, largest
 from portproof.ladder.cases import Case, batches, in_precision, metrics, prepared, ranked_labels
 from portproof.ladder.rung import Rung, on_rung
+from sturdyio.cli import UserError
 
 KINDS = {"b": np.int64, "i": np.int64, "u": np.int64, "f": np.float64}
 Numbers = dict[str, np.ndarray]
+Evaluated = tuple[Callable[..., Any], Any, Iterable]  # (evaluate, model, loader)
 MOST_KEPT = 2**28  # bytes of images; of a whole validation set that is little
 
 
@@ -38,10 +39,12 @@ def _numbers(returned: Any, name: str, backend: Backend | None = None) -> Number
 
 def _over(function: Callable[..., Numbers], case: Case, size: int | None) -> Numbers:
     """What `function` gives for each batch of `size`, stacked; under names of their own where shapes differ."""
-    found = [function(*batch) for batch in batches(case, size)]
+    found: dict[str, list[np.ndarray]] = {}
+    for batch in batches(case, size):
+        for key, array in function(*batch).items():
+            found.setdefault(key, []).append(array)
     stacked = {}
-    for key in dict.fromkeys(key for numbers in found for key in numbers):
-        arrays = [numbers[key] for numbers in found if key in numbers]
+    for key, arrays in found.items():
         if size is None:
             stacked[key] = arrays[0]
         elif len({array.shape for array in arrays}) == 1:
@@ -79,13 +82,13 @@ def _comparable(expected: Items, found: Items) -> tuple[Items, Items]:
 
 def _atol(fp64_ref: Items, fp32_ref: Items) -> dict[Item, float]:
     """0 for whole numbers, the kernel limits for floats, over what is finite in both precisions."""
-    both = {}, {}
+    high, low = {}, {}
     for item, fp32 in fp32_ref.items():
         fp64 = fp64_ref.get(item)
         if fp64 is not None and fp64.shape == fp32.shape:
             finite = np.isfinite(fp64) & np.isfinite(fp32)
-            both[0][item], both[1][item] = np.where(finite, fp64, 0), np.where(finite, fp32, 0)
-    return kernel_atol(*both)
+            high[item], low[item] = np.where(finite, fp64, 0), np.where(finite, fp32, 0)
+    return kernel_atol(high, low)
 
 
 @on_rung
@@ -118,79 +121,69 @@ def metric(
     """
     ref_numbers = _on_tensors(backend("torch"), ref_metric, name, device)
     port_numbers = _on_tensors(backend("paddle"), port_metric, name, device)
-    fp64_ref, ref, port, right = {}, {}, {}, {}
+    answer = exact and (lambda *arrays: _numbers(exact(*arrays), name))
+    fp64_ref, right = {}, {}
+    ref, port = {}, {}
     for case_name, case in prepared(metrics(seed) if cases is None else cases).items():
         for size in batch_sizes:
             suffix = "" if size is None or len(batch_sizes) == 1 else f", batches of {size}"
-            place = partial(_placed, case_name, suffix)
-            what = f"metric, on {case_name}{suffix},"
-            ref |= place(rung.of_ref(what, _over, ref_numbers, case, size))
-            fp64_ref |= place(rung.of_ref(what, _over, ref_numbers, in_precision(case, "float64"), size))
-            found = rung.of_port(what.rstrip(","), _over, port_numbers, case, size)
-            if found is None:
+            place, where = partial(_placed, case_name, suffix), f"on {case_name}{suffix}"
+            fp64 = rung.of_ref(f"metric {where}", _over, ref_numbers, in_precision(case, "float64"), size)
+            both = rung.observe(f"metric {where}", _over, ref_numbers, port_numbers, case, size)
+            if both is None:
                 return
-            port |= place(found)
-            if exact:
-                answer = lambda *arrays: _numbers(exact(*arrays), name)  # noqa: E731
-                right |= place(rung.of_ref(f"right answer `exact`, on {case_name}{suffix},", _over, answer, case, size))
+            fp64_ref |= place(fp64)
+            ref |= place(both[0])
+            port |= place(both[1])
+            right |= place(rung.of_ref(f"right answer `exact` {where}", _over, answer, case, size)) if exact else {}
     values = np.concatenate([array.astype(np.float64).ravel() for array in ref.values()] or [np.empty(0)])
     if values.size > 1 and np.unique(values).size == 1:
         rung.refuse(f"the reference's metric is {values[0]} on every case: give cases on which it differs")
     atol = _atol(fp64_ref, ref)
-    judged = [(right, ref, f"{title}, reference"), (right, port, f"{title}, port")] if exact else [(ref, port, title)]
-    for *both, heading in judged:
-        expected, found = _comparable(*both)
-        words = {item: 0.0 for item, array in expected.items() if array.dtype.kind == "U"}
-        rung.check(compare(expected, found, atol | words, title=heading), group=str)
+    if exact:
+        _check(rung, right, ref, atol, f"{title}, reference")
+        _check(rung, right, port, atol, f"{title}, port")
+    else:
+        _check(rung, ref, port, atol, title)
     rung.keep(ref, port)
+
+
+def _check(rung: Rung, ref: Items, port: Items, atol: Mapping[Item, float], title: str) -> None:
+    expected, found = _comparable(ref, port)
+    words = {item: 0.0 for item, array in expected.items() if array.dtype.kind == "U"}
+    rung.compare(expected, found, atol | words, title=title)
 
 
 def _placed(section: str, suffix: str, found: Numbers) -> dict[Item, np.ndarray]:
     return {Item(f"{key}{suffix}", "metric", section=section): array for key, array in found.items()}
 
 
-@dataclass
-class _Relabelled:
-    """A loader's batches with other labels; all else of it is the loader's."""
+class _Batches:
+    """A loader's batches as copies, since an evaluation may change them in place; all else of it is the loader's.
 
-    loader: Iterable
-    labels: np.ndarray
-    tensor: Callable[[np.ndarray], Any]
-
-    def __iter__(self) -> Iterator[tuple]:
-        start = 0
-        for images, target in self.loader:
-            yield images, self.tensor(self.labels[start : start + len(target)])
-            start += len(target)
-
-    def __len__(self) -> int:
-        return len(self.loader)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.loader, name)
-
-
-class _ReadOnce:
-    """A loader that is read once if its images take less than MOST_KEPT; all else of it is the loader's.
-
-    What it gives is a copy, for an evaluation may change its images in place.
+    It is read once if its images take less than MOST_KEPT. With `labels`, tensors of these take the place of its own.
     """
 
     def __init__(self, loader: Iterable, to_array: Callable[[Any], np.ndarray]) -> None:
         self.loader, self.to_array = loader, to_array
-        self.batches: list[tuple] | None = None
+        self.kept: list[tuple] | None = None
+        self.labels: Any = None  # a tensor (N,)
 
     def __iter__(self) -> Iterator[tuple]:
-        if self.batches is not None:
-            yield from map(copy.deepcopy, self.batches)
-            return
+        start = 0
+        for images, target in self._read() if self.kept is None else self.kept:
+            end = start + len(target)
+            yield copy.deepcopy((images, target if self.labels is None else self.labels[start:end]))
+            start = end
+
+    def _read(self) -> Iterator[tuple]:
         batches, size = [], 0
         for images, target in self.loader:
             size += self.to_array(images).nbytes
             if size < MOST_KEPT:
                 batches.append(copy.deepcopy((images, target)))
             yield images, target
-        self.batches = batches if size < MOST_KEPT else None
+        self.kept = batches if size < MOST_KEPT else None
 
     def __len__(self) -> int:
         return len(self.loader)
@@ -211,19 +204,21 @@ class _Side:
     progress: Callable[[Iterable], Iterable]
 
     def __post_init__(self) -> None:
-        self.loader = _ReadOnce(self.loader, self._array)
+        self.device = self.backend.device(self.device)
+        self.loader = _Batches(self.loader, self._array)
 
     def _array(self, value: Any) -> np.ndarray:
         return self.backend.to_array(value) if self.backend.framework.is_tensor(value) else np.asarray(value)
 
     def outputs(self, dtype: str) -> tuple[np.ndarray, np.ndarray, set[int]]:
         """(logits (N, C), labels (N,), sizes of the batches) of the loader, by a copy of the model in eval mode."""
-        model = self.backend.moved(copy.deepcopy(self.model), self.device, dtype)
+        model = self.backend.training.to_device(copy.deepcopy(self.model), self.device, dtype)
         model.eval()
+        runs = self.backend.runs
         logits, labels = [], []
         for images, target in self.progress(self.loader):
             x = self.backend.tensor(self._array(images), self.device, dtype)
-            with self.backend.framework.no_grad(), self.backend.new_tensors(dtype), self.backend.exact_constants():
+            with self.backend.framework.no_grad(), runs.new_tensors(dtype), runs.exact_constants():
                 logits.append(self.backend.to_array(model(x)))
             labels.append(self._array(target))
         if not logits:
@@ -234,31 +229,27 @@ class _Side:
         """What `evaluate` says of the loader's images and `labels`, with a copy of the model as training leaves it."""
         model = copy.deepcopy(self.model)
         model.train()
-        batches = _Relabelled(self.loader, labels, lambda array: self.backend.tensor(array, self.device))
-        found = _numbers(self.evaluate(model, batches), "metric", self.backend)
+        self.loader.labels = self.backend.tensor(labels, self.device)
+        found = _numbers(self.evaluate(model, self.loader), "metric", self.backend)
         return {name: array.astype(np.float64) for name, array in found.items()}
 
 
 @on_rung
 def evaluation(
-    ref_evaluate: Callable[..., Any],
-    port_evaluate: Callable[..., Any],
-    ref_model: Any,
-    port_model: Any,
-    ref_loader: Iterable,
-    port_loader: Iterable,
-    *,
+    ref: Evaluated,
+    port: Evaluated,
+    *more: Any,
     results: Mapping[str, str] | None = None,
     gain: float = 2.0,
     device: str = "cpu",
     progress: Callable[[Iterable], Iterable] = iter,
     rung: Rung,
 ) -> None:
-    """Compare two evaluations of a classifier over a whole loader.
+    """Compare two evaluations of a classifier over a whole loader: (evaluate, model, loader) of each side.
 
-    `ref_evaluate(model, batches)` and the port's return a number or {name: number}. Both models have the same weights
-    and map images to logits (N, C). The loaders give batches (images, labels (N,)), as often as they are iterated; the
-    last one should not be full. First the logits and labels are compared: float32, kernel limits, labels equal. Then
+    `evaluate(model, batches)` returns a number or {name: number}. Both models have the same weights and map images to
+    logits (N, C). The loaders give batches (images, labels (N,)), as often as they are iterated; the last one should
+    not be full. First the logits and labels are compared: float32, kernel limits, labels equal. Then
     both evaluations run, on a copy of the model in train mode, as training leaves it: to evaluate in eval mode is their
     own business. They get the loader's images, at first with labels at every rank around the k of top-k
     (`cases.ranked_labels`), then with its own.
@@ -271,28 +262,27 @@ def evaluation(
     Raises UserError for a reference that raises, for no batches, and for loaders that are iterators. Inputs on which
     the rank of no label is beyond rounding are refused.
     """
-    for role, loader in (("reference", ref_loader), ("port", port_loader)):
+    if more or not len(ref) == len(port) == 3:
+        raise UserError("evaluation takes ref and port, each (evaluate, model, loader) of that side")
+    for role, (_, _, loader) in (("reference", ref), ("port", port)):
         if isinstance(loader, Iterator):
-            raise UserError(
-                f"the {role}'s loader is a {type(loader).__name__}, read only once: give a loader or a list"
-            )
-    torch, paddle = backend("torch"), backend("paddle")
-    ref_side = _Side(torch, torch.device(device), ref_evaluate, ref_model, ref_loader, progress)
-    port_side = _Side(paddle, paddle.device(device), port_evaluate, port_model, port_loader, progress)
-    fp64_ref, _, _ = rung.of_ref("model, in float64,", ref_side.outputs, "float64")
-    ref_logits, ref_labels, sizes = rung.of_ref("model", ref_side.outputs, "float32")
-    found = rung.of_port("model", port_side.outputs, "float32")
-    if found is None:
+            kind = type(loader).__name__
+            raise UserError(f"the {role}'s loader is a {kind}, read only once: give a loader or a list")
+    ref_side = _Side(backend("torch"), device, *ref, progress)
+    port_side = _Side(backend("paddle"), device, *port, progress)
+    fp64_ref, *_ = rung.of_ref("model in float64", ref_side.outputs, "float64")
+    both = rung.observe("model", _Side.outputs, ref_side, port_side, "float32")
+    if both is None:
         return
+    (ref_logits, ref_labels, sizes), (port_logits, port_labels, _) = both
     if ref_logits.ndim != 2 or ref_labels.shape != ref_logits.shape[:1] or ref_labels.dtype.kind not in "iu":
         shapes = f"outputs {ref_logits.shape}, labels {ref_labels.shape} of {ref_labels.dtype}"
         raise UserError(f"the reference has {shapes}: an evaluation needs logits (N, C) and whole-number labels (N,)")
     rung.check_signal({"logits": fp64_ref})
     logits, labels = Item("logits", "output"), Item("labels", "label")
     atol = kernel_atol({logits: fp64_ref}, {logits: ref_logits}) | {labels: 0.0}
-    ref, port = {logits: ref_logits, labels: ref_labels}, {logits: found[0], labels: found[1]}
-    rung.keep(ref, port)
-    if not rung.check(compare(ref, port, atol, title="the whole validation set, float32"), group=str):
+    ref, port = {logits: ref_logits, labels: ref_labels}, {logits: port_logits, labels: port_labels}
+    if not rung.compare(ref, port, atol, title="the whole validation set, float32", keep=""):
         return
     limit = atol[logits]
     ranked = ranked_labels(fp64_ref, 2 * limit)
@@ -304,19 +294,22 @@ def evaluation(
     loss_atol = gain * limit + C * U * largest(fp64_ref)
     ranked = ranked.astype(ref_labels.dtype)
     for prefix, word, given in (("ranked/", "ranked labels", ranked), ("", "the loader's labels", ref_labels)):
-        ref = rung.of_ref("evaluation", ref_side.results, given)
-        port = rung.of_port("evaluation", port_side.results, given)
-        if port is None:
+        both = rung.observe("evaluation", _Side.results, ref_side, port_side, given)
+        if both is None:
             return
+        ref, port = both
         kinds = dict(results or _kinds(ref))
         if not set(kinds) <= set(ref):
             raise UserError(f"the reference's evaluation returns {', '.join(ref)}: no {min(set(kinds) - set(ref))}")
-        named = [{Item(k, kinds[k]): side[k] for k in kinds if k in side} for side in (ref, port)]
-        atol = {item: loss_atol if item.kind == "loss" else 0.0 for item in named[0]}
-        rung.check(compare(*named, atol, title=f"evaluation, {word}"), group=str)
+        ref_items, port_items = (_named(side, kinds) for side in both)
+        atol = {item: loss_atol if item.kind == "loss" else 0.0 for item in ref_items}
+        rung.compare(ref_items, port_items, atol, title=f"evaluation, {word}", keep=prefix)
         shares = [f"{k} {float(ref[k]):.4f}" for k, kind in kinds.items() if kind == "metric" and ref[k].ndim == 0]
         rung.say(f"  {', '.join(shares)} of {len(ref_labels)} images")
-        rung.keep(*named, prefix)
+
+
+def _named(results: Numbers, kinds: Mapping[str, str]) -> dict[Item, np.ndarray]:
+    return {Item(name, kind): results[name] for name, kind in kinds.items() if name in results}
 
 
 def _kinds(ref: Numbers) -> dict[str, str]:

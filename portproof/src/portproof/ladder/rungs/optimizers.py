@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from portproof.backends import backend
 from portproof.backends.base import Backend
-from portproof.compare import Item, compare, tensor_item
-from portproof.compare.tolerances import SEMANTIC_RTOL, exact_atol, largest, with_coefficients
-from portproof.io.cli import UserError
-from portproof.ladder.pairs.sides import Sides, check_coefficients
+from portproof.backends.model import Model
+from portproof.compare import Item, Verdict, tensor_item
+from portproof.compare.ruler import Ruler, distances
+from portproof.ladder.pairs.of_rung import check_coefficients, equal_pair
 from portproof.ladder.rung import Rung, on_rung
-from portproof.python39 import zip_strict
+from sturdyio.cli import UserError
 
 Make = Callable[..., Any]  # (model, **settings) -> optimizer, or (optimizer, schedule)
 Recipes = Mapping[str, Mapping[str, Any]]
@@ -59,58 +61,80 @@ def optimizer(
     check_coefficients(coefficients)
     if updates < 1:
         raise UserError(f"updates {updates}: choose 1 or more")
-    sides = Sides.of(rung, ref, port, names, device)
-    if sides is None:
+    pair = equal_pair(rung, ref, port, names, device)
+    if pair is None:
         return
+    sides = _Side(pair.ref, pair.keys(False), make_ref), _Side(pair.port, pair.keys(True), make_port)
     rng = np.random.default_rng([seed, 9])
-    start = sides.ref.backend.parameters(sides.ref.model)
+    start = pair.ref.backend.arrays_of(pair.ref.model).parameters()
     drawn = [{name: rng.normal(size=array.shape) for name, array in start.items()} for _ in range(updates)]
-    moved, rates, atol = ({}, {}), {}, {}
+    rows, rates = [], {}
     for name, every in _all(recipes, settings).items():
-        rate, found, optimizer_of_ref = rung.of_ref("optimizer", _updated, sides, 0, make_ref, every, drawn)
-        own_atol = {key: SEMANTIC_RTOL * largest(array) for key, array in found.items()}
-        if coefficients == "float32":
-            names = sides.ref.backend.coefficients(optimizer_of_ref)
-            runs = [_updated(sides, 0, make_ref, every, drawn, rounded=name)[1] for name in names]
-            own_atol = with_coefficients(own_atol, found, runs)
-        atol |= {tensor_item(key, "parameter", section=name): limit for key, limit in own_atol.items()}
-        rates[rate] = f"{rate:g}"
-        if all(np.array_equal(array, start[key]) for key, array in found.items()):
+        both = rung.observe("optimizer", _Side.updated, *sides, name, every, drawn)
+        if both is None:
+            continue
+        of_ref, of_port = both
+        rates[of_ref.rate] = f"{of_ref.rate:g}"
+        if all(np.array_equal(array, start[item.name]) for item, array in of_ref.parameters.items()):
             rung.refuse(f"the reference's optimizer{name and f' {name}'} moves no parameter")
-        _, port_found, _ = rung.of_port("optimizer", _updated, sides, 1, make_port, every, drawn) or (rate, {}, None)
-        for side, arrays in zip_strict(moved, (found, port_found)):
-            side.update({tensor_item(key, "parameter", section=name): array for key, array in arrays.items()})
+        ruler = Ruler(of_ref.parameters)
+        if coefficients == "float32":
+            ruler.rounded = partial(_rounded, rung, of_ref, sides[0], name, every, drawn)
+        rows += ruler.compare(of_port.parameters).rows
     title = f"parameters after {updates} updates with drawn gradients at rate {' and '.join(rates.values())}, float64"
-    rung.check(compare(*moved, atol, title=title), group=lambda item: item.section or item.kind)
+    rung.check(Verdict(title, rows), group=lambda item: item.section or item.kind)
 
 
-def _updated(
-    sides: Sides,
-    i: int,
-    make: Make,
-    settings: Mapping[str, Any],
-    drawn: Sequence[Mapping[str, np.ndarray]],
-    rounded: tuple[str, int] | None = None,
-) -> tuple[float, dict[str, np.ndarray], Any]:
-    """(the first rate, parameters after an update with each of the `drawn` gradients), by the reference's keys.
+@dataclass(frozen=True)
+class _Updated:
+    """What updates with drawn gradients leave."""
 
-    Then the optimizer. The reference may have one of its coefficients `rounded` to float32.
-    """
-    wrapped, keys = (sides.ref, sides.port)[i], sides.keys(i)
-    model, backend = wrapped.copied("", "float64", train=True), wrapped.backend
-    backend.keep_slots(model)
-    with backend.new_tensors("float64"):
-        optimizer, schedule = _made(make, model, settings)
-        rate = backend.learning_rate(optimizer)
-        for gradients in drawn:
-            own = {name: gradients[key] for name, key in keys.items() if key in gradients}
-            backend.set_gradients(model, own)
-            if rounded:
-                backend.round_coefficient(optimizer, rounded)
-            optimizer.step()
-            if schedule is not None:
-                schedule.step()
-    return rate, {keys[name]: array for name, array in backend.parameters(model).items()}, optimizer
+    rate: float  # of the first update
+    parameters: dict[Item, np.ndarray]
+    optimizer: Any
+
+
+@dataclass(frozen=True)
+class _Side:
+    """One side's model, what its tensors are called by the reference, and what makes its optimizer."""
+
+    model: Model
+    keys: Mapping[str, str]
+    make: Make
+
+    def updated(
+        self,
+        name: str,
+        settings: Mapping[str, Any],
+        drawn: Sequence[Mapping[str, np.ndarray]],
+        rounded: tuple[str, int] | None = None,
+    ) -> _Updated:
+        """A copy of the model after an update with each of the `drawn` gradients, under the recipe's `name`.
+
+        The reference may have one of its coefficients `rounded` to float32.
+        """
+        model, backend = self.model.copied("", "float64", train=True), self.model.backend
+        arrays = backend.arrays_of(model)
+        with backend.runs.new_tensors("float64"):
+            optimizer, schedule = _made(self.make, model, settings)
+            rate = backend.training.learning_rate(optimizer)
+            for gradients in drawn:
+                arrays.set_gradients({k: gradients[key] for k, key in self.keys.items() if key in gradients})
+                if rounded:
+                    backend.training.round_coefficient(optimizer, rounded)
+                optimizer.step()
+                if schedule is not None:
+                    schedule.step()
+        parameters = arrays.parameters().items()
+        named = {tensor_item(self.keys[k], "parameter", section=name): array for k, array in parameters}
+        return _Updated(rate, named, optimizer)
+
+
+def _rounded(rung: Rung, updated: _Updated, side: _Side, *args: Any) -> list[dict[Item, float]]:
+    """How far the reference's parameters are from `updated` with each of its coefficients rounded to float32."""
+    names = side.model.backend.training.coefficients(updated.optimizer)
+    runs = (rung.of_ref("optimizer", side.updated, *args, rounded=name) for name in names)
+    return [distances(updated.parameters, run.parameters) for run in runs]
 
 
 @on_rung
@@ -141,20 +165,19 @@ def schedule(
             rung.refuse(f"the reference's optimizer never moves the weight: {item}")
         moves = rung.of_port("schedule", _moves, backend("paddle"), device, make_port, every, epochs)
         port |= {} if moves is None else {item: moves}
-    rung.check(compare(ref, port, exact_atol(ref), title=f"learning rates of {epochs} epochs"), group=str)
+    rung.compare(ref, port, title=f"learning rates of {epochs} epochs")
 
 
 def _moves(backend: Backend, device: str, make: Make, settings: Mapping[str, Any], epochs: int) -> np.ndarray:
     """(epochs,): how far each step moves the weight."""
-    model = backend.moved(backend.framework.nn.Linear(1, 1), backend.device(device), "float64")
+    model = backend.training.to_device(backend.framework.nn.Linear(1, 1), backend.device(device), "float64")
     optimizer, schedule = _made(make, model, settings)
     if schedule is None:
         raise UserError(f"the {backend.name} side has no schedule: return (optimizer, schedule)")
-    backend.keep_slots(model)
-    moves = np.empty(epochs)
+    arrays, moves = backend.arrays_of(model), np.empty(epochs)
     for epoch in range(epochs):
         backend.set_value(model.weight, np.zeros((1, 1)))
-        backend.set_gradients(model, {"weight": np.ones((1, 1)), "bias": np.zeros(1)})
+        arrays.set_gradients({"weight": np.ones((1, 1)), "bias": np.zeros(1)})
         optimizer.step()
         schedule.step()
         moves[epoch] = -backend.to_array(model.weight).item()

@@ -28,14 +28,14 @@ def plain_steps(
 
     def make_of(side: int) -> Make:
         loss_of, framework = criterion[side], backend(("torch", "paddle")[side])
-        optimizer_of = optimizer[side] if optimizer else lambda parameters: framework.sgd(parameters, RATE)
+        optimizer_of = optimizer[side] if optimizer else lambda parameters: framework.training.sgd(parameters, RATE)
 
         def make(model: Any) -> tuple:
             trained = optimizer_of(list(model.parameters()))
 
             def step(*batch: Any) -> Any:
                 model.train() if train else model.eval()
-                framework.clear_gradients(trained)
+                framework.training.clear_gradients(trained)
                 loss = loss_of(model(*batch[:inputs]), *batch[inputs:])
                 loss.backward()
                 trained.step()

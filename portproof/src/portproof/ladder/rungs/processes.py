@@ -16,35 +16,30 @@ process, be it alone or one of several (the launcher's environment variables tel
 
 from __future__ import annotations
 
-import contextlib
 import io
 import json
 import tempfile
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import redirect_stdout
 from dataclasses import dataclass, replace
-from functools import partial
+from itertools import chain, product
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from portproof.backends import backend
-from portproof.compare import FAIL, Item, Row, Verdict, compare, placed
-from portproof.compare.tolerances import (
-    U64,
-    exact_atol,
-    noise_floor,
-    semantic_atol,
-    with_coefficients,
-    with_noise_floor,
-)
-from portproof.io.cli import UserError, resolve
-from portproof.ladder.pairs.sides import check_coefficients
+from portproof.compare import Item, placed
+from portproof.compare.ruler import Distances, Ruler, distances
+from portproof.io.cli import resolve
+from portproof.ladder.pairs.of_rung import check_coefficients
 from portproof.ladder.rung import Rung, on_rung
 from portproof.ladder.workers.launching import CouldNotStart, LaunchError, launch
 from portproof.ladder.workers.process_worker import Record, record_of
 from portproof.python39 import zip_strict
+from sturdyio.cli import UserError
 
 FRAMEWORKS = {"reference": "torch", "port": "paddle"}
 TIMEOUT = 300.0  # seconds; two processes of a small model take 10 on idle cores
@@ -62,6 +57,8 @@ HINTS = {
     "own lines": "the log printed by every process, or by another than process 0",
     **dict.fromkeys(("samples", "metric", "loss"), "counts not summed over the processes; shares that overlap"),
 }
+
+SHOWN = {"group": attrgetter("section"), "hints": HINTS}  # an item: under its run and the section of its record
 
 Records = dict[str, Record]  # by run
 Runs = Mapping[str, Any]  # {name: options}
@@ -82,18 +79,14 @@ class Several:
         return f"{self.who}, {self.count} processes"
 
 
-def section_of(item: Item) -> str:
-    """The label that an item is shown under: its run, and the section that it was recorded with."""
-    return item.section
-
-
-def all_runs(records: Records) -> Record:
-    """The records of several runs as one."""
-    return {
-        replace(item, section="/".join(filter(None, (run, item.section)))): array
-        for run, record in records.items()
-        for item, array in record.items()
-    }
+def all_runs(records: Records, without: Collection[str] = ()) -> Record:
+    """The records of several runs as one, but of those `without`."""
+    found = {}
+    for run, record in records.items():
+        if run not in without:
+            for item, array in record.items():
+                found[replace(item, section="/".join(filter(None, (run, item.section))))] = array
+    return found
 
 
 def together(records: Sequence[Records], without: Collection[str] = ()) -> Record:
@@ -101,10 +94,10 @@ def together(records: Sequence[Records], without: Collection[str] = ()) -> Recor
 
     What says nothing of one process is left out.
     """
-    first, *others = (all_runs({k: run for k, run in each.items() if k not in without}) for each in records)
-    result = {item: array for item, array in first.items() if item.kind not in ("own buffer", "own lines")}
+    every = [all_runs(each, without) for each in records]
+    result = {item: array for item, array in every[0].items() if item.kind not in ("own buffer", "own lines")}
     for item in result:
-        own = [record[item] for record in (first, *others) if item in record]
+        own = [record[item] for record in every if item in record]
         if item.kind == "images":
             result[item] = np.sort(np.concatenate([np.ravel(array) for array in own]))
         elif item.kind == "own loss" and len({array.shape for array in own}) == 1:
@@ -112,20 +105,17 @@ def together(records: Sequence[Records], without: Collection[str] = ()) -> Recor
     return result
 
 
-@contextlib.contextmanager
-def one_thread(framework: str) -> Iterator[None]:
-    """As the launched processes have it; on a busy machine, threads that wait for each other take ten times as long."""
-    before = backend(framework).set_threads(1)
-    try:
-        yield
-    finally:
-        backend(framework).set_threads(before)
-
-
 def one_process(who: str, run: Callable, runs: Runs, dtype: str = "float64") -> Records:
-    """What this process records in each run, alone and silent."""
-    with one_thread(FRAMEWORKS[who]), contextlib.redirect_stdout(io.StringIO()):
-        return {name: record_of(run, options, dtype) for name, options in runs.items()}
+    """What this process records in each run, alone and silent, and with one thread, as the launched ones have it.
+
+    On a busy machine, threads that wait for each other take ten times as long.
+    """
+    before = backend(FRAMEWORKS[who]).training.set_threads(1)
+    try:
+        with redirect_stdout(io.StringIO()):
+            return {name: record_of(run, options, dtype) for name, options in runs.items()}
+    finally:
+        backend(FRAMEWORKS[who]).training.set_threads(before)
 
 
 def several_processes(who: str, run: str, count: int, runs: Runs, folder: Path, timeout: float) -> Several:
@@ -137,41 +127,45 @@ def several_processes(who: str, run: str, count: int, runs: Runs, folder: Path, 
         return Several(who, count, error.records, error)
 
 
-def atol_of(fp64_ref: Record, fp32_ref: Record) -> tuple[dict[Item, float], set[Item]]:
-    """(limits, items that are zero by structure) from the reference's float64 and float32 runs of one process.
+def errors_of(fp64_ref: Record, fp32_ref: Record) -> Distances:
+    """How far the reference's float32 run of one process is from its float64 run.
 
-    Counts are exact. Raises UserError unless both runs recorded the same.
+    Raises UserError unless both runs recorded the same.
     """
     for item in fp64_ref.keys() | fp32_ref.keys():
         if not (item in fp64_ref and item in fp32_ref and fp64_ref[item].shape == fp32_ref[item].shape):
             raise UserError(f"the reference records {item} otherwise in float32 than in float64: record the same")
-    atol, expected_zero = with_noise_floor(semantic_atol(fp64_ref, fp32_ref), noise_floor(fp64_ref, U64), fp64_ref)
-    return atol | {item: 0.0 for item in atol if item.kind in ("samples", "metric")}, expected_zero
+    return distances(fp64_ref, fp32_ref)
+
+
+def ruler_of(errors: Distances, ref: Record, rounded: Sequence[Distances] = ()) -> Ruler:
+    """How far another run may be from `ref`; counts are exact."""
+    exact = [item for item in ref if item.kind in ("samples", "metric")]
+    return Ruler(ref, errors=lambda: errors, rounded=lambda: rounded, exact=exact)
 
 
 def check_one(
     rung: Rung, ref: Callable, port: Callable, runs: Runs, coefficients: str
-) -> tuple[dict[str, Records], Callable]:
-    """({side: what its one process does}, `compare` with the limits that follow), compared.
+) -> tuple[dict[str, Records], Distances]:
+    """({side: what its one process does}, how far the reference's float32 run is from its float64 run), compared.
 
     Without the port where a run of it ends in an error.
     """
-    one = {"reference": rung.of_ref("run in one process", one_process, "reference", ref, runs)}
-    low = rung.of_ref("run in one process", one_process, "reference", ref, runs, "float32")
+    what = "run in one process"
+    one = {"reference": rung.of_ref(what, one_process, "reference", ref, runs)}
+    fp64_ref = all_runs(one["reference"])
+    fp32_ref = placed(all_runs(rung.of_ref(what, one_process, "reference", ref, runs, "float32")), dtype="float64")
     for name, record in one["reference"].items():
         if not record:
             rung.refuse(f"the reference recorded nothing of the run {name!r}")
-    fp64_ref, fp32_ref = all_runs(one["reference"]), placed(all_runs(low), dtype="float64")
-    atol, expected_zero = atol_of(fp64_ref, fp32_ref)
-    judge = partial(compare, atol=atol, expected_zero=expected_zero, hints=HINTS)
+    errors = errors_of(fp64_ref, fp32_ref)
     found = rung.of_port("port, one process", one_process, "port", port, runs)
     if found is not None:
         one["port"] = found
         title = "one process, the port against the reference, float64"
-        inexact = {item: one for item, one in atol.items() if one and coefficients == "float32"}
-        between_sides = atol | with_coefficients(inexact, fp64_ref, [fp32_ref])
-        rung.check(judge(fp64_ref, all_runs(found), atol=between_sides, title=title), group=section_of)
-    return one, judge
+        ruler = ruler_of(errors, fp64_ref, [errors] if coefficients == "float32" else [])
+        rung.check(ruler.compare(all_runs(found), title=title, hints=HINTS), SHOWN["group"])
+    return one, errors
 
 
 def strided_shares(order: Callable[[int], Any], *, evaluated: int) -> Share:
@@ -192,7 +186,7 @@ def strided_shares(order: Callable[[int], Any], *, evaluated: int) -> Share:
 def shares_of(share: Share) -> Record:
     """The images of each process, one process after another, in training and in evaluation."""
     shares = {}
-    for train, n in ((train, n) for train in (True, False) for n in SHARES):
+    for train, n in product((True, False), SHARES):
         for epoch in range(EPOCHS if train else 1):
             name = f"epoch {epoch}" if train else "each image once"
             item = Item(name, "images", section=f"{'train' if train else 'val'}, {n} processes")
@@ -200,26 +194,21 @@ def shares_of(share: Share) -> Record:
     return shares
 
 
-def check_shares(rung: Rung, who: str, one: Records, shares: Sequence[Share], trained_on: Mapping) -> None:
-    """Which images each process of several gets, and which a run really took, in their order."""
-    exact: Record = {}
-    found: Record | None = {}
-    if shares:
-        of = rung.of_port if who == "port" else rung.of_ref
-        exact, found = shares_of(shares[0]), of("share of the images", shares_of, shares[1 + (who == "port")])
-    if found is None:
-        return
+def check_shares(rung: Rung, who: str, one: Records, shares: Sequence[Record], trained_on: Mapping) -> None:
+    """Which images each process of several gets, as documented and found, and which a run really took, in order."""
+    exact, found = map(dict, shares)
     for run, sections in trained_on.items():
         for section, indices in sections.items():
             item = Item(section, "images", section="trained on")
             taken = [a for i, a in one[run].items() if (i.section, i.kind) == (section, "images")]
             exact[item], found[item] = np.asarray(indices), np.concatenate(taken or [np.empty(0, int)])
     title = f"{who}, the images of each process, against the documented"
-    verdict = compare(exact, found, exact_atol(exact), title=title, hints=HINTS)
-    rung.check(verdict, group=lambda item: item.section.partition(",")[0])
+    rung.compare(exact, found, title=title, group=lambda item: item.section.partition(",")[0], hints=HINTS)
 
 
-def check_several(rung: Rung, one: Records, several: Several, judge: Callable, own_statistics: Collection[str]) -> None:
+def check_several(
+    rung: Rung, one: Records, several: Several, errors: Distances, own_statistics: Collection[str]
+) -> None:
     """Several processes against one, and against each other, where they must agree to the last bit."""
     error = several.error
     if error and error.log:
@@ -229,27 +218,27 @@ def check_several(rung: Rung, one: Records, several: Several, judge: Callable, o
         if alone:
             title = f"{several.title} (as the port) against one (as the reference), float64"
             found = together(several.records, without=own_statistics)
-            rung.check(judge(together([alone]), found, title=title), group=section_of)
+            ruler = ruler_of(errors, together([alone]))
+            rung.check(ruler.compare(found, title=title, hints=HINTS), SHOWN["group"])
         check_agreement(rung, several)
         for run in own_statistics:
             check_statistics(rung, several, run)
     if isinstance(error, CouldNotStart):
-        rung.check(Verdict(several.title, refusal=str(error)))
+        rung.refuse(str(error), several.title)
     elif error and several.who == "reference":
         raise UserError(f"the {several.title}: {error}")
     elif error:
-        rung.check(Verdict(several.title, [Row(Item(several.title), FAIL, reason=str(error))]))
+        rung.fail(several.title, str(error))
 
 
 def check_agreement(rung: Rung, several: Several) -> None:
     """All processes end with the same bits."""
-    first, *others = (
-        {item: array for item, array in all_runs(record).items() if item.kind not in OF_ONE_PROCESS}
-        for record in several.records
-    )
-    for rank, other in enumerate(others, 1):
+    shared = []
+    for records in several.records:
+        shared.append({item: array for item, array in all_runs(records).items() if item.kind not in OF_ONE_PROCESS})
+    for rank, other in enumerate(shared[1:], 1):
         title = f"{several.who}, process {rank} of {several.count} (as the port) against process 0 (as the reference)"
-        rung.check(compare(first, other, exact_atol(first), title=title, hints=HINTS), group=section_of)
+        rung.compare(shared[0], other, title=title, **SHOWN)
 
 
 def check_statistics(rung: Rung, several: Several, run: str) -> None:
@@ -267,13 +256,13 @@ def check_lines(rung: Rung, ref: Several, port: Several) -> None:
     lines, own = lines_of(ref, runs), lines_of(port, runs)
     if lines or own:
         title = f"{ref.count} processes, the log lines of each, the port against the reference"
-        rung.check(compare(lines, own, exact_atol(lines), title=title, hints=HINTS), group=section_of)
+        rung.compare(lines, own, title=title, **SHOWN)
 
 
 def lines_of(several: Several, runs: Sequence[str]) -> Record:
     """How many lines of its log each process prints in these runs, (processes,)."""
     records = [all_runs({run: record[run] for run in runs}) for record in several.records]
-    items = {item: None for record in records for item in record if item.kind == "own lines"}
+    items = [item for item in dict.fromkeys(chain(*records)) if item.kind == "own lines"]
     return {item: np.concatenate([np.ravel(record.get(item, 0)) for record in records]) for item in items}
 
 
@@ -281,14 +270,13 @@ def kept(one: Records, several: Sequence[Several], own_statistics: Collection[st
     """What goes into the result files: images, losses and evaluations, of one process and of several."""
     sides = {"one process": together([one])}
     sides |= {f"{each.count} processes": together(each.records, own_statistics) for each in several if each.records}
-    return {
-        f"{who}/{item.section}"
-        + ("" if item.iteration is None else f", batch {item.iteration}/own")
-        + f"/{item.name}": array
-        for who, record in sides.items()
-        for item, array in record.items()
-        if item.kind in KEPT
-    }
+    files = {}
+    for who, record in sides.items():
+        for item, array in record.items():
+            if item.kind in KEPT:
+                batch = "" if item.iteration is None else f", batch {item.iteration}/own"
+                files[f"{who}/{item.section}{batch}/{item.name}"] = array
+    return files
 
 
 def checked_runs(runs: Mapping[int, Runs], own_statistics: Collection[str], trained_on: Mapping) -> dict[int, Runs]:
@@ -338,13 +326,13 @@ def dist(
 
     Processes that cannot come together on this machine, and inputs that prove nothing, are refused; a process of the
     port that ends in an error, or not within `timeout` seconds, fails. UserError: bad arguments, or a reference that
-    raises.
+    raises. PortError: a module of the port that raises when it is imported.
     """
     check_coefficients(coefficients)
     trained_on = trained_on or {}
     runs = checked_runs(runs, own_statistics, trained_on)
     paths = {"reference": ref, "port": port}
-    callables = {who: resolve(path, f"the {who}") for who, path in paths.items()}
+    callables = {who: resolve(path, f"the {who}", who == "port") for who, path in paths.items()}
     alone = {name: it for some in runs.values() for name, it in some.items() if name not in own_statistics}
     if not alone:
         raise UserError("all runs are in own_statistics: name one in which several processes are one")
@@ -356,16 +344,18 @@ def dist(
             for count, some in runs.items()
             for who, path in paths.items()
         ]
-        one, judge = check_one(rung, callables["reference"], callables["port"], alone, coefficients)
+        one, errors = check_one(rung, callables["reference"], callables["port"], alone, coefficients)
         several = [future.result() for future in launched]
+    documented = shares_of(shares[0]) if shares else {}
+    taken = rung.observe("share of the images", shares_of, *shares[1:]) if shares else ({}, {})
     files = {}
-    for who in paths:
+    for i, who in enumerate(paths):
         own = [each for each in several if each.who == who]
         if who in one:
-            if shares or trained_on:
-                check_shares(rung, who, one[who], shares, trained_on)
+            if taken and (shares or trained_on):
+                check_shares(rung, who, one[who], (documented, taken[i]), trained_on)
             for each in own:
-                check_several(rung, one[who], each, judge, own_statistics)
+                check_several(rung, one[who], each, errors, own_statistics)
         files[who] = kept(one.get(who, {}), own, own_statistics)
     for there, here in zip_strict(several[::2], several[1::2]):
         check_lines(rung, there, here)

@@ -10,12 +10,13 @@ from typing import Any
 
 import numpy as np
 
-from portproof.compare import FAIL, Item, Row, Verdict, compare
-from portproof.io.cli import UserError, resolve
+from portproof.compare import Item
+from portproof.io.cli import resolve
 from portproof.ladder.rung import Rung, on_rung, processor_time
 from portproof.ladder.statistics.trajectory import ALPHA, FEATURES, Feature, Record, judge, lacking
 from portproof.ladder.workers.launching import RunFailed, launch_runs
 from portproof.python39 import zip_strict
+from sturdyio.cli import UserError
 
 SIDES = ("reference", "port")
 FEWEST = 4  # degrees of freedom of the test: with fewer a limit is more than 20 standard deviations
@@ -80,30 +81,32 @@ def train(
     report where records have "lr".
 
     Raises UserError for a pair that cannot be imported, a reference that fails, or one whose record is not as
-    documented; a port with either fails the rung. A run of either side may raise UserError itself, see `to_fill_in`.
+    documented, and for what the machine lacks; a port with either fails the rung, and PortError is raised for a module
+    of the port that raises. A run of either side may raise UserError itself, see `to_fill_in`.
     """
     runs = _plan(seeds, draws)
     for path, side in zip_strict((ref, port), SIDES):
-        resolve(path, side)
+        resolve(path, side, of_port=side == "port")
     try:
         json.dumps(options)
     except (TypeError, ValueError) as error:
         raise UserError(f"options cannot be written as JSON ({error}): they are handed to other processes") from error
     with processor_time(rung, "float32"), tempfile.TemporaryDirectory() as folder:
         done = launch_runs(dict(zip_strict(SIDES, (ref, port))), runs, options or {}, Path(folder))
-    for failed in (records for records in done.values() if isinstance(records, RunFailed)):
-        rung.say(str(failed))
     of_ref, of_port = (done[side] for side in SIDES)
+    for records in (of_ref, of_port):
+        if isinstance(records, RunFailed):
+            rung.say(str(records))
     if isinstance(of_ref, RunFailed):
         raise UserError(f"training runs of the reference {ref!r} failed: {of_ref.reason}") from of_ref
     if isinstance(of_port, RunFailed):
-        _fail(rung, "training runs of the port", of_port.reason)
+        rung.fail("training runs of the port", of_port.reason)
         return
     ref_records = [[of_ref[f"{i}.{k}"] for k in range(draws)] for i in range(len(seeds))]
     port_records = [of_port[f"{i}.0"] for i in range(len(seeds))]
     _check_reference(ref_records)
-    for problem in filter(None, map(_problem, port_records)):
-        _fail(rung, "record of a run of the port", problem)
+    if problem := next(filter(None, map(_problem, port_records)), ""):
+        rung.fail("record of a run of the port", problem)
         return
     _judge(rung, ref_records, port_records, features, alpha)
     _check_top1(rung, sum(ref_records, []), port_records, top1)
@@ -122,45 +125,41 @@ def _plan(seeds: Sequence[int], draws: int) -> dict[str, dict[str, dict[str, int
     }
 
 
-def _fail(rung: Rung, what: str, reason: str) -> None:
-    rung.check(Verdict(what, [Row(Item(what), FAIL, reason=reason)]), group=str)
-
-
 def _judge(rung: Rung, ref: list, port: list, features: Mapping[str, Feature], alpha: float) -> None:
     """The learning rates and the test."""
-    rate = Item("lr", "lr")
-    rates = [{rate: records["lr"]} if "lr" in records else {} for records in (ref[0][0], port[0])]
+    rates = [{Item("lr", "lr"): record["lr"]} if "lr" in record else {} for record in (ref[0][0], port[0])]
     if rates[0]:
-        rung.check(compare(*rates, {rate: 0.0}, title="learning rate of each epoch"), group=str)
+        rung.compare(*rates, title="learning rate of each epoch")
     missing = {name: lacking(feature, sum(ref, [])) for name, feature in features.items()}
     judged = {name: feature for name, feature in features.items() if not missing[name]}
     steps = [record["losses"].size for record in (ref[0][0], port[0])]
     if steps[0] != steps[1]:
-        _fail(rung, "steps of a run", "reference {}, port {}".format(*steps))
+        rung.fail("steps of a run", f"reference {steps[0]}, port {steps[1]}")
     title = f"float32, {len(port)} runs of the port among {len(port) * len(ref[0])} of the reference"
     rung.check(judge(ref, port, judged, title, alpha), group=str)
     rung.say(f"  each limit is what a faultless port exceeds once in {len(judged) / alpha:.0f} runs")
     for key in dict.fromkeys(filter(None, missing.values())):
         names = ", ".join(name for name, lack in missing.items() if lack == key)
-        rung.say(f"  not judged, since the reference's record has no {key}: {names}")
+        rung.say(f"  not judged, since no {key!r} is returned (see portproof.ladder.statistics.trajectory): {names}")
 
 
 def _check_top1(rung: Rung, ref: list, port: list, needed: float | None) -> None:
     """Say what every run has reached; the mean at the end must be `needed`."""
+    mean = {side: Item(f"{side}, mean top-1", "metric") for side in SIDES}
     reached = {}
-    for who, records in zip_strict(SIDES, (ref, port)):
+    for side, records in zip_strict(SIDES, (ref, port)):
         for what, statistics in EVALUATIONS.items():
             if all(what in record for record in records):
-                top1 = np.array([record[what][1] for record in records])
-                rung.say(f"  top-1 of the {who}, {statistics} statistics: {', '.join(f'{one:.2%}' for one in top1)}")
-                reached[Item(f"{who}, mean top-1", "metric")] = top1.mean()
+                top1 = [record[what][1] for record in records]
+                rung.say(f"  top-1 of the {side}, {statistics} statistics: {', '.join(f'{one:.2%}' for one in top1)}")
+                reached[mean[side]] = np.mean(top1)
     if needed is None:
         return
-    whole = {Item(f"{who}, mean top-1", "metric"): np.float64(1) for who in SIDES}
-    if next(iter(whole)) not in reached:
+    if mean["reference"] not in reached:
         raise UserError(f"top1={needed}, but the reference's record has no 'eval' (loss, top-1, samples)")
+    whole = dict.fromkeys(mean.values(), np.float64(1))
     title = f"top-1 in eval mode (as the port) against 1 (as the reference), {needed:.0%} needed"
-    rung.check(compare(whole, reached, dict.fromkeys(whole, 1 - needed), title=title), group=str)
+    rung.compare(whole, reached, dict.fromkeys(whole, 1 - needed), title=title)
 
 
 def _keep_curves(rung: Rung, ref: list, port: list) -> None:

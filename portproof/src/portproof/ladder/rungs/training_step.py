@@ -18,31 +18,26 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import cache, cached_property, partial
+from dataclasses import dataclass, field, fields, replace
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
 
-from portproof.backends.trace import ModuleCall, Trace
-from portproof.compare import FAIL, PASS, Item, Items, Verdict, compare, placed, tensor_item
+from portproof.backends.model import Model
+from portproof.backends.question import CALLS, OUTPUTS, UPSTREAM, perturbed
+from portproof.backends.trace import OUTPUT, ModuleCall, Trace
+from portproof.backends.tracer import tracing
+from portproof.compare import FAIL, PASS, Item, Items, Verdict, placed, tensor_item
 from portproof.compare.activations import BREAKPOINTS, branch_flips
-from portproof.compare.tolerances import (
-    U64,
-    U,
-    kernel_atol,
-    least_limits,
-    noise_floor,
-    semantic_atol,
-    with_coefficients,
-    with_noise_floor,
-)
-from portproof.io.cli import UserError
-from portproof.ladder.pairs.pair import MODES, OUTPUT, Pair, isolated_gradients, renamed
-from portproof.ladder.pairs.sides import Sides, check_coefficients, say_location
+from portproof.compare.ruler import Distances, Ruler, distances
+from portproof.ladder.pairs.modes import isolated_gradients, renamed
+from portproof.ladder.pairs.of_rung import check_coefficients, equal_pair, say_location
+from portproof.ladder.pairs.pair import MODES, Pair
 from portproof.ladder.rung import Rung, on_rung
-from portproof.mapping.name_map import propose, same_names
+from portproof.localize.isolated import without_optional
 from portproof.python39 import zip_strict
+from sturdyio.cli import UserError
 
 Make = Callable[[Any], tuple]
 Batch = Sequence[np.ndarray]
@@ -50,21 +45,65 @@ LOSS, RATE, LOG = Item("loss", "loss"), Item("lr", "lr"), Item("log")
 PRECISIONS = ("float64", "float32")
 
 
+@dataclass(frozen=True)
+class StepOptions:
+    """How a side trains: in train mode or in eval mode, under which name, in which precisions it is compared, to which
+    norm it clips gradients, and in which precision its optimizer keeps its coefficients."""
+
+    train: bool = True
+    name: str = ""
+    dtypes: Sequence[str] = PRECISIONS
+    clip_grad_norm: float | None = None
+    coefficients: str = "float32"
+
+    @classmethod
+    def checked(cls, **given: Any) -> StepOptions:
+        """Raises UserError for an option that there is not, and for a value that it cannot have."""
+        known = [option.name for option in fields(cls)]
+        if unknown := set(given) - set(known):
+            raise UserError(f"{min(unknown)!r} is no option of a training step: choose among {', '.join(known)}")
+        options = cls(**given)
+        check_coefficients(options.coefficients)
+        if not options.dtypes or not set(options.dtypes) <= set(PRECISIONS):
+            raise UserError(f"dtypes {options.dtypes!r}: choose some of {PRECISIONS}")
+        return options
+
+    @property
+    def mode(self) -> str:
+        """ "train" or "eval"."""
+        return MODES[self.train]
+
+    def title(self, what: str) -> str:
+        """What a verdict on them is called."""
+        of_name = f" of {self.name}" if self.name else ""
+        return f"{self.mode} mode, {what}{of_name}"
+
+
+@dataclass(frozen=True)
+class _Side:
+    """One side's model, what its tensors are called by the reference, and what makes its step."""
+
+    model: Model
+    keys: dict[str, str]
+    make: Make
+
+
 class _Trained:
     """A copy of one side's model, and what trains it."""
 
-    def __init__(self, sides: Sides, i: int, make: Make, dtype: str, rounded: Any = None) -> None:
-        """`rounded`: which of the reference's coefficients is rounded to float32."""
-        model, self.keys, self.dtype = (sides.ref, sides.port)[i], sides.keys(i), dtype
-        self.backend, self.whose = model.backend, f"the {model.role}'s"
-        self.model = model.copied("", dtype, train=False)
-        with self.backend.new_tensors(dtype):
-            made = make(self.model)
+    def __init__(self, side: _Side, dtype: str, rounded: Any = None, perturbation: int = 0) -> None:
+        """`rounded`: which of the reference's coefficients is rounded to float32; `perturbation`: see `Question`."""
+        self.keys, self.dtype, self.rounded = side.keys, dtype, rounded
+        self.backend, self.whose = side.model.backend, f"the {side.model.role}'s"
+        self.jitter = np.random.default_rng([perturbation, 2]) if perturbation else None
+        self.model = side.model.copied("", dtype, train=False, perturbation=perturbation)
+        with self.backend.runs.new_tensors(dtype):
+            made = side.make(self.model)
         if not isinstance(made, tuple) or len(made) not in (2, 3) or not callable(made[0]):
             raise UserError(f"{self.whose} make function returns {made!r}, no (function, optimizer)")
         self.function, self.optimizer, self.schedule = (*made, None)[:3]
-        self.backend.keep_slots(self.model)
-        self.start, self.rounded = self.backend.parameters(self.model), rounded
+        self.arrays = self.backend.arrays_of(self.model)
+        self.start = self.arrays.parameters()
 
     @cached_property
     def norms(self) -> set[str]:
@@ -74,28 +113,30 @@ class _Trained:
     @cached_property
     def activations(self) -> set[str]:
         """Its modules that have breakpoints."""
-        return {name for name, type_ in self.backend.layer_types(self.model).items() if type_ in BREAKPOINTS}
+        return {name for name, type_ in self.backend.layers.types(self.model).items() if type_ in BREAKPOINTS}
 
     def tensors(self, batch: Batch) -> tuple:
+        if self.jitter is not None:
+            batch = [perturbed(array, self.dtype, self.jitter) for array in batch]
         return tuple(self.backend.to_tensor(array, self.model) for array in batch)
 
     def run(self, *args: Any, **kwargs: Any) -> Any:
         """What the user's function returns, called in eval mode, without dropout."""
         self.model.eval()
-        for _, layer in self.backend.named_modules(self.model):
-            self.backend.turn_off_dropout(layer)
-        backend = self.backend
-        with backend.new_tensors(self.dtype), backend.without_dropout(), backend.exact_constants():
+        for _, layer in self.backend.layers.named_modules(self.model):
+            self.backend.runs.turn_off_dropout(layer)
+        runs = self.backend.runs
+        with runs.new_tensors(self.dtype), runs.without_dropout(), runs.exact_constants():
             return self.function(*args, **kwargs)
 
     def iterate(
-        self, batch: Batch, *, traced: Collection[str] | None = (), calls: bool = False, **kwargs: Any
+        self, batch: Batch, *, traced: Collection[str] | None = (), keeps: int = OUTPUTS, **kwargs: Any
     ) -> tuple[dict[Item, np.ndarray], Trace | None]:
         """({item: array} after one iteration, the trace of those modules that are to be `traced`, None: of all)."""
         if self.rounded:
-            self.backend.round_coefficient(self.optimizer, self.rounded)
+            self.backend.training.round_coefficient(self.optimizer, self.rounded)
         rate = self.rate()
-        with self.backend.trace(self.model, OUTPUT, calls, traced != (), only=traced) as trace:
+        with tracing(self.backend, self.model, keeps, traced != (), traced) as trace:
             loss = self.run(*self.tensors(batch), **kwargs)
         if not self.backend.framework.is_tensor(loss) or self.backend.to_array(loss).size != 1:
             raise UserError(
@@ -108,32 +149,30 @@ class _Trained:
             self.schedule.step()
 
     def rate(self) -> dict[Item, np.ndarray]:
-        return {RATE: np.array(self.backend.learning_rate(self.optimizer))}
+        return {RATE: np.array(self.backend.training.learning_rate(self.optimizer))}
 
     def gradients(self) -> dict[Item, np.ndarray]:
         """From the output to the input, as they are computed: the first that differs is where the fault lies."""
-        return dict(reversed(self._items("gradient", self.backend.gradients(self.model)).items()))
+        return dict(reversed(self._items("gradient", self.arrays.gradients()).items()))
 
     def state(self) -> dict[Item, np.ndarray]:
         """Parameters and buffers."""
-        parameters, buffers = self.backend.parameters(self.model), self.backend.buffers(self.model)
-        return self._items("parameter", parameters) | self._items("buffer", buffers)
+        return self._items("parameter", self.arrays.parameters()) | self._items("buffer", self.arrays.buffers())
 
     def _items(self, kind: str, arrays: Mapping[str, np.ndarray]) -> dict[Item, np.ndarray]:
         return {tensor_item(self.keys[k], kind): array for k, array in arrays.items() if k in self.keys}
 
     def check_moved(self) -> None:
         """Raises UserError if all parameters are what they were: a port that never updates would pass."""
-        if all(np.array_equal(a, self.start[k]) for k, a in self.backend.parameters(self.model).items()):
+        if all(np.array_equal(a, self.start[k]) for k, a in self.arrays.parameters().items()):
             raise UserError(f"{self.whose} training moves no parameter: have it update them")
 
 
 class _Rerun:
     """Another run of the reference, which goes only as far as it is asked for."""
 
-    def __init__(self, sides: Sides, make: Make, batches: Sequence[Batch], dtype: str, rounded: Any = None) -> None:
-        self.start = partial(_Trained, sides, 0, make, dtype, rounded)
-        self.batches, self.done = batches, 0
+    def __init__(self, batches: Sequence[Batch], start: Callable[[], _Trained]) -> None:
+        self.start, self.batches, self.done = start, batches, 0
 
     def after(self, i: int) -> dict[Item, np.ndarray]:
         """What the i-th iteration leaves; to be asked for in their order."""
@@ -147,19 +186,20 @@ class _Rerun:
         return self.items
 
 
-def _judged(
-    fp64_ref: Items, port: Items, floor: Items, limits: Callable[[], dict], exact: Mapping[Item, float], **facts: Any
-) -> tuple[Verdict, set[Item]]:
-    """(`_compare` by the least limits that `limits()` may give; what is zero by structure).
+def _ruler(rung: Rung, fp64_ref: Items, again: Callable[..., Items], **options: Any) -> Ruler:
+    """The ruler for what training gives in float64; `again(dtype, perturbation=0)` is the reference's other run."""
 
-    Only if not all pass by those they are compared by `limits()`, for which the reference has to run again.
-    """
-    for limits_of in (partial(least_limits, fp64_ref), limits):
-        atol, expected_zero = with_noise_floor(limits_of() | exact, floor, fp64_ref)
-        verdict = _compare(fp64_ref, port, atol, expected_zero, **facts)
-        if verdict.status == PASS:
-            break
-    return verdict, expected_zero
+    def distance(*args: Any, **kwargs: Any) -> Distances:
+        return distances(fp64_ref, rung.of_ref("training step", again, *args, **kwargs))
+
+    return Ruler(
+        fp64_ref,
+        errors=partial(distance, "float32"),
+        perturbed=lambda i: distance("float64", perturbation=i),
+        exact=[RATE],
+        must_be_judged=[LOSS],
+        **options,
+    )
 
 
 @on_rung
@@ -170,164 +210,199 @@ def backward(
     make_port: Make,
     batches: Sequence[Batch],
     *,
-    train: bool = True,
-    name: str = "",
-    dtypes: Sequence[str] = PRECISIONS,
-    clip_grad_norm: float | None = None,
-    coefficients: str = "float32",
     names: Mapping[str, str] | None = None,
     device: str = "cpu",
     rung: Rung,
+    **options: Any,
 ) -> None:
     """The side's own training step, an iteration for each of `batches` (tuples of arrays that `step` takes).
 
     float64: loss, learning rate, every gradient by name, every parameter and every buffer after each iteration.
     float32: the first iteration's loss and buffers, and the gradients of every layer's isolated run. If something
-    differs, the module at fault is located. See the module's text for `make_ref` and `make_port`; `train` says in which
-    mode they train, `name` what reports call them, `clip_grad_norm` to which norm they clip gradients (refused if none
-    reaches it), `coefficients` and `names` are as in `optimizer`.
+    differs, the module at fault is located. See the module's text for `make_ref` and `make_port`, and `optimizer` for
+    `names`. The `options` are those of `StepOptions`:
+
+        train           whether they train in train mode (True) or in eval mode
+        name            what reports call them
+        dtypes          precisions that are compared, by default both
+        clip_grad_norm  to which norm they clip gradients; refused if none reaches it
+        coefficients    "float32" (default) or "float64", as in `optimizer`
     """
-    batches, sides = _checked(batches), Sides.of(rung, ref, port, names, device)
-    check_coefficients(coefficients)
-    if not dtypes or not set(dtypes) <= set(PRECISIONS):
-        raise UserError(f"dtypes {dtypes!r}: choose some of {PRECISIONS}")
-    if sides is None:
+    batches, how = _checked(batches), StepOptions.checked(**options)
+    pair = equal_pair(rung, ref, port, names, device)
+    if pair is None:
         return
-    makes, begun = (make_ref, make_port), None
-    if "float64" in dtypes:
-        begun = _check_iterations(rung, sides, makes, batches, train, name, clip_grad_norm, coefficients)
-    if "float32" in dtypes:
-        fp64_run = None if begun else rung.of_ref("make function", _Trained, sides, 0, makes[0], "float64")
-        begun = begun or _begun(rung, fp64_run, batches[0], train)
-        if begun:
-            _check_float32(rung, sides, makes, batches[0], train, name, begun)
+    steps = _Steps(rung, pair, make_ref, make_port, batches, how)
+    if "float64" in how.dtypes:
+        steps.check_iterations()
+    if "float32" in how.dtypes and not steps.has_ended:
+        steps.check_float32()
 
 
-@dataclass(frozen=True)
-class _Begun:
-    """The reference's first iteration in float64."""
+@dataclass
+class _Steps:
+    """A training step of both sides while it is compared."""
 
-    items: dict[Item, np.ndarray]
-    trace: Trace  # of what normalization layers and activations receive
-    call: ModuleCall  # of the model
+    rung: Rung
+    pair: Pair
+    make_ref: Make
+    make_port: Make
+    batches: list[Batch]
+    how: StepOptions
+    first_items: dict[Item, np.ndarray] = field(default_factory=dict)  # of the reference's first iteration in float64
+    first_trace: Trace | None = None  # of what normalization layers and activations receive there
+    call: ModuleCall | None = None  # of the model there
+    has_ended: bool = False  # nothing more can be judged
+    reruns: dict[tuple[str, int], _Rerun] = field(default_factory=dict)  # by precision and perturbation
+    rounded: list[_Rerun] = field(default_factory=list)  # each with one coefficient rounded
 
+    @cached_property
+    def sides(self) -> tuple[_Side, _Side]:
+        pair = self.pair
+        ref = _Side(pair.ref, pair.keys(False), self.make_ref)
+        return ref, _Side(pair.port, pair.keys(True), self.make_port)
 
-def _begun(rung: Rung, run: _Trained, batch: Batch, train: bool) -> _Begun | None:
-    """None, and the rung refuses, where nothing can be judged by it."""
-    items, trace = rung.of_ref("training step", run.iterate, batch, traced=run.norms | run.activations, calls=True)
-    call = _model_call(run, trace, train)
-    return _Begun(items, trace, call) if _can_judge(rung, items) else None
+    def _rerun(self, dtype: str, **options: Any) -> _Rerun:
+        """Another run of the reference; `options` are those of `_Trained`."""
+        return _Rerun(self.batches, partial(_Trained, self.sides[0], dtype, **options))
 
+    def begin(self, run: _Trained) -> dict[Item, np.ndarray] | None:
+        """The reference's first iteration in float64; None, and the rung refuses, where nothing can be judged by it."""
+        traced = run.norms | run.activations
+        items, trace = self.rung.of_ref("training step", run.iterate, self.batches[0], traced=traced, keeps=UPSTREAM)
+        self.first_trace, self.call = trace, _model_call(run, trace, self.how.train)
+        self.first_items = _only_loss_and_buffers(items)
+        self.has_ended = not _can_judge(self.rung, items)
+        return None if self.has_ended else items
 
-def _check_iterations(
-    rung: Rung,
-    sides: Sides,
-    makes: tuple[Make, Make],
-    batches: list[Batch],
-    train: bool,
-    name: str,
-    clip_grad_norm: float | None,
-    coefficients: str,
-) -> _Begun | None:
-    """float64: the runs side by side, so that only one iteration is held at a time.
+    def check_iterations(self) -> None:
+        """float64: the runs side by side, so that only one iteration is held at a time."""
+        rung, first = self.rung, len(self.rung.verdicts)
+        both = rung.observe("make function", _Trained, *self.sides, "float64")
+        if both is None:
+            self.has_ended = True
+            return
+        ref_run, port_run = both
+        if self.how.coefficients == "float32":
+            names = ref_run.backend.training.coefficients(ref_run.optimizer)
+            self.rounded = [self._rerun("float64", rounded=name) for name in names]
+        rows, norms, curves = [], [], {LOSS: ([], []), RATE: ([], [])}
+        for i, batch in enumerate(self.batches):
+            fp64_ref, trace = self._reference_after(i, batch, ref_run)
+            if fp64_ref is None:
+                return
+            found, _ = rung.of_port("training step", port_run.iterate, batch) or (None, None)
+            if found is None:
+                break
+            rounded = partial(self._rounded, i, fp64_ref)
+            ruler = _ruler(rung, fp64_ref, partial(self._again, i), rounded=rounded, input_scales=trace.input_scales)
+            port = without_optional(found, fp64_ref, self.pair.port)
+            rows += ruler.compare(port, mode=self.how.mode, dtype="float64", iteration=i).rows
+            norms.append(np.sqrt(sum((array**2).sum() for item, array in fp64_ref.items() if item.kind == "gradient")))
+            self._keep(i, fp64_ref, found, curves)
+            ref_run.end_iteration()
+            port_run.end_iteration()
+        self._report(rows, curves)
+        self._locate(first)
+        zeros = [row for row in rows if row.item.kind == "gradient" and row.status == PASS and row.atol >= row.scale]
+        count = len({row.item.name for row in zeros})
+        rung.say(f"  {count} gradients are zero by structure: both sides' are below the rounding of the others")
+        ref_run.check_moved()
+        clip = self.how.clip_grad_norm
+        if clip is not None and norms and max(norms) < 0.999 * clip:
+            rung.refuse(f"gradients whose norm is {max(norms):.1e} at most are not clipped to {clip:g}")
 
-    Returns the reference's first, without gradients and parameters; None of a port that cannot be trained, and of a
-    reference by which nothing can be judged.
-    """
-    mode, of_name, prefix = MODES[train], f" of {name}" * bool(name), "/".join((MODES[train], *[name] * bool(name), ""))
-    clipped = "" if clip_grad_norm is None else f", gradients clipped to {clip_grad_norm:g}"
-    title = f"{mode} mode, float64, {len(batches)} iterations{of_name}{clipped}"
-    fp64_run = rung.of_ref("make function", _Trained, sides, 0, makes[0], "float64")
-    fp32_ref = _Rerun(sides, makes[0], batches, "float32")
-    rounded = []
-    if coefficients == "float32":
-        names = fp64_run.backend.coefficients(fp64_run.optimizer)
-        rounded = [_Rerun(sides, makes[0], batches, "float64", rounded=name) for name in names]
-    port_run = rung.of_port("make function", _Trained, sides, 1, makes[1], "float64")
-    if port_run is None:
-        return None
-    rows, expected_zero, norms, begun, first = [], set(), [], None, len(rung.verdicts)
-    curves = {LOSS: ([], []), RATE: ([], [])}
+    def _again(self, i: int, dtype: str, perturbation: int = 0) -> dict[Item, np.ndarray]:
+        """What the i-th iteration of another run of the reference leaves."""
+        if (dtype, perturbation) not in self.reruns:
+            self.reruns[dtype, perturbation] = self._rerun(dtype, perturbation=perturbation)
+        return self.reruns[dtype, perturbation].after(i)
 
-    def limits(fp64_ref: Items, i: int) -> dict[Item, float]:
-        atol = semantic_atol(fp64_ref, rung.of_ref("training step", fp32_ref.after, i))
-        return with_coefficients(atol, fp64_ref, [run.after(i) for run in rounded])
+    def _rounded(self, i: int, fp64_ref: Items) -> list[Distances]:
+        """How far the i-th iteration leaves the runs with a coefficient rounded from `fp64_ref`."""
+        return [distances(fp64_ref, run.after(i)) for run in self.rounded]
 
-    for i, batch in enumerate(batches):
-        if begun is None:
-            begun = _begun(rung, fp64_run, batch, train)
-            if begun is None:
-                return None
-            fp64_ref, trace = begun.items, begun.trace
-            begun = replace(begun, items=_only_loss_and_buffers(fp64_ref))
-        else:
-            fp64_ref, trace = rung.of_ref("training step", fp64_run.iterate, batch, traced=fp64_run.norms)
-            if not _can_judge(rung, fp64_ref):
-                return None
-        found, _ = rung.of_port("training step", port_run.iterate, batch) or (None, None)
-        if found is None:
-            break
-        floor, there = (
-            noise_floor(fp64_ref, U64, trace.input_scales),
-            {"mode": mode, "dtype": "float64", "iteration": i},
-        )
-        verdict, expected_zero = _judged(fp64_ref, found, floor, partial(limits, fp64_ref, i), {RATE: 0.0}, **there)
-        rows += verdict.rows
-        norms.append(np.sqrt(sum((array**2).sum() for item, array in fp64_ref.items() if item.kind == "gradient")))
-        rung.keep(*({f"{item}_{i}": side[item] for item in (LOSS, RATE)} for side in (fp64_ref, found)), prefix=prefix)
+    def _reference_after(self, i: int, batch: Batch, run: _Trained) -> tuple[dict[Item, np.ndarray] | None, Trace]:
+        """(what the reference's i-th iteration leaves, its trace); None where nothing can be judged by it."""
+        if i == 0:
+            items = self.begin(run)
+            return items, self.first_trace
+        items, trace = self.rung.of_ref("training step", run.iterate, batch, traced=run.norms)
+        self.has_ended = not _can_judge(self.rung, items)
+        return None if self.has_ended else items, trace
+
+    def _keep(self, i: int, ref: Items, port: Items, curves: Mapping[Item, tuple[list, list]]) -> None:
+        """Put loss and rate of an iteration into the result files and the curves."""
+        prefix = "/".join(filter(None, (self.how.mode, self.how.name))) + "/"
+        self.rung.keep(*({f"{item}_{i}": side[item] for item in curves} for side in (ref, port)), prefix=prefix)
         for item, both in curves.items():
-            for curve, side in zip_strict(both, (fp64_ref, found)):
+            for curve, side in zip_strict(both, (ref, port)):
                 curve.append(side[item].item())
-        for run in (fp64_run, port_run):
-            run.end_iteration()
-    if rows:
-        named = {", ".join(filter(None, (f"{mode} mode", name, str(item)))): both for item, both in curves.items()}
-        rung.curves |= {label: (np.array(ref), np.array(port)) for label, (ref, port) in named.items()}
-        rung.check(Verdict(title, rows), group=lambda item: f"iteration {item.iteration}")
-    _locate(rung, sides, begun.call, first)
-    count = sum(item.kind == "gradient" for item in expected_zero)
-    rung.say(f"  {count} gradients are zero by structure: both sides' are below the rounding of the others")
-    fp64_run.check_moved()
-    if clip_grad_norm is not None and norms and max(norms) < 0.999 * clip_grad_norm:
-        rung.refuse(f"gradients whose norm is {max(norms):.1e} at most are not clipped to {clip_grad_norm:g}")
-    return begun
 
+    def _report(self, rows: list, curves: Mapping[Item, tuple[list, list]]) -> None:
+        """The verdict on all iterations, and their curves."""
+        if not rows:
+            return
+        for item, (ref, port) in curves.items():
+            label = ", ".join(filter(None, (f"{self.how.mode} mode", self.how.name, str(item))))
+            self.rung.curves[label] = np.array(ref), np.array(port)
+        title = self.how.title(f"float64, {len(self.batches)} iterations")
+        if self.how.clip_grad_norm is not None:
+            title += f", gradients clipped to {self.how.clip_grad_norm:g}"
+        self.rung.check(Verdict(title, rows), group=lambda item: f"iteration {item.iteration}")
 
-def _check_float32(
-    rung: Rung, sides: Sides, makes: tuple[Make, Make], batch: Batch, train: bool, name: str, begun: _Begun
-) -> None:
-    """float32: one iteration's loss and statistics, and the gradients of every layer in an isolated run.
+    def check_float32(self) -> None:
+        """float32: one iteration's loss and statistics, and the gradients of every layer in an isolated run.
 
-    Through the whole network gradients cannot be judged in float32: one input of a ReLU that rounding puts on the other
-    side of zero moves them by up to 3 percent on a faultless port. Those that did are counted and named. A layer's
-    isolated run, on the reference's own input and upstream gradient, has none.
-    """
-    mode, trace = MODES[train], begun.trace
-    fp32_run = rung.of_ref("make function", _Trained, sides, 0, makes[0], "float32")
-    fp32_ref, fp32_trace = rung.of_ref("training step", fp32_run.iterate, batch, traced=None, calls=True)
-    first = len(rung.verdicts)
-    port_run = rung.of_port("make function", _Trained, sides, 1, makes[1], "float32")
-    ran = port_run and rung.of_port("training step", port_run.iterate, batch, traced=port_run.activations)
-    pair = _pair(sides, begun.call)
-    if ran is not None:
-        found, port_trace = ran
-        fp64_inputs = trace.activation_inputs
-        port_inputs = renamed(port_trace.activation_inputs, pair.names.calls)
+        Through the whole network gradients cannot be judged in float32: one input of a ReLU that rounding puts on the
+        other side of zero moves them by up to 3 percent on a faultless port. Those that did are counted and named. A
+        layer's isolated run, on the reference's own input and upstream gradient, has none.
+        """
+        rung, first, batch = self.rung, len(self.rung.verdicts), self.batches[0]
+        if self.call is None and self.begin(rung.of_ref("make function", _Trained, self.sides[0], "float64")) is None:
+            return
+        ref_run = rung.of_ref("make function", _Trained, self.sides[0], "float32")
+        fp32_ref, trace = rung.of_ref("training step", ref_run.iterate, batch, traced=None, keeps=UPSTREAM)
+        port_run = rung.of_port("make function", _Trained, self.sides[1], "float32")
+        ran = port_run and rung.of_port("training step", port_run.iterate, batch, traced=port_run.activations)
+        pair = self.pair.at(self.call)
+        if ran is not None:
+            self._say_flips(trace, renamed(ran[1].activation_inputs, pair.name_map.calls))
+            self._compare_float32(_only_loss_and_buffers(fp32_ref), ran[0])
+        isolated = isolated_gradients(pair, self.how.train, trace.calls)
+        if not isolated.rows:
+            isolated = replace(isolated, refusal="no gradient reaches a layer that both sides have")
+        rung.check(isolated, group=lambda item: item.module.partition(".")[0] or "model")
+        self._locate(first)
+
+    def _compare_float32(self, ref: Items, found: Items) -> None:
+        """The loss and the statistics of one iteration in float32."""
+        ruler = Ruler(
+            ref,
+            "float32",
+            errors=lambda: distances(self.first_items, ref),
+            perturbed=lambda i: distances(self.first_items, self._rerun("float32", perturbation=i).after(0)),
+            input_scales=self.first_trace.input_scales,
+            exact=[RATE],
+        )
+        port = without_optional(_only_loss_and_buffers(found), ref, self.pair.port)
+        title = self.how.title("float32, 1 iteration")
+        self.rung.check(ruler.compare(port, title=title, mode=self.how.mode, dtype="float32"))
+
+    def _say_flips(self, trace: Trace, port_inputs: Mapping[str, np.ndarray]) -> None:
+        """How many inputs of activations rounding puts on the other side of a kink."""
+        fp64_inputs = self.first_trace.activation_inputs
         port_inputs = {name: x for name, x in port_inputs.items() if np.shape(fp64_inputs.get(name)) == x.shape}
-        for who, inputs in (("reference", fp32_trace.activation_inputs), ("port", port_inputs)):
-            flips = branch_flips(fp64_inputs, inputs, rung.types)
+        for who, inputs in (("reference", trace.activation_inputs), ("port", port_inputs)):
+            flips = branch_flips(fp64_inputs, inputs, self.rung.types)
             where = f", at {', '.join(flips)}" if flips else ""
-            rung.say(f"{mode} mode, float32: {sum(flips.values())} branch flips of the {who} by rounding{where}")
-        fp64_ref, fp32_ref, found = map(_only_loss_and_buffers, (begun.items, fp32_ref, found))
-        atol = kernel_atol(fp64_ref, fp32_ref) | {RATE: 0.0}
-        atol, expected_zero = with_noise_floor(atol, noise_floor(fp64_ref, U, trace.input_scales), fp64_ref)
-        title = f"{mode} mode, float32, 1 iteration{f' of {name}' * bool(name)}"
-        rung.check(_compare(fp32_ref, found, atol, expected_zero, title=title, mode=mode, dtype="float32"))
-    isolated = isolated_gradients(pair, train, fp32_trace.calls)
-    if not isolated.rows:
-        isolated = replace(isolated, refusal="no gradient reaches a layer that both sides have")
-    rung.check(isolated, group=lambda item: item.module.partition(".")[0] or "model")
-    _locate(rung, sides, begun.call, first)
+            count = sum(flips.values())
+            self.rung.say(f"{self.how.mode} mode, float32: {count} branch flips of the {who} by rounding{where}")
+
+    def _locate(self, first: int) -> None:
+        """If a verdict from the `first` on has failed, say at which module the port departs."""
+        if any(verdict.status == FAIL for verdict in self.rung.verdicts[first:]):
+            say_location(self.rung, self.pair.at(self.call), first)
 
 
 @on_rung
@@ -348,37 +423,37 @@ def accumulation(
     updates. The loss has to be a mean over samples, which lie along axis 0: with fixed statistics every sample counts
     for itself, so that the mean over all of them is all there is to get wrong. All else is as in `backward`.
     """
-    batches, sides = _checked(batches), Sides.of(rung, ref, port, names, device)
+    batches = _checked(batches)
     if len(batches) < 2:
         raise UserError("one batch has nothing to be added up with: give two or more")
-    if sides is None:
+    pair = equal_pair(rung, ref, port, names, device)
+    if pair is None:
         return
+    sides = _Side(pair.ref, pair.keys(False), make_ref), _Side(pair.port, pair.keys(True), make_port)
 
-    def accumulated(i: int, make: Make, group: list[Batch], dtype: str) -> dict[Item, np.ndarray]:
-        run = _Trained(sides, i, make, dtype)
+    def accumulated(side: _Side, group: list[Batch], dtype: str, perturbation: int = 0) -> dict[Item, np.ndarray]:
+        run = _Trained(side, dtype, perturbation=perturbation)
+        found: Items = {}
         for place, batch in enumerate(group):
-            seen = {"traced": {""}, "calls": True} if i == 0 and place == 0 else {}
+            is_first_of_ref = side is sides[0] and place == 0
+            seen = {"traced": {""}, "keeps": CALLS} if is_first_of_ref else {}
             found, trace = run.iterate(batch, **seen, accumulation=(place, len(group)))
-            if seen:
+            if is_first_of_ref:
                 _model_call(run, trace, False)
-        if i == 0:
+        if side is sides[0]:
             run.check_moved()
         return {item: array for item, array in found.items() if item.kind in ("gradient", "parameter")}
 
     joined = [tuple(np.concatenate(arrays) for arrays in zip_strict(*batches))]
-    fp64_ref = rung.of_ref("training step", accumulated, 0, make_ref, joined, "float64")
+    fp64_ref = rung.of_ref("training step", accumulated, sides[0], joined, "float64")
     if not _can_judge(rung, fp64_ref):
         return
-    limits = cache(
-        lambda: semantic_atol(fp64_ref, rung.of_ref("training step", accumulated, 0, make_ref, joined, "float32"))
-    )
+    both = rung.observe("training step", accumulated, *sides, batches, "float64")
     count, every = ("two", "both") if len(batches) == 2 else (len(batches), "all")
-    for whose, guard, make in (("reference", rung.of_ref, make_ref), ("port", rung.of_port, make_port)):
-        found = guard("training step", accumulated, int(whose == "port"), make, batches, "float64")
+    for whose, found in zip_strict(("reference", "port"), both) if both else ():
         title = f"the {whose}'s gradients of {count} batches added up, against the reference's of {every} as one"
-        if found is not None:
-            floor = noise_floor(fp64_ref, U64)
-            rung.check(_judged(fp64_ref, found, floor, limits, {}, title=f"{title}, float64")[0])
+        ruler = _ruler(rung, fp64_ref, partial(accumulated, sides[0], joined))
+        rung.check(ruler.compare(without_optional(found, fp64_ref, pair.port), title=f"{title}, float64"))
 
 
 @on_rung
@@ -401,27 +476,27 @@ def epoch(
     trains on every batch, a list of tuples of tensors, and gives `log` each of its lines. What `ignore`, a regular
     expression, matches in a line is left out, such as times. All else is as in `backward`.
     """
-    batches, sides = _checked(batches), Sides.of(rung, ref, port, names, device)
-    if sides is None:
+    batches, pair = _checked(batches), equal_pair(rung, ref, port, names, device)
+    if pair is None:
         return
+    sides = _Side(pair.ref, pair.keys(False), make_ref), _Side(pair.port, pair.keys(True), make_port)
 
-    def facts(i: int, make: Make, dtype: str) -> dict[Item, np.ndarray]:
-        run, lines = _Trained(sides, i, make, dtype), []
+    def trained(side: _Side, dtype: str, perturbation: int = 0) -> dict[Item, np.ndarray]:
+        run, lines = _Trained(side, dtype, perturbation=perturbation), []
         run.run([run.tensors(batch) for batch in batches], lambda line: lines.append(re.sub(ignore, "", line)))
-        if i == 0:
+        if side is sides[0]:
             run.check_moved()
         logged = {LOG: np.array(lines)} if lines else {}
         return {**logged, **run.rate(), **placed(run.state(), section="epoch")}
 
-    fp64_ref = rung.of_ref("training loop", facts, 0, make_ref, "float64")
-    found = rung.of_port("training loop", facts, 1, make_port, "float64")
-    if found is not None and _is_finite(rung, fp64_ref):
+    both = rung.observe("training loop", trained, *sides, "float64")
+    if both is None:
+        return
+    fp64_ref, found = both
+    if _is_finite(rung, fp64_ref):
+        ruler = _ruler(rung, fp64_ref, partial(trained, sides[0]))
         title = title or f"one epoch, float64, {len(batches)} batches"
-
-        def limits() -> dict[Item, float]:
-            return semantic_atol(fp64_ref, rung.of_ref("training loop", facts, 0, make_ref, "float32"))
-
-        rung.check(_judged(fp64_ref, found, {}, limits, {RATE: 0.0}, title=title)[0])
+        rung.check(ruler.compare(without_optional(found, fp64_ref, pair.port), title=title))
     if LOG in fp64_ref:
         rung.say(f"  {fp64_ref[LOG][-1]}")
 
@@ -442,18 +517,6 @@ def _checked(batches: Sequence[Batch]) -> list[Batch]:
 def _only_loss_and_buffers(items: Items) -> dict[Item, np.ndarray]:
     """What is judged in float32 through the whole network: the learning rate, too."""
     return {item: array for item, array in items.items() if item.kind not in ("gradient", "parameter")}
-
-
-def _compare(ref: Items, port: Items, atol: Mapping, expected_zero: Any, title: str = "", **facts: Any) -> Verdict:
-    """`compare`, with what both computed placed there.
-
-    What is a parameter in the reference and frozen in the port looks like a buffer; that it gets no gradient is the
-    finding.
-    """
-    port = {item: array for item, array in port.items() if item in ref or item.kind != "buffer"}
-    sides = (placed(side, **facts) for side in (ref, port, atol, dict.fromkeys(expected_zero)))
-    ref, port, atol, expected_zero = sides
-    return compare(ref, port, atol, title=title, expected_zero=expected_zero)
 
 
 def _is_finite(rung: Rung, fp64_ref: Items) -> bool:
@@ -480,18 +543,3 @@ def _model_call(run: _Trained, trace: Trace, train: bool) -> ModuleCall:
     if run.model.training != train:
         raise UserError(f"the reference's step leaves its model in {MODES[run.model.training]} mode, but train={train}")
     return call
-
-
-def _pair(sides: Sides, call: ModuleCall) -> Pair:
-    """Both models on what the reference's received in `call`, with the gradient that came back to it."""
-    inputs = [array.astype(np.float32) if array.dtype.kind == "f" else array for array in call.inputs]
-    names = None if sides.modules else same_names(sides.ref, sides.port, inputs)
-    return Pair(
-        sides.ref, sides.port, names or propose(sides.ref, sides.port, inputs, sides.modules), inputs, call.upstream
-    )
-
-
-def _locate(rung: Rung, sides: Sides, call: ModuleCall, first: int) -> None:
-    """If a verdict from the `first` on has failed, say at which module the port departs."""
-    if any(verdict.status == FAIL for verdict in rung.verdicts[first:]):
-        say_location(rung, _pair(sides, call), first)

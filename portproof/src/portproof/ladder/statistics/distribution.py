@@ -23,13 +23,13 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import ArrayLike
 from scipy import special, stats
-
-from portproof.python39 import zip_strict
 
 # Two sides of 142 tensors make about 3000 such items, so a faultless port is called faulty once in 30 000 runs; and as
 # draws follow the seed, a seed that passes passes again.
@@ -39,18 +39,16 @@ MANY = 1000  # values from which a mean is normal as far out as P: so simulated,
 FEWEST_PAIRS = 3  # of fewer every correlation may be 1
 FEWEST_VALUES = 64  # of a tensor that is compared with others
 
-Statistics = dict[str, np.ndarray]
+
+class Statistic(NamedTuple):
+    """A number, or an array of them, that a sample shows, what it should be, and how far a right one may be from it."""
+
+    found: ArrayLike
+    expected: ArrayLike
+    atol: float
 
 
-def _correlation(a: np.ndarray, b: np.ndarray) -> float:
-    """That of pairs whose means are known to be 0; NaN where there is nothing but zeros."""
-    with np.errstate(invalid="ignore"):
-        return float(np.vdot(a, b) / np.sqrt(np.vdot(a, a) * np.vdot(b, b)))
-
-
-def _deviate_of_largest(magnitude: float, n: int) -> float:
-    """The standard normal deviate that is as rare as a largest magnitude, in deviations, of `n` normal values."""
-    return float(special.ndtri_exp(n * np.log1p(-special.erfc(magnitude / math.sqrt(2)))))
+Statistics = dict[str, Statistic]  # by item
 
 
 def correlation_atol(pairs: int, p: float) -> float:
@@ -58,18 +56,19 @@ def correlation_atol(pairs: int, p: float) -> float:
     return math.sqrt(special.betainccinv(0.5, (pairs - 1) / 2, p))
 
 
-def _halves(sample: np.ndarray, axis: int) -> tuple[np.ndarray, np.ndarray]:
-    """The first and the second of each pair of neighbours along `axis`."""
-    even = sample.shape[axis] // 2 * 2
-    moved = np.moveaxis(sample, axis, 0)
-    return moved[:even:2], moved[1:even:2]
-
-
-def _paired_axes(shape: Sequence[int]) -> list[tuple[str, int, int]]:
-    """(name, axis, number of pairs of neighbours) of each axis that has enough of them."""
-    names = ["seeds", *(f"axis {i}" for i in range(len(shape) - 1))]
-    pairs = [shape[axis] // 2 * math.prod(shape) // shape[axis] for axis in range(len(shape))]
-    return [found for found in zip_strict(names, range(len(shape)), pairs) if found[2] >= FEWEST_PAIRS]
+def _correlations(deviates: np.ndarray) -> Statistics:
+    """Of neighbours along each axis of (seeds, *shape) that has enough pairs of them; of nothing but zeros NaN."""
+    found = {}
+    for axis, length in enumerate(deviates.shape):
+        pairs = length // 2 * (deviates.size // length)
+        if pairs >= FEWEST_PAIRS:
+            along = np.moveaxis(deviates, axis, 0)[: length // 2 * 2]
+            a, b = along[::2], along[1::2]
+            with np.errstate(invalid="ignore"):
+                correlation = float(np.vdot(a, b) / np.sqrt(np.vdot(a, a) * np.vdot(b, b)))
+            name = f"correlation, axis {axis - 1}" if axis else "correlation, seeds"
+            found[name] = Statistic(correlation, 0.0, correlation_atol(pairs, P))
+    return found
 
 
 class Law(ABC):
@@ -80,11 +79,7 @@ class Law(ABC):
 
     @abstractmethod
     def statistics(self, sample: np.ndarray) -> Statistics:
-        """What `sample` shows, by item."""
-
-    @abstractmethod
-    def expectations(self, shape: Sequence[int], dtype: np.dtype) -> tuple[Statistics, dict[str, float]]:
-        """(what `statistics` should be for a sample of this shape and dtype, how far those of right ones may be)."""
+        """What `sample` shows, and what one of its shape and dtype should show."""
 
     def deviates(self, sample: np.ndarray) -> np.ndarray:
         """Values that are normal around 0, in float64, if those of the sample are right."""
@@ -98,62 +93,36 @@ class Constant(Law):
     value: float | np.ndarray
     atol: float = 0.0
 
-    @property
-    def name(self) -> str:
-        return f"all {self.value:g}" if np.ndim(self.value) == 0 else "constant"
-
     def statistics(self, sample: np.ndarray) -> Statistics:
-        return {self.name: sample}
-
-    def expectations(self, shape: Sequence[int], dtype: np.dtype) -> tuple[Statistics, dict[str, float]]:
-        return {self.name: np.full(shape, self.value, dtype)}, {self.name: self.atol}
+        name = f"all {self.value:g}" if np.ndim(self.value) == 0 else "constant"
+        expected = np.resize(self.value, sample.shape).astype(sample.dtype)
+        return {name: Statistic(sample, expected, self.atol)}
 
 
 class _Drawn(Law):
-    """Independent values of one distribution around 0."""
+    """Independent values of one distribution around 0. Its methods get all values of a sample, sorted, float64."""
 
     @abstractmethod
     def cdf(self, values: np.ndarray) -> np.ndarray:
         """P(x <= value), float64."""
 
     @abstractmethod
-    def _largest(self, ordered: np.ndarray) -> float:
-        """What tells how large the largest magnitude of sorted values is."""
-
-    @abstractmethod
-    def _largest_expected(self, n: int) -> tuple[float, float]:
-        """(what it should be, limit) for n values."""
+    def _largest(self, ordered: np.ndarray) -> Statistic:
+        """What tells how large the largest magnitude is."""
 
     def _moments(self, ordered: np.ndarray) -> Statistics:
         """Those of which the laws are known for this distribution."""
         return {}
 
-    def _moments_expected(self, n: int) -> dict[str, tuple[float, float]]:
-        """{item: (what it should be, limit)} of the same."""
-        return {}
-
     def statistics(self, sample: np.ndarray) -> Statistics:
-        ordered, deviates = np.sort(sample.astype(np.float64), axis=None), self.deviates(sample)
-        items = self._moments(ordered) | {
-            "quantiles": self.cdf(ordered),
-            "largest": np.array(self._largest(ordered)),
-            "distinct": np.array((1 + np.count_nonzero(np.diff(ordered))) / ordered.size),
-        }
-        for name, axis, _ in _paired_axes(sample.shape):
-            items[f"correlation, {name}"] = np.array(_correlation(*_halves(deviates, axis)))
-        return items
-
-    def expectations(self, shape: Sequence[int], dtype: np.dtype) -> tuple[Statistics, dict[str, float]]:
-        n = math.prod(shape)
-        items = self._moments_expected(n) | {
-            "quantiles": ((np.arange(n) + 0.5) / n, math.sqrt(math.log(2 / P) / (2 * n)) - 0.5 / n),
-            "largest": self._largest_expected(n),
-            "distinct": (1.0, DISTINCT),
-        }
-        for name, _, pairs in _paired_axes(shape):
-            items[f"correlation, {name}"] = 0.0, correlation_atol(pairs, P)
-        exact = {name: np.asarray(item, np.float64) for name, (item, _) in items.items()}
-        return exact, {name: limit for name, (_, limit) in items.items()}
+        ordered = np.sort(sample.astype(np.float64), axis=None)
+        n = ordered.size
+        middles = (np.arange(n) + 0.5) / n
+        items = self._moments(ordered)
+        items["quantiles"] = Statistic(self.cdf(ordered), middles, math.sqrt(math.log(2 / P) / (2 * n)) - 0.5 / n)
+        items["largest"] = self._largest(ordered)
+        items["distinct"] = Statistic((1 + np.count_nonzero(np.diff(ordered))) / n, 1.0, DISTINCT)
+        return items | _correlations(self.deviates(sample))
 
 
 @dataclass(frozen=True)
@@ -165,21 +134,20 @@ class Normal(_Drawn):
     def cdf(self, values: np.ndarray) -> np.ndarray:
         return special.ndtr(values / self.std)
 
-    def _largest(self, ordered: np.ndarray) -> float:
-        return _deviate_of_largest(max(-ordered[0], ordered[-1]) / self.std, ordered.size)
-
-    def _largest_expected(self, n: int) -> tuple[float, float]:
-        return 0.0, -special.ndtri(P / 2)
+    def _largest(self, ordered: np.ndarray) -> Statistic:
+        """As the standard normal deviate that is as rare."""
+        magnitude = max(-ordered[0], ordered[-1]) / self.std  # in deviations
+        log_rarity = ordered.size * np.log1p(-special.erfc(magnitude / math.sqrt(2)))
+        return Statistic(float(special.ndtri_exp(log_rarity)), 0.0, _deviations())
 
     def _moments(self, ordered: np.ndarray) -> Statistics:
-        return {"std": np.sqrt(np.mean(ordered**2)), "mean": ordered.mean()}
-
-    def _moments_expected(self, n: int) -> dict[str, tuple[float, float]]:
-        inverses = special.gammaincinv, special.gammainccinv
-        lowest, highest = (self.std * math.sqrt(2 * inverse(n / 2, P / 2) / n) for inverse in inverses)
+        n = ordered.size
+        lowest = self.std * math.sqrt(2 * special.gammaincinv(n / 2, P / 2) / n)
+        highest = self.std * math.sqrt(2 * special.gammainccinv(n / 2, P / 2) / n)
+        std_atol = max(self.std - lowest, highest - self.std)
         return {
-            "std": (self.std, max(self.std - lowest, highest - self.std)),
-            "mean": (0.0, -special.ndtri(P / 2) * self.std / math.sqrt(n)),
+            "std": Statistic(np.sqrt(np.mean(ordered**2)), self.std, std_atol),
+            "mean": Statistic(ordered.mean(), 0.0, _deviations() * self.std / math.sqrt(n)),
         }
 
 
@@ -195,11 +163,9 @@ class Uniform(_Drawn):
     def deviates(self, sample: np.ndarray) -> np.ndarray:
         return special.ndtri(np.clip(self.cdf(sample.astype(np.float64)), 2**-25, 1 - 2**-25))  # float32 draws give 0
 
-    def _largest(self, ordered: np.ndarray) -> float:
-        return max(-ordered[0], ordered[-1])
-
-    def _largest_expected(self, n: int) -> tuple[float, float]:
-        return self.bound, -self.bound * math.expm1(math.log(P) / n)
+    def _largest(self, ordered: np.ndarray) -> Statistic:
+        atol = -self.bound * math.expm1(math.log(P) / ordered.size)
+        return Statistic(max(-ordered[0], ordered[-1]), self.bound, atol)
 
 
 @dataclass(frozen=True)
@@ -225,28 +191,28 @@ class Like(Law):
         return special.ndtri((below + up_to + 1) / (2 * ordered.size + 2))
 
     def statistics(self, sample: np.ndarray) -> Statistics:
+        n = self.sample.size
         distance = stats.ks_2samp(sample.ravel(), self.sample.ravel(), method="asymp").statistic
-        items, deviates = {"quantiles": np.array(distance)}, self.deviates(sample)
-        if self.sample.size >= MANY:
-            (mean, std, magnitude), (own_mean, own_std, own_magnitude) = map(_moments, (sample, self.sample))
-            items["mean"] = (mean - own_mean) / own_std
-            items |= {"std": std / own_std - 1, "magnitude": magnitude - own_magnitude}
-        for name, axis, _ in _paired_axes(sample.shape):
-            items[f"correlation, {name}"] = np.array(_correlation(*_halves(deviates, axis)))
-        return items
-
-    def expectations(self, shape: Sequence[int], dtype: np.dtype) -> tuple[Statistics, dict[str, float]]:
-        n, atol = self.sample.size, {}
-        atol["quantiles"] = math.sqrt((1 - math.log(P)) / n)
+        items = {"quantiles": Statistic(distance, 0.0, math.sqrt((1 - math.log(P)) / n))}
         if n >= MANY:
-            mean, std, magnitude = _moments(self.sample)
-            u = (self.sample.astype(np.float64) - mean) / std
-            influences = {"mean": u, "std": (u**2 - 1) / 2}
-            influences["magnitude"] = np.abs(u) - magnitude * (u**2 + 1) / 2 - np.sign(u).mean() * u
-            for name, influence in influences.items():
-                atol[name] = -special.ndtri(P / 2) * math.sqrt(2 * (influence**2).mean() / n)
-        atol |= {f"correlation, {name}": correlation_atol(pairs, P) for name, _, pairs in _paired_axes(shape)}
-        return {name: np.zeros(()) for name in atol}, atol
+            own, own_std, own_magnitude = _moments(self.sample)
+            mean, std, magnitude = _moments(sample)
+            u = (self.sample.astype(np.float64) - own) / own_std
+            bend = np.abs(u) - own_magnitude * (u**2 + 1) / 2 - np.sign(u).mean() * u
+            differences = {  # and the influence function of each
+                "mean": ((mean - own) / own_std, u),
+                "std": (std / own_std - 1, (u**2 - 1) / 2),
+                "magnitude": (magnitude - own_magnitude, bend),
+            }
+            for name, (difference, influence) in differences.items():
+                atol = _deviations() * math.sqrt(2 * (influence**2).mean() / n)
+                items[name] = Statistic(difference, 0.0, atol)
+        return items | _correlations(self.deviates(sample))
+
+
+def _deviations() -> float:
+    """What the magnitude of a standard normal value exceeds with probability P."""
+    return -special.ndtri(P / 2)
 
 
 def _moments(sample: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -261,11 +227,12 @@ def law_like(sample: np.ndarray) -> Law:
 
     A table of numbers that are not all equal was computed, which may round differently: by 4 ulp of the largest.
     """
-    if (sample == sample[0]).all():
-        first = sample[0]
-        uniform = (first == first.flat[0]).all()
-        return Constant(float(first.flat[0])) if uniform else Constant(first, 4 * 2.0**-23 * np.abs(first).max())
-    return Like(sample)
+    first = sample[0]
+    if not (sample == first).all():
+        return Like(sample)
+    if (first == first.flat[0]).all():
+        return Constant(float(first.flat[0]))
+    return Constant(first, 4 * 2.0**-23 * np.abs(first).max())
 
 
 def between(samples: Mapping[str, np.ndarray]) -> tuple[dict[str, np.ndarray], float]:
@@ -278,13 +245,12 @@ def between(samples: Mapping[str, np.ndarray]) -> tuple[dict[str, np.ndarray], f
     if len(samples) < 2:
         return {}, 0.0
     length = min(sample.size for sample in samples.values())
-    beginnings = [
-        (name, sample.ravel(order)[:length].astype(np.float64))
-        for name, sample in samples.items()
-        for order in ("CF" if sample.ndim == 2 else "C")
-    ]
-    names = np.array([name for name, _ in beginnings])
-    values = np.array([beginning for _, beginning in beginnings])
+    names, values = [], []
+    for name, sample in samples.items():
+        for order in "CF" if sample.ndim == 2 else "C":
+            names.append(name)
+            values.append(sample.ravel(order)[:length].astype(np.float64))
+    names, values = np.array(names), np.array(values)
     with np.errstate(invalid="ignore"):
         values /= np.sqrt((values**2).sum(axis=1, keepdims=True))
     matrix = values @ values.T

@@ -55,45 +55,42 @@ def _log(values: float | np.ndarray) -> np.ndarray:
         return np.log(values)
 
 
-def _items(record: Record, prefix: str, keep: Callable[[np.ndarray], bool] = lambda array: True) -> dict:
-    found = {
-        name.removeprefix(prefix): array.astype(np.float64)
-        for name, array in record.items()
-        if name.startswith(prefix) and keep(array)
-    }
+def _items(record: Record, prefix: str, is_meant: Callable[[np.ndarray], bool] | None = None) -> dict[str, np.ndarray]:
+    """{NAME: array} of what the record has as PREFIX + NAME and is meant."""
+    found = {}
+    for name, array in record.items():
+        if name.startswith(prefix) and (is_meant is None or is_meant(array)):
+            found[name.removeprefix(prefix)] = array.astype(np.float64)
     if not found:
         raise KeyError(f"{prefix}NAME")
     return found
 
 
-def _log_norm(arrays: Iterable[np.ndarray]) -> float:
-    return 0.5 * _log(sum(float((array**2).sum()) for array in arrays))
+def _log_norm(prefix: str, is_meant: Callable[[np.ndarray], bool] | None = None) -> Feature:
+    def value(record: Record) -> float:
+        arrays = _items(record, prefix, is_meant).values()
+        return 0.5 * _log(sum(float((array**2).sum()) for array in arrays))
+
+    return Feature(value)
 
 
 def _log_loss(third: int) -> Feature:
     return Feature(lambda record: float(_log(np.array_split(record["losses"], 3)[third]).mean()))
 
 
-def _kernels(record: Record) -> float:
-    return _log_norm(_items(record, "parameters/", lambda array: array.ndim > 1).values())
+def _evaluation_loss(key: str) -> Feature:
+    return Feature(lambda record: _log(record[key][0]))
 
 
-def _scales(record: Record) -> float:
-    return _log_norm(_items(record, "parameters/", lambda array: array.ndim == 1).values())
-
-
-def _moved(record: Record) -> float:
-    return _log_norm(_items(record, "moved/").values())
+def _top1(key: str) -> Feature:
+    return Feature(lambda record: float(record[key][1]), lambda record: 1 / float(record["eval"][2]))
 
 
 def _statistics(record: Record, leaf: str) -> list[tuple[np.ndarray, np.ndarray, np.ndarray]]:
     """Of each batch norm (running, re-estimated) means or variances and the re-estimated variance, each (C,)."""
     running, again = _items(record, "running/"), _items(record, "reestimated/")
-    found = [
-        (running[name], again[name], again[name.removesuffix(leaf) + "running_var"])
-        for name in running
-        if name.endswith(f".{leaf}")
-    ]
+    names = [name for name in running if name.endswith(f".{leaf}")]
+    found = [(running[name], again[name], again[name.removesuffix(leaf) + "running_var"]) for name in names]
     if not found:
         raise KeyError(f"running/NAME.{leaf}")
     return found
@@ -106,10 +103,8 @@ def _mean_lag(record: Record) -> float:
 
 def _variance_lag(record: Record) -> float:
     """log of the ratio of the variances, averaged."""
-    tiny = np.finfo(np.float32).tiny
-    ratios = [
-        np.log(np.maximum(old, tiny) / np.maximum(new, tiny)) for old, new, _ in _statistics(record, "running_var")
-    ]
+    tiny, variances = np.finfo(np.float32).tiny, _statistics(record, "running_var")
+    ratios = [np.log(np.maximum(old, tiny) / np.maximum(new, tiny)) for old, new, _ in variances]
     return float(np.mean(np.concatenate(ratios)))
 
 
@@ -122,31 +117,23 @@ FEATURES = {
     "loss, last third": _log_loss(2),
     # Weight decay acts on nothing else as directly: on kernels, whose gradients are orthogonal to them, and on batch
     # norm's weights and biases.
-    "norm of kernels": Feature(_kernels),
-    "norm of vectors": Feature(_scales),
+    "norm of kernels": _log_norm("parameters/", lambda array: array.ndim > 1),
+    "norm of vectors": _log_norm("parameters/", lambda array: array.ndim == 1),
     # The steps of the last epoch are as long as its learning rate.
-    "length of the last epoch": Feature(_moved),
+    "length of the last epoch": _log_norm("moved/"),
     # How far the running statistics lag behind those of the last weights: the momentum of batch norm.
     "lag of running means": Feature(_mean_lag),
     "lag of running variances": Feature(_variance_lag),
     # What it has learned, as evaluated with the running statistics, and without the lag.
-    "evaluation loss": Feature(lambda record: _log(record["eval"][0])),
-    "evaluation loss, re-estimated": Feature(lambda record: _log(record["reestimated_eval"][0])),
+    "evaluation loss": _evaluation_loss("eval"),
+    "evaluation loss, re-estimated": _evaluation_loss("reestimated_eval"),
     # What flips teach: a network that never saw a mirrored image is lost on one.
     "mirrored to upright loss": Feature(
         lambda record: _log(record["mirrored_eval"][0]) - _log(record["reestimated_eval"][0])
     ),
 }
-
-
-def _one_image(record: Record) -> float:
-    return 1 / float(record["eval"][2])
-
-
-TOP1 = {  # of runs that are long enough to have any
-    "top-1": Feature(lambda record: float(record["eval"][1]), _one_image),
-    "top-1, re-estimated": Feature(lambda record: float(record["reestimated_eval"][1]), _one_image),
-}
+# Of runs that are long enough to have any.
+TOP1 = {"top-1": _top1("eval"), "top-1, re-estimated": _top1("reestimated_eval")}
 
 
 def prediction_atol(ref: np.ndarray, resolution: float, alpha: float) -> float:

@@ -6,6 +6,7 @@ import json
 import multiprocessing
 import multiprocessing.forkserver
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -16,11 +17,12 @@ from typing import Any
 
 import numpy as np
 
-from portproof.io.cli import UserError
 from portproof.ladder.workers.process_worker import ENDED, JOINING, Record, read_record
 from portproof.ladder.workers.run_worker import MISTAKE
+from sturdyio.cli import MachineError, UserError
 
 WORKER, RUN_WORKER = "portproof.ladder.workers.process_worker", "portproof.ladder.workers.run_worker"
+KILLED = "its process was killed: is there enough memory?"
 
 
 def worker_environment() -> dict[str, str]:
@@ -61,6 +63,10 @@ class LaunchError(Exception):
 
 class CouldNotStart(LaunchError):
     """They never came together on this machine, so nothing was compared."""
+
+
+class Killed(CouldNotStart):
+    """One of them was killed, as it is where memory runs out."""
 
 
 class Died(LaunchError):
@@ -104,6 +110,9 @@ def _explain(folder: Path, world_size: int, ended: str, records: list[dict[str, 
     stages = [last_words(folder / f"{rank}.stage") for rank in range(world_size)]
     if "" in stages:
         return CouldNotStart(f"the launcher {ended} before all processes ran", last_words(folder / "launcher.log"))
+    said = (folder / "launcher.log").read_text(encoding="utf-8", errors="replace")
+    if re.search(r"code *:? -9\b", said):
+        return Killed(f"one of {world_size} processes: {KILLED}", records=records)
     logs = {rank: last_words(folder / f"{rank}.log") for rank in range(world_size)}
     raised = [rank for rank, log in logs.items() if "Traceback" in log]
     # Where several raised, the others lost the first, whose log is older.
@@ -191,5 +200,10 @@ def _runs_of(
         words = last_words(folder / f"{side}.log")
         if status == MISTAKE and words:
             raise UserError(words.splitlines()[-1])
+        if status == -signal.SIGKILL:
+            raise MachineError(f"training runs of the {side}: {KILLED}")
         return RunFailed(words.splitlines()[-1] if status == 1 and words else f"it ended with status {status}", words)
-    return {name: dict(np.load(folder / f"{side}.{name}.npz", allow_pickle=False)) for name in names}
+    files = {name: folder / f"{side}.{name}.npz" for name in names}
+    if not all(path.is_file() for path in files.values()):
+        return RunFailed("it ended with status 0 before all runs were done", last_words(folder / f"{side}.log"))
+    return {name: dict(np.load(path, allow_pickle=False)) for name, path in files.items()}

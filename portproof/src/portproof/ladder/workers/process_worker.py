@@ -22,6 +22,7 @@ import numpy as np
 
 from portproof.compare import Item
 from portproof.io.cli import resolve
+from sturdyio.cli import user_code
 
 STARTED, JOINING, JOINED, ENDED = "started", "joining", "joined", "ended"
 Record = dict[Item, np.ndarray]  # of one run of one process
@@ -60,7 +61,8 @@ def join_group(join: Callable[[], Any], leave: Callable[[], Any]) -> None:
 
 def record_of(run: Callable[[Any, str], Mapping[Item | str, Any]], options: Any, dtype: str) -> Record:
     """What `run(options, dtype)` returns; raises TypeError if that is no dict of arrays of numbers or text."""
-    found = run(options, dtype)
+    with user_code():
+        found = run(options, dtype)
     if not isinstance(found, Mapping):
         raise TypeError(f"it returned {type(found).__name__}, not a dict of arrays")
     items = {key if isinstance(key, Item) else Item(key): np.asarray(array) for key, array in found.items()}

@@ -14,7 +14,8 @@ from pathlib import Path
 
 import numpy as np
 
-from portproof.io.cli import UserError, one_line, resolve
+from portproof.io.cli import resolve
+from sturdyio.cli import UserError, one_line, user_code
 
 MISTAKE = 65  # EX_DATAERR; not 2, with which a run may end by itself
 
@@ -41,7 +42,8 @@ def main(folder: Path, side: str) -> None:
 
 if __name__ == "__main__":
     try:
-        main(Path(sys.argv[1]), sys.argv[2])
+        with user_code():
+            main(Path(sys.argv[1]), sys.argv[2])
     except UserError as error:
         print(error, file=sys.stderr)
         sys.exit(MISTAKE)

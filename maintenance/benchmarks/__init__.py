@@ -1,0 +1,1 @@
+"""What the packages and a proof cost, beside what others take for the same work."""

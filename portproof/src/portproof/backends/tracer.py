@@ -1,0 +1,145 @@
+"""How a trace of a model is written: by hooks, while the model runs."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from portproof.arrays import largest, same_bits
+from portproof.backends.question import CALLS, OUTPUTS, UPSTREAM
+from portproof.backends.trace import OUTPUT, ModuleCall, Trace, call_label, map_tensors, tensors_at, tensors_in
+from portproof.compare.activations import BREAKPOINTS
+from sturdyio.cli import MachineError, one_line, user_code
+
+if TYPE_CHECKING:
+    from portproof.backends.base import Backend
+
+RECENT = 12  # arrays of a trace: what came into a residual block may come into its shortcut, 9 layers later
+PLAIN = (type(None), bool, int, float, complex, str, list, tuple, dict)  # what a module may return without a tensor
+
+
+@contextmanager
+def tracing(
+    backend: Backend,
+    model: Any,
+    keeps: int = OUTPUTS,
+    modules: bool = True,
+    only: Collection[str] | None = None,
+) -> Iterator[Trace]:
+    """Trace every forward pass of `model` in this context, in float64 with exact constants.
+
+    The whole model's own output is called OUTPUT. `keeps` says what is kept of every call, see question.py. Without
+    `modules` nothing is traced, and with `only` no other modules than these.
+    """
+    tracer = _Tracer(backend, keeps)
+    handles = [
+        handle
+        for name, module in (backend.layers.named_modules(model) if modules else ())
+        if (name in only if only is not None else name == "" or not backend.layers.is_container(module))
+        for handle in tracer.attach(name, module)
+    ]
+    try:
+        with backend.runs.exact_constants():
+            yield tracer.trace
+    finally:
+        for handle in handles:
+            handle.remove()
+        tracer.close()
+
+
+class _Tracer:
+    """The hooks that write one trace."""
+
+    def __init__(self, backend: Backend, keeps: int) -> None:
+        self.backend, self.keep_calls, self.keep_upstreams = backend, keeps >= CALLS, keeps >= UPSTREAM
+        self.is_tensor = backend.framework.is_tensor
+        self.trace = Trace()
+        self.running = self.trace.running
+        self.counts: dict[str, int] = {}
+        self.recent: deque[np.ndarray] = deque(maxlen=RECENT)
+
+    def array(self, tensor: Any) -> np.ndarray:
+        """A copy of `tensor`: one that was just made, if its bits are the same.
+
+        What a layer returns comes into the next one, and is what the block around it returns.
+        """
+        seen = self.backend.to_array(tensor, copy=False)
+        for array in self.recent:
+            if same_bits(array, seen):
+                return array
+        self.recent.append(self.backend.to_array(tensor))
+        return self.recent[-1]
+
+    def attach(self, name: str, module: Any) -> list[Any]:
+        """The handles of the hooks before and after each call of `module`."""
+        is_activation = type(module).__name__ in BREAKPOINTS
+
+        def before(module: Any, args: tuple, kwargs: dict) -> None:
+            self.begin(name, args, kwargs, self.keep_calls or is_activation)
+
+        def after(module: Any, args: tuple, kwargs: dict, output: Any) -> None:
+            self.end(output, is_activation)
+
+        return [self.backend.runs.hook_before(module, before), self.backend.runs.hook_after(module, after)]
+
+    def begin(self, name: str, args: tuple, kwargs: dict, keep_arguments: bool) -> None:
+        number = self.counts.get(name, 0)
+        inside = call_label(self.running[-1].name or OUTPUT, self.running[-1].number) if self.running else ""
+        call = ModuleCall(name, number, start=sum(self.counts.values()), inside=inside)
+        self.counts[name] = number + 1
+        self.running.append(call)
+        with self.recording(call):
+            call.scale = self.scale((args, kwargs))
+            if keep_arguments:
+                call.args, call.kwargs = map_tensors((args, kwargs), self.is_tensor, self.array)
+            if self.keep_calls:
+                call.random_before = self.backend.runs.random_state()
+
+    def end(self, output: Any, is_activation: bool) -> None:
+        call = self.running.pop()
+        with self.recording(call):
+            tensors = tensors_at(output, self.is_tensor)
+            if not tensors and not isinstance(output, PLAIN):
+                self.trace.unrecorded[call.name] = f"it returns a {type(output).__name__}, in which no tensor is found"
+            call.outputs = [self.array(tensor) for tensor in tensors.values()]
+            call.places, call.upstream = list(tensors), [None] * len(tensors)
+            self.trace.add(call, is_activation, OUTPUT, self.keep_calls)
+            if self.keep_calls:
+                call.random_after = self.backend.runs.random_state()
+            if self.keep_upstreams:
+                for i, tensor in enumerate(tensors.values()):
+                    if self.backend.requires_grad(tensor):
+                        self.keep_upstream(call, i, tensor)
+
+    @contextmanager
+    def recording(self, call: ModuleCall) -> Iterator[None]:
+        """What cannot be recorded must not end the model's own run, and is said."""
+        try:
+            with user_code():
+                yield
+        except MachineError:
+            raise
+        except Exception as error:
+            self.trace.unrecorded[call.name] = one_line(error)
+
+    def keep_upstream(self, call: ModuleCall, i: int, tensor: Any) -> None:
+        """Have the backward pass, which comes later, write the gradient for `tensor`, an output, into `call`."""
+
+        def hook(gradient: Any) -> None:
+            call.upstream[i] = self.array(gradient)
+
+        tensor.register_hook(hook)
+
+    def scale(self, value: Any) -> float:
+        """The largest value among the tensors in it."""
+        floats = [t for t in tensors_in(value, self.is_tensor) if t.is_floating_point() and 0 not in t.shape]
+        return max((largest(self.backend.to_array(tensor, copy=False)) for tensor in floats), default=0.0)
+
+    def close(self) -> None:
+        """Take in what was running when the model raised, the innermost first."""
+        for call in reversed(self.running if self.keep_calls else ()):
+            self.trace.calls[call_label(call.name or OUTPUT, call.number)] = call

@@ -1,0 +1,293 @@
+"""How far apart two right answers may be: measured against the reference's float64 run, not chosen.
+
+An ulp (unit in the last place) is the distance between two neighbouring numbers. U, the unit roundoff, is half an ulp
+of 1 in float32, 2^-24; U64 is the same in float64, 2^-53. An item's limit is an absolute tolerance, its `atol`. Each
+item starts from the least limit. One that fails by value gets the next, until it passes or there is none left; what a
+step needs is computed when the first item asks for it. SCALE is the item's largest value in the reference's float64
+run, FLOOR the rounding of sums that may cancel (see `noise_floor`).
+
+    float64, the semantic check
+    step            the limit is                                        a relative change that could hide in it
+    least           SEMANTIC_RTOL * SCALE, plus FLOOR if that is at     1e-12 of the item, plus at most 1e-6 of it
+                    most MOST_HIDDEN * SCALE, or SCALE at least
+    float32         S * 2^-29 * its distance in the float32 run         8.9e-16 (S U64) of inputs and weights
+    perturbed       S * its largest distance in RUNS perturbed runs     1.8e-15 (2 S U64) of inputs and weights
+    rounded         the sum of its distances in runs with one of the    6.0e-8 (U) of each of these numbers
+                    coefficients rounded to float32 on top
+    float32 data    (K + 1) * its distance in the float32 run           3.0e-7 ((K + 1) U) of inputs and weights
+
+    float32, the kernel check
+    least           C * U * SCALE, plus FLOOR
+    float32         (K + 1) * its distance in the float32 run on top
+    perturbed       the same with the largest distance in RUNS perturbed float32 runs; not of a criterion, which has no
+                    weights and gets the same on both sides
+
+A fault cannot hide in a widened limit, because the reference itself moves as far as the limit when its inputs and
+weights change by the share in the last column. Where that share is above MOST_HIDDEN the item is not judged. Where the
+limit is not below SCALE zeros would pass: no digit is left, and the item is not judged in that precision.
+
+least: both sides run the same formulas in float64 on the same arrays; what differs is the order of additions. Correct
+ports of both models were seen 5e-15 to 5e-13 of a tensor's largest value apart, and a constant kept in float32 (1/6, an
+epsilon) is 3e-9 at least and cannot hide below 1e-12.
+
+float32: where a network magnifies rounding, its float32 run shows how much: the same additions in float64 round 2^-29
+as far. The port may be K times as far from `fp64_ref` as the reference's own float32 run is, and in float32 both are
+compared with each other, so the reference's own distance is added once more (triangle inequality). Two faultless runs
+round independently, so their largest errors are alike; the K that faultless ports need was measured on random draws.
+
+perturbed: one float32 run may come out lucky, and where float32 loses a value altogether its error says too little of
+float64. So the reference is run again from inputs and weights that are each moved to the next number, up or down as
+drawn. A layer's rounding does to its output what weights some ulp off would have done (backward error), and all
+rounding behind what was moved falls out anew. LeViT's port, with 13 attention blocks and a batch norm over 2 samples
+behind them, was at 0.3 to 2.2 times that distance. RUNS is 3, since one may come out lucky, too: where one direction is
+magnified above all others, distances are the size of one normal number. Such a number is less than 1/S of another in 1
+of 13 draws; three are all that small in 1 of 630. The second and third are asked for only where the first is less
+than HOPELESS times short: a normal number is that much smaller than another in 1 of 1600 draws.
+
+rounded: PaddlePaddle's optimizers keep their coefficients in float32. To first order the effects of several add up, so
+a port that rounds any of them is no farther away than the sum. Rounding all at once would not do: their effects may
+cancel in the reference and not in the port. What is of second order is 2^-24 of that.
+
+float32 data: where code of a model makes a tensor of an array in float32, a float64 run holds numbers that are rounded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
+from typing import Any
+
+import numpy as np
+
+from portproof.arrays import largest, largest_difference
+
+from .comparison import compare
+from .verdict import FAIL, NOT_JUDGED, PASS, REFUSED, Item, Items, Row, Verdict
+
+SEMANTIC_RTOL = 1e-12
+S = 8.0
+K = 4.0
+C = 16.0
+RUNS = 3
+U = 2.0**-24
+U64 = 2.0**-53
+UNIT_ROUNDOFF = {"float64": U64, "float32": U}
+MOST_HIDDEN = 1e-6
+HOPELESS = 1e3  # times the limit of the first perturbed run: what is farther off two more of them are not asked for
+
+Distances = Mapping[Item, float]
+
+
+def exact_atol(ref: Iterable[Item]) -> dict[Item, float]:
+    """0 for every item."""
+    return dict.fromkeys(ref, 0.0)
+
+
+def noise_floor(
+    fp64_ref: Items, unit: float, input_scales: Mapping[str, float] | None = None, upstream_scale: float = 0.0
+) -> dict[Item, float]:
+    """The rounding of sums that can cancel to zero by structure: C times the unit roundoff `unit`, of the largest term.
+
+    A gradient is a sum of terms of any layer's size (that of a bias whose shift the next batch norm removes, say): of
+    the largest gradient of the same pass, which section and iteration tell, or `upstream_scale`, the largest value that
+    was sent back (what a saturated activation makes of it is 1 - y^2 times that). A running mean can cancel behind a
+    batch norm without bias, through a convolution: `input_scales` are the largest values that came into each module.
+    Without a noise floor, rounding would be compared with rounding.
+    """
+    largest_gradient: dict[tuple, float] = {}
+    for item, array in fp64_ref.items():
+        if item.kind == "gradient":
+            there = item.section, item.iteration
+            largest_gradient[there] = max(largest(array), largest_gradient.get(there, upstream_scale))
+    floor = {}
+    for item in fp64_ref:
+        if item.kind == "gradient":
+            floor[item] = C * unit * largest_gradient[item.section, item.iteration]
+        elif item.kind == "buffer" and item.leaf == "running_mean" and item.module in (input_scales or {}):
+            floor[item] = C * unit * input_scales[item.module]
+    return floor
+
+
+def summed_noise_floor(steps: int) -> float:
+    """The rounding in float64, C times U64, of what `steps` updates of order 1 add up to, where they cancel."""
+    return C * U64 * steps
+
+
+def distances(fp64_ref: Items, other: Items) -> dict[Item, float]:
+    """How far another run of the reference is from its float64 run, in each of the items of both; 0 of whole numbers.
+
+    An item that the other run does not have, or has in another shape, is left out.
+    """
+    return {
+        item: largest_difference(other[item], array) if array.dtype.kind in "fc" else 0.0
+        for item, array in fp64_ref.items()
+        if item in other and other[item].shape == array.shape
+    }
+
+
+def kernel_atol(fp64_ref: Mapping[Any, np.ndarray], fp32_ref: Mapping[Any, np.ndarray]) -> dict[Any, float]:
+    """The limits of the float32 check, of the items of the reference's float32 run; whole numbers get 0."""
+    errors = distances({item: fp64_ref[item] for item in fp32_ref}, fp32_ref)
+    return {
+        item: (K + 1) * error + C * U * largest(fp64_ref[item]) if fp64_ref[item].dtype.kind in "fc" else 0.0
+        for item, error in errors.items()
+    }
+
+
+@dataclass(frozen=True)
+class _Step:
+    """One step in which limits widen."""
+
+    name: str
+    limit: Callable[[Item, float], float]  # of an item, from the limit before
+    hidden: float = 0.0  # the relative change that could hide in it; of float32 nothing is claimed
+    repeats: bool = False  # it measures again what the step before has measured
+    finds_zeros: bool = False  # a sum that may cancel, and is not above this limit, is zero by structure
+
+
+@dataclass
+class Ruler:
+    """How far each item of a port may be from `ref`, the reference's run in the precision `dtype`.
+
+    What has to be run for that is run when it is asked for: `errors()` gives the distances of the reference's float32
+    run from its float64 run; `perturbed(i)` those of the i-th perturbed run in that precision, from 1, or None where
+    there is none; `rounded()` those of float64 runs with one coefficient rounded in each. `has_float32_data` says that
+    code of either side makes tensors of float32 arrays. `input_scales` and `upstream_scale` are those of `noise_floor`;
+    `floors` are other floors than these. Items that are `exact` have to be equal. Those that `must_be_judged` are
+    refused where they cannot be, and may not be zero.
+    """
+
+    ref: Items
+    dtype: str = "float64"
+    errors: Callable[[], Distances] | None = None
+    perturbed: Callable[[int], Distances | None] | None = None
+    rounded: Callable[[], Sequence[Distances]] | None = None
+    has_float32_data: bool = False
+    input_scales: Mapping[str, float] = field(default_factory=dict)
+    upstream_scale: float = 0.0
+    floors: Distances | None = None
+    exact: Collection[Item] = ()
+    must_be_judged: Collection[Item] = ()
+
+    def compare(self, port: Items, *, title: str = "", hints: Mapping[str, str] | None = None, **facts: Any) -> Verdict:
+        """The verdict on `port`, each item by the first limit that it passes, with `facts` as fields of the items.
+
+        `hints` are as in `compare`.
+        """
+        floor = self._floor
+        atol = {item: self._least(item, floor.get(item, 0.0)) for item in self.ref}
+        zeros = {item for item in self.ref if self._is_zero(item, floor.get(item, 0.0))}
+        found = {row.item: row for row in compare(self.ref, port, atol, expected_zero=zeros).rows}
+        for step in self._steps():
+            failed = [item for item, row in found.items() if row.status == FAIL and row.worst and self._may_widen(item)]
+            if step.repeats:
+                failed = [item for item in failed if found[item].difference <= HOPELESS * atol[item]]
+            if not failed:
+                continue
+            for item in failed:
+                atol[item] = step.limit(item, atol[item])
+                if step.finds_zeros and item in floor and self._scales[item] <= atol[item]:
+                    zeros.add(item)
+            again = compare(_only(failed, self.ref), _only(failed, port), atol, expected_zero=zeros)
+            found |= {row.item: replace(row, widened_by=step.name, hidden=step.hidden) for row in again.rows}
+        judged = [row if row.item in zeros else self._judged(row) for row in found.values()]
+        rows = [replace(row, item=replace(row.item, **facts)) for row in judged]
+        return Verdict(title, rows, hints=hints or {})
+
+    @cached_property
+    def _scales(self) -> Distances:
+        """The largest value of every item of floats or complex numbers."""
+        return {item: largest(array) for item, array in self.ref.items() if array.dtype.kind in "fc"}
+
+    def _may_widen(self, item: Item) -> bool:
+        return item in self._scales and item not in self.exact
+
+    def _is_zero(self, item: Item, floor: float) -> bool:
+        """Whether it is zero by structure, or throughout."""
+        return item in self._scales and self._scales[item] <= floor and item not in self.must_be_judged
+
+    def _least(self, item: Item, floor: float) -> float:
+        if not self._may_widen(item):
+            return 0.0
+        scale = self._scales[item]
+        if self.dtype == "float32":
+            return C * U * scale + floor
+        return SEMANTIC_RTOL * scale + (floor if floor <= MOST_HIDDEN * scale or floor >= scale else 0.0)
+
+    def _judged(self, row: Row) -> Row:
+        """The row, not judged where its limit proves nothing."""
+        if not row.atol > 0:
+            return row
+        if row.atol >= row.scale and (row.status != FAIL or self.dtype == "float32"):
+            reason = f"{self.dtype} keeps no digit: its limit {row.atol:.1e} is not below its largest value"
+        elif row.status == PASS and row.hidden > MOST_HIDDEN:
+            reason = f"a relative change of {row.hidden:.1e} could hide in its limit"
+        else:
+            return row
+        status = REFUSED if row.item in self.must_be_judged else NOT_JUDGED
+        return replace(row, status=status, reason=reason, worst=None)
+
+    def _steps(self) -> Iterator[_Step]:
+        """In their order."""
+        if self.dtype == "float32":
+            if self.errors is not None:
+                yield _Step("float32", lambda item, atol: atol + (K + 1) * self._errors.get(item, 0.0))
+            for i in self._draws:
+                yield _Step("perturbed", partial(self._perturbed_float32_limit, i), repeats=i > 1)
+            return
+        if self.errors is not None:
+            yield _Step("float32", self._float32_limit, S * U64, finds_zeros=True)
+        for i in self._draws:
+            yield _Step("perturbed", partial(self._perturbed_limit, i), 2 * S * U64, repeats=i > 1)
+        if self.rounded is not None:
+            yield _Step("rounded", self._rounded_limit, U)
+        if self.has_float32_data and self.errors is not None:
+            yield _Step("float32 data", self._data_limit, (K + 1) * U)
+
+    def _float32_limit(self, item: Item, atol: float) -> float:
+        return max(atol, S * U64 / U * self._errors.get(item, 0.0))
+
+    def _perturbed_limit(self, i: int, item: Item, atol: float) -> float:
+        return max(atol, S * self._perturbation(i).get(item, 0.0))
+
+    def _perturbed_float32_limit(self, i: int, item: Item, atol: float) -> float:
+        return max(atol, self._least(item, self._floor.get(item, 0.0)) + (K + 1) * self._perturbation(i).get(item, 0.0))
+
+    def _rounded_limit(self, item: Item, atol: float) -> float:
+        return atol + sum(run.get(item, 0.0) for run in self._rounded_runs)
+
+    def _data_limit(self, item: Item, atol: float) -> float:
+        return max(atol, (K + 1) * self._errors.get(item, 0.0))
+
+    @cached_property
+    def _errors(self) -> Distances:
+        return self.errors() if self.errors is not None else {}
+
+    @cached_property
+    def _rounded_runs(self) -> Sequence[Distances]:
+        return self.rounded() if self.rounded is not None else ()
+
+    @property
+    def _draws(self) -> range:
+        """The numbers of the perturbed runs that may be asked for."""
+        return range(1, RUNS + 1 if self.perturbed is not None else 1)
+
+    def _perturbation(self, i: int) -> Distances:
+        if i not in self._perturbed_runs:
+            self._perturbed_runs[i] = self.perturbed(i) or {}
+        return self._perturbed_runs[i]
+
+    @cached_property
+    def _perturbed_runs(self) -> dict[int, Distances]:
+        return {}
+
+    @cached_property
+    def _floor(self) -> Distances:
+        if self.floors is not None:
+            return self.floors
+        return noise_floor(self.ref, UNIT_ROUNDOFF[self.dtype], self.input_scales, self.upstream_scale)
+
+
+def _only(items: Collection[Item], arrays: Items) -> dict[Item, np.ndarray]:
+    return {item: arrays[item] for item in items}

@@ -1,0 +1,50 @@
+"""What rungs of models share: a pair of models with equal weights, and where the port departs from the reference."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from portproof.compare import FAIL
+from portproof.compare.ruler import UNIT_ROUNDOFF
+from portproof.ladder.pairs.modes import locate_failure
+from portproof.ladder.pairs.pair import Pair
+from portproof.ladder.rung import Rung
+from sturdyio.cli import UserError
+
+
+def check_coefficients(dtype: str) -> None:
+    """Raise UserError unless this is a precision that an optimizer may keep its rate, momentum and the like in."""
+    if dtype not in UNIT_ROUNDOFF:
+        raise UserError(f"coefficients {dtype!r}: choose one of {', '.join(UNIT_ROUNDOFF)}")
+
+
+def equal_pair(rung: Rung, ref: Any, port: Any, given: Mapping[str, str] | None, device: str) -> Pair | None:
+    """The pair of two models with equal weights, made once a rung; None, and the rung fails, where they are not equal.
+
+    Raises UserError for what is no model.
+    """
+    pair, unequal = Pair.of_equal_weights(ref, port, given, device)
+    for known in rung.pairs:
+        if known.is_of(pair):
+            return known
+    rung.types = rung.types or {name: module.type for name, module in pair.ref.modules.items()}
+    if unequal is not None:
+        rung.check(unequal, group=str)
+        return None
+    rung.pairs.append(pair)
+    return pair
+
+
+def say_location(rung: Rung, pair: Pair, first: int) -> None:
+    """If a verdict of the rung from the `first` on has failed, say at which module the port departs; once a rung."""
+    failed = [i for i, verdict in enumerate(rung.verdicts) if verdict.status == FAIL and i >= first]
+    if not failed or any(verdict.location for verdict in rung.verdicts):
+        return
+    location = locate_failure(pair, rung.verdicts[first:])
+    if location is None:
+        rung.say("not located: each module alone gives what the reference's gives; look at what surrounds them")
+        return
+    rung.say("\n".join(location.lines()))
+    rung.verdicts[failed[0]] = replace(rung.verdicts[failed[0]], location=location)

@@ -1,0 +1,207 @@
+"""How every command ends: 0 done, 1 a check failed, 2 the user must fix something, 143 preempted."""
+
+from __future__ import annotations
+
+import argparse
+import errno
+import os
+import sys
+import tempfile
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import NoReturn
+
+
+class UserError(Exception):
+    """A mistake the user can fix; its one-line message names the thing and the fix."""
+
+
+class MachineError(UserError):
+    """What this machine lacks, such as memory: it says nothing of either side of a pair."""
+
+
+class Failed(Exception):
+    """A check that failed before anything could be compared: no mistake of the user's; one line says what."""
+
+
+class Escaped(Exception):
+    """What a user's code raised that is no Exception, such as SystemExit, in one line."""
+
+
+class ParserExit(SystemExit):
+    """The parser of a command has answered --help or --version, or has named a mistake in the flags."""
+
+
+class Stopped(Exception):
+    """Work that ended early because SIGTERM asked it to; the message says where it can go on."""
+
+
+class HelpFormatter(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):
+    """Shows defaults and keeps the line breaks of the description."""
+
+
+class ArgumentParser(argparse.ArgumentParser):
+    """argparse's, but a mistake is one line here too, and a flag that is not spelled out is one."""
+
+    def __init__(self, **kwargs) -> None:
+        super().__init__(allow_abbrev=False, **kwargs)
+
+    def exit(self, status: int = 0, message: str | None = None) -> NoReturn:
+        try:
+            super().exit(status, message)
+        except SystemExit as ended:
+            raise ParserExit(ended.code) from None
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: error: {message} (all flags: --help)\n")
+
+
+def run(main: Callable[[], int | None], prog: str, fault_of: str = "") -> NoReturn:
+    """Exit with `main()`'s status (None is 0); a UserError is one line on stderr and status 2, a Failed FAIL and 1.
+
+    So is SystemExit and the like, and what is printed after standard output was closed: no code that is run can say for
+    itself that all is well. So is whatever else is raised if `fault_of` says whose fault that is, with the traceback
+    before it: Python's own status would be 1, and say that a check has failed.
+    """
+    try:
+        status = main() or 0
+        sys.stdout.flush()
+    except UserError as error:
+        # From a loader's worker process it comes with the worker's traceback before it, and the type's name.
+        message = str(error).rstrip().splitlines()[-1].removeprefix(f"{UserError.__module__}.{UserError.__name__}: ")
+        print(f"{prog}: error: {message}", file=sys.stderr)
+        status = 2
+    except Failed as error:
+        print(f"FAIL {prog}: {error}", flush=True)
+        status = 1
+    except Stopped as stopped:
+        print(f"{prog}: {stopped}", file=sys.stderr)
+        status = 143  # 128 + SIGTERM, as the shell has it
+    except KeyboardInterrupt:
+        print(f"{prog}: interrupted", file=sys.stderr)
+        status = 130
+    except BrokenPipeError:  # the reader of our output (`| head`) has gone; nothing is left to say
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        status = 141
+    except ParserExit:
+        raise
+    except BaseException as error:
+        if _stdout_is_closed() or getattr(error, "errno", 0) == errno.EBADF:
+            print(f"{prog}: error: standard output was closed: what was found cannot be printed", file=sys.stderr)
+        elif isinstance(error, Escaped) or not isinstance(error, Exception):
+            print(f"{prog}: error: {one_line(error)} was raised before it was done", file=sys.stderr)
+        elif fault_of:
+            traceback.print_exc()
+            print(f"{prog}: {one_line(error)}: this is a fault of {fault_of}: please report it", file=sys.stderr)
+        else:
+            raise
+        status = 2
+    sys.exit(status)
+
+
+def _stdout_is_closed() -> bool:
+    """Whether nothing can be printed any more; what has been is then given up, or Python would end with status 120."""
+    try:
+        sys.stdout.flush()
+    except (ValueError, OSError):
+        with suppress(ValueError, OSError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return True
+    return False
+
+
+LACKING = (errno.ENOSPC, errno.EMFILE, errno.ENFILE, errno.ENOMEM)
+
+
+@contextmanager
+def user_code() -> Iterator[None]:
+    """For every call of code that is not ours: whatever it raises is an Exception, and it never goes on as we.
+
+    SystemExit and the like are Escaped; Ctrl-C stays what it is. What the machine lacks is MachineError. A process that
+    the code has forked, and that comes back from it, ends here.
+    """
+    process = os.getpid()
+    try:
+        yield
+    except (Exception, KeyboardInterrupt) as error:
+        if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno in LACKING):
+            raise MachineError(f"{one_line(error)}: this machine lacks it: free some, and run it again") from error
+        raise
+    except BaseException as error:
+        raise Escaped(one_line(error)) from error
+    finally:
+        if os.getpid() != process:
+            os._exit(2)
+
+
+@contextmanager
+def staying() -> Iterator[None]:
+    """The current folder and sys.argv are afterwards what they were: paths of the command line stay what they name."""
+    folder, words = Path.cwd(), list(sys.argv)
+    try:
+        yield
+    finally:
+        os.chdir(folder)
+        sys.argv[:] = words
+
+
+def one_line(error: BaseException) -> str:
+    """An exception's type and the first line of its message that says something (Paddle's begins with a stack)."""
+    if isinstance(error, (Escaped, Failed)):
+        return str(error)
+    lines = [line.strip() for line in str(error).splitlines() if line.strip(" -")]
+    telling = [line for line in lines if "Error" in line] or lines or [""]
+    return f"{type(error).__name__}: {telling[0]}"
+
+
+def printable(text: str) -> str:
+    """`text` with a question mark for what cannot be printed, or would begin another line."""
+    return "".join(letter if letter.isprintable() else "?" for letter in text)
+
+
+def existing_file(path: str | Path, what: str) -> Path:
+    """`path` if it is a non-empty file; raises UserError that calls it `what`."""
+    path = Path(path)
+    if path.is_dir():
+        raise UserError(f"{what} {path} is a folder: name a file in it")
+    if not path.is_file():
+        raise UserError(f"{what} {path} does not exist: check the path")
+    if path.stat().st_size == 0:
+        raise UserError(f"{what} {path} is empty: fetch or write it again")
+    return path
+
+
+def existing_dir(path: str | Path, what: str) -> Path:
+    """`path` if it is a folder; raises UserError that calls it `what`."""
+    path = Path(path)
+    if not path.is_dir():
+        problem = "is not a folder" if path.exists() else "does not exist"
+        raise UserError(f"{what} {path} {problem}: check the path")
+    return path
+
+
+def output_dir(path: str | Path) -> Path:
+    """`path`, created if missing; raises UserError when nothing can be written there."""
+    path = Path(path)
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=path):
+            pass
+    except OSError as error:
+        raise UserError(
+            f"output folder {path} cannot be written ({error.strerror}): choose another with --output-dir"
+        ) from error
+    return path
+
+
+def positive_int(text: str) -> int:
+    """An argparse type: a whole number of at least 1."""
+    value = int(text)
+    if value < 1:
+        raise ValueError
+    return value
+
+
+positive_int.__name__ = "whole number of at least 1"  # argparse: "invalid whole number of at least 1 value: '0'"

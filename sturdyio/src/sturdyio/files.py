@@ -1,0 +1,386 @@
+"""Files: written whole or not at all, and read without running anything that hides in them.
+
+`.pdparams` and reprod_log's `.npy` are pickles, and a pickle may call any function of any module. Read here
+it finds only the stand-ins below, which build arrays and containers and nothing else. No array is allocated
+before its bytes have been seen and what all take together is known: a file cannot claim more than `most_memory`.
+"""
+
+from __future__ import annotations
+
+import errno
+import glob
+import io
+import json
+import os
+import pickle
+import pickletools
+import secrets
+import sys
+import textwrap
+import time
+import warnings
+import zipfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import safetensors.numpy
+from numpy.lib import format as npy_format
+
+from sturdyio.cli import UserError, existing_file, printable
+from sturdyio.locks import here, is_gone
+
+# How file systems that cannot make the names in a folder durable say so: what is written is in place all the same.
+NO_FOLDER_SYNC = (errno.EBADF, errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EACCES, errno.EISDIR)
+DAY = 24 * 60 * 60  # seconds
+
+
+@contextmanager
+def atomic_path(path: str | Path) -> Iterator[Path]:
+    """A temporary path to write to; it becomes `path` once all is on disk, and vanishes on any error."""
+    path = Path(path)
+    # In the same folder, since a rename is atomic only there; with the suffix, since numpy.save appends one; with the
+    # machine's name, since another that shares the folder may have a process of this number.
+    temporary = path.parent / f".{path.stem}.tmp-{here()}-{os.getpid()}-{secrets.token_hex(4)}{path.suffix}"
+    try:
+        _remove_leftovers(path)
+        if path.exists() and not path.is_file():  # a folder, or /dev/null, which a rename would replace
+            raise UserError(f"{path} is not a regular file: choose another name to write to")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        yield temporary
+        _sync(temporary)
+        temporary.replace(path)
+        _sync_folder(path.parent)
+    except OSError as error:
+        raise UserError(f"{path} cannot be written ({error}): free space or choose another folder") from error
+    finally:
+        with suppress(OSError):
+            temporary.unlink()
+
+
+def _remove_leftovers(path: Path) -> None:
+    """Remove what processes that were killed while they wrote `path` have left of it.
+
+    Of another machine's processes nobody knows here whether they are alive, but not that they write for a day.
+    """
+    start = f".{path.stem}.tmp-"
+    for leftover in path.parent.glob(f"{glob.escape(start)}*{path.suffix}"):
+        place, _, pid = leftover.name.removeprefix(start).removesuffix(path.suffix).rpartition("-")[0].rpartition("-")
+        with suppress(FileNotFoundError):  # another process was faster
+            old = place != here() and time.time() - leftover.stat().st_mtime > DAY
+            if pid.isdecimal() and (old or is_gone(place, int(pid))):
+                leftover.unlink()
+
+
+def load_pdparams(path: str | Path) -> dict[str, Any]:
+    """What `paddle.save` wrote: arrays and plain values by name, nested as they were; tensors are arrays."""
+    data = read_file(path)
+    with refusing(path, "a state dict or checkpoint written by paddle.save"):
+        state = plain(unpickle(io.BytesIO(data)), len(data))
+        if type(state) is not dict or not all(type(name) is str for name in state):
+            raise ValueError("it holds no values by name")
+        state.pop("StructuredToParameterName@@", None)  # Paddle's own table of generated names
+        return state
+
+
+def load_npy(path: str | Path) -> dict[str, np.ndarray]:
+    """The arrays of a reprod_log file by name; a file of one plain array gives {"data": array}."""
+    data = read_file(path)
+    with refusing(path, "arrays by name as reprod_log writes them, or one plain array"):
+        stream = io.BytesIO(data)
+        shape, fortran, dtype = _npy_header(stream)
+        if dtype.kind != "O" or shape != ():
+            return {"data": _array(stream.read(), dtype, shape, fortran)}
+        wrapper = unpickle(stream)  # numpy.save makes an array of one object out of a dict
+        record = plain(wrapper.objects[0], len(data))
+        if type(record) is not dict or not all(
+            type(name) is str and type(array) is np.ndarray for name, array in record.items()
+        ):
+            raise ValueError("it holds no arrays by name")
+        return record
+
+
+def load_npz(path: str | Path, what: str = "file") -> dict[str, np.ndarray]:
+    """The arrays by name that `numpy.savez` or `numpy.savez_compressed` wrote to the file, which is called `what`."""
+    data = read_file(path, what)
+    arrays = {}
+    with refusing(f"{what} {path}", "arrays as numpy.savez writes them"):
+        for name, content in unzip(data).items():
+            stream = io.BytesIO(content)
+            shape, fortran, dtype = _npy_header(stream)
+            arrays[name.removesuffix(".npy")] = _array(stream.read(), dtype, shape, fortran)
+    return arrays
+
+
+def load_safetensors(path: str | Path) -> dict[str, np.ndarray]:
+    """The arrays of a `.safetensors` file by name, in the order of the names: the library's own is random."""
+    return load_safetensors_with_metadata(path)[0]
+
+
+def load_safetensors_with_metadata(path: str | Path) -> tuple[dict[str, np.ndarray], dict[str, str]]:
+    """`load_safetensors`, and the texts that the file holds beside its arrays, by name."""
+    data = read_file(path)
+    with refusing(path, "a .safetensors file of types that NumPy has"):
+        arrays = dict(sorted(safetensors.numpy.load(data).items()))
+        header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])  # its length comes first
+        return arrays, header.get("__metadata__") or {}
+
+
+def save_safetensors(
+    arrays: Mapping[str, np.ndarray], path: str | Path, metadata: Mapping[str, str] | None = None
+) -> None:
+    """Write `arrays`, whole or not at all; unlike a pickle such a file cannot carry code.
+
+    The bytes are the same each time, with one text in `metadata` at most: the order of several is random.
+    """
+    # safetensors writes the memory behind an array as it lies, transposed or not.
+    contiguous = {name: np.asarray(array, order="C") for name, array in arrays.items()}
+    with atomic_path(path) as temporary:
+        temporary.write_bytes(safetensors.numpy.save(contiguous, dict(metadata) if metadata else None))
+
+
+def _sync(path: Path, flags: int = os.O_RDWR) -> None:  # Windows syncs nothing that is only read
+    descriptor = os.open(path, flags)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _sync_folder(path: Path) -> None:
+    """Make the names in a folder durable, where the file system can; what was renamed there is in place anyway."""
+    try:
+        _sync(path, os.O_RDONLY)
+    except OSError as error:
+        if error.errno not in NO_FOLDER_SYNC:
+            raise
+
+
+def read_file(path: str | Path, what: str = "file") -> bytes:
+    """All of a file; raises UserError, which calls it `what`, when it is missing, empty or cannot be read."""
+    try:
+        return existing_file(path, what).read_bytes()
+    except OSError as error:
+        raise UserError(f"{what} {path} cannot be read ({error.strerror}): check its permissions") from error
+
+
+@contextmanager
+def refusing(path: str | Path, expected: str, fix: str = "fetch or write it again") -> Iterator[None]:
+    """Whatever is raised in this context is a UserError that refuses `path`, and says what was `expected` of it.
+
+    It is for the parsing of a file and nothing else: damaged ones make parsers raise nearly any type. They warn, too,
+    which would be more lines than the one.
+    """
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    except Exception as error:
+        reason = printable(textwrap.shorten(str(error).strip() or type(error).__name__, 160))  # it may quote the file
+        raise UserError(f"{path} refused: {reason}; expected {expected}: {fix}") from error
+
+
+def most_memory(size: int) -> int:
+    """The bytes that the content of a file of `size` bytes may take; what says that it takes more is refused.
+
+    Tensors that share memory count each, since copies do not share it. 256 MB are more than is worth refusing.
+    """
+    return 8 * size + 2**28
+
+
+def unzip(data: bytes) -> dict[str, bytearray]:
+    """The files in a zip archive, by name; raises nearly any exception where it is damaged or claims too much."""
+    found = {}
+    with zipfile.ZipFile(io.BytesIO(data)) as archive:
+        claimed = sum(info.file_size for info in archive.infolist())
+        if claimed > most_memory(len(data)):
+            raise ValueError(f"it unpacks to {claimed} bytes, more than {most_memory(len(data))}")
+        for info in archive.infolist():
+            if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):  # of others zipfile sets no limit
+                raise ValueError(f"{info.filename} is compressed in another way than deflated")
+            if info.CRC == 0:  # torch.save can be told to leave the sums out
+                info.CRC = None
+            with archive.open(info) as file:
+                content = found[info.filename] = bytearray(file.read(info.file_size))
+            if len(content) != info.file_size:
+                raise ValueError(f"{info.filename} ends early")
+    return found
+
+
+def _npy_header(stream: io.BytesIO) -> tuple[tuple[int, ...], bool, np.dtype]:
+    """(shape, whether it lies in Fortran's order, dtype) of the .npy in `stream`, which then is at its content."""
+    version = npy_format.read_magic(stream)
+    read = npy_format.read_array_header_1_0 if version == (1, 0) else npy_format.read_array_header_2_0
+    return read(stream)
+
+
+def _array(data: bytes | _Bytes, dtype: np.dtype, shape: tuple[int, ...], fortran: bool) -> np.ndarray:
+    """An array of numbers made of `data`, which must hold exactly that many."""
+    if dtype.kind not in "biufc":
+        raise ValueError(f"it holds an array of {dtype}")
+    content = data.text.encode("latin1") if isinstance(data, _Bytes) else data
+    return np.frombuffer(content, dtype).reshape(shape, order="F" if fortran else "C").copy(order="K")
+
+
+class StandIn:
+    """What a pickle gets in place of a callable.
+
+    A pickle may also set the attributes of whatever it got, except where that has a `__setstate__`.
+    """
+
+    def __setstate__(self, state: Any) -> None:
+        raise ValueError("it sets attributes")
+
+
+class _Bytes(StandIn):
+    """For `_codecs.encode` and `bytes`: how protocol 2 writes bytes."""
+
+    def __init__(self, text: str = "", encoding: str = "latin1") -> None:
+        if type(text) is not str:
+            raise ValueError("it makes bytes of what is no text")
+        if encoding != "latin1":
+            raise ValueError(f"it asks for the codec {encoding!r}")
+        self.text = text
+
+    def __len__(self) -> int:
+        return len(self.text)
+
+
+class _Dtype(StandIn):
+    def __init__(self, name: str, *_flags: bool) -> None:
+        self.dtype = np.dtype(str(name))
+
+    def __setstate__(self, state: tuple) -> None:
+        self.dtype = self.dtype.newbyteorder(state[1])
+
+
+class Array(StandIn):
+    """For what makes an array. It holds what that is made of, until it is known that all arrays fit into memory.
+
+    `numpy.ndarray` and `_reconstruct` make an empty array for `__setstate__` to fill.
+    """
+
+    objects: list | None = None  # of an array of objects
+    parts: tuple = ()  # of any other: what `_array` takes
+
+    def __init__(self, *_type_and_shape: Any) -> None: ...
+
+    def __setstate__(self, state: tuple) -> None:
+        _version, shape, dtype, fortran, data = state
+        if type(data) is list:
+            self.objects = data
+        else:
+            self.parts = data, dtype.dtype, shape, fortran
+
+    @property
+    def nbytes(self) -> int:
+        return len(self.parts[0]) if self.parts else 0
+
+    def build(self) -> Any:
+        if not self.parts:
+            raise ValueError("it holds an array of objects")
+        return _array(*self.parts)
+
+
+class _Scalar(Array):
+    def __init__(self, dtype: _Dtype, data: bytes | _Bytes) -> None:
+        self.parts = data, dtype.dtype, (), False
+
+    def build(self) -> np.generic:
+        return super().build()[()]
+
+
+class _Buffer(Array):
+    """For `_frombuffer`: how protocol 5 writes an array."""
+
+    def __init__(self, data: bytes | _Bytes, dtype: _Dtype, shape: tuple[int, ...], order: str) -> None:
+        self.parts = data, dtype.dtype, shape, order == "F"
+
+
+class _Named(StandIn):
+    """For `tuple`: paddle.save calls it to write a tensor as (name, array); plain tuples need no call."""
+
+    def __new__(cls, named: tuple[str, Array]) -> Array:
+        _name, array = named
+        return array
+
+
+_LEAVES = (bool, int, float, str, type(None))
+
+
+class Unpickler(pickle.Unpickler):
+    """Builds stand-ins for arrays, containers and plain values; what a pickle asks for besides is refused."""
+
+    stand_ins: dict[str, type] = {
+        "_codecs.encode": _Bytes,
+        "builtins.bytes": _Bytes,
+        "builtins.tuple": _Named,
+        "collections.OrderedDict": dict,
+        "numpy.dtype": _Dtype,
+        "numpy.ndarray": Array,
+        "numpy._core.multiarray._reconstruct": Array,
+        "numpy._core.multiarray.scalar": _Scalar,
+        "numpy._core.numeric._frombuffer": _Buffer,
+    }
+
+    def find_class(self, module: str, name: str) -> Any:
+        asked = f"{module}.{name}"
+        known = asked.replace("numpy.core.", "numpy._core.").replace("__builtin__.", "builtins.")
+        if known not in self.stand_ins:
+            raise ValueError(f"the file asks to run {asked[:80]!r}")
+        return self.stand_ins[known]
+
+
+def unpickle(stream: io.BytesIO, unpickler: Unpickler | None = None) -> Any:
+    """What the next pickle in `stream` holds, with stand-ins for its arrays; an `unpickler` must read from `stream`."""
+    start = stream.tell()
+    for opcode, argument, position in pickletools.genops(stream):  # raises where a length exceeds the data
+        # pickle allocates as many slots as the highest number used, and real ones are counted up from 0.
+        if opcode.name in ("PUT", "BINPUT", "LONG_BINPUT") and argument > position:
+            raise ValueError(f"it numbers an object {argument}")
+        if opcode.name.startswith("EXT"):  # a registered class, possibly cached and then past find_class
+            raise ValueError("it uses a pickle extension")
+    stream.seek(start)
+    return (unpickler or Unpickler(stream)).load()
+
+
+def plain(value: Any, size: int) -> Any:
+    """`value`, which a file of `size` bytes holds, with arrays for their stand-ins; shared parts stay shared."""
+    claimed = _claimed(value, {})
+    if claimed > most_memory(size):
+        raise ValueError(f"its content takes {claimed} bytes, more than {most_memory(size)}")
+    return _plain(value, {})
+
+
+def _claimed(value: Any, done: dict[int, int]) -> int:
+    """The bytes of a copy of `value` in which nothing is shared; `done` (by id) has each part visited once."""
+    if id(value) not in done:
+        if isinstance(value, Array):
+            parts = value.nbytes
+        elif isinstance(value, dict):
+            parts = sum(_claimed(item, done) for pair in value.items() for item in pair)
+        elif isinstance(value, (list, tuple)):
+            parts = sum(_claimed(item, done) for item in value)
+        else:
+            parts = sys.getsizeof(value)
+        done[id(value)] = parts + 64
+    return done[id(value)]
+
+
+def _plain(value: Any, done: dict[int, Any]) -> Any:
+    if type(value) in _LEAVES:
+        return value
+    if id(value) in done:
+        return done[id(value)]
+    if isinstance(value, Array):
+        made = value.build()
+    elif isinstance(value, dict) and all(type(key) in _LEAVES for key in value):
+        made = {key: _plain(item, done) for key, item in value.items()}
+    elif type(value) in (list, tuple):
+        made = type(value)([_plain(item, done) for item in value])
+    else:
+        raise ValueError(f"it holds a {type(value).__name__}")
+    done[id(value)] = made
+    return made

@@ -1,0 +1,190 @@
+"""Whose a file or a folder is: a process of this machine or of another that shares the folder.
+
+A process number alone does not say so: machines have the same ones, and so have the containers of one machine.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from datetime import datetime
+from pathlib import Path
+
+from sturdyio.cli import UserError
+
+NAME = "run.lock"
+BEAT = 5.0  # seconds from one sign of life to the next
+PATIENCE = 30.0  # seconds without one after which a process of another machine is gone
+
+
+def here() -> str:
+    """Where the numbers of processes are this one's: the machine, and on Linux its boot and the container, too."""
+    host = re.sub(r"[^A-Za-z0-9]", "_", socket.gethostname())[:40]
+    try:
+        system = Path("/proc/sys/kernel/random/boot_id").read_text() + os.readlink("/proc/self/ns/pid")  # noqa: PTH115
+    except OSError:  # not Linux
+        return host
+    return f"{host}_{hashlib.sha256(system.encode()).hexdigest()[:8]}"
+
+
+def start_of(pid: int) -> str | None:
+    """When the process `pid` of this machine began, as the system counts; None: it is gone, "": no way to know."""
+    if sys.platform != "win32":  # elsewhere os.kill would end it
+        try:
+            os.kill(pid, 0)
+        except (ProcessLookupError, OverflowError):
+            return None
+        except PermissionError:  # another user's, which is there
+            pass
+    try:
+        state, *fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
+    except (OSError, ValueError):  # not Linux
+        return ""
+    return None if state == "Z" else fields[18]  # proc(5): starttime, the 22nd of all
+
+
+def is_gone(place: str, pid: int) -> bool:
+    """Whether the process `pid` of `place`, see `here`, has certainly ended."""
+    return place == here() and sys.platform != "win32" and start_of(pid) is None
+
+
+class FolderLock:
+    """Keeps a folder for this process, as a context, against others of this machine and of those that share the folder.
+
+    FOLDER/run.lock says who has it, and is touched every BEAT seconds. One whose process is gone is taken over: at once
+    where that ran on this machine, else when nobody has touched it for PATIENCE seconds, about which `say` gets a line.
+    Raises UserError, which names the process that has the folder.
+    """
+
+    def __init__(self, folder: str | Path, say: Callable[[str], None] = print) -> None:
+        self.path = Path(folder) / NAME
+        self.say = say
+        since = datetime.now().astimezone().isoformat(" ", "seconds")
+        owner = {"host": socket.gethostname(), "pid": os.getpid(), "since": since, "place": here()}
+        self.text = json.dumps({**owner, "start": start_of(os.getpid())})
+        self.ended = threading.Event()
+
+    def __enter__(self) -> FolderLock:
+        while not self._create():
+            text = _read(self.path)
+            if not text and not self.path.exists():  # it has just been released
+                continue
+            if not self._is_left(text):
+                raise UserError(
+                    f"output folder {self.path.parent} is in use by {_owner(text)}: wait until that ends, "
+                    "or choose another with --output-dir"
+                )
+            self._remove(text)
+        threading.Thread(target=self._beat, daemon=True).start()
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self.ended.set()
+        if _read(self.path) == self.text:
+            self.path.unlink(missing_ok=True)
+
+    def check(self) -> None:
+        """Raise UserError if another process has taken the folder over, since this one stood still for so long."""
+        text = _read(self.path)
+        if text not in ("", self.text):
+            raise UserError(
+                f"output folder {self.path.parent} was taken over by {_owner(text)}, since this run stood still "
+                f"for more than {PATIENCE:g} s: go on with one of the two"
+            )
+
+    def _create(self) -> bool:
+        """Whether the lock was not there, and now is this process's."""
+        try:
+            with self.path.open("x", encoding="utf-8") as file:
+                file.write(self.text)
+        except FileExistsError:
+            return False
+        except OSError as error:
+            raise UserError(f"{self.path} cannot be written ({error}): free space or choose another folder") from error
+        return True
+
+    def _is_left(self, text: str) -> bool:
+        """Whether the lock with this text was left by a process that is gone."""
+        owner = _parse(text)
+        if owner and owner["place"] == here() and sys.platform != "win32":
+            start = start_of(owner["pid"])
+            return start is None or bool(start and owner["start"] and start != owner["start"])  # a number used again
+        self.say(f"{self.path} is of {_owner(text)}: waiting {PATIENCE:g} s for a sign of life")
+        before = _sign_of_life(self.path)
+        end = time.monotonic() + PATIENCE
+        while time.monotonic() < end:
+            time.sleep(BEAT / 5)
+            if _sign_of_life(self.path) != before:
+                return False
+        return True
+
+    def _remove(self, text: str) -> None:
+        """Remove the lock, if it still has this text: of several that find one left, the first takes it over.
+
+        One at a time looks and removes, else a second would remove the lock of who was first. A lock is not taken away
+        to look at it: a third would find none.
+        """
+        turn = self.path.with_name(f".{NAME}.turn")
+        before, end = None, 0.0
+        while True:
+            try:
+                turn.open("x").close()
+                break
+            except FileExistsError:
+                now = _sign_of_life(turn)
+                if now != before:
+                    before, end = now, time.monotonic() + PATIENCE
+                elif time.monotonic() > end:  # of one that was killed in between
+                    turn.unlink(missing_ok=True)
+                time.sleep(0.01)
+        try:
+            if _read(self.path) == text:
+                self.path.unlink(missing_ok=True)
+        finally:
+            turn.unlink(missing_ok=True)
+
+    def _beat(self) -> None:
+        while not self.ended.wait(BEAT):
+            with suppress(OSError):
+                if _read(self.path) == self.text:
+                    os.utime(self.path)
+
+
+def _read(path: Path) -> str:
+    """What a lock says; "" if it is not there, cannot be read, or is being written."""
+    found = _sign_of_life(path)
+    return found[1] if found else ""
+
+
+def _sign_of_life(path: Path) -> tuple[int, str] | None:
+    """(the time of the last touch, what a lock says); opened, since a network file system else answers from memory."""
+    try:
+        with path.open(encoding="utf-8", errors="replace") as file:
+            return os.fstat(file.fileno()).st_mtime_ns, file.read()
+    except OSError:
+        return None
+
+
+def _parse(text: str) -> dict | None:
+    """The owner that a lock names; None if it is no lock."""
+    try:
+        owner = json.loads(text)
+        texts = [owner[key] for key in ("host", "since", "place", "start")]
+        sound = all(type(each) is str and each.isprintable() for each in texts) and type(owner["pid"]) is int
+        return owner if sound and owner["pid"] > 0 else None
+    except (ValueError, KeyError, TypeError):
+        return None
+
+
+def _owner(text: str) -> str:
+    """The owner that a lock names, for a reader."""
+    owner = _parse(text)
+    return f"process {owner['pid']} on {owner['host']} since {owner['since']}" if owner else "an unknown process"

@@ -1,0 +1,202 @@
+"""PyTorch's files, `.pth`, read without torch.load.
+
+torch.load(weights_only=True) runs no code either. But it calls constructors with what the file says, so that a file of
+a few hundred bytes takes gigabytes, and what it raises for a damaged one may be of any type. Here the pickle finds
+stand-ins, and every tensor is checked against the bytes that are there before it is made (see files.py).
+
+    zip      NAME/data.pkl, a pickle; NAME/data/KEY, the memory of one or several tensors; NAME/byteorder
+    legacy   pickles: a magic number, a version, the machine, the content, the keys; then the memory of each key:
+             its number of elements in 8 bytes, and the elements
+"""
+
+from __future__ import annotations
+
+import io
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from sturdyio.cli import UserError
+from sturdyio.files import Array, StandIn, Unpickler, plain, read_file, refusing, unpickle, unzip
+
+if TYPE_CHECKING:
+    import torch
+
+MAGIC = 0x1950A86A20F9469CFC6C  # of the legacy form, and its version
+VERSION = 1001
+STORAGES = {  # PyTorch's names for memory, and the dtype of its elements
+    "BFloat16Storage": "bfloat16",
+    "BoolStorage": "bool",
+    "ByteStorage": "uint8",
+    "CharStorage": "int8",
+    "ComplexDoubleStorage": "complex128",
+    "ComplexFloatStorage": "complex64",
+    "DoubleStorage": "float64",
+    "FloatStorage": "float32",
+    "HalfStorage": "float16",
+    "IntStorage": "int32",
+    "LongStorage": "int64",
+    "ShortStorage": "int16",
+    "UntypedStorage": "uint8",
+}
+DTYPES = {name: name for name in (*STORAGES.values(), "uint16", "uint32", "uint64", "float8_e4m3fn", "float8_e5m2")}
+
+
+def load_pth(path: str | Path) -> dict[str, Any]:
+    """What `torch.save` wrote: tensors on the CPU, containers and plain values by name, nested as they were.
+
+    Tensors that shared memory do so here. Raises UserError for a file that is damaged, holds code or no dict, or says
+    that it takes more than `files.most_memory`.
+    """
+    import torch  # noqa: F401 - where it is missing the file is not to blame
+
+    data = read_file(path)
+    with refusing(path, "tensors and plain values by name, written by torch.save"):
+        content = plain((_zipped if data.startswith(b"PK\x03\x04") else _legacy)(data), len(data))
+    if not isinstance(content, dict):
+        raise UserError(f"{path} holds a {type(content).__name__}, no dict: save a state_dict, not a module")
+    return content
+
+
+def _zipped(data: bytes) -> Any:
+    files = unzip(data)
+    names = [name for name in files if name.endswith("/data.pkl") and name.count("/") == 1]
+    if len(names) != 1:
+        raise ValueError("it is a zip archive, but not of torch.save")
+    folder = names[0].removesuffix("data.pkl")
+    _check_byteorder(files.get(f"{folder}byteorder", b"little") == b"little")
+    start = f"{folder}data/"
+    memory = {name.removeprefix(start): content for name, content in files.items() if name.startswith(start)}
+    stream = io.BytesIO(files[names[0]])
+    return unpickle(stream, _Unpickler(stream, memory))
+
+
+def _legacy(data: bytes) -> Any:
+    stream = io.BytesIO(data)
+    if unpickle(stream) != MAGIC or unpickle(stream) != VERSION:
+        raise ValueError("it does not begin as what torch.save writes does")
+    _check_byteorder(unpickle(stream)["little_endian"] is True)
+    unpickler = _Unpickler(stream, {})
+    content = unpickle(stream, unpickler)
+    for key in unpickle(stream):
+        storage = unpickler.storages[key]
+        if int.from_bytes(stream.read(8), "little") * storage.dtype.itemsize != storage.nbytes:
+            raise ValueError(f"the memory {key} is of another size than its tensors say")
+        unpickler.memory[key] = bytearray(stream.read(storage.nbytes))
+    return content
+
+
+def _check_byteorder(little: bool) -> None:
+    if not little:
+        raise ValueError("it is of a machine that writes the highest byte first")
+
+
+class _Dict(dict):
+    """For the kinds of dict that have attributes: a state_dict's, which say its version, are left out."""
+
+    def __setstate__(self, state: Any) -> None: ...
+
+
+class _Device(StandIn):
+    """For `torch.device`: its name."""
+
+    def __new__(cls, *name: Any) -> str:
+        return ":".join(map(str, name))
+
+
+class _Kind(StandIn):
+    """For a type of memory, and for a dtype."""
+
+    def __init__(self, name: str) -> None:
+        import torch
+
+        self.dtype: torch.dtype = getattr(torch, name)
+
+
+class _Storage(StandIn):
+    """Memory as tensors see it: the number and the dtype of its elements."""
+
+    def __init__(self, dtype: torch.dtype, key: str, numel: int, memory: dict[str, bytearray | torch.Tensor]) -> None:
+        if type(key) is not str or type(numel) is not int or numel < 0:
+            raise ValueError(f"its memory {key!r:.40} has {numel!r:.40} elements")
+        self.dtype, self.key, self.memory = dtype, key, memory
+        self.nbytes = numel * dtype.itemsize
+
+    def content(self) -> torch.Tensor:
+        """Its bytes, which all tensors in it share."""
+        import torch
+
+        found = self.memory.get(self.key, b"")
+        if len(found) != self.nbytes:
+            raise ValueError(f"the memory {self.key:.40} is missing, or of another size than its tensors say")
+        if not isinstance(found, torch.Tensor):
+            found = torch.frombuffer(found, dtype=torch.uint8) if found else torch.empty(0, dtype=torch.uint8)
+            self.memory[self.key] = found
+        return found
+
+
+class _Tensor(Array):
+    """For `_rebuild_tensor` and `_rebuild_tensor_v2`."""
+
+    def __init__(self, storage: _Storage, offset: int, size: tuple, stride: tuple, *rest: Any) -> None:
+        numbers, metadata = (*size, *stride, offset), rest[2:]  # after requires_grad and hooks
+        if any(metadata) or len(size) != len(stride) or not all(type(n) is int and 0 <= n < 2**48 for n in numbers):
+            raise ValueError("it holds a tensor that is no plain one")
+        self.storage, self.dtype, self.place = storage, storage.dtype, (size, stride, offset)
+
+    @property
+    def nbytes(self) -> int:
+        return math.prod(self.place[0]) * self.dtype.itemsize
+
+    def build(self) -> torch.Tensor:
+        return self.storage.content().view(self.dtype).as_strided(*self.place)
+
+
+class _TensorOfType(_Tensor):
+    """For `_rebuild_tensor_v3`, whose memory has no dtype."""
+
+    def __init__(self, storage: _Storage, offset: int, size: Any, stride: Any, *rest: Any) -> None:
+        requires_grad, hooks, kind, *metadata = rest
+        super().__init__(storage, offset, size, stride, requires_grad, hooks, *metadata)
+        self.dtype = kind.dtype
+
+
+class _Parameter(StandIn):
+    """For `_rebuild_parameter`: its tensor."""
+
+    def __new__(cls, tensor: _Tensor, *_requires_grad_and_hooks: Any) -> _Tensor:
+        return tensor
+
+
+class _Unpickler(Unpickler):
+    stand_ins = {
+        **Unpickler.stand_ins,
+        "collections.Counter": _Dict,
+        "collections.OrderedDict": _Dict,
+        "torch.Size": tuple,
+        "torch._utils._rebuild_parameter": _Parameter,
+        "torch._utils._rebuild_parameter_with_state": _Parameter,
+        "torch._utils._rebuild_tensor": _Tensor,
+        "torch._utils._rebuild_tensor_v2": _Tensor,
+        "torch._utils._rebuild_tensor_v3": _TensorOfType,
+        "torch.device": _Device,
+    }
+
+    def __init__(self, stream: io.BytesIO, memory: dict[str, bytearray | torch.Tensor]) -> None:
+        super().__init__(stream)
+        self.memory = memory  # by key; of the legacy form it follows the pickle
+        self.storages: dict[str, _Storage] = {}
+
+    def find_class(self, module: str, name: str) -> Any:
+        known = STORAGES if name.endswith("Storage") else DTYPES
+        if module in ("torch", "torch.cuda", "torch.storage") and name in known:
+            return _Kind(known[name])
+        return super().find_class(module, name)
+
+    def persistent_load(self, pid: tuple) -> _Storage:
+        word, kind, key, _location, numel, *views = pid
+        if word != "storage" or type(kind) is not _Kind or any(view is not None for view in views):
+            raise ValueError("it holds what is no tensor")
+        storage = _Storage(kind.dtype, key, numel, self.memory)
+        self.storages.setdefault(key, storage)
+        return storage
