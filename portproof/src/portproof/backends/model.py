@@ -177,7 +177,7 @@ class BackendModel(Model):
         self._planned = list(questions)
 
     def ask(self, question: Question) -> Run:
-        if question.module or question.mutation:  # asked once each
+        if question.module or question.mutation or question.perturbation:  # asked once each
             return self._answer(question)
         if self._pieces != self._remembered_pieces:
             self.memory.forget()

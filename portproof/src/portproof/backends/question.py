@@ -18,7 +18,7 @@ from portproof.backends.values import digest_of, encode
 PRECISIONS = {"float32": (np.float32, np.complex64), "float64": (np.float64, np.complex128)}
 # What a run keeps beside outputs, buffers and gradients: each holds what the one before does.
 OUTPUTS, CALLS, UPSTREAM = range(3)  # ...; the arguments of each module's call; the gradients that come back to it, too
-BUDGET = 2**26  # bytes of answers that a model remembers, if nothing else is said
+BUDGET = 2**26  # bytes of answers that a model remembers, if nothing else is said; the latest two whatever they take
 
 
 def to_precision(array: np.ndarray, dtype: str, copy: bool = False) -> np.ndarray:
@@ -34,8 +34,8 @@ def perturbed(array: np.ndarray, dtype: str, rng: np.random.Generator) -> np.nda
     """The numbers of `dtype` next to those of `array`, larger or smaller as drawn; 0, and what is not real, stays."""
     if array.dtype.kind != "f":
         return array
-    array = array.astype(dtype)
-    return np.nextafter(array, array * rng.choice(np.array([0, 2], array.dtype), array.shape))
+    larger = rng.integers(0, 2, array.shape, np.int8)
+    return np.nextafter(array, 2 * larger * array, dtype=dtype)
 
 
 @dataclass
@@ -141,41 +141,38 @@ class Answer:
 
 
 class Memory:
-    """The latest answers, within a budget of bytes."""
+    """The latest answers, within a budget of bytes, and always the latest two: of one mode, in either precision."""
 
     def __init__(self, budget: int = BUDGET) -> None:
-        self.budget, self.size = budget, 0
-        self._answers: OrderedDict[tuple[str, str, int], tuple[Answer, int]] = OrderedDict()
+        self.budget = budget
+        self._answers: OrderedDict[tuple[str, str, int], Answer] = OrderedDict()
 
     def find(self, question: Question, key: str) -> Run | None:
         """A remembered answer; None if there is none that serves."""
         upstream_key = question.upstream_key()
-        for place, (answer, _) in self._answers.items():
+        for place, answer in self._answers.items():
             if place[0] == key and answer.serves(question, upstream_key):
                 self._answers.move_to_end(place)
                 return answer.run
         return None
 
     def keep(self, question: Question, key: str, run: Run) -> None:
-        """Remember `run`, and forget the oldest answers that no longer fit; one larger than the budget is not kept."""
-        size, answer = run.nbytes, Answer(run, question.upstream_key(), question.keeps)
-        if size > self.budget:
-            return
-        self._drop([place for place in self._answers if place[0] == key and place[2] <= answer.keeps])
-        self._answers[key, answer.upstream_key, answer.keeps] = answer, size
-        self.size += size
-        while self.size > self.budget:
-            self._drop([next(iter(self._answers))])
+        """Remember `run`, and forget the oldest answers that no longer fit."""
+        answer = Answer(run, question.upstream_key(), question.keeps)
+        for place in [place for place in self._answers if place[0] == key and place[2] <= answer.keeps]:
+            del self._answers[place]
+        self._answers[key, answer.upstream_key, answer.keeps] = answer
+        while len(self) > 2 and self.size > self.budget:
+            self._answers.popitem(last=False)
 
-    def _drop(self, places: Sequence[tuple[str, str, int]]) -> None:
-        for place in places:
-            _, size = self._answers.pop(place)
-            self.size -= size
+    @property
+    def size(self) -> int:
+        """The bytes of all answers."""
+        return sum(answer.run.nbytes for answer in self._answers.values())
 
     def forget(self) -> None:
         """Forget all answers."""
         self._answers.clear()
-        self.size = 0
 
     def __len__(self) -> int:
         return len(self._answers)

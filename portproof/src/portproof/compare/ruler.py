@@ -41,8 +41,9 @@ drawn. A layer's rounding does to its output what weights some ulp off would hav
 rounding behind what was moved falls out anew. LeViT's port, with 13 attention blocks and a batch norm over 2 samples
 behind them, was at 0.3 to 2.2 times that distance. RUNS is 3, since one may come out lucky, too: where one direction is
 magnified above all others, distances are the size of one normal number. Such a number is less than 1/S of another in 1
-of 13 draws; three are all that small in 1 of 630. The second and third are asked for only where the first is less
-than HOPELESS times short: a normal number is that much smaller than another in 1 of 1600 draws.
+of 13 draws; three are all that small in 1 of 630. A run is asked for only where the limit before it, of the float32 run
+or of another perturbed run, is less than HOPELESS times short: a normal number is that much smaller than another in 1
+of 1600 draws. The float32 run says nothing of that where it is more than LOST of SCALE away.
 
 rounded: PaddlePaddle's optimizers keep their coefficients in float32. To first order the effects of several add up, so
 a port that rounds any of them is no farther away than the sum. Rounding all at once would not do: their effects may
@@ -55,7 +56,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from functools import cache, cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -74,7 +75,8 @@ U = 2.0**-24
 U64 = 2.0**-53
 UNIT_ROUNDOFF = {"float64": U64, "float32": U}
 MOST_HIDDEN = 1e-6
-HOPELESS = 1e3  # times the limit of the first perturbed run: what is farther off two more of them are not asked for
+HOPELESS = 1e3  # times its limit: for what is farther off no further perturbed run is asked for
+LOST = 1e-3  # of an item's largest value: a float32 run that is farther away may have lost what it should measure
 
 Distances = Mapping[Item, float]
 
@@ -142,7 +144,7 @@ class _Step:
     name: str
     limit: Callable[[Item, float], float]  # of an item, from the limit before
     hidden: float = 0.0  # the relative change that could hide in it; of float32 nothing is claimed
-    repeats: bool = False  # it measures again what the step before has measured
+    draw: int = 0  # the number of the perturbed run that it needs; 0: it needs none
     finds_zeros: bool = False  # a sum that may cancel, and is not above this limit, is zero by structure
 
 
@@ -155,7 +157,8 @@ class Ruler:
     there is none; `rounded()` those of float64 runs with one coefficient rounded in each. `has_float32_data` says that
     code of either side makes tensors of float32 arrays. `input_scales` and `upstream_scale` are those of `noise_floor`;
     `floors` are other floors than these. Items that are `exact` have to be equal. Those that `must_be_judged` are
-    refused where they cannot be, and may not be zero.
+    refused where they cannot be, and may not be zero. What is `decided`, by a fault that another precision has shown, is
+    not worth a perturbed run.
     """
 
     ref: Items
@@ -169,6 +172,23 @@ class Ruler:
     floors: Distances | None = None
     exact: Collection[Item] = ()
     must_be_judged: Collection[Item] = ()
+    decided: Collection[Item] = ()
+
+    @classmethod
+    def measured(cls, ref: Items, dtype: str, again: Callable[..., Items], **options: Any) -> Ruler:
+        """The ruler of a reference that can be run again: `again(dtype, perturbation=0)` is what it gives then."""
+
+        @cache
+        def fp64_ref() -> Items:
+            return ref if dtype == "float64" else again("float64")
+
+        def errors() -> Distances:
+            return distances(fp64_ref(), ref if dtype == "float32" else again("float32"))
+
+        def perturbed(i: int) -> Distances:
+            return distances(fp64_ref(), again(dtype, perturbation=i))
+
+        return cls(ref, dtype, **{"errors": errors, "perturbed": perturbed, **options})
 
     def compare(self, port: Items, *, title: str = "", hints: Mapping[str, str] | None = None, **facts: Any) -> Verdict:
         """The verdict on `port`, each item by the first limit that it passes, with `facts` as fields of the items.
@@ -181,8 +201,8 @@ class Ruler:
         found = {row.item: row for row in compare(self.ref, port, atol, expected_zero=zeros).rows}
         for step in self._steps():
             failed = [item for item, row in found.items() if row.status == FAIL and row.worst and self._may_widen(item)]
-            if step.repeats:
-                failed = [item for item in failed if found[item].difference <= HOPELESS * atol[item]]
+            if step.draw:
+                failed = [item for item in failed if self._is_worth(step.draw, found[item], atol[item])]
             if not failed:
                 continue
             for item in failed:
@@ -194,6 +214,13 @@ class Ruler:
         judged = [row if row.item in zeros else self._judged(row) for row in found.values()]
         rows = [replace(row, item=replace(row.item, **facts)) for row in judged]
         return Verdict(title, rows, hints=hints or {})
+
+    def _is_worth(self, draw: int, row: Row, atol: float) -> bool:
+        """Whether a perturbed run could explain an item that failed."""
+        if row.item in self.decided:
+            return False
+        says_nothing = draw == 1 and not self._errors.get(row.item, np.inf) <= LOST * self._scales[row.item]
+        return says_nothing or row.difference <= HOPELESS * atol
 
     @cached_property
     def _scales(self) -> Distances:
@@ -234,12 +261,12 @@ class Ruler:
             if self.errors is not None:
                 yield _Step("float32", lambda item, atol: atol + (K + 1) * self._errors.get(item, 0.0))
             for i in self._draws:
-                yield _Step("perturbed", partial(self._perturbed_float32_limit, i), repeats=i > 1)
+                yield _Step("perturbed", partial(self._perturbed_float32_limit, i), draw=i)
             return
         if self.errors is not None:
             yield _Step("float32", self._float32_limit, S * U64, finds_zeros=True)
         for i in self._draws:
-            yield _Step("perturbed", partial(self._perturbed_limit, i), 2 * S * U64, repeats=i > 1)
+            yield _Step("perturbed", partial(self._perturbed_limit, i), 2 * S * U64, draw=i)
         if self.rounded is not None:
             yield _Step("rounded", self._rounded_limit, U)
         if self.has_float32_data and self.errors is not None:

@@ -20,7 +20,7 @@ from portproof.backends.question import Question, Run, to_precision
 from portproof.backends.trace import Inputs, ModuleCall, is_array, map_tensors
 from portproof.compare import FAIL, Item, Items, Row, tensor_item
 from portproof.compare.activations import off_kinks
-from portproof.compare.ruler import RUNS, UNIT_ROUNDOFF, Distances, Ruler, distances, largest
+from portproof.compare.ruler import RUNS, UNIT_ROUNDOFF, Ruler, largest
 from portproof.localize.attempts import Attempt, Way, attempts, paired_outputs, port_upstream, ways
 from portproof.mapping.name_map import NameMap, port_module
 
@@ -148,19 +148,12 @@ class IsolatedRuns:
     def _ruler(self, call: ModuleCall, dtype: str, backward: bool, attempt: Attempt, ref: Items) -> Ruler:
         """How far the port's module may be from `ref`, what the reference's gave."""
 
-        def fp64_ref() -> Items:
-            return ref if dtype == "float64" else self.ref_items(call, "float64", backward, attempt)
-
-        def errors() -> Distances:
-            fp32_ref = ref if dtype == "float32" else self.ref_items(call, "float32", backward, attempt)
-            return distances(fp64_ref(), fp32_ref)
-
-        def perturbed(i: int) -> Distances:
-            return distances(fp64_ref(), self.ref_items(call, dtype, backward, attempt, perturbation=i))
+        def again(other: str, perturbation: int = 0) -> Items:
+            return self.ref_items(call, other, backward, attempt, perturbation=perturbation)
 
         upstream = [largest(array) for array in attempt.way.asked(call).upstream if array is not None]
         scales = {"input_scales": {call.name: call.scale}, "upstream_scale": max(upstream, default=0.0)}
-        return Ruler(ref, dtype, errors, perturbed, **scales)
+        return Ruler.measured(ref, dtype, again, **scales)
 
     def _run_port(self, name: str, call: ModuleCall, dtype: str, backward: bool, attempt: Attempt) -> Run:
         call = replace(call, name=name)

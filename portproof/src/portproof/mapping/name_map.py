@@ -50,7 +50,6 @@ def propose(
     port: BackendModel,
     inputs: Inputs,
     given: Mapping[str, str] | None = None,
-    modes: Sequence[bool] = (False, True),
 ) -> NameMap:
     """The map between two models with the reference's weights, which the port is left with.
 
@@ -80,14 +79,15 @@ def propose(
     name_map.tensors, name_map.links = search.tensors(modules), search.links(modules)
     name_map.lines = _lines(modules, name_map.links, ref, port)
     name_map.notes = _notes(name_map, proposal.spare, ref, port)
+    name_map.calls = CallMatcher(ref, port, search.ref_run, search.run(modules), modules, name_map.tensors).match()
     search.load(modules)
-    for train in modes:  # some modules run in one mode only
-        if train:
-            runs = [model.run(inputs, "float64", train, calls=True) for model in (ref, port)]
-        else:
-            runs = [search.ref_run, search.run(modules)]
-        name_map.calls = CallMatcher(ref, port, *runs, modules, name_map.tensors).match() | name_map.calls
     return name_map
+
+
+def match_calls(name_map: NameMap, ref: BackendModel, port: BackendModel, inputs: Inputs, train: bool) -> None:
+    """Have the calls of another mode in the map, too: some modules run in one mode only. Both have equal weights."""
+    runs = (model.run(inputs, "float64", train, calls=True) for model in (ref, port))
+    name_map.calls = CallMatcher(ref, port, *runs, name_map.modules, name_map.tensors).match() | name_map.calls
 
 
 def checked_map(given: Mapping[str, str], ref: BackendModel, port: BackendModel) -> tuple[dict[str, str], list[Unit]]:

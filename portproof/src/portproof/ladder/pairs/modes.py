@@ -10,7 +10,7 @@ import numpy as np
 from portproof.backends.question import OUTPUTS, Run
 from portproof.backends.trace import output_item
 from portproof.compare import FAIL, Item, Items, Row, Verdict, compare, tensor_item
-from portproof.compare.ruler import Distances, Ruler, distances, exact_atol
+from portproof.compare.ruler import Ruler, exact_atol
 from portproof.ladder.pairs.pair import MODES, Pair, check_reference
 from portproof.ladder.pairs.randomness import switch_off_random
 from portproof.localize.isolated import Calls, IsolatedRuns, isolated_layers, without_optional
@@ -89,7 +89,9 @@ class _Mode:
 
     def __init__(self, pair: Pair, train: bool) -> None:
         self.pair, self.train, self.mode = pair, train, MODES[train]
+        pair.match_calls([train])
         self.is_equal, self.in_float64 = True, False
+        self.decided: list[Item] = []  # what failed in float64
         run = pair.ask(pair.ref, "float64", train)
         check_reference(run, train)
         self.input_scales = run.trace.input_scales
@@ -119,6 +121,7 @@ class _Mode:
         data = sorted({*ref_run.trace.float32_data, *port_run.trace.float32_data})
         ruler = self._ruler(dtype, ref, bool(data) and not pair.strict)
         verdict = ruler.compare(port, title=f"{self.mode} mode, {dtype}", mode=self.mode, dtype=dtype)
+        self.decided = [replace(row.item, mode="", dtype="") for row in verdict.rows if row.status == FAIL]
         if any(row.widened_by == "float32 data" for row in verdict.rows):
             where = ", ".join(name or "the model itself" for name in data)
             pair.note(f"float32 data come in at {where}: what differs is judged with float32's limits")
@@ -141,26 +144,21 @@ class _Mode:
     def _ruler(self, dtype: str, ref: Items, has_float32_data: bool) -> Ruler:
         pair, train = self.pair, self.train
 
-        def fp64_ref() -> Items:
-            return ref if dtype == "float64" else items(pair, pair.ask(pair.ref, "float64", train), False)
-
-        def errors() -> Distances:
-            fp32_ref = ref if dtype == "float32" else items(pair, pair.ask(pair.ref, "float32", train), False)
-            return distances(fp64_ref(), fp32_ref)
-
-        def perturbed(i: int) -> Distances:
-            question = replace(pair.question(pair.ref, dtype, train), keeps=OUTPUTS, perturbation=i)
-            return distances(fp64_ref(), items(pair, pair.ref.ask(question), False))
+        def again(other: str, perturbation: int = 0) -> Items:
+            question = pair.question(pair.ref, other, train)
+            if perturbation:
+                question = replace(question, keeps=OUTPUTS, perturbation=perturbation)
+            return items(pair, pair.ref.ask(question), False)
 
         whole = [Item(pair.output, "output")] if dtype == "float64" else []
-        return Ruler(
+        return Ruler.measured(
             ref,
             dtype,
-            errors,
-            perturbed,
+            again,
             has_float32_data=has_float32_data and dtype == "float64",
             input_scales=self.input_scales,
             must_be_judged=whole,
+            decided=self.decided,
         )
 
     def _without_construction(self, verdict: Verdict) -> Verdict:
@@ -212,6 +210,7 @@ def isolated_gradients(pair: Pair, train: bool, calls: Calls, is_equal: bool = F
     a percent, on either framework. In an isolated run a layer receives the same on both sides, off its kinks (see
     activations.py). Where the whole `is_equal` in float64, a layer that differs there too is built differently.
     """
+    pair.match_calls([train])
     runs = IsolatedRuns(pair.ref, pair.port, pair.name_map, pair.inputs, train, calls)
     rows = []
     for label, found in isolated_layers(runs, "float32"):
@@ -270,6 +269,7 @@ def locate_failure(pair: Pair, verdicts: Sequence[Verdict]) -> Location | None:
     """Where the port departs, in the modes and the precision of the items that failed in `verdicts`; None: nowhere."""
     failed = [row.item for verdict in verdicts for row in verdict.rows if row.status == FAIL]
     modes = [mode == "train" for mode in MODES if mode in {item.mode for item in failed}] or [False, True]
+    pair.match_calls(modes)
     dtype = precision_of(verdicts)
     sides = pair.ref, pair.port, pair.name_map, pair.inputs
     return locate(*sides, modes=modes, cotangent=pair.cotangent, dtype=dtype)

@@ -15,7 +15,7 @@ from portproof.backends.trace import OUTPUT, Inputs, ModuleCall, checked_inputs
 from portproof.compare import Verdict
 from portproof.compare.ruler import UNIT_ROUNDOFF, C, U, largest
 from portproof.mapping.by_weights import by_weights
-from portproof.mapping.name_map import NameMap, propose, same_names
+from portproof.mapping.name_map import NameMap, match_calls, propose, same_names
 from sturdyio.cli import UserError
 
 WEIGHTS = ("probe", "reference", "own")
@@ -39,6 +39,7 @@ class Pair:
     precisions: Sequence[str] = tuple(UNIT_ROUNDOFF)  # those in which the port is judged
     given: Mapping[str, str] | None = None  # {reference's module: port's}, as the user gave them
     equal_tensors: dict[str, str] = field(default_factory=dict)  # {port's name: reference's key}, see `by_weights`
+    matched: set[bool] = field(default_factory=set)  # the modes whose module calls are in the map (True: train)
 
     @classmethod
     def prepared(
@@ -91,10 +92,10 @@ class Pair:
             pair.cotangent = ref_model.cotangent or drawn_cotangent(first_outputs, seed)
         for model in (ref_model, port_model):
             model.plan(pair.question(model, dtype, train) for dtype in precisions for train in trains)
-        found = same_names(ref_model, port_model, inputs) if mirrored else None
-        pair.strict = found is not None
-        pair.name_map = found or propose(ref_model, port_model, inputs, names, trains)
+        pair._find_map(mirrored)
+        pair.strict = mirrored and pair.matched == {False, True}
         if weights == "own":
+            pair.match_calls(trains)
             port_model.load(own)
         pair._take_constants()
         return pair
@@ -121,10 +122,23 @@ class Pair:
     def at(self, call: ModuleCall) -> Pair:
         """The pair on what the reference's model received in `call`, with the gradient that came back to it."""
         inputs = [array.astype(np.float32) if array.dtype.kind == "f" else array for array in call.inputs]
+        there = replace(self, inputs=inputs, cotangent=call.upstream)
         if self.name_map is None:
-            found = None if self.given else same_names(self.ref, self.port, inputs)
-            self.name_map = found or propose(self.ref, self.port, inputs, self.given)
-        return replace(self, inputs=inputs, cotangent=call.upstream)
+            there._find_map(mirrored=not self.given)
+            self.name_map = there.name_map
+        return there
+
+    def _find_map(self, mirrored: bool) -> None:
+        """With `mirrored` that of equal names, where both sides have these; else it is proposed."""
+        found = same_names(self.ref, self.port, self.inputs) if mirrored else None
+        self.name_map = found or propose(self.ref, self.port, self.inputs, self.given)
+        self.matched.update((False, True) if found else (False,))
+
+    def match_calls(self, modes: Sequence[bool]) -> None:
+        """Have the module calls of these modes in the map; the two hold the reference's weights."""
+        for train in set(modes) - self.matched:
+            match_calls(self.name_map, self.ref, self.port, self.inputs, train)
+            self.matched.add(train)
 
     def keys(self, is_port: bool) -> dict[str, str]:
         """{name: reference's key} of the tensors of one side that have an equal one."""

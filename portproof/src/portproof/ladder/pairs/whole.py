@@ -98,6 +98,7 @@ def search(
     pair = Pair.prepared(ref, port, inputs, names=names, weights=weights, seed=seed, device=device)
     if pair.name_map.ambiguous:
         raise UserError(f"the map is ambiguous: {pair.name_map.ambiguous}")
+    pair.match_calls((False, True))
     exclude_modules(pair, leave_out)
     sides, ordered = (pair.ref, pair.port, pair.name_map, pair.inputs), [d for d in UNIT_ROUNDOFF if d in precisions]
     found = (locate(*sides, cotangent=pair.cotangent, dtype=dtype) for dtype in ordered)
@@ -123,6 +124,8 @@ def exclude_modules(pair: Pair, modules: Sequence[str]) -> None:
     def stays(module: str) -> bool:
         return not any(module == name or module.startswith(f"{name}.") for name in modules)
 
+    if modules:
+        pair.match_calls((False, True))
     names = pair.name_map
     calls = {label: port_label for label, port_label in names.calls.items() if stays(module_of(label))}
     tensors = {key: port_key for key, port_key in names.tensors.items() if stays(key.rpartition(".")[0])}

@@ -12,7 +12,7 @@ from portproof.backends.model import BackendModel
 from portproof.backends.trace import OUTPUT, Inputs, as_call, is_array, map_tensors
 from portproof.compare import Item
 from portproof.compare.activations import dead_branches
-from portproof.compare.ruler import Ruler, U, distances
+from portproof.compare.ruler import Ruler, U
 from portproof.ladder.pairs.modes import (
     Compared,
     all_notes,
@@ -172,17 +172,12 @@ def _blocks(outputs: Mapping[str, np.ndarray], output: str) -> dict[str, np.ndar
 def _check_one_sample(rung: Rung, pair: Pair) -> None:
     item = Item(pair.output, "output")
 
-    def ref(dtype: str = "float64", perturbation: int = 0) -> dict[Item, np.ndarray]:
+    def ref(dtype: str, perturbation: int = 0) -> dict[Item, np.ndarray]:
         question = replace(pair.question(pair.ref, dtype, False), perturbation=perturbation)
         return {item: pair.ref.ask(question).output[0]}
 
-    fp64_ref, found = ref(), pair.ask(pair.port, "float64", False).output
-    ruler = Ruler(
-        fp64_ref,
-        errors=lambda: distances(fp64_ref, ref("float32")),
-        perturbed=lambda i: distances(fp64_ref, ref(perturbation=i)),
-        must_be_judged=[item],
-    )
+    found = pair.ask(pair.port, "float64", False).output
+    ruler = Ruler.measured(ref("float64"), "float64", ref, must_be_judged=[item])
     port = {item: found[0]} if found else {}
     rung.check(ruler.compare(port, title="eval mode, float64, one sample", mode="eval", dtype="float64"))
 

@@ -14,7 +14,7 @@ from portproof.backends import backend
 from portproof.backends.base import Backend
 from portproof.backends.question import perturbed
 from portproof.compare import Item
-from portproof.compare.ruler import UNIT_ROUNDOFF, Distances, Ruler, distances
+from portproof.compare.ruler import UNIT_ROUNDOFF, Ruler
 from portproof.ladder.cases import in_precision, losses, prepared
 from portproof.ladder.rung import Rung, on_rung
 from sturdyio.cli import UserError
@@ -112,16 +112,9 @@ class _Side:
 
 def _ruler(ref: Results, dtype: str, again: Callable[..., Results]) -> Ruler:
     """How far the port's may be from `ref`; `again(dtype, perturbation=0)` is the reference's other run."""
-
-    def errors() -> Distances:
-        runs = {dtype: ref}
-        for other in {*UNIT_ROUNDOFF} - {dtype}:
-            runs[other] = again(other)
-        return distances(runs["float64"], runs["float32"])
-
     if dtype == "float32":  # what both get is the same, and there are no weights: one run tells how it rounds
-        return Ruler(ref, dtype, errors)
-    return Ruler(ref, dtype, errors, lambda i: distances(ref, again(dtype, perturbation=i)), must_be_judged=list(ref))
+        return Ruler.measured(ref, dtype, again, perturbed=None)
+    return Ruler.measured(ref, dtype, again, must_be_judged=list(ref))
 
 
 def _refusal(ref: Results, wrt: str, case: str) -> str:

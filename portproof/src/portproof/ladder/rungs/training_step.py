@@ -188,18 +188,8 @@ class _Rerun:
 
 def _ruler(rung: Rung, fp64_ref: Items, again: Callable[..., Items], **options: Any) -> Ruler:
     """The ruler for what training gives in float64; `again(dtype, perturbation=0)` is the reference's other run."""
-
-    def distance(*args: Any, **kwargs: Any) -> Distances:
-        return distances(fp64_ref, rung.of_ref("training step", again, *args, **kwargs))
-
-    return Ruler(
-        fp64_ref,
-        errors=partial(distance, "float32"),
-        perturbed=lambda i: distance("float64", perturbation=i),
-        exact=[RATE],
-        must_be_judged=[LOSS],
-        **options,
-    )
+    again = partial(rung.of_ref, "training step", again)
+    return Ruler.measured(fp64_ref, "float64", again, exact=[RATE], must_be_judged=[LOSS], **options)
 
 
 @on_rung
@@ -377,14 +367,11 @@ class _Steps:
 
     def _compare_float32(self, ref: Items, found: Items) -> None:
         """The loss and the statistics of one iteration in float32."""
-        ruler = Ruler(
-            ref,
-            "float32",
-            errors=lambda: distances(self.first_items, ref),
-            perturbed=lambda i: distances(self.first_items, self._rerun("float32", perturbation=i).after(0)),
-            input_scales=self.first_trace.input_scales,
-            exact=[RATE],
-        )
+
+        def again(dtype: str, perturbation: int = 0) -> Items:
+            return self._rerun(dtype, perturbation=perturbation).after(0) if perturbation else self.first_items
+
+        ruler = Ruler.measured(ref, "float32", again, input_scales=self.first_trace.input_scales, exact=[RATE])
         port = without_optional(_only_loss_and_buffers(found), ref, self.pair.port)
         title = self.how.title("float32, 1 iteration")
         self.rung.check(ruler.compare(port, title=title, mode=self.how.mode, dtype="float32"))
