@@ -51,7 +51,7 @@ def largest_difference(first: np.ndarray, second: np.ndarray) -> float:
     """
     if first.size <= PART:
         wide = np.float64 if first.dtype.kind == second.dtype.kind == "f" else np.complex128
-        with np.errstate(over="ignore"):  # an infinite difference is one
+        with np.errstate(over="ignore", invalid="ignore"):  # an infinite difference is one
             return largest(np.asarray(np.subtract(first, second, dtype=wide)))
     if first.ndim == 2:
         parts: Iterable = tiles(first.shape)

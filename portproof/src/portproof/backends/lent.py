@@ -41,9 +41,10 @@ def _all_in(backend: "Backend", module: Any) -> Iterator[Any]:
 
 
 @contextmanager
-def as_it_was(backend: "Backend", module: Any) -> Iterator[None]:
-    """After this context `module` and all in it have the attributes, values, precision and gradients of before.
+def as_it_was(backend: "Backend", module: Any) -> Iterator[list[Any]]:
+    """The tensors in `module`, see `owned_tensors`, to be given other values in this context.
 
+    After it `module` and all in it have the attributes, values, precision and gradients of before.
     Values must not have been changed in place: `Backend.put` gives a tensor new ones, and keeps the old.
     """
     attributes = [(part, dict(vars(part))) for part in _all_in(backend, module)]
@@ -53,7 +54,7 @@ def as_it_was(backend: "Backend", module: Any) -> Iterator[None]:
     owned = [tensor for _, tensor in owned_tensors(backend, module)]
     values = [(tensor, backend.values(tensor), backend.taken_gradient(tensor)) for tensor in owned]
     try:
-        yield
+        yield owned
     finally:
         for part, saved in attributes:
             vars(part).clear()

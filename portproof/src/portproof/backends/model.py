@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections import Counter
+import re
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import replace
@@ -86,6 +87,9 @@ class Model:
     def plan(self, questions: Iterable[Question]) -> None:
         """Tell what will be asked: the first question that asks less of the same is then answered with all of it."""
 
+    def forget(self) -> None:
+        """Forget large answers, which are not asked for soon."""
+
     def run(
         self,
         inputs: Inputs,
@@ -121,6 +125,10 @@ class BackendModel(Model):
         self._planned: list[Question] = []
         self._remembered_pieces: dict[str, list[Slot]] = {}  # those that remembered answers have
         self._parts = dict(backend.layers.named_modules(model))
+        self._inside: dict[str, list[tuple[str, Any]]] = defaultdict(list)  # {module: itself and all in it, by name}
+        for name, part in self._parts.items():
+            for around in {name, "", *(name[: dot.start()] for dot in re.finditer(r"\.", name))}:
+                self._inside[around].append((name, part))
         owned = owned_tensors(backend, model)
         self._keys = {id(tensor): key for key, tensor in owned}
         self._attributes: dict[tuple[str, str], np.ndarray] = {}  # what `set_constant` gave
@@ -151,7 +159,7 @@ class BackendModel(Model):
                 after = np.asarray(slot.written(before, array), before.dtype)
                 if not same_bits(before, after):
                     self._values[slot.tensor] = after  # arrays are never written into
-                    self.memory.forget()
+                    self.memory.clear()
 
     def constants(self) -> dict[str, np.ndarray]:
         """The tensors of floating point that are no weights: buffers that are not saved, tensors as attributes."""
@@ -166,7 +174,7 @@ class BackendModel(Model):
 
     def set_constant(self, key: str, array: np.ndarray) -> None:
         """Give one of `constants` another value of its shape."""
-        self.memory.forget()
+        self.memory.clear()
         if key in self._values:
             self._values[key] = array.astype(np.float32)
         else:
@@ -176,16 +184,20 @@ class BackendModel(Model):
     def plan(self, questions: Iterable[Question]) -> None:
         self._planned = list(questions)
 
+    def forget(self) -> None:
+        self.memory.forget()
+
     def ask(self, question: Question) -> Run:
         if question.module or question.mutation or question.perturbation:  # asked once each
             return self._answer(question)
         if self._pieces != self._remembered_pieces:
-            self.memory.forget()
+            self.memory.clear()
             self._remembered_pieces = self._pieces
         key = question.key(self.switched_off)
         run = self.memory.find(question, key)
         if run is None:
             asked = self._planned_for(question, key)
+            self.memory.make_room(asked, key)
             run = self._answer(asked)
             self.memory.keep(asked, key, run)
         return question.only_asked(run)
@@ -257,7 +269,7 @@ class BackendModel(Model):
         """
         with self._with_weights(name, dtype, perturbation) as module:
             self.backend.runs.set_mode(module, train)
-            for part_name, part in self._parts_of(name):
+            for part_name, part in self._inside[name]:
                 self.backend.runs.turn_off_dropout(part)
                 if part_name in self.switched_off:
                     self.backend.runs.set_mode(part, False)
@@ -265,22 +277,18 @@ class BackendModel(Model):
 
     @contextmanager
     def _with_weights(self, name: str, dtype: str, perturbation: int = 0) -> Iterator[Any]:
-        backend, module, rng = self.backend, self._parts[name], np.random.default_rng([perturbation, 0])
-        with as_it_was(backend, module):
-            for _, tensor in owned_tensors(backend, module):
+        backend, module = self.backend, self._parts[name]
+        rng = np.random.default_rng([perturbation, 0]) if perturbation else None
+        with as_it_was(backend, module) as owned:
+            for tensor in owned:
                 key = self._keys.get(id(tensor))
                 value = backend.to_array(tensor, copy=False) if key is None else self._values[key]
-                if perturbation:
+                if rng is not None:
                     value = perturbed(value, dtype, rng)
                 backend.put(tensor, value, dtype, self.device)
-            for part_name, part in self._parts_of(name):
+            for part_name, part in self._inside[name]:
                 self._lend_attributes(part_name, part, dtype)
             yield module
-
-    def _parts_of(self, name: str) -> list[tuple[str, Any]]:
-        """(dotted name, module) of the module `name` and of all in it."""
-        prefix = f"{name}." if name else ""
-        return [(part, module) for part, module in self._parts.items() if part == name or part.startswith(prefix)]
 
     def _lend_attributes(self, name: str, part: Any, dtype: str) -> None:
         """Give the tensors that a module has as attributes their precision, and leave the graphs of earlier runs."""

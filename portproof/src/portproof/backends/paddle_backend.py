@@ -33,6 +33,7 @@ from sturdyio.files import load_pdparams
 from sturdyio.state_dict import read_state_dict
 
 DTYPE = type(paddle.float32)
+DLPACK = hasattr(paddle.Tensor, "__dlpack__")  # memory can be shared with NumPy; Paddle 2.6 cannot
 # The operations that make tensors, or give them another precision.
 MAKERS = ("cast", "full", "full_", "full_like", "full_with_tensor", "arange", "linspace", "logspace", "eye", "one_hot")
 MAKERS += ("empty", "empty_like", "assign_value", "assign_value_", "uniform", "gaussian", "truncated_gaussian_random")
@@ -255,7 +256,7 @@ class PaddleBackend(Backend):
             tensor = tensor.to_dense()
         if tensor.dtype == paddle.bfloat16:  # which NumPy does not have
             tensor = tensor.astype("float32")
-        if not copy and tensor.place.is_cpu_place() and hasattr(tensor, "__dlpack__"):  # Paddle 2.6 has it not
+        if not copy and tensor.place.is_cpu_place() and DLPACK:
             return np.from_dlpack(tensor)
         return tensor.numpy()  # always a copy
 
@@ -277,14 +278,17 @@ class PaddleBackend(Backend):
         return values
 
     def put(self, tensor: paddle.Tensor, array: np.ndarray, dtype: str, device: str) -> None:
-        if array.dtype.kind == "f":  # a cast of Paddle's spares a copy
+        # A cast of Paddle's spares copies; memory that may not be written into is not shared.
+        if array.dtype == np.float32 and dtype == "float64" and device == "cpu" and array.flags.writeable and DLPACK:
+            values = paddle.utils.dlpack.from_dlpack(array).astype(dtype)
+        elif array.dtype.kind == "f":
             values = paddle.to_tensor(in_rows(array), place=device).astype(dtype)
         else:
             values = paddle.to_tensor(to_precision(array, dtype), place=device)
         self.put_back(tensor, values)
 
     def put_back(self, tensor: paddle.Tensor, values: paddle.Tensor) -> None:
-        # set_value() would identity the precision, and a new tensor would have no hooks.
+        # set_value() would keep the precision, and a new tensor would have no hooks.
         tensor.get_tensor()._share_data_with(values.get_tensor())
 
     def taken_gradient(self, tensor: paddle.Tensor) -> paddle.Tensor | None:

@@ -28,6 +28,7 @@ from portproof.python39 import pairwise
 SPREAD = {"ReLU": (-4.0, 9.0), "ReLU6": (-4.0, 9.0), "Hardsigmoid": (-5.0, 5.0), "Hardswish": (-6.0, 6.0)}
 SPREAD_ELSE = (-3.0, 3.0)
 NORM_WIDTH = 3.0
+FILTERS = 64  # drawn at a time, which takes less memory than all at once
 WIDTH = 2.0  # of a channel's own values around their mean, in a model of any kind
 BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 OTHER_NORMS = (nn.LayerNorm, nn.GroupNorm, nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d)
@@ -38,10 +39,11 @@ TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 def _draw(model: nn.Module, rng: np.random.Generator) -> None:
     for module in model.modules():
         if isinstance(module, CONVOLUTIONS):
-            weight = rng.normal(size=module.weight.shape)
             # Every filter of one length, no channel nearly constant: batch norm would magnify its rounding errors.
-            weight *= np.sqrt(2) / np.sqrt((weight**2).sum(axis=tuple(range(1, weight.ndim)), keepdims=True))
-            module.weight.copy_(torch.from_numpy(weight))
+            for filters in module.weight.split(FILTERS):
+                weight = rng.normal(size=filters.shape)
+                weight *= np.sqrt(2) / np.sqrt((weight**2).sum(axis=tuple(range(1, weight.ndim)), keepdims=True))
+                filters.copy_(torch.from_numpy(weight))
         elif isinstance(module, (*BATCH_NORMS, *OTHER_NORMS)) and module.weight is not None:
             weight = rng.uniform(0.5, 2, module.weight.shape)
             module.weight.copy_(torch.from_numpy(weight))

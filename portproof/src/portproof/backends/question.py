@@ -18,7 +18,7 @@ from portproof.backends.values import digest_of, encode
 PRECISIONS = {"float32": (np.float32, np.complex64), "float64": (np.float64, np.complex128)}
 # What a run keeps beside outputs, buffers and gradients: each holds what the one before does.
 OUTPUTS, CALLS, UPSTREAM = range(3)  # ...; the arguments of each module's call; the gradients that come back to it, too
-BUDGET = 2**26  # bytes of answers that a model remembers, if nothing else is said; the latest two whatever they take
+BUDGET = 2**24  # bytes of answers that a model remembers, if nothing else is said; see `Memory`
 
 
 def to_precision(array: np.ndarray, dtype: str, copy: bool = False) -> np.ndarray:
@@ -141,11 +141,12 @@ class Answer:
 
 
 class Memory:
-    """The latest answers, within a budget of bytes, and always the latest two: of one mode, in either precision."""
+    """The latest answers, within a budget of bytes; of one mode the latest two, in either precision, at any size."""
 
     def __init__(self, budget: int = BUDGET) -> None:
         self.budget = budget
         self._answers: OrderedDict[tuple[str, str, int], Answer] = OrderedDict()
+        self._train = False  # the mode of the latest answer
 
     def find(self, question: Question, key: str) -> Run | None:
         """A remembered answer; None if there is none that serves."""
@@ -156,11 +157,17 @@ class Memory:
                 return answer.run
         return None
 
+    def make_room(self, question: Question, key: str) -> None:
+        """Forget what the answer that is about to be given replaces; of another mode all, unless that is little."""
+        for place in [place for place in self._answers if place[0] == key and place[2] <= question.keeps]:
+            del self._answers[place]
+        if question.train != self._train:
+            self.forget()
+        self._train = question.train
+
     def keep(self, question: Question, key: str, run: Run) -> None:
         """Remember `run`, and forget the oldest answers that no longer fit."""
         answer = Answer(run, question.upstream_key(), question.keeps)
-        for place in [place for place in self._answers if place[0] == key and place[2] <= answer.keeps]:
-            del self._answers[place]
         self._answers[key, answer.upstream_key, answer.keeps] = answer
         while len(self) > 2 and self.size > self.budget:
             self._answers.popitem(last=False)
@@ -171,6 +178,11 @@ class Memory:
         return sum(answer.run.nbytes for answer in self._answers.values())
 
     def forget(self) -> None:
+        """Forget all answers, unless that is little."""
+        if self.size > self.budget:
+            self.clear()
+
+    def clear(self) -> None:
         """Forget all answers."""
         self._answers.clear()
 

@@ -181,7 +181,7 @@ class TorchTraining(Training):
         return list(floats)
 
     def round_coefficient(self, optimizer: torch.optim.Optimizer, coefficient: tuple[str, int]) -> None:
-        """Round one of `coefficients` to float32, in which PaddlePaddle's own optimizers identity them."""
+        """Round one of `coefficients` to float32, in which PaddlePaddle's own optimizers keep them."""
         key, place = coefficient
         for group in optimizer.param_groups:
             value = group.get(key)
@@ -233,12 +233,11 @@ class TorchBackend(Backend):
         return tensor.to(DTYPES.get(dtype, dtype)).requires_grad_(requires_grad)
 
     def to_array(self, tensor: torch.Tensor, copy: bool = True) -> np.ndarray:
-        tensor = tensor.detach().cpu()  # PyTorch gives no array of what lies on a card, ...
         if tensor.layout is not torch.strided:
             tensor = tensor.to_dense()
-        if tensor.dtype == torch.bfloat16:  # which NumPy does not have
+        if tensor.dtype is torch.bfloat16:  # which NumPy does not have
             tensor = tensor.float()
-        array = tensor.resolve_conj().resolve_neg().numpy()
+        array = tensor.numpy(force=True)  # of what lies on a card, and of what needs a gradient, too
         return array.copy() if copy else array
 
     def device_of(self, tensor: torch.Tensor) -> torch.device:

@@ -26,7 +26,7 @@ def _error(ref: np.ndarray, port: np.ndarray) -> np.ndarray:
         return np.subtract(larger, smaller).astype(np.float64)  # modulo 2^64, in which the difference fits
     if ref.dtype.kind in "fc":
         wide = np.float64 if ref.dtype.kind == "f" else np.complex128
-        with np.errstate(over="ignore"):  # an infinite difference is outside every limit
+        with np.errstate(over="ignore", invalid="ignore"):  # an infinite difference is outside every limit
             error = np.asarray(np.subtract(ref, port, dtype=wide))  # without wide copies of both
             return np.abs(error, out=error if error.dtype.kind == "f" else None)
     return np.asarray(ref != port).astype(np.float64)
@@ -44,19 +44,17 @@ def _compare_exact(item: Item, ref: np.ndarray, port: np.ndarray) -> Row:
     return Row(item, status, ref.shape, float(error.max()), 0.0, worst=worst)
 
 
-def _compare_close(item: Item, ref: np.ndarray, port: np.ndarray, atol: float, expected_zero: bool) -> Row:
-    if ref.dtype.kind in "fc":
-        difference, scale = largest_difference(ref, port), largest(ref)
-    else:
-        difference, scale = float(_error(ref, port).max()), largest(ref)
-    row = Row(item, PASS, ref.shape, difference, atol, scale)
+def _compare_close(
+    item: Item, ref: np.ndarray, port: np.ndarray, difference: float, atol: float, expected_zero: bool
+) -> Row:
+    scale = largest(ref)
     if not difference <= atol:
         error = _error(ref, port)
         return Row(item, FAIL, ref.shape, difference, atol, scale, worst=_worst(ref, port, error, error > atol))
     if atol >= scale and not expected_zero:
         reason = f"limit {atol:.1e} is not below its largest value {scale:.1e}: zeros would pass"
         return Row(item, REFUSED, ref.shape, difference, atol, scale, reason)
-    return row
+    return Row(item, PASS, ref.shape, difference, atol, scale)
 
 
 def _compare_item(item: Item, ref: np.ndarray, port: np.ndarray, atol: float | None, expected_zero: bool) -> Row:
@@ -67,8 +65,9 @@ def _compare_item(item: Item, ref: np.ndarray, port: np.ndarray, atol: float | N
         return Row(item, FAIL, ref.shape, reason=f"shape: reference {ref.shape}, port {port.shape}")
     if ref.dtype != port.dtype and not ref.dtype.kind == port.dtype.kind == "U":
         return Row(item, FAIL, ref.shape, reason=f"dtype: reference {ref.dtype}, port {port.dtype}")
-    if ref.dtype.kind in "fc":
-        bad_ref, bad_port = (0 if math.isfinite(largest(a)) else int((~np.isfinite(a)).sum()) for a in (ref, port))
+    difference = largest_difference(ref, port) if ref.dtype.kind in "fc" else 0.0
+    if not math.isfinite(difference):  # of two large numbers it may be infinite, too
+        bad_ref, bad_port = (int((~np.isfinite(array)).sum()) for array in (ref, port))
         if bad_ref or bad_port:
             return Row(item, FAIL, ref.shape, reason=f"not finite: reference {bad_ref}, port {bad_port} of {ref.size}")
     if atol is None:
@@ -79,7 +78,9 @@ def _compare_item(item: Item, ref: np.ndarray, port: np.ndarray, atol: float | N
         return Row(item, REFUSED, ref.shape, reason="it is empty")
     if atol == 0 or ref.dtype.kind in "bU":
         return _compare_exact(item, ref, port)
-    return _compare_close(item, ref, port, atol, expected_zero)
+    if ref.dtype.kind in "iu":
+        difference = float(_error(ref, port).max())
+    return _compare_close(item, ref, port, difference, atol, expected_zero)
 
 
 def compare(

@@ -88,15 +88,26 @@ class IsolatedRuns:
         inputs: Inputs,
         train: bool,
         calls: Calls,
+        port_calls: Calls | None = None,
     ) -> None:
+        """`port_calls` are those of the port in a run of its own, in float64, if they are known."""
         self.ref, self.port, self.names, self.inputs, self.train, self.calls = ref, port, names, inputs, train, calls
         self._ref_keys = {key: key for key in names.tensors}
         self._port_keys = {port_key: key for key, port_key in names.tensors.items()}
+        self._given_port_calls = port_calls
 
     @cached_property
     def port_calls(self) -> Calls:
         """Those of the port in a run of its own, in float64."""
+        if self._given_port_calls is not None:
+            return self._given_port_calls
         return self.port.run(self.inputs, "float64", self.train, calls=True).trace.calls
+
+    def forget(self) -> None:
+        """Let go of all that whole models gave, but for the calls."""
+        if self.port_calls:
+            self.ref.forget()
+            self.port.forget()
 
     def ref_items(
         self, call: ModuleCall, dtype: str, backward: bool, attempt: Attempt, **options: Any

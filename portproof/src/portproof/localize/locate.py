@@ -36,16 +36,17 @@ def locate(
     port: Model,
     names: NameMap,
     inputs: Inputs,
+    modes: Mapping[bool, Collection[str]],
     *,
-    modes: Sequence[bool] = (False, True),
     cotangent: Sequence[np.ndarray] | None = None,
     dtype: str = "float64",
 ) -> Location | None:
     """The first module that is at fault itself; None: none is. Further ones are in the location's `also`.
 
-    Looked for in each of `modes` (True: train), forward, then backward from `cotangent` (an array an output) if that is
-    given, in the precision `dtype` in which a difference was seen. What does not fit by structure comes first, then
-    tensors of other values, since without them nothing can be compared.
+    Looked for in `modes`, forward, then backward from `cotangent` (an array an output) if that is given, in the precision
+    `dtype` in which a difference was seen; {True for train mode: the kinds of items in which the whole model is known
+    to differ in it, none where that is not known}. What does not fit by structure comes first, then tensors of other
+    values, since without them nothing can be compared.
     """
     if names.problems:
         return _structural(ref, port, names)
@@ -54,11 +55,11 @@ def locate(
         return location
     found: list[Location] = []
     built_differently: dict[str, str] = {}
-    for train in modes:
+    for train, kinds in modes.items():
         calls = ref.ask(Question.of_model(inputs, "float64", train, cotangent, UPSTREAM)).trace.calls
         search = _Search(IsolatedRuns(ref, port, names, inputs, train, calls), cotangent is not None, dtype)
         known = {(location.name, location.phase) for location in found}
-        found += [location for location in search.faults() if (location.name, location.phase) not in known]
+        found += [location for location in search.faults(kinds) if (location.name, location.phase) not in known]
         built_differently |= search.built_differently
     return replace(found[0], also=found[1:], built_differently=built_differently) if found else None
 
@@ -75,9 +76,15 @@ class _Search:
             if label != OUTPUT:
                 self.inside[self._around(label)].append(label)
 
-    def faults(self) -> list[Location]:
-        """Every module that is at fault itself, forward first; of nested ones the innermost."""
-        self._search(OUTPUT)
+    def faults(self, differing: Collection[str]) -> list[Location]:
+        """Every module that is at fault itself, forward first; of nested ones the innermost.
+
+        `differing` are kinds in which the whole model is known to differ.
+        """
+        if differing:
+            self._search_around(OUTPUT, set(differing), KINDS)
+        else:
+            self._search(OUTPUT)
         calls = self.runs.calls
         forward = [label for label in calls if label in self.found and not self.found[label][1]]
         late = sorted((label for label, (_, late) in self.found.items() if late), key=lambda label: -calls[label].start)
@@ -102,37 +109,49 @@ class _Search:
         Only differences of these `kinds` count: those in which the block around it differs. What differs otherwise
         stays inside that block: it is a difference of construction, and no fault.
         """
-        call = self.runs.calls[label]
         if label in self.runs.ref.not_alone:
             return self._search_inside(label, KINDS)
-        # In float32 only layers: within a block, a branch flip by rounding moves gradients by a percent.
-        gradients_judged = self.dtype == "float64" or self.runs.ref.modules[call.name].is_leaf
-        backward = self.backward and gradients_judged and has_upstream(call)
-        every = self.runs.run(label, self.dtype, backward)
-        run, is_leaf = every.narrowed(kinds), not self.inside[label]
+        every = self.runs.run(label, self.dtype, self._goes_backward(label))
+        run = every.narrowed(kinds)
         if not run.attempt.complete:
             self.built_differently[label] = run.attempt.built_differently
         elif "output" not in run.kinds and (run.attempt.built_differently or "output" in every.kinds):
             self.built_differently[label] = run.attempt.built_differently or OTHER_VALUES
-        if run.passed and gradients_judged:
+        if run.passed and self._judges_gradients(label):
             self._note_inside(label)
             return False
+        if run.passed:
+            return self._search_inside(label, KINDS)
+        differing, complete, is_leaf = run.kinds, run.attempt.complete, not self.inside[label]
+        run = run if is_leaf else None
+        del every  # whose arrays are not held while all that lies inside is searched
+        return self._search_around(label, differing, kinds, run) if complete else self._search_inside(label, differing)
+
+    def _search_around(
+        self, label: str, differing: set[str], kinds: Collection[str], run: IsolatedRun | None = None
+    ) -> bool:
+        """`_search` of what is known to differ in these kinds of items; `run` is its run, None: to be done again."""
         before = len(self.found)
-        if not is_leaf:
-            run = run.without_arrays()
-            del every
-        inside = self._search_inside(label, KINDS if run.passed else run.kinds)
-        if run.kinds == {"buffer"} and len(self.found) == before:  # a statistic may tell of a value that does not leave
+        inside = self._search_inside(label, differing)
+        if differing == {"buffer"} and len(self.found) == before:  # it may tell of a value that does not leave
             inside = self._search_inside(label, KINDS)
-        if run.passed or not run.attempt.complete:
-            return inside
-        late = not run.failed(gradients=False)
+        late = differing == {"gradient"}
         if len(self.found) == before if late else not inside:
-            whole = run if is_leaf else self.runs.run(label, self.dtype, backward).narrowed(kinds)
-            self.found[label] = whole, late
+            run = run or self.runs.run(label, self.dtype, self._goes_backward(label)).narrowed(kinds)
+            if not run.passed:  # which may receive other inputs than the whole model does
+                self.found[label] = run, late
         return inside or not late
 
+    def _judges_gradients(self, label: str) -> bool:
+        """In float32 only of layers: within a block, a branch flip by rounding moves gradients by a percent."""
+        return self.dtype == "float64" or self.runs.ref.modules[self.runs.calls[label].name].is_leaf
+
+    def _goes_backward(self, label: str) -> bool:
+        return self.backward and self._judges_gradients(label) and has_upstream(self.runs.calls[label])
+
     def _search_inside(self, label: str, kinds: Collection[str]) -> bool:
+        if self.inside[label]:
+            self.runs.forget()
         found = [self._search(other, kinds) for other in self.inside[label]]  # of all of them
         return any(found)
 

@@ -84,7 +84,7 @@ class CallMatcher:
     def match_leaves(self) -> None:
         """Leaves without tensors: by what they receive, among those that follow the same layer first.
 
-        Behind a fault, where that does not tell, by type and order.
+        Behind a fault, where that does not tell, by name where names are common, by type and order.
         """
         ref_groups = _leaves_behind_layers(self.ref, self.ref_calls, {label: label for label in self.pairs})
         back = {port_label: label for label, port_label in self.pairs.items()}
@@ -105,6 +105,9 @@ class CallMatcher:
         for layer, leaves in ref_groups.items():
             ref_left = [leaf for leaf in leaves if leaf[0] not in self.pairs]
             port_left = [leaf for leaf in port_groups.get(layer, []) if leaf[0] not in taken]
+            common = {label for label, _ in ref_left} & {label for label, _ in port_left} if self.same_names else set()
+            self.pairs.update({label: label for label in common})
+            ref_left, port_left = ([leaf for leaf in left if leaf[0] not in common] for left in (ref_left, port_left))
             self.pairs.update(self._by_type(ref_left, port_left))
 
     def match_blocks(self) -> None:

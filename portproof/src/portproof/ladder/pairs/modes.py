@@ -14,7 +14,7 @@ from portproof.compare.ruler import Ruler, exact_atol
 from portproof.ladder.pairs.pair import MODES, Pair, check_reference
 from portproof.ladder.pairs.randomness import switch_off_random
 from portproof.localize.isolated import Calls, IsolatedRuns, isolated_layers, without_optional
-from portproof.localize.locate import OTHER_VALUES, locate
+from portproof.localize.locate import KINDS, OTHER_VALUES, locate
 from portproof.localize.location import Location
 from portproof.mapping.name_map import NameMap
 from sturdyio.cli import UserError
@@ -75,13 +75,13 @@ def compare_mode(pair: Pair, train: bool) -> Iterator[Compared]:
         yield Compared(Verdict(f"{MODES[train]} mode", refusal=mode.refusal), "float64")
         return
     for dtype in pair.precisions:
-        compared = mode.compare(dtype)
-        if compared is not None:
-            yield compared
+        yield from mode.compare(dtype)
     if pair.cotangent is not None and "float32" in pair.precisions:
         calls = pair.ask(pair.ref, "float32", train).trace.calls
+        pair.ref.forget()
+        pair.port.forget()
         may_differ = mode.is_equal and not pair.strict and mode.in_float64
-        yield Compared(isolated_gradients(pair, train, calls, may_differ), "float32")
+        yield Compared(isolated_gradients(pair, train, calls, mode.port_calls, may_differ), "float32")
 
 
 class _Mode:
@@ -92,6 +92,7 @@ class _Mode:
         pair.match_calls([train])
         self.is_equal, self.in_float64 = True, False
         self.decided: list[Item] = []  # what failed in float64
+        self.port_calls: Calls | None = None  # of the port's float64 run
         run = pair.ask(pair.ref, "float64", train)
         check_reference(run, train)
         self.input_scales = run.trace.input_scales
@@ -104,8 +105,8 @@ class _Mode:
             else:
                 pair.note(f"not compared, since it is not finite, a mask perhaps: {item}")
 
-    def compare(self, dtype: str) -> Compared | None:
-        """One precision; None of float64 where the port's framework has no kernel for it."""
+    def compare(self, dtype: str) -> Iterator[Compared]:
+        """One precision; nothing of float64 where the port's framework has no kernel for it."""
         pair, train = self.pair, self.train
         ref_run, port_run = pair.ask(pair.ref, dtype, train), pair.ask(pair.port, dtype, train)
         if dtype == "float64" and port_run.trace.lacking:
@@ -113,7 +114,7 @@ class _Mode:
             if "float32" not in pair.precisions:
                 raise UserError(f"{lacking}: judge the port in float32")
             pair.note(f"{lacking}: {self.mode} mode was not run in float64, {_FLOAT32_ALONE}")
-            return None
+            return
         self.in_float64 |= dtype == "float64"
         _note_run(pair, dtype, ref_run, port_run)
         ref = self._items(dtype, ref_run, False)
@@ -132,7 +133,10 @@ class _Mode:
         if verdict.not_judged and list(pair.precisions) == ["float32"]:
             first = verdict.not_judged[0].name
             verdict = replace(verdict, refusal=f"float32 keeps no digit of {first}: judge the port in float64, too")
-        return Compared(self._without_construction(verdict), dtype, ref_run, port_run)
+        yield Compared(self._without_construction(verdict), dtype, ref_run, port_run)
+        if dtype == "float64":
+            self.port_calls = port_run.trace.calls
+            pair.port.forget()
 
     def _items(self, dtype: str, run: Run, is_port: bool) -> dict[Item, np.ndarray]:
         """What is judged of a run in that precision."""
@@ -203,7 +207,9 @@ def _note_run(pair: Pair, dtype: str, ref_run: Run, port_run: Run) -> None:
             pair.note(f"not recorded of the {model.role}: {name or 'the model itself'}: {reason}")
 
 
-def isolated_gradients(pair: Pair, train: bool, calls: Calls, is_equal: bool = False) -> Verdict:
+def isolated_gradients(
+    pair: Pair, train: bool, calls: Calls, port_calls: Calls | None = None, is_equal: bool = False
+) -> Verdict:
     """float32 gradients, layer by layer, each on the reference's own inputs and upstream gradients, those of `calls`.
 
     Through a whole network they cannot be judged: one activation on the other side of a kink by rounding moves them by
@@ -211,7 +217,7 @@ def isolated_gradients(pair: Pair, train: bool, calls: Calls, is_equal: bool = F
     activations.py). Where the whole `is_equal` in float64, a layer that differs there too is built differently.
     """
     pair.match_calls([train])
-    runs = IsolatedRuns(pair.ref, pair.port, pair.name_map, pair.inputs, train, calls)
+    runs = IsolatedRuns(pair.ref, pair.port, pair.name_map, pair.inputs, train, calls, port_calls)
     rows = []
     for label, found in isolated_layers(runs, "float32"):
         differs = found.failed(gradients=True)
@@ -268,11 +274,16 @@ def passes(pair: Pair) -> str:
 def locate_failure(pair: Pair, verdicts: Sequence[Verdict]) -> Location | None:
     """Where the port departs, in the modes and the precision of the items that failed in `verdicts`; None: nowhere."""
     failed = [row.item for verdict in verdicts for row in verdict.rows if row.status == FAIL]
-    modes = [mode == "train" for mode in MODES if mode in {item.mode for item in failed}] or [False, True]
-    pair.match_calls(modes)
+    named = {item.mode for item in failed}
     dtype = precision_of(verdicts)
-    sides = pair.ref, pair.port, pair.name_map, pair.inputs
-    return locate(*sides, modes=modes, cotangent=pair.cotangent, dtype=dtype)
+    modes: dict[bool, set[str]] = {}
+    for mode in [mode for mode in MODES if mode in named] or MODES:
+        # What is judged of a training step is more than what a pass of the whole model gives.
+        whole = [item for item in failed if (item.mode, item.dtype) == (mode, "float64") and item.iteration is None]
+        kinds = {item.kind for item in whole if not _stays_inside(item)} & KINDS
+        modes[mode == "train"] = kinds if dtype == "float64" else set()
+    pair.match_calls(list(modes))
+    return locate(pair.ref, pair.port, pair.name_map, pair.inputs, modes, cotangent=pair.cotangent, dtype=dtype)
 
 
 def precision_of(verdicts: Iterable[Verdict]) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from operator import attrgetter
 from typing import Any
 
 from portproof.backends.trace import Inputs, module_of
@@ -68,8 +69,10 @@ def judge(
         verdicts.append(equal_weights(pair))
     for mode in modes if verdicts[0].status == PASS else ():
         reason = why_not_comparable(pair, mode == "train")
-        compared = compare_mode(pair, mode == "train") if reason is None else ()
-        verdicts += [each.verdict for each in compared] if reason is None else [reason]
+        if reason is not None:
+            verdicts.append(reason)
+        else:  # without holding the runs of one precision while the next is compared
+            verdicts.extend(map(attrgetter("verdict"), compare_mode(pair, mode == "train")))
     failed = any(verdict.status == FAIL for verdict in verdicts)
     location = locate_failure(pair, verdicts) if failed else None
     if location:
@@ -101,7 +104,8 @@ def search(
     pair.match_calls((False, True))
     exclude_modules(pair, leave_out)
     sides, ordered = (pair.ref, pair.port, pair.name_map, pair.inputs), [d for d in UNIT_ROUNDOFF if d in precisions]
-    found = (locate(*sides, cotangent=pair.cotangent, dtype=dtype) for dtype in ordered)
+    modes: dict[bool, list[str]] = {False: [], True: []}
+    found = (locate(*sides, modes, cotangent=pair.cotangent, dtype=dtype) for dtype in ordered)
     return next(filter(None, found), None), all_notes(pair)
 
 
