@@ -15,7 +15,6 @@ Exit status: 0 no failure, 1 some.
 import argparse
 import contextlib
 import faulthandler
-import hashlib
 import io
 import json
 import random
@@ -146,7 +145,7 @@ def torch_formats() -> dict[str, Format]:
 
 def recording_formats(model: Any) -> dict[str, Format]:
     import portproof
-    from portproof.recording.file import NAME, Recording
+    from portproof.recording.file import NAME, Recording, sealed
     from sturdyio.files import load_safetensors_with_metadata
 
     recorded = portproof.record(model, (np.ones((2, 3), np.float32),))
@@ -157,9 +156,7 @@ def recording_formats(model: Any) -> dict[str, Format]:
 
     def seal_text(damaged: bytes) -> bytes:
         """A recording with this text, whose digest fits."""
-        text = damaged.decode("utf-8", "replace")
-        digest = hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
-        return safetensors_bytes(arrays, {NAME: f"1 {digest}\n{text}"})
+        return safetensors_bytes(arrays, {NAME: sealed(damaged.decode("utf-8", "replace"))})
 
     return {
         "recording.safetensors": Format(recorded.save, Recording.load),

@@ -157,8 +157,8 @@ class Ruler:
     there is none; `rounded()` those of float64 runs with one coefficient rounded in each. `has_float32_data` says that
     code of either side makes tensors of float32 arrays. `input_scales` and `upstream_scale` are those of `noise_floor`;
     `floors` are other floors than these. Items that are `exact` have to be equal. Those that `must_be_judged` are
-    refused where they cannot be, and may not be zero. What is `decided`, by a fault that another precision has shown, is
-    not worth a perturbed run.
+    refused where they cannot be, and may not be zero. Items are `decided` where another precision has shown a fault: no
+    perturbed run is asked for them.
     """
 
     ref: Items

@@ -43,10 +43,10 @@ def locate(
 ) -> Location | None:
     """The first module that is at fault itself; None: none is. Further ones are in the location's `also`.
 
-    Looked for in `modes`, forward, then backward from `cotangent` (an array an output) if that is given, in the precision
-    `dtype` in which a difference was seen; {True for train mode: the kinds of items in which the whole model is known
-    to differ in it, none where that is not known}. What does not fit by structure comes first, then tensors of other
-    values, since without them nothing can be compared.
+    `modes` are {whether it is train mode: the kinds of items in which the whole model is known to differ there, none
+    where that is not known}. In each it is looked for forward, then backward from `cotangent` (an array an output) if
+    that is given, in the precision `dtype` in which a difference was seen. What does not fit by structure comes first,
+    then tensors of other values, since without them nothing can be compared.
     """
     if names.problems:
         return _structural(ref, port, names)

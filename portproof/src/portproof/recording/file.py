@@ -65,7 +65,7 @@ class Recording:
     def _text(self) -> str:
         table = [[digest, str(array.dtype)] for digest, array in zip_strict(self._digests, self.arrays)]
         body = json.dumps({**self.header, "arrays": table}, separators=(",", ":"), allow_nan=False)
-        return f"{VERSION} {_digest(VERSION, body)}\n{body}"
+        return sealed(body)
 
     def save(self, path: str | Path, max_size: int | None = None) -> None:
         """Write it, whole or not at all; the same recording has the same bytes.
@@ -94,10 +94,9 @@ class Recording:
             raise UserError(f"{path} is no recording, but another .safetensors file: write it with portproof record")
         with refusing(path, WHAT):
             first, _, body = metadata[NAME].partition("\n")
-            version, _, digest = first.partition(" ")
-            found = int(version)
+            found = int(first.partition(" ")[0])
             if found == VERSION:
-                if digest != _digest(VERSION, body):
+                if metadata[NAME] != sealed(body):
                     raise ValueError("its header is damaged")
                 header = json.loads(body)
                 recording = cls(header, _arrays(header.pop("arrays"), stored))
@@ -139,8 +138,10 @@ def _as_stored(array: np.ndarray) -> np.ndarray:
     return array if real is None else array.reshape(*array.shape, 1).view(real)
 
 
-def _digest(version: int, body: str) -> str:
-    return hashlib.blake2b(f"{version}\n{body}".encode(), digest_size=16).hexdigest()
+def sealed(body: str) -> str:
+    """The text of a file with this JSON: the version, and the digest of both, come before it."""
+    digest = hashlib.blake2b(f"{VERSION}\n{body}".encode(), digest_size=16).hexdigest()
+    return f"{VERSION} {digest}\n{body}"
 
 
 def megabytes(size: int) -> str:
