@@ -57,8 +57,10 @@ def locate(
     built_differently: dict[str, str] = {}
     for train, kinds in modes.items():
         calls = ref.ask(Question.of_model(inputs, "float64", train, cotangent, UPSTREAM)).trace.calls
-        search = _Search(IsolatedRuns(ref, port, names, inputs, train, calls), cotangent is not None, dtype)
         known = {(location.name, location.phase) for location in found}
+        faulty = [name for name, phase in known if phase == "forward"]
+        runs = IsolatedRuns(ref, port, names, inputs, train, calls)
+        search = _Search(runs, cotangent is not None, dtype, faulty, built_differently)
         found += [location for location in search.faults(kinds) if (location.name, location.phase) not in known]
         built_differently |= search.built_differently
     return replace(found[0], also=found[1:], built_differently=built_differently) if found else None
@@ -67,8 +69,15 @@ def locate(
 class _Search:
     """From the whole model inwards: what agrees in an isolated run holds no fault, however it is made inside."""
 
-    def __init__(self, runs: IsolatedRuns, backward: bool, dtype: str) -> None:
+    def __init__(
+        self, runs: IsolatedRuns, backward: bool, dtype: str, faulty: Collection[str], equal: Collection[str]
+    ) -> None:
+        """In another mode modules were found to be `faulty` forward, by name, and `equal` in effect, by label.
+
+        Neither is run again, nor is what holds one of the faulty.
+        """
         self.runs, self.backward, self.dtype = runs, backward, dtype
+        self.faulty, self.equal = faulty, equal
         self.built_differently: dict[str, str] = {}  # {label: in what its module is built differently}
         self.found: dict[str, tuple[IsolatedRun, bool]] = {}  # {label: (its run, whether only its gradients differ)}
         self.inside: dict[str, list[str]] = defaultdict(list)
@@ -109,6 +118,9 @@ class _Search:
         Only differences of these `kinds` count: those in which the block around it differs. What differs otherwise
         stays inside that block: it is a difference of construction, and no fault.
         """
+        if self._holds_faulty(label):
+            self._search_inside(label, KINDS)
+            return True
         if label in self.runs.ref.not_alone:
             return self._search_inside(label, KINDS)
         every = self.runs.run(label, self.dtype, self._goes_backward(label))
@@ -136,7 +148,8 @@ class _Search:
         if differing == {"buffer"} and len(self.found) == before:  # it may tell of a value that does not leave
             inside = self._search_inside(label, KINDS)
         late = differing == {"gradient"}
-        if len(self.found) == before if late else not inside:
+        is_here = len(self.found) == before if late else not inside
+        if is_here and not self._holds_faulty(label):
             run = run or self.runs.run(label, self.dtype, self._goes_backward(label)).narrowed(kinds)
             if not run.passed:  # which may receive other inputs than the whole model does
                 self.found[label] = run, late
@@ -152,8 +165,13 @@ class _Search:
     def _search_inside(self, label: str, kinds: Collection[str]) -> bool:
         if self.inside[label]:
             self.runs.forget()
-        found = [self._search(other, kinds) for other in self.inside[label]]  # of all of them
+        found = [self._search(other, kinds) for other in self.inside[label] if other not in self.equal]  # all of them
         return any(found)
+
+    def _holds_faulty(self, label: str) -> bool:
+        """Whether its module is one of those that are known to be faulty, or holds one."""
+        name = self.runs.calls[label].name
+        return any(not name or other == name or other.startswith(_prefix(name)) for other in self.faulty)
 
     def _note_inside(self, label: str) -> None:
         """Note what is built differently in a module without a fault: itself, and what lies inside."""
