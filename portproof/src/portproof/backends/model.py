@@ -132,6 +132,7 @@ class BackendModel(Model):
         owned = owned_tensors(backend, model)
         self._keys = {id(tensor): key for key, tensor in owned}
         self._attributes: dict[tuple[str, str], np.ndarray] = {}  # what `set_constant` gave
+        self._with_tensors: dict[str, list[str]] = {}  # {module: its attributes that are or hold tensors}
         values = {key: to_precision(backend.to_array(tensor), "float32") for key, tensor in owned}
         super().__init__(role, describe(backend, model), values)
 
@@ -293,17 +294,27 @@ class BackendModel(Model):
     def _lend_attributes(self, name: str, part: Any, dtype: str) -> None:
         """Give the tensors that a module has as attributes their precision, and leave the graphs of earlier runs."""
 
-        def is_attribute(value: Any) -> bool:
-            return self.backend.framework.is_tensor(value) and id(value) not in self._keys
+        for attribute in self._attributes_with_tensors(name, part):
+            given = self._attributes.get((name, attribute))
+            vars(part)[attribute] = map_tensors(
+                vars(part)[attribute],
+                self._is_attribute,
+                lambda t, given=given: self._tensors(self.backend.to_array(t) if given is None else given, dtype),
+            )
 
-        for attribute, value in list(vars(part).items()):
-            if attribute not in self.backend.module_attributes and tensors_in(value, is_attribute):
-                given = self._attributes.get((name, attribute))
-                vars(part)[attribute] = map_tensors(
-                    value,
-                    is_attribute,
-                    lambda t, given=given: self._tensors(self.backend.to_array(t) if given is None else given, dtype),
-                )
+    def _attributes_with_tensors(self, name: str, part: Any) -> list[str]:
+        """Found once: after each run a module has the attributes that it had before."""
+        if name not in self._with_tensors:
+            self._with_tensors[name] = [
+                attribute
+                for attribute, value in vars(part).items()
+                if attribute not in self.backend.module_attributes and tensors_in(value, self._is_attribute)
+            ]
+        return self._with_tensors[name]
+
+    def _is_attribute(self, value: Any) -> bool:
+        """Whether it is a tensor, and no parameter or buffer."""
+        return self.backend.framework.is_tensor(value) and id(value) not in self._keys
 
     def copied(self, name: str, dtype: str, train: bool, perturbation: int = 0) -> Any:
         """A copy of the module `name` as `lent` has it, a model of the framework's own."""

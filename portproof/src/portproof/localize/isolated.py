@@ -127,7 +127,7 @@ class IsolatedRuns:
         best = None
         for attempt in attempts(self.ref, self.port, self.names, label, self.calls, call, lambda: self.port_calls):
             found = self._attempted(call, label, dtype, backward, attempt)
-            if found.passed:
+            if found.passed or found.kinds == {"buffer"}:  # no other way to call it changes its statistics alone
                 return found
             if best is None or found.rank < best.rank:
                 best = found
