@@ -407,13 +407,13 @@ def test_summary_says_what_the_verdicts_say(tmp_path, case):
             assert (content["title"], content["refusal"]) == (verdict.title, verdict.refusal)
             assert content["status"] == LAST_WORDS[verdict.status]
             for row, fields in zip_strict(verdict.rows, content["rows"]):
-                assert (fields["name"], fields["status"], fields["reason"], fields["note"], fields["shape"]) == (
+                assert (fields["name"], fields["status"], fields["reason"], fields["shape"]) == (
                     row.name,
                     LAST_WORDS[row.status],
                     row.reason,
-                    row.note,
                     list(row.shape),
                 )
+                assert (fields["widened_by"], fields["hidden"]) == (row.widened_by, row.hidden)
                 for key, number in {"difference": row.difference, "limit": row.atol, "scale": row.scale}.items():
                     value = float("nan") if fields[key] is None else fields[key]
                     np.testing.assert_equal(value, number)

@@ -75,7 +75,6 @@ class Row:
     scale: float = float("nan")  # max|ref|
     reason: str = ""  # why it failed or was refused, when not by value
     worst: Worst | None = None
-    note: str = ""
     widened_by: str = ""  # the last step in which the ruler widened the limit, see compare/ruler.py
     hidden: float = 0.0  # the relative change of inputs and weights that could hide in the widened limit
 

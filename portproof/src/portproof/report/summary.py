@@ -2,13 +2,15 @@
 
 `summary.json` (UTF-8, no NaN or Infinity literals) holds:
 
-    schema        1; another number where a reader of this one would go wrong
-    status        "PASS", "FAIL" or "REFUSED"; of the run here, of each rung, verdict and row below
+    schema        2; another number where a reader of this one would go wrong
+    status        "PASS", "FAIL" or "REFUSED"; of the run here, of each rung, verdict and row below; a row's may also be
+                  "NOT JUDGED"
     sentence      the outcome in words
     environment   {what: text}
     rungs         a list of {name, model, status, seconds, error, verdicts}; error: the exception of one that raised
     verdicts      a list of {title, status, refusal, notes, location, rows}; location: lines of text, or null
-    rows          a list of {name, item, status, shape, difference, limit, scale, reason, note, worst}
+    rows          a list of {name, item, status, shape, difference, limit, scale, reason, widened_by, hidden,
+                  worst}; widened_by, hidden: by what the limit was widened, and what could hide in it, see compare.Row
     item          what the row is of: {name, kind, module, mode, dtype, iteration, section}, see compare.Item
     worst         {index, reference, port, outside, size}, the place of the largest difference, or null
 
@@ -37,7 +39,7 @@ from portproof.compare import FAIL, PASS, REFUSED, Item, Row, Verdict, joined
 from portproof.io.records import save_text
 from portproof.report.text import LAST_WORDS
 
-SCHEMA = 1
+SCHEMA = 2
 # One or the other of a name's distributions is installed.
 DISTRIBUTIONS = {
     "torch": ["torch"],
@@ -198,7 +200,8 @@ def _row_data(row: Row) -> dict[str, Any]:
         "limit": _json_value(row.atol),
         "scale": _json_value(row.scale),
         "reason": row.reason,
-        "note": row.note,
+        "widened_by": row.widened_by,
+        "hidden": row.hidden,
         "worst": worst,
     }
 
