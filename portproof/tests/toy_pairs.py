@@ -1,6 +1,7 @@
 """Toy pairs: children by name and the code that calls them, in both frameworks; and what `align` must say of a pair."""
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import paddle
@@ -10,10 +11,10 @@ from portproof import align
 from portproof.compare import FAIL, PASS, REFUSED, Verdict
 
 
-class Ref(torch.nn.Module):
-    """`code(self, *inputs)` over children given by name."""
+class _Coded:
+    """A module that runs `code(self, *inputs)` over children given by name."""
 
-    def __init__(self, code: Callable, **children: torch.nn.Module) -> None:
+    def __init__(self, code: Callable, **children: Any) -> None:
         super().__init__()
         self.code = code
         for name, child in children.items():
@@ -23,17 +24,12 @@ class Ref(torch.nn.Module):
         return self.code(self, *inputs, **keywords)
 
 
-class Port(paddle.nn.Layer):
-    """`Ref` in PaddlePaddle."""
+class Ref(_Coded, torch.nn.Module):
+    """In PyTorch."""
 
-    def __init__(self, code: Callable, **children: paddle.nn.Layer) -> None:
-        super().__init__()
-        self.code = code
-        for name, child in children.items():
-            setattr(self, name, child)
 
-    def forward(self, *inputs, **keywords):
-        return self.code(self, *inputs, **keywords)
+class Port(_Coded, paddle.nn.Layer):
+    """In PaddlePaddle."""
 
 
 def normal(*shape: int) -> np.ndarray:

@@ -5,7 +5,8 @@ The port has the mistake `options["fault"]`, if there is one.
 
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -18,9 +19,7 @@ X, Y = RNG.normal(size=(8, 3)), RNG.normal(size=8)
 ORDER = np.array([6, 1, 4, 7, 0, 3, 2, 5])
 
 
-def train(
-    place: tuple[int, int], exchanges: tuple[Callable, Callable], options: Mapping, fault: str, dtype: str
-) -> dict:
+def train(place: tuple[int, int], exchanges: Sequence[Callable], options: Mapping, fault: str, dtype: str) -> dict:
     """One step as process `place` (rank, n); `exchanges` add arrays up, and give that of process 0."""
     (rank, n), (all_reduce, broadcast) = place, exchanges
     if fault == "dies" and rank == n - 1:
@@ -50,24 +49,27 @@ def train(
     return record
 
 
+def exchanged(exchange: Callable, to_tensor: Callable, n: int) -> Callable:
+    """What an exchange in place between `n` processes makes of an array; of one process nothing."""
+
+    def through(array: Any) -> np.ndarray:
+        tensor = to_tensor(np.asarray(array))
+        if n > 1:
+            exchange(tensor)
+        return tensor.numpy()
+
+    return through
+
+
 def ref(options: Mapping, dtype: str) -> dict[Item, Any]:
     import torch
     import torch.distributed as dist
 
     rank, n = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
 
-    def exchanged(exchange: Callable) -> Callable:
-        def through(array: Any) -> np.ndarray:
-            tensor = torch.tensor(np.asarray(array))
-            if n > 1:
-                exchange(tensor)
-            return tensor.numpy()
-
-        return through
-
     join_group(lambda: n > 1 and dist.init_process_group("gloo"), dist.destroy_process_group)
     fault = options.get("fault of the reference", "")
-    exchanges = exchanged(dist.all_reduce), exchanged(lambda tensor: dist.broadcast(tensor, 0))
+    exchanges = [exchanged(each, torch.tensor, n) for each in (dist.all_reduce, partial(dist.broadcast, src=0))]
     return train((rank, n), exchanges, options, fault, dtype)
 
 
@@ -77,15 +79,6 @@ def port(options: Mapping, dtype: str) -> dict[Item, Any]:
 
     rank, n = int(os.environ.get("PADDLE_TRAINER_ID", "0")), int(os.environ.get("PADDLE_TRAINERS_NUM", "1"))
 
-    def exchanged(exchange: Callable) -> Callable:
-        def through(array: Any) -> np.ndarray:
-            tensor = paddle.to_tensor(np.asarray(array))
-            if n > 1:
-                exchange(tensor)
-            return tensor.numpy()
-
-        return through
-
     def join() -> None:
         if n > 1:
             paddle.set_device("cpu")
@@ -94,7 +87,7 @@ def port(options: Mapping, dtype: str) -> dict[Item, Any]:
 
     join_group(join, dist.destroy_process_group)
     fault = options.get("fault", "")
-    exchanges = exchanged(dist.all_reduce), exchanged(lambda tensor: dist.broadcast(tensor, 0))
+    exchanges = [exchanged(each, paddle.to_tensor, n) for each in (dist.all_reduce, partial(dist.broadcast, src=0))]
     return train((rank, n), exchanges, options, fault, dtype)
 
 
