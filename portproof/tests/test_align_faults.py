@@ -65,6 +65,24 @@ def test_momentum_the_other_way_round():
     assert_located(ref_network(), port, IMAGES, at="norm", phase="buffers", cause=cause)
 
 
+def test_what_is_faulty_in_both_modes_hides_nothing_that_is_so_in_one():
+    """The block around both is not run again in train mode; what is inside is, in whatever way it is built."""
+
+    def code(m, x):
+        return m.head(m.block(x))
+
+    def inner(m, x):
+        return m.act(m.norm(m.conv(x)))
+
+    layers = {"conv": T.Conv2d(3, 4, 3, padding=1, bias=False), "norm": T.BatchNorm2d(4), "act": T.ReLU()}
+    port_layers = {"conv": P.Conv2D(3, 4, 3, padding=1, bias_attr=False), "norm": P.BatchNorm2D(4, 0.1)}
+    ref = Ref(code, block=Ref(inner, **layers), head=T.Conv2d(4, 2, 1))
+    port = Port(code, block=Port(inner, **port_layers, act=P.ReLU6()), head=P.Conv2D(4, 2, 1))
+    location = align(ref, port, [IMAGES]).location
+    found = {(each.name, each.phase) for each in (location, *location.also)}
+    assert found == {("block.act", "forward"), ("block.norm", "buffers")}
+
+
 def test_batch_statistics_in_eval_mode():
     port = port_network(norm=P.BatchNorm2D(4, use_global_stats=False))
     verdict = align(ref_network(), port, [IMAGES], **EVAL)

@@ -70,14 +70,14 @@ class _Search:
     """From the whole model inwards: what agrees in an isolated run holds no fault, however it is made inside."""
 
     def __init__(
-        self, runs: IsolatedRuns, backward: bool, dtype: str, faulty: Collection[str], equal: Collection[str]
+        self, runs: IsolatedRuns, backward: bool, dtype: str, faulty: Collection[str], different: Mapping[str, str]
     ) -> None:
-        """In another mode modules were found to be `faulty` forward, by name, and `equal` in effect, by label.
+        """In another mode modules were found to be `faulty` forward, by name, or built `different`, by label.
 
-        Neither is run again, nor is what holds one of the faulty.
+        The faulty and what holds them are not run again: they differ here, too.
         """
         self.runs, self.backward, self.dtype = runs, backward, dtype
-        self.faulty, self.equal = faulty, equal
+        self.faulty, self.different = faulty, different
         self.built_differently: dict[str, str] = {}  # {label: in what its module is built differently}
         self.found: dict[str, tuple[IsolatedRun, bool]] = {}  # {label: (its run, whether only its gradients differ)}
         self.inside: dict[str, list[str]] = defaultdict(list)
@@ -123,6 +123,8 @@ class _Search:
             return True
         if label in self.runs.ref.not_alone:
             return self._search_inside(label, KINDS)
+        if self.different.get(label) == OTHER_VALUES:
+            kinds = {"buffer"}
         every = self.runs.run(label, self.dtype, self._goes_backward(label))
         run = every.narrowed(kinds)
         if not run.attempt.complete:
@@ -165,7 +167,7 @@ class _Search:
     def _search_inside(self, label: str, kinds: Collection[str]) -> bool:
         if self.inside[label]:
             self.runs.forget()
-        found = [self._search(other, kinds) for other in self.inside[label] if other not in self.equal]  # all of them
+        found = [self._search(other, kinds) for other in self.inside[label]]  # of all of them
         return any(found)
 
     def _holds_faulty(self, label: str) -> bool:
