@@ -581,7 +581,7 @@ def test_limits_widen_in_one_order_and_what_a_step_needs_is_asked_for_then():
         "float32 data": 5 * 2.0**-9,
     }
     every = ["float32", "perturbed 1", "perturbed 2", "perturbed 3", "rounded"]
-    far_off = ["float32", "rounded"]  # no draw would be so much larger
+    far_off = ["float32", "perturbed 1", "rounded"]  # no other draw would be so much larger
     needed = [[], every[:1], every[:4], every, far_off]
     for count, (step, limit) in enumerate(limits.items()):
         asked.clear()
@@ -604,10 +604,26 @@ def test_a_perturbed_run_is_asked_for_where_it_may_help():
         asked.append(i)
         return {OUT: 1e-6}
 
-    assert judge(3e-8, 2.0**-8) == [1]
-    assert judge(1e-6, 2.0**-8) == []
-    assert judge(1e-6, 2.0**-7) == [1]
-    assert judge(3e-8, 2.0**-8, [OUT]) == []
+    assert judge(3e-9, 2.0**-17) == [1]
+    assert judge(1e-6, 2.0**-17) == []
+    assert judge(1e-6, 2.0**-14) == [1]
+    assert judge(3e-9, 2.0**-17, (OUT,)) == []
+
+
+def test_what_is_zero_by_structure_may_be_off_by_a_share_of_its_terms():
+    """Of the largest gradient of the pass; what is no gradient has no terms."""
+    weight, bias = tensor_item("a.weight", "gradient"), tensor_item("a.bias", "gradient")
+    ref = {weight: np.array([100.0]), bias: np.array([1e-15])}
+    for off, status in ((0.9e-10, PASS), (1.1e-10, FAIL)):
+        rows = Ruler(ref).compare({weight: ref[weight], bias: ref[bias] + off}).rows
+        assert [row.status for row in rows] == [PASS, status]
+
+
+def test_what_overflows_in_float32_is_not_judged():
+    ref = {OUT: np.array([1e36, 1.0], np.float32)}
+    assert Ruler(ref, "float32").compare({OUT: np.float32([np.inf, 1.0])}).rows[0].status == NOT_JUDGED
+    ref = {OUT: np.array([1e30, 1.0], np.float32)}
+    assert Ruler(ref, "float32").compare({OUT: np.float32([np.inf, 1.0])}).rows[0].status == FAIL
 
 
 def test_a_limit_says_which_relative_change_could_hide_in_it():
@@ -632,7 +648,8 @@ def test_where_a_precision_keeps_no_digit_an_item_is_not_judged():
         assert row.status == NOT_JUDGED and row.reason.startswith("float32 keeps no digit")
     perturbed = {"perturbed": lambda i: {OUT: 1.0}}
     assert judged_by(Ruler(REF, **perturbed), off_by(0.5)).status == NOT_JUDGED
-    assert judged_by(Ruler(REF, **perturbed), off_by(100.0)).status == FAIL
+    assert judged_by(Ruler(REF, **perturbed), off_by(100.0)).status == NOT_JUDGED
+    assert judged_by(Ruler(REF, **perturbed), off_by(1e4)).status == FAIL
     assert judged_by(Ruler(REF, **perturbed, must_be_judged=[OUT]), off_by(0.5)).status == REFUSED
 
 

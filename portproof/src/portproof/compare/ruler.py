@@ -9,7 +9,8 @@ run, FLOOR the rounding of sums that may cancel (see `noise_floor`).
     float64, the semantic check
     step            the limit is                                        a relative change that could hide in it
     least           SEMANTIC_RTOL * SCALE, plus FLOOR if that is at     1e-12 of the item, plus at most 1e-6 of it
-                    most MOST_HIDDEN * SCALE, or SCALE at least
+                    most MOST_HIDDEN * SCALE; where FLOOR is SCALE
+                    at least, SEMANTIC_RTOL of the largest term
     float32         S * 2^-29 * its distance in the float32 run         8.9e-16 (S U64) of inputs and weights
     perturbed       S * its largest distance in RUNS perturbed runs     1.8e-15 (2 S U64) of inputs and weights
     rounded         the sum of its distances in runs with one of the    6.0e-8 (U) of each of these numbers
@@ -24,11 +25,14 @@ run, FLOOR the rounding of sums that may cancel (see `noise_floor`).
 
 A fault cannot hide in a widened limit, because the reference itself moves as far as the limit when its inputs and
 weights change by the share in the last column. Where that share is above MOST_HIDDEN the item is not judged. Where the
-limit is not below SCALE zeros would pass: no digit is left, and the item is not judged in that precision.
+limit is not below SCALE zeros would pass: no digit is left, and the item is not judged in that precision; in float64
+what is more than HOPELESS times outside such a limit has failed all the same.
 
 least: both sides run the same formulas in float64 on the same arrays; what differs is the order of additions. Correct
 ports of both models were seen 5e-15 to 5e-13 of a tensor's largest value apart, and a constant kept in float32 (1/6, an
-epsilon) is 3e-9 at least and cannot hide below 1e-12.
+epsilon) is 3e-9 at least and cannot hide below 1e-12. What is not above FLOOR in the reference is zero by structure,
+and has no size of its own: its terms have, and a reference whose terms cancel by symmetry (2 samples in front of a
+batch norm) rounds less than a port whose terms do not.
 
 float32: where a network magnifies rounding, its float32 run shows how much: the same additions in float64 round 2^-29
 as far. The port may be K times as far from `fp64_ref` as the reference's own float32 run is, and in float32 both are
@@ -76,7 +80,8 @@ U64 = 2.0**-53
 UNIT_ROUNDOFF = {"float64": U64, "float32": U}
 MOST_HIDDEN = 1e-6
 HOPELESS = 1e3  # times its limit: for what is farther off no further perturbed run is asked for
-LOST = 1e-3  # of an item's largest value: a float32 run that is farther away may have lost what it should measure
+LOST = 1e-5  # of an item's largest value: a float32 run that is farther away may have lost what it should measure
+LARGEST_FLOAT32 = 2.0**127
 
 Distances = Mapping[Item, float]
 
@@ -87,15 +92,20 @@ def exact_atol(ref: Iterable[Item]) -> dict[Item, float]:
 
 
 def noise_floor(
-    fp64_ref: Items, unit: float, input_scales: Mapping[str, float] | None = None, upstream_scale: float = 0.0
+    fp64_ref: Items,
+    unit: float,
+    input_scales: Mapping[str, float] | None = None,
+    upstream_scale: float = 0.0,
+    update_scale: float = 0.0,
 ) -> dict[Item, float]:
     """The rounding of sums that can cancel to zero by structure: C times the unit roundoff `unit`, of the largest term.
 
     A gradient is a sum of terms of any layer's size (that of a bias whose shift the next batch norm removes, say): of
     the largest gradient of the same pass, which section and iteration tell, or `upstream_scale`, the largest value that
     was sent back (what a saturated activation makes of it is 1 - y^2 times that). A running mean can cancel behind a
-    batch norm without bias, through a convolution: `input_scales` are the largest values that came into each module.
-    Without a noise floor, rounding would be compared with rounding.
+    batch norm without bias, through a convolution: `input_scales` are the largest values that came into each module. An
+    update carries the rounding of gradients into parameters: `update_scale` is the largest change of any parameter,
+    which belongs to the largest gradient. Without a noise floor, rounding would be compared with rounding.
     """
     largest_gradient: dict[tuple, float] = {}
     for item, array in fp64_ref.items():
@@ -108,6 +118,8 @@ def noise_floor(
             floor[item] = C * unit * largest_gradient[item.section, item.iteration]
         elif item.kind == "buffer" and item.leaf == "running_mean" and item.module in (input_scales or {}):
             floor[item] = C * unit * input_scales[item.module]
+        elif item.kind == "parameter":
+            floor[item] = SEMANTIC_RTOL * update_scale
     return floor
 
 
@@ -119,13 +131,14 @@ def summed_noise_floor(steps: int) -> float:
 def distances(fp64_ref: Items, other: Items) -> dict[Item, float]:
     """How far another run of the reference is from its float64 run, in each of the items of both; 0 of whole numbers.
 
-    An item that the other run does not have, or has in another shape, is left out.
+    An item that the other run does not have, or has in another shape, or where it overflows, is left out.
     """
-    return {
+    found = {
         item: largest_difference(other[item], array) if array.dtype.kind in "fc" else 0.0
         for item, array in fp64_ref.items()
         if item in other and other[item].shape == array.shape
     }
+    return {item: distance for item, distance in found.items() if np.isfinite(distance)}
 
 
 def kernel_atol(fp64_ref: Mapping[Any, np.ndarray], fp32_ref: Mapping[Any, np.ndarray]) -> dict[Any, float]:
@@ -155,10 +168,10 @@ class Ruler:
     What has to be run for that is run when it is asked for: `errors()` gives the distances of the reference's float32
     run from its float64 run; `perturbed(i)` those of the i-th perturbed run in that precision, from 1, or None where
     there is none; `rounded()` those of float64 runs with one coefficient rounded in each. `has_float32_data` says that
-    code of either side makes tensors of float32 arrays. `input_scales` and `upstream_scale` are those of `noise_floor`;
-    `floors` are other floors than these. Items that are `exact` have to be equal. Those that `must_be_judged` are
-    refused where they cannot be, and may not be zero. Items are `decided` where another precision has shown a fault: no
-    perturbed run is asked for them.
+    code of either side makes tensors of float32 arrays. `input_scales`, `upstream_scale` and `update_scale` are what
+    `noise_floor` takes; `floors` are other floors than these. Items that are `exact` have to be equal. Those that
+    `must_be_judged` are refused where they cannot be, and may not be zero. Items are `decided` where another precision
+    has shown a fault: no perturbed run is asked for them.
     """
 
     ref: Items
@@ -169,6 +182,7 @@ class Ruler:
     has_float32_data: bool = False
     input_scales: Mapping[str, float] = field(default_factory=dict)
     upstream_scale: float = 0.0
+    update_scale: float = 0.0
     floors: Distances | None = None
     exact: Collection[Item] = ()
     must_be_judged: Collection[Item] = ()
@@ -211,7 +225,7 @@ class Ruler:
                     zeros.add(item)
             again = compare(_only(failed, self.ref), _only(failed, port), atol, expected_zero=zeros)
             found |= {row.item: replace(row, widened_by=step.name, hidden=step.hidden) for row in again.rows}
-        judged = [row if row.item in zeros else self._judged(row) for row in found.values()]
+        judged = [row if row.item in zeros and row.status == PASS else self._judged(row) for row in found.values()]
         rows = [replace(row, item=replace(row.item, **facts)) for row in judged]
         return Verdict(title, rows, hints=hints or {})
 
@@ -240,13 +254,18 @@ class Ruler:
         scale = self._scales[item]
         if self.dtype == "float32":
             return C * U * scale + floor
-        return SEMANTIC_RTOL * scale + (floor if floor <= MOST_HIDDEN * scale or floor >= scale else 0.0)
+        if self._is_zero(item, floor):
+            return SEMANTIC_RTOL / (C * U64) * floor
+        return SEMANTIC_RTOL * scale + (floor if floor <= MOST_HIDDEN * scale else 0.0)
 
     def _judged(self, row: Row) -> Row:
         """The row, not judged where its limit proves nothing."""
+        if self.dtype == "float32" and not self._scales.get(row.item, 0.0) < LARGEST_FLOAT32 / HOPELESS:
+            return replace(row, status=NOT_JUDGED, reason="float32 overflows", worst=None)
         if not row.atol > 0:
             return row
-        if row.atol >= row.scale and (row.status != FAIL or self.dtype == "float32"):
+        is_noise = row.widened_by in ("perturbed", "rounded") and row.difference <= HOPELESS * row.atol
+        if row.atol >= row.scale and (row.status != FAIL or self.dtype == "float32" or is_noise):
             reason = f"{self.dtype} keeps no digit: its limit {row.atol:.1e} is not below its largest value"
         elif row.status == PASS and row.hidden > MOST_HIDDEN:
             reason = f"a relative change of {row.hidden:.1e} could hide in its limit"
@@ -313,7 +332,8 @@ class Ruler:
     def _floor(self) -> Distances:
         if self.floors is not None:
             return self.floors
-        return noise_floor(self.ref, UNIT_ROUNDOFF[self.dtype], self.input_scales, self.upstream_scale)
+        scales = self.input_scales, self.upstream_scale, self.update_scale
+        return noise_floor(self.ref, UNIT_ROUNDOFF[self.dtype], *scales)
 
 
 def _only(items: Collection[Item], arrays: Items) -> dict[Item, np.ndarray]:

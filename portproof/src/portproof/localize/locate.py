@@ -11,6 +11,7 @@ import os
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 
 import numpy as np
 
@@ -28,6 +29,7 @@ from portproof.python39 import zip_strict
 
 SAME_INPUT = 1e-9  # of the largest value
 OTHER_VALUES = "gives other values, of which nothing comes"
+BOTH_MODES: Mapping[bool, Collection[str]] = MappingProxyType({False: (), True: ()})  # of which no difference is known
 KINDS = frozenset({"output", "gradient", "buffer"})  # of items that an isolated run compares
 
 
@@ -36,8 +38,8 @@ def locate(
     port: Model,
     names: NameMap,
     inputs: Inputs,
-    modes: Mapping[bool, Collection[str]],
     *,
+    modes: Mapping[bool, Collection[str]] = BOTH_MODES,
     cotangent: Sequence[np.ndarray] | None = None,
     dtype: str = "float64",
 ) -> Location | None:

@@ -283,7 +283,8 @@ def locate_failure(pair: Pair, verdicts: Sequence[Verdict]) -> Location | None:
         kinds = {item.kind for item in whole if not _stays_inside(item)} & KINDS
         modes[mode == "train"] = kinds if dtype == "float64" else set()
     pair.match_calls(list(modes))
-    return locate(pair.ref, pair.port, pair.name_map, pair.inputs, modes, cotangent=pair.cotangent, dtype=dtype)
+    sides = pair.ref, pair.port, pair.name_map, pair.inputs
+    return locate(*sides, modes=modes, cotangent=pair.cotangent, dtype=dtype)
 
 
 def precision_of(verdicts: Iterable[Verdict]) -> str:

@@ -104,8 +104,7 @@ def search(
     pair.match_calls((False, True))
     exclude_modules(pair, leave_out)
     sides, ordered = (pair.ref, pair.port, pair.name_map, pair.inputs), [d for d in UNIT_ROUNDOFF if d in precisions]
-    modes: dict[bool, list[str]] = {False: [], True: []}
-    found = (locate(*sides, modes, cotangent=pair.cotangent, dtype=dtype) for dtype in ordered)
+    found = (locate(*sides, cotangent=pair.cotangent, dtype=dtype) for dtype in ordered)
     return next(filter(None, found), None), all_notes(pair)
 
 

@@ -24,6 +24,7 @@ from typing import Any
 
 import numpy as np
 
+from portproof.arrays import largest_difference
 from portproof.backends.model import Model
 from portproof.backends.question import CALLS, OUTPUTS, UPSTREAM, perturbed
 from portproof.backends.trace import OUTPUT, ModuleCall, Trace
@@ -162,9 +163,13 @@ class _Trained:
     def _items(self, kind: str, arrays: Mapping[str, np.ndarray]) -> dict[Item, np.ndarray]:
         return {tensor_item(self.keys[k], kind): array for k, array in arrays.items() if k in self.keys}
 
+    def largest_update(self) -> float:
+        """The largest change of any parameter since the start."""
+        return max((largest_difference(a, self.start[k]) for k, a in self.arrays.parameters().items()), default=0.0)
+
     def check_moved(self) -> None:
         """Raises UserError if all parameters are what they were: a port that never updates would pass."""
-        if all(np.array_equal(a, self.start[k]) for k, a in self.arrays.parameters().items()):
+        if not self.largest_update():
             raise UserError(f"{self.whose} training moves no parameter: have it update them")
 
 
@@ -284,8 +289,9 @@ class _Steps:
             found, _ = rung.of_port("training step", port_run.iterate, batch) or (None, None)
             if found is None:
                 break
+            scales = {"input_scales": trace.input_scales, "update_scale": ref_run.largest_update()}
             rounded = partial(self._rounded, i, fp64_ref)
-            ruler = _ruler(rung, fp64_ref, partial(self._again, i), rounded=rounded, input_scales=trace.input_scales)
+            ruler = _ruler(rung, fp64_ref, partial(self._again, i), rounded=rounded, **scales)
             port = without_optional(found, fp64_ref, self.pair.port)
             rows += ruler.compare(port, mode=self.how.mode, dtype="float64", iteration=i).rows
             norms.append(np.sqrt(sum((array**2).sum() for item, array in fp64_ref.items() if item.kind == "gradient")))
