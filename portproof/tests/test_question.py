@@ -1,0 +1,52 @@
+"""What is remembered of a model's answers."""
+
+from dataclasses import replace
+
+import numpy as np
+
+from portproof.backends.question import CALLS, OUTPUTS, UPSTREAM, Memory, Question, Run
+from portproof.backends.trace import Trace
+
+X = [np.ones((2, 3), np.float32)]
+FLOAT64 = Question.of_model(X, "float64", False, [np.ones(3)], CALLS)
+FLOAT32, TRAIN = replace(FLOAT64, dtype="float32"), replace(FLOAT64, train=True)
+
+
+def answer(memory: Memory, question: Question, size: int) -> None:
+    key = question.key(())
+    memory.make_room(question, key)
+    memory.keep(question, key, Run(Trace(), [np.zeros(size, np.uint8)], gradients={"w": np.zeros(1)}))
+
+
+def known(memory: Memory, *questions: Question) -> list[bool]:
+    return [memory.find(question, question.key(())) is not None for question in questions]
+
+
+def test_an_answer_serves_what_asks_for_less():
+    memory = Memory()
+    answer(memory, FLOAT64, 10)
+    forward = Question.of_model(X, "float64", False)
+    assert known(memory, FLOAT64, forward, replace(FLOAT64, keeps=OUTPUTS)) == [True, True, True]
+    other_gradient = Question.of_model(X, "float64", False, [2 * np.ones(3)])
+    moved = replace(FLOAT64, perturbation=1)
+    assert not any(known(memory, replace(FLOAT64, keeps=UPSTREAM), other_gradient, moved, FLOAT32, TRAIN))
+    assert forward.only_asked(memory.find(forward, forward.key(()))).gradients == {}
+
+
+def test_one_mode_is_remembered_at_any_size_and_another_within_the_budget():
+    memory = Memory(budget=100)
+    answer(memory, FLOAT64, 1000)
+    answer(memory, FLOAT32, 1000)
+    assert known(memory, FLOAT64, FLOAT32) == [True, True]
+    answer(memory, TRAIN, 10)
+    assert known(memory, FLOAT64, FLOAT32, TRAIN) == [False, False, True]
+    answer(memory, FLOAT64, 10)
+    assert known(memory, FLOAT64, TRAIN) == [True, True]
+
+
+def test_large_answers_are_let_go_and_small_ones_are_not():
+    for size, stays in ((10, True), (1000, False)):
+        memory = Memory(budget=100)
+        answer(memory, FLOAT64, size)
+        memory.forget()
+        assert known(memory, FLOAT64) == [stays]
