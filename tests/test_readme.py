@@ -85,7 +85,7 @@ def commands() -> list[str]:
 @cache
 def script(path: str) -> ModuleType:
     spec = importlib.util.spec_from_file_location(f"readme_{Path(path).stem}", ROOT / path)
-    module = importlib.util.module_from_spec(spec)
+    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)  # where a dataclass looks for it
     spec.loader.exec_module(module)
     return module
 
