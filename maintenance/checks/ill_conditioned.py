@@ -7,7 +7,8 @@ A draw is a stack of layers with 2 to 4 samples in front of batch norm, saturate
 to 12 blocks. It is judged by `align`, `ladder.gradients`, `ladder.backward`, and by `judge` from a recording. A
 faultless port must not fail anywhere, and at most 3 in 100 may be refused. A fault is in a weight, an epsilon or a
 gradient; it may pass only where a float64 run of it, made here, is within the limits. A cast to bfloat16 in float32
-must be noticed wherever float32 is judged. Exit status: 0 all holds, 1 not, and the draws that show it are named.
+must be noticed wherever float32 is judged and the cast moves what the port gives. Exit status: 0 all holds, 1 not, and
+the draws that show it are named.
 """
 
 from __future__ import annotations
@@ -195,7 +196,7 @@ def faulty(seeds: range) -> list[str]:
         for door, verdict in verdicts_of(draw, fault, recorded=False).items():
             if verdict.status == FAIL:
                 found += 1
-            elif fault == "bfloat16" and verdict.status == PASS and float32_judges(verdict):
+            elif fault == "bfloat16" and verdict.status == PASS and float32_judges(verdict) and cast_shows(draw):
                 wrong.append(f"{draw}: {door} passes a cast to bfloat16")
             elif verdict.status == PASS and not is_hidden(verdict):
                 wrong.append(f"{draw}: {door} passes a fault in {fault} that is above a limit")
@@ -208,6 +209,24 @@ def faulty(seeds: range) -> list[str]:
 def float32_judges(verdict: Any) -> bool:
     """Whether float32 judges what comes behind the fault: the model's output, or the loss."""
     return any(row.item.dtype == "float32" and row.item.name in ("output", "loss") for row in verdict.judged)
+
+
+def cast_shows(draw: Draw) -> bool:
+    """Whether a cast to bfloat16 moves the port's own float32 output by more than the least limit of float32.
+
+    Behind an activation that is saturated it moves nothing.
+    """
+    import paddle
+
+    from portproof import ladder
+    from portproof.compare.ruler import C, U, largest, largest_difference
+
+    outputs = []
+    for fault in ("", "bfloat16"):
+        _, port = ladder.same_weights(*pair_of(draw, fault), draw.inputs, seed=draw.seed)
+        port.train()
+        outputs.append(port(paddle.to_tensor(draw.inputs[0])).numpy())
+    return largest_difference(*outputs) > C * U * largest(outputs[0])
 
 
 def main(args: argparse.Namespace) -> int:
