@@ -619,6 +619,17 @@ def test_what_is_zero_by_structure_may_be_off_by_a_share_of_its_terms():
         assert [row.status for row in rows] == [PASS, status]
 
 
+def test_an_update_carries_the_limit_of_its_gradient():
+    gradient, parameter = tensor_item("a.bias", "gradient"), tensor_item("a.bias", "parameter")
+    other = tensor_item("a.weight", "gradient")
+    ref = {other: np.array([1000.0]), gradient: np.array([1.0]), parameter: np.array([5.0])}
+    perturbed = {gradient: 1e-6}  # and so a limit of 8e-6, and of 8e-8 for an update of 0.01 times the gradient
+    for update_scale, off, status in ((10.0, 7e-8, PASS), (10.0, 9e-8, FAIL), (0.0, 7e-8, FAIL)):
+        ruler = Ruler(ref, perturbed=lambda i: perturbed, update_scale=update_scale)
+        port = {other: ref[other], gradient: ref[gradient] + 7e-6, parameter: ref[parameter] + off}
+        assert [row.status for row in ruler.compare(port).rows] == [PASS, PASS, status]
+
+
 def test_what_overflows_in_float32_is_not_judged():
     ref = {OUT: np.array([1e36, 1.0], np.float32)}
     assert Ruler(ref, "float32").compare({OUT: np.float32([np.inf, 1.0])}).rows[0].status == NOT_JUDGED

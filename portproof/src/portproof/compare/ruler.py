@@ -16,6 +16,9 @@ run, FLOOR the rounding of sums that may cancel (see `noise_floor`).
     rounded         the sum of its distances in runs with one of the    6.0e-8 (U) of each of these numbers
                     coefficients rounded to float32 on top
     float32 data    (K + 1) * its distance in the float32 run           3.0e-7 ((K + 1) U) of inputs and weights
+    its gradient    of a parameter: its gradient's limit, times         as in its gradient's limit
+                    the largest change of any parameter over the
+                    largest gradient
 
     float32, the kernel check
     least           C * U * SCALE, plus FLOOR
@@ -213,7 +216,7 @@ class Ruler:
         atol = {item: self._least(item, floor.get(item, 0.0)) for item in self.ref}
         zeros = {item for item in self.ref if self._is_zero(item, floor.get(item, 0.0))}
         found = {row.item: row for row in compare(self.ref, port, atol, expected_zero=zeros).rows}
-        for step in self._steps():
+        for step in self._steps(atol):
             failed = [item for item, row in found.items() if row.status == FAIL and row.worst and self._may_widen(item)]
             if step.draw:
                 failed = [item for item in failed if self._is_worth(step.draw, found[item], atol[item])]
@@ -274,8 +277,8 @@ class Ruler:
         status = REFUSED if row.item in self.must_be_judged else NOT_JUDGED
         return replace(row, status=status, reason=reason, worst=None)
 
-    def _steps(self) -> Iterator[_Step]:
-        """In their order."""
+    def _steps(self, limits: Distances) -> Iterator[_Step]:
+        """In their order; `limits` are those of now."""
         if self.dtype == "float32":
             if self.errors is not None:
                 yield _Step("float32", lambda item, atol: atol + (K + 1) * self._errors.get(item, 0.0))
@@ -290,6 +293,8 @@ class Ruler:
             yield _Step("rounded", self._rounded_limit, U)
         if self.has_float32_data and self.errors is not None:
             yield _Step("float32 data", self._data_limit, (K + 1) * U)
+        if self.update_scale:
+            yield _Step("its gradient", partial(self._update_limit, limits), 2 * S * U64)
 
     def _float32_limit(self, item: Item, atol: float) -> float:
         return max(atol, S * U64 / U * self._errors.get(item, 0.0))
@@ -302,6 +307,14 @@ class Ruler:
 
     def _rounded_limit(self, item: Item, atol: float) -> float:
         return atol + sum(run.get(item, 0.0) for run in self._rounded_runs)
+
+    def _update_limit(self, limits: Distances, item: Item, atol: float) -> float:
+        """An update carries into a parameter what its gradient may be off, as it carries the largest gradient."""
+        gradient = replace(item, kind="gradient")
+        if item.kind != "parameter" or gradient not in limits:
+            return atol
+        largest_gradient = max(scale for other, scale in self._scales.items() if other.kind == "gradient")
+        return max(atol, limits[gradient] * self.update_scale / largest_gradient)
 
     def _data_limit(self, item: Item, atol: float) -> float:
         return max(atol, (K + 1) * self._errors.get(item, 0.0))
