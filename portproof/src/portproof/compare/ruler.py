@@ -48,9 +48,9 @@ drawn. A layer's rounding does to its output what weights some ulp off would hav
 rounding behind what was moved falls out anew. LeViT's port, with 13 attention blocks and a batch norm over 2 samples
 behind them, was at 0.3 to 2.2 times that distance. RUNS is 5, since one may come out lucky, too: where one direction is
 magnified above all others, distances are the size of one normal number. Such a number is less than 1/S of another in 1
-of 13 draws; five are all that small in 1 of 13,000. A run is asked for only where the limit before it, of the float32 run
-or of another perturbed run, is less than HOPELESS times short: a normal number is that much smaller than another in 1
-of 1600 draws. The float32 run says nothing of that where it is more than LOST of SCALE away.
+of 13 draws; five are all that small in 1 of 13,000. A run is asked for only where the limit before it, of the float32
+run or of another perturbed run, is less than HOPELESS times short: a normal number is that much smaller than another in
+1 of 1600 draws. The float32 run says nothing of that where it is more than LOST of SCALE away.
 
 rounded: PaddlePaddle's optimizers keep their coefficients in float32. To first order the effects of several add up, so
 a port that rounds any of them is no farther away than the sum. Rounding all at once would not do: their effects may
