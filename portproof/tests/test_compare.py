@@ -28,7 +28,19 @@ from portproof.compare import (
     tensor_item,
 )
 from portproof.compare.activations import MARGIN, branch_flips, dead_branches, off_kinks
-from portproof.compare.ruler import MOST_HIDDEN, U64, Ruler, distances, exact_atol, kernel_atol, noise_floor
+from portproof.compare.ruler import (
+    MOST_HIDDEN,
+    RUNS,
+    U64,
+    UNIT_ROUNDOFF,
+    K,
+    Ruler,
+    S,
+    distances,
+    exact_atol,
+    kernel_atol,
+    noise_floor,
+)
 from portproof.convert.rules import RULES, paddle_to_torch, torch_to_paddle
 from portproof.ladder.pairs.pair import MODES
 from portproof.ladder.rung import Rung
@@ -662,6 +674,16 @@ def test_where_a_precision_keeps_no_digit_an_item_is_not_judged():
     assert judged_by(Ruler(REF, **perturbed), off_by(100.0)).status == NOT_JUDGED
     assert judged_by(Ruler(REF, **perturbed), off_by(1e4)).status == FAIL
     assert judged_by(Ruler(REF, **perturbed, must_be_judged=[OUT]), off_by(0.5)).status == REFUSED
+
+
+@pytest.mark.parametrize("dtype", UNIT_ROUNDOFF)
+def test_a_pass_needs_a_digit_and_a_difference_above_the_limit_needs_none(dtype):
+    """REF's largest value is 4: at a limit between 0.4 and 4, agreement proves nothing and a larger difference does."""
+    times = K + 1 if dtype == "float32" else S
+    for limit, within in ((0.39, PASS), (0.41, NOT_JUDGED), (3.9, NOT_JUDGED)):
+        ruler = Ruler(REF, dtype, perturbed={i: {OUT: limit / times} for i in range(1, RUNS + 1)}.get)
+        assert judged_by(ruler, off_by(0.3 * limit)).status == within
+        assert judged_by(ruler, off_by(1.1 * limit)).status == FAIL
 
 
 def test_limits_in_float32():
