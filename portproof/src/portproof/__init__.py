@@ -13,6 +13,7 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from portproof.io.process import proving
 from sturdyio.cli import user_code
 
 if TYPE_CHECKING:
@@ -30,6 +31,7 @@ warnings.filterwarnings("ignore", message="No ccache found")
 
 
 @user_code()
+@proving()
 def align(
     ref: torch.nn.Module,
     port: paddle.nn.Layer,
@@ -88,6 +90,7 @@ def _passed(verdict: AlignVerdict) -> AlignVerdict:
 
 
 @user_code()
+@proving()
 def record(
     ref: torch.nn.Module,
     inputs: Inputs,
@@ -112,6 +115,7 @@ def record(
 
 
 @user_code()
+@proving()
 def judge(
     port: paddle.nn.Layer,
     recording: Recording | str | Path,

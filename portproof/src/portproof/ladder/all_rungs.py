@@ -17,6 +17,7 @@ from typing import Any
 
 from portproof.backends import backend
 from portproof.compare import exit_status
+from portproof.io.process import proving
 from portproof.ladder.rung import Rung
 from portproof.ladder.side_by_side import side_by_side
 from portproof.python39 import zip_strict
@@ -55,7 +56,7 @@ def run_planned(planned: Planned, refused_by_mistake: bool = False) -> RungResul
     name, start = planned.script.stem, time.perf_counter()
     checks, error = None, ""
     try:
-        with staying(), user_code():
+        with staying(), user_code(), proving():
             module = load_script(planned.script)
             checks = module.main(module.get_args_parser().parse_args(planned.flags))
     except UserError as mistake:

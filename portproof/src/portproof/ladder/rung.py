@@ -17,6 +17,7 @@ import numpy as np
 from portproof.compare import FAIL, PASS, Item, Row, Verdict, compare, exit_status, joined
 from portproof.compare.ruler import exact_atol, largest
 from portproof.io.cli import PortError
+from portproof.io.process import proving
 from portproof.io.records import save_record, save_text
 from portproof.python39 import zip_strict
 from portproof.report.summary import Findings
@@ -215,7 +216,7 @@ def run_rung(name: str, main: Callable[[argparse.Namespace], Rung], parser: argp
         args = parser.parse_args()
         args.output_dir = str(Path(args.output_dir).absolute())  # what is run may go to another folder
         try:
-            with user_code():
+            with user_code(), proving():
                 return exit_status(main(args))
         except (UserError, PortError):
             raise
