@@ -3,8 +3,9 @@
 from dataclasses import replace
 
 import numpy as np
+import pytest
 
-from portproof.backends.question import CALLS, OUTPUTS, UPSTREAM, Memory, Question, Run
+from portproof.backends.question import CALLS, OUTPUTS, UPSTREAM, Memory, Question, Run, perturbed
 from portproof.backends.trace import Trace
 
 X = [np.ones((2, 3), np.float32)]
@@ -50,3 +51,21 @@ def test_large_answers_are_let_go_and_small_ones_are_not():
         answer(memory, FLOAT64, size)
         memory.forget()
         assert known(memory, FLOAT64) == [stays]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_perturbed_numbers_are_the_next_ones_up_or_down(dtype):
+    values = np.random.default_rng(0).normal(size=(40, 50)).astype(np.float32).T
+    values[0, :6] = 0, -0.0, np.inf, -np.inf, np.nan, np.finfo(np.float32).tiny
+    moved, kept = perturbed(values, dtype, np.random.default_rng(1)), [0, 1, 2, 3, 4]
+    own = values.astype(dtype)
+    assert moved.dtype == dtype and moved.tobytes() == perturbed(values, dtype, np.random.default_rng(1)).tobytes()
+    assert np.array_equal(moved[0, kept], own[0, kept], equal_nan=True)
+    up, down = (moved == np.nextafter(own, way, dtype=dtype) for way in (np.inf, -np.inf))
+    up[0, kept] = True
+    assert (up | down).all() and 0.4 < np.mean(up) < 0.6
+
+
+def test_what_is_no_float_is_not_perturbed():
+    ids = np.arange(3)
+    assert perturbed(ids, "float64", np.random.default_rng(0)) is ids

@@ -220,7 +220,11 @@ class BackendModel(Model):
             if question.mutation:
                 module = question.mutation(module)
             self._follow(module, question, lending)
-            return self._run(module, question)
+            run = self._run(module, question)
+            whole = run.trace.calls.get(OUTPUT)
+            if whole is not None and whole.took_random:
+                run = self._run(module, question, watch_random=True)
+            return run
 
     def _lent_for(self, question: Question, name: str) -> AbstractContextManager:
         return self.lent(name, question.dtype, question.train, question.perturbation)
@@ -332,12 +336,13 @@ class BackendModel(Model):
 
         return map_tensors(value, is_array, tensor)
 
-    def _run(self, model: Any, question: Question) -> Run:
-        """Run `model`, which is or stands for the module that is asked for."""
+    def _run(self, model: Any, question: Question, watch_random: bool = False) -> Run:
+        """Run `model`, which is or stands for the module that is asked for; with `watch_random` see `tracing`."""
         count_pass()
         backend, is_tensor = self.backend, self.backend.framework.is_tensor
         call, dtype, backward = question.call, question.dtype, question.backward
         given, upstream = (call.args, call.kwargs), call.upstream
+        is_traced = question.keeps > OUTPUTS or not call.name
         if question.perturbation:
             rng = np.random.default_rng([question.perturbation, 1])
             given, upstream = map_tensors((given, upstream), is_array, lambda array: perturbed(array, dtype, rng))
@@ -358,7 +363,7 @@ class BackendModel(Model):
             backend.runs.seeded(SEED),
             backend.runs.without_dropout() if question.train else nullcontext(),  # in eval mode there should be none
             backend.runs.grad_enabled(backward),
-            tracing(backend, model, question.keeps, modules=question.keeps > OUTPUTS or not call.name) as trace,
+            tracing(backend, model, question.keeps, is_traced, watch_random=watch_random) as trace,
             backend.runs.new_tensors(dtype, trace.note_float32),
         ):
             run = Run(trace)

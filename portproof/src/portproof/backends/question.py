@@ -31,11 +31,17 @@ def to_precision(array: np.ndarray, dtype: str, copy: bool = False) -> np.ndarra
 
 
 def perturbed(array: np.ndarray, dtype: str, rng: np.random.Generator) -> np.ndarray:
-    """The numbers of `dtype` next to those of `array`, larger or smaller as drawn; 0, and what is not real, stays."""
+    """The numbers of `dtype` next to those of `array`, larger or smaller as drawn; 0, and what is not finite, stays.
+
+    So does what is not real. As whole numbers, the bits of neighbours are 1 apart.
+    """
     if array.dtype.kind != "f":
         return array
     larger = rng.integers(0, 2, array.shape, np.int8)
-    return np.nextafter(array, 2 * larger * array, dtype=dtype)
+    moved = array.astype(dtype, "C")
+    moves = (moved != 0) & np.isfinite(moved)
+    moved.view(f"i{moved.itemsize}")[...] += moves * (2 * larger - 1)
+    return moved
 
 
 @dataclass

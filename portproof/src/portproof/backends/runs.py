@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import ModuleType
 from typing import Any
 
@@ -40,6 +40,10 @@ class Runs(ABC):
     @abstractmethod
     def exact_constants(self) -> AbstractContextManager:
         """In this context float64 arithmetic has the constants that are meant; it may be nested."""
+
+    def not_replaced(self) -> AbstractContextManager:
+        """In this context no function of the framework is another, where it takes time to look: for code of our own."""
+        return nullcontext()
 
     @abstractmethod
     def new_tensors(self, dtype: str, note: Callable[[bool], None] | None = None) -> AbstractContextManager:

@@ -117,6 +117,9 @@ class TorchLayers(Layers):
 class TorchRuns(Runs):
     framework, exact_constants = torch, staticmethod(fp64_torch.exact_constants)
 
+    def not_replaced(self) -> AbstractContextManager:
+        return torch._C.DisableTorchFunction()
+
     @contextmanager
     def new_tensors(self, dtype: str, note: Callable[[bool], None] | None = None) -> Iterator[None]:
         before = torch.get_default_dtype()

@@ -85,8 +85,7 @@ class ModuleCall:
     outputs: list[np.ndarray] = field(default_factory=list)  # every tensor of what it returned
     places: list[str] = field(default_factory=list)  # where each of them was in it
     upstream: list[np.ndarray | None] = field(default_factory=list)  # the loss's gradient for each of them
-    random_before: tuple = ()  # where the generators of random numbers were when it began, see `Backend.random_state`
-    random_after: tuple = ()  # and when it ended
+    took_random: bool = False  # random numbers were taken while it ran
 
     @property
     def inputs(self) -> list[np.ndarray]:

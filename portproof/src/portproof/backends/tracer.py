@@ -29,13 +29,15 @@ def tracing(
     keeps: int = OUTPUTS,
     modules: bool = True,
     only: Collection[str] | None = None,
+    watch_random: bool = False,
 ) -> Iterator[Trace]:
     """Trace every forward pass of `model` in this context, in float64 with exact constants.
 
     The whole model's own output is called OUTPUT. `keeps` says what is kept of every call, see question.py. Without
-    `modules` nothing is traced, and with `only` no other modules than these.
+    `modules` nothing is traced, and with `only` no other modules than these. Whether random numbers are taken is noted
+    of the model's own call alone, unless they are watched.
     """
-    tracer = _Tracer(backend, keeps)
+    tracer = _Tracer(backend, keeps, watch_random)
     handles = [
         handle
         for name, module in (backend.layers.named_modules(model) if modules else ())
@@ -54,11 +56,13 @@ def tracing(
 class _Tracer:
     """The hooks that write one trace."""
 
-    def __init__(self, backend: Backend, keeps: int) -> None:
+    def __init__(self, backend: Backend, keeps: int, watch_random: bool) -> None:
         self.backend, self.keep_calls, self.keep_upstreams = backend, keeps >= CALLS, keeps >= UPSTREAM
+        self.watch_random = watch_random
         self.is_tensor = backend.framework.is_tensor
         self.trace = Trace()
         self.running = self.trace.running
+        self.random_states: list[tuple | None] = []  # of the generators when each of these began, if that is noted
         self.counts: dict[str, int] = {}
         self.recent: deque[np.ndarray] = deque(maxlen=RECENT)
 
@@ -92,15 +96,16 @@ class _Tracer:
         call = ModuleCall(name, number, start=sum(self.counts.values()), inside=inside)
         self.counts[name] = number + 1
         self.running.append(call)
+        noted = self.keep_calls and (self.watch_random or not name)
+        self.random_states.append(self.backend.runs.random_state() if noted else None)
         with self.recording(call):
             call.scale = self.scale((args, kwargs))
             if keep_arguments:
                 call.args, call.kwargs = map_tensors((args, kwargs), self.is_tensor, self.array)
-            if self.keep_calls:
-                call.random_before = self.backend.runs.random_state()
 
     def end(self, output: Any, is_activation: bool) -> None:
         call = self.running.pop()
+        self.note_random(call)
         with self.recording(call):
             tensors = tensors_at(output, self.is_tensor)
             if not tensors and not isinstance(output, PLAIN):
@@ -108,18 +113,21 @@ class _Tracer:
             call.outputs = [self.array(tensor) for tensor in tensors.values()]
             call.places, call.upstream = list(tensors), [None] * len(tensors)
             self.trace.add(call, is_activation, OUTPUT, self.keep_calls)
-            if self.keep_calls:
-                call.random_after = self.backend.runs.random_state()
             if self.keep_upstreams:
                 for i, tensor in enumerate(tensors.values()):
                     if self.backend.requires_grad(tensor):
                         self.keep_upstream(call, i, tensor)
 
+    def note_random(self, call: ModuleCall) -> None:
+        """Note whether random numbers were taken since the call, the latest that runs, began."""
+        before = self.random_states.pop()
+        call.took_random = before is not None and before != self.backend.runs.random_state()
+
     @contextmanager
     def recording(self, call: ModuleCall) -> Iterator[None]:
         """What cannot be recorded must not end the model's own run, and is said."""
         try:
-            with user_code():
+            with user_code(), self.backend.runs.not_replaced():
                 yield
         except MachineError:
             raise
@@ -142,4 +150,5 @@ class _Tracer:
     def close(self) -> None:
         """Take in what was running when the model raised, the innermost first."""
         for call in reversed(self.running if self.keep_calls else ()):
+            self.note_random(call)
             self.trace.calls[call_label(call.name or OUTPUT, call.number)] = call

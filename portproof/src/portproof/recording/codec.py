@@ -108,8 +108,7 @@ class Writer:
         return self.write(run, like) | {"trace": self.write(trace, (like or {}).get("trace"))}
 
     def _call(self, call: ModuleCall) -> dict[str, Any]:
-        took_random = bool(call.random_after and call.random_after != call.random_before)
-        return self.write(call) | {"random": took_random}
+        return self.write(call) | {"random": call.took_random}
 
     def _arrays(self, value: Sequence, like: Any) -> list:
         others = [*(like or ()), *[None] * len(value)]
@@ -188,8 +187,7 @@ class Reader:
         if type(call.args) is not list or type(call.kwargs) is not dict or not all(type(k) is str for k in call.kwargs):
             raise ValueError("a call's arguments have another form")
         call.args = tuple(call.args)
-        if node["random"]:
-            call.random_before, call.random_after = (0,), (1,)
+        call.took_random = bool(node["random"])
         return call
 
     def _scale(self, node: Any) -> float:

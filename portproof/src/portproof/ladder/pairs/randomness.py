@@ -28,5 +28,5 @@ def switch_off_random(model: Model, question: Question) -> tuple[Run, str | None
 def _random_module(trace: Trace) -> str | None:
     """The innermost module whose call took random numbers; None if none did."""
     calls = sorted(trace.calls.values(), key=lambda call: -call.start)
-    taking = (call.name for call in calls if call.random_after and call.random_after != call.random_before)
+    taking = (call.name for call in calls if call.took_random)
     return next(taking, None)
