@@ -354,6 +354,24 @@ def test_what_is_random_in_train_mode_is_refused_there_and_judged_in_eval_mode(c
     assert_aligned(*pair, normal(4, 5), modes=("eval",))
 
 
+class Noise(T.Module):
+    """Takes random numbers in train mode, as DropPath does."""
+
+    def forward(self, x):
+        return x * (torch.rand(len(x), 1, dtype=x.dtype) + 0.5) if self.training else x
+
+
+def test_what_takes_random_numbers_is_named_and_statistics_are_those_of_one_pass():
+    model = backend("torch").wrap(TorchSeq(T.Linear(5, 6), T.BatchNorm1d(6), Noise()), "reference")
+    calm = backend("torch").wrap(TorchSeq(T.Linear(5, 6), T.BatchNorm1d(6), T.Identity()), "reference")
+    calm.load(model.arrays())
+    runs = [each.run([normal(4, 5)], "float64", train=True, calls=True) for each in (model, calm)]
+    assert [name for name, call in runs[0].trace.calls.items() if call.took_random] == ["2", "output"]
+    assert not any(call.took_random for call in runs[1].trace.calls.values())
+    for key, array in runs[1].buffers.items():
+        assert np.array_equal(runs[0].buffers[key], array)
+
+
 # What cannot be judged.
 
 

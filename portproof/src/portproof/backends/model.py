@@ -6,7 +6,7 @@ import copy
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -212,35 +212,25 @@ class BackendModel(Model):
                 return planned
         return question
 
-    def _answer(self, question: Question) -> Run:
-        """Run what is asked for."""
+    def _answer(self, question: Question, watch_random: bool = False) -> Run:
+        """Run what is asked for; once more, to see where, if it keeps calls and took random numbers."""
         self.passes["alone" if question.module else "whole"] += 1
+        how = question.dtype, question.train, question.perturbation
         with ExitStack() as lending:
-            module = lending.enter_context(self._lent_for(question, question.module))
+            module = lending.enter_context(self.lent(question.module, *how))
             if question.mutation:
                 module = question.mutation(module)
-            self._follow(module, question, lending)
-            run = self._run(module, question)
-            whole = run.trace.calls.get(OUTPUT)
-            if whole is not None and whole.took_random:
-                run = self._run(module, question, watch_random=True)
-            return run
-
-    def _lent_for(self, question: Question, name: str) -> AbstractContextManager:
-        return self.lent(name, question.dtype, question.train, question.perturbation)
-
-    def _follow(self, module: Any, question: Question, lending: ExitStack) -> None:
-        """Have `question.followed_by` applied to what `module` returns, or left out where it lies inside it."""
-        name, follower = question.module, question.followed_by
-        if follower.startswith(f"{name}."):
-            for part_name, part in self.backend.layers.named_modules(module):
-                if f"{name}.{part_name}" == follower:
-                    self.backend.runs.hook_after(
-                        part, lambda _module, args, kwargs, _output: (*args, *kwargs.values())[0]
-                    )
-        elif follower:
-            behind = lending.enter_context(self._lent_for(question, follower))
-            self.backend.runs.hook_after(module, lambda _module, _args, _kwargs, output: behind(output))
+            if question.leaves_out:
+                left_out = self._parts[question.followed_by]
+                self.backend.runs.hook_after(left_out, lambda _, args, kwargs, _output: (*args, *kwargs.values())[0])
+            elif question.followed_by:
+                follower = lending.enter_context(self.lent(question.followed_by, *how))
+                self.backend.runs.hook_after(module, lambda _, _args, _kwargs, output: follower(output))
+            run = self._run(module, question, watch_random)
+        whole = run.trace.calls.get(OUTPUT)
+        if whole is not None and whole.took_random and not watch_random:
+            return self._answer(question, watch_random=True)
+        return run
 
     def settings(self, name: str) -> dict[str, Any]:
         """The public attributes of the module `name` that are plain numbers, truth values or text; (n, n) is n."""
@@ -395,8 +385,3 @@ class BackendModel(Model):
                 before = sent.get(id(tensor), (tensor, 0.0))[1]
                 sent[id(tensor)] = tensor, before + gradient
         return [(tensor, self._tensors(np.asarray(gradient), dtype)) for tensor, gradient in sent.values()]
-
-
-def _first_argument(_module: Any, args: tuple, kwargs: dict, _output: Any) -> Any:
-    """A hook behind a module that is left out: it gives back what it received."""
-    return (*args, *kwargs.values())[0]

@@ -106,6 +106,11 @@ class Question:
         """The dotted name of the module that is run; "" is the model."""
         return self.call.name
 
+    @property
+    def leaves_out(self) -> bool:
+        """Whether `followed_by` lies inside the module, and is left out."""
+        return self.followed_by.startswith(f"{self.module}.")
+
     def key(self, switched_off: Collection[str]) -> str:
         """The same for two questions that differ in no more than what is sent back and kept.
 

@@ -160,7 +160,7 @@ class _Step:
     """One step in which limits widen."""
 
     name: str
-    limit: Callable[[Item, float], float]  # of an item, from the limit before
+    limit: Callable[[Item], float]  # of an item; the limit before stays if it is larger
     hidden: float = 0.0  # the relative change that could hide in it; of float32 nothing is claimed
     draw: int = 0  # the number of the perturbed run that it needs; 0: it needs none
     finds_zeros: bool = False  # a sum that may cancel, and is not above this limit, is zero by structure
@@ -214,9 +214,8 @@ class Ruler:
 
         `hints` are as in `compare`.
         """
-        floor = self._floor
-        atol = {item: self._least(item, floor.get(item, 0.0)) for item in self.ref}
-        zeros = {item for item in self.ref if self._is_zero(item, floor.get(item, 0.0))}
+        atol = {item: self._least(item) for item in self.ref}
+        zeros = {item for item in self.ref if self._is_zero(item)}
         found = {row.item: row for row in compare(self.ref, port, atol, expected_zero=zeros).rows}
         for step in self._steps(atol):
             failed = [item for item, row in found.items() if row.status == FAIL and row.worst and self._may_widen(item)]
@@ -225,8 +224,8 @@ class Ruler:
             if not failed:
                 continue
             for item in failed:
-                atol[item] = step.limit(item, atol[item])
-                if step.finds_zeros and item in floor and self._scales[item] <= atol[item]:
+                atol[item] = max(atol[item], step.limit(item))
+                if step.finds_zeros and item in self._floor and self._scales[item] <= atol[item]:
                     zeros.add(item)
             again = compare(_only(failed, self.ref), _only(failed, port), atol, expected_zero=zeros)
             found |= {row.item: replace(row, widened_by=step.name, hidden=step.hidden) for row in again.rows}
@@ -238,7 +237,7 @@ class Ruler:
         """Whether a perturbed run could explain an item that failed."""
         if row.item in self.decided:
             return False
-        says_nothing = draw == 1 and not self._errors.get(row.item, np.inf) <= LOST * self._scales[row.item]
+        says_nothing = draw == 1 and not self._error(row.item, np.inf) <= LOST * self._scales[row.item]
         return says_nothing or row.difference <= HOPELESS * atol
 
     @cached_property
@@ -249,17 +248,18 @@ class Ruler:
     def _may_widen(self, item: Item) -> bool:
         return item in self._scales and item not in self.exact
 
-    def _is_zero(self, item: Item, floor: float) -> bool:
+    def _is_zero(self, item: Item) -> bool:
         """Whether it is zero by structure, or throughout."""
-        return item in self._scales and self._scales[item] <= floor and item not in self.must_be_judged
+        is_small = item in self._scales and self._scales[item] <= self._floor.get(item, 0.0)
+        return is_small and item not in self.must_be_judged
 
-    def _least(self, item: Item, floor: float) -> float:
+    def _least(self, item: Item) -> float:
         if not self._may_widen(item):
             return 0.0
-        scale = self._scales[item]
+        scale, floor = self._scales[item], self._floor.get(item, 0.0)
         if self.dtype == "float32":
             return C * U * scale + floor
-        if self._is_zero(item, floor):
+        if self._is_zero(item):
             return SEMANTIC_RTOL / (C * U64) * floor
         return SEMANTIC_RTOL * scale + (floor if floor <= MOST_HIDDEN * scale else 0.0)
 
@@ -282,67 +282,49 @@ class Ruler:
 
     def _steps(self, limits: Distances) -> Iterator[_Step]:
         """In their order; `limits` are those of now."""
-        if self.dtype == "float32":
-            if self.errors is not None:
-                yield _Step("float32", lambda item, atol: atol + (K + 1) * self._errors.get(item, 0.0))
-            for i in self._draws:
-                yield _Step("perturbed", partial(self._perturbed_float32_limit, i), draw=i)
+        is_float32 = self.dtype == "float32"
+        if self.errors is not None and is_float32:
+            yield _Step("float32", lambda item: limits[item] + (K + 1) * self._error(item))
+        elif self.errors is not None:
+            yield _Step("float32", lambda item: S * U64 / U * self._error(item), S * U64, finds_zeros=True)
+        for i in range(1, RUNS + 1) if self.perturbed is not None else ():
+            yield _Step("perturbed", partial(self._perturbed_limit, i), 0.0 if is_float32 else 2 * S * U64, draw=i)
+        if is_float32:
             return
-        if self.errors is not None:
-            yield _Step("float32", self._float32_limit, S * U64, finds_zeros=True)
-        for i in self._draws:
-            yield _Step("perturbed", partial(self._perturbed_limit, i), 2 * S * U64, draw=i)
         if self.rounded is not None:
-            yield _Step("rounded", self._rounded_limit, U)
+            yield _Step("rounded", lambda item: limits[item] + sum(run.get(item, 0.0) for run in self._rounded_runs), U)
         if self.has_float32_data and self.errors is not None:
-            yield _Step("float32 data", self._data_limit, (K + 1) * U)
+            yield _Step("float32 data", lambda item: (K + 1) * self._error(item), (K + 1) * U)
         if self.update_scale:
             yield _Step("its gradient", partial(self._update_limit, limits), 2 * S * U64)
 
-    def _float32_limit(self, item: Item, atol: float) -> float:
-        return max(atol, S * U64 / U * self._errors.get(item, 0.0))
+    def _perturbed_limit(self, i: int, item: Item) -> float:
+        change = self._perturbation(i).get(item, 0.0)
+        return self._least(item) + (K + 1) * change if self.dtype == "float32" else S * change
 
-    def _perturbed_limit(self, i: int, item: Item, atol: float) -> float:
-        return max(atol, S * self._perturbation(i).get(item, 0.0))
-
-    def _perturbed_float32_limit(self, i: int, item: Item, atol: float) -> float:
-        return max(atol, self._least(item, self._floor.get(item, 0.0)) + (K + 1) * self._perturbation(i).get(item, 0.0))
-
-    def _rounded_limit(self, item: Item, atol: float) -> float:
-        return atol + sum(run.get(item, 0.0) for run in self._rounded_runs)
-
-    def _update_limit(self, limits: Distances, item: Item, atol: float) -> float:
+    def _update_limit(self, limits: Distances, item: Item) -> float:
         """An update carries into a parameter what its gradient may be off, as it carries the largest gradient."""
         gradient = replace(item, kind="gradient")
         if item.kind != "parameter" or gradient not in limits:
-            return atol
+            return 0.0
         largest_gradient = max(scale for other, scale in self._scales.items() if other.kind == "gradient")
-        return max(atol, limits[gradient] * self.update_scale / largest_gradient)
+        return limits[gradient] * self.update_scale / largest_gradient
 
-    def _data_limit(self, item: Item, atol: float) -> float:
-        return max(atol, (K + 1) * self._errors.get(item, 0.0))
+    def _error(self, item: Item, unknown: float = 0.0) -> float:
+        """Its distance in the float32 run."""
+        return self._errors.get(item, unknown)
 
     @cached_property
     def _errors(self) -> Distances:
         return self.errors() if self.errors is not None else {}
 
     @cached_property
-    def _rounded_runs(self) -> Sequence[Distances]:
-        return self.rounded() if self.rounded is not None else ()
-
-    @property
-    def _draws(self) -> range:
-        """The numbers of the perturbed runs that may be asked for."""
-        return range(1, RUNS + 1 if self.perturbed is not None else 1)
-
-    def _perturbation(self, i: int) -> Distances:
-        if i not in self._perturbed_runs:
-            self._perturbed_runs[i] = self.perturbed(i) or {}
-        return self._perturbed_runs[i]
+    def _perturbation(self) -> Callable[[int], Distances]:
+        return cache(lambda i: self.perturbed(i) or {})
 
     @cached_property
-    def _perturbed_runs(self) -> dict[int, Distances]:
-        return {}
+    def _rounded_runs(self) -> Sequence[Distances]:
+        return self.rounded() if self.rounded is not None else ()
 
     @cached_property
     def _floor(self) -> Distances:
