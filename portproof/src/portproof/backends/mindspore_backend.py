@@ -26,7 +26,7 @@ from portproof.backends.patched import patched
 from portproof.backends.question import Question, Run, to_precision
 from portproof.backends.runs import Runs
 from portproof.backends.slots import Arrays
-from portproof.convert.rules import MINDSPORE_TYPES, Change, rules_of_mindspore
+from portproof.convert.rules import MINDSPORE_TO_TORCH, MINDSPORE_TYPES, Change
 from portproof.io.ckpt import load_ckpt
 from portproof.python39 import zip_strict
 from sturdyio.cli import UserError
@@ -92,7 +92,7 @@ class MindSporeLayers(Layers):
         return MINDSPORE_TYPES.get(layer, layer)
 
     def layouts(self, module: nn.Cell) -> Mapping[str, tuple[str, Change]]:
-        return rules_of_mindspore(self.kind(module))
+        return MINDSPORE_TO_TORCH.get(self.kind(module), {})
 
     def own_tensors(self, module: nn.Cell) -> tuple[list[tuple[str, Any]], list[tuple[str, Any]]]:
         """Batch norm's statistics are parameters without a gradient."""

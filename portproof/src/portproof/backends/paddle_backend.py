@@ -27,7 +27,7 @@ from portproof.backends.question import to_precision
 from portproof.backends.runs import Runs
 from portproof.backends.slots import Arrays
 from portproof.backends.training import Training
-from portproof.convert.rules import PADDLE_TYPES, Change, Rules, identity, rules_of_port
+from portproof.convert.rules import PADDLE_TO_TORCH, PADDLE_TYPES, Change, Rules, identity
 from sturdyio.cli import UserError
 from sturdyio.files import load_pdparams
 from sturdyio.state_dict import read_state_dict
@@ -134,7 +134,7 @@ class PaddleLayers(Layers):
 
     def layouts(self, module: nn.Layer) -> Mapping[str, tuple[str, Change]]:
         kind = self.kind(module)
-        rules = rules_of_port(kind)
+        rules = PADDLE_TO_TORCH.get(kind, {})
         if kind == "LayerNorm" and len(module._normalized_shape) > 1:  # a weight over several axes is flat
             return {leaf: (name, _folded(module._normalized_shape)) for leaf, (name, _) in rules.items()}
         for hook in module._forward_pre_hooks.values():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from itertools import product
 
 import numpy as np
 
@@ -39,13 +40,9 @@ BATCH_NORM: Rules = {
 }
 INSTANCE_NORM: Rules = {"weight": ("scale", identity), "bias": ("bias", identity)}
 PRELU: Rules = {"weight": ("_weight", identity)}
-RECURRENT: Rules = {
-    f"{kind}_{of}_l{layer}{way}": (f"{kind}_{of}_l{layer}{way}", identity)
-    for layer in range(16)
-    for way in ("", "_reverse")
-    for kind in ("weight", "bias")
-    for of in ("ih", "hh")
-}
+RECURRENT_PARTS = product(range(16), ("", "_reverse"), ("weight", "bias"), ("ih", "hh"))
+RECURRENT_NAMES = [f"{kind}_{of}_l{layer}{way}" for layer, way, kind, of in RECURRENT_PARTS]
+RECURRENT: Rules = {name: (name, identity) for name in RECURRENT_NAMES}
 
 RULES: dict[str, Rules] = {  # by layer type, as PyTorch names it
     **dict.fromkeys(("Conv1d", "Conv2d", "Conv3d"), AFFINE),
@@ -76,17 +73,15 @@ MINDSPORE_RULES: dict[str, Rules] = {  # what MindSpore has been seen to compute
 COUNT = "num_batches_tracked"
 
 # PaddlePaddle's layer types, where the name is another one.
+POOLS_AND_NORMS = ("AvgPool", "MaxPool", "AdaptiveAvgPool", "AdaptiveMaxPool", "BatchNorm", "InstanceNorm")
 PADDLE_TYPES = {
-    **{f"{layer}{n}D": f"{layer}{n}d" for layer in ("Conv", "BatchNorm", "InstanceNorm") for n in (1, 2, 3)},
-    **{f"{layer}{n}D": f"{layer}{n}d" for layer in ("AvgPool", "MaxPool", "Dropout") for n in (1, 2, 3)},
-    **{f"Adaptive{layer}{n}D": f"Adaptive{layer}{n}d" for layer in ("AvgPool", "MaxPool") for n in (1, 2, 3)},
+    **{f"{layer}{n}D": f"{layer}{n}d" for layer, n in product(("Conv", "Dropout", *POOLS_AND_NORMS), (1, 2, 3))},
     **{f"Conv{n}DTranspose": f"ConvTranspose{n}d" for n in (1, 2, 3)},
     "BatchNorm": "BatchNorm2d",
     "SimpleRNN": "RNN",
     "Silu": "SiLU",
     "Swish": "SiLU",
 }
-
 
 # MindSpore's, where it has another name.
 MINDSPORE_TYPES = {
@@ -95,31 +90,26 @@ MINDSPORE_TYPES = {
 }
 
 
-def rules_of_port(torch_type: str) -> Rules:
-    """The table of a layer type the other way: {name in PaddlePaddle: (name in PyTorch, change of layout)}."""
-    return _inverse(RULES.get(torch_type, {}))
+def _inverse(table: Mapping[str, Rules]) -> dict[str, Rules]:
+    """The rules to PyTorch: {layer type: {name there: (name in PyTorch, change of layout)}}."""
+    inverse: dict[str, Rules] = {}
+    for layer, rules in table.items():
+        inverse[layer] = {its_name: (name, change) for name, (its_name, change) in rules.items()}
+    return inverse
 
 
-def rules_of_mindspore(torch_type: str) -> Rules:
-    """The same for MindSpore: {its name: (name in PyTorch, change of layout)}."""
-    return _inverse(MINDSPORE_RULES.get(torch_type, {}))
+PADDLE_TO_TORCH, MINDSPORE_TO_TORCH = _inverse(RULES), _inverse(MINDSPORE_RULES)
 
 
-def _inverse(rules: Rules) -> Rules:
-    return {its_name: (name, change) for name, (its_name, change) in rules.items()}
-
-
-def _renamed(
-    arrays: Mapping[str, np.ndarray], layer_types: Mapping[str, str], table: Mapping[str, Rules], inverse: bool
+def _converted(
+    arrays: Mapping[str, np.ndarray], types: Mapping[str, str], table: Mapping[str, Rules]
 ) -> dict[str, np.ndarray]:
     result = {}
     for key, array in arrays.items():
         module, _, leaf = key.rpartition(".")
-        rules = table.get(layer_types.get(module, ""), {})
-        if inverse:
-            rules = _inverse(rules)
+        rules = table.get(types.get(module, ""), {})
         if leaf not in rules:
-            layer = layer_types.get(module, "no layer of this model")
+            layer = types.get(module, "no layer of this model")
             raise UserError(f"no rule converts {key} ({layer}): is it a weight of this model? check --model and --from")
         name, change = rules[leaf]
         result[f"{module}.{name}"] = change(array)
@@ -131,22 +121,22 @@ def torch_to_paddle(arrays: Mapping[str, np.ndarray], types: Mapping[str, str]) 
 
     Raises UserError for a key that no rule covers.
     """
-    return _renamed(arrays, types, RULES, inverse=False)
+    return _converted(arrays, types, RULES)
 
 
 def paddle_to_torch(arrays: Mapping[str, np.ndarray], types: Mapping[str, str]) -> dict[str, np.ndarray]:
     """The inverse of `torch_to_paddle`, bit for bit."""
-    return _renamed(arrays, types, RULES, inverse=True)
+    return _converted(arrays, types, PADDLE_TO_TORCH)
 
 
 def torch_to_mindspore(arrays: Mapping[str, np.ndarray], types: Mapping[str, str]) -> dict[str, np.ndarray]:
     """A PyTorch state_dict's arrays under MindSpore's names, without the counts of batches, as `torch_to_paddle`."""
     kept = {key: array for key, array in arrays.items() if key.rpartition(".")[2] != COUNT}
-    return _renamed(kept, types, MINDSPORE_RULES, inverse=False)
+    return _converted(kept, types, MINDSPORE_RULES)
 
 
 def mindspore_to_torch(arrays: Mapping[str, np.ndarray], types: Mapping[str, str]) -> dict[str, np.ndarray]:
     """The inverse of `torch_to_mindspore`, bit for bit; every count of batches is 0, as in a new network."""
-    result = _renamed(arrays, types, MINDSPORE_RULES, inverse=True)
+    result = _converted(arrays, types, MINDSPORE_TO_TORCH)
     means = [key for key in result if key.endswith(".running_mean")]
     return result | {f"{key.removesuffix('running_mean')}{COUNT}": np.zeros((), np.int64) for key in means}

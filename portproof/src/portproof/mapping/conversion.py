@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 
 from portproof.backends import backend, backend_of_model
-from portproof.backends.slots import Arrays, Module, Slot
+from portproof.backends.slots import Arrays, Module
 from portproof.backends.trace import Inputs
 from portproof.convert.rules import COUNT, identity, transpose
 from portproof.mapping.links import converted as converted_by
-from portproof.mapping.links import parse, slots_of
-from portproof.mapping.name_map import checked_map, propose
+from portproof.mapping.links import parse
+from portproof.mapping.name_map import checked_map, pairs_by_name, propose
 from portproof.mapping.pairing import spare
 from portproof.python39 import zip_strict
 from sturdyio.cli import UserError
@@ -75,12 +75,9 @@ def key_map(
     """
     ref_model, port_model = backend("torch").wrap(ref, "reference"), backend("paddle").wrap(port, "port")
     modules, lines = checked_map(given or {}, ref_model, port_model)
-    ref_names = {port_name: name for name, port_name in modules.items()}
-    ref_slots, port_slots = slots_of(ref_model.modules), slots_of(port_model.modules)
-    port_slots = {(ref_names.get(name, name), leaf): slot for (name, leaf), slot in port_slots.items()}
-    if not lines and _shapes(ref_slots) == _shapes(port_slots):
-        places = [place for place in ref_slots if place in port_slots]
-        return {ref_slots[place].tensor: port_slots[place].tensor for place in places}, "by name"
+    pairs = None if lines else pairs_by_name(ref_model, port_model, modules)
+    if pairs is not None:
+        return {slot.tensor: port_slot.tensor for slot, port_slot in pairs}, "by name"
     from portproof.backends.probe import load_probe_weights
 
     run = ref_model.run(inputs, "float32", train=True)
@@ -129,10 +126,6 @@ def table(rows: Iterable[tuple[str, str, str, str]], first: str, second: str) ->
 def _spare(modules: Mapping[str, Module]) -> set[str]:
     """The state_dict keys of the tensors that the other model may do without."""
     return {slot.tensor for module in modules.values() for slot in spare(module).values()}
-
-
-def _shapes(slots: Mapping[tuple[str, str], Slot]) -> dict[tuple[str, str], tuple[int, ...]]:
-    return {place: slot.shape for place, slot in slots.items() if not _is_count(place[1])}
 
 
 def _is_count(name: str) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from math import prod
 
 import numpy as np
@@ -41,15 +42,9 @@ class Link:
     @property
     def line(self) -> tuple[str, str]:
         """The two sides of its line in a map."""
-        words = []
-        if self.axis:
-            words.append(f"axis {self.axis}")
-        if self.heads > 1:
-            words.append(f"heads {self.heads}")
-        if self.transposed:
-            words.append("transposed")
-        behind = f" ({', '.join(words)})" if words else ""
-        return ", ".join(self.ref), ", ".join(self.port) + behind
+        said = {f"axis {self.axis}": self.axis, f"heads {self.heads}": self.heads > 1, "transposed": self.transposed}
+        words = ", ".join(word for word, is_said in said.items() if is_said)
+        return ", ".join(self.ref), ", ".join(self.port) + (f" ({words})" if words else "")
 
     @property
     def is_join(self) -> bool:
@@ -71,26 +66,35 @@ class Link:
 
         Raises UserError where the tensors do not hold as many elements, or do not join up.
         """
-        joined, parts = (ref[0], port) if len(ref) == 1 else (port[0], ref)
-        if len(parts) == 1:
-            view = self._view_of_whole(squeezed(joined), squeezed(parts[0]))
-            found, fits = [("[:]", view)], view is not None
-        else:
-            found, fits = self._pieces(self._turn(np.empty(joined, bool)).shape, parts)
-        if not fits:
-            sizes = ["; ".join(" x ".join(map(str, shape)) or "1" for shape in side) for side in (ref, port)]
+        found = self._views(ref, port)
+        if found is None:
             left, right = self.line
-            raise UserError(
-                f"the map's {left}: {right} does not add up: {sizes[0]} against {sizes[1]}: check its names"
-            )
+            sizes = f"{_sizes(ref)} against {_sizes(port)}"
+            raise UserError(f"the map's {left}: {right} does not add up: {sizes}: check its names")
         return found
 
     def fits(self, ref: Sequence[Shape], port: Sequence[Shape]) -> bool:
         """Whether tensors of these shapes can be linked so."""
-        try:
-            return bool(self.views(ref, port))
-        except UserError:
-            return False
+        return self._views(ref, port) is not None
+
+    def _views(self, ref: Sequence[Shape], port: Sequence[Shape]) -> list[tuple[str, View]] | None:
+        """What `views` returns; None where it raises."""
+        joined, parts = (ref[0], port) if len(ref) == 1 else (port[0], ref)
+        if len(parts) == 1:
+            whole_view = self._view_of_whole(squeezed(joined), squeezed(parts[0]))
+            return [("[:]", whole_view)] if whole_view else None
+        shape = self._turn(np.empty(joined, bool)).shape
+        if self.axis >= len(shape) or shape[self.axis] % self.heads or not prod(shape):
+            return None
+        group, start, found = shape[self.axis] // self.heads, 0, []
+        for part in parts:
+            stop = start + prod(part) * group // prod(shape)
+            piece = shape[: self.axis] + (self.heads * (stop - start),) + shape[self.axis + 1 :]
+            if squeezed(piece) != squeezed(part):
+                return None
+            found.append(self._piece(start, stop, group))
+            start = stop
+        return found if start == group else None
 
     def _turn(self, whole: np.ndarray) -> np.ndarray:
         whole = whole.reshape(squeezed(whole.shape))
@@ -105,20 +109,9 @@ class Link:
                 return lambda array: array.reshape(shape).swapaxes(-1, -2)
         return None
 
-    def _pieces(self, shape: Shape, parts: Sequence[Shape]) -> tuple[list[tuple[str, View]], bool]:
-        """(name and view of each part of the joined tensor, which has this shape; whether these are all of it)."""
-        if self.axis >= len(shape) or shape[self.axis] % self.heads or not prod(shape):
-            return [], False
-        group, start, found, fits = shape[self.axis] // self.heads, 0, [], True
-        for part in parts:
-            stop = start + prod(part) * group // prod(shape)
-            piece = shape[: self.axis] + (self.heads * (stop - start),) + shape[self.axis + 1 :]
-            fits = fits and squeezed(piece) == squeezed(part)
-            found.append(self._piece(start, stop, group))
-            start = stop
-        return found, fits and start == group
-
     def _piece(self, start: int, stop: int, group: int) -> tuple[str, View]:
+        """(name, view) of what lies between two places of each head's `group` of the joined axis."""
+
         def view(whole: np.ndarray) -> np.ndarray:
             turned = self._turn(whole)
             before, after = turned.shape[: self.axis], turned.shape[self.axis + 1 :]
@@ -129,6 +122,10 @@ class Link:
         return f"[{':, ' * self.axis}{start}:{stop}{each}]", view
 
 
+def _sizes(shapes: Iterable[Shape]) -> str:
+    return "; ".join(" x ".join(map(str, shape)) or "1" for shape in shapes)
+
+
 def exchanged(shape: Shape) -> Shape:
     """`shape` with its last two axes exchanged."""
     return shape[:-2] + shape[:-3:-1]
@@ -136,7 +133,7 @@ def exchanged(shape: Shape) -> Shape:
 
 def _covers(shape: Shape, other: Shape) -> bool:
     """Whether each axis of `shape` is one of `other`, or several in turn."""
-    ends, other_ends = ([prod(each[:i]) for i in range(len(each) + 1)] for each in (shape, other))
+    ends, other_ends = np.cumprod((1, *shape)), np.cumprod((1, *other))
     return len(shape) > 1 and ends[-1] == other_ends[-1] and set(ends) <= set(other_ends)
 
 
@@ -148,22 +145,33 @@ def squeezed(shape: Shape) -> Shape:
 def parse(left: str, right: str) -> Link:
     """The link that a line of a map says; raises UserError for a line that says none."""
     text = re.fullmatch(r"([^()]*?)\s*(?:\(([^()]*)\))?", right.strip())
-    sides = [tuple(name.strip() for name in side.split(",")) for side in (left, text[1] if text else "")]
+    names, words = text.groups() if text else ("", None)
+    ref, port = _listed(left), _listed(names)
     options: dict[str, int | bool] = {}
-    for word in filter(None, (word.strip() for word in (text and text[2] or "").split(","))):
+    for word in filter(None, _listed(words or "")):
         option = re.fullmatch(r"(axis|heads) (\d+)|(transposed)", word)
         if option is None:
             raise UserError(f"the map says {word!r} of {left}: {FORM}")
         options |= {"transposed": True} if option[3] else {option[1]: int(option[2])}
-    both_many, zero_heads = all(len(side) > 1 for side in sides), options.get("heads") == 0
-    if text is None or zero_heads or both_many or any("" in side for side in sides if len(side) > 1):
+    both_many = len(ref) > 1 and len(port) > 1
+    nameless = any(len(side) > 1 and "" in side for side in (ref, port))
+    if text is None or options.get("heads") == 0 or both_many or nameless:
         raise UserError(f"the map's line {left}: {right} has several names on both sides or is unclear: {FORM}")
-    return Link(*sides, **options)
+    return Link(ref, port, **options)
+
+
+def _listed(text: str) -> tuple[str, ...]:
+    return tuple(item.strip() for item in text.split(","))
 
 
 def slots_of(modules: Mapping[str, Module]) -> dict[tuple[str, str], Slot]:
     """{(module, tensor in it): slot}."""
     return {(name, leaf): slot for name, module in modules.items() for leaf, slot in module.slots.items()}
+
+
+def tensors_of(model: BackendModel) -> dict[str, Slot]:
+    """{state_dict key: slot}."""
+    return {slot.tensor: slot for slot in slots_of(model.modules).values()}
 
 
 def apply(links: Iterable[Link], ref: BackendModel, port: BackendModel) -> dict[str, str]:
@@ -173,29 +181,31 @@ def apply(links: Iterable[Link], ref: BackendModel, port: BackendModel) -> dict[
     """
     ref.set_pieces({})
     port.set_pieces({})
-    slots = [{slot.tensor: slot for slot in slots_of(model.modules).values()} for model in (ref, port)]
-    pieces: tuple[dict[str, list[Slot]], dict[str, list[Slot]]] = {}, {}
-    pairs: dict[str, dict[str, str]] = {}
+    ref_tensors, port_tensors = tensors_of(ref), tensors_of(port)
+    ref_pieces: dict[str, list[Slot]] = {}
+    port_pieces: dict[str, list[Slot]] = {}
+    pairs: dict[str, list[tuple[str, str]]] = {key: [] for key in ref_tensors}
     for link in links:
-        sides = [[slots[i][key] for key in keys] for i, keys in enumerate((link.ref, link.port))]
-        shapes = [[slot.shape for slot in side] for side in sides]
-        if shapes[0] == shapes[1] and not link.transposed:
-            pairs[link.ref[0]] = {sides[0][0].key: sides[1][0].key}
-            continue
-        joined = 0 if len(sides[0]) == 1 < len(sides[1]) else 1  # of two whole tensors the port's is read anew
-        views = link.turned.views(*shapes[::-1]) if joined else link.views(*shapes)
-        whole, parts = sides[joined][0], sides[1 - joined]
-        cut = [
-            replace(whole, key=whole.key + label, shape=part.shape, view=view)
-            for part, (label, view) in zip_strict(parts, views)
-        ]
-        pieces[joined][whole.tensor] = cut
-        both = (cut, parts) if joined == 0 else (parts, cut)
-        for a, b in zip_strict(*both):
-            pairs.setdefault(a.tensor, {})[a.key] = b.key
-    ref.set_pieces(pieces[0])
-    port.set_pieces(pieces[1])
-    return {key: port_key for tensor in slots[0] for key, port_key in pairs.get(tensor, {}).items()}
+        ref_slots, port_slots = [ref_tensors[key] for key in link.ref], [port_tensors[key] for key in link.port]
+        if link.transposed or [slot.shape for slot in ref_slots] != [slot.shape for slot in port_slots]:
+            if len(link.port) > 1:
+                ref_slots = ref_pieces[link.ref[0]] = _cut(ref_slots[0], port_slots, link)
+            else:  # of two whole tensors the port's is read anew
+                port_slots = port_pieces[link.port[0]] = _cut(port_slots[0], ref_slots, link.turned)
+        for slot, port_slot in zip_strict(ref_slots, port_slots):
+            pairs[slot.tensor].append((slot.key, port_slot.key))
+    ref.set_pieces(ref_pieces)
+    port.set_pieces(port_pieces)
+    return dict(chain.from_iterable(pairs.values()))
+
+
+def _cut(whole: Slot, parts: Sequence[Slot], link: Link) -> list[Slot]:
+    """The pieces of a tensor that stand for the `parts`; `link` is from the one to the others."""
+    views = link.views([whole.shape], [part.shape for part in parts])
+    return [
+        replace(whole, key=whole.key + label, shape=part.shape, view=view)
+        for part, (label, view) in zip_strict(parts, views)
+    ]
 
 
 def converted(link: Link, arrays: Sequence[np.ndarray], shapes: Sequence[Shape]) -> list[np.ndarray]:

@@ -8,10 +8,9 @@ part, then the last one is taken back. Where two choices explain all values, non
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain, islice, product
-from typing import Union
 
 import numpy as np
 
@@ -20,7 +19,7 @@ from portproof.backends.question import Question, Run
 from portproof.backends.slots import Module
 from portproof.backends.trace import Inputs, ModuleCall
 from portproof.mapping.links import Link, apply, slots_of
-from portproof.mapping.pairing import Option, Unit, contents_of, linked_keys, pair_options, signature
+from portproof.mapping.pairing import Option, Options, Unit, contents_of, linked_keys, pair_options, signature
 from portproof.python39 import zip_strict
 
 SAME = 1e-4  # of the largest value: far above rounding in float64, far below what another layer would give
@@ -28,19 +27,25 @@ TRIES_OF_BLOCK = 240  # choices of options for what one block holds
 TRIES_ALONE = 500  # runs of blocks alone in all
 TRIES = 60  # runs of the port without getting any further, after which the search ends
 
-Place = Union[int, tuple[str, str]]  # which unit: of the others, or the reference's module and the port's
-Block = tuple[ModuleCall, str, set[Place]]  # reference's call, port's module, units inside
+Block = tuple[ModuleCall, str, set[Unit]]  # reference's call, port's module, units inside
 
 
 def alike(ref: Sequence[np.ndarray], port: Sequence[np.ndarray], tolerance: float = SAME) -> bool:
     """Whether both hold the same: floats up to `tolerance` of each array's largest, whole numbers as far as both go."""
-    ref_floats, port_floats = ([a for a in arrays if a.dtype.kind in "fc"] for arrays in (ref, port))
-    ref_whole, port_whole = ([a for a in arrays if a.dtype.kind not in "fc"] for arrays in (ref, port))
+    (ref_floats, ref_whole), (port_floats, port_whole) = _parted(ref), _parted(port)
     return (
         len(ref_floats) == len(port_floats)
-        and all(np.array_equal(r, p) for r, p in zip(ref_whole, port_whole))
+        and all(map(np.array_equal, ref_whole, port_whole))
         and all(_close(r, p, tolerance) for r, p in zip_strict(ref_floats, port_floats))
     )
+
+
+def _parted(arrays: Iterable[np.ndarray]) -> tuple[list[np.ndarray], list[np.ndarray]]:
+    """(those of floating point, the others)."""
+    floats, whole = [], []
+    for array in arrays:
+        (floats if array.dtype.kind in "fc" else whole).append(array)
+    return floats, whole
 
 
 def _close(ref: np.ndarray, port: np.ndarray, tolerance: float) -> bool:
@@ -58,9 +63,9 @@ class FoundMap:
     modules: dict[str, str]
     reached: int  # how many calls receive the same before the first that does not, the output counted as one more
     total: int
-    options: list[tuple[dict[str, str], int]] = field(default_factory=list)  # other choices, and where they were met
+    untried: list[tuple[dict[str, str], int]] = field(default_factory=list)  # other choices, and where they were met
     hint: str = ""
-    chosen: dict[Place, int] = field(default_factory=dict)  # options of units, if not the first
+    chosen: dict[Unit, int] = field(default_factory=dict)  # options of units, if not the first
 
     @property
     def extent(self) -> str:
@@ -80,33 +85,35 @@ def _sorted(arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
     return [np.sort(array, axis=None) for array in arrays]
 
 
-def _choices(
-    group: Sequence[Place], options: Mapping[Place, Sequence[Option]], chosen: Mapping[Place, int], tries: int
-) -> Iterator[tuple[dict[Place, int], bool]]:
-    """(choice of an option for each unit, whether names allow it), at most `tries`: those that names allow first.
+def _choices(group: Sequence[Unit], options: Options, chosen: Mapping[Unit, int], tries: int) -> list[dict[Unit, int]]:
+    """At most `tries` choices of an option for each unit: those that names allow first.
 
     As it is; then other options of the first unit, all units of as many options in step, every combination.
     """
-    first, count = group[0], len(options[group[0]])
-    alike = [place for place in group if len(options[place]) == count]
-    now = {place: chosen.get(place, 0) for place in group}
+    counts = [len(options[unit]) for unit in group]
+    in_step = [unit for unit, count in zip_strict(group, counts) if count == counts[0]]
+    now = {unit: chosen.get(unit, 0) for unit in group}
     every = chain(
         [now],
-        (now | {first: i} for i in range(count)),
-        (now | dict.fromkeys(alike, i) for i in range(count)) if len(alike) > 1 else (),
-        (dict(zip_strict(group, each)) for each in product(*(range(len(options[place])) for place in group))),
+        (now | {group[0]: i} for i in range(counts[0])),
+        (now | dict.fromkeys(in_step, i) for i in range(counts[0]) if len(in_step) > 1),
+        (dict(zip_strict(group, each)) for each in product(*map(range, counts))),
     )
-    tried = list(islice(every, tries))
-    marked = [(choice, all(options[place][i].by_name for place, i in choice.items())) for choice in tried]
-    return iter(sorted(marked, key=lambda item: not item[1]))
+    return sorted(islice(every, tries), key=lambda choice: bool(_against_names(choice, options)))
+
+
+def _against_names(choice: Mapping[Unit, int], options: Options) -> list[Option]:
+    chosen = [options[unit][i] for unit, i in choice.items()]
+    return [option for option in chosen if not option.by_name]
 
 
 def _without(modules: Mapping[str, Module], tensors: set[str]) -> dict[str, Module]:
     """The modules without these tensors, by state_dict key."""
-    return {
-        name: replace(module, slots={leaf: s for leaf, s in module.slots.items() if s.tensor not in tensors})
-        for name, module in modules.items()
-    }
+    left = {}
+    for name, module in modules.items():
+        slots = {leaf: slot for leaf, slot in module.slots.items() if slot.tensor not in tensors}
+        left[name] = replace(module, slots=slots)
+    return left
 
 
 def _swapped(modules: dict[str, str], name: str, other: str) -> dict[str, str]:
@@ -116,48 +123,44 @@ def _swapped(modules: dict[str, str], name: str, other: str) -> dict[str, str]:
 class MapSearch:
     """Maps tried by loading weights through them and sending values through both models, in eval mode."""
 
-    def __init__(self, ref: BackendModel, port: BackendModel, inputs: Inputs, given: Sequence[Unit] = ()) -> None:
+    def __init__(self, ref: BackendModel, port: BackendModel, inputs: Inputs, given: Options) -> None:
         """`given` are links that are fixed: their tensors are taken out of `ref_modules` and `port_modules`."""
-        self.ref, self.port, self.inputs = ref, port, inputs
+        self.ref, self.port, self.inputs, self.given = ref, port, inputs, given
         ref.set_pieces({})
         port.set_pieces({})
-        linked, port_linked = linked_keys(unit.options[0] for unit in given)
+        linked, port_linked = linked_keys(given)
         self.ref_modules, self.port_modules = _without(ref.modules, linked), _without(port.modules, port_linked)
-        self.given = list(given)
-        self.units: list[Unit] = []  # other than one module for one: see `set_units`
-        self.options: dict[tuple[str, str], list[Option]] = {}  # of one module for one
-        self.chosen: dict[Place, int] = {}  # which option, if not the first
+        self.options: Options = {}  # of all units that have been looked at
+        self.fixed_units: list[Unit] = []  # those that are not one module for one: see `set_units`
+        self.chosen: dict[Unit, int] = {}  # which option, if not the first
         self.ref_run = ref.run(inputs, "float64", train=False, calls=True)
         self.port_run = port.run(inputs, "float32", train=False, calls=True)  # which are called, and in which order
-        self._runs: Iterator[int] = iter(())  # of blocks alone that are left
+        self._runs_left = 0  # of blocks alone
         self._hint = ""  # what would agree against the names
         self._last: tuple[list[Link], Run] | None = None
 
-    def set_units(self, units: Sequence[Unit]) -> dict[str, str]:
+    def set_units(self, options: Options) -> dict[str, str]:
         """Search among the options of these units -> {reference's module: port's} of one for one."""
-        self.options = {(unit.ref[0], unit.port[0]): unit.options for unit in units if unit.is_pair}
-        self.units = [*self.given, *(unit for unit in units if not unit.is_pair)]
+        pairs = {ref[0]: port[0] for ref, port in options if len(ref) == len(port) == 1}
+        self.fixed_units = [*self.given, *(unit for unit in options if not len(unit[0]) == len(unit[1]) == 1)]
+        self.options = self.given | options
         self.chosen = {}
-        return dict(self.options.keys())
+        return pairs
 
-    def options_by_unit(self, modules: Mapping[str, str]) -> dict[Place, list[Option]]:
+    def options_by_unit(self, modules: Mapping[str, str]) -> Options:
         """The options of all units under a map of modules."""
-        return {i: unit.options for i, unit in enumerate(self.units)} | {
-            pair: self._pair_options(pair) for pair in modules.items()
-        }
-
-    def _pair_options(self, pair: tuple[str, str]) -> list[Option]:
-        if pair not in self.options:
-            self.options[pair] = pair_options(self.ref_modules[pair[0]], self.port_modules[pair[1]])[0]
-        return self.options[pair]
+        for name, port_name in modules.items():
+            if ((name,), (port_name,)) not in self.options:
+                options, _ = pair_options(self.ref_modules[name], self.port_modules[port_name])
+                self.options[(name,), (port_name,)] = options
+        pairs = [((name,), (port_name,)) for name, port_name in modules.items()]
+        return {unit: self.options[unit] for unit in (*self.fixed_units, *pairs)}
 
     def links(self, modules: Mapping[str, str]) -> list[Link]:
         """Those chosen, under a map of modules."""
-        return [
-            link
-            for at, options in self.options_by_unit(modules).items()
-            for link in options[self.chosen.get(at, 0)].links
-        ]
+        options = self.options_by_unit(modules)
+        chosen = [each[self.chosen.get(unit, 0)] for unit, each in options.items()]
+        return list(chain.from_iterable(option.links for option in chosen))
 
     def tensors(self, modules: Mapping[str, str]) -> dict[str, str]:
         """{reference's key: port's key} under a map of modules; both models have these pieces from now on."""
@@ -183,66 +186,58 @@ class MapSearch:
         """
         if found.reached == found.total:
             return found  # of every unit the first option
-        options = {place: each for place, each in self.options_by_unit(found.modules).items() if len(each) > 1}
-        self._runs, self._hint = iter(range(TRIES_ALONE)), ""
-        undecided: list[Place] = []
-        decided: set[Place] = set()
-        for place in options:
-            if place in decided:
+        options = {unit: each for unit, each in self.options_by_unit(found.modules).items() if len(each) > 1}
+        self._runs_left, self._hint = TRIES_ALONE, ""
+        undecided: list[Unit] = []
+        decided: set[Unit] = set()
+        for unit in options:
+            if unit in decided:
                 continue
-            block = self._block_that_runs(place, found.modules)
+            blocks = self._blocks(unit, found.modules)
+            block = next((block for block in blocks if self._run_block(*block[:2], found.modules)), None)
             if block is None:
-                undecided.append(place)
+                undecided.append(unit)
                 continue
-            inside = [other for other in options if other != place and other not in decided and other in block[2]]
-            if self._settle_block(block, [place, *inside], options, found.modules):
-                decided |= {place, *inside}
-        for place in undecided:
-            found = self._settle_alone(place, options[place], found, fixed)
+            group = [unit, *(other for other in options if other != unit and other in block[2] - decided)]
+            if self._settle_block(block, group, options, found.modules):
+                decided.update(group)
+        for unit in undecided:
+            found = self._settle_alone(unit, options[unit], found, fixed)
         found = max(found, self.resolve(found.modules, fixed), key=lambda each: each.reached)
         found.chosen = self.chosen
         if found.reached < found.total:
             found.hint = self._hint or found.hint
         return found
 
-    def _block_that_runs(self, place: Place, modules: Mapping[str, str]) -> Block | None:
-        """The smallest block that holds a unit and can be run by itself."""
-        for block in self._blocks(place, modules):
-            if self._run_block(*block[:2], modules):
-                return block
-        return None
-
-    def _settle_block(
-        self, block: Block, group: list[Place], options: Mapping[Place, list[Option]], modules: Mapping[str, str]
-    ) -> bool:
+    def _settle_block(self, block: Block, group: list[Unit], options: Options, modules: Mapping[str, str]) -> bool:
         """Choose the options of the units in a block with which it gives the same; whether names allow any.
 
         Those against which names speak are a hint.
         """
         call, port_name, _ = block
-        for choice, by_name in _choices(group, options, self.chosen, TRIES_OF_BLOCK if call.name else TRIES):
-            if next(self._runs, None) is None:
+        for choice in _choices(group, options, self.chosen, TRIES_OF_BLOCK if call.name else TRIES):
+            if self._runs_left == 0:
                 return False
+            self._runs_left -= 1
             before, self.chosen = self.chosen, self.chosen | choice
             run = self._run_block(call, port_name, modules)
             right = run is not None and _same_outputs(call.outputs, run.output)
-            if right and by_name:
+            against = _against_names(choice, options)
+            if right and not against:
                 return True
             self.chosen = before
             if right:
-                options_chosen = [options[at][i] for at, i in choice.items()]
-                links = next(option.links for option in options_chosen if not option.by_name)
-                lines = "; ".join(": ".join(link.line) for link in links)
+                lines = "; ".join(": ".join(link.line) for link in against[0].links)
                 hint = f" (it would agree with {lines}: if that is meant against the names, say so in a map)"
                 self._hint = self._hint or hint
                 return False
         return False
 
-    def _settle_alone(self, place: Place, options: Sequence[Option], found: FoundMap, fixed: set[str]) -> FoundMap:
+    def _settle_alone(self, unit: Unit, options: Sequence[Option], found: FoundMap, fixed: set[str]) -> FoundMap:
         """`found`, or what agrees further in the whole model with another option of this unit."""
         for i, option in enumerate(options[:TRIES]):
             if i > 0 and option.by_name:
-                before, self.chosen = self.chosen, self.chosen | {place: i}
+                before, self.chosen = self.chosen, self.chosen | {unit: i}
                 further = self.resolve(found.modules, fixed)
                 if further.reached > found.reached:
                     found = further
@@ -250,27 +245,30 @@ class MapSearch:
                     self.chosen = before
         return found
 
-    def _blocks(self, at: Place, modules: Mapping[str, str]) -> list[Block]:
+    def _blocks(self, unit: Unit, modules: Mapping[str, str]) -> list[Block]:
         """The blocks of one content that hold a unit, smallest first."""
-        tensors, options = self.tensors(modules), self.options_by_unit(modules)
+        tensors = self.tensors(modules)
         contents = contents_of(self.ref, {key: key for key in tensors})
         port_contents = contents_of(self.port, {port_key: key for key, port_key in tensors.items()})
-        pieces = defaultdict(set)
-        for slot in slots_of(self.ref.modules).values():
-            pieces[slot.tensor].add(slot.key)
-        wanted = {
-            place: {key for link in each[0].links for tensor in link.ref for key in pieces[tensor]}
-            for place, each in options.items()
-        }
         called = {call.name for call in self.port_run.trace.calls.values()}
+        keys = self._keys_by_unit(modules)
         found = []
         for call in self.ref_run.trace.calls.values():
             content = contents.get(call.name, frozenset())
-            if call.number == 0 and content and wanted[at] <= content:
-                inside = {place for place, keys in wanted.items() if keys and keys <= content}
+            if call.number == 0 and content and keys[unit] <= content:
+                inside = {other for other, wanted in keys.items() if wanted and wanted <= content}
                 same = [name for name in port_contents if port_contents[name] == content and name in called]
                 found += [(call, name, inside) for name in same]
         return sorted(found, key=lambda block: (len(contents[block[0].name]), -block[0].start, -len(block[1])))
+
+    def _keys_by_unit(self, modules: Mapping[str, str]) -> dict[Unit, set[str]]:
+        """{unit: the keys of the reference's tensors, or of their pieces, that it links}."""
+        pieces, keys = defaultdict(set), defaultdict(set)
+        for slot in slots_of(self.ref.modules).values():
+            pieces[slot.tensor].add(slot.key)
+        for unit, options in self.options_by_unit(modules).items():
+            keys[unit].update(*(pieces[tensor] for link in options[0].links for tensor in link.ref))
+        return keys
 
     def _run_block(self, call: ModuleCall, port_name: str, modules: Mapping[str, str]) -> Run | None:
         """The port's module on what the reference's received, or on its arrays alone; None if it cannot be run."""
@@ -283,7 +281,7 @@ class MapSearch:
 
     def ambiguity(self, found: FoundMap, fixed: set[str]) -> str:
         """Two layers that could change places without any value telling; "" if there are none, or values part."""
-        for modules, start in found.options if found.reached == found.total else ():
+        for modules, start in found.untried if found.reached == found.total else ():
             other = self._search(modules, start, fixed)
             if other.reached == other.total:
                 first, second = [name for name in modules if modules[name] != found.modules[name]][:2]
@@ -297,17 +295,17 @@ class MapSearch:
         """The map under which values agree furthest, the latest choices taken back first."""
         stack, best, tries = [(modules, start)], None, 0
         while stack and tries < TRIES:
-            found = self.settle_calls(*stack.pop(), fixed)
-            stack += found.options
+            found = self._settle_calls(*stack.pop(), fixed)
+            stack += found.untried
             tries += 1
             if best is None or found.reached > best.reached:
                 best, tries = found, 0
             if best.reached == best.total:
-                best.options = stack
+                best.untried = stack
                 break
         return best
 
-    def settle_calls(self, modules: dict[str, str], start: int, fixed: set[str]) -> FoundMap:
+    def _settle_calls(self, modules: dict[str, str], start: int, fixed: set[str]) -> FoundMap:
         """Settle each call from the `start`-th on by what the layers receive; all before it is settled."""
         calls = [call for call in self.ref_run.trace.calls.values() if call.name in modules]
         calls.sort(key=lambda call: call.start)
@@ -320,7 +318,7 @@ class MapSearch:
                     return found
                 found.modules = _swapped(found.modules, call.name, swaps.pop(0))
                 port_run = self.run(found.modules)
-            found.options += [(_swapped(found.modules, call.name, other), place + 1) for other in swaps]
+            found.untried += [(_swapped(found.modules, call.name, other), place + 1) for other in swaps]
             found.reached = place + 1
             settled.add(call.name)
         found.reached += alike(self.ref_run.output, port_run.output)

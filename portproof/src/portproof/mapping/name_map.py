@@ -12,11 +12,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from portproof.backends.model import BackendModel
+from portproof.backends.slots import Slot
 from portproof.backends.trace import Inputs, module_of
-from portproof.mapping.links import Link, parse, slots_of
+from portproof.convert.rules import COUNT
+from portproof.mapping.links import Link, parse, slots_of, tensors_of
 from portproof.mapping.map_search import FoundMap, MapSearch
 from portproof.mapping.module_calls import CallMatcher
-from portproof.mapping.pairing import Option, Unit, complete_pairs, fit_units, join_options, modules_with_tensors
+from portproof.mapping.pairing import Option, Options, complete_pairs, fit_units, join_options, modules_with_tensors
 from sturdyio.cli import UserError
 
 
@@ -61,7 +63,7 @@ def propose(
     search = MapSearch(ref, port, inputs, lines)
     best: tuple[FoundMap, Proposal] | None = None
     for proposal in _proposals(search, modules):
-        name_map = NameMap(search.set_units(proposal.units), how=proposal.how, problems=proposal.problems)
+        name_map = NameMap(search.set_units(proposal.options), how=proposal.how, problems=proposal.problems)
         if proposal.problems:
             break
         found = search.resolve(name_map.modules, proposal.fixed)
@@ -71,14 +73,14 @@ def propose(
             break
     if best:
         found, proposal = best
-        search.set_units(proposal.units)
+        search.set_units(proposal.options)
         search.chosen = found.chosen
         name_map = NameMap(found.modules, how=f"{proposal.how}, confirmed by values {found.extent}")
         name_map.ambiguous = search.ambiguity(found, proposal.fixed)
     modules = name_map.modules
     name_map.tensors, name_map.links = search.tensors(modules), search.links(modules)
     name_map.lines = _lines(modules, name_map.links, ref, port)
-    name_map.notes = _notes(name_map, proposal.spare, ref, port)
+    name_map.notes = _notes(name_map.links, proposal.spare, ref, port)
     name_map.calls = CallMatcher(ref, port, search.ref_run, search.run(modules), modules, name_map.tensors).match()
     search.load(modules)
     return name_map
@@ -90,69 +92,66 @@ def match_calls(name_map: NameMap, ref: BackendModel, port: BackendModel, inputs
     name_map.calls = CallMatcher(ref, port, *runs, name_map.modules, name_map.tensors).match() | name_map.calls
 
 
-def checked_map(given: Mapping[str, str], ref: BackendModel, port: BackendModel) -> tuple[dict[str, str], list[Unit]]:
-    """A user's map -> ({reference's module: port's module}, units of its other lines).
+def checked_map(given: Mapping[str, str], ref: BackendModel, port: BackendModel) -> tuple[dict[str, str], Options]:
+    """A user's map -> ({reference's module: port's module}, the one option of each of its other lines).
 
     A line names modules or tensors, by state_dict key. Raises UserError for a name that a side does not have, for one
     that is there twice, and where tensors do not add up.
     """
-    modules, units, taken = {}, [], []
+    modules: dict[str, str] = {}
+    options: Options = {}
+    taken: Counter[tuple[str, str]] = Counter()
+    tensors, port_tensors = tensors_of(ref), tensors_of(port)
     for left, right in given.items():
-        line, kinds = parse(left, right), set()
-        for i, (model, side) in enumerate(((ref, line.ref), (port, line.port))):
-            keys = {slot.tensor for slot in slots_of(model.modules).values()}
-            for name in side:
-                kinds.add("tensor" if name in keys else "module")
-                if name not in keys and (name not in model.modules or not model.modules[name].slots):
-                    what = "no module with weights of that name, and no tensor"
-                    raise UserError(f"the map names {name!r}, but the {model.role} has {what}")
-                taken.append((i, name))
-        if len(kinds) > 1:
+        line = parse(left, right)
+        are_tensors = _are_tensors(ref, tensors, line.ref) | _are_tensors(port, port_tensors, line.port)
+        taken.update([(ref.role, name) for name in line.ref] + [(port.role, name) for name in line.port])
+        if len(are_tensors) > 1:
             raise UserError(f"the map's {left}: {right} names a module and a tensor: name modules, or tensors")
-        if kinds == {"module"} and (line.ref, line.port) == ((left,), (right,)):
+        if True in are_tensors:
+            options[line.ref, line.port] = [Option((line,))]
+            line.views([tensors[key].shape for key in line.ref], [port_tensors[key].shape for key in line.port])
+        elif (line.ref, line.port) == ((left,), (right,)):
             modules[left] = right
-        elif kinds == {"module"}:
-            units.append(_given_join(line, ref, port))
         else:
-            units.append(Unit((), (), [Option((line,))]))
-            _check(line, ref, port)
-    for (i, name), count in Counter(taken).items():
+            options[line.ref, line.port] = [_given_join(line, ref, port)]
+    for (role, name), count in taken.items():
         if count > 1:
-            raise UserError(f"the map names the {(ref, port)[i].role}'s {name!r} twice: each module or tensor once")
-    return modules, units
+            raise UserError(f"the map names the {role}'s {name!r} twice: each module or tensor once")
+    return modules, options
 
 
-def _notes(name_map: NameMap, spare: Sequence[str], *models: BackendModel) -> list[str]:
+def _are_tensors(model: BackendModel, tensors: Mapping[str, Slot], names: Sequence[str]) -> set[bool]:
+    """Whether these are names of tensors, or else of modules."""
+    for name in names:
+        if name not in tensors and (name not in model.modules or not model.modules[name].slots):
+            what = "no module with weights of that name, and no tensor"
+            raise UserError(f"the map names {name!r}, but the {model.role} has {what}")
+    return {name in tensors for name in names}
+
+
+def _given_join(line: Link, ref: BackendModel, port: BackendModel) -> Option:
+    """What a line of modules says of their tensors."""
+    for option in join_options([ref.modules[name] for name in line.ref], [port.modules[name] for name in line.port]):
+        joins = [link for link in option.links if link.is_join]
+        in_order = all(tuple(key.rpartition(".")[0] for key in link.parts) == line.parts for link in joins)
+        same_form = all((link.heads, link.transposed) == (line.heads, line.transposed) for link in joins)
+        if in_order and same_form and any(link.axis == line.axis for link in joins):
+            return option
+    left, right = line.line
+    raise UserError(f"the map's {left}: {right} does not add up: their tensors do not join: name the tensors instead")
+
+
+def _notes(links: Sequence[Link], spare: Sequence[str], ref: BackendModel, port: BackendModel) -> list[str]:
     """What is in another form on the two sides, and what is left out; three of each."""
-    viewed = {slot.tensor for model in models for slot in slots_of(model.modules).values() if slot.view}
-    other_form = [": ".join(link.line) for link in name_map.links if {*link.ref, *link.port} & viewed]
+    viewed = {slot.tensor for model in (ref, port) for slot in slots_of(model.modules).values() if slot.view}
+    other_form = [": ".join(link.line) for link in links if {*link.ref, *link.port} & viewed]
     notes = []
     for what, items in (("in another form there", other_form), ("left out, buffers that only one side saves", spare)):
         more = f" and {len(items) - 3} more" if len(items) > 3 else ""
         if items:
             notes.append(f"{what}: {'; '.join(items[:3])}{more}")
     return notes
-
-
-def _check(link: Link, ref: BackendModel, port: BackendModel) -> None:
-    sides = []
-    for model, keys in ((ref, link.ref), (port, link.port)):
-        shapes = {slot.tensor: slot.shape for slot in slots_of(model.modules).values()}
-        sides.append([shapes[key] for key in keys])
-    link.views(*sides)
-
-
-def _given_join(line: Link, ref: BackendModel, port: BackendModel) -> Unit:
-    """The unit of a line of modules, with the one option that it says."""
-    sides = [ref.modules[name] for name in line.ref], [port.modules[name] for name in line.port]
-    for option in join_options(*sides):
-        joins = [link for link in option.links if link.is_join]
-        in_order = all(tuple(key.rpartition(".")[0] for key in link.parts) == line.parts for link in joins)
-        same_form = all((link.heads, link.transposed) == (line.heads, line.transposed) for link in joins)
-        if in_order and same_form and any(link.axis == line.axis for link in joins):
-            return Unit((), (), [option])
-    left, right = line.line
-    raise UserError(f"the map's {left}: {right} does not add up: their tensors do not join: name the tensors instead")
 
 
 def map_text(name_map: NameMap) -> str:
@@ -164,10 +163,10 @@ def map_text(name_map: NameMap) -> str:
 
 def _lines(modules: Mapping[str, str], links: Sequence[Link], ref: BackendModel, port: BackendModel) -> dict[str, str]:
     """The map's lines: its modules, and the links that do not follow from these."""
-    places = [{slot.tensor: place for place, slot in slots_of(model.modules).items()} for model in (ref, port)]
+    places, port_places = ({s.tensor: place for place, s in slots_of(m.modules).items()} for m in (ref, port))
     lines = {name: port_name for name, port_name in modules.items() if name or port_name}  # the two models do anyway
     for link in links:
-        (name, leaf), (port_name, port_leaf) = places[0][link.ref[0]], places[1][link.port[0]]
+        (name, leaf), (port_name, port_leaf) = places[link.ref[0]], port_places[link.port[0]]
         follows = modules.get(name) == port_name and leaf == port_leaf and not link.transposed
         if not follows or link.is_join:
             left, right = link.line
@@ -177,10 +176,10 @@ def _lines(modules: Mapping[str, str], links: Sequence[Link], ref: BackendModel,
 
 @dataclass
 class Proposal:
-    """Units, and what they rest on."""
+    """Units with their options, and what they rest on."""
 
-    units: list[Unit]
     problems: dict[str, str]
+    options: Options
     spare: list[str]  # buffers without counterpart
     fixed: set[str]  # modules that names or the user fix
     how: str
@@ -200,9 +199,9 @@ def _proposals(search: MapSearch, given: dict[str, str]) -> Iterator[Proposal]:
 
     def proposal(pairs: dict[str, str], fixed: set[str], how: str) -> Proposal:
         units = complete_pairs(pairs, ref_modules, port_modules)
-        problems, units, spare = fit_units(units, search.ref_modules, search.port_modules)
-        rest = sum(unit.ref != () for unit in units) - len(pairs)
-        return Proposal(units, problems, spare, fixed, f"{how}, {rest} {order}" if how and rest else how or order)
+        rest = len(units) - len(pairs)
+        how = f"{how}, {rest} {order}" if how and rest else how or order
+        return Proposal(*fit_units(units, search.ref_modules, search.port_modules), fixed, how)
 
     order = "by order, type and shape"
     by_order = proposal(given, set(given), "")
@@ -223,18 +222,32 @@ def _proposals(search: MapSearch, given: dict[str, str]) -> Iterator[Proposal]:
 
 def same_names(ref: BackendModel, port: BackendModel, inputs: Inputs) -> NameMap | None:
     """The map of equal names, whose weights the port is left with; None unless both have the same names and shapes."""
-    ref_slots, port_slots = slots_of(ref.modules), slots_of(port.modules)
-    ref_shapes, port_shapes = ({k: slot.shape for k, slot in slots.items()} for slots in (ref_slots, port_slots))
-    if ref_shapes != port_shapes:
+    pairs = pairs_by_name(ref, port)
+    if pairs is None or not len(pairs) == len(tensors_of(ref)) == len(tensors_of(port)):
         return None
     modules = {name: name for name, module in ref.modules.items() if module.slots}
-    tensors = {slot.key: port_slots[place].key for place, slot in ref_slots.items()}
-    links = [Link((slot.tensor,), (port_slots[place].tensor,)) for place, slot in ref_slots.items()]
+    tensors = {slot.key: port_slot.key for slot, port_slot in pairs}
+    links = [Link((slot.tensor,), (port_slot.tensor,)) for slot, port_slot in pairs]
     arrays = ref.arrays()
     port.load({port_key: arrays[key] for key, port_key in tensors.items()})
     calls = ref.run(inputs, "float32", train=False, calls=True).trace.calls
     labels = {label: label for label, call in calls.items() if not call.name or call.name in port.modules}
     return NameMap(modules, tensors, labels, "by name", links=links, lines=dict(modules))
+
+
+def pairs_by_name(
+    ref: BackendModel, port: BackendModel, modules: Mapping[str, str] | None = None
+) -> list[tuple[Slot, Slot]] | None:
+    """Tensors of the same names, those of `modules` aside; None unless all names and shapes agree, but for counts."""
+    ref_names = {port_name: name for name, port_name in (modules or {}).items()}
+    slots, port_slots = slots_of(ref.modules), slots_of(port.modules)
+    port_slots = {(ref_names.get(name, name), leaf): slot for (name, leaf), slot in port_slots.items()}
+    shapes, port_shapes = (
+        {place: slot.shape for place, slot in each.items() if place[1] != COUNT} for each in (slots, port_slots)
+    )
+    if shapes != port_shapes:
+        return None
+    return [(slot, port_slots[place]) for place, slot in slots.items() if place in port_slots]
 
 
 def port_module(name_map: NameMap, label: str) -> str:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Container, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from difflib import SequenceMatcher
-from itertools import islice, permutations, product
+from itertools import chain, filterfalse, islice, permutations, product
 from math import prod
 from operator import attrgetter
 from typing import TypeVar
@@ -18,7 +18,6 @@ from portproof.backends.trace import Trace
 from portproof.convert.rules import COUNT, RULES
 from portproof.mapping.alignment import align_sequences
 from portproof.mapping.links import Link, exchanged, squeezed
-from portproof.python39 import zip_strict
 
 MOST_OPTIONS = 240  # of one unit that are tried
 MOST_EXCHANGED = 4  # tensors of one shape that are tried in every order
@@ -26,9 +25,6 @@ MOST_EXCHANGED = 4  # tensors of one shape that are tried in every order
 # What a pair of modules costs in an alignment; one left over costs 1000.
 SAME_SHAPES, SAME_ELEMENTS, JOINED, SAME_TENSORS_IN_PART, SAME_KIND = 100, 200, 300, 500, 900
 APART = 1000  # more, if other modules say that the blocks around the two do not belong together
-
-Modules = Mapping[str, Module]
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -44,18 +40,14 @@ class Option:
         return replace(self, links=tuple(link.turned for link in self.links))
 
 
-@dataclass
-class Unit:
-    """Modules whose tensors stand for each other, and the ways in which they may: one for one, or one for several."""
+Modules = Mapping[str, Module]
+Slots = dict[str, Slot]  # tensors of one side, by name
+Factors = list[list[Option]]  # one option of each is chosen
+Names = tuple[str, ...]
+Unit = tuple[Names, Names]  # modules of each side whose tensors stand for each other: one for one, or one for several
+Options = dict[Unit, list[Option]]  # the ways in which they may
 
-    ref: tuple[str, ...]
-    port: tuple[str, ...]
-    options: list[Option] = field(default_factory=lambda: [Option(())])
-
-    @property
-    def is_pair(self) -> bool:
-        """Whether it is one module for one."""
-        return len(self.ref) == len(self.port) == 1
+T = TypeVar("T", Module, Slot)
 
 
 # Modules and their tensors
@@ -68,12 +60,12 @@ def is_optional(module: Module, leaf: str) -> bool:
     return leaf == COUNT or slot.is_buffer and not of_layer
 
 
-def needed(module: Module) -> dict[str, Slot]:
+def needed(module: Module) -> Slots:
     """The tensors of a module that have to have their counterpart."""
     return {leaf: slot for leaf, slot in module.slots.items() if not is_optional(module, leaf)}
 
 
-def spare(module: Module) -> dict[str, Slot]:
+def spare(module: Module) -> Slots:
     """Those that the other side may do without."""
     return {leaf: slot for leaf, slot in module.slots.items() if is_optional(module, leaf)}
 
@@ -85,11 +77,12 @@ def modules_with_tensors(modules: Modules, trace: Trace) -> list[Module]:
     """
     called = dict.fromkeys(call.name for call in sorted(trace.calls.values(), key=lambda call: call.start))
     names = [name for name in called if name in modules and modules[name].slots]
-    before = None
+    place = 0  # behind the one before
     for name, module in modules.items():
         if module.slots and name not in called:
-            names.insert(names.index(before) + 1 if before is not None else 0, name)
-        before = name if module.slots else before
+            names.insert(place, name)
+        if module.slots:
+            place = names.index(name) + 1
     return [modules[name] for name in names]
 
 
@@ -101,12 +94,10 @@ def _elements(module: Module) -> tuple:
     return tuple(sorted(squeezed(slot.shape) for slot in needed(module).values()))
 
 
-def _elements_in(slot: Slot) -> int:
-    return prod(slot.shape)
-
-
-def _size(module: Module) -> int:
-    return sum(map(_elements_in, needed(module).values()))
+def _size(of: Module | Slot) -> int:
+    """How many elements it has."""
+    slots = needed(of).values() if isinstance(of, Module) else [of]
+    return sum(prod(slot.shape) for slot in slots)
 
 
 def signature(module: Module) -> tuple:
@@ -133,14 +124,13 @@ def contents_of(model: BackendModel, ref_keys: Mapping[str, str]) -> dict[str, f
 
 def complete_pairs(pairs: dict[str, str], ref: Sequence[Module], port: Sequence[Module]) -> list[Unit]:
     """Units of the `pairs` of names and of the modules left, by order; in the reference's order."""
-    ref_left = [module for module in ref if module.name not in pairs]
-    port_left = [module for module in port if module.name not in pairs.values()]
-    units = [Unit((name,), (port_name,)) for name, port_name in pairs.items()]
-    for of_need in (True, False):  # what holds only spare buffers makes no difference to the order of the others
-        sides = [[module for module in side if bool(needed(module)) == of_need] for side in (ref_left, port_left)]
-        units += _by_order(*sides, pairs) if of_need else _spare_by_order(*sides)
+    units = [((name,), (port_name,)) for name, port_name in pairs.items()]
+    ref_left, port_left = _without(units, 0, ref), _without(units, 1, port)
+    units += _by_order(list(filter(needed, ref_left)), list(filter(needed, port_left)), pairs)
+    # What holds only spare buffers makes no difference to the order of the others.
+    units += _spare_by_order(list(filterfalse(needed, ref_left)), list(filterfalse(needed, port_left)))
     place = {module.name: i for i, module in enumerate(ref)}
-    return sorted(units, key=lambda unit: place.get(unit.ref[0], -1))
+    return sorted(units, key=lambda unit: place.get(unit[0][0], -1))
 
 
 def _by_order(ref: Sequence[Module], port: Sequence[Module], pairs: Mapping[str, str]) -> list[Unit]:
@@ -153,14 +143,14 @@ def _by_order(ref: Sequence[Module], port: Sequence[Module], pairs: Mapping[str,
         if units:
             return units
     attempts = [_aligned(ref, port, pairs, may_differ) for may_differ in (False, True)]
-    return min(attempts, key=lambda units: count_unmatched(units, ref, port))
+    return min(attempts, key=lambda units: _count_unmatched(units, ref, port))
 
 
 def _spare_by_order(ref: Sequence[Module], port: Sequence[Module]) -> list[Unit]:
     """Modules that hold nothing but spare buffers: of the same shapes in turn, else of one name."""
     units = _in_turn(ref, port, lambda module: tuple(sorted(slot.shape for slot in module.slots.values())))
     ports = {module.name for module in port}
-    return units or [Unit((module.name,), (module.name,)) for module in ref if module.name in ports]
+    return units or [((module.name,), (module.name,)) for module in ref if module.name in ports]
 
 
 def _in_turn(ref: Sequence[Module], port: Sequence[Module], key: Callable[[Module], tuple]) -> list[Unit]:
@@ -170,16 +160,16 @@ def _in_turn(ref: Sequence[Module], port: Sequence[Module], key: Callable[[Modul
     queues = defaultdict(list)
     for module in port:
         queues[key(module)].append(module.name)
-    return [Unit((module.name,), (queues[key(module)].pop(0),)) for module in ref]
+    return [((module.name,), (queues[key(module)].pop(0),)) for module in ref]
 
 
-def count_unmatched(units: Iterable[Unit], ref: Sequence[Module], port: Sequence[Module]) -> int:
+def _count_unmatched(units: Iterable[Unit], ref: Sequence[Module], port: Sequence[Module]) -> int:
     """How many modules have no counterpart, or one that their tensors do not fit."""
-    ref_modules, port_modules = ({module.name: module for module in side} for side in (ref, port))
+    ref_modules, port_modules = _by_name(ref), _by_name(port)
     count = len(ref) + len(port)
-    for unit in units:
-        count -= len(unit.ref) + len(unit.port)
-        if unit.is_pair and pair_options(ref_modules[unit.ref[0]], port_modules[unit.port[0]])[1]:
+    for names, port_names in units:
+        count -= len(names) + len(port_names)
+        if len(names) == len(port_names) and pair_options(ref_modules[names[0]], port_modules[port_names[0]])[1]:
             count += 1
     return count
 
@@ -195,26 +185,31 @@ def _aligned(ref: Sequence[Module], port: Sequence[Module], pairs: Mapping[str, 
 
     def cost(ref_places: tuple[int, ...], port_places: tuple[int, ...]) -> int | None:
         sides = [ref[i] for i in ref_places], [port[i] for i in port_places]
-        key = tuple(tuple(map(_described, side)) for side in sides)
+        key = tuple(map(_described, sides[0])), tuple(map(_described, sides[1]))
         if key not in costs:
-            one_to_one = len(ref_places) == len(port_places)
-            costs[key] = _pair_cost(*sides[0], *sides[1], may_differ) if one_to_one else _join_cost(*sides)
+            costs[key] = _cost(*sides, may_differ)
         around = _parent(sides[0][0].name), _parent(sides[1][0].name)
         apart = around not in blocks and (around[0] in settled[0] or around[1] in settled[1])
         return None if costs[key] is None else costs[key] + APART * apart
 
-    parents = [[_parent(module.name) for module in side] for side in (ref, port)]
-    units = [
-        Unit(tuple(ref[i].name for i in ref_places), tuple(port[i].name for i in port_places))
-        for ref_places, port_places in align_sequences(*parents, cost)
-    ]
-    return units + joins_of_leftovers(*_without(units, ref, port))
+    names, port_names = list(_by_name(ref)), list(_by_name(port))
+    aligned = align_sequences(list(map(_parent, names)), list(map(_parent, port_names)), cost)
+    units = [(_at(places, names), _at(port_places, port_names)) for places, port_places in aligned]
+    return units + _joins_of_leftovers(_by_name(_without(units, 0, ref)), _by_name(_without(units, 1, port)))
 
 
-def _without(units: Iterable[Unit], ref: Iterable[Module], port: Iterable[Module]) -> tuple[list[Module], list[Module]]:
-    """The modules that are in none of the units."""
-    taken, port_taken = {name for unit in units for name in unit.ref}, {name for unit in units for name in unit.port}
-    return [m for m in ref if m.name not in taken], [m for m in port if m.name not in port_taken]
+def _at(places: Iterable[int], names: Sequence[str]) -> Names:
+    return tuple(names[i] for i in places)
+
+
+def _without(units: Iterable[Unit], side: int, modules: Iterable[Module]) -> list[Module]:
+    """The modules of one side that are in none of the units."""
+    taken = set(chain.from_iterable(unit[side] for unit in units))
+    return [module for module in modules if module.name not in taken]
+
+
+def _by_name(modules: Iterable[Module]) -> dict[str, Module]:
+    return {module.name: module for module in modules}
 
 
 def _parent(name: str) -> str:
@@ -226,53 +221,49 @@ def _described(module: Module) -> tuple:
     return module.kind, tuple((leaf, s.shape, s.trained, is_optional(module, leaf)) for leaf, s in module.slots.items())
 
 
-def _pair_cost(ref: Module, port: Module, may_differ: bool) -> int | None:
-    if signature(ref) == signature(port):
+def _cost(ref: Sequence[Module], port: Sequence[Module], may_differ: bool) -> int | None:
+    """What it costs that these modules stand for each other; None: they cannot."""
+    same_size = sum(map(_size, ref)) == sum(map(_size, port))
+    if len(ref) != len(port):
+        return JOINED if same_size and join_options(ref, port) else None
+    (one,), (other,) = ref, port
+    if signature(one) == signature(other):
         return 0
-    if _shapes(ref) == _shapes(port):
+    if _shapes(one) == _shapes(other):
         return SAME_SHAPES
-    if _size(ref) == _size(port) and not pair_options(ref, port)[1]:
+    if same_size and not pair_options(one, other)[1]:
         return SAME_ELEMENTS
-    if not may_differ or ref.kind != port.kind:
+    if not may_differ or one.kind != other.kind:
         return None
-    shapes = [{(leaf, slot.shape) for leaf, slot in needed(module).items()} for module in (ref, port)]
-    return SAME_TENSORS_IN_PART if shapes[0] <= shapes[1] or shapes[1] <= shapes[0] else SAME_KIND
+    shapes, other_shapes = ({(leaf, slot.shape) for leaf, slot in needed(each).items()} for each in (one, other))
+    return SAME_TENSORS_IN_PART if shapes <= other_shapes or other_shapes <= shapes else SAME_KIND
 
 
-def _join_cost(ref: Sequence[Module], port: Sequence[Module]) -> int | None:
-    if sum(map(_size, ref)) != sum(map(_size, port)):
-        return None
-    return JOINED if join_options(ref, port) else None
-
-
-def joins_of_leftovers(ref: Sequence[Module], port: Sequence[Module]) -> list[Unit]:
+def _joins_of_leftovers(ref: dict[str, Module], port: dict[str, Module]) -> list[Unit]:
     """One module for the first ones of one signature, wherever they stand, that its tensors are joined from."""
-    joins = _joins(ref, port, signature, _size, lambda one, parts: join_options([one], parts))
-    units = [Unit((one.name,), tuple(part.name for part in parts)) for one, parts in joins]
-    ref, port = _without(units, ref, port)
-    joins = _joins(port, ref, signature, _size, lambda one, parts: join_options(parts, [one]))
-    return units + [Unit(tuple(part.name for part in parts), (one.name,)) for one, parts in joins]
+
+    def may_be(one: Module, parts: list[Module]) -> bool:
+        return bool(join_options([one], parts))
+
+    joins, port_joins = (_take_joins(*sides, signature, may_be) for sides in ((ref, port), (port, ref)))
+    units = [((one.name,), tuple(_by_name(parts))) for one, parts in joins]
+    return units + [(tuple(_by_name(parts)), (one.name,)) for one, parts in port_joins]
 
 
-def _joins(
-    ones: Iterable[T],
-    others: Iterable[T],
-    key: Callable[[T], Hashable],
-    size: Callable[[T], int],
-    may_be: Callable[[T, list[T]], object],
+def _take_joins(
+    ones: dict[str, T], others: dict[str, T], key: Callable[[T], Hashable], may_be: Callable[[T, list[T]], bool]
 ) -> list[tuple[T, list[T]]]:
-    """(one, the first of the others with one key that are as large together), where it `may_be`; each other once."""
-    found, free = [], list(others)
-    for one in ones:
+    """(one, the first of the others with one key that are as large together), where it `may_be`; taken out of both."""
+    found = []
+    for name, one in list(ones.items()):
         groups = defaultdict(list)
-        for other in free:
-            groups[key(other)].append(other)
+        for other_name, other in others.items():
+            groups[key(other)].append(other_name)
         for group in groups.values():
-            count, rest = divmod(size(one), max(1, size(group[0])))
-            parts = group[:count]
+            count, rest = divmod(_size(one), max(1, _size(others[group[0]])))
+            parts = [others[part] for part in group[:count]]
             if not rest and 1 < count == len(parts) and may_be(one, parts):
-                found.append((one, parts))
-                free = [other for other in free if other not in parts]
+                found.append((ones.pop(name), [others.pop(part) for part in group[:count]]))
                 break
     return found
 
@@ -280,100 +271,73 @@ def _joins(
 # Tensors of modules that stand for each other
 
 
-def fit_units(units: Iterable[Unit], ref: Modules, port: Modules) -> tuple[dict[str, str], list[Unit], list[str]]:
-    """({tensor or module: what does not fit}, the units with their options, keys of spare buffers without counterpart).
+def fit_units(units: Iterable[Unit], ref: Modules, port: Modules) -> tuple[dict[str, str], Options, list[str]]:
+    """({tensor or module: what does not fit}, the units' options, keys of spare buffers without counterpart).
 
     What is left of modules of one's own on both sides is fitted last, tensor by tensor, by shape.
     """
-    fitted: list[Unit] = []
+    options: Options = {}
     reasons: dict[str, str] = {}
-    for unit in units:
-        sides = [ref[name] for name in unit.ref], [port[name] for name in unit.port]
-        if unit.is_pair:
-            options, wrong = pair_options(sides[0][0], sides[1][0])
+    for names, port_names in units:
+        ref_ones, port_ones = [ref[name] for name in names], [port[name] for name in port_names]
+        if len(ref_ones) == len(port_ones):
+            options[names, port_names], wrong = pair_options(ref_ones[0], port_ones[0])
             reasons |= wrong
         else:
-            options = join_options(*sides)
-        fitted.append(replace(unit, options=options))
-    linked, port_linked = linked_keys(unit.options[0] for unit in fitted)
-    unowned = match_unowned_tensors(
-        [(m, s) for m, s in _needed_without(ref, linked) if s.key not in reasons],
-        [(m, s) for m, s in _needed_without(port, port_linked) if f"port's {s.key}" not in reasons],
-    )
-    if unowned:
-        fitted.append(Unit((), (), unowned))
-        linked, port_linked = linked_keys(unit.options[0] for unit in fitted)
-    counterparts = {name: unit.port for unit in fitted for name in unit.ref}
-    port_counterparts = {name: unit.ref for unit in fitted for name in unit.port}
-    missing, wrong = _problems(ref, linked, counterparts, reasons, "", "port")
-    port_missing, port_wrong = _problems(port, port_linked, port_counterparts, reasons, "port's ", "reference")
-    return (
-        missing | port_missing | wrong | port_wrong,
-        fitted,
-        _spare_keys(ref, linked, "") + _spare_keys(port, port_linked, "port's "),
-    )
+            options[names, port_names] = join_options(ref_ones, port_ones)
+    linked, port_linked = linked_keys(options)
+    left, of_layers = _left_over(ref, linked, reasons, "")
+    port_left, port_of_layers = _left_over(port, port_linked, reasons, "port's ")
+    factors = _by_shape(left, port_left, of_layers, port_of_layers)
+    factors += _tensor_joins(left, port_left, of_layers, port_of_layers)
+    if factors:
+        options[(), ()] = _combined(factors)
+    missing: dict[str, str] = {}
+    wrong: dict[str, str] = {}
+    left_out: list[str] = []
+    for side, modules in enumerate((ref, port)):
+        prefix, other = ("port's ", "reference") if side else ("", "port")
+        linked, counterparts = linked_keys(options)[side], {}
+        for unit in options:
+            counterparts |= dict.fromkeys(unit[side], ", ".join(unit[1 - side]))
+        for module in modules.values():
+            lost = [prefix + slot.key for slot in needed(module).values() if slot.tensor not in linked]
+            there = counterparts.get(module.name, "")
+            if lost and not there and len(lost) == len(needed(module)):
+                missing[prefix + module.name] = f"the {other} has no {module.type} for it"
+            else:
+                wrong |= {key: reasons.get(key, f"the {other}'s {there or 'model'} does not have it") for key in lost}
+            unused = [slot.key for leaf, slot in spare(module).items() if leaf != COUNT and slot.tensor not in linked]
+            left_out += [prefix + key for key in unused]
+    return missing | {key: reason for key, reason in wrong.items() if reason}, options, left_out
 
 
-def _needed_without(modules: Modules, linked: set[str]) -> list[tuple[Module, Slot]]:
-    """(module, tensor) of those that have to have their counterpart and are not linked, by state_dict key."""
-    slots = ((module, slot) for module in modules.values() for slot in needed(module).values())
-    return [(module, slot) for module, slot in slots if slot.tensor not in linked]
-
-
-def _spare_keys(modules: Modules, linked: set[str], prefix: str) -> list[str]:
-    """The keys of buffers that need no counterpart and have none."""
-    slots = [(leaf, slot) for module in modules.values() for leaf, slot in spare(module).items()]
-    return [prefix + slot.key for leaf, slot in slots if leaf != COUNT and slot.tensor not in linked]
-
-
-def _problems(
-    modules: Modules,
-    linked: set[str],
-    counterparts: Mapping[str, tuple[str, ...]],
-    reasons: Mapping[str, str],
-    prefix: str,
-    other: str,
-) -> tuple[dict[str, str], dict[str, str]]:
-    """({module: what does not fit}, {tensor: what does not fit}) of tensors that have to be linked and are not.
-
-    `counterparts` are {module: the `other` model's}, `reasons` what is known of tensors; all names get the `prefix`.
-    """
-    missing, wrong = {}, {}
+def _left_over(modules: Modules, linked: set[str], reasons: Container[str], prefix: str) -> tuple[Slots, set[str]]:
+    """(what has to be linked and is not, for no known reason; which of it is a library layer's), by state_dict key."""
+    slots, of_layers = {}, set()
     for module in modules.values():
-        lost = [prefix + slot.key for slot in needed(module).values() if slot.tensor not in linked]
-        there = ", ".join(counterparts.get(module.name, ()))
-        if lost and not there and len(lost) == len(needed(module)):
-            missing[prefix + module.name] = f"the {other} has no {module.type} for it"
-        else:
-            wrong |= {key: reasons.get(key, f"the {other}'s {there or 'model'} does not have it") for key in lost}
-    return missing, {key: reason for key, reason in wrong.items() if reason}
+        left = [s for s in needed(module).values() if s.tensor not in linked and prefix + s.key not in reasons]
+        slots |= {slot.tensor: slot for slot in left}
+        of_layers.update(slot.tensor for slot in left if module.kind)
+    return slots, of_layers
 
 
-def linked_keys(options: Iterable[Option]) -> tuple[set[str], set[str]]:
-    """The state_dict keys of the reference's tensors and of the port's that the links of these options name."""
-    links = [link for option in options for link in option.links]
-    return {key for link in links for key in link.ref}, {key for link in links for key in link.port}
-
-
-Slots = dict[str, Slot]
-Factors = list[list[Option]]  # one option of each is chosen
-
-
-def _unlinked(factors: Factors, ref: Slots, port: Slots) -> tuple[Slots, Slots]:
-    """Both sides without the tensors that the factors link."""
-    linked, port_linked = linked_keys(options[0] for options in factors)
-    return (
-        {name: slot for name, slot in ref.items() if slot.tensor not in linked},
-        {name: slot for name, slot in port.items() if slot.tensor not in port_linked},
-    )
+def linked_keys(options: Options) -> tuple[set[str], set[str]]:
+    """The state_dict keys of the reference's tensors and of the port's that the links of these units name."""
+    linked, port_linked = set(), set()
+    for each in options.values():
+        for link in each[0].links:
+            linked.update(link.ref)
+            port_linked.update(link.port)
+    return linked, port_linked
 
 
 def _combined(factors: Sequence[Sequence[Option]]) -> list[Option]:
     """Every choice of one option of each factor, as one option; what names say first."""
-    found = [
-        Option(tuple(link for option in chosen for link in option.links), all(option.by_name for option in chosen))
-        for chosen in islice(product(*factors), MOST_OPTIONS)
-    ]
+    found = []
+    for chosen in islice(product(*factors), MOST_OPTIONS):
+        links = chain.from_iterable(option.links for option in chosen)
+        found.append(Option(tuple(links), all(option.by_name for option in chosen)))
     return sorted(found, key=lambda option: not option.by_name)
 
 
@@ -383,20 +347,19 @@ def pair_options(ref: Module, port: Module) -> tuple[list[Option], dict[str, str
     Tensors of one name; in modules of one's own then those of one shape, of the same elements, of any shape.
     """
     same_layer = bool(ref.kind) and ref.kind == port.kind
-    factors: Factors = []
-    mismatches: list[tuple[str, str]] = []
-    for leaf in [leaf for leaf in ref.slots if leaf in port.slots]:
-        found = _whole(ref.slots[leaf], port.slots[leaf], same_layer)
-        if found:
-            factors.append(found)
-        elif same_layer:
-            mismatches.append((leaf, leaf))
+    named = {leaf: _whole(slot, port.slots[leaf], same_layer) for leaf, slot in ref.slots.items() if leaf in port.slots}
+    factors = [options for options in named.values() if options]
+
+    def left(slots: Slots) -> Slots:
+        return {leaf: slot for leaf, slot in slots.items() if not named.get(leaf)}
+
+    mismatches = [(leaf, leaf) for leaf, options in named.items() if same_layer and not options]
     if not same_layer:
-        for tensors in (needed, spare):
-            factors += _by_shape(*_unlinked(factors, tensors(ref), tensors(port)))
-        sides = _unlinked(factors, needed(ref), needed(port))
-        factors += _tensor_joins(*sides, *sides)
-        mismatches += zip(*_unlinked(factors, *sides))
+        sides = left(needed(ref)), left(needed(port))
+        factors += _by_shape(*sides)
+        factors += _by_shape(left(spare(ref)), left(spare(port)))
+        factors += _tensor_joins(*sides)
+        mismatches = list(zip(*sides))
     wrong = {}
     for leaf, port_leaf in mismatches:
         if not is_optional(ref, leaf) and not is_optional(port, port_leaf):
@@ -418,13 +381,12 @@ def _whole(ref: Slot, port: Slot, same_layer: bool = False) -> list[Option]:
     return [Option((link,)) for link in links]
 
 
-def _by_shape(ref: Slots, port: Slots, may_be: Callable[[str, str], bool] = lambda a, b: True) -> Factors:
-    """Factors of the tensors, by name, that are wholes of each other.
+def _by_shape(ref: Slots, port: Slots, of_layers: Container[str] = (), port_of_layers: Container[str] = ()) -> Factors:
+    """Factors of the tensors that are wholes of each other; these are no longer in `ref` and `port`.
 
     The same shape comes before the same elements, and similar names before others; those of one shape are also tried
-    in every other order.
+    in every other order. Two that are both library layers' are no pair.
     """
-    ref, port = dict(ref), dict(port)
     tests: list[Callable[[Slot, Slot], bool]] = [
         lambda a, b: a.shape == b.shape and a.trained == b.trained,
         lambda a, b: a.shape == b.shape,
@@ -434,17 +396,17 @@ def _by_shape(ref: Slots, port: Slots, may_be: Callable[[str, str], bool] = lamb
     factors: Factors = []
     for test in tests:
         fitting = [
-            (-similarity(a, b), i, j, a, b)
-            for i, a in enumerate(ref)
-            for j, b in enumerate(port)
-            if ref[a].is_whole == port[b].is_whole and may_be(a, b) and test(ref[a], port[b])
+            (a, b)
+            for a, b in product(ref, port)
+            if ref[a].is_whole == port[b].is_whole and test(ref[a], port[b])
+            if a not in of_layers or b not in port_of_layers
         ]
         groups = defaultdict(list)
-        for *_, a, b in sorted(fitting):
+        for a, b in sorted(fitting, key=lambda names: -similarity(*names)):
             if a in ref and b in port:
                 groups[squeezed(ref[a].shape), squeezed(port[b].shape)].append((ref.pop(a), port.pop(b)))
         for pairs in groups.values():
-            if 1 < len(pairs) <= MOST_EXCHANGED:
+            if len(pairs) <= MOST_EXCHANGED:
                 factors.append(_in_every_order(pairs))
             else:
                 factors += [_whole(a, b) for a, b in pairs]
@@ -453,28 +415,16 @@ def _by_shape(ref: Slots, port: Slots, may_be: Callable[[str, str], bool] = lamb
 
 def _in_every_order(pairs: Sequence[tuple[Slot, Slot]]) -> list[Option]:
     """The ways in which the first tensors of the pairs may be the second, in any order; that of the pairs first."""
+    ref, port = zip(*pairs)
     options = []
-    for order in permutations([b for _, b in pairs]):
-        options += _combined([_whole(a, b) for (a, _), b in zip_strict(pairs, order)])
+    for order in permutations(port):
+        options += _combined(list(map(_whole, ref, order)))
     return options
 
 
 def similarity(a: str, b: str) -> float:
     """How much two names have in common, 0 to 1."""
     return SequenceMatcher(None, a, b, autojunk=False).ratio()
-
-
-def match_unowned_tensors(ref: Iterable[tuple[Module, Slot]], port: Iterable[tuple[Module, Slot]]) -> list[Option]:
-    """Options of tensors, each with its module, that stand in other modules on the other side.
-
-    At least one of the two modules, or that of the joined tensor, is no layer of the library's.
-    """
-    slots, port_slots = ({slot.tensor: slot for _, slot in side} for side in (ref, port))
-    own, port_own = ({slot.tensor: slot for module, slot in side if not module.kind} for side in (ref, port))
-    factors = _by_shape(slots, port_slots, lambda key, port_key: key in own or port_key in port_own)
-    left, own_left = _unlinked(factors, slots, port_slots), _unlinked(factors, own, port_own)
-    factors += _tensor_joins(*left, *own_left)
-    return _combined(factors) if factors else []
 
 
 # Joined tensors: the joined ones stand for the reference's
@@ -491,11 +441,13 @@ def _named_order(joined: str, parts: Sequence[str]) -> tuple[int, ...] | None:
     """The order of the parts of a joined tensor, if names say it: query, key and value in a "qkv"."""
     words = _words(joined)
     in_proj = "in" in words and "proj" in words  # PyTorch's own attention
-    order = next(
-        (w for w in words if re.fullmatch("[qkv]{2,3}", w) and len(set(w)) == len(w)), "qkv" if in_proj else ""
-    )
-    roles = [next((ROLES[word] for word in reversed(_words(part)) if word in ROLES), "") for part in parts]
-    return tuple(roles.index(role) for role in order) if sorted(order) == sorted(roles) else None
+    orders = [word for word in words if re.fullmatch("[qkv]{2,3}", word) and len(set(word)) == len(word)]
+    order = next(iter(orders), "qkv" if in_proj else "")
+    roles = []
+    for part in parts:
+        said = [ROLES[word] for word in _words(part) if word in ROLES]
+        roles.append(said[-1] if said else "")
+    return tuple(map(roles.index, order)) if sorted(order) == sorted(roles) else None
 
 
 def _joined_options(joins: Sequence[tuple[Slot, Sequence[Slot]]]) -> list[Option]:
@@ -527,45 +479,43 @@ def _ways_to_join(joined: Slot, parts: Sequence[Slot], heads: int) -> list[Link]
     """The links of a tensor with its parts in this order that add up: stored as it is or transposed, along any axis."""
     keys, shapes = tuple(part.tensor for part in parts), [part.shape for part in parts]
     axes = max(1, len(squeezed(joined.shape)))
-    links = [
-        Link((joined.tensor,), keys, axis, heads, transposed)
-        for transposed in ((False, True) if axes > 1 else (False,))
-        for axis in range(axes)
-    ]
+    ways = product((False, True) if axes > 1 else (False,), range(axes))
+    links = [Link((joined.tensor,), keys, axis, heads, transposed) for transposed, axis in ways]
     return [link for link in links if link.fits([joined.shape], shapes)]
 
 
-def _tensor_joins(ref: Slots, port: Slots, ref_ones: Slots, port_ones: Slots) -> Factors:
-    """Factors of those of `ref_ones` and `port_ones` that are joined from several tensors of the other side."""
-    factors = _joins_of_tensors(ref_ones, port)
-    ref, port_ones = _unlinked(factors, ref, port_ones)
-    return factors + [[option.turned for option in options] for options in _joins_of_tensors(port_ones, ref)]
+def _tensor_joins(
+    ref: Slots, port: Slots, of_layers: Container[str] = (), port_of_layers: Container[str] = ()
+) -> Factors:
+    """Factors of those that are joined from several of the other side; all these are no longer in `ref` and `port`.
+
+    One that is a library layer's is not joined.
+    """
+    factors = _joins_of_tensors(ref, port, of_layers)
+    turned = _joins_of_tensors(port, ref, port_of_layers)
+    return factors + [[option.turned for option in options] for options in turned]
 
 
-def _joins_of_tensors(ones: Slots, others: Slots) -> Factors:
+def _joins_of_tensors(ones: Slots, others: Slots, of_layers: Container[str]) -> Factors:
     """Factors of those that are joined from several of the others; from as many each, in one order."""
+
+    def may_be(one: Slot, parts: list[Slot]) -> bool:
+        return one.tensor not in of_layers and bool(_joined_options([(one, parts)]))
+
     joins = defaultdict(list)
-    for one, parts in _joins(
-        ones.values(), others.values(), attrgetter("shape"), _elements_in, lambda *join: _joined_options([join])
-    ):
+    for one, parts in _take_joins(ones, others, attrgetter("shape"), may_be):
         joins[len(parts)].append((one, parts))
     return [_joined_options(each) for each in joins.values()]
 
 
 def join_options(ref: Sequence[Module], port: Sequence[Module]) -> list[Option]:
-    """The ways in which one module's tensors are joined from several modules'; none if they do not join up."""
-    if len(ref) > 1:
-        return [option.turned for option in join_options(port, ref)]
-    factors = _join_factors(ref[0], port)
-    return _combined(factors) if factors else []
-
-
-def _join_factors(one: Module, several: Sequence[Module]) -> Factors:
-    """Factors of one module for several; nothing unless they cover all tensors that are needed.
+    """The ways in which one module's tensors are joined from several modules'; none unless all needed ones are covered.
 
     A tensor is joined from those that have one name in the several, or has its counterpart in one of them.
     """
-    free, slots = needed(one), [needed(module) for module in several]
+    if len(ref) > 1:
+        return [option.turned for option in join_options(port, ref)]
+    free, slots = needed(ref[0]), [needed(module) for module in port]
     if any(side.keys() != slots[0].keys() for side in slots) or not slots[0]:
         return []
     joins: list[tuple[Slot, list[Slot]]] = []
@@ -578,7 +528,6 @@ def _join_factors(one: Module, several: Sequence[Module]) -> Factors:
         else:
             single |= {part.tensor: part for part in parts}
     wholes = {slot.tensor: slot for slot in free.values()}
-    factors = _by_shape(wholes, single)
-    if any(_unlinked(factors, wholes, single)):
-        return []
-    return ([_joined_options(joins)] if joins else []) + factors
+    factors = [_joined_options(joins)] if joins else []
+    factors += _by_shape(wholes, single)
+    return [] if wholes or single else _combined(factors)
