@@ -23,36 +23,29 @@ def by_weights(
     Names are PyTorch's, in the port's own modules. A tensor goes with the port's of the same name if it has the same
     values, else with the first one left that has them. `modules`, {reference's module: port's module}, comes first.
     """
-    modules, names = modules or {}, port.backend.arrays_of(port.model).names
-    ref_arrays = ref.arrays()
-    port_arrays = {names[key]: array for key, array in port.arrays().items()}
-    expected = {key: _renamed(key, modules) for key in ref_arrays}  # the port's names
+    names = port.backend.arrays_of(port.model).names
+    left, port_left = ref.arrays(), {names[key]: array for key, array in port.arrays().items()}
+    expected = {key: _renamed(key, modules or {}) for key in left}  # the port's names
     pairs = {}
-    for key, name in expected.items():
-        if name in port_arrays and np.array_equal(ref_arrays[key], port_arrays[name]):
-            pairs[name] = key
-    for key, array in ref_arrays.items():
-        if key not in pairs.values():
-            free = (name for name in port_arrays if name not in pairs)
-            name = next((name for name in free if np.array_equal(array, port_arrays[name])), None)
+    for by_name in (True, False):
+        for key, array in list(left.items()):
+            candidates = [expected[key]] if by_name else list(port_left)
+            equal = (name for name in candidates if name in port_left and np.array_equal(array, port_left[name]))
+            name = next(equal, None)
             if name is not None:
                 pairs[name] = key
-    ref_left = {expected[key]: array for key, array in ref_arrays.items() if key not in pairs.values()}
-    port_left = {name: array for name, array in port_arrays.items() if name not in pairs}
-    left = [
-        {tensor_item(k, "weights"): a for k, a in arrays.items() if not _is_optional(k, ref_left, port_left)}
-        for arrays in (ref_left, port_left)
-    ]
-    if not any(left):
+                del left[key], port_left[name]
+    left = {expected[key]: array for key, array in left.items()}
+    one_sided = {name for name in left.keys() ^ port_left.keys() if name.rpartition(".")[2] == COUNT}  # and may be
+    items, port_items = (
+        {tensor_item(name, "weights"): array for name, array in side.items() if name not in one_sided}
+        for side in (left, port_left)
+    )
+    if not items and not port_items:
         return pairs, None
-    return pairs, compare(*left, exact_atol(left[0]), title="weights, which have to be equal")
+    return pairs, compare(items, port_items, exact_atol(items), title="weights, which have to be equal")
 
 
 def _renamed(key: str, modules: Mapping[str, str]) -> str:
     module, dot, leaf = key.rpartition(".")
     return modules.get(module, module) + dot + leaf
-
-
-def _is_optional(name: str, *sides: Mapping[str, np.ndarray]) -> bool:
-    """Whether only one side has it, and may."""
-    return name.rpartition(".")[2] == COUNT and not all(name in side for side in sides)

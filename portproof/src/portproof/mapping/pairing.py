@@ -183,8 +183,8 @@ def _aligned(ref: Sequence[Module], port: Sequence[Module], pairs: Mapping[str, 
     blocks = {(_parent(name), _parent(port_name)) for name, port_name in pairs.items()}
     settled = {block for block, _ in blocks}, {block for _, block in blocks}
 
-    def cost(ref_places: tuple[int, ...], port_places: tuple[int, ...]) -> int | None:
-        sides = [ref[i] for i in ref_places], [port[i] for i in port_places]
+    def cost(ref_places: slice, port_places: slice) -> int | None:
+        sides = ref[ref_places], port[port_places]
         key = tuple(map(_described, sides[0])), tuple(map(_described, sides[1]))
         if key not in costs:
             costs[key] = _cost(*sides, may_differ)
@@ -194,12 +194,8 @@ def _aligned(ref: Sequence[Module], port: Sequence[Module], pairs: Mapping[str, 
 
     names, port_names = list(_by_name(ref)), list(_by_name(port))
     aligned = align_sequences(list(map(_parent, names)), list(map(_parent, port_names)), cost)
-    units = [(_at(places, names), _at(port_places, port_names)) for places, port_places in aligned]
+    units = [(tuple(names[places]), tuple(port_names[port_places])) for places, port_places in aligned]
     return units + _joins_of_leftovers(_by_name(_without(units, 0, ref)), _by_name(_without(units, 1, port)))
-
-
-def _at(places: Iterable[int], names: Sequence[str]) -> Names:
-    return tuple(names[i] for i in places)
 
 
 def _without(units: Iterable[Unit], side: int, modules: Iterable[Module]) -> list[Module]:
