@@ -43,6 +43,7 @@ class Option:
 Modules = Mapping[str, Module]
 Slots = dict[str, Slot]  # tensors of one side, by name
 Factors = list[list[Option]]  # one option of each is chosen
+Layers = tuple[Container[str], Container[str]]  # those tensors of each side that are library layers'
 Names = tuple[str, ...]
 Unit = tuple[Names, Names]  # modules of each side whose tensors stand for each other: one for one, or one for several
 Options = dict[Unit, list[Option]]  # the ways in which they may
@@ -195,7 +196,15 @@ def _aligned(ref: Sequence[Module], port: Sequence[Module], pairs: Mapping[str, 
     names, port_names = list(_by_name(ref)), list(_by_name(port))
     aligned = align_sequences(list(map(_parent, names)), list(map(_parent, port_names)), cost)
     units = [(tuple(names[places]), tuple(port_names[port_places])) for places, port_places in aligned]
-    return units + _joins_of_leftovers(_by_name(_without(units, 0, ref)), _by_name(_without(units, 1, port)))
+    ref_left, port_left = _by_name(_without(units, 0, ref)), _by_name(_without(units, 1, port))
+    for turned, one, parts in _take_joins(ref_left, port_left, signature, _can_join):
+        joined = (one.name,), tuple(_by_name(parts))
+        units.append(joined[::-1] if turned else joined)
+    return units
+
+
+def _can_join(one: Module, parts: list[Module], turned: bool) -> bool:
+    return bool(join_options([one], parts))
 
 
 def _without(units: Iterable[Unit], side: int, modules: Iterable[Module]) -> list[Module]:
@@ -235,32 +244,28 @@ def _cost(ref: Sequence[Module], port: Sequence[Module], may_differ: bool) -> in
     return SAME_TENSORS_IN_PART if shapes <= other_shapes or other_shapes <= shapes else SAME_KIND
 
 
-def _joins_of_leftovers(ref: dict[str, Module], port: dict[str, Module]) -> list[Unit]:
-    """One module for the first ones of one signature, wherever they stand, that its tensors are joined from."""
-
-    def may_be(one: Module, parts: list[Module]) -> bool:
-        return bool(join_options([one], parts))
-
-    joins, port_joins = (_take_joins(*sides, signature, may_be) for sides in ((ref, port), (port, ref)))
-    units = [((one.name,), tuple(_by_name(parts))) for one, parts in joins]
-    return units + [(tuple(_by_name(parts)), (one.name,)) for one, parts in port_joins]
-
-
 def _take_joins(
-    ones: dict[str, T], others: dict[str, T], key: Callable[[T], Hashable], may_be: Callable[[T, list[T]], bool]
-) -> list[tuple[T, list[T]]]:
-    """(one, the first of the others with one key that are as large together), where it `may_be`; taken out of both."""
+    ref: dict[str, T],
+    port: dict[str, T],
+    key: Callable[[T], Hashable],
+    may_be: Callable[[T, list[T], bool], bool],
+) -> list[tuple[bool, T, list[T]]]:
+    """(whether it is the port's, one, what it may be joined from), all of which are taken out of `ref` and `port`.
+
+    What it is joined from are the first of one key on the other side, wherever they stand, that are as large together.
+    """
     found = []
-    for name, one in list(ones.items()):
-        groups = defaultdict(list)
-        for other_name, other in others.items():
-            groups[key(other)].append(other_name)
-        for group in groups.values():
-            count, rest = divmod(_size(one), max(1, _size(others[group[0]])))
-            parts = [others[part] for part in group[:count]]
-            if not rest and 1 < count == len(parts) and may_be(one, parts):
-                found.append((ones.pop(name), [others.pop(part) for part in group[:count]]))
-                break
+    for turned, (ones, others) in enumerate(((ref, port), (port, ref))):
+        for name, one in list(ones.items()):
+            groups = defaultdict(list)
+            for other_name, other in others.items():
+                groups[key(other)].append(other_name)
+            for group in groups.values():
+                count, rest = divmod(_size(one), max(1, _size(others[group[0]])))
+                parts = [others[part] for part in group[:count]]
+                if not rest and 1 < count == len(parts) and may_be(one, parts, bool(turned)):
+                    found.append((bool(turned), ones.pop(name), [others.pop(part) for part in group[:count]]))
+                    break
     return found
 
 
@@ -282,10 +287,10 @@ def fit_units(units: Iterable[Unit], ref: Modules, port: Modules) -> tuple[dict[
         else:
             options[names, port_names] = join_options(ref_ones, port_ones)
     linked, port_linked = linked_keys(options)
-    left, of_layers = _left_over(ref, linked, reasons, "")
-    port_left, port_of_layers = _left_over(port, port_linked, reasons, "port's ")
-    factors = _by_shape(left, port_left, of_layers, port_of_layers)
-    factors += _tensor_joins(left, port_left, of_layers, port_of_layers)
+    left, layers = _left_over(ref, linked, reasons, "")
+    port_left, port_layers = _left_over(port, port_linked, reasons, "port's ")
+    factors = _by_shape(left, port_left, (layers, port_layers))
+    factors += _tensor_joins(left, port_left, (layers, port_layers))
     if factors:
         options[(), ()] = _combined(factors)
     missing: dict[str, str] = {}
@@ -377,36 +382,38 @@ def _whole(ref: Slot, port: Slot, same_layer: bool = False) -> list[Option]:
     return [Option((link,)) for link in links]
 
 
-def _by_shape(ref: Slots, port: Slots, of_layers: Container[str] = (), port_of_layers: Container[str] = ()) -> Factors:
-    """Factors of the tensors that are wholes of each other; these are no longer in `ref` and `port`.
+def _by_shape(ref: Slots, port: Slots, of_layers: Layers = ((), ())) -> Factors:
+    """Factors of the tensors that are wholes of each other, which are taken out of `ref` and `port`.
 
     The same shape comes before the same elements, and similar names before others; those of one shape are also tried
     in every other order. Two that are both library layers' are no pair.
     """
-    tests: list[Callable[[Slot, Slot], bool]] = [
-        lambda a, b: a.shape == b.shape and a.trained == b.trained,
-        lambda a, b: a.shape == b.shape,
-        lambda a, b: squeezed(a.shape) == squeezed(b.shape),
-        lambda a, b: not a.is_buffer and bool(_whole(a, b)),
-    ]
+    fitting = []
+    for a, b in product(ref, port):
+        difference = _difference(ref[a], port[b])
+        if difference is not None and not (a in of_layers[0] and b in of_layers[1]):
+            fitting.append((difference, -similarity(a, b), a, b))
+    groups = defaultdict(list)
+    for difference, _, a, b in sorted(fitting, key=lambda each: each[:2]):
+        if a in ref and b in port:
+            pair = ref.pop(a), port.pop(b)
+            groups[difference, squeezed(pair[0].shape), squeezed(pair[1].shape)].append(pair)
     factors: Factors = []
-    for test in tests:
-        fitting = [
-            (a, b)
-            for a, b in product(ref, port)
-            if ref[a].is_whole == port[b].is_whole and test(ref[a], port[b])
-            if a not in of_layers or b not in port_of_layers
-        ]
-        groups = defaultdict(list)
-        for a, b in sorted(fitting, key=lambda names: -similarity(*names)):
-            if a in ref and b in port:
-                groups[squeezed(ref[a].shape), squeezed(port[b].shape)].append((ref.pop(a), port.pop(b)))
-        for pairs in groups.values():
-            if len(pairs) <= MOST_EXCHANGED:
-                factors.append(_in_every_order(pairs))
-            else:
-                factors += [_whole(a, b) for a, b in pairs]
+    for pairs in groups.values():
+        if len(pairs) <= MOST_EXCHANGED:
+            factors.append(_in_every_order(pairs))
+        else:
+            factors += [_whole(a, b) for a, b in pairs]
     return factors
+
+
+def _difference(ref: Slot, port: Slot) -> int | None:
+    """How much two tensors differ that may be wholes of each other; None: they cannot be."""
+    if ref.is_whole != port.is_whole:
+        return None
+    if squeezed(ref.shape) != squeezed(port.shape):
+        return 3 if not ref.is_buffer and _whole(ref, port) else None
+    return 2 if ref.shape != port.shape else int(ref.trained != port.trained)
 
 
 def _in_every_order(pairs: Sequence[tuple[Slot, Slot]]) -> list[Option]:
@@ -480,28 +487,23 @@ def _ways_to_join(joined: Slot, parts: Sequence[Slot], heads: int) -> list[Link]
     return [link for link in links if link.fits([joined.shape], shapes)]
 
 
-def _tensor_joins(
-    ref: Slots, port: Slots, of_layers: Container[str] = (), port_of_layers: Container[str] = ()
-) -> Factors:
-    """Factors of those that are joined from several of the other side; all these are no longer in `ref` and `port`.
+def _tensor_joins(ref: Slots, port: Slots, of_layers: Layers = ((), ())) -> Factors:
+    """Factors of those that are joined from several of the other side, all of which are taken out of `ref` and `port`.
 
-    One that is a library layer's is not joined.
+    Those that are joined from as many are joined in one order. One that is a library layer's is not joined.
     """
-    factors = _joins_of_tensors(ref, port, of_layers)
-    turned = _joins_of_tensors(port, ref, port_of_layers)
-    return factors + [[option.turned for option in options] for options in turned]
 
-
-def _joins_of_tensors(ones: Slots, others: Slots, of_layers: Container[str]) -> Factors:
-    """Factors of those that are joined from several of the others; from as many each, in one order."""
-
-    def may_be(one: Slot, parts: list[Slot]) -> bool:
-        return one.tensor not in of_layers and bool(_joined_options([(one, parts)]))
+    def may_be(one: Slot, parts: list[Slot], turned: bool) -> bool:
+        return one.tensor not in of_layers[turned] and bool(_joined_options([(one, parts)]))
 
     joins = defaultdict(list)
-    for one, parts in _take_joins(ones, others, attrgetter("shape"), may_be):
-        joins[len(parts)].append((one, parts))
-    return [_joined_options(each) for each in joins.values()]
+    for turned, one, parts in _take_joins(ref, port, attrgetter("shape"), may_be):
+        joins[turned, len(parts)].append((one, parts))
+    factors: Factors = []
+    for (turned, _), each in joins.items():
+        options = _joined_options(each)
+        factors.append([option.turned for option in options] if turned else options)
+    return factors
 
 
 def join_options(ref: Sequence[Module], port: Sequence[Module]) -> list[Option]:
