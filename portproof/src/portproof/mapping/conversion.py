@@ -12,11 +12,9 @@ from portproof.backends import backend, backend_of_model
 from portproof.backends.slots import Arrays, Module
 from portproof.backends.trace import Inputs
 from portproof.convert.rules import COUNT, identity, transpose
-from portproof.mapping.links import converted as converted_by
-from portproof.mapping.links import parse
+from portproof.mapping.links import one_to_one, parse
 from portproof.mapping.name_map import checked_map, pairs_by_name, propose
 from portproof.mapping.pairing import spare
-from portproof.python39 import zip_strict
 from sturdyio.cli import UserError
 
 
@@ -49,13 +47,12 @@ def convert_state_dict(
     if left:
         raise UserError(f"{what} cannot be converted: the other model has nothing for {left[0]}: map their names")
     result, converted = target_backend.copied(target), {}
+    own = target_backend.state_arrays(result)
     for link in links:
         if all(key in arrays for key in link.ref):
-            in_torch_layout = [of_source.slots[key].change(arrays[key]) for key in link.ref]
-            slots = [of_target.slots[key] for key in link.port]
-            moved = converted_by(link, in_torch_layout, [slot.shape for slot in slots])
-            converted |= {slot.tensor: slot.change(array) for slot, array in zip_strict(slots, moved)}
-    own = target_backend.state_arrays(result)
+            for slot, port_slot in one_to_one(link, of_source.slots, of_target.slots):
+                piece, key = slot.read(arrays[slot.tensor]), port_slot.tensor
+                converted[key] = port_slot.written(converted.get(key, own[key].astype(piece.dtype)), piece)
     for key in _spare(of_target.modules) - converted.keys():
         converted[key] = np.zeros((), np.int64) if _is_count(key) else own[key]
     target_backend.load_arrays(result, converted, "converted weights")

@@ -7,6 +7,7 @@ is read and written in pieces (see `Slot`).
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
@@ -62,9 +63,9 @@ class Link:
         return replace(self, ref=self.port, port=self.ref)
 
     def views(self, ref: Sequence[Shape], port: Sequence[Shape]) -> list[tuple[str, View]]:
-        """(what follows its name, view) of each piece of the joined tensor, or of one for one; shapes are PyTorch's.
+        """(what follows its name, view) of each piece of the joined tensor; of one for one it is the port's.
 
-        Raises UserError where the tensors do not hold as many elements, or do not join up.
+        Shapes are PyTorch's. Raises UserError where the tensors do not hold as many elements, or do not join up.
         """
         found = self._views(ref, port)
         if found is None:
@@ -79,7 +80,7 @@ class Link:
 
     def _views(self, ref: Sequence[Shape], port: Sequence[Shape]) -> list[tuple[str, View]] | None:
         """What `views` returns; None where it raises."""
-        joined, parts = (ref[0], port) if len(ref) == 1 else (port[0], ref)
+        joined, parts = (ref[0], port) if len(port) > 1 else (port[0], ref)
         if len(parts) == 1:
             whole_view = self._view_of_whole(squeezed(joined), squeezed(parts[0]))
             return [("[:]", whole_view)] if whole_view else None
@@ -174,6 +175,29 @@ def tensors_of(model: BackendModel) -> dict[str, Slot]:
     return {slot.tensor: slot for slot in slots_of(model.modules).values()}
 
 
+def one_to_one(link: Link, ref: Mapping[str, Slot], port: Mapping[str, Slot]) -> list[tuple[Slot, Slot]]:
+    """The tensors of a link, or their pieces, that stand for each other; raises UserError for a link that cannot be.
+
+    `ref` and `port` are all tensors, by state_dict key.
+    """
+    slots, port_slots = [ref[key] for key in link.ref], [port[key] for key in link.port]
+    shapes, port_shapes = [slot.shape for slot in slots], [slot.shape for slot in port_slots]
+    if link.transposed or shapes != port_shapes:
+        views = link.views(shapes, port_shapes)
+        if len(port_slots) > 1:
+            slots = _cut(slots[0], port_shapes, views)
+        else:
+            port_slots = _cut(port_slots[0], shapes, views)
+    return list(zip_strict(slots, port_slots))
+
+
+def _cut(whole: Slot, shapes: Sequence[Shape], views: Sequence[tuple[str, View]]) -> list[Slot]:
+    pieces = []
+    for shape, (label, view) in zip_strict(shapes, views):
+        pieces.append(replace(whole, key=whole.key + label, shape=shape, view=view))
+    return pieces
+
+
 def apply(links: Iterable[Link], ref: BackendModel, port: BackendModel) -> dict[str, str]:
     """{reference's key: port's key} of the tensors, or of their pieces, that the links make one to one on the models.
 
@@ -181,43 +205,17 @@ def apply(links: Iterable[Link], ref: BackendModel, port: BackendModel) -> dict[
     """
     ref.set_pieces({})
     port.set_pieces({})
-    ref_tensors, port_tensors = tensors_of(ref), tensors_of(port)
-    ref_pieces: dict[str, list[Slot]] = {}
-    port_pieces: dict[str, list[Slot]] = {}
-    pairs: dict[str, list[tuple[str, str]]] = {key: [] for key in ref_tensors}
+    tensors, port_tensors = tensors_of(ref), tensors_of(port)
+    pieces, port_pieces = defaultdict(list), defaultdict(list)
+    pairs: dict[str, list[tuple[str, str]]] = {key: [] for key in tensors}
     for link in links:
-        ref_slots, port_slots = [ref_tensors[key] for key in link.ref], [port_tensors[key] for key in link.port]
-        if link.transposed or [slot.shape for slot in ref_slots] != [slot.shape for slot in port_slots]:
-            if len(link.port) > 1:
-                ref_slots = ref_pieces[link.ref[0]] = _cut(ref_slots[0], port_slots, link)
-            else:  # of two whole tensors the port's is read anew
-                port_slots = port_pieces[link.port[0]] = _cut(port_slots[0], ref_slots, link.turned)
-        for slot, port_slot in zip_strict(ref_slots, port_slots):
+        for slot, port_slot in one_to_one(link, tensors, port_tensors):
+            pieces[slot.tensor].append(slot)
+            port_pieces[port_slot.tensor].append(port_slot)
             pairs[slot.tensor].append((slot.key, port_slot.key))
-    ref.set_pieces(ref_pieces)
+    ref.set_pieces(pieces)
     port.set_pieces(port_pieces)
     return dict(chain.from_iterable(pairs.values()))
-
-
-def _cut(whole: Slot, parts: Sequence[Slot], link: Link) -> list[Slot]:
-    """The pieces of a tensor that stand for the `parts`; `link` is from the one to the others."""
-    views = link.views([whole.shape], [part.shape for part in parts])
-    return [
-        replace(whole, key=whole.key + label, shape=part.shape, view=view)
-        for part, (label, view) in zip_strict(parts, views)
-    ]
-
-
-def converted(link: Link, arrays: Sequence[np.ndarray], shapes: Sequence[Shape]) -> list[np.ndarray]:
-    """The port's arrays, of `shapes`, with the elements of the reference's `arrays`; all are in PyTorch's layout."""
-    views = link.views([array.shape for array in arrays], shapes)
-    if len(arrays) == 1:
-        return [view(arrays[0]).reshape(shape) for (_, view), shape in zip_strict(views, shapes)]
-    whole = np.empty(shapes[0], arrays[0].dtype)
-    for (_, view), array in zip_strict(views, arrays):
-        part = view(whole)
-        part[...] = array.reshape(part.shape)
-    return [whole]
 
 
 def inverse(lines: Mapping[str, str]) -> dict[str, str]:

@@ -131,7 +131,8 @@ class MapSearch:
         linked, port_linked = linked_keys(given)
         self.ref_modules, self.port_modules = _without(ref.modules, linked), _without(port.modules, port_linked)
         self.options: Options = {}  # of all units that have been looked at
-        self.fixed_units: list[Unit] = []  # those that are not one module for one: see `set_units`
+        self.joined: list[Unit] = []  # those that are not one module for one
+        self.fixed: set[str] = set()  # modules, see `set_units`
         self.chosen: dict[Unit, int] = {}  # which option, if not the first
         self.ref_run = ref.run(inputs, "float64", train=False, calls=True)
         self.port_run = port.run(inputs, "float32", train=False, calls=True)  # which are called, and in which order
@@ -139,22 +140,24 @@ class MapSearch:
         self._hint = ""  # what would agree against the names
         self._last: tuple[list[Link], Run] | None = None
 
-    def set_units(self, options: Options) -> dict[str, str]:
-        """Search among the options of these units -> {reference's module: port's} of one for one."""
-        pairs = {ref[0]: port[0] for ref, port in options if len(ref) == len(port) == 1}
-        self.fixed_units = [*self.given, *(unit for unit in options if not len(unit[0]) == len(unit[1]) == 1)]
-        self.options = self.given | options
-        self.chosen = {}
-        return pairs
+    def set_units(self, options: Options, fixed: set[str], chosen: Mapping[Unit, int]) -> dict[str, str]:
+        """Search among the options of these units -> {reference's module: port's} of one for one.
+
+        The modules that are `fixed` stay as they are.
+        """
+        pairs = {unit: (unit[0][0], unit[1][0]) for unit in options if len(unit[0]) == len(unit[1]) == 1}
+        self.joined = [*self.given, *(unit for unit in options if unit not in pairs)]
+        self.options, self.fixed, self.chosen = self.given | options, fixed, dict(chosen)
+        return dict(pairs.values())
 
     def options_by_unit(self, modules: Mapping[str, str]) -> Options:
         """The options of all units under a map of modules."""
-        for name, port_name in modules.items():
-            if ((name,), (port_name,)) not in self.options:
-                options, _ = pair_options(self.ref_modules[name], self.port_modules[port_name])
-                self.options[(name,), (port_name,)] = options
         pairs = [((name,), (port_name,)) for name, port_name in modules.items()]
-        return {unit: self.options[unit] for unit in (*self.fixed_units, *pairs)}
+        for unit in pairs:
+            if unit not in self.options:
+                (name,), (port_name,) = unit
+                self.options[unit], _ = pair_options(self.ref_modules[name], self.port_modules[port_name])
+        return {unit: self.options[unit] for unit in (*self.joined, *pairs)}
 
     def links(self, modules: Mapping[str, str]) -> list[Link]:
         """Those chosen, under a map of modules."""
@@ -162,22 +165,28 @@ class MapSearch:
         chosen = [each[self.chosen.get(unit, 0)] for unit, each in options.items()]
         return list(chain.from_iterable(option.links for option in chosen))
 
-    def tensors(self, modules: Mapping[str, str]) -> dict[str, str]:
-        """{reference's key: port's key} under a map of modules; both models have these pieces from now on."""
-        return apply(self.links(modules), self.ref, self.port)
+    def load(self, modules: Mapping[str, str]) -> dict[str, str]:
+        """Put the reference's weights into the port under a map of modules -> {reference's key: port's key}.
 
-    def resolve(self, modules: dict[str, str], fixed: set[str]) -> FoundMap:
-        """The map, from the proposal `modules`, under which values agree furthest; `fixed` stay as they are."""
-        found = self._search(modules, 0, fixed)
-        if found.reached < found.total and fixed:
+        Both models have these tensors, or pieces of them, from now on.
+        """
+        tensors = apply(self.links(modules), self.ref, self.port)
+        arrays = self.ref.arrays()
+        self.port.load({port_key: arrays[key] for key, port_key in tensors.items()})
+        return tensors
+
+    def resolve(self, modules: dict[str, str]) -> FoundMap:
+        """The map, from the proposal `modules`, under which values agree furthest."""
+        found = self._search(modules, 0, self.fixed)
+        if found.reached < found.total and self.fixed:
             free = self._search(modules, 0, set())
-            moved = [name for name in fixed if free.modules[name] != modules[name]]
+            moved = [name for name in self.fixed if free.modules[name] != modules[name]]
             if free.reached == free.total and moved:
                 pairs = ", ".join(f"{name} for the port's {free.modules[name]}" for name in sorted(moved))
                 found.hint = f" (they would agree everywhere with {pairs})"
         return found
 
-    def settle_options(self, found: FoundMap, fixed: set[str]) -> FoundMap:
+    def settle_options(self, found: FoundMap) -> FoundMap:
         """`found`, or what agrees further with other options of its units.
 
         Which is right is seen on the smallest block that holds a unit and can be run by itself, on what the
@@ -202,8 +211,8 @@ class MapSearch:
             if self._settle_block(block, group, options, found.modules):
                 decided.update(group)
         for unit in undecided:
-            found = self._settle_alone(unit, options[unit], found, fixed)
-        found = max(found, self.resolve(found.modules, fixed), key=lambda each: each.reached)
+            found = self._settle_alone(unit, options[unit], found)
+        found = max(found, self.resolve(found.modules), key=lambda each: each.reached)
         found.chosen = self.chosen
         if found.reached < found.total:
             found.hint = self._hint or found.hint
@@ -233,12 +242,12 @@ class MapSearch:
                 return False
         return False
 
-    def _settle_alone(self, unit: Unit, options: Sequence[Option], found: FoundMap, fixed: set[str]) -> FoundMap:
+    def _settle_alone(self, unit: Unit, options: Sequence[Option], found: FoundMap) -> FoundMap:
         """`found`, or what agrees further in the whole model with another option of this unit."""
         for i, option in enumerate(options[:TRIES]):
             if i > 0 and option.by_name:
                 before, self.chosen = self.chosen, self.chosen | {unit: i}
-                further = self.resolve(found.modules, fixed)
+                further = self.resolve(found.modules)
                 if further.reached > found.reached:
                     found = further
                 else:
@@ -247,7 +256,7 @@ class MapSearch:
 
     def _blocks(self, unit: Unit, modules: Mapping[str, str]) -> list[Block]:
         """The blocks of one content that hold a unit, smallest first."""
-        tensors = self.tensors(modules)
+        tensors = self.load(modules)
         contents = contents_of(self.ref, {key: key for key in tensors})
         port_contents = contents_of(self.port, {port_key: key for key, port_key in tensors.items()})
         called = {call.name for call in self.port_run.trace.calls.values()}
@@ -279,10 +288,10 @@ class MapSearch:
                 return run
         return None
 
-    def ambiguity(self, found: FoundMap, fixed: set[str]) -> str:
+    def ambiguity(self, found: FoundMap) -> str:
         """Two layers that could change places without any value telling; "" if there are none, or values part."""
         for modules, start in found.untried if found.reached == found.total else ():
-            other = self._search(modules, start, fixed)
+            other = self._search(modules, start, self.fixed)
             if other.reached == other.total:
                 first, second = [name for name in modules if modules[name] != found.modules[name]][:2]
                 return (
@@ -345,12 +354,6 @@ class MapSearch:
             return True
         any_order = signature(ref) != signature(port)
         return any_order and any(alike(_sorted(call.inputs), _sorted(inputs)) for inputs in received)
-
-    def load(self, modules: Mapping[str, str]) -> None:
-        """Put the reference's weights into the port under a map of modules."""
-        tensors = self.tensors(modules)
-        arrays = self.ref.arrays()
-        self.port.load({port_key: arrays[key] for key, port_key in tensors.items()})
 
     def _possible_swaps(
         self, call: ModuleCall, modules: Mapping[str, str], settled: set[str], port_run: Run

@@ -63,26 +63,25 @@ def propose(
     search = MapSearch(ref, port, inputs, lines)
     best: tuple[FoundMap, Proposal] | None = None
     for proposal in _proposals(search, modules):
-        name_map = NameMap(search.set_units(proposal.options), how=proposal.how, problems=proposal.problems)
+        pairs = search.set_units(proposal.options, proposal.fixed, {})
+        name_map = NameMap(pairs, how=proposal.how, problems=proposal.problems)
         if proposal.problems:
             break
-        found = search.resolve(name_map.modules, proposal.fixed)
+        found = search.resolve(pairs)
         if best is None or found.reached > best[0].reached:
-            best = search.settle_options(found, proposal.fixed), proposal
+            best = search.settle_options(found), proposal
         if best[0].reached == best[0].total:
             break
     if best:
         found, proposal = best
-        search.set_units(proposal.options)
-        search.chosen = found.chosen
+        search.set_units(proposal.options, proposal.fixed, found.chosen)
         name_map = NameMap(found.modules, how=f"{proposal.how}, confirmed by values {found.extent}")
-        name_map.ambiguous = search.ambiguity(found, proposal.fixed)
+        name_map.ambiguous = search.ambiguity(found)
     modules = name_map.modules
-    name_map.tensors, name_map.links = search.tensors(modules), search.links(modules)
+    name_map.tensors, name_map.links = search.load(modules), search.links(modules)
     name_map.lines = _lines(modules, name_map.links, ref, port)
     name_map.notes = _notes(name_map.links, proposal.spare, ref, port)
     name_map.calls = CallMatcher(ref, port, search.ref_run, search.run(modules), modules, name_map.tensors).match()
-    search.load(modules)
     return name_map
 
 
