@@ -8,9 +8,9 @@ part, then the last one is taken back. Where two choices explain all values, non
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import chain, islice, product
+from itertools import chain, filterfalse, islice, product
 
 import numpy as np
 
@@ -19,7 +19,7 @@ from portproof.backends.question import Question, Run
 from portproof.backends.slots import Module
 from portproof.backends.trace import Inputs, ModuleCall
 from portproof.mapping.links import Link, apply, slots_of
-from portproof.mapping.pairing import Option, Options, Unit, contents_of, linked_keys, pair_options, signature
+from portproof.mapping.pairing import Option, Options, Unit, contents_of, linked_keys, signature, unit_options
 from portproof.python39 import zip_strict
 
 SAME = 1e-4  # of the largest value: far above rounding in float64, far below what another layer would give
@@ -32,20 +32,16 @@ Block = tuple[ModuleCall, str, set[Unit]]  # reference's call, port's module, un
 
 def alike(ref: Sequence[np.ndarray], port: Sequence[np.ndarray], tolerance: float = SAME) -> bool:
     """Whether both hold the same: floats up to `tolerance` of each array's largest, whole numbers as far as both go."""
-    (ref_floats, ref_whole), (port_floats, port_whole) = _parted(ref), _parted(port)
+    floats, port_floats = list(filter(_is_float, ref)), list(filter(_is_float, port))
     return (
-        len(ref_floats) == len(port_floats)
-        and all(map(np.array_equal, ref_whole, port_whole))
-        and all(_close(r, p, tolerance) for r, p in zip_strict(ref_floats, port_floats))
+        len(floats) == len(port_floats)
+        and all(map(np.array_equal, filterfalse(_is_float, ref), filterfalse(_is_float, port)))
+        and all(_close(r, p, tolerance) for r, p in zip_strict(floats, port_floats))
     )
 
 
-def _parted(arrays: Iterable[np.ndarray]) -> tuple[list[np.ndarray], list[np.ndarray]]:
-    """(those of floating point, the others)."""
-    floats, whole = [], []
-    for array in arrays:
-        (floats if array.dtype.kind in "fc" else whole).append(array)
-    return floats, whole
+def _is_float(array: np.ndarray) -> bool:
+    return array.dtype.kind in "fc"
 
 
 def _close(ref: np.ndarray, port: np.ndarray, tolerance: float) -> bool:
@@ -73,12 +69,6 @@ class FoundMap:
         if self.reached == self.total:
             return "everywhere"
         return f"up to layer {self.reached} of {self.total - 1}{self.hint}"
-
-
-def _same_outputs(ref: Sequence[np.ndarray], port: Sequence[np.ndarray]) -> bool:
-    """Whether both give the same, as far as both go: attention may give its weights, too."""
-    count = min(len(ref), len(port))
-    return count > 0 and alike(ref[:count], port[:count])
 
 
 def _sorted(arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
@@ -156,7 +146,7 @@ class MapSearch:
         for unit in pairs:
             if unit not in self.options:
                 (name,), (port_name,) = unit
-                self.options[unit], _ = pair_options(self.ref_modules[name], self.port_modules[port_name])
+                self.options[unit], _ = unit_options([self.ref_modules[name]], [self.port_modules[port_name]])
         return {unit: self.options[unit] for unit in (*self.joined, *pairs)}
 
     def links(self, modules: Mapping[str, str]) -> list[Link]:
@@ -230,7 +220,8 @@ class MapSearch:
             self._runs_left -= 1
             before, self.chosen = self.chosen, self.chosen | choice
             run = self._run_block(call, port_name, modules)
-            right = run is not None and _same_outputs(call.outputs, run.output)
+            count = min(len(call.outputs), len(run.output)) if run else 0  # attention may give its weights, too
+            right = count > 0 and alike(call.outputs[:count], run.output[:count])
             against = _against_names(choice, options)
             if right and not against:
                 return True

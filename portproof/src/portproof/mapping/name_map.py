@@ -18,7 +18,7 @@ from portproof.convert.rules import COUNT
 from portproof.mapping.links import Link, parse, slots_of, tensors_of
 from portproof.mapping.map_search import FoundMap, MapSearch
 from portproof.mapping.module_calls import CallMatcher
-from portproof.mapping.pairing import Option, Options, complete_pairs, fit_units, join_options, modules_with_tensors
+from portproof.mapping.pairing import Option, Options, complete_pairs, fit_units, modules_with_tensors, unit_options
 from sturdyio.cli import UserError
 
 
@@ -131,7 +131,8 @@ def _are_tensors(model: BackendModel, tensors: Mapping[str, Slot], names: Sequen
 
 def _given_join(line: Link, ref: BackendModel, port: BackendModel) -> Option:
     """What a line of modules says of their tensors."""
-    for option in join_options([ref.modules[name] for name in line.ref], [port.modules[name] for name in line.port]):
+    sides = [ref.modules[name] for name in line.ref], [port.modules[name] for name in line.port]
+    for option in unit_options(*sides)[0]:
         joins = [link for link in option.links if link.is_join]
         in_order = all(tuple(key.rpartition(".")[0] for key in link.parts) == line.parts for link in joins)
         same_form = all((link.heads, link.transposed) == (line.heads, line.transposed) for link in joins)

@@ -76,13 +76,13 @@ def modules_with_tensors(modules: Modules, trace: Trace) -> list[Module]:
 
     One that is never called follows the one before it in order of definition.
     """
-    called = dict.fromkeys(call.name for call in sorted(trace.calls.values(), key=lambda call: call.start))
+    called = dict.fromkeys(call.name for call in sorted(trace.calls.values(), key=attrgetter("start")))
     names = [name for name in called if name in modules and modules[name].slots]
     place = 0  # behind the one before
     for name, module in modules.items():
-        if module.slots and name not in called:
-            names.insert(place, name)
         if module.slots:
+            if name not in called:
+                names.insert(place, name)
             place = names.index(name) + 1
     return [modules[name] for name in names]
 
@@ -169,10 +169,13 @@ def _count_unmatched(units: Iterable[Unit], ref: Sequence[Module], port: Sequenc
     ref_modules, port_modules = _by_name(ref), _by_name(port)
     count = len(ref) + len(port)
     for names, port_names in units:
-        count -= len(names) + len(port_names)
-        if len(names) == len(port_names) and pair_options(ref_modules[names[0]], port_modules[port_names[0]])[1]:
-            count += 1
+        _, wrong = unit_options(_at(ref_modules, names), _at(port_modules, port_names))
+        count += bool(wrong) - len(names) - len(port_names)
     return count
+
+
+def _at(modules: Modules, names: Names) -> list[Module]:
+    return [modules[name] for name in names]
 
 
 def _aligned(ref: Sequence[Module], port: Sequence[Module], pairs: Mapping[str, str], may_differ: bool) -> list[Unit]:
@@ -197,14 +200,11 @@ def _aligned(ref: Sequence[Module], port: Sequence[Module], pairs: Mapping[str, 
     aligned = align_sequences(list(map(_parent, names)), list(map(_parent, port_names)), cost)
     units = [(tuple(names[places]), tuple(port_names[port_places])) for places, port_places in aligned]
     ref_left, port_left = _by_name(_without(units, 0, ref)), _by_name(_without(units, 1, port))
-    for turned, one, parts in _take_joins(ref_left, port_left, signature, _can_join):
+    joins = _take_joins(ref_left, port_left, signature, lambda one, parts, _: bool(join_options(one, parts)))
+    for turned, one, parts in joins:
         joined = (one.name,), tuple(_by_name(parts))
         units.append(joined[::-1] if turned else joined)
     return units
-
-
-def _can_join(one: Module, parts: list[Module], turned: bool) -> bool:
-    return bool(join_options([one], parts))
 
 
 def _without(units: Iterable[Unit], side: int, modules: Iterable[Module]) -> list[Module]:
@@ -230,13 +230,13 @@ def _cost(ref: Sequence[Module], port: Sequence[Module], may_differ: bool) -> in
     """What it costs that these modules stand for each other; None: they cannot."""
     same_size = sum(map(_size, ref)) == sum(map(_size, port))
     if len(ref) != len(port):
-        return JOINED if same_size and join_options(ref, port) else None
+        return JOINED if same_size and unit_options(ref, port)[0] else None
     (one,), (other,) = ref, port
     if signature(one) == signature(other):
         return 0
     if _shapes(one) == _shapes(other):
         return SAME_SHAPES
-    if same_size and not pair_options(one, other)[1]:
+    if same_size and not unit_options(ref, port)[1]:
         return SAME_ELEMENTS
     if not may_differ or one.kind != other.kind:
         return None
@@ -279,13 +279,9 @@ def fit_units(units: Iterable[Unit], ref: Modules, port: Modules) -> tuple[dict[
     """
     options: Options = {}
     reasons: dict[str, str] = {}
-    for names, port_names in units:
-        ref_ones, port_ones = [ref[name] for name in names], [port[name] for name in port_names]
-        if len(ref_ones) == len(port_ones):
-            options[names, port_names], wrong = pair_options(ref_ones[0], port_ones[0])
-            reasons |= wrong
-        else:
-            options[names, port_names] = join_options(ref_ones, port_ones)
+    for unit in units:
+        options[unit], wrong = unit_options(_at(ref, unit[0]), _at(port, unit[1]))
+        reasons |= wrong
     linked, port_linked = linked_keys(options)
     left, layers = _left_over(ref, linked, reasons, "")
     port_left, port_layers = _left_over(port, port_linked, reasons, "port's ")
@@ -342,11 +338,15 @@ def _combined(factors: Sequence[Sequence[Option]]) -> list[Option]:
     return sorted(found, key=lambda option: not option.by_name)
 
 
-def pair_options(ref: Module, port: Module) -> tuple[list[Option], dict[str, str]]:
-    """(options, {tensor: what does not fit}) of one module and its counterpart.
+def unit_options(ref: Sequence[Module], port: Sequence[Module]) -> tuple[list[Option], dict[str, str]]:
+    """(options, {tensor: what does not fit}) of modules that stand for each other; one side is one module."""
+    if len(ref) > 1:
+        return [option.turned for option in join_options(port[0], ref)], {}
+    return (join_options(ref[0], port), {}) if len(port) > 1 else _pair_options(ref[0], port[0])
 
-    Tensors of one name; in modules of one's own then those of one shape, of the same elements, of any shape.
-    """
+
+def _pair_options(ref: Module, port: Module) -> tuple[list[Option], dict[str, str]]:
+    """Tensors of one name; in modules of one's own then those of one shape, of the same elements, of any shape."""
     same_layer = bool(ref.kind) and ref.kind == port.kind
     named = {leaf: _whole(slot, port.slots[leaf], same_layer) for leaf, slot in ref.slots.items() if leaf in port.slots}
     factors = [options for options in named.values() if options]
@@ -506,14 +506,12 @@ def _tensor_joins(ref: Slots, port: Slots, of_layers: Layers = ((), ())) -> Fact
     return factors
 
 
-def join_options(ref: Sequence[Module], port: Sequence[Module]) -> list[Option]:
+def join_options(one: Module, several: Sequence[Module]) -> list[Option]:
     """The ways in which one module's tensors are joined from several modules'; none unless all needed ones are covered.
 
     A tensor is joined from those that have one name in the several, or has its counterpart in one of them.
     """
-    if len(ref) > 1:
-        return [option.turned for option in join_options(port, ref)]
-    free, slots = needed(ref[0]), [needed(module) for module in port]
+    free, slots = needed(one), [needed(module) for module in several]
     if any(side.keys() != slots[0].keys() for side in slots) or not slots[0]:
         return []
     joins: list[tuple[Slot, list[Slot]]] = []
