@@ -91,13 +91,13 @@ MINDSPORE_TYPES = {
 
 
 def _inverse(table: Mapping[str, Rules]) -> dict[str, Rules]:
-    """The rules to PyTorch: {layer type: {name there: (name in PyTorch, change of layout)}}."""
     inverse: dict[str, Rules] = {}
     for layer, rules in table.items():
         inverse[layer] = {its_name: (name, change) for name, (its_name, change) in rules.items()}
     return inverse
 
 
+# Back to PyTorch: names there first.
 PADDLE_TO_TORCH, MINDSPORE_TO_TORCH = _inverse(RULES), _inverse(MINDSPORE_RULES)
 
 

@@ -76,9 +76,9 @@ def _sorted(arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
 
 
 def _choices(group: Sequence[Unit], options: Options, chosen: Mapping[Unit, int], tries: int) -> list[dict[Unit, int]]:
-    """At most `tries` choices of an option for each unit: those that names allow first.
+    """As it is; other options of the first unit; all of as many options in step; every combination.
 
-    As it is; then other options of the first unit, all units of as many options in step, every combination.
+    These are at most `tries`, of which those that names allow come first.
     """
     counts = [len(options[unit]) for unit in group]
     in_step = [unit for unit, count in zip_strict(group, counts) if count == counts[0]]
@@ -98,7 +98,6 @@ def _against_names(choice: Mapping[Unit, int], options: Options) -> list[Option]
 
 
 def _without(modules: Mapping[str, Module], tensors: set[str]) -> dict[str, Module]:
-    """The modules without these tensors, by state_dict key."""
     left = {}
     for name, module in modules.items():
         slots = {leaf: slot for leaf, slot in module.slots.items() if slot.tensor not in tensors}
@@ -234,7 +233,7 @@ class MapSearch:
         return False
 
     def _settle_alone(self, unit: Unit, options: Sequence[Option], found: FoundMap) -> FoundMap:
-        """`found`, or what agrees further in the whole model with another option of this unit."""
+        """The same for one unit, in the whole model."""
         for i, option in enumerate(options[:TRIES]):
             if i > 0 and option.by_name:
                 before, self.chosen = self.chosen, self.chosen | {unit: i}
@@ -262,7 +261,7 @@ class MapSearch:
         return sorted(found, key=lambda block: (len(contents[block[0].name]), -block[0].start, -len(block[1])))
 
     def _keys_by_unit(self, modules: Mapping[str, str]) -> dict[Unit, set[str]]:
-        """{unit: the keys of the reference's tensors, or of their pieces, that it links}."""
+        """The keys of the reference's tensors, or of their pieces, that it links."""
         pieces, keys = defaultdict(set), defaultdict(set)
         for slot in slots_of(self.ref.modules).values():
             pieces[slot.tensor].add(slot.key)
@@ -271,7 +270,7 @@ class MapSearch:
         return keys
 
     def _run_block(self, call: ModuleCall, port_name: str, modules: Mapping[str, str]) -> Run | None:
-        """The port's module on what the reference's received, or on its arrays alone; None if it cannot be run."""
+        """The port's module on what the reference's received, or on its arrays alone."""
         self.load(modules)
         for given in (call, replace(call, args=tuple(call.inputs), kwargs={})):
             run = self.port.ask(Question(replace(given, name=port_name), "float64", train=False))
@@ -306,7 +305,7 @@ class MapSearch:
         return best
 
     def _settle_calls(self, modules: dict[str, str], start: int, fixed: set[str]) -> FoundMap:
-        """Settle each call from the `start`-th on by what the layers receive; all before it is settled."""
+        """Settle each call from the `start`-th on by what the layers receive."""
         calls = [call for call in self.ref_run.trace.calls.values() if call.name in modules]
         calls.sort(key=lambda call: call.start)
         port_run, found = self.run(modules), FoundMap(modules, start, len(calls) + 1)
@@ -349,11 +348,11 @@ class MapSearch:
     def _possible_swaps(
         self, call: ModuleCall, modules: Mapping[str, str], settled: set[str], port_run: Run
     ) -> list[str]:
-        """The modules that the called one may change places with: of its signature, and fed alike on the port."""
-        wanted = signature(self.ref_modules[call.name])
-        return [
-            name
-            for name, port_name in modules.items()
-            if name != call.name and name not in settled
-            if signature(self.ref_modules[name]) == wanted and self._receives(port_run, port_name, call)
-        ]
+        """The modules that it may change places with: of its signature, and fed alike on the port."""
+        found = []
+        for name, port_name in modules.items():
+            if name != call.name and name not in settled:
+                alike_here = signature(self.ref_modules[name]) == signature(self.ref_modules[call.name])
+                if alike_here and self._receives(port_run, port_name, call):
+                    found.append(name)
+        return found

@@ -23,7 +23,6 @@ def _label(call: ModuleCall) -> str:
 
 
 def _in_order(run: Run) -> list[ModuleCall]:
-    """The calls as they began."""
     return sorted(run.trace.calls.values(), key=lambda call: call.start)
 
 
@@ -74,9 +73,9 @@ class CallMatcher:
                 self._pair_layers(call, calls.pop(0))
 
     def _pair_layers(self, call: ModuleCall, port_call: ModuleCall) -> None:
-        """A pair, unless a layer of another kind (a linear one for a 1x1 convolution) has its output in another form.
+        """A layer of another kind (a linear one for a 1x1 convolution) may have its output in another order or shape.
 
-        Where it has it in another order or shape, only what its values tell is compared.
+        Then it is compared only where its values tell.
         """
         kind, port_kind = self.ref.modules[call.name].kind, self.port.modules[port_call.name].kind
         same_shapes = [array.shape for array in call.outputs] == [array.shape for array in port_call.outputs]
@@ -132,7 +131,6 @@ class CallMatcher:
                 self.pairs[label] = port_label
 
     def _types(self, call: ModuleCall, port_call: ModuleCall) -> tuple[str, str]:
-        """The classes of the two modules, the port's by PyTorch's name."""
         port_type = self.port.modules[port_call.name].type
         return self.ref.modules[call.name].type, self.port.backend.layers.torch_type(port_type)
 
@@ -151,7 +149,7 @@ class CallMatcher:
         )
 
     def _best_fit(self, call: ModuleCall, port_calls: Calls, taken: Container[str]) -> ModuleCall | None:
-        """The first that fits, those of the same name before others, then those of the same type."""
+        """The first that fits, of the same name before others, of the same type before others."""
 
         def rank(other: ModuleCall) -> tuple[bool, bool]:
             ref_type, port_type = self._types(call, other)

@@ -47,17 +47,11 @@ class NameMap:
         return self.how.endswith("confirmed by values everywhere")
 
 
-def propose(
-    ref: BackendModel,
-    port: BackendModel,
-    inputs: Inputs,
-    given: Mapping[str, str] | None = None,
-) -> NameMap:
+def propose(ref: BackendModel, port: BackendModel, inputs: Inputs, given: Mapping[str, str] | None = None) -> NameMap:
     """The map between two models with the reference's weights, which the port is left with.
 
     Tensors that are not one to one are pieces on both models from now on. `given` fixes modules or tensors, as a line
-    of a map does. Calls are matched in `modes` (True: train). Raises UserError where it names what is not there, or
-    does not add up.
+    of a map does; raises UserError where it names what is not there, or does not add up. Calls are those in eval mode.
     """
     modules, lines = checked_map(given or {}, ref, port)
     search = MapSearch(ref, port, inputs, lines)
@@ -130,7 +124,6 @@ def _are_tensors(model: BackendModel, tensors: Mapping[str, Slot], names: Sequen
 
 
 def _given_join(line: Link, ref: BackendModel, port: BackendModel) -> Option:
-    """What a line of modules says of their tensors."""
     sides = [ref.modules[name] for name in line.ref], [port.modules[name] for name in line.port]
     for option in unit_options(*sides)[0]:
         joins = [link for link in option.links if link.is_join]
@@ -176,8 +169,6 @@ def _lines(modules: Mapping[str, str], links: Sequence[Link], ref: BackendModel,
 
 @dataclass
 class Proposal:
-    """Units with their options, and what they rest on."""
-
     problems: dict[str, str]
     options: Options
     spare: list[str]  # buffers without counterpart
@@ -194,8 +185,7 @@ def _proposals(search: MapSearch, given: dict[str, str]) -> Iterator[Proposal]:
     ref_modules = modules_with_tensors(search.ref_modules, search.ref_run.trace)
     port_modules = modules_with_tensors(search.port_modules, search.port_run.trace)
     ref_names, port_names = [m.name for m in ref_modules], {m.name for m in port_modules}
-    taken = {*given, *given.values()}
-    common = {name: name for name in ref_names if name in port_names and name not in taken}
+    common = {name: name for name in ref_names if name in port_names - {*given, *given.values()}}
 
     def proposal(pairs: dict[str, str], fixed: set[str], how: str) -> Proposal:
         units = complete_pairs(pairs, ref_modules, port_modules)
@@ -212,18 +202,20 @@ def _proposals(search: MapSearch, given: dict[str, str]) -> Iterator[Proposal]:
     fixed = {name for name in common if all_common or not name.rpartition(".")[2].isdigit()}
     by_name = proposal(given | common, fixed | set(given), "by name")
     few_names = 2 * (len(common) + len(given)) <= max(len(ref_names), len(port_names))
-    if len(by_order.problems) < len(by_name.problems) or few_names and len(by_order.problems) == len(by_name.problems):
+    more = len(by_name.problems) - len(by_order.problems)
+    order_first = more > 0 or few_names and more == 0
+    if order_first:
         yield by_order
-        if few_names and not by_name.problems:
-            yield by_name
-    else:
+    if not order_first or few_names and not by_name.problems:
         yield by_name
 
 
 def same_names(ref: BackendModel, port: BackendModel, inputs: Inputs) -> NameMap | None:
     """The map of equal names, whose weights the port is left with; None unless both have the same names and shapes."""
     pairs = pairs_by_name(ref, port)
-    if pairs is None or not len(pairs) == len(tensors_of(ref)) == len(tensors_of(port)):
+    if pairs is None or any(slot.shape != port_slot.shape for slot, port_slot in pairs):
+        return None
+    if not len(pairs) == len(tensors_of(ref)) == len(tensors_of(port)):
         return None
     modules = {name: name for name, module in ref.modules.items() if module.slots}
     tensors = {slot.key: port_slot.key for slot, port_slot in pairs}
@@ -240,11 +232,11 @@ def pairs_by_name(
 ) -> list[tuple[Slot, Slot]] | None:
     """Tensors of the same names, those of `modules` aside; None unless all names and shapes agree, but for counts."""
     ref_names = {port_name: name for name, port_name in (modules or {}).items()}
-    slots, port_slots = slots_of(ref.modules), slots_of(port.modules)
-    port_slots = {(ref_names.get(name, name), leaf): slot for (name, leaf), slot in port_slots.items()}
-    shapes, port_shapes = (
-        {place: slot.shape for place, slot in each.items() if place[1] != COUNT} for each in (slots, port_slots)
-    )
+    slots, port_slots = slots_of(ref.modules), {}
+    for (name, leaf), slot in slots_of(port.modules).items():
+        port_slots[ref_names.get(name, name), leaf] = slot
+    shapes = {place: slot.shape for place, slot in slots.items() if place[1] != COUNT}
+    port_shapes = {place: slot.shape for place, slot in port_slots.items() if place[1] != COUNT}
     if shapes != port_shapes:
         return None
     return [(slot, port_slots[place]) for place, slot in slots.items() if place in port_slots]

@@ -7,7 +7,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Container, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from difflib import SequenceMatcher
-from itertools import chain, filterfalse, islice, permutations, product
+from itertools import chain, filterfalse, islice, permutations, product, starmap
 from math import prod
 from operator import attrgetter
 from typing import TypeVar
@@ -91,12 +91,15 @@ def _shapes(module: Module) -> tuple:
     return tuple(sorted(slot.shape for slot in needed(module).values()))
 
 
+def _spare_shapes(module: Module) -> tuple:
+    return tuple(sorted(slot.shape for slot in spare(module).values()))
+
+
 def _elements(module: Module) -> tuple:
-    return tuple(sorted(squeezed(slot.shape) for slot in needed(module).values()))
+    return tuple(sorted(map(squeezed, _shapes(module))))
 
 
 def _size(of: Module | Slot) -> int:
-    """How many elements it has."""
     slots = needed(of).values() if isinstance(of, Module) else [of]
     return sum(prod(slot.shape) for slot in slots)
 
@@ -124,12 +127,17 @@ def contents_of(model: BackendModel, ref_keys: Mapping[str, str]) -> dict[str, f
 
 
 def complete_pairs(pairs: dict[str, str], ref: Sequence[Module], port: Sequence[Module]) -> list[Unit]:
-    """Units of the `pairs` of names and of the modules left, by order; in the reference's order."""
+    """Units of the `pairs` of names and of the modules left, by order; in the reference's order.
+
+    Modules that hold nothing but spare buffers make no difference to the order of the others. They stand for each
+    other in turn if they have the same shapes, else by name.
+    """
     units = [((name,), (port_name,)) for name, port_name in pairs.items()]
     ref_left, port_left = _without(units, 0, ref), _without(units, 1, port)
     units += _by_order(list(filter(needed, ref_left)), list(filter(needed, port_left)), pairs)
-    # What holds only spare buffers makes no difference to the order of the others.
-    units += _spare_by_order(list(filterfalse(needed, ref_left)), list(filterfalse(needed, port_left)))
+    spare_ones, port_spare = list(filterfalse(needed, ref_left)), _by_name(filterfalse(needed, port_left))
+    in_turn = _in_turn(spare_ones, list(port_spare.values()), _spare_shapes)
+    units += in_turn or [((module.name,), (module.name,)) for module in spare_ones if module.name in port_spare]
     place = {module.name: i for i, module in enumerate(ref)}
     return sorted(units, key=lambda unit: place.get(unit[0][0], -1))
 
@@ -147,13 +155,6 @@ def _by_order(ref: Sequence[Module], port: Sequence[Module], pairs: Mapping[str,
     return min(attempts, key=lambda units: _count_unmatched(units, ref, port))
 
 
-def _spare_by_order(ref: Sequence[Module], port: Sequence[Module]) -> list[Unit]:
-    """Modules that hold nothing but spare buffers: of the same shapes in turn, else of one name."""
-    units = _in_turn(ref, port, lambda module: tuple(sorted(slot.shape for slot in module.slots.values())))
-    ports = {module.name for module in port}
-    return units or [((module.name,), (module.name,)) for module in ref if module.name in ports]
-
-
 def _in_turn(ref: Sequence[Module], port: Sequence[Module], key: Callable[[Module], tuple]) -> list[Unit]:
     """The n-th of a key with the n-th, if both sides have as many of each; else nothing."""
     if Counter(map(key, ref)) != Counter(map(key, port)):
@@ -165,7 +166,7 @@ def _in_turn(ref: Sequence[Module], port: Sequence[Module], key: Callable[[Modul
 
 
 def _count_unmatched(units: Iterable[Unit], ref: Sequence[Module], port: Sequence[Module]) -> int:
-    """How many modules have no counterpart, or one that their tensors do not fit."""
+    """How many have no counterpart, or one that does not fit."""
     ref_modules, port_modules = _by_name(ref), _by_name(port)
     count = len(ref) + len(port)
     for names, port_names in units:
@@ -208,7 +209,6 @@ def _aligned(ref: Sequence[Module], port: Sequence[Module], pairs: Mapping[str, 
 
 
 def _without(units: Iterable[Unit], side: int, modules: Iterable[Module]) -> list[Module]:
-    """The modules of one side that are in none of the units."""
     taken = set(chain.from_iterable(unit[side] for unit in units))
     return [module for module in modules if module.name not in taken]
 
@@ -227,7 +227,6 @@ def _described(module: Module) -> tuple:
 
 
 def _cost(ref: Sequence[Module], port: Sequence[Module], may_differ: bool) -> int | None:
-    """What it costs that these modules stand for each other; None: they cannot."""
     same_size = sum(map(_size, ref)) == sum(map(_size, port))
     if len(ref) != len(port):
         return JOINED if same_size and unit_options(ref, port)[0] else None
@@ -245,14 +244,11 @@ def _cost(ref: Sequence[Module], port: Sequence[Module], may_differ: bool) -> in
 
 
 def _take_joins(
-    ref: dict[str, T],
-    port: dict[str, T],
-    key: Callable[[T], Hashable],
-    may_be: Callable[[T, list[T], bool], bool],
+    ref: dict[str, T], port: dict[str, T], key: Callable[[T], Hashable], may_be: Callable[[T, list[T], bool], bool]
 ) -> list[tuple[bool, T, list[T]]]:
-    """(whether it is the port's, one, what it may be joined from), all of which are taken out of `ref` and `port`.
+    """(whether one is the port's, one, the first of one key on the other side that are as large together).
 
-    What it is joined from are the first of one key on the other side, wherever they stand, that are as large together.
+    All these are taken out of `ref` and `port`.
     """
     found = []
     for turned, (ones, others) in enumerate(((ref, port), (port, ref))):
@@ -330,7 +326,7 @@ def linked_keys(options: Options) -> tuple[set[str], set[str]]:
 
 
 def _combined(factors: Sequence[Sequence[Option]]) -> list[Option]:
-    """Every choice of one option of each factor, as one option; what names say first."""
+    """Every choice of one option of each; what names say first."""
     found = []
     for chosen in islice(product(*factors), MOST_OPTIONS):
         links = chain.from_iterable(option.links for option in chosen)
@@ -339,7 +335,7 @@ def _combined(factors: Sequence[Sequence[Option]]) -> list[Option]:
 
 
 def unit_options(ref: Sequence[Module], port: Sequence[Module]) -> tuple[list[Option], dict[str, str]]:
-    """(options, {tensor: what does not fit}) of modules that stand for each other; one side is one module."""
+    """(options, {tensor: what does not fit}) of modules that stand for each other."""
     if len(ref) > 1:
         return [option.turned for option in join_options(port[0], ref)], {}
     return (join_options(ref[0], port), {}) if len(port) > 1 else _pair_options(ref[0], port[0])
@@ -371,7 +367,6 @@ def _pair_options(ref: Module, port: Module) -> tuple[list[Option], dict[str, st
 
 
 def _whole(ref: Slot, port: Slot, same_layer: bool = False) -> list[Option]:
-    """The ways in which one tensor may be the other."""
     plain, turned = (Link((ref.tensor,), (port.tensor,), transposed=way) for way in (False, True))
     shape, port_shape = squeezed(ref.shape), squeezed(port.shape)
     links = [plain] if shape == port_shape else []
@@ -383,10 +378,10 @@ def _whole(ref: Slot, port: Slot, same_layer: bool = False) -> list[Option]:
 
 
 def _by_shape(ref: Slots, port: Slots, of_layers: Layers = ((), ())) -> Factors:
-    """Factors of the tensors that are wholes of each other, which are taken out of `ref` and `port`.
+    """Factors of the tensors that are wholes of each other, unless both are library layers'; taken out of both sides.
 
     The same shape comes before the same elements, and similar names before others; those of one shape are also tried
-    in every other order. Two that are both library layers' are no pair.
+    in every other order.
     """
     fitting = []
     for a, b in product(ref, port):
@@ -400,29 +395,22 @@ def _by_shape(ref: Slots, port: Slots, of_layers: Layers = ((), ())) -> Factors:
             groups[difference, squeezed(pair[0].shape), squeezed(pair[1].shape)].append(pair)
     factors: Factors = []
     for pairs in groups.values():
-        if len(pairs) <= MOST_EXCHANGED:
-            factors.append(_in_every_order(pairs))
-        else:
-            factors += [_whole(a, b) for a, b in pairs]
+        if len(pairs) > MOST_EXCHANGED:
+            factors += starmap(_whole, pairs)
+            continue
+        ones, others = zip(*pairs)
+        in_every_order = [_combined(list(map(_whole, ones, order))) for order in permutations(others)]
+        factors.append(list(chain.from_iterable(in_every_order)))
     return factors
 
 
 def _difference(ref: Slot, port: Slot) -> int | None:
-    """How much two tensors differ that may be wholes of each other; None: they cannot be."""
+    """How much two tensors differ; None: they cannot be wholes of each other."""
     if ref.is_whole != port.is_whole:
         return None
     if squeezed(ref.shape) != squeezed(port.shape):
         return 3 if not ref.is_buffer and _whole(ref, port) else None
     return 2 if ref.shape != port.shape else int(ref.trained != port.trained)
-
-
-def _in_every_order(pairs: Sequence[tuple[Slot, Slot]]) -> list[Option]:
-    """The ways in which the first tensors of the pairs may be the second, in any order; that of the pairs first."""
-    ref, port = zip(*pairs)
-    options = []
-    for order in permutations(port):
-        options += _combined(list(map(_whole, ref, order)))
-    return options
 
 
 def similarity(a: str, b: str) -> float:
@@ -479,7 +467,7 @@ def _joined_options(joins: Sequence[tuple[Slot, Sequence[Slot]]]) -> list[Option
 
 
 def _ways_to_join(joined: Slot, parts: Sequence[Slot], heads: int) -> list[Link]:
-    """The links of a tensor with its parts in this order that add up: stored as it is or transposed, along any axis."""
+    """The links that add up: stored as it is or transposed, along any axis."""
     keys, shapes = tuple(part.tensor for part in parts), [part.shape for part in parts]
     axes = max(1, len(squeezed(joined.shape)))
     ways = product((False, True) if axes > 1 else (False,), range(axes))
@@ -488,9 +476,9 @@ def _ways_to_join(joined: Slot, parts: Sequence[Slot], heads: int) -> list[Link]
 
 
 def _tensor_joins(ref: Slots, port: Slots, of_layers: Layers = ((), ())) -> Factors:
-    """Factors of those that are joined from several of the other side, all of which are taken out of `ref` and `port`.
+    """Factors of those, but a library layer's, that are joined from several of the other side; taken out of both.
 
-    Those that are joined from as many are joined in one order. One that is a library layer's is not joined.
+    Those that are joined from as many are joined in one order.
     """
 
     def may_be(one: Slot, parts: list[Slot], turned: bool) -> bool:
