@@ -63,11 +63,11 @@ class CallMatcher:
             port_calls[call.name].append(call)
         for call in self.ref_calls:
             calls = port_calls.get(self.modules.get(call.name, None), [])
-            same = [place for place, other in enumerate(calls) if alike(call.inputs, other.inputs)]
-            if same:
-                self._pair_layers(call, calls.pop(same[0]))
-            else:
+            same = next((place for place, other in enumerate(calls) if alike(call.inputs, other.inputs)), None)
+            if same is None:
                 waiting.append((call, calls))
+            else:
+                self._pair_layers(call, calls.pop(same))
         for call, calls in waiting:
             if calls:
                 self._pair_layers(call, calls.pop(0))
@@ -101,11 +101,13 @@ class CallMatcher:
                     self.pairs[_label(call)] = _label(found)
                     self.type_fits[self._types(call, found)] = True
                     taken.add(_label(found))
-        for layer, calls in ref_groups.items() if not self.same_output else ():
+        if self.same_output:
+            return
+        for layer, calls in ref_groups.items():
             left = {_label(call): call for call in calls if _label(call) not in self.pairs}
             port_left = {_label(call): call for call in port_groups.get(layer, []) if _label(call) not in taken}
-            for label in [*left] if self.same_names else ():
-                if label in port_left:
+            for label in list(left):
+                if self.same_names and label in port_left:
                     self.pairs[label] = label
                     del left[label], port_left[label]
             self._pair_by_type(list(left.values()), list(port_left.values()))
@@ -118,7 +120,9 @@ class CallMatcher:
         undecided = []
         for key, calls in ref_groups.items():
             port_calls = port_groups.get(key, [])
-            for pair in zip_strict(calls, port_calls) if len(calls) == len(port_calls) else ():
+            if len(calls) != len(port_calls):
+                continue
+            for pair in zip_strict(calls, port_calls):
                 types, fits = self._types(*pair), self._fits(*pair)
                 if fits is None:
                     undecided.append((types, *map(_label, pair)))
