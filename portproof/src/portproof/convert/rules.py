@@ -11,6 +11,8 @@ from portproof.arrays import in_rows
 from sturdyio.cli import UserError
 
 Change = Callable[[np.ndarray], np.ndarray]
+Arrays = Mapping[str, np.ndarray]
+Types = Mapping[str, str]  # of modules, by PyTorch's names
 
 
 def identity(array: np.ndarray) -> np.ndarray:
@@ -101,9 +103,7 @@ def _inverse(table: Mapping[str, Rules]) -> dict[str, Rules]:
 PADDLE_TO_TORCH, MINDSPORE_TO_TORCH = _inverse(RULES), _inverse(MINDSPORE_RULES)
 
 
-def _converted(
-    arrays: Mapping[str, np.ndarray], types: Mapping[str, str], table: Mapping[str, Rules]
-) -> dict[str, np.ndarray]:
+def _converted(arrays: Arrays, types: Types, table: Mapping[str, Rules]) -> dict[str, np.ndarray]:
     result = {}
     for key, array in arrays.items():
         module, _, leaf = key.rpartition(".")
@@ -116,26 +116,26 @@ def _converted(
     return result
 
 
-def torch_to_paddle(arrays: Mapping[str, np.ndarray], types: Mapping[str, str]) -> dict[str, np.ndarray]:
-    """A PyTorch state_dict's arrays under PaddlePaddle's names and layouts; `types` maps modules to PyTorch's types.
+def torch_to_paddle(arrays: Arrays, types: Types) -> dict[str, np.ndarray]:
+    """A PyTorch state_dict's arrays under PaddlePaddle's names and layouts.
 
     Raises UserError for a key that no rule covers.
     """
     return _converted(arrays, types, RULES)
 
 
-def paddle_to_torch(arrays: Mapping[str, np.ndarray], types: Mapping[str, str]) -> dict[str, np.ndarray]:
+def paddle_to_torch(arrays: Arrays, types: Types) -> dict[str, np.ndarray]:
     """The inverse of `torch_to_paddle`, bit for bit."""
     return _converted(arrays, types, PADDLE_TO_TORCH)
 
 
-def torch_to_mindspore(arrays: Mapping[str, np.ndarray], types: Mapping[str, str]) -> dict[str, np.ndarray]:
+def torch_to_mindspore(arrays: Arrays, types: Types) -> dict[str, np.ndarray]:
     """A PyTorch state_dict's arrays under MindSpore's names, without the counts of batches, as `torch_to_paddle`."""
     kept = {key: array for key, array in arrays.items() if key.rpartition(".")[2] != COUNT}
     return _converted(kept, types, MINDSPORE_RULES)
 
 
-def mindspore_to_torch(arrays: Mapping[str, np.ndarray], types: Mapping[str, str]) -> dict[str, np.ndarray]:
+def mindspore_to_torch(arrays: Arrays, types: Types) -> dict[str, np.ndarray]:
     """The inverse of `torch_to_mindspore`, bit for bit; every count of batches is 0, as in a new network."""
     result = _converted(arrays, types, MINDSPORE_TO_TORCH)
     means = [key for key in result if key.endswith(".running_mean")]

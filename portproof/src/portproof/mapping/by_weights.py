@@ -25,8 +25,10 @@ def by_weights(
     """
     names = port.backend.arrays_of(port.model).names
     left, port_left = ref.arrays(), {names[key]: array for key, array in port.arrays().items()}
-    expected = {key: _renamed(key, modules or {}) for key in left}  # the port's names
-    pairs = {}
+    expected, pairs = {}, {}
+    for key in left:
+        module, dot, leaf = key.rpartition(".")
+        expected[key] = (modules or {}).get(module, module) + dot + leaf  # the port's name
     for by_name in (True, False):
         for key, array in list(left.items()):
             candidates = [expected[key]] if by_name else list(port_left)
@@ -44,8 +46,3 @@ def by_weights(
     if not items and not port_items:
         return pairs, None
     return pairs, compare(items, port_items, exact_atol(items), title="weights, which have to be equal")
-
-
-def _renamed(key: str, modules: Mapping[str, str]) -> str:
-    module, dot, leaf = key.rpartition(".")
-    return modules.get(module, module) + dot + leaf

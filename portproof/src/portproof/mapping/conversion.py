@@ -54,7 +54,7 @@ def convert_state_dict(
                 piece, key = slot.read(arrays[slot.tensor]), port_slot.tensor
                 converted[key] = port_slot.written(converted.get(key, own[key].astype(piece.dtype)), piece)
     for key in _spare(of_target.modules) - converted.keys():
-        converted[key] = np.zeros((), np.int64) if _is_count(key) else own[key]
+        converted[key] = np.zeros((), np.int64) if key.rpartition(".")[2] == COUNT else own[key]
     target_backend.load_arrays(result, converted, "converted weights")
     return target_backend.state_arrays(result)
 
@@ -123,7 +123,3 @@ def table(rows: Iterable[tuple[str, str, str, str]], first: str, second: str) ->
 def _spare(modules: Mapping[str, Module]) -> set[str]:
     """The state_dict keys of the tensors that the other model may do without."""
     return {slot.tensor for module in modules.values() for slot in spare(module).values()}
-
-
-def _is_count(name: str) -> bool:
-    return name.rpartition(".")[2] == COUNT

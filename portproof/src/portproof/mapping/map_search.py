@@ -155,10 +155,7 @@ class MapSearch:
         return list(chain.from_iterable(option.links for option in chosen))
 
     def load(self, modules: Mapping[str, str]) -> dict[str, str]:
-        """Put the reference's weights into the port under a map of modules -> {reference's key: port's key}.
-
-        Both models have these tensors, or pieces of them, from now on.
-        """
+        """Put the reference's weights into the port -> {reference's key: port's key}, see `apply`."""
         tensors = apply(self.links(modules), self.ref, self.port)
         arrays = self.ref.arrays()
         self.port.load({port_key: arrays[key] for key, port_key in tensors.items()})

@@ -135,8 +135,10 @@ class CallMatcher:
                 self.pairs[label] = port_label
 
     def _types(self, call: ModuleCall, port_call: ModuleCall) -> tuple[str, str]:
-        port_type = self.port.modules[port_call.name].type
-        return self.ref.modules[call.name].type, self.port.backend.layers.torch_type(port_type)
+        return self.ref.modules[call.name].type, self._port_type(port_call)
+
+    def _port_type(self, call: ModuleCall) -> str:
+        return self.port.backend.layers.torch_type(self.port.modules[call.name].type)
 
     def _fits(self, call: ModuleCall, port_call: ModuleCall) -> bool | None:
         """Whether two calls stand for each other; None: behind a fault what they receive does not tell."""
@@ -169,10 +171,9 @@ class CallMatcher:
         in_turn = all(types[0] == types[1] or self.type_fits.get(types) for types in all_types)
         if len(calls) != len(port_calls) or not in_turn:
             ref_types = [self.ref.modules[call.name].type for call in calls]
-            port_types = [self.port.backend.layers.torch_type(self.port.modules[call.name].type) for call in port_calls]
-            runs = SequenceMatcher(None, ref_types, port_types, autojunk=False).get_matching_blocks()
+            matcher = SequenceMatcher(None, ref_types, list(map(self._port_type, port_calls)), autojunk=False)
             pairs = []
-            for i, j, size in runs:
+            for i, j, size in matcher.get_matching_blocks():
                 pairs += zip_strict(calls[i : i + size], port_calls[j : j + size])
         self.pairs.update((_label(call), _label(port_call)) for call, port_call in pairs)
 
