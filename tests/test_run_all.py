@@ -13,7 +13,6 @@ from markdown_pages import ROOT
 import mobilenetv3_paddle.data.presets
 import mobilenetv3_ref.data.presets
 from portproof.compare import FAIL, PASS
-from portproof.ladder import all_rungs
 from portproof.report import pictures
 from sturdyio.cli import UserError
 
@@ -98,7 +97,7 @@ def test_a_report_that_cannot_be_written_is_a_user_error(run_all, monkeypatch, t
     with pytest.raises(UserError, match="delete it or choose another --output-dir"):
         run(run_all, tmp_path / "a")
     capsys.readouterr()
-    monkeypatch.setattr(all_rungs, "write_page", lambda *_: 1 / 0)
+    monkeypatch.setattr("portproof.report.page.write_page", lambda *_: 1 / 0)
     with pytest.raises(UserError, match="no report at .*division by zero"):
         run(run_all, tmp_path)
     assert "  PASS     one" in capsys.readouterr().out

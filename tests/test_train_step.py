@@ -30,7 +30,7 @@ from sturdyio.cli import UserError
 
 ROOT = Path(__file__).resolve().parents[1]
 PATHS = {"reference": "mobilenetv3_proof.training:ref", "port": "mobilenetv3_proof.training:port"}
-ONE_RUN = {side: {"run": {"seed": 3, "draw": 0}} for side in PATHS}
+ONE_RUN = {side: [(3, 0)] for side in PATHS}  # seed, draw
 
 
 @pytest.fixture(scope="module")
@@ -105,7 +105,7 @@ def records(digits, tmp_path_factory) -> dict[str, dict]:
     """Of a run of one epoch of five batches, by each package, in its own process."""
     options = Recipe(str(digits), "mobilenet_v3_small", epochs=1, batch_size=8).options()
     done = launch_runs(PATHS, ONE_RUN, options, tmp_path_factory.mktemp("runs"))
-    return {side: done[side]["run"] for side in PATHS}
+    return {side: done[side].records[0][3, 0] for side in PATHS}
 
 
 def test_both_packages_leave_the_same_record(records):
@@ -222,9 +222,9 @@ def short_runs(rung, tmp_path_factory):
     images = tmp_path_factory.mktemp("short") / "digits"
     write_digits(images, plan.train_per_class, plan.val_per_class)
     options = Recipe(str(images), "mobilenet_v3_small", **plan.recipe).options()
-    runs = {"reference": {f"{k}": {"seed": seed, "draw": k} for k in range(plan.draws)}}
+    runs = {"reference": [(seed, k) for k in range(plan.draws)]}
     done = launch_runs({"reference": PATHS["reference"]}, runs, options, tmp_path_factory.mktemp("ref"))["reference"]
-    return options, seed, list(done.values())
+    return options, seed, list(done.records[0].values())
 
 
 @pytest.mark.skipif("TRAIN_FAULTS" not in os.environ, reason="minutes of training: TRAIN_FAULTS=1 runs it")
@@ -236,9 +236,9 @@ def test_runs_with_a_mistake_are_no_runs_of_the_reference(rung, short_runs, tmp_
     fault = gallery.Fault(name, "", "", file, right, wrong, "")
     gallery.copy_port(tmp_path, fault if name != "none" else None)
     assert name == "none" or (gallery.ROOT / rung.PORT / file).read_text().count(right) == 1
-    runs = {"port": {"run": {"seed": seed, "draw": 0}}}  # the worker takes the copy, which lies where it runs
+    runs = {"port": [(seed, 0)]}  # the worker takes the copy, which lies where it runs
     done = launch_runs({"port": PATHS["port"]}, runs, options, tmp_path)["port"]
-    verdict = trajectory.judge([ref], [done["run"]], trajectory.FEATURES, name)
+    verdict = trajectory.judge([ref], list(done.records[0].values()), trajectory.FEATURES, name)
     shares = {row.name: row.difference / row.atol for row in verdict.rows}
     print(name, {feature: f"{share:.2f}" for feature, share in sorted(shares.items(), key=lambda item: -item[1])})
     assert verdict.status == (PASS if name == "none" else FAIL)

@@ -13,6 +13,7 @@ import importlib.util
 import io
 import json
 import multiprocessing
+import multiprocessing.forkserver
 import os
 import re
 import runpy
@@ -26,13 +27,13 @@ from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import yaml
 from tqdm import tqdm
 
 from maintenance import ROOT
 from portproof.compare import FAIL, PASS, joined
-from portproof.ladder.workers.launching import warm_processes
 from sturdyio.cli import UserError, existing_file, one_line
 
 PORT = "mobilenetv3_paddle"
@@ -275,7 +276,10 @@ def run_gallery(
     Without `below` only the rung that should catch a fault is run, not those below it. `known` are runs without a fault
     that need not be made. Raises UserError if a rung does not pass without a fault.
     """
-    context = warm_processes(PRELOADED)
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(PRELOADED)
+    with mock.patch.dict(os.environ, OMP_NUM_THREADS="1"):  # other processes run beside them
+        multiprocessing.forkserver.ensure_running()  # it keeps the environment that it starts with
     with ThreadPoolExecutor(jobs) as pool, tempfile.TemporaryDirectory() as name:
         copy_port(Path(name), None)
         known = known or {}

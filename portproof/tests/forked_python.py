@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import multiprocessing.forkserver
 import os
 import runpy
 import subprocess
@@ -11,8 +12,7 @@ import tempfile
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-
-from portproof.ladder.workers.launching import warm_processes
+from unittest import mock
 
 PRELOADED = ["torch", "torchvision", "paddle", "scipy.stats"]
 TIMEOUT = 300  # seconds
@@ -20,7 +20,10 @@ TIMEOUT = 300  # seconds
 
 def python(*arguments: str | Path, env: Mapping[str, str]) -> subprocess.CompletedProcess:
     """What `python SCRIPT ...` or `python -m MODULE ...` does with these variables."""
-    context = warm_processes(PRELOADED)
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(PRELOADED)
+    with mock.patch.dict(os.environ, OMP_NUM_THREADS="1"):  # other processes run beside them
+        multiprocessing.forkserver.ensure_running()  # it keeps the environment that it starts with
     command = list(map(str, arguments))
     with tempfile.TemporaryDirectory() as folder:
         said = [Path(folder, name) for name in ("stdout", "stderr")]

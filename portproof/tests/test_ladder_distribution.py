@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from scipy import special
 
 from portproof.compare import FAIL, PASS, Verdict, compare
 from portproof.ladder.statistics import distribution
@@ -28,6 +29,7 @@ def judged(law: Law, sample: np.ndarray) -> Verdict:
 def test_right_samples_leave_the_limits_as_often_as_p_says(law, shape, rng, monkeypatch):
     """At P = 0.05, a rate that 600 samples can show; quantiles rarer, since their bound is one for every n."""
     monkeypatch.setattr(distribution, "P", 0.05)
+    monkeypatch.setattr(distribution, "DEVIATIONS", -special.ndtri(0.05 / 2))
     law, draw = LAWS[law]
     outside = {}
     for _ in range(600):

@@ -1,5 +1,6 @@
 """Several processes of toy callables against one, with and without mistakes."""
 
+import re
 import subprocess
 import sys
 import time
@@ -17,7 +18,7 @@ from portproof.ladder.rung import Rung
 from portproof.ladder.rungs import processes
 from portproof.ladder.rungs.processes import dist, strided_shares
 from portproof.ladder.workers import launching
-from portproof.ladder.workers.launching import CouldNotStart, Died, launch
+from portproof.ladder.workers.launching import Outcome, launch
 from portproof.ladder.workers.process_worker import record_of
 from sturdyio.cli import UserError
 
@@ -99,15 +100,15 @@ def test_files_hold_images_losses_and_counts(rung):
 
 def test_a_process_that_dies_leaves_what_all_had_ended(tmp_path):
     runs = {"right": {}, "wrong": {"fault": "dies"}}
-    with pytest.raises(Died, match=r"process 1 of 2 ended with an error: RuntimeError: lost") as died:
-        launch("paddle", PORT, 2, runs, tmp_path, 120)
-    assert [list(record) for record in died.value.records] == [["right"], ["right"]]
+    died = launch("paddle", PORT, 2, runs, tmp_path, 120)
+    assert not died.is_machines and died.reason == "process 1 of 2 ended with an error: RuntimeError: lost"
+    assert [list(record) for record in died.records] == [["right"], ["right"]]
 
 
 def test_processes_that_do_not_come_together_are_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(launching, "command", lambda *args: [sys.executable, "-c", "raise OSError('no network')"])
-    with pytest.raises(CouldNotStart, match="before all processes ran: OSError: no network"):
-        launch("torch", REF, 2, {"a": {}}, tmp_path, 60)
+    outcome = launch("torch", REF, 2, {"a": {}}, tmp_path, 60)
+    assert outcome.is_machines and "before all processes ran: OSError: no network" in outcome.reason
     verdict = dist(REF, PORT, {2: {"a": {}}})
     assert verdict.status == REFUSED and "no network" in str(verdict)
 
@@ -116,8 +117,9 @@ def test_processes_that_do_not_come_together_are_refused(tmp_path, monkeypatch):
 def alike(monkeypatch) -> None:
     """Processes that all do what one does, in this one."""
 
-    def fake(framework: str, run: str, count: int, runs: dict, folder: Path, timeout: float) -> list:
-        return [{name: record_of(resolve(run, ""), it, "float64") for name, it in runs.items()} for _ in range(count)]
+    def fake(framework: str, run: str, count: int, runs: dict, folder: Path, timeout: float) -> Outcome:
+        records = {name: record_of(resolve(run, ""), it, "float64") for name, it in runs.items()}
+        return Outcome([records for _ in range(count)])
 
     monkeypatch.setattr(processes, "launch", fake)
 
@@ -150,9 +152,9 @@ def test_shares_are_compared_with_the_documented(alike):
 
 
 def test_a_port_that_raises_fails(alike, monkeypatch):
-    several = processes.several_processes
+    fake = processes.launch
     monkeypatch.setattr(  # there it would be the launcher's to say
-        processes, "several_processes", lambda who, *args: several(who, "toy_processes:one_number", *args[1:])
+        processes, "launch", lambda framework, run, *args: fake(framework, "toy_processes:one_number", *args)
     )
     verdict = dist("toy_processes:one_number", "toy_processes:raises", {2: {"a": {}}})
     assert verdict.status == FAIL and verdict.first_failure.name == "port, one process"
@@ -162,8 +164,8 @@ def test_a_port_that_raises_fails(alike, monkeypatch):
 
 
 def test_a_reference_that_dies_among_several_is_the_users(alike, monkeypatch):
-    def fake(framework: str, *args) -> list:
-        raise Died("process 1 of 2 ended with an error", "ValueError: lost")
+    def fake(framework: str, *args) -> Outcome:
+        return Outcome([{}, {}], "process 1 of 2 ended with an error: ValueError: lost")
 
     monkeypatch.setattr(processes, "launch", fake)
     with pytest.raises(UserError, match="the reference, 2 processes: process 1 of 2 .*lost"):
@@ -239,8 +241,8 @@ def wait_until(condition, seconds: float = 60) -> None:
 @pytest.mark.thorough("one framework", but="paddle")
 @pytest.mark.parametrize("framework", ["torch", "paddle"])
 def test_processes_that_never_end_are_ended(framework, tmp_path):
-    with pytest.raises(Died, match=r"process \d of 2 did not end within 8 s"):
-        launch(framework, "toy_processes:waits", 2, {"a run": {}}, tmp_path, 8)
+    died = launch(framework, "toy_processes:waits", 2, {"a run": {}}, tmp_path, 8)
+    assert not died.is_machines and re.fullmatch(r"process \d of 2 did not end within 8 s.*", died.reason)
     wait_until(lambda: processes_in(tmp_path) == [])
 
 

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -45,7 +46,7 @@ def test_results_come_in_order_with_what_their_rungs_print(capsys, tmp_path):
         (tmp_path / f"{number} done").touch()
         return result_of(number)
 
-    results = list(side_by_side(run, [2, 0, 1]))
+    results = list(side_by_side([partial(run, number) for number in range(3)], [2, 0, 1]))
     assert [result.rung.verdicts[0].title for result in results] == ["verdict 0", "verdict 1", "verdict 2"]
     assert results[1].rung.groups[0](Item("item 1")) == "item 1item 1" and results[1].rung.log
     lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("rung")]
@@ -55,17 +56,17 @@ def test_results_come_in_order_with_what_their_rungs_print(capsys, tmp_path):
 
 
 def test_what_a_rung_raises_ends_the_run_and_one_that_dies_does_not(monkeypatch, tmp_path, capsys):
-    def mistaken(number: int) -> RungResult:
+    def mistaken() -> RungResult:
         raise UserError("no such folder")
 
     with pytest.raises(UserError, match="no such folder"):
-        list(side_by_side(mistaken, [0, 1]))
+        list(side_by_side([mistaken, mistaken], [0, 1]))
 
     def run(planned: Planned, _refused: bool) -> RungResult:
         return result_of(1) if planned.script.stem == "alive" else os.kill(os.getpid(), signal.SIGKILL)
 
     monkeypatch.setattr(all_rungs, "run_planned", run)
-    monkeypatch.setattr(all_rungs, "write_page", lambda *_: None)
+    monkeypatch.setattr("portproof.report.page.write_page", lambda *_: None)
     rungs = [Planned(Path(f"{name}.py"), []) for name in ("alive", "dead", "alive")]
     assert run_all(rungs, tmp_path, {}, in_lanes=True) == FAIL
     printed = capsys.readouterr().out
@@ -79,6 +80,7 @@ def test_what_a_rung_raises_ends_the_run_and_one_that_dies_does_not(monkeypatch,
 def test_however_it_ends_every_process_ends(sent, said, status, tmp_path):
     code = """if True:
         import os, signal, subprocess, sys, time
+        from functools import partial
         from pathlib import Path
         from sturdyio.cli import run
         from portproof.ladder.side_by_side import side_by_side
@@ -94,7 +96,7 @@ def test_however_it_ends_every_process_ends(sent, said, status, tmp_path):
                 child.kill()
                 child.wait()  # where nothing else collects it, it would be there as a zombie
 
-        run(lambda: list(side_by_side(rung, [0, 1])) and 0, "all")
+        run(lambda: list(side_by_side([partial(rung, 0), partial(rung, 1)], [0, 1])) and 0, "all")
     """
     command = [sys.executable, "-c", code, str(tmp_path)]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)

@@ -84,35 +84,23 @@ def clear_reports(folder: str | Path) -> tuple[Path, Path]:
     return paths
 
 
-def _run_numbered(rungs: Sequence[Planned], refused_by_mistake: bool, number: int) -> RungResult:
-    """`run_planned` for `side_by_side`, whose processes import it."""
-    return run_planned(rungs[number], refused_by_mistake)
-
-
 def _results(rungs: Sequence[Planned], refused_by_mistake: bool, in_lanes: bool) -> Iterator[RungResult]:
     """What `run_planned` gives of each in a process of its own, or with two of them at a time."""
-    run = partial(_run_numbered, rungs, refused_by_mistake)
+    calls = [partial(run_planned, planned, refused_by_mistake) for planned in rungs]
     if in_lanes:
         importlib.import_module("torch._dynamo")  # PyTorch's optimizers do at their first use: here once for both lanes
         gc.freeze()  # what has been imported is not looked through for garbage again, nor copied for that
         models = list(dict.fromkeys(planned.model for planned in rungs))
         places = [(i > 0, models.index(planned.model), not planned.is_long, i) for i, planned in enumerate(rungs)]
-        found = side_by_side(run, [i for *_, i in sorted(places)])
+        found = side_by_side(calls, [i for *_, i in sorted(places)])
     else:
-        found = side_by_side(run, range(len(rungs)), 1, "spawn")
+        found = side_by_side(calls, range(len(rungs)), 1, "spawn")
     for planned, result in zip_strict(rungs, found):
         if isinstance(result, RungResult):
             yield result
         else:
             print(f"FAIL {planned.script.stem}: {result}", flush=True)
-            yield RungResult(planned.script.stem, planned.model, 0.0, None, result)
-
-
-def write_page(result: LadderResult, path: Path, drawn: Mapping[str, Any]) -> None:
-    """`report.page.write_page`, whose libraries are imported now, and not before the first rung."""
-    from portproof.report import page
-
-    page.write_page(result, path, drawn)
+            yield RungResult(planned.script.stem, planned.model, 0.0, error=result)
 
 
 def _drawn(result: RungResult, place: int) -> dict[str, Any]:
@@ -129,6 +117,8 @@ def _write_reports(result: LadderResult, page: Path, summary: Path, drawn: Mappi
     """Write both; whatever goes wrong is a UserError, since the verdict that was just printed stands."""
     try:
         write_summary(result, summary)
+        from portproof.report.page import write_page  # whose libraries are imported now, and not before the first rung
+
         write_page(result, page, drawn)
     except UserError:
         raise

@@ -21,19 +21,22 @@ from portproof.python39 import zip_strict
 PICTURES = 4  # images that differ, for the report
 END = object()
 Draw = TypeVar("Draw")
-Case = TypeVar("Case")
 Arrays = dict[Item, np.ndarray]
 Batch = tuple[Arrays, str]  # and how it is nested
 MakeLoader = Callable[[int], tuple[Iterable[Any], Callable[[int], Any]]]  # (workers) -> (loader, set_epoch)
 
 
-def to_array(value: Any, place: str = "") -> np.ndarray:
+def to_array(value: Any, place: str) -> np.ndarray:
     """A tensor, an array, or what NumPy makes one of; None becomes "none". TypeError, naming `place`, for the rest."""
     tensors = backend_of_tensor(value)
     array = tensors.to_array(value) if tensors else np.asarray("none" if value is None else value)
     if array.dtype.kind not in "biufU":
         raise TypeError(f"{place or 'it'} is a {type(value).__name__}, which is no array, tensor, number or string")
     return array
+
+
+def _arrays(values: Mapping[Any, Any]) -> dict[Any, np.ndarray]:
+    return {key: to_array(value, str(key)) for key, value in values.items()}
 
 
 def _arrays_at(value: Any, place: str) -> dict[str, np.ndarray]:
@@ -61,7 +64,7 @@ def _read(batches: Iterator[Any], number: int) -> Batch | None:
     if batch is END:
         return None
     if isinstance(batch, Mapping) and batch and all(isinstance(key, Item) for key in batch):
-        return {item: to_array(value, str(item)) for item, value in batch.items()}, "items"
+        return _arrays(batch), "items"
     found = _arrays_at(batch, f"batch {number}")
     return {Item(name, "batch", section="batches"): array for name, array in found.items()}, _structure(batch)
 
@@ -81,8 +84,15 @@ def _compare(number: int, ref: Batch | None, port: Batch | None) -> Verdict:
     return compare(ref_arrays, port_arrays, exact_atol(ref_arrays))
 
 
-def _keep_pictures(rung: Rung, verdict: Verdict, ref: Arrays, port: Arrays) -> None:
-    """Keep the first few images that differ, each (3, H, W) or in a batch (N, 3, H, W), for the report."""
+def _keep(rung: Rung, left: dict[str, int], verdict: Verdict, ref: Arrays, port: Arrays) -> None:
+    """Keep the first few items of each kind for the result files, and the first images that differ for the report.
+
+    `left` says how many more items of a kind. An image is (3, H, W), or in a batch (N, 3, H, W).
+    """
+    for item in ref:
+        if left.get(item.kind, 0):
+            left[item.kind] -= 1
+            rung.keep({item: ref[item]}, {item: port[item]} if item in port else {})
     for row in verdict.rows:
         if row.status == PASS or row.item not in ref or row.item not in port:
             continue
@@ -94,16 +104,6 @@ def _keep_pictures(rung: Rung, verdict: Verdict, ref: Arrays, port: Arrays) -> N
         for name, (one, other) in pairs.items():
             if len(rung.pictures) < PICTURES:
                 rung.pictures.setdefault(name, (one.copy(), other.copy()))
-
-
-def _keep_arrays(rung: Rung, left: dict[str, int], ref: Arrays, port: Arrays) -> None:
-    """Keep the first items of each kind for the result files; `left` says how many more."""
-    kept = []
-    for item in ref:
-        if left.get(item.kind, 0):
-            left[item.kind] -= 1
-            kept.append(item)
-    rung.keep({item: ref[item] for item in kept}, {item: port[item] for item in kept if item in port})
 
 
 def _progress(title: str, quiet: bool) -> Iterator[int]:
@@ -149,8 +149,7 @@ def data(
         if not all(both):
             break
         (ref, _), (port, _) = both
-        _keep_pictures(rung, verdicts[-1], ref, port)
-        _keep_arrays(rung, left, ref, port)
+        _keep(rung, left, verdicts[-1], ref, port)
     rung.check(joined(title, [Verdict("", hints=hints or {}), *verdicts]))
 
 
@@ -161,11 +160,7 @@ def facts(ref: Mapping[Item | str, Any], port: Mapping[Item | str, Any], *, titl
     Values are numbers, strings, None, lists of these, arrays or tensors. Arrays other than strings go to the result
     files. Raises UserError for a value of the reference that is none of these; one of the port fails the rung.
     """
-
-    def arrays(values: Mapping[Item | str, Any]) -> dict[Item | str, np.ndarray]:
-        return {key: to_array(value, str(key)) for key, value in values.items()}
-
-    both = rung.observe(title, arrays, ref, port)
+    both = rung.observe(title, _arrays, ref, port)
     if both:
         rung.compare(*both, title=title, keep="")
 
@@ -286,8 +281,8 @@ def must_vary(drawn: Mapping[str, Sequence[bool]], *, what: str = "draws", of: s
 
 def covering(
     title: str,
-    cases: Iterable[Case],
-    draws: Iterable[tuple[Draw, Iterable[Case]]],
+    cases: Iterable[Any],
+    draws: Iterable[tuple[Draw, Iterable[Any]]],
     *,
     what: str = "cases",
     of: str = "inputs",

@@ -23,6 +23,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import redirect_stdout
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import chain, product
 from operator import attrgetter
 from pathlib import Path
@@ -31,12 +32,12 @@ from typing import Any
 import numpy as np
 
 from portproof.backends import backend
-from portproof.compare import Item, placed
+from portproof.compare import Item
 from portproof.compare.ruler import Distances, Ruler, distances
 from portproof.io.cli import resolve
 from portproof.ladder.pairs.of_rung import check_coefficients
 from portproof.ladder.rung import Rung, on_rung
-from portproof.ladder.workers.launching import CouldNotStart, LaunchError, launch
+from portproof.ladder.workers.launching import Outcome, launch
 from portproof.ladder.workers.process_worker import Record, record_of
 from portproof.python39 import zip_strict
 from sturdyio.cli import UserError
@@ -66,46 +67,49 @@ Share = Callable[[bool, int, int, int], Any]  # (train, epoch, rank, world_size)
 
 
 @dataclass
-class Several:
-    """What became of several processes of one side."""
+class Processes(Outcome):
+    """What became of several processes of one side, or of one alone."""
 
-    who: str
-    count: int
-    records: list[Records]  # of each process what it recorded in each run that all of them ended
-    error: LaunchError | None = None  # why not all did
+    who: str = ""
+    own_statistics: Collection[str] = ()  # runs in which several are not one
 
     @property
     def title(self) -> str:
-        return f"{self.who}, {self.count} processes"
+        return f"{self.who}, {len(self.records)} processes"
+
+    @property
+    def like_one(self) -> list[str]:
+        """The runs that have ended and in which they have to do what one does."""
+        return [run for run in self.records[0] if run not in self.own_statistics]
+
+    def each(self, runs: Collection[str]) -> list[Record]:
+        """Of each process the records of these runs as one; its items are called float64, as all that is judged."""
+        found = []
+        for records in self.records:
+            found.append({})
+            for run in runs:
+                for item, array in records[run].items():
+                    section = f"{run}/{item.section}" if item.section else run
+                    found[-1][replace(item, section=section, dtype="float64")] = array
+        return found
+
+    def together(self, runs: Collection[str]) -> Record:
+        """What they do between them in these runs: images sorted, losses averaged, else what the first does.
+
+        What says nothing of one process is left out.
+        """
+        every = self.each(runs)
+        result = {item: array for item, array in every[0].items() if item.kind not in ("own buffer", "own lines")}
+        for item in result:
+            own = [record[item] for record in every if item in record]
+            if item.kind == "images":
+                result[item] = np.sort(np.concatenate(own, axis=None))
+            elif item.kind == "own loss" and len({array.shape for array in own}) == 1:
+                result[item] = np.mean(own, axis=0)
+        return result
 
 
-def all_runs(records: Records, without: Collection[str] = ()) -> Record:
-    """The records of several runs as one, but of those `without`."""
-    found = {}
-    for run, record in records.items():
-        if run not in without:
-            for item, array in record.items():
-                found[replace(item, section="/".join(filter(None, (run, item.section))))] = array
-    return found
-
-
-def together(records: Sequence[Records], without: Collection[str] = ()) -> Record:
-    """What processes do between them in all runs but those `without`: images sorted, losses averaged, else the first's.
-
-    What says nothing of one process is left out.
-    """
-    every = [all_runs(each, without) for each in records]
-    result = {item: array for item, array in every[0].items() if item.kind not in ("own buffer", "own lines")}
-    for item in result:
-        own = [record[item] for record in every if item in record]
-        if item.kind == "images":
-            result[item] = np.sort(np.concatenate([np.ravel(array) for array in own]))
-        elif item.kind == "own loss" and len({array.shape for array in own}) == 1:
-            result[item] = np.mean(own, axis=0)
-    return result
-
-
-def one_process(who: str, run: Callable, runs: Runs, dtype: str = "float64") -> Records:
+def one_process(who: str, run: Callable, runs: Runs, dtype: str = "float64") -> Processes:
     """What this process records in each run, alone and silent, and with one thread, as the launched ones have it.
 
     On a busy machine, threads that wait for each other take ten times as long.
@@ -113,58 +117,43 @@ def one_process(who: str, run: Callable, runs: Runs, dtype: str = "float64") -> 
     before = backend(FRAMEWORKS[who]).training.set_threads(1)
     try:
         with redirect_stdout(io.StringIO()):
-            return {name: record_of(run, options, dtype) for name, options in runs.items()}
+            return Processes([{name: record_of(run, options, dtype) for name, options in runs.items()}], who=who)
     finally:
         backend(FRAMEWORKS[who]).training.set_threads(before)
 
 
-def several_processes(who: str, run: str, count: int, runs: Runs, folder: Path, timeout: float) -> Several:
-    """What each of `count` processes records in each run."""
-    folder.mkdir()
-    try:
-        return Several(who, count, launch(FRAMEWORKS[who], run, count, runs, folder, timeout))
-    except LaunchError as error:
-        return Several(who, count, error.records, error)
-
-
-def errors_of(fp64_ref: Record, fp32_ref: Record) -> Distances:
-    """How far the reference's float32 run of one process is from its float64 run.
-
-    Raises UserError unless both runs recorded the same.
-    """
-    for item in fp64_ref.keys() | fp32_ref.keys():
-        if not (item in fp64_ref and item in fp32_ref and fp64_ref[item].shape == fp32_ref[item].shape):
-            raise UserError(f"the reference records {item} otherwise in float32 than in float64: record the same")
-    return distances(fp64_ref, fp32_ref)
-
-
-def ruler_of(errors: Distances, ref: Record, rounded: Sequence[Distances] = ()) -> Ruler:
-    """How far another run may be from `ref`; counts are exact."""
-    exact = [item for item in ref if item.kind in ("samples", "metric")]
-    return Ruler(ref, errors=lambda: errors, rounded=lambda: rounded, exact=exact)
+def compare_with_one(
+    rung: Rung, one: Record, found: Record, title: str, errors: Distances, rounded: Sequence[Distances] = ()
+) -> None:
+    """Compare with what one process does, whose float32 run is so far away; counts are exact."""
+    exact = [item for item in one if item.kind in ("samples", "metric")]
+    ruler = Ruler(one, errors=lambda: errors, rounded=lambda: rounded, exact=exact)
+    rung.check(ruler.compare(found, title=f"{title}, float64", hints=HINTS), SHOWN["group"])
 
 
 def check_one(
-    rung: Rung, ref: Callable, port: Callable, runs: Runs, coefficients: str
-) -> tuple[dict[str, Records], Distances]:
-    """({side: what its one process does}, how far the reference's float32 run is from its float64 run), compared.
+    rung: Rung, callables: Mapping[str, Callable], runs: Runs, coefficients: str
+) -> tuple[dict[str, Processes], Distances]:
+    """({side: its one process}, how far the reference's float32 run is from its float64 run), compared.
 
-    Without the port where a run of it ends in an error.
+    The port's has no records where a run of it ends in an error. Raises UserError unless both runs recorded the same.
     """
-    what = "run in one process"
-    one = {"reference": rung.of_ref(what, one_process, "reference", ref, runs)}
-    fp64_ref = all_runs(one["reference"])
-    fp32_ref = placed(all_runs(rung.of_ref(what, one_process, "reference", ref, runs, "float32")), dtype="float64")
-    for name, record in one["reference"].items():
+    of_ref = partial(rung.of_ref, "run in one process", one_process, "reference", callables["reference"], runs)
+    one = {"reference": of_ref()}
+    [fp64_ref], [fp32_ref] = one["reference"].each(runs), of_ref("float32").each(runs)
+    for name, record in one["reference"].records[0].items():
         if not record:
             rung.refuse(f"the reference recorded nothing of the run {name!r}")
-    errors = errors_of(fp64_ref, fp32_ref)
-    found = rung.of_port("port, one process", one_process, "port", port, runs)
-    if found is not None:
-        one["port"] = found
-        title = "one process, the port against the reference, float64"
-        ruler = ruler_of(errors, fp64_ref, [errors] if coefficients == "float32" else [])
-        rung.check(ruler.compare(all_runs(found), title=title, hints=HINTS), SHOWN["group"])
+    for item in fp64_ref.keys() | fp32_ref.keys():
+        if not (item in fp64_ref and item in fp32_ref and fp64_ref[item].shape == fp32_ref[item].shape):
+            raise UserError(f"the reference records {item} otherwise in float32 than in float64: record the same")
+    errors = distances(fp64_ref, fp32_ref)
+    port = rung.of_port("port, one process", one_process, "port", callables["port"], runs)
+    one["port"] = port or Processes([{}], who="port")
+    if port:
+        rounded = [errors] if coefficients == "float32" else []
+        title = "one process, the port against the reference"
+        compare_with_one(rung, fp64_ref, port.each(runs)[0], title, errors, rounded)
     return one, errors
 
 
@@ -194,85 +183,72 @@ def shares_of(share: Share) -> Record:
     return shares
 
 
-def check_shares(rung: Rung, who: str, one: Records, shares: Sequence[Record], trained_on: Mapping) -> None:
+def check_shares(rung: Rung, one: Processes, documented: Record, own: Record, trained_on: Mapping) -> None:
     """Which images each process of several gets, as documented and found, and which a run really took, in order."""
-    exact, found = map(dict, shares)
+    exact, found = dict(documented), dict(own)
     for run, sections in trained_on.items():
         for section, indices in sections.items():
             item = Item(section, "images", section="trained on")
-            taken = [a for i, a in one[run].items() if (i.section, i.kind) == (section, "images")]
+            record = one.records[0][run]
+            taken = [a for i, a in record.items() if (i.section, i.kind) == (section, "images")]
             exact[item], found[item] = np.asarray(indices), np.concatenate(taken or [np.empty(0, int)])
-    title = f"{who}, the images of each process, against the documented"
+    title = f"{one.who}, the images of each process, against the documented"
     rung.compare(exact, found, title=title, group=lambda item: item.section.partition(",")[0], hints=HINTS)
 
 
-def check_several(
-    rung: Rung, one: Records, several: Several, errors: Distances, own_statistics: Collection[str]
-) -> None:
+def check_several(rung: Rung, one: Processes, several: Processes, errors: Distances) -> None:
     """Several processes against one, and against each other, where they must agree to the last bit."""
-    error = several.error
-    if error and error.log:
-        rung.say(error.log)
-    if several.records and several.records[0]:
-        alone = {run: record for run, record in one.items() if run in several.records[0]}
-        if alone:
-            title = f"{several.title} (as the port) against one (as the reference), float64"
-            found = together(several.records, without=own_statistics)
-            ruler = ruler_of(errors, together([alone]))
-            rung.check(ruler.compare(found, title=title, hints=HINTS), SHOWN["group"])
+    if several.log:
+        rung.say(several.log)
+    if several.like_one:
+        title = f"{several.title} (as the port) against one (as the reference)"
+        alone, found = (each.together(several.like_one) for each in (one, several))
+        compare_with_one(rung, alone, found, title, errors)
+    if several.records[0]:
         check_agreement(rung, several)
-        for run in own_statistics:
-            check_statistics(rung, several, run)
-    if isinstance(error, CouldNotStart):
-        rung.refuse(str(error), several.title)
-    elif error and several.who == "reference":
-        raise UserError(f"the {several.title}: {error}")
-    elif error:
-        rung.fail(several.title, str(error))
+    if several.is_machines:
+        rung.refuse(several.reason, several.title)
+    elif several.reason and several.who == "reference":
+        raise UserError(f"the {several.title}: {several.reason}")
+    elif several.reason:
+        rung.fail(several.title, several.reason)
 
 
-def check_agreement(rung: Rung, several: Several) -> None:
-    """All processes end with the same bits."""
+def check_agreement(rung: Rung, several: Processes) -> None:
+    """All processes end with the same bits, and in `own_statistics` not because they had nothing that differed."""
     shared = []
-    for records in several.records:
-        shared.append({item: array for item, array in all_runs(records).items() if item.kind not in OF_ONE_PROCESS})
+    for record in several.each(several.records[0]):
+        shared.append({item: array for item, array in record.items() if item.kind not in OF_ONE_PROCESS})
     for rank, other in enumerate(shared[1:], 1):
-        title = f"{several.who}, process {rank} of {several.count} (as the port) against process 0 (as the reference)"
+        title = f"{several.who}, process {rank} of {len(shared)} (as the port) against process 0 (as the reference)"
         rung.compare(shared[0], other, title=title, **SHOWN)
-
-
-def check_statistics(rung: Rung, several: Several, run: str) -> None:
-    """Refuse a run whose processes ended alike because they had nothing that differed."""
-    if run in several.records[0]:
+    for run in [run for run in several.own_statistics if run in several.records[0]]:
         own, another = (record[run] for record in several.records[:2])
         statistics = [item for item in own if item.kind == "own buffer"]
         if not any(item not in another or (own[item] != another[item]).any() for item in statistics):
             rung.refuse(f"{several.title}: no buffer of {run!r} differed between them before they were made equal")
 
 
-def check_lines(rung: Rung, ref: Several, port: Several) -> None:
+def check_lines(rung: Rung, ref: Processes, port: Processes) -> None:
     """Each process of the port prints as many lines of its log as the same one of the reference."""
-    runs = [run for run in ref.records[0] if run in port.records[0]] if ref.records and port.records else []
-    lines, own = lines_of(ref, runs), lines_of(port, runs)
-    if lines or own:
-        title = f"{ref.count} processes, the log lines of each, the port against the reference"
-        rung.compare(lines, own, title=title, **SHOWN)
+    runs = [run for run in ref.records[0] if run in port.records[0]]
+    lines = []
+    for several in (ref, port):
+        records = several.each(runs)
+        items = [item for item in dict.fromkeys(chain(*records)) if item.kind == "own lines"]
+        lines.append({i: np.concatenate([np.ravel(record.get(i, 0)) for record in records]) for i in items})
+    if any(lines):
+        title = f"{len(ref.records)} processes, the log lines of each, the port against the reference"
+        rung.compare(*lines, title=title, **SHOWN)
 
 
-def lines_of(several: Several, runs: Sequence[str]) -> Record:
-    """How many lines of its log each process prints in these runs, (processes,)."""
-    records = [all_runs({run: record[run] for run in runs}) for record in several.records]
-    items = [item for item in dict.fromkeys(chain(*records)) if item.kind == "own lines"]
-    return {item: np.concatenate([np.ravel(record.get(item, 0)) for record in records]) for item in items}
-
-
-def kept(one: Records, several: Sequence[Several], own_statistics: Collection[str]) -> dict[str, np.ndarray]:
+def kept(every: Sequence[Processes]) -> dict[str, np.ndarray]:
     """What goes into the result files: images, losses and evaluations, of one process and of several."""
-    sides = {"one process": together([one])}
-    sides |= {f"{each.count} processes": together(each.records, own_statistics) for each in several if each.records}
     files = {}
-    for who, record in sides.items():
-        for item, array in record.items():
+    for processes in every:
+        count = len(processes.records)
+        who = f"{count} processes" if count > 1 else "one process"
+        for item, array in processes.together(processes.like_one).items():
             if item.kind in KEPT:
                 batch = "" if item.iteration is None else f", batch {item.iteration}/own"
                 files[f"{who}/{item.section}{batch}/{item.name}"] = array
@@ -339,24 +315,25 @@ def dist(
     if len(shares) not in (0, 3):
         raise UserError("shares must be three functions: documented, of the reference, of the port")
     with tempfile.TemporaryDirectory() as name, ThreadPoolExecutor(max_workers=2) as pool:
-        launched = [
-            pool.submit(several_processes, who, path, count, some, Path(name) / f"{who} {count}", timeout)
-            for count, some in runs.items()
-            for who, path in paths.items()
-        ]
-        one, errors = check_one(rung, callables["reference"], callables["port"], alone, coefficients)
-        several = [future.result() for future in launched]
+        launched = {"reference": [], "port": []}
+        for (count, some), who in product(runs.items(), paths):
+            folder = Path(name) / f"{who} {count}"
+            folder.mkdir()
+            launched[who].append(pool.submit(launch, FRAMEWORKS[who], paths[who], count, some, folder, timeout))
+        one, errors = check_one(rung, callables, alone, coefficients)
+        several = {}
+        for who, futures in launched.items():
+            outcomes = [vars(future.result()) for future in futures]
+            several[who] = [Processes(**outcome, who=who, own_statistics=own_statistics) for outcome in outcomes]
     documented = shares_of(shares[0]) if shares else {}
     taken = rung.observe("share of the images", shares_of, *shares[1:]) if shares else ({}, {})
-    files = {}
-    for i, who in enumerate(paths):
-        own = [each for each in several if each.who == who]
-        if who in one:
-            if taken and (shares or trained_on):
-                check_shares(rung, who, one[who], (documented, taken[i]), trained_on)
-            for each in own:
-                check_several(rung, one[who], each, errors, own_statistics)
-        files[who] = kept(one.get(who, {}), own, own_statistics)
-    for there, here in zip_strict(several[::2], several[1::2]):
-        check_lines(rung, there, here)
-    rung.keep(files["reference"], files["port"])
+    for i, who in enumerate(one):
+        if not one[who].records[0]:
+            continue
+        if taken and (shares or trained_on):
+            check_shares(rung, one[who], documented, taken[i], trained_on)
+        for each in several[who]:
+            check_several(rung, one[who], each, errors)
+    for ref_processes, port_processes in zip_strict(*several.values()):
+        check_lines(rung, ref_processes, port_processes)
+    rung.keep(*(kept([one[who], *several[who]]) for who in one))

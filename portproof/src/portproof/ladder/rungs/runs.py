@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import tempfile
 from collections.abc import Mapping, Sequence
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -14,18 +15,20 @@ from portproof.compare import Item
 from portproof.io.cli import resolve
 from portproof.ladder.rung import Rung, on_rung, processor_time
 from portproof.ladder.statistics.trajectory import ALPHA, FEATURES, Feature, Record, judge, lacking
-from portproof.ladder.workers.launching import RunFailed, launch_runs
+from portproof.ladder.workers.launching import launch_runs
 from portproof.python39 import zip_strict
 from sturdyio.cli import UserError
 
-SIDES = ("reference", "port")
 FEWEST = 4  # degrees of freedom of the test: with fewer a limit is more than 20 standard deviations
 EVALUATIONS = {"eval": "running", "reestimated_eval": "re-estimated"}
 CURVES = {"loss": "losses", "lr": "lr", "training top-1": "right", "top-1": "top1"}
 
 
 def _problem(record: Record) -> str:
-    """What is wrong with the shapes of a record, "" if nothing."""
+    """What is wrong with the dtypes and shapes of a record, "" if nothing."""
+    for name, array in record.items():
+        if array.dtype.kind == "U":
+            return f"it has {name!r} with dtype {array.dtype}, not an array of numbers"
     losses = record.get("losses", np.empty(0))
     if losses.ndim != 1 or losses.size < 3 or losses.dtype.kind != "f":
         return "it has no 'losses' (steps,), floats of 3 steps or more"
@@ -84,57 +87,50 @@ def train(
     documented, and for what the machine lacks; a port with either fails the rung, and PortError is raised for a module
     of the port that raises. A run of either side may raise UserError itself, see `to_fill_in`.
     """
-    runs = _plan(seeds, draws)
-    for path, side in zip_strict((ref, port), SIDES):
+    if len(set(seeds)) < len(seeds) or len(seeds) * (draws - 1) < FEWEST:
+        raise UserError(
+            f"seeds {list(seeds)}, draws {draws}: seeds must differ, and seeds * (draws - 1) be {FEWEST} or more"
+        )
+    paths = {"reference": ref, "port": port}
+    for side, path in paths.items():
         resolve(path, side, of_port=side == "port")
     try:
         json.dumps(options)
     except (TypeError, ValueError) as error:
         raise UserError(f"options cannot be written as JSON ({error}): they are handed to other processes") from error
+    seeds = [int(seed) for seed in seeds]
+    runs = {"reference": list(product(seeds, range(draws))), "port": [(seed, 0) for seed in seeds]}
     with processor_time(rung, "float32"), tempfile.TemporaryDirectory() as folder:
-        done = launch_runs(dict(zip_strict(SIDES, (ref, port))), runs, options or {}, Path(folder))
-    of_ref, of_port = (done[side] for side in SIDES)
-    for records in (of_ref, of_port):
-        if isinstance(records, RunFailed):
-            rung.say(str(records))
-    if isinstance(of_ref, RunFailed):
-        raise UserError(f"training runs of the reference {ref!r} failed: {of_ref.reason}") from of_ref
-    if isinstance(of_port, RunFailed):
-        rung.fail("training runs of the port", of_port.reason)
+        done = launch_runs(paths, runs, options or {}, Path(folder))
+    for outcome in done.values():
+        if outcome.reason:
+            rung.say(outcome.log)
+    if reason := done["reference"].reason:
+        raise UserError(f"training runs of the reference {ref!r} failed: {reason}")
+    if reason := done["port"].reason:
+        rung.fail("training runs of the port", reason)
         return
-    ref_records = [[of_ref[f"{i}.{k}"] for k in range(draws)] for i in range(len(seeds))]
-    port_records = [of_port[f"{i}.0"] for i in range(len(seeds))]
-    _check_reference(ref_records)
-    if problem := next(filter(None, map(_problem, port_records)), ""):
+    of_ref, of_port = (list(outcome.records[0].values()) for outcome in done.values())
+    by_seed = [of_ref[i : i + draws] for i in range(0, len(of_ref), draws)]
+    _check_reference(by_seed)
+    if problem := next(filter(None, map(_problem, of_port)), ""):
         rung.fail("record of a run of the port", problem)
         return
-    _judge(rung, ref_records, port_records, features, alpha)
-    _check_top1(rung, sum(ref_records, []), port_records, top1)
-    _keep_curves(rung, ref_records, port_records)
-
-
-def _plan(seeds: Sequence[int], draws: int) -> dict[str, dict[str, dict[str, int]]]:
-    """The runs of each side by name; raises UserError where they are too few to tell anything."""
-    if len(set(seeds)) < len(seeds) or len(seeds) * (draws - 1) < FEWEST:
-        raise UserError(
-            f"seeds {list(seeds)}, draws {draws}: seeds must differ, and seeds * (draws - 1) be {FEWEST} or more"
-        )
-    return {
-        side: {f"{i}.{k}": {"seed": int(seed), "draw": k} for i, seed in enumerate(seeds) for k in range(count)}
-        for side, count in zip_strict(SIDES, (draws, 1))
-    }
+    _judge(rung, by_seed, of_port, features, alpha)
+    _check_top1(rung, {"reference": of_ref, "port": of_port}, top1)
+    _keep_curves(rung, by_seed, of_port)
 
 
 def _judge(rung: Rung, ref: list, port: list, features: Mapping[str, Feature], alpha: float) -> None:
     """The learning rates and the test."""
-    rates = [{Item("lr", "lr"): record["lr"]} if "lr" in record else {} for record in (ref[0][0], port[0])]
-    if rates[0]:
+    first, of_port = ref[0][0], port[0]
+    if "lr" in first:
+        rates = [{Item("lr", "lr"): record["lr"]} if "lr" in record else {} for record in (first, of_port)]
         rung.compare(*rates, title="learning rate of each epoch")
+    if first["losses"].size != of_port["losses"].size:
+        rung.fail("steps of a run", f"reference {first['losses'].size}, port {of_port['losses'].size}")
     missing = {name: lacking(feature, sum(ref, [])) for name, feature in features.items()}
     judged = {name: feature for name, feature in features.items() if not missing[name]}
-    steps = [record["losses"].size for record in (ref[0][0], port[0])]
-    if steps[0] != steps[1]:
-        rung.fail("steps of a run", f"reference {steps[0]}, port {steps[1]}")
     title = f"float32, {len(port)} runs of the port among {len(port) * len(ref[0])} of the reference"
     rung.check(judge(ref, port, judged, title, alpha), group=str)
     rung.say(f"  each limit is what a faultless port exceeds once in {len(judged) / alpha:.0f} runs")
@@ -143,16 +139,15 @@ def _judge(rung: Rung, ref: list, port: list, features: Mapping[str, Feature], a
         rung.say(f"  not judged, since no {key!r} is returned (see portproof.ladder.statistics.trajectory): {names}")
 
 
-def _check_top1(rung: Rung, ref: list, port: list, needed: float | None) -> None:
+def _check_top1(rung: Rung, sides: Mapping[str, Sequence[Record]], needed: float | None) -> None:
     """Say what every run has reached; the mean at the end must be `needed`."""
-    mean = {side: Item(f"{side}, mean top-1", "metric") for side in SIDES}
+    mean = {side: Item(f"{side}, mean top-1", "metric") for side in sides}
     reached = {}
-    for side, records in zip_strict(SIDES, (ref, port)):
-        for what, statistics in EVALUATIONS.items():
-            if all(what in record for record in records):
-                top1 = [record[what][1] for record in records]
-                rung.say(f"  top-1 of the {side}, {statistics} statistics: {', '.join(f'{one:.2%}' for one in top1)}")
-                reached[mean[side]] = np.mean(top1)
+    for side, (what, statistics) in product(sides, EVALUATIONS.items()):
+        if all(what in record for record in sides[side]):
+            top1 = [record[what][1] for record in sides[side]]
+            rung.say(f"  top-1 of the {side}, {statistics} statistics: {', '.join(f'{one:.2%}' for one in top1)}")
+            reached[mean[side]] = np.mean(top1)
     if needed is None:
         return
     if mean["reference"] not in reached:

@@ -34,6 +34,7 @@ from scipy import special, stats
 # Two sides of 142 tensors make about 3000 such items, so a faultless port is called faulty once in 30 000 runs; and as
 # draws follow the seed, a seed that passes passes again.
 P = 1e-8
+DEVIATIONS = -special.ndtri(P / 2)  # what the magnitude of a standard normal value exceeds with probability P
 DISTINCT = 0.25
 MANY = 1000  # values from which a mean is normal as far out as P: so simulated, at 5 deviations and less
 FEWEST_PAIRS = 3  # of fewer every correlation may be 1
@@ -100,29 +101,23 @@ class Constant(Law):
 
 
 class _Drawn(Law):
-    """Independent values of one distribution around 0. Its methods get all values of a sample, sorted, float64."""
+    """Independent values of one distribution around 0."""
 
     @abstractmethod
-    def cdf(self, values: np.ndarray) -> np.ndarray:
-        """P(x <= value), float64."""
-
-    @abstractmethod
-    def _largest(self, ordered: np.ndarray) -> Statistic:
-        """What tells how large the largest magnitude is."""
-
-    def _moments(self, ordered: np.ndarray) -> Statistics:
-        """Those of which the laws are known for this distribution."""
-        return {}
+    def _own(self, ordered: np.ndarray) -> Statistics:
+        """What is particular to the distribution, of all values of a sample, sorted, float64."""
 
     def statistics(self, sample: np.ndarray) -> Statistics:
         ordered = np.sort(sample.astype(np.float64), axis=None)
-        n = ordered.size
-        middles = (np.arange(n) + 0.5) / n
-        items = self._moments(ordered)
-        items["quantiles"] = Statistic(self.cdf(ordered), middles, math.sqrt(math.log(2 / P) / (2 * n)) - 0.5 / n)
-        items["largest"] = self._largest(ordered)
-        items["distinct"] = Statistic((1 + np.count_nonzero(np.diff(ordered))) / n, 1.0, DISTINCT)
+        distinct = (1 + np.count_nonzero(np.diff(ordered))) / ordered.size
+        items = self._own(ordered) | {"distinct": Statistic(distinct, 1.0, DISTINCT)}
         return items | _correlations(self.deviates(sample))
+
+
+def _quantiles(probabilities: np.ndarray) -> Statistic:
+    """Of what the exact distribution, P(x <= value), is at the sorted values."""
+    n = probabilities.size
+    return Statistic(probabilities, (np.arange(n) + 0.5) / n, math.sqrt(math.log(2 / P) / (2 * n)) - 0.5 / n)
 
 
 @dataclass(frozen=True)
@@ -131,23 +126,18 @@ class Normal(_Drawn):
 
     std: float
 
-    def cdf(self, values: np.ndarray) -> np.ndarray:
-        return special.ndtr(values / self.std)
-
-    def _largest(self, ordered: np.ndarray) -> Statistic:
-        """As the standard normal deviate that is as rare."""
-        magnitude = max(-ordered[0], ordered[-1]) / self.std  # in deviations
-        log_rarity = ordered.size * np.log1p(-special.erfc(magnitude / math.sqrt(2)))
-        return Statistic(float(special.ndtri_exp(log_rarity)), 0.0, _deviations())
-
-    def _moments(self, ordered: np.ndarray) -> Statistics:
+    def _own(self, ordered: np.ndarray) -> Statistics:
         n = ordered.size
         lowest = self.std * math.sqrt(2 * special.gammaincinv(n / 2, P / 2) / n)
         highest = self.std * math.sqrt(2 * special.gammainccinv(n / 2, P / 2) / n)
         std_atol = max(self.std - lowest, highest - self.std)
+        magnitude = max(-ordered[0], ordered[-1]) / self.std  # in deviations
+        log_rarity = n * np.log1p(-special.erfc(magnitude / math.sqrt(2)))
         return {
             "std": Statistic(np.sqrt(np.mean(ordered**2)), self.std, std_atol),
-            "mean": Statistic(ordered.mean(), 0.0, _deviations() * self.std / math.sqrt(n)),
+            "mean": Statistic(ordered.mean(), 0.0, DEVIATIONS * self.std / math.sqrt(n)),
+            "quantiles": _quantiles(special.ndtr(ordered / self.std)),
+            "largest": Statistic(float(special.ndtri_exp(log_rarity)), 0.0, DEVIATIONS),
         }
 
 
@@ -157,15 +147,17 @@ class Uniform(_Drawn):
 
     bound: float
 
-    def cdf(self, values: np.ndarray) -> np.ndarray:
+    def _probabilities(self, values: np.ndarray) -> np.ndarray:
         return np.clip((values / self.bound + 1) / 2, 0, 1)
 
     def deviates(self, sample: np.ndarray) -> np.ndarray:
-        return special.ndtri(np.clip(self.cdf(sample.astype(np.float64)), 2**-25, 1 - 2**-25))  # float32 draws give 0
+        probabilities = self._probabilities(sample.astype(np.float64))
+        return special.ndtri(np.clip(probabilities, 2**-25, 1 - 2**-25))  # float32 draws give 0
 
-    def _largest(self, ordered: np.ndarray) -> Statistic:
+    def _own(self, ordered: np.ndarray) -> Statistics:
         atol = -self.bound * math.expm1(math.log(P) / ordered.size)
-        return Statistic(max(-ordered[0], ordered[-1]), self.bound, atol)
+        largest = Statistic(max(-ordered[0], ordered[-1]), self.bound, atol)
+        return {"quantiles": _quantiles(self._probabilities(ordered)), "largest": largest}
 
 
 @dataclass(frozen=True)
@@ -205,14 +197,9 @@ class Like(Law):
                 "magnitude": (magnitude - own_magnitude, bend),
             }
             for name, (difference, influence) in differences.items():
-                atol = _deviations() * math.sqrt(2 * (influence**2).mean() / n)
+                atol = DEVIATIONS * math.sqrt(2 * (influence**2).mean() / n)
                 items[name] = Statistic(difference, 0.0, atol)
         return items | _correlations(self.deviates(sample))
-
-
-def _deviations() -> float:
-    """What the magnitude of a standard normal value exceeds with probability P."""
-    return -special.ndtri(P / 2)
 
 
 def _moments(sample: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -66,34 +66,22 @@ def _items(record: Record, prefix: str, is_meant: Callable[[np.ndarray], bool] |
     return found
 
 
-def _log_norm(prefix: str, is_meant: Callable[[np.ndarray], bool] | None = None) -> Feature:
-    def value(record: Record) -> float:
-        arrays = _items(record, prefix, is_meant).values()
-        return 0.5 * _log(sum(float((array**2).sum()) for array in arrays))
-
-    return Feature(value)
+def _log_norm(arrays: Mapping[str, np.ndarray]) -> float:
+    """log of the norm of all of them together."""
+    return 0.5 * _log(sum(float((array**2).sum()) for array in arrays.values()))
 
 
-def _log_loss(third: int) -> Feature:
-    return Feature(lambda record: float(_log(np.array_split(record["losses"], 3)[third]).mean()))
-
-
-def _evaluation_loss(key: str) -> Feature:
-    return Feature(lambda record: _log(record[key][0]))
-
-
-def _top1(key: str) -> Feature:
-    return Feature(lambda record: float(record[key][1]), lambda record: 1 / float(record["eval"][2]))
+def _log_loss(record: Record, third: int) -> float:
+    return float(_log(np.array_split(record["losses"], 3)[third]).mean())
 
 
 def _statistics(record: Record, leaf: str) -> list[tuple[np.ndarray, np.ndarray, np.ndarray]]:
     """Of each batch norm (running, re-estimated) means or variances and the re-estimated variance, each (C,)."""
     running, again = _items(record, "running/"), _items(record, "reestimated/")
     names = [name for name in running if name.endswith(f".{leaf}")]
-    found = [(running[name], again[name], again[name.removesuffix(leaf) + "running_var"]) for name in names]
-    if not found:
+    if not names:
         raise KeyError(f"running/NAME.{leaf}")
-    return found
+    return [(running[name], again[name], again[name.removesuffix(leaf) + "running_var"]) for name in names]
 
 
 def _mean_lag(record: Record) -> float:
@@ -108,25 +96,29 @@ def _variance_lag(record: Record) -> float:
     return float(np.mean(np.concatenate(ratios)))
 
 
+def _top1(key: str) -> Feature:
+    return Feature(lambda record: float(record[key][1]), lambda record: 1 / float(record["eval"][2]))
+
+
 # Each is there because some mistake moves it and the chance of a run hardly does. Logarithms, since what is multiplied
 # by chance is normal only as one.
 FEATURES = {
     # How fast it learns, at first, in between and in the end: whatever is wrong in the gradients or the images.
-    "loss, first third": _log_loss(0),
-    "loss, second third": _log_loss(1),
-    "loss, last third": _log_loss(2),
+    "loss, first third": Feature(lambda record: _log_loss(record, 0)),
+    "loss, second third": Feature(lambda record: _log_loss(record, 1)),
+    "loss, last third": Feature(lambda record: _log_loss(record, 2)),
     # Weight decay acts on nothing else as directly: on kernels, whose gradients are orthogonal to them, and on batch
     # norm's weights and biases.
-    "norm of kernels": _log_norm("parameters/", lambda array: array.ndim > 1),
-    "norm of vectors": _log_norm("parameters/", lambda array: array.ndim == 1),
+    "norm of kernels": Feature(lambda record: _log_norm(_items(record, "parameters/", lambda array: array.ndim > 1))),
+    "norm of vectors": Feature(lambda record: _log_norm(_items(record, "parameters/", lambda array: array.ndim == 1))),
     # The steps of the last epoch are as long as its learning rate.
-    "length of the last epoch": _log_norm("moved/"),
+    "length of the last epoch": Feature(lambda record: _log_norm(_items(record, "moved/"))),
     # How far the running statistics lag behind those of the last weights: the momentum of batch norm.
     "lag of running means": Feature(_mean_lag),
     "lag of running variances": Feature(_variance_lag),
     # What it has learned, as evaluated with the running statistics, and without the lag.
-    "evaluation loss": _evaluation_loss("eval"),
-    "evaluation loss, re-estimated": _evaluation_loss("reestimated_eval"),
+    "evaluation loss": Feature(lambda record: _log(record["eval"][0])),
+    "evaluation loss, re-estimated": Feature(lambda record: _log(record["reestimated_eval"][0])),
     # What flips teach: a network that never saw a mirrored image is lost on one.
     "mirrored to upright loss": Feature(
         lambda record: _log(record["mirrored_eval"][0]) - _log(record["reestimated_eval"][0])

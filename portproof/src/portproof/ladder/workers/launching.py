@@ -2,47 +2,35 @@
 
 from __future__ import annotations
 
-import json
-import multiprocessing
-import multiprocessing.forkserver
 import os
 import re
 import signal
 import subprocess
 import sys
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from portproof.ladder.workers.process_worker import ENDED, JOINING, Record, read_record
-from portproof.ladder.workers.run_worker import MISTAKE
+from portproof.ladder.workers.process_worker import ENDED, JOINING, MISTAKE, Record, read_record, write_job
+from portproof.python39 import zip_strict
 from sturdyio.cli import MachineError, UserError
 
-WORKER, RUN_WORKER = "portproof.ladder.workers.process_worker", "portproof.ladder.workers.run_worker"
+WORKER = "portproof.ladder.workers.process_worker"
 KILLED = "its process was killed: is there enough memory?"
 
 
-def worker_environment() -> dict[str, str]:
-    """Of processes that run in another folder and share the cores: they import the modules that this one does."""
-    given = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
-    absolute = dict.fromkeys(str(Path(path).absolute()) for path in [*given, *sys.path])
-    return os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(absolute)}
+@dataclass
+class Outcome:
+    """What became of processes that make a group, or of one alone."""
 
-
-def warm_processes(modules: Sequence[str]) -> multiprocessing.context.BaseContext:
-    """A context whose processes are forked from one that has imported `modules`, and compute with one thread each."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(list(modules))
-    before = os.environ.get("OMP_NUM_THREADS")
-    os.environ["OMP_NUM_THREADS"] = "1"  # other processes run beside them
-    try:
-        multiprocessing.forkserver.ensure_running()  # it keeps the environment that it starts with
-    finally:
-        os.environ.pop("OMP_NUM_THREADS") if before is None else os.environ.update(OMP_NUM_THREADS=before)
-    return context
+    records: list[dict[str, Record]]  # of each process what it recorded in each run that all of them ended
+    reason: str = ""  # why not all runs ended, in one line
+    log: str = ""  # the last lines of the log that says so
+    is_machines: bool = False  # they never came together, or one was killed, as where memory runs out: no side's fault
 
 
 def last_words(path: Path, count: int = 40) -> str:
@@ -51,26 +39,42 @@ def last_words(path: Path, count: int = 40) -> str:
     return "\n".join(text.rstrip().splitlines()[-count:])
 
 
-class LaunchError(Exception):
-    """Processes that did not all end well: why, in one line, the last lines of the log that says so, what they left."""
+@contextmanager
+def _started(command: Sequence[str], folder: Path, **variables: str) -> Iterator[subprocess.Popen]:
+    """A process in `folder`; behind the context neither it is left nor any that it has started.
 
-    def __init__(self, reason: str, log: str = "", records: Sequence[dict[str, Record]] = ()) -> None:
-        telling = [line for line in log.splitlines() if "Error" in line] or log.splitlines()
-        super().__init__(f"{reason}: {telling[-1].strip()}" if telling else reason)
-        self.log = log
-        self.records = list(records)  # of every process those runs that all of them ended
+    It imports what this one does, and computes with one thread: others run beside it. It runs in `folder`, since Python
+    looks for packages in the current one first. What it prints before a worker has its own log goes to launcher.log.
+    """
+    given = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
+    absolute = dict.fromkeys(str(Path(path).absolute()) for path in [*given, *sys.path])
+    env = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(absolute)} | variables
+    streams = {"stdin": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    with (folder / "launcher.log").open("ab") as log:
+        process = subprocess.Popen(command, cwd=folder, env=env, stdout=log, start_new_session=True, **streams)
+    try:
+        yield process
+    finally:
+        process.stdin.close()  # workers end when this closes: a launcher gives them sessions of their own
+        if hasattr(os, "killpg"):
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+        else:  # Windows, which has no groups of processes
+            process.kill()
+        process.wait()
 
 
-class CouldNotStart(LaunchError):
-    """They never came together on this machine, so nothing was compared."""
-
-
-class Killed(CouldNotStart):
-    """One of them was killed, as it is where memory runs out."""
-
-
-class Died(LaunchError):
-    """They came together, and then one ended with an error, or all waited for ever."""
+def _records(
+    folder: Path, processes: Collection[Any], runs: Iterable[Any], read: Callable[[Path], Any] = read_record
+) -> list[dict[Any, Any]]:
+    """Of every process {run: its record}, of those runs that all of them ended."""
+    records = [{} for _ in processes]
+    for number, run in enumerate(runs):
+        paths = [folder / f"{process}.{number}.npz" for process in processes]
+        if all(path.is_file() for path in paths):
+            for own, path in zip_strict(records, paths):
+                own[run] = read(path)
+    return records
 
 
 def command(framework: str, world_size: int, folder: Path) -> list[str]:
@@ -81,7 +85,7 @@ def command(framework: str, world_size: int, folder: Path) -> list[str]:
         launcher = ["paddle.distributed.launch", *count, *log, *one_card(world_size), sys.executable]
     else:
         launcher = ["torch.distributed.run", "--standalone", *count, *log]
-    return [sys.executable, "-m", *launcher, "-m", WORKER, str(folder)]
+    return [sys.executable, "-m", *launcher, "-m", WORKER, str(folder / "job.json")]
 
 
 def one_card(world_size: int) -> list[str]:
@@ -98,112 +102,77 @@ def one_card(world_size: int) -> list[str]:
     return ["--devices", ",".join([first] * world_size)]
 
 
-def _records(folder: Path, world_size: int, names: Iterable[str]) -> list[dict[str, Record]]:
-    """Of every process the records of those runs that all of them ended."""
-    paths = {name: [folder / f"{rank}.{i}.npz" for rank in range(world_size)] for i, name in enumerate(names)}
-    ended = [name for name, files in paths.items() if all(path.is_file() for path in files)]
-    return [{name: read_record(paths[name][rank]) for name in ended} for rank in range(world_size)]
+def launch(framework: str, run: str, world_size: int, runs: Mapping[str, Any], folder: Path, timeout: float) -> Outcome:
+    """What became of processes that recorded `run(options, "float64")` of the `runs` {name: options}, one by one.
 
-
-def _explain(folder: Path, world_size: int, ended: str, records: list[dict[str, Record]]) -> LaunchError:
-    """What went wrong, with the last lines of the process that it went wrong in."""
-    stages = [last_words(folder / f"{rank}.stage") for rank in range(world_size)]
-    if "" in stages:
-        return CouldNotStart(f"the launcher {ended} before all processes ran", last_words(folder / "launcher.log"))
-    said = (folder / "launcher.log").read_text(encoding="utf-8", errors="replace")
-    if re.search(r"code *:? -9\b", said):
-        return Killed(f"one of {world_size} processes: {KILLED}", records=records)
-    logs = {rank: last_words(folder / f"{rank}.log") for rank in range(world_size)}
-    raised = [rank for rank, log in logs.items() if "Traceback" in log]
-    # Where several raised, the others lost the first, whose log is older.
-    rank = min(raised or logs, key=lambda rank: (folder / f"{rank}.log").stat().st_mtime)
-    kind = CouldNotStart if stages[rank] == JOINING else Died
-    return kind(f"process {rank} of {world_size} {ended}", logs[rank], records)
-
-
-def _run(arguments: list[str], folder: Path, timeout: float) -> str:
-    """Run a launcher to its end -> how it ended; no process is left behind, nor any temporary file."""
-    env = worker_environment() | {"TMPDIR": str(folder)}
-    streams = {"stdin": subprocess.PIPE, "stderr": subprocess.STDOUT}
-    with (folder / "launcher.log").open("wb") as log:
-        process = subprocess.Popen(arguments, cwd=folder, env=env, stdout=log, start_new_session=True, **streams)
-    try:
-        process.wait(timeout)
-    except subprocess.TimeoutExpired:
-        return f"did not end within {timeout:g} s"
-    finally:
-        process.stdin.close()  # the launcher gave its processes sessions of their own; they end when this closes
-        if hasattr(os, "killpg"):
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-        else:  # Windows, which has no groups of processes
-            process.kill()
-        process.wait()
-    return "ended with an error"
-
-
-def launch(
-    framework: str, run: str, world_size: int, runs: Mapping[str, Any], folder: Path, timeout: float
-) -> list[dict[str, Record]]:
-    """Of every process {name: what `run(options, "float64")` recorded} of the `runs` {name: options}, one by one.
-
-    Files go to the empty folder `folder`. Raises CouldNotStart or Died.
+    Files go to the empty folder `folder`.
     """
-    job = {"run": run, "options": list(runs.values())}
-    (folder / "job.json").write_text(json.dumps(job), encoding="utf-8")
-    ended = _run(command(framework, world_size, folder), folder, timeout)
-    records = _records(folder, world_size, runs)
-    if {last_words(folder / f"{rank}.stage") for rank in range(world_size)} != {ENDED}:
-        raise _explain(folder, world_size, ended, records)
-    return records
+    write_job(folder / "job.json", run, [([options, "float64"], {}) for options in runs.values()])
+    ended = "ended with an error"
+    # The launcher's temporary files go with the folder.
+    with _started(command(framework, world_size, folder), folder, TMPDIR=str(folder)) as process:
+        try:
+            process.wait(timeout)
+        except subprocess.TimeoutExpired:
+            ended = f"did not end within {timeout:g} s"
+    ranks = range(world_size)
+    records = _records(folder, ranks, runs)
+    stages = [last_words(folder / f"{rank}.stage") for rank in ranks]
+    if set(stages) == {ENDED}:
+        return Outcome(records)
+    said = folder / "launcher.log"
+    if "" in stages:
+        log = last_words(said)
+        return Outcome(records, f"the launcher {ended} before all processes ran{_cause(log)}", log, is_machines=True)
+    if re.search(r"code *:? -9\b", said.read_text(encoding="utf-8", errors="replace")):
+        return Outcome(records, f"one of {world_size} processes: {KILLED}", is_machines=True)
+    logs = [last_words(folder / f"{rank}.log") for rank in ranks]
+    raised = [rank for rank in ranks if "Traceback" in logs[rank]]
+    # Where several raised, the others lost the first, whose log is older.
+    first = min(raised or ranks, key=lambda rank: (folder / f"{rank}.log").stat().st_mtime)
+    reason = f"process {first} of {world_size} {ended}{_cause(logs[first])}"
+    return Outcome(records, reason, logs[first], is_machines=stages[first] == JOINING)
 
 
-class RunFailed(Exception):
-    """One side's runs did not all end: why, in a line; the message is the end of their log."""
-
-    def __init__(self, reason: str, log: str) -> None:
-        super().__init__(log)
-        self.reason = reason
+def _cause(log: str) -> str:
+    """The line of a log that says what was wrong, behind a colon; "" where it has none."""
+    telling = [line for line in log.splitlines() if "Error" in line] or log.splitlines()
+    return f": {telling[-1].strip()}" if telling else ""
 
 
 def launch_runs(
-    paths: Mapping[str, str],
-    runs: Mapping[str, Mapping[str, Mapping[str, int]]],
-    options: Mapping[str, Any],
-    folder: Path,
-) -> dict[str, dict[str, dict[str, np.ndarray]] | RunFailed]:
-    """{side: {name: record}} of `runs` {side: {name: {"seed": ..., "draw": ...}}}, or what a side ended in.
+    paths: Mapping[str, str], runs: Mapping[str, Sequence[tuple[int, int]]], options: Mapping[str, Any], folder: Path
+) -> dict[str, Outcome]:
+    """{side: what became of its process} that recorded `runs` {side: (seed, draw) of each}, arrays by their names.
 
-    `paths` names each side's callable. A process with one thread for each, side by side; files go to `folder`.
+    `paths` names each side's callable. A process with one thread for each, side by side; files go to `folder`. Raises
+    UserError where a run does, or the machine lacks something.
     """
     processes = {}
     with ExitStack() as stack:
         for side, path in paths.items():
-            job = {"run": path, "runs": runs[side], "options": options}
-            (folder / f"{side}.json").write_text(json.dumps(job), encoding="utf-8")
-            log = stack.enter_context((folder / f"{side}.log").open("wb"))
-            worker = [sys.executable, "-m", RUN_WORKER, str(folder), side]
-            # In `folder`, since Python looks for packages in the current one first.
-            streams = {"stdin": subprocess.DEVNULL, "stdout": log, "stderr": subprocess.STDOUT}
-            processes[side] = subprocess.Popen(worker, cwd=folder, env=worker_environment(), **streams)
-            stack.callback(processes[side].wait)
-            stack.callback(processes[side].kill)  # first: this is what happens to it when the other raises
+            job = folder / f"{side}.json"
+            write_job(job, path, [([], {"seed": seed, "draw": draw, "options": options}) for seed, draw in runs[side]])
+            processes[side] = stack.enter_context(_started([sys.executable, "-m", WORKER, str(job), side], folder))
         for process in processes.values():
             process.wait()
-    return {side: _runs_of(folder, side, runs[side], process.returncode) for side, process in processes.items()}
+    return {side: _outcome(folder, side, runs[side], process.returncode) for side, process in processes.items()}
 
 
-def _runs_of(
-    folder: Path, side: str, names: Mapping[str, Any], status: int
-) -> dict[str, dict[str, np.ndarray]] | RunFailed:
-    if status:
-        words = last_words(folder / f"{side}.log")
-        if status == MISTAKE and words:
-            raise UserError(words.splitlines()[-1])
-        if status == -signal.SIGKILL:
-            raise MachineError(f"training runs of the {side}: {KILLED}")
-        return RunFailed(words.splitlines()[-1] if status == 1 and words else f"it ended with status {status}", words)
-    files = {name: folder / f"{side}.{name}.npz" for name in names}
-    if not all(path.is_file() for path in files.values()):
-        return RunFailed("it ended with status 0 before all runs were done", last_words(folder / f"{side}.log"))
-    return {name: dict(np.load(path, allow_pickle=False)) for name, path in files.items()}
+def _by_name(path: Path) -> dict[str, np.ndarray]:
+    return {item.name: array for item, array in read_record(path).items()}
+
+
+def _outcome(folder: Path, side: str, runs: Sequence[tuple[int, int]], status: int) -> Outcome:
+    records = _records(folder, [side], runs, _by_name)
+    log = last_words(folder / f"{side}.log")
+    last_line = log.rpartition("\n")[2]
+    if status == MISTAKE and log:
+        raise UserError(last_line)
+    if status == -signal.SIGKILL:
+        raise MachineError(f"training runs of the {side}: {KILLED}")
+    if status == 1 and log:
+        return Outcome(records, last_line, log)
+    if status or len(records[0]) < len(runs):
+        return Outcome(records, f"it ended with status {status}{'' if status else ' before all runs were done'}", log)
+    return Outcome(records)

@@ -1,9 +1,10 @@
-"""One process of several: executes the runs of one side, one by one, and writes what it recorded.
+"""A process that is started for what it records: it calls a callable again and again, and leaves a file of each call.
 
-    LAUNCHER -m portproof.ladder.workers.process_worker FOLDER
+    LAUNCHER -m portproof.ladder.workers.process_worker FOLDER/JOB.json [NAME]
 
-FOLDER/job.json is {"run": "PKG.MOD:NAME", "options": [those of each run]}. Each process writes FOLDER/RANK.log (all
-that it prints), FOLDER/RANK.stage (how far it came) and FOLDER/RANK.NUMBER.npz (what each run recorded).
+JOB.json is what `write_job` writes. The process, NAME or else its rank, writes FOLDER/NAME.log (all that it prints),
+FOLDER/NAME.stage (how far it came) and FOLDER/NAME.NUMBER.npz (what each call recorded). If a call raises, that is the
+last line of the log, and the status is 1, or MISTAKE where it is a mistake of the user's.
 """
 
 from __future__ import annotations
@@ -13,8 +14,9 @@ import json
 import os
 import sys
 import threading
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,24 +24,25 @@ import numpy as np
 
 from portproof.compare import Item
 from portproof.io.cli import resolve
-from sturdyio.cli import user_code
+from sturdyio.cli import UserError, one_line, user_code
 
+MISTAKE = 65  # EX_DATAERR; not 2, with which a run may end by itself
 STARTED, JOINING, JOINED, ENDED = "started", "joining", "joined", "ended"
 Record = dict[Item, np.ndarray]  # of one run of one process
 
 
 @dataclass
-class Worker:
-    """This process, one of several: where it says how far it came, and what leaves the group that it has joined."""
+class _Worker:
+    """This process: where it says how far it came, and what leaves the group that it has joined."""
 
-    stage_file: Path
+    stage_file: Path | None = None  # None: it was not started for this, and is alone
     leave: Callable[[], Any] | None = None
 
     def stage(self, name: str) -> None:
         self.stage_file.write_text(name)
 
 
-_workers: list[Worker] = []  # this process, unless it is alone
+_worker = _Worker()
 
 
 def join_group(join: Callable[[], Any], leave: Callable[[], Any]) -> None:
@@ -48,71 +51,77 @@ def join_group(join: Callable[[], Any], leave: Callable[[], Any]) -> None:
     For the callables of `dist`, which a process executes one by one: no framework promises that of a second group. A
     `join()` that fails is the machine's fault and not the side's. A process alone calls it in every run.
     """
-    if not _workers:
+    if _worker.stage_file is None:
         join()
-        return
-    (worker,) = _workers
-    if not worker.leave:
-        worker.stage(JOINING)
+    elif _worker.leave is None:
+        _worker.stage(JOINING)
         join()
-        worker.stage(JOINED)
-        worker.leave = leave
+        _worker.stage(JOINED)
+        _worker.leave = leave
 
 
-def record_of(run: Callable[[Any, str], Mapping[Item | str, Any]], options: Any, dtype: str) -> Record:
-    """What `run(options, dtype)` returns; raises TypeError if that is no dict of arrays of numbers or text."""
+def record_of(run: Callable[..., Mapping[Item | str, Any]], *args: Any, **kwargs: Any) -> Record:
+    """What `run` returns of these; raises TypeError if that is no dict of arrays of numbers or text."""
     with user_code():
-        found = run(options, dtype)
+        found = run(*args, **kwargs)
     if not isinstance(found, Mapping):
         raise TypeError(f"it returned {type(found).__name__}, not a dict of arrays")
-    items = {key if isinstance(key, Item) else Item(key): np.asarray(array) for key, array in found.items()}
+    items = {key if isinstance(key, Item) else Item(str(key)): np.asarray(array) for key, array in found.items()}
     for item, array in items.items():
         if array.dtype.kind not in "biufU":
             raise TypeError(f"{item} is no array of numbers or text, its dtype is {array.dtype}")
-    return {replace(item, dtype=dtype): array for item, array in items.items()}
+    return items
 
 
-def write_record(record: Record, path: Path) -> None:
+def write_job(path: Path, run: str, calls: Sequence[tuple[Sequence[Any], Mapping[str, Any]]]) -> None:
+    """What a process has to do: import `run`, "PKG.MOD:NAME", and call it with each (arguments, keyword arguments)."""
+    path.write_text(json.dumps({"run": run, "calls": calls}), encoding="utf-8")
+
+
+def read_record(path: Path) -> Record:
+    """The record that a worker left."""
+    with np.load(path, allow_pickle=False) as arrays:
+        return {Item(**json.loads(key)): array for key, array in arrays.items()}
+
+
+def _write_record(record: Record, path: Path) -> None:
     """Arrays by the fields of their items; the file is there when it is whole."""
     part = path.with_suffix(".part.npz")
     np.savez(part, **{json.dumps(vars(item)): array for item, array in record.items()})
     part.rename(path)
 
 
-def read_record(path: Path) -> Record:
-    """What `write_record` wrote."""
-    with np.load(path, allow_pickle=False) as arrays:
-        return {Item(**json.loads(key)): array for key, array in arrays.items()}
-
-
-def end_with_parent() -> None:
+def _end_with_parent() -> None:
     """End this process when the one that holds the other end of stdin does, however that ends."""
-
-    def watch() -> None:
-        os.read(0, 1)  # nothing is ever written
-        os._exit(1)
-
-    threading.Thread(target=watch, daemon=True).start()
+    os.read(0, 1)  # nothing is ever written
+    os._exit(1)
 
 
-def main(folder: Path) -> None:
-    rank = os.environ.get("PADDLE_TRAINER_ID") or os.environ["RANK"]
-    log = os.open(folder / f"{rank}.log", os.O_WRONLY | os.O_CREAT)
+def main(job_file: Path, name: str) -> None:
+    folder = job_file.parent
+    log = os.open(folder / f"{name}.log", os.O_WRONLY | os.O_CREAT)
     os.dup2(log, 1)
     os.dup2(log, 2)
-    end_with_parent()
-    worker = Worker(folder / f"{rank}.stage")
-    _workers.append(worker)
-    worker.stage(STARTED)
-    job = json.loads((folder / "job.json").read_text(encoding="utf-8"))
-    run = resolve(job["run"], "the callable")
-    for number, options in enumerate(job["options"]):
-        write_record(record_of(run, options, "float64"), folder / f"{rank}.{number}.npz")
-    if worker.leave:
-        worker.leave()
-    worker.stage(ENDED)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    _worker.stage_file = folder / f"{name}.stage"
+    _worker.stage(STARTED)
+    try:
+        job = json.loads(job_file.read_text(encoding="utf-8"))
+        run = resolve(job["run"], "the callable")
+        for number, (args, kwargs) in enumerate(job["calls"]):
+            _write_record(record_of(run, *args, **kwargs), folder / f"{name}.{number}.npz")
+        if _worker.leave:
+            _worker.leave()
+    except Exception as error:  # whatever a callable may raise
+        traceback.print_exc()
+        is_mistake = isinstance(error, UserError)
+        print(error if is_mistake else one_line(error), file=sys.stderr, flush=True)
+        sys.exit(MISTAKE if is_mistake else 1)
+    _worker.stage(ENDED)
 
 
 if __name__ == "__main__":
+    rank = os.environ.get("PADDLE_TRAINER_ID") or os.environ.get("RANK", "0")
+    job, *names = sys.argv[1:]
     # Of the module that callables import, which is another than __main__.
-    importlib.import_module("portproof.ladder.workers.process_worker").main(Path(sys.argv[1]))
+    importlib.import_module("portproof.ladder.workers.process_worker").main(Path(job), *(names or [rank]))
