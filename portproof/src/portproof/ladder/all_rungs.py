@@ -12,7 +12,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 from portproof.backends import backend
@@ -39,14 +38,6 @@ class Planned:
     is_long: bool = False
 
 
-def load_script(path: Path) -> ModuleType:
-    """The script of a rung as a module; its name begins with a digit, so `import` cannot."""
-    spec = importlib.util.spec_from_file_location(f"step_{path.stem}", path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 def run_planned(planned: Planned, refused_by_mistake: bool = False) -> RungResult:
     """One rung; a port that raises fails it, and the next ones still run.
 
@@ -57,7 +48,10 @@ def run_planned(planned: Planned, refused_by_mistake: bool = False) -> RungResul
     checks, error = None, ""
     try:
         with staying(), user_code(), proving():
-            module = load_script(planned.script)
+            # Its name begins with a digit, so `import` cannot.
+            spec = importlib.util.spec_from_file_location(f"step_{name}", planned.script)
+            module = importlib.util.module_from_spec(spec)
+            spec.loader.exec_module(module)
             checks = module.main(module.get_args_parser().parse_args(planned.flags))
     except UserError as mistake:
         if not refused_by_mistake:
@@ -103,27 +97,20 @@ def _results(rungs: Sequence[Planned], refused_by_mistake: bool, in_lanes: bool)
             yield RungResult(planned.script.stem, planned.model, 0.0, error=result)
 
 
-def _drawn(result: RungResult, place: int) -> dict[str, Any]:
-    """The plots of the rung for `write_page`, drawn while others run; none where that raises, which it will say."""
-    with suppress(Exception):
+def _write_reports(result: LadderResult, paths: tuple[Path, Path], drawn: Mapping[str, Any]) -> None:
+    """Write page and summary; whatever goes wrong is a UserError, since the verdict that was just printed stands."""
+    page_path, summary_path = paths
+    try:
+        write_summary(result, summary_path)
         from portproof.report import page
 
-        salt = page.salt_of(place)
-        return {salt: page.plots_of(result.rung, salt)}
-    return {}
-
-
-def _write_reports(result: LadderResult, page: Path, summary: Path, drawn: Mapping[str, Any]) -> None:
-    """Write both; whatever goes wrong is a UserError, since the verdict that was just printed stands."""
-    try:
-        write_summary(result, summary)
-        from portproof.report.page import write_page  # whose libraries are imported now, and not before the first rung
-
-        write_page(result, page, drawn)
+        page.write_page(result, page_path, drawn)
     except UserError:
         raise
     except Exception as error:
-        raise UserError(f"no report at {page} ({one_line(error)}): the verdicts are above and in the logs") from error
+        raise UserError(
+            f"no report at {page_path} ({one_line(error)}): the verdicts are above and in the logs"
+        ) from error
 
 
 def run_all(
@@ -141,20 +128,24 @@ def run_all(
     see `report.summary.environment`; `refused_by_mistake` is `run_planned`'s; `in_lanes` has rungs run side by side,
     see side_by_side.py. Raises UserError for a folder that cannot be written.
     """
-    page, summary = clear_reports(folder)
+    paths = clear_reports(folder)
     rungs, results, drawn = list(rungs), [], {}
     for result in _results(rungs, refused_by_mistake, in_lanes):
         results.append(result)
         print(flush=True)
-        drawn |= _drawn(result, len(results))
+        with suppress(Exception):  # its plots, while others run; the page says it again
+            from portproof.report import page  # not before the first rung: it imports libraries
+
+            salt = page.salt_of(len(results))
+            drawn[salt] = page.plots_of(result.rung, salt)
     result = LadderResult(results, environment | backend("torch").about(device))
     name_width = max([17, *(len(rung.name) for rung in results)])
     model_width = max([0, *(len(rung.model) + 1 for rung in results)])
     for rung in results:
         columns = f"{rung.name:<{name_width}} {rung.model:<{model_width}} {rung.seconds:5.1f} s"
         print(f"  {LAST_WORDS[rung.status]:<8} {columns}")
-    _write_reports(result, page, summary, drawn)
+    _write_reports(result, paths, drawn)
     print(f"results and logs: {folder}")
-    print(f"report: {page}")
+    print(f"report: {paths[0]}")
     print(f"{LAST_WORDS[result.status]} ladder")
     return exit_status(result)

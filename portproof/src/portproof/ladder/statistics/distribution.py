@@ -100,18 +100,10 @@ class Constant(Law):
         return {name: Statistic(sample, expected, self.atol)}
 
 
-class _Drawn(Law):
-    """Independent values of one distribution around 0."""
-
-    @abstractmethod
-    def _own(self, ordered: np.ndarray) -> Statistics:
-        """What is particular to the distribution, of all values of a sample, sorted, float64."""
-
-    def statistics(self, sample: np.ndarray) -> Statistics:
-        ordered = np.sort(sample.astype(np.float64), axis=None)
-        distinct = (1 + np.count_nonzero(np.diff(ordered))) / ordered.size
-        items = self._own(ordered) | {"distinct": Statistic(distinct, 1.0, DISTINCT)}
-        return items | _correlations(self.deviates(sample))
+def _independence(ordered: np.ndarray, deviates: np.ndarray) -> Statistics:
+    """Whether the values, sorted and as normal deviates, are draws of their own."""
+    distinct = (1 + np.count_nonzero(np.diff(ordered))) / ordered.size
+    return {"distinct": Statistic(distinct, 1.0, DISTINCT)} | _correlations(deviates)
 
 
 def _quantiles(probabilities: np.ndarray) -> Statistic:
@@ -121,28 +113,30 @@ def _quantiles(probabilities: np.ndarray) -> Statistic:
 
 
 @dataclass(frozen=True)
-class Normal(_Drawn):
+class Normal(Law):
     """N(0, std), not cut off."""
 
     std: float
 
-    def _own(self, ordered: np.ndarray) -> Statistics:
+    def statistics(self, sample: np.ndarray) -> Statistics:
+        ordered = np.sort(sample.astype(np.float64), axis=None)
         n = ordered.size
         lowest = self.std * math.sqrt(2 * special.gammaincinv(n / 2, P / 2) / n)
         highest = self.std * math.sqrt(2 * special.gammainccinv(n / 2, P / 2) / n)
         std_atol = max(self.std - lowest, highest - self.std)
         magnitude = max(-ordered[0], ordered[-1]) / self.std  # in deviations
         log_rarity = n * np.log1p(-special.erfc(magnitude / math.sqrt(2)))
-        return {
+        own = {
             "std": Statistic(np.sqrt(np.mean(ordered**2)), self.std, std_atol),
             "mean": Statistic(ordered.mean(), 0.0, DEVIATIONS * self.std / math.sqrt(n)),
             "quantiles": _quantiles(special.ndtr(ordered / self.std)),
             "largest": Statistic(float(special.ndtri_exp(log_rarity)), 0.0, DEVIATIONS),
         }
+        return own | _independence(ordered, self.deviates(sample))
 
 
 @dataclass(frozen=True)
-class Uniform(_Drawn):
+class Uniform(Law):
     """Uniform over (-bound, bound)."""
 
     bound: float
@@ -154,10 +148,12 @@ class Uniform(_Drawn):
         probabilities = self._probabilities(sample.astype(np.float64))
         return special.ndtri(np.clip(probabilities, 2**-25, 1 - 2**-25))  # float32 draws give 0
 
-    def _own(self, ordered: np.ndarray) -> Statistics:
+    def statistics(self, sample: np.ndarray) -> Statistics:
+        ordered = np.sort(sample.astype(np.float64), axis=None)
         atol = -self.bound * math.expm1(math.log(P) / ordered.size)
         largest = Statistic(max(-ordered[0], ordered[-1]), self.bound, atol)
-        return {"quantiles": _quantiles(self._probabilities(ordered)), "largest": largest}
+        own = {"quantiles": _quantiles(self._probabilities(ordered)), "largest": largest}
+        return own | _independence(ordered, self.deviates(sample))
 
 
 @dataclass(frozen=True)

@@ -79,27 +79,19 @@ def _records(
 
 def command(framework: str, world_size: int, folder: Path) -> list[str]:
     """The command line of the launcher of "torch" or "paddle"; either chooses a free port itself."""
-    count, log = ("--nproc_per_node", str(world_size)), ("--log_dir", str(folder / "launcher"))
-    if framework == "paddle":
-        # It knows no -m, but starts any program.
-        launcher = ["paddle.distributed.launch", *count, *log, *one_card(world_size), sys.executable]
-    else:
-        launcher = ["torch.distributed.run", "--standalone", *count, *log]
-    return [sys.executable, "-m", *launcher, "-m", WORKER, str(folder / "job.json")]
-
-
-def one_card(world_size: int) -> list[str]:
-    """Flags for Paddle's launcher, which wants a card for every process where it sees any, also on the CPU.
-
-    They name the first card for all of them; none of them uses it.
-    """
+    options = ["--nproc_per_node", str(world_size), "--log_dir", str(folder / "launcher")]
+    worker = ["-m", WORKER, str(folder / "job.json")]
+    if framework == "torch":
+        return [sys.executable, "-m", "torch.distributed.run", "--standalone", *options, *worker]
     import paddle
 
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if visible is None and paddle.device.cuda.device_count() == 0:
-        return []
-    first = "0" if visible is None else visible.split(",")[0]
-    return ["--devices", ",".join([first] * world_size)]
+    if visible is not None or paddle.device.cuda.device_count():
+        # It wants a card for every process where it sees any, also on the CPU: the first one for all. None uses it.
+        first = "0" if visible is None else visible.split(",")[0]
+        options += ["--devices", ",".join([first] * world_size)]
+    # It knows no -m, but starts any program.
+    return [sys.executable, "-m", "paddle.distributed.launch", *options, sys.executable, *worker]
 
 
 def launch(framework: str, run: str, world_size: int, runs: Mapping[str, Any], folder: Path, timeout: float) -> Outcome:
