@@ -124,8 +124,8 @@ def run_all(
     """Run the rungs, write FOLDER/report.html and FOLDER/summary.json, print a table -> the ladder's exit status.
 
     They run in another process, and one has passed only if that leaves its result: what ends the process is no pass. So
-    a program calls this under `if __name__ == "__main__":` only. `environment` is what the run depends on, in words,
-    see `report.summary.environment`; `refused_by_mistake` is `run_planned`'s; `in_lanes` has rungs run side by side,
+    call this under `if __name__ == "__main__":` only. `environment` is what the run depends on, in words, as
+    `report.summary.environment` has it; `refused_by_mistake` is `run_planned`'s; `in_lanes` runs rungs side by side,
     see side_by_side.py. Raises UserError for a folder that cannot be written.
     """
     paths = clear_reports(folder)

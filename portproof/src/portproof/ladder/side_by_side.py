@@ -50,10 +50,7 @@ def _sendable(result: RungResult) -> RungResult:
 
 
 def _lane(rungs: Rungs, order: Sequence[int], folder: Path, parent: int) -> None:
-    """Run each rung that no other lane has taken, and leave N.by, this process's number, and N.result.
-
-    What it prints goes to N.out and N.err.
-    """
+    """Run each rung that no other has taken: leave N.by, this process's number, N.out, N.err, and then N.result."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that a rung ends the processes that it has started
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
@@ -85,8 +82,8 @@ def side_by_side(
 ) -> Iterator[RungResult | str]:
     """The result of each of `rungs`, and what it prints, when it is there; of one that died, why.
 
-    They begin in `order`, numbers from 0, `count` at a time, in processes that are started by this `method` of
-    multiprocessing. Raises the UserError that one raises.
+    They begin in `order`, `count` at a time, in processes that this `method` of multiprocessing starts. Raises the
+    UserError that one raises.
     """
     context = multiprocessing.get_context(method)
     lanes = []

@@ -85,9 +85,9 @@ def _compare(number: int, ref: Batch | None, port: Batch | None) -> Verdict:
 
 
 def _keep(rung: Rung, left: dict[str, int], verdict: Verdict, ref: Arrays, port: Arrays) -> None:
-    """Keep the first few items of each kind for the result files, and the first images that differ for the report.
+    """Keep items for the result files, as many of a kind as are `left`, and the first images that differ.
 
-    `left` says how many more items of a kind. An image is (3, H, W), or in a batch (N, 3, H, W).
+    An image is (3, H, W), or in a batch (N, 3, H, W).
     """
     for item in ref:
         if left.get(item.kind, 0):
@@ -128,13 +128,13 @@ def data(
     """Compare two iterables of batches, batch by batch, to the last bit, shape and dtype included.
 
     A batch is an array or a tensor (PyTorch, PaddlePaddle, NumPy), or tuples, lists and dicts of these, nested as you
-    like; a tuple and a list are one. Its items are called "batch 3[0]" or "batch 3[image]", of kind "batch". A batch
-    that is a mapping {Item: array} brings its own. `hints` are for the report: {kind of item: what usually causes a
-    difference here}. `keep` is {kind of item: how many of the first ones go into the result files}.
+    like; a tuple and a list are one. Its items are called "batch 3[0]" or "batch 3[image]", of kind "batch"; a mapping
+    {Item: array} brings its own. `hints` are {kind of item: what usually causes a difference here}, and `keep` is
+    {kind of item: how many of the first ones go into the result files}.
 
     An item fails that is not equal or of another structure, and every item of the first batch that one side lacks;
-    what comes after that is not looked at. One batch a side is held at a time. Of endless batches give the first:
-    itertools.islice(batches, n).
+    what comes after that is not looked at, so of two endless sides give itertools.islice(batches, n). One batch a side
+    is held at a time.
 
     Raises UserError if the reference's batches raise or hold what is no array. If the port's do, the rung fails.
     """
@@ -202,9 +202,9 @@ def by_sample(
     """Batches for `data`, by sample: each of `batches` (tensors of N samples, one of each of `kinds`) as items.
 
     `order` gives the indices of each batch's samples, and `name_of` a sample's name by index. Without them `batches` is
-    a DataLoader of either framework, whose batch sampler gives the order; a sample is called as its file is in a folder
-    of images, see `image_folder`, and else by its index. The items are NAME for the first kind, "NAME kind" for the
-    others, and the order and the sizes of each batch.
+    a DataLoader of either framework: its batch sampler gives the order, and a sample is called as its file is in a
+    folder of images, else by its index. The items are NAME for the first kind, "NAME kind" for the others, and the
+    order and the sizes of each batch.
     """
     order = batches.batch_sampler if order is None else order
     name_of = name_of or partial(_name_of, getattr(batches, "dataset", None))
@@ -233,10 +233,10 @@ def loaders(
 ) -> None:
     """Compare what two DataLoaders give, sample by sample, in several epochs, without worker processes and with two.
 
-    `make_ref(workers)` and `make_port` return (loader, set_epoch): a DataLoader of their framework with so many
-    workers, see `by_sample`, and a function that gets the number of each epoch before it is read. One loader gives all
-    `epochs`. `name` says which pipeline it is, such as "val"; `kinds` are as in `by_sample`, and `options`, `hints` and
-    `keep`, as in `data`. Raises UserError for what the reference's side raises; what the port's raises fails the rung.
+    `make_ref(workers)` and `make_port` return (loader, set_epoch): their framework's DataLoader, see `by_sample`, and a
+    function that gets the number of each epoch before it is read. `name` says which pipeline it is, such as "val".
+    `kinds` are those of `by_sample`, and `options`, `hints` and `keep`, those of `data`. Raises UserError for what the
+    reference's side raises; what the port's raises fails the rung.
     """
     for count in workers:
         made = rung.observe("make function", _loader, make_ref, make_port, count)
@@ -259,8 +259,8 @@ def single_samples(
 ) -> Iterator[dict[Item, Any]]:
     """Samples for `data`, one by one, each chosen by its (epoch, index), such as those that show a rare augmentation.
 
-    `dataset.set_epoch(epoch)` must choose what is drawn for the samples. Of a sample's tensors the first are compared,
-    one of each of `kinds`. The items are as in `by_sample`, with "epoch E" behind the sample's name.
+    `dataset.set_epoch(epoch)` must choose what is drawn. Of a sample's tensors the first are compared, one of each of
+    `kinds`. The items are as in `by_sample`, with "epoch E" behind the sample's name.
     """
     for epoch, index in chosen:
         dataset.set_epoch(epoch)

@@ -1,8 +1,8 @@
 """Several processes are one process, on both sides.
 
-Each side is a callable `run(options, dtype) -> {Item: array}`, which executes one training or evaluation run in this
-process, be it alone or one of several (the launcher's environment variables tell), and returns what it recorded of it.
-`dtype` is the precision to compute in. What becomes of an item over several processes follows from its kind:
+Each side is a callable `run(options, dtype) -> {Item: array}`: one training or evaluation run in this process, which is
+alone or one of several (the launcher's environment variables tell), computed in `dtype`, and what it recorded. What
+becomes of an item over several processes follows from its kind:
 
     images          what this process trains on, as indices: together the images of one process, in any order
     own loss        the mean loss of this process's share: averaged over the processes it is that of one
@@ -23,7 +23,6 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import redirect_stdout
 from dataclasses import dataclass, replace
-from functools import partial
 from itertools import chain, product
 from operator import attrgetter
 from pathlib import Path
@@ -83,7 +82,7 @@ class Processes(Outcome):
         return [run for run in self.records[0] if run not in self.own_statistics]
 
     def each(self, runs: Collection[str]) -> list[Record]:
-        """Of each process the records of these runs as one; its items are called float64, as all that is judged."""
+        """Of each process the records of these runs as one; all items are called float64."""
         found = []
         for records in self.records:
             found.append({})
@@ -94,25 +93,24 @@ class Processes(Outcome):
         return found
 
     def together(self, runs: Collection[str]) -> Record:
-        """What they do between them in these runs: images sorted, losses averaged, else what the first does.
-
-        What says nothing of one process is left out.
-        """
+        """What they do between them, as far as it says something of one process; see the module's docstring."""
         every = self.each(runs)
-        result = {item: array for item, array in every[0].items() if item.kind not in ("own buffer", "own lines")}
-        for item in result:
+        result = {}
+        for item in every[0]:
             own = [record[item] for record in every if item in record]
             if item.kind == "images":
                 result[item] = np.sort(np.concatenate(own, axis=None))
             elif item.kind == "own loss" and len({array.shape for array in own}) == 1:
                 result[item] = np.mean(own, axis=0)
+            elif item.kind not in ("own buffer", "own lines"):
+                result[item] = own[0]
         return result
 
 
 def one_process(who: str, run: Callable, runs: Runs, dtype: str = "float64") -> Processes:
-    """What this process records in each run, alone and silent, and with one thread, as the launched ones have it.
+    """What this process records in each run, alone and silent.
 
-    On a busy machine, threads that wait for each other take ten times as long.
+    With one thread, as the launched ones: on a busy machine, threads that wait for each other take ten times as long.
     """
     before = backend(FRAMEWORKS[who]).training.set_threads(1)
     try:
@@ -134,27 +132,28 @@ def compare_with_one(
 def check_one(
     rung: Rung, callables: Mapping[str, Callable], runs: Runs, coefficients: str
 ) -> tuple[dict[str, Processes], Distances]:
-    """({side: its one process}, how far the reference's float32 run is from its float64 run), compared.
+    """({side: its one process}, how far the reference's float32 run is from its float64 run), and compare the sides.
 
-    The port's has no records where a run of it ends in an error. Raises UserError unless both runs recorded the same.
+    The port's has no records where it raised.
     """
-    of_ref = partial(rung.of_ref, "run in one process", one_process, "reference", callables["reference"], runs)
-    one = {"reference": of_ref()}
-    [fp64_ref], [fp32_ref] = one["reference"].each(runs), of_ref("float32").each(runs)
-    for name, record in one["reference"].records[0].items():
+    ref, port = callables.values()
+    what = "run in one process"
+    one_ref = rung.of_ref(what, one_process, "reference", ref, runs)
+    rounded = rung.of_ref(what, one_process, "reference", ref, runs, "float32")
+    [fp64_ref], [fp32_ref] = one_ref.each(runs), rounded.each(runs)
+    for name, record in one_ref.records[0].items():
         if not record:
             rung.refuse(f"the reference recorded nothing of the run {name!r}")
     for item in fp64_ref.keys() | fp32_ref.keys():
         if not (item in fp64_ref and item in fp32_ref and fp64_ref[item].shape == fp32_ref[item].shape):
             raise UserError(f"the reference records {item} otherwise in float32 than in float64: record the same")
     errors = distances(fp64_ref, fp32_ref)
-    port = rung.of_port("port, one process", one_process, "port", callables["port"], runs)
-    one["port"] = port or Processes([{}], who="port")
-    if port:
-        rounded = [errors] if coefficients == "float32" else []
+    one_port = rung.of_port("port, one process", one_process, "port", port, runs) or Processes([{}], who="port")
+    if one_port.records[0]:
         title = "one process, the port against the reference"
-        compare_with_one(rung, fp64_ref, port.each(runs)[0], title, errors, rounded)
-    return one, errors
+        extra = [errors] if coefficients == "float32" else []
+        compare_with_one(rung, fp64_ref, one_port.each(runs)[0], title, errors, extra)
+    return {"reference": one_ref, "port": one_port}, errors
 
 
 def strided_shares(order: Callable[[int], Any], *, evaluated: int) -> Share:
@@ -184,7 +183,7 @@ def shares_of(share: Share) -> Record:
 
 
 def check_shares(rung: Rung, one: Processes, documented: Record, own: Record, trained_on: Mapping) -> None:
-    """Which images each process of several gets, as documented and found, and which a run really took, in order."""
+    """Which images each process of several gets, and which a run really took, in order."""
     exact, found = dict(documented), dict(own)
     for run, sections in trained_on.items():
         for section, indices in sections.items():
@@ -197,7 +196,6 @@ def check_shares(rung: Rung, one: Processes, documented: Record, own: Record, tr
 
 
 def check_several(rung: Rung, one: Processes, several: Processes, errors: Distances) -> None:
-    """Several processes against one, and against each other, where they must agree to the last bit."""
     if several.log:
         rung.say(several.log)
     if several.like_one:
@@ -286,23 +284,22 @@ def dist(
 ) -> None:
     """Judge whether several processes of each side do what one does, and one of the port what one of the reference.
 
-    `ref` and `port` are import paths "PKG.MOD:NAME" of callables as the module's docstring has them: each framework's
-    own launcher starts the processes, on this machine, and they import them. A process executes all its runs in turn,
-    so a callable joins the others by `process_worker.join_group`. `runs` is {number of processes: {name: options}};
-    options are JSON, the same for every process. Computed in float64; limits come from a float32 run of the reference's
-    one process.
+    `ref` and `port` are import paths "PKG.MOD:NAME" of callables as in the module's docstring. Each framework's own
+    launcher starts processes on this machine, which import them and execute all their runs in turn; so a callable joins
+    the others by `process_worker.join_group`. `runs` is {number of processes: {name: options}}; options are JSON.
+    Computed in float64; limits come from a float32 run of the reference's one process.
 
-    `own_statistics` names runs in which several processes are not one, since each normalizes with its own share: their
-    processes are compared with each other only, and must have had an "own buffer" that differed. `shares` are three
-    functions (train, epoch, rank, world_size) -> indices in their order: documented (see `strided_shares`), of the
-    reference's loaders, of the port's; they are called for 1, 2, 3, 5 and 20 processes, and in evaluation each image
-    comes once. `trained_on` is {run: {section: indices}}, what one process trains on in the order of its batches. With
-    `coefficients` "float32" one process of the port may be as far from one of the reference as the float32 run
-    is: PaddlePaddle's own optimizers keep their coefficients so.
+    `own_statistics` names runs in which several processes are not one, since each normalizes with its own share: they
+    are compared with each other only, and must have had an "own buffer" that differed. `shares` are three functions
+    (train, epoch, rank, world_size) -> indices in their order: documented (see `strided_shares`), of the reference's
+    loaders, of the port's. They are called for 1, 2, 3, 5 and 20 processes; in evaluation each image comes once.
+    `trained_on` is {run: {section: indices}}, what one process trains on in the order of its batches. With
+    `coefficients` "float32" one process of the port may be as far away as the reference's float32 run is:
+    PaddlePaddle's own optimizers keep their coefficients so.
 
-    Processes that cannot come together on this machine, and inputs that prove nothing, are refused; a process of the
-    port that ends in an error, or not within `timeout` seconds, fails. UserError: bad arguments, or a reference that
-    raises. PortError: a module of the port that raises when it is imported.
+    Processes that cannot come together on this machine, and inputs that prove nothing, are refused; a port's process
+    that ends in an error, or not within `timeout` seconds, fails. UserError: bad arguments, or a reference that raises.
+    PortError: a module of the port that raises when it is imported.
     """
     check_coefficients(coefficients)
     trained_on = trained_on or {}

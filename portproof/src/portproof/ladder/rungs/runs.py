@@ -25,10 +25,10 @@ CURVES = {"loss": "losses", "lr": "lr", "training top-1": "right", "top-1": "top
 
 
 def _problem(record: Record) -> str:
-    """What is wrong with the dtypes and shapes of a record, "" if nothing."""
-    for name, array in record.items():
-        if array.dtype.kind == "U":
-            return f"it has {name!r} with dtype {array.dtype}, not an array of numbers"
+    """What is wrong with dtypes and shapes, "" if nothing."""
+    texts = [name for name, array in record.items() if array.dtype.kind == "U"]
+    if texts:
+        return f"it has {texts[0]!r} with dtype {record[texts[0]].dtype}, not an array of numbers"
     losses = record.get("losses", np.empty(0))
     if losses.ndim != 1 or losses.size < 3 or losses.dtype.kind != "f":
         return "it has no 'losses' (steps,), floats of 3 steps or more"
@@ -75,17 +75,17 @@ def train(
 
     `ref` and `port` are import paths "pkg.mod:name" of callables `run(seed, draw, options) -> dict of arrays`: one run
     from the initial weights and on the batches of `seed`, with the `draw`-th series of random masks, and its record,
-    see `trajectory`. Each side gets a process with one thread, side by side; `options`, what can be written as JSON,
-    is handed on to both. The reference runs `draws` times for each of `seeds`, the port once.
+    see `trajectory`. Each side gets a process with one thread, side by side; both are handed `options`, which are JSON.
+    The reference runs `draws` times for each of `seeds`, the port once.
 
     Learning rates must be equal. Of the `features` (`trajectory.FEATURES`, `TOP1`) those are judged whose keys the
     reference's records have, so that all together fail a faultless port with probability `alpha`. With `top1`, both
     sides must reach it on average at the end, with re-estimated statistics where there are any. Keeps curves for the
     report where records have "lr".
 
-    Raises UserError for a pair that cannot be imported, a reference that fails, or one whose record is not as
-    documented, and for what the machine lacks; a port with either fails the rung, and PortError is raised for a module
-    of the port that raises. A run of either side may raise UserError itself, see `to_fill_in`.
+    Raises UserError for a pair that cannot be imported, a reference that fails or leaves another record, what the
+    machine lacks, and what a run raises so, see `to_fill_in`. A port with such a fault fails the rung; PortError is
+    raised for a module of the port that raises.
     """
     if len(set(seeds)) < len(seeds) or len(seeds) * (draws - 1) < FEWEST:
         raise UserError(
@@ -123,12 +123,13 @@ def train(
 
 def _judge(rung: Rung, ref: list, port: list, features: Mapping[str, Feature], alpha: float) -> None:
     """The learning rates and the test."""
-    first, of_port = ref[0][0], port[0]
-    if "lr" in first:
-        rates = [{Item("lr", "lr"): record["lr"]} if "lr" in record else {} for record in (first, of_port)]
+    both = ref[0][0], port[0]
+    if "lr" in ref[0][0]:
+        rates = [{Item("lr", "lr"): record["lr"]} if "lr" in record else {} for record in both]
         rung.compare(*rates, title="learning rate of each epoch")
-    if first["losses"].size != of_port["losses"].size:
-        rung.fail("steps of a run", f"reference {first['losses'].size}, port {of_port['losses'].size}")
+    steps, port_steps = (record["losses"].size for record in both)
+    if steps != port_steps:
+        rung.fail("steps of a run", f"reference {steps}, port {port_steps}")
     missing = {name: lacking(feature, sum(ref, [])) for name, feature in features.items()}
     judged = {name: feature for name, feature in features.items() if not missing[name]}
     title = f"float32, {len(port)} runs of the port among {len(port) * len(ref[0])} of the reference"
@@ -158,7 +159,7 @@ def _check_top1(rung: Rung, sides: Mapping[str, Sequence[Record]], needed: float
 
 
 def _keep_curves(rung: Rung, ref: list, port: list) -> None:
-    """Each seed's curves by epoch, for the report; those of the reference's first run and the port's for the files."""
+    """Each seed's curves by epoch for the report; for the files those of the reference's first run."""
     for i, (records, record) in enumerate(zip_strict(ref, port)):
         sides = [*records, record]
         for what, key in CURVES.items():

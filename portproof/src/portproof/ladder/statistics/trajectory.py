@@ -55,20 +55,20 @@ def _log(values: float | np.ndarray) -> np.ndarray:
         return np.log(values)
 
 
-def _items(record: Record, prefix: str, is_meant: Callable[[np.ndarray], bool] | None = None) -> dict[str, np.ndarray]:
-    """{NAME: array} of what the record has as PREFIX + NAME and is meant."""
+def _items(record: Record, prefix: str, dims: int | None = None) -> dict[str, np.ndarray]:
+    """{NAME: array} of what the record has as PREFIX + NAME, or of vectors only (1) or kernels (2 `dims` or more)."""
     found = {}
     for name, array in record.items():
-        if name.startswith(prefix) and (is_meant is None or is_meant(array)):
+        if name.startswith(prefix) and dims in (None, min(array.ndim, 2)):
             found[name.removeprefix(prefix)] = array.astype(np.float64)
     if not found:
         raise KeyError(f"{prefix}NAME")
     return found
 
 
-def _log_norm(arrays: Mapping[str, np.ndarray]) -> float:
-    """log of the norm of all of them together."""
-    return 0.5 * _log(sum(float((array**2).sum()) for array in arrays.values()))
+def _log_norm(record: Record, prefix: str, dims: int | None = None) -> float:
+    arrays = _items(record, prefix, dims).values()
+    return 0.5 * _log(sum(float((array**2).sum()) for array in arrays))
 
 
 def _log_loss(record: Record, third: int) -> float:
@@ -86,7 +86,8 @@ def _statistics(record: Record, leaf: str) -> list[tuple[np.ndarray, np.ndarray,
 
 def _mean_lag(record: Record) -> float:
     """log of the mean square distance of the means, in standard deviations of what they are the mean of."""
-    return _log(np.mean([np.mean((a - b) ** 2) / np.mean(var) for a, b, var in _statistics(record, "running_mean")]))
+    means = _statistics(record, "running_mean")
+    return _log(np.mean([np.mean((old - new) ** 2) / np.mean(variance) for old, new, variance in means]))
 
 
 def _variance_lag(record: Record) -> float:
@@ -109,10 +110,10 @@ FEATURES = {
     "loss, last third": Feature(lambda record: _log_loss(record, 2)),
     # Weight decay acts on nothing else as directly: on kernels, whose gradients are orthogonal to them, and on batch
     # norm's weights and biases.
-    "norm of kernels": Feature(lambda record: _log_norm(_items(record, "parameters/", lambda array: array.ndim > 1))),
-    "norm of vectors": Feature(lambda record: _log_norm(_items(record, "parameters/", lambda array: array.ndim == 1))),
+    "norm of kernels": Feature(lambda record: _log_norm(record, "parameters/", 2)),
+    "norm of vectors": Feature(lambda record: _log_norm(record, "parameters/", 1)),
     # The steps of the last epoch are as long as its learning rate.
-    "length of the last epoch": Feature(lambda record: _log_norm(_items(record, "moved/"))),
+    "length of the last epoch": Feature(lambda record: _log_norm(record, "moved/")),
     # How far the running statistics lag behind those of the last weights: the momentum of batch norm.
     "lag of running means": Feature(_mean_lag),
     "lag of running variances": Feature(_variance_lag),

@@ -43,8 +43,8 @@ def last_words(path: Path, count: int = 40) -> str:
 def _started(command: Sequence[str], folder: Path, **variables: str) -> Iterator[subprocess.Popen]:
     """A process in `folder`; behind the context neither it is left nor any that it has started.
 
-    It imports what this one does, and computes with one thread: others run beside it. It runs in `folder`, since Python
-    looks for packages in the current one first. What it prints before a worker has its own log goes to launcher.log.
+    It imports what this one does, after what lies in `folder`. It has one thread, since others run beside it.
+    What workers print before they have logs of their own goes to launcher.log.
     """
     given = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
     absolute = dict.fromkeys(str(Path(path).absolute()) for path in [*given, *sys.path])
@@ -144,8 +144,10 @@ def launch_runs(
     with ExitStack() as stack:
         for side, path in paths.items():
             job = folder / f"{side}.json"
-            write_job(job, path, [([], {"seed": seed, "draw": draw, "options": options}) for seed, draw in runs[side]])
-            processes[side] = stack.enter_context(_started([sys.executable, "-m", WORKER, str(job), side], folder))
+            calls = [([], {"seed": seed, "draw": draw, "options": options}) for seed, draw in runs[side]]
+            write_job(job, path, calls)
+            worker = [sys.executable, "-m", WORKER, str(job), side]
+            processes[side] = stack.enter_context(_started(worker, folder))
         for process in processes.values():
             process.wait()
     return {side: _outcome(folder, side, runs[side], process.returncode) for side, process in processes.items()}
@@ -165,6 +167,8 @@ def _outcome(folder: Path, side: str, runs: Sequence[tuple[int, int]], status: i
         raise MachineError(f"training runs of the {side}: {KILLED}")
     if status == 1 and log:
         return Outcome(records, last_line, log)
-    if status or len(records[0]) < len(runs):
-        return Outcome(records, f"it ended with status {status}{'' if status else ' before all runs were done'}", log)
+    if status:
+        return Outcome(records, f"it ended with status {status}", log)
+    if len(records[0]) < len(runs):
+        return Outcome(records, "it ended with status 0 before all runs were done", log)
     return Outcome(records)

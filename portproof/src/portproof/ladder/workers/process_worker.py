@@ -2,9 +2,9 @@
 
     LAUNCHER -m portproof.ladder.workers.process_worker FOLDER/JOB.json [NAME]
 
-JOB.json is what `write_job` writes. The process, NAME or else its rank, writes FOLDER/NAME.log (all that it prints),
-FOLDER/NAME.stage (how far it came) and FOLDER/NAME.NUMBER.npz (what each call recorded). If a call raises, that is the
-last line of the log, and the status is 1, or MISTAKE where it is a mistake of the user's.
+JOB.json is what `write_job` writes. The process, NAME or else its rank, writes all that it prints to FOLDER/NAME.log,
+how far it came to FOLDER/NAME.stage, and what each call recorded to FOLDER/NAME.NUMBER.npz. If a call raises, the last
+line of the log says what, and the status is 1, or MISTAKE where that is a mistake of the user's.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from portproof.io.cli import resolve
 from sturdyio.cli import UserError, one_line, user_code
 
 MISTAKE = 65  # EX_DATAERR; not 2, with which a run may end by itself
-STARTED, JOINING, JOINED, ENDED = "started", "joining", "joined", "ended"
+JOINING, ENDED = "joining", "ended"  # of the stages that a process writes, those that are asked for
 Record = dict[Item, np.ndarray]  # of one run of one process
 
 
@@ -48,15 +48,15 @@ _worker = _Worker()
 def join_group(join: Callable[[], Any], leave: Callable[[], Any]) -> None:
     """Join the other processes by `join()`, unless an earlier run of this process did; `leave()` ends the last run.
 
-    For the callables of `dist`, which a process executes one by one: no framework promises that of a second group. A
-    `join()` that fails is the machine's fault and not the side's. A process alone calls it in every run.
+    For the callables of `dist`, of which a process executes several: no framework promises that of a second group. A
+    `join()` that fails is the machine's fault, not the side's. A process alone calls it in every run.
     """
     if _worker.stage_file is None:
         join()
     elif _worker.leave is None:
         _worker.stage(JOINING)
         join()
-        _worker.stage(JOINED)
+        _worker.stage("joined")
         _worker.leave = leave
 
 
@@ -74,12 +74,11 @@ def record_of(run: Callable[..., Mapping[Item | str, Any]], *args: Any, **kwargs
 
 
 def write_job(path: Path, run: str, calls: Sequence[tuple[Sequence[Any], Mapping[str, Any]]]) -> None:
-    """What a process has to do: import `run`, "PKG.MOD:NAME", and call it with each (arguments, keyword arguments)."""
+    """What a process has to do: import `run` and call it with each (arguments, keyword arguments)."""
     path.write_text(json.dumps({"run": run, "calls": calls}), encoding="utf-8")
 
 
 def read_record(path: Path) -> Record:
-    """The record that a worker left."""
     with np.load(path, allow_pickle=False) as arrays:
         return {Item(**json.loads(key)): array for key, array in arrays.items()}
 
@@ -104,14 +103,15 @@ def main(job_file: Path, name: str) -> None:
     os.dup2(log, 2)
     threading.Thread(target=_end_with_parent, daemon=True).start()
     _worker.stage_file = folder / f"{name}.stage"
-    _worker.stage(STARTED)
+    _worker.stage("started")
+    job = json.loads(job_file.read_text(encoding="utf-8"))
     try:
-        job = json.loads(job_file.read_text(encoding="utf-8"))
-        run = resolve(job["run"], "the callable")
-        for number, (args, kwargs) in enumerate(job["calls"]):
-            _write_record(record_of(run, *args, **kwargs), folder / f"{name}.{number}.npz")
-        if _worker.leave:
-            _worker.leave()
+        with user_code():
+            run = resolve(job["run"], "the callable")
+            for number, (args, kwargs) in enumerate(job["calls"]):
+                _write_record(record_of(run, *args, **kwargs), folder / f"{name}.{number}.npz")
+            if _worker.leave:
+                _worker.leave()
     except Exception as error:  # whatever a callable may raise
         traceback.print_exc()
         is_mistake = isinstance(error, UserError)
