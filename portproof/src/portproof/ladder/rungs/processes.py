@@ -60,7 +60,6 @@ HINTS = {
 
 SHOWN = {"group": attrgetter("section"), "hints": HINTS}  # an item: under its run and the section of its record
 
-Records = dict[str, Record]  # by run
 Runs = Mapping[str, Any]  # {name: options}
 Share = Callable[[bool, int, int, int], Any]  # (train, epoch, rank, world_size) -> indices in their order
 

@@ -7,13 +7,11 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from portproof.ladder.workers.process_worker import ENDED, JOINING, MISTAKE, Record, read_record, write_job
 from portproof.python39 import zip_strict
@@ -27,7 +25,7 @@ KILLED = "its process was killed: is there enough memory?"
 class Outcome:
     """What became of processes that make a group, or of one alone."""
 
-    records: list[dict[str, Record]]  # of each process what it recorded in each run that all of them ended
+    records: list[dict[Any, Any]]  # of each process what it recorded in each run that all of them ended
     reason: str = ""  # why not all runs ended, in one line
     log: str = ""  # the last lines of the log that says so
     is_machines: bool = False  # they never came together, or one was killed, as where memory runs out: no side's fault
@@ -64,16 +62,14 @@ def _started(command: Sequence[str], folder: Path, **variables: str) -> Iterator
         process.wait()
 
 
-def _records(
-    folder: Path, processes: Collection[Any], runs: Iterable[Any], read: Callable[[Path], Any] = read_record
-) -> list[dict[Any, Any]]:
-    """Of every process {run: its record}, of those runs that all of them ended."""
+def _records(folder: Path, processes: Collection[Any], runs: Iterable[Any]) -> list[dict[Any, Record]]:
+    """Of every process the records of those runs that all of them ended."""
     records = [{} for _ in processes]
     for number, run in enumerate(runs):
         paths = [folder / f"{process}.{number}.npz" for process in processes]
         if all(path.is_file() for path in paths):
             for own, path in zip_strict(records, paths):
-                own[run] = read(path)
+                own[run] = read_record(path)
     return records
 
 
@@ -153,12 +149,7 @@ def launch_runs(
     return {side: _outcome(folder, side, runs[side], process.returncode) for side, process in processes.items()}
 
 
-def _by_name(path: Path) -> dict[str, np.ndarray]:
-    return {item.name: array for item, array in read_record(path).items()}
-
-
 def _outcome(folder: Path, side: str, runs: Sequence[tuple[int, int]], status: int) -> Outcome:
-    records = _records(folder, [side], runs, _by_name)
     log = last_words(folder / f"{side}.log")
     last_line = log.rpartition("\n")[2]
     if status == MISTAKE and log:
@@ -166,9 +157,12 @@ def _outcome(folder: Path, side: str, runs: Sequence[tuple[int, int]], status: i
     if status == -signal.SIGKILL:
         raise MachineError(f"training runs of the {side}: {KILLED}")
     if status == 1 and log:
-        return Outcome(records, last_line, log)
+        return Outcome([], last_line, log)
     if status:
-        return Outcome(records, f"it ended with status {status}", log)
-    if len(records[0]) < len(runs):
-        return Outcome(records, "it ended with status 0 before all runs were done", log)
-    return Outcome(records)
+        return Outcome([], f"it ended with status {status}", log)
+    [records] = _records(folder, [side], runs)
+    if len(records) < len(runs):
+        return Outcome([], "it ended with status 0 before all runs were done", log)
+    for run, record in records.items():
+        records[run] = {item.name: array for item, array in record.items()}
+    return Outcome([records])
