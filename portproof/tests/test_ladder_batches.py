@@ -4,6 +4,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import count, islice
+from types import SimpleNamespace
 
 import numpy as np
 import paddle
@@ -140,10 +141,14 @@ def test_items_of_ones_own():
 
 
 def test_samples_are_named_one_by_one():
+    class Loader(list):
+        dataset = SimpleNamespace(samples=[(f"file {i}", 0) for i in range(3)])
+
     def batches(order: list[list[int]], shift: int = 0) -> Iterator:
         tensors = [torch.stack([torch.full((3, 2, 2), float(i + shift)) for i in indices]) for indices in order]
-        labels = [torch.tensor(indices) for indices in order]
-        return by_sample(zip_strict(tensors, labels), order=order, name_of="file {}".format, section="val")
+        loader = Loader(zip_strict(tensors, [torch.tensor(indices) for indices in order]))
+        loader.batch_sampler = order
+        return by_sample(loader, section="val")
 
     order = [[2, 0], [1]]
     verdict = data(batches(order), batches(order))

@@ -1,8 +1,8 @@
 """Rungs in processes of their own: whatever a rung does to its process, it has passed only if its result is there.
 
-Two at once are forked from a process that has imported what they need: each has a core of its own. A process that has
-already computed must not be forked for this: the threads with which its libraries compute are not in the fork, which
-then waits for them for ever. So only a command that has computed nothing runs its rungs so; others start a new one.
+Two at once are forked from a process that has imported what they need: each has a core of its own. It must not have
+computed anything yet: the threads with which its libraries compute are not in the fork, which then waits for them for
+ever. A command that has computed starts a new process for its rungs.
 """
 
 from __future__ import annotations

@@ -6,7 +6,6 @@ import itertools
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -132,9 +131,8 @@ def data(
     {Item: array} brings its own. `hints` are {kind of item: what usually causes a difference here}, and `keep` is
     {kind of item: how many of the first ones go into the result files}.
 
-    An item fails that is not equal or of another structure, and every item of the first batch that one side lacks;
-    what comes after that is not looked at, so of two endless sides give itertools.islice(batches, n). One batch a side
-    is held at a time.
+    An item fails that is not equal or of another structure, and every item of the first batch that one side lacks, the
+    last that is looked at: of endless batches give itertools.islice(batches, n). One batch a side is held at a time.
 
     Raises UserError if the reference's batches raise or hold what is no array. If the port's do, the rung fails.
     """
@@ -157,8 +155,8 @@ def data(
 def facts(ref: Mapping[Item | str, Any], port: Mapping[Item | str, Any], *, title: str = "facts", rung: Rung) -> None:
     """Compare what two sides say of the same thing, such as classes, files or options: all must be equal.
 
-    Values are numbers, strings, None, lists of these, arrays or tensors. Arrays other than strings go to the result
-    files. Raises UserError for a value of the reference that is none of these; one of the port fails the rung.
+    Values are numbers, strings, None, lists of these, arrays or tensors. Numbers go to the result files. Raises
+    UserError for a value of the reference that is none of these; one of the port fails the rung.
     """
     both = rung.observe(title, _arrays, ref, port)
     if both:
@@ -181,41 +179,30 @@ def image_folder(dataset: Any, name: str) -> dict[Item, Any]:
 
 
 def _name_of(dataset: Any, index: int) -> str:
-    """A sample's: that of its file in a folder of images, else its number."""
     samples = getattr(dataset, "samples", None)
     return Path(samples[index][0]).name if samples else f"sample {index}"
 
 
 def _sample_item(name: str, kinds: Sequence[str], i: int, section: str) -> Item:
-    """The item of a sample's tensor of the i-th of `kinds`: NAME for the first kind, "NAME kind" for the others."""
     return Item(f"{name} {kinds[i]}" if i else name, kinds[i], section=section)
 
 
 def by_sample(
-    batches: Iterable[Sequence[Any]],
-    *,
-    order: Iterable[Sequence[int]] | None = None,
-    name_of: Callable[[int], str] | None = None,
-    kinds: Sequence[str] = ("image", "label"),
-    section: str = "",
+    loader: Any, *, kinds: Sequence[str] = ("image", "label"), section: str = ""
 ) -> Iterator[dict[Item, Any]]:
-    """Batches for `data`, by sample: each of `batches` (tensors of N samples, one of each of `kinds`) as items.
+    """Batches for `data`, by sample: those of a DataLoader of either framework, tensors of N samples, as items.
 
-    `order` gives the indices of each batch's samples, and `name_of` a sample's name by index. Without them `batches` is
-    a DataLoader of either framework: its batch sampler gives the order, and a sample is called as its file is in a
-    folder of images, else by its index. The items are NAME for the first kind, "NAME kind" for the others, and the
-    order and the sizes of each batch.
+    Its batch sampler gives their order. A sample is called as its file is in a folder of images, else by its index. The
+    items are NAME for the first of `kinds`, "NAME kind" for the others, and the order and the sizes of each batch.
     """
-    order = batches.batch_sampler if order is None else order
-    name_of = name_of or partial(_name_of, getattr(batches, "dataset", None))
-    for number, (indices, tensors) in enumerate(zip(order, batches)):
+    for number, (indices, tensors) in enumerate(zip(loader.batch_sampler, loader)):
         items = {
             Item(f"order of batch {number}", "order", section=section): indices,
             Item(f"size of batch {number}", "order", section=section): [len(tensor) for tensor in tensors],
         }
         for i, tensor in enumerate(tensors[: len(kinds)]):
             for index, sample in zip(indices, tensor):  # a size that differs is an item of its own
-                items[_sample_item(name_of(index), kinds, i, section)] = sample
+                items[_sample_item(_name_of(loader.dataset, index), kinds, i, section)] = sample
         yield items
 
 

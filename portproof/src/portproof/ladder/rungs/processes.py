@@ -158,8 +158,8 @@ def check_one(
 def strided_shares(order: Callable[[int], Any], *, evaluated: int) -> Share:
     """What most samplers document, for `shares`: process r of n takes every n-th sample, from the r-th on.
 
-    As torch.utils.data.DistributedSampler does, training lengthens its `order(epoch)`, indices, by its own beginning
-    until every process has as many. In evaluation each of the `evaluated` samples comes once, in order.
+    In training each gets as many: `order(epoch)`, indices, is lengthened by its own beginning, as by torch's
+    DistributedSampler. In evaluation each of the `evaluated` samples comes once, in order.
     """
 
     def share(train: bool, epoch: int, rank: int, processes: int) -> np.ndarray:
