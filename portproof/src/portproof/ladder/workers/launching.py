@@ -154,7 +154,7 @@ def _outcome(folder: Path, side: str, runs: Sequence[tuple[int, int]], status: i
     last_line = log.rpartition("\n")[2]
     if status == MISTAKE and log:
         raise UserError(last_line)
-    if status == -signal.SIGKILL:
+    if status < 0 and status == -signal.SIGKILL:  # which Windows does not have
         raise MachineError(f"training runs of the {side}: {KILLED}")
     if status == 1 and log:
         return Outcome([], last_line, log)
