@@ -17,13 +17,14 @@ import torch
 from scipy.optimize import minimize_scalar
 from torch import nn
 
+from portproof.arrays import largest_difference
 from portproof.compare import Item, Items
 from portproof.localize.mutations import (
     ACTIVATIONS,
     BATCH_NORMS,
     MOMENTA,
+    Mistake,
     Mutation,
-    TunableNumber,
     mutations,
     tunable_numbers,
 )
@@ -46,12 +47,6 @@ class FaultyModule:
     run_mutated: Callable[[Mutation], Items]  # what a mutation of it gives on the same inputs
 
 
-def _distance(first: np.ndarray, second: np.ndarray) -> float:
-    """The largest difference of two arrays of one shape, whichever numbers they hold."""
-    wide = np.complex128 if "c" in first.dtype.kind + second.dtype.kind else np.float64
-    return float(np.abs(first.astype(wide) - second.astype(wide)).max(initial=0))
-
-
 def reproduces(items: Items, faulty: FaultyModule) -> bool:
     """Whether `items` are what the port gave, up to a thousandth of the difference, wherever the two sides differ."""
     for item in faulty.differing:
@@ -59,8 +54,8 @@ def reproduces(items: Items, faulty: FaultyModule) -> bool:
         if found is None or port is None or found.shape != port.shape or not np.isfinite(found).all():
             return False
         like = ref if ref is not None and ref.shape == port.shape else np.zeros_like(port)
-        difference = _distance(like, port)  # 0 where they differ in dtype alone
-        if difference == 0 or not _distance(found, port) <= RESIDUE * difference:
+        difference = largest_difference(like, port)  # 0 where they differ in dtype alone
+        if difference == 0 or not largest_difference(found, port) <= RESIDUE * difference:
             return False
     return bool(faulty.differing)
 
@@ -81,39 +76,42 @@ def _mutated(faulty: FaultyModule) -> Iterator[Candidate]:
 
 def _fitted(faulty: FaultyModule) -> Iterator[Candidate]:
     """The module with a number in it fitted to what the port gives; to one element any number would fit."""
-    item = faulty.differing[0]
-    port = faulty.port.get(item)
-    for number in tunable_numbers(faulty.module) if port is not None and port.size > 1 else ():
-        distance = partial(_distance_with, number, faulty, item)
+    port = faulty.port.get(faulty.differing[0])
+    if port is None or port.size < 2:
+        return
+    for all_bounds, mistake in tunable_numbers(faulty.module):
+        distance = partial(_distance_with, mistake, faulty)
         found = [
             minimize_scalar(distance, bounds=bounds, method="bounded", options={"xatol": 1e-12})
-            for bounds in number.bounds
+            for bounds in all_bounds
         ]
-        best = min(found, key=lambda each: each.fun).x
-        yield number.text(best), partial(faulty.run_mutated, number.mutation(best))
+        text, mutation = mistake(min(found, key=lambda each: each.fun).x)
+        yield text, partial(faulty.run_mutated, mutation)
 
 
-def _distance_with(number: TunableNumber, faulty: FaultyModule, item: Item, value: float) -> float:
-    """How far an item is from the port's with `value` as that number."""
-    port, found = faulty.port[item], faulty.run_mutated(number.mutation(value)).get(item)
-    return _distance(found, port) if found is not None and found.shape == port.shape else np.inf
+def _distance_with(mistake: Callable[[float], Mistake], faulty: FaultyModule, number: float) -> float:
+    """How far the first item is from the port's with `number` in the module."""
+    item, (_, mutation) = faulty.differing[0], mistake(number)
+    port, found = faulty.port[item], faulty.run_mutated(mutation).get(item)
+    return largest_difference(found, port) if found is not None and found.shape == port.shape else np.inf
 
 
 def _statistics(faulty: FaultyModule) -> Iterator[Candidate]:
     """Momenta taken otherwise, and the biased variance."""
-    module, x = faulty.module, faulty.inputs[0]
-    count = x.size // x.shape[1]
-    means = [item for item in faulty.ref if item.leaf in ("running_mean", "running_var")]
-    before = {item: getattr(module, item.leaf).double().cpu().numpy() for item in means}
-    m = module.momentum
+    m, x = faulty.module.momentum, faulty.inputs[0]
     if m is None:
         return
+    count = x.size // x.shape[1]
+    means = [item for item in faulty.ref if item.leaf in ("running_mean", "running_var")]
+    before = {item: getattr(faulty.module, item.leaf).double().cpu().numpy() for item in means}
     batch = {item: (faulty.ref[item] - (1 - m) * before[item]) / m for item in means}
     for momentum in (m, 1 - m, *MOMENTA):
         for biased in (False, True):
             share = {item: (count - 1) / count if biased and item.leaf == "running_var" else 1.0 for item in means}
             found = {item: (1 - momentum) * before[item] + momentum * share[item] * batch[item] for item in means}
-            words = ["the running variance is the biased one, sum / n (torch's is sum / (n - 1))"] * biased
+            words = []
+            if biased:
+                words.append("the running variance is the biased one, sum / n (torch's is sum / (n - 1))")
             if momentum != m and momentum == 1 - m:
                 words.append(f"momentum={m:g}; write {momentum:g} (Paddle: weight of the OLD value)")
             elif momentum != m:
@@ -126,8 +124,8 @@ def _statistics(faulty: FaultyModule) -> Iterator[Candidate]:
 Change = tuple[str, Callable[[], np.ndarray]]  # (mistake in words, what makes the array that it would give)
 
 
-def _of_inputs(faulty: FaultyModule, ref: np.ndarray, port: np.ndarray) -> Iterator[Change]:
-    """An input that is returned, added or left out, or joined with an inner output."""
+def _of_arrays_inside(faulty: FaultyModule, ref: np.ndarray, port: np.ndarray) -> Iterator[Change]:
+    """An input that is returned, added or left out, or joined with an inner output; an inner output."""
     for i, x in enumerate(faulty.inputs):
         if x.dtype.kind not in "fc" or x.shape != port.shape:
             continue
@@ -139,6 +137,8 @@ def _of_inputs(faulty: FaultyModule, ref: np.ndarray, port: np.ndarray) -> Itera
         for child, array in faulty.inner_outputs.items():
             yield f"it adds {what} to what {child} gives", partial(np.add, array, x)
             yield f"it multiplies {what} with what {child} gives", partial(np.multiply, array, x)
+    for child, array in faulty.inner_outputs.items():
+        yield f"it returns what {child} gives", partial(np.asarray, array)
 
 
 def _of_axes(ref: np.ndarray) -> Iterator[Change]:
@@ -152,10 +152,10 @@ def _of_axes(ref: np.ndarray) -> Iterator[Change]:
 
 def _activated(ref: np.ndarray) -> Iterator[Change]:
     """An activation too many."""
+    x = torch.from_numpy(np.array(ref))
 
     def activated(factory: Callable[[], nn.Module]) -> np.ndarray:
-        with torch.no_grad():
-            return factory()(torch.from_numpy(np.array(ref))).numpy()
+        return factory()(x).numpy()
 
     for word, factory in ACTIVATIONS.items():
         if word != "no activation":
@@ -177,12 +177,8 @@ def _relations(faulty: FaultyModule) -> Iterator[Candidate]:
         return given | {item: make()}
 
     is_output, is_comparable = item.kind == "output", ref.shape == port.shape and bool(ref.any())
-    changes = [*_of_inputs(faulty, ref, port)] if is_output else []
-    if is_output:
-        inner = faulty.inner_outputs.items()
-        changes += [(f"it returns what {child} gives", partial(np.asarray, array)) for child, array in inner]
-    changes += _of_axes(ref)
-    for text, make in changes:
+    changes = [*_of_arrays_inside(faulty, ref, port)] if is_output else []
+    for text, make in (*changes, *_of_axes(ref)):
         yield text, partial(changed, make)
     if is_comparable and ref.size > 1 and ref.dtype.kind != "b":  # for one element there is always such a number
         factor, shift = _proportion(ref, port), (port - ref).mean().item()
@@ -198,10 +194,9 @@ def _relations(faulty: FaultyModule) -> Iterator[Candidate]:
 
 def _proportion(ref: np.ndarray, port: np.ndarray) -> float | complex:
     """The number that `ref` times it is nearest to `port`."""
-    wide = np.complex128 if "c" in ref.dtype.kind + port.dtype.kind else np.float64
-    ref, port = ref.astype(wide).ravel(), port.astype(wide).ravel()
+    ref, port = (array.astype(np.complex128).ravel() for array in (ref, port))
     factor = (np.vdot(ref, port) / np.vdot(ref, ref)).item()
-    return factor.real if abs(factor.imag) < 1e-9 * abs(factor) else factor
+    return factor.real if abs(factor.imag) <= 1e-9 * abs(factor) else factor
 
 
 def _without_gradients(faulty: FaultyModule) -> tuple[list[str], FaultyModule]:
@@ -248,8 +243,7 @@ def _causes(faulty: FaultyModule) -> list[str]:
     found: list[str] = []
     for candidates, most in ((_mutated, 3), (_fitted, 1), (_relations, 1)):
         with suppress(Exception):
-            for text in _reproducing(candidates(faulty), faulty):
-                found.append(text)
+            found.extend(_reproducing(candidates(faulty), faulty))  # which keeps what comes before it raises
         if found:
             return found[:most]
     if statistics:  # values and statistics may differ for two reasons

@@ -2,8 +2,7 @@
 
 import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from operator import attrgetter
 
@@ -14,7 +13,8 @@ from torch import nn
 from portproof.python39 import zip_strict
 
 Mutation = Callable[[nn.Module], nn.Module]
-Mistakes = Iterator[tuple[str, Mutation]]  # (mistake in words, what makes it)
+Mistake = tuple[str, Mutation]  # (in words, what makes it of the reference's module)
+Mistakes = Iterator[Mistake]
 Arrays = Sequence[np.ndarray]  # what the module received
 
 EPSILONS = (1e-2, 1e-3, 1e-4, 1e-5, 1e-6, 1e-7, 1e-8, 1e-10, 1e-12, 0.0)
@@ -23,7 +23,7 @@ BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 INSTANCE_NORMS = (nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d)
 ROW_NORMS = (nn.LayerNorm, *([nn.RMSNorm] if hasattr(nn, "RMSNorm") else []))  # torch has had it since 2.4
 SOFTMAXES = (nn.Softmax, nn.LogSoftmax, nn.Softmin)
-GATES = {4: "ifgo", 3: "rzn", 1: "h"}  # of a recurrent layer that has so many, as their weights are stacked
+POOLS = ((nn.AvgPool2d, nn.MaxPool2d), (nn.AdaptiveAvgPool2d, nn.AdaptiveMaxPool2d))  # (mean, maximum)
 UPSAMPLE_MODES = {3: ("nearest", "linear"), 4: ("nearest", "bilinear", "bicubic"), 5: ("nearest", "trilinear")}
 
 
@@ -95,57 +95,38 @@ def with_tensors(change: Callable[[torch.Tensor], torch.Tensor], *names: str) ->
     return mutation
 
 
-def exchanging(pairs: Iterable[tuple[str, str]]) -> Mutation:
+def exchanging(pairs: Mapping[str, str]) -> Mutation:
     """The module with the tensors of each of these pairs exchanged."""
+    other = {**pairs, **{second: first for first, second in pairs.items()}}
+    return lambda module: setting(**{name: getattr(module, other[name]) for name in other})(module)
+
+
+def unloaded(*names: str) -> Mutation:
+    """The module with these tensors as they are before any are loaded."""
 
     def mutation(module: nn.Module) -> nn.Module:
         with torch.no_grad():
-            for name, other in pairs:
-                before = getattr(module, name).clone()
-                getattr(module, name).copy_(getattr(module, other))
-                getattr(module, other).copy_(before)
+            for name in names:
+                getattr(module, name).fill_(name in ("weight", "running_var"))
         return module
 
     return mutation
 
 
-def in_turn(*several: Mutation) -> Mutation:
-    """One mutation of what the one before it gives."""
-
-    def mutation(module: nn.Module) -> nn.Module:
-        for each in several:
-            module = each(module)
-        return module
-
-    return mutation
-
-
-NO_WEIGHT, NO_BIAS = with_tensors(torch.ones_like, "weight"), with_tensors(torch.zeros_like, "bias")
-
-
-def _blocks_in_order(tensor: torch.Tensor, places: Sequence[int]) -> torch.Tensor:
-    """Its rows in equal blocks, in another order."""
+def _blocks(tensor: torch.Tensor, places: Sequence[int], factors: Sequence[float]) -> torch.Tensor:
+    """Its rows in equal blocks, in another order, each times its factor."""
     blocks = tensor.chunk(len(places))
-    return torch.cat([blocks[place] for place in places])
-
-
-def _blocks_scaled(tensor: torch.Tensor, factors: Sequence[float]) -> torch.Tensor:
-    """Its rows in equal blocks, each times its factor."""
-    return torch.cat([block * factor for block, factor in zip_strict(tensor.chunk(len(factors)), factors)])
-
-
-def _through(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    return tensor.to(dtype).to(tensor.dtype)
+    return torch.cat([blocks[place] * factor for place, factor in zip_strict(places, factors)])
 
 
 # Mistakes of each type of layer
 
 
-def _other_values(module: nn.Module, name: str, values: Iterable[int], axes: int = 0) -> Mistakes:
-    """Another number as the attribute `name`, or that number for each of `axes`."""
+def _other_values(module: nn.Module, name: str, values: Iterable[int]) -> Mistakes:
+    """Another number as the attribute `name`, or as each of the numbers there."""
     own = getattr(module, name)
     for value in values:
-        other = (value,) * axes if axes else value
+        other = (value,) * len(own) if isinstance(own, tuple) else value
         if other != own:
             yield f"{name} is {value}, not {_short(own)}", setting(**{name: other})
 
@@ -154,15 +135,13 @@ def _short(value: object) -> str:
     return str(value[0]) if isinstance(value, tuple) and len(set(value)) == 1 else str(value)
 
 
-def _epsilon(module: nn.Module) -> str:
-    """A norm's epsilon, in words."""
-    return "the dtype's own" if module.eps is None else f"{module.eps:g}"
+def _other_epsilon(module: nn.Module, value: float) -> Mistake:
+    own = "the dtype's own" if module.eps is None else f"{module.eps:g}"
+    return f"epsilon is {value:g}, not {own}", setting(eps=value)
 
 
 def _of_epsilon(module: nn.Module, inputs: Arrays) -> Mistakes:
-    for value in EPSILONS:
-        if value != module.eps:
-            yield f"epsilon is {value:g}, not {_epsilon(module)}", setting(eps=value)
+    yield from (_other_epsilon(module, value) for value in EPSILONS if value != module.eps)
 
 
 def _of_groups(module: nn.GroupNorm, inputs: Arrays) -> Mistakes:
@@ -174,37 +153,33 @@ def _of_groups(module: nn.GroupNorm, inputs: Arrays) -> Mistakes:
 def _of_statistics(module: nn.Module, inputs: Arrays) -> Mistakes:
     mode = "its running statistics" if module.training else "the batch's own statistics"
     yield f"it normalizes with {mode}", lambda m: m.train(not m.training)
-    no_mean = with_tensors(torch.zeros_like, "running_mean")
-    no_variance = with_tensors(torch.ones_like, "running_var")
-    yield "running mean and variance were not loaded (0 and 1)", in_turn(no_mean, no_variance)
-    yield "running variance was not loaded (1)", no_variance
-    yield "running mean was not loaded (0)", no_mean
+    yield "running mean and variance were not loaded (0 and 1)", unloaded("running_mean", "running_var")
+    yield "running variance was not loaded (1)", unloaded("running_var")
+    yield "running mean was not loaded (0)", unloaded("running_mean")
     yield "its running variance is used as a standard deviation", with_tensors(torch.square, "running_var")
     if module.weight is not None and not module.training:
-        unloaded = in_turn(no_mean, no_variance, NO_WEIGHT, NO_BIAS)
-        yield "none of its tensors was loaded (weight 1, bias 0, mean 0, variance 1)", unloaded
+        nothing = unloaded("running_mean", "running_var", "weight", "bias")
+        yield "none of its tensors was loaded (weight 1, bias 0, mean 0, variance 1)", nothing
 
 
 def _of_affine(module: nn.Module, inputs: Arrays) -> Mistakes:
     """The weight and bias of a norm."""
     if module.weight is not None:
-        yield "weight was not loaded (1)", NO_WEIGHT
+        yield "weight was not loaded (1)", unloaded("weight")
         if getattr(module, "bias", None) is not None:
-            yield "bias was not loaded (0)", NO_BIAS
-            yield "weight and bias were not loaded (1 and 0)", in_turn(NO_WEIGHT, NO_BIAS)
-            yield "weight and bias are exchanged", exchanging([("weight", "bias")])
+            yield "bias was not loaded (0)", unloaded("bias")
+            yield "weight and bias were not loaded (1 and 0)", unloaded("weight", "bias")
+            yield "weight and bias are exchanged", exchanging({"weight": "bias"})
 
 
 def _of_formula(module: nn.Module, inputs: Arrays) -> Mistakes:
     """A LayerNorm or RMSNorm that a port writes itself."""
-    is_centred = isinstance(module, nn.LayerNorm)
-    for text, other in (
-        ("its variance is sum / (n - 1), not sum / n", {"unbiased": True}),
-        ("epsilon is added to the standard deviation, not to the variance", {"outside": True}),
-        ("variance is sum / (n - 1) and epsilon is added to its root", {"unbiased": True, "outside": True}),
-        (f"it {'does not subtract' if is_centred else 'subtracts'} the mean", {"centred": not is_centred}),
-    ):
-        yield text, partial(_own_row_norm, **{"centred": is_centred, **other})
+    centred = isinstance(module, nn.LayerNorm)
+    own = partial(_own_row_norm, centred=centred)
+    yield "its variance is sum / (n - 1), not sum / n", partial(own, unbiased=True)
+    yield "epsilon is added to the standard deviation, not to the variance", partial(own, outside=True)
+    yield "variance is sum / (n - 1) and epsilon is added to its root", partial(own, unbiased=True, outside=True)
+    yield f"it {'does not subtract' if centred else 'subtracts'} the mean", partial(own, centred=not centred)
 
 
 def _own_row_norm(module: nn.Module, centred: bool, unbiased: bool = False, outside: bool = False) -> nn.Module:
@@ -212,12 +187,10 @@ def _own_row_norm(module: nn.Module, centred: bool, unbiased: bool = False, outs
 
     def forward(x: torch.Tensor) -> torch.Tensor:
         dims = tuple(range(-len(module.normalized_shape), 0))
-        centre = x.mean(dims, keepdim=True) if centred else torch.zeros_like(x)
-        count = math.prod(module.normalized_shape) - unbiased
-        variance = ((x - centre) ** 2).sum(dims, keepdim=True) / count
+        x = x - x.mean(dims, keepdim=True) if centred else x
+        variance = (x**2).sum(dims, keepdim=True) / (math.prod(module.normalized_shape) - unbiased)
         epsilon = torch.finfo(x.dtype).eps if module.eps is None else module.eps
-        scale = variance.sqrt() + epsilon if outside else (variance + epsilon).sqrt()
-        y = (x - centre) / scale
+        y = x / (variance.sqrt() + epsilon if outside else (variance + epsilon).sqrt())
         y = y if module.weight is None else y * module.weight
         return y if getattr(module, "bias", None) is None else y + module.bias
 
@@ -226,36 +199,35 @@ def _own_row_norm(module: nn.Module, centred: bool, unbiased: bool = False, outs
 
 def _of_bias_and_precision(module: nn.Module, inputs: Arrays) -> Mistakes:
     if module.bias is not None:
-        yield "the bias is missing, or zero", NO_BIAS
-    for dtype, name in ((torch.float16, "float16"), (torch.bfloat16, "bfloat16")):
-        yield f"the weight went through {name}", with_tensors(partial(_through, dtype=dtype), "weight")
+        yield "the bias is missing, or zero", unloaded("bias")
+    yield "the weight went through float16", with_tensors(torch.Tensor.half, "weight")
+    yield "the weight went through bfloat16", with_tensors(torch.Tensor.bfloat16, "weight")
 
 
 def _of_kernel(module: nn.Module, inputs: Arrays) -> Mistakes:
     sizes = module.kernel_size
     if any(size > 1 for size in sizes):
-        turned = partial(torch.flip, dims=tuple(range(2, 2 + len(sizes))))
-        yield "the kernel is turned by 180 degrees", with_tensors(turned, "weight")
+        axes = tuple(range(2, 2 + len(sizes)))
+        yield "the kernel is turned by 180 degrees", with_tensors(lambda weight: weight.flip(axes), "weight")
         if len(sizes) == 2 and sizes[0] == sizes[1]:
-            exchanged = partial(torch.transpose, dim0=2, dim1=3)
-            yield "height and width of the kernel are exchanged", with_tensors(exchanged, "weight")
+            yield "height and width of the kernel are exchanged", with_tensors(lambda weight: weight.mT, "weight")
     if module.in_channels == module.out_channels and module.groups == 1:
-        exchanged = partial(torch.transpose, dim0=0, dim1=1)
-        yield "input and output channels of the weight are exchanged", with_tensors(exchanged, "weight")
+        exchanged = with_tensors(lambda weight: weight.transpose(0, 1), "weight")
+        yield "input and output channels of the weight are exchanged", exchanged
 
 
 def _convolution(module: nn.Module, inputs: Arrays) -> Mistakes:
     kernel = module.kernel_size
     usual = {0, 1, 2, 3, kernel[0] // 2, (kernel[0] - 1) // 2 * module.dilation[0]}
-    yield from _other_values(module, "padding", sorted(usual), len(kernel))
+    yield from _other_values(module, "padding", sorted(usual))
     for mode in ("reflect", "replicate", "circular"):
         pads = [pad for pad in reversed(module.padding) for _ in range(2)]
         padded = setting(padding_mode=mode, _reversed_padding_repeated_twice=pads)
         yield f"padding repeats the image ({mode}), not zeros", padded
     if any(stride > 1 for stride in module.stride):
         yield "padding is that of 'SAME': one more at the end than at the start", _padded_like_same
-    yield from _other_values(module, "stride", (1, 2), len(kernel))
-    yield from _other_values(module, "dilation", (1, 2), len(kernel))
+    yield from _other_values(module, "stride", (1, 2))
+    yield from _other_values(module, "dilation", (1, 2))
 
 
 def _padded_like_same(module: nn.Module) -> nn.Module:
@@ -273,9 +245,9 @@ def _padded_like_same(module: nn.Module) -> nn.Module:
 
 
 def _transposed_convolution(module: nn.Module, inputs: Arrays) -> Mistakes:
-    axes = len(module.kernel_size)
     for name, values in (("padding", (0, 1, 2, 3)), ("output_padding", (0, 1)), ("stride", (1, 2)), ("dilation", (1,))):
-        yield from _other_values(module, name, values, axes)
+        yield from _other_values(module, name, values)
+    axes = len(module.kernel_size)
     for padding, output_padding in itertools.product((0, 1, 2), (0, 1)):  # what keeps the size: both changed
         if padding != module.padding[0] and output_padding != module.output_padding[0]:
             words = f"padding is {padding}, not {_short(module.padding)}, and output_padding {output_padding}"
@@ -293,11 +265,15 @@ def _embedding(module: nn.Embedding, inputs: Arrays) -> Mistakes:
         yield f"it has no padding_idx: row {own} gets a gradient", setting(padding_idx=None)
     received = set(inputs[0].flat) if inputs else set()
     for row in sorted({0, 1, module.num_embeddings - 1} & received):  # of others nothing can be told
-        padded = setting(padding_idx=row)
         if row != own:
-            yield f"padding_idx is {row}, not {own}: that row gets no gradient", padded
-        zeros = with_tensors(partial(torch.index_fill, dim=0, index=torch.tensor([row]), value=0.0), "weight")
-        yield f"padding_idx is {row}, and its row gives zeros, as Paddle's does", in_turn(zeros, padded)
+            yield f"padding_idx is {row}, not {own}: that row gets no gradient", setting(padding_idx=row)
+        yield f"padding_idx is {row}, and its row gives zeros, as Paddle's does", partial(_padded_with_zeros, row=row)
+
+
+def _padded_with_zeros(module: nn.Embedding, row: int) -> nn.Embedding:
+    with torch.no_grad():
+        module.weight[row] = 0
+    return setting(padding_idx=row)(module)
 
 
 def _softmax(module: nn.Module, inputs: Arrays) -> Mistakes:
@@ -325,28 +301,26 @@ def _upsample(module: nn.Upsample, inputs: Arrays) -> Mistakes:
 
 def _of_axes(module: nn.Module, inputs: Arrays) -> Mistakes:
     if inputs and inputs[0].ndim == 3:
-        own, other = "(batch, time)", "(time, batch)"
-        if not module.batch_first:
-            own, other = other, own
-        yield f"axes 0 and 1 are taken for {other}, not {own}", setting(batch_first=not module.batch_first)
+        orders = {True: "(batch, time)", False: "(time, batch)"}
+        words = f"axes 0 and 1 are taken for {orders[not module.batch_first]}, not {orders[module.batch_first]}"
+        yield words, setting(batch_first=not module.batch_first)
 
 
 def _attention(module: nn.MultiheadAttention, inputs: Arrays) -> Mistakes:
     width, heads = module.embed_dim, module.num_heads
-    has_biases = module.in_proj_bias is not None
+    names = [name for name in ("in_proj_weight", "in_proj_bias") if getattr(module, name) is not None]
     if module.in_proj_weight is not None:
-        names = ["in_proj_weight", "in_proj_bias"] if has_biases else ["in_proj_weight"]
         exchanges = {"query and key": (1, 0, 2), "key and value": (0, 2, 1), "query and value": (2, 1, 0)}
         for which, places in exchanges.items():
-            exchanged = with_tensors(partial(_blocks_in_order, places=places), *names)
-            yield f"the projections of {which} are exchanged", exchanged
+            exchanged = partial(_blocks, places=places, factors=(1, 1, 1))
+            yield f"the projections of {which} are exchanged", with_tensors(exchanged, *names)
         for square, words in (
             (width / heads, "not divided by sqrt(head_dim)"),
             (1 / heads, "divided by sqrt(embed_dim), not sqrt(head_dim)"),
         ):
-            scaled = with_tensors(partial(_blocks_scaled, factors=(square**0.5, 1, 1)), *names)
-            yield f"the products of query and key are {words}", scaled
-    if has_biases:
+            scaled = partial(_blocks, places=range(3), factors=(square**0.5, 1, 1))
+            yield f"the products of query and key are {words}", with_tensors(scaled, *names)
+    if module.in_proj_bias is not None:
         no_biases = with_tensors(torch.zeros_like, "in_proj_bias")
         yield "the biases of query, key and value are missing, or zero", no_biases
         yield "the bias of out_proj is missing, or zero", with_tensors(torch.zeros_like, "out_proj.bias")
@@ -355,31 +329,29 @@ def _attention(module: nn.MultiheadAttention, inputs: Arrays) -> Mistakes:
             yield f"it has {other} heads, not {heads}", setting(num_heads=other, head_dim=width // other)
 
 
-def _recurrent(module: nn.Module, inputs: Arrays) -> Mistakes:
-    parameters = dict(module.named_parameters(recurse=False))
-    names = list(parameters)
-    is_layer = isinstance(module, nn.RNNBase)
-    gates = GATES[len(parameters["weight_hh_l0" if is_layer else "weight_hh"]) // module.hidden_size]
+def _recurrent(module: nn.Module, inputs: Arrays, gates: str) -> Mistakes:
+    """`gates` are the layer's, as their weights are stacked."""
+    names = [name for name, _ in module.named_parameters(recurse=False)]
     stacked = [name for name in names if name.startswith(("weight_ih", "weight_hh", "bias"))]
     for order in list(itertools.permutations(range(len(gates))))[1:]:
         # The port takes for its i-th gate what torch keeps at that place: torch's order of its weights is the inverse.
         named = ", ".join(gates[place] for place in order)
         inverse = [order.index(place) for place in range(len(gates))]
         words = f"its gates are in the order {named} (torch's is {', '.join(gates)})"
-        yield words, with_tensors(partial(_blocks_in_order, places=inverse), *stacked)
+        yield words, with_tensors(partial(_blocks, places=inverse, factors=[1] * len(gates)), *stacked)
     if gates == "rzn":
-        negated = partial(_blocks_scaled, factors=(1, -1, 1))  # sigmoid(-x) is 1 - sigmoid(x)
+        negated = partial(_blocks, places=range(3), factors=(1, -1, 1))  # sigmoid(-x) is 1 - sigmoid(x)
         words = "the update gate z keeps the new state: z * n + (1 - z) * h, not (1 - z) * n + z * h"
         yield words, with_tensors(negated, *stacked)
-    for which in ("bias_ih", "bias_hh", "bias"):
+    for which, words in (("bias_ih", "bias_ih is"), ("bias_hh", "bias_hh is"), ("bias", "both biases are")):
         biases = [name for name in names if name.startswith(which)]
         if biases:
-            words = "both biases are" if which == "bias" else f"{which} is"
             yield f"{words} missing, or zero", with_tensors(torch.zeros_like, *biases)
-    backward = [(name, name.removesuffix("_reverse")) for name in names if name.endswith("_reverse")]
+    backward = {name: name.removesuffix("_reverse") for name in names if name.endswith("_reverse")}
     if backward:
         yield "its two directions are exchanged", exchanging(backward)
     if gates == "h":
+        is_layer = isinstance(module, nn.RNNBase)
         own = (module.mode if is_layer else module.nonlinearity).lower().removeprefix("rnn_")
         other = "relu" if own == "tanh" else "tanh"
         changed = setting(mode=f"RNN_{other.upper()}") if is_layer else setting(nonlinearity=other)
@@ -392,23 +364,21 @@ def _dropout(module: nn.Module, inputs: Arrays) -> Mistakes:
     yield f"it gives {kept:g} times its input where nothing is dropped (Paddle's mode downscale_in_infer)", scaled
 
 
-def _adaptive_pool(module: nn.Module, inputs: Arrays) -> Mistakes:
-    yield from _mean_and_maximum(module, module.output_size)
-
-
 def _pool(module: nn.Module, inputs: Arrays) -> Mistakes:
     if isinstance(module, nn.AvgPool2d):
         counts = not module.count_include_pad
         words = f"padding {'counts' if counts else 'does not count'} in the mean (Paddle's exclusive is {not counts})"
         yield words, setting(count_include_pad=counts)
-    yield from _mean_and_maximum(module, module.kernel_size, module.stride, module.padding)
+    yield from _mean_and_maximum(module, inputs)
     yield f"ceil_mode is {not module.ceil_mode}", setting(ceil_mode=not module.ceil_mode)
     for name, values in (("padding", (0, 1)), ("stride", (1, 2, 3)), ("kernel_size", (2, 3))):
         yield from _other_values(module, name, values)
 
 
-def _mean_and_maximum(module: nn.Module, *where: object) -> Mistakes:
-    for mean, maximum in ((nn.AvgPool2d, nn.MaxPool2d), (nn.AdaptiveAvgPool2d, nn.AdaptiveMaxPool2d)):
+def _mean_and_maximum(module: nn.Module, inputs: Arrays) -> Mistakes:
+    attributes = ("output_size", "kernel_size", "stride", "padding")
+    where = [getattr(module, name) for name in attributes if hasattr(module, name)]
+    for mean, maximum in POOLS:
         if isinstance(module, mean):
             yield "it takes the maximum, not the mean", instead(partial(maximum, *where))
         elif isinstance(module, maximum):
@@ -436,20 +406,23 @@ MISTAKES: dict[tuple[type[nn.Module], ...], tuple[Callable[[nn.Module, Arrays], 
     (nn.GroupNorm,): (_of_epsilon, _of_groups, _of_affine),
     (nn.Conv1d, nn.Conv2d, nn.Conv3d): (_convolution, _of_kernel, _of_bias_and_precision),
     (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d): (
-        _transposed_convolution, _of_kernel, _of_bias_and_precision
+        _transposed_convolution,
+        _of_kernel,
+        _of_bias_and_precision,
     ),
     (nn.Linear,): (_linear, _of_bias_and_precision),
-    (nn.AdaptiveAvgPool2d, nn.AdaptiveMaxPool2d): (_adaptive_pool,),
+    (nn.AdaptiveAvgPool2d, nn.AdaptiveMaxPool2d): (_mean_and_maximum,),
     (nn.AvgPool2d, nn.MaxPool2d): (_pool,),
     (nn.Embedding,): (_embedding,),
     SOFTMAXES: (_softmax,),
     (nn.Upsample,): (_upsample,),
     (nn.MultiheadAttention,): (_attention, _of_axes),
     (nn.modules.dropout._DropoutNd,): (_dropout,),  # the base of all of them has no public name
-    (nn.LSTM, nn.GRU, nn.RNN): (_recurrent, _of_axes),
-    (nn.LSTMCell, nn.GRUCell, nn.RNNCell): (_recurrent,),
+    (nn.LSTM, nn.LSTMCell): (partial(_recurrent, gates="ifgo"), _of_axes),
+    (nn.GRU, nn.GRUCell): (partial(_recurrent, gates="rzn"), _of_axes),
+    (nn.RNN, nn.RNNCell): (partial(_recurrent, gates="h"), _of_axes),
     (nn.Module,): (_activation,),
-}  # fmt: skip
+}
 
 
 def mutations(module: nn.Module, inputs: Arrays = ()) -> Mistakes:
@@ -463,36 +436,29 @@ def mutations(module: nn.Module, inputs: Arrays = ()) -> Mistakes:
 
 # Numbers
 
+# (bounds within which it is searched, the mistake with that number)
+Tunable = tuple[Sequence[tuple[float, float]], Callable[[float], Mistake]]
 
-@dataclass(frozen=True)
-class TunableNumber:
-    """A number in a module that can be fitted to what another gives."""
+ACTIVATION_NUMBERS: tuple[tuple[str, Callable, tuple[float, float]], ...] = (  # (words, of (x, number), bounds)
+    ("leaky ReLU, slope", lambda x, slope: torch.where(x > 0, x, slope * x), (-1.0, 1.0)),
+    ("hard-sigmoid, slope", lambda x, slope: _hard_sigmoid(slope)(x), (0.1, 0.4)),
+    ("ELU, alpha", nn.functional.elu, (0.0, 4.0)),
+    ("softplus, beta", nn.functional.softplus, (0.01, 10.0)),
+)
 
-    mutation: Callable[[float], Mutation]  # of the number that is searched, such as a logarithm
-    bounds: list[tuple[float, float]]  # of that number, near the usual one and wide
-    text: Callable[[float], str]  # the mistake in words
 
-
-def tunable_numbers(module: nn.Module) -> Iterator[TunableNumber]:
+def tunable_numbers(module: nn.Module) -> Iterator[Tunable]:
     """The numbers in the reference's module that are worth fitting where no known mistake is found."""
     if isinstance(module, (*BATCH_NORMS, *INSTANCE_NORMS, *ROW_NORMS, nn.GroupNorm)):
-        near = math.log10(module.eps or 1e-12)
-        yield TunableNumber(
-            lambda x: setting(eps=10.0**x),
-            [(near - width, near + width) for width in (0.01, 4.0)],
-            lambda x: f"epsilon is {10.0**x:.6g}, not {_epsilon(module)}",
-        )
+        near = math.log10(module.eps or 1e-12)  # by its logarithm, near the usual one and far from it
+        bounds = [(near - width, near + width) for width in (0.01, 4.0)]
+        yield bounds, lambda logarithm: _other_epsilon(module, 10.0**logarithm)
     elif type(module).__name__ in nn.modules.activation.__all__ and not list(module.parameters()):
-        yield _number_of(module, "leaky ReLU, slope", lambda x, s: torch.where(x > 0, x, s * x), (-1.0, 1.0))
-        yield _number_of(module, "hard-sigmoid, slope", lambda x, s: _hard_sigmoid(s)(x), (0.1, 0.4))
-        yield _number_of(module, "ELU, alpha", nn.functional.elu, (0.0, 4.0))
-        yield _number_of(module, "softplus, beta", nn.functional.softplus, (0.01, 10.0))
+        for words, function, bounds in ACTIVATION_NUMBERS:
+            yield [bounds], partial(_other_activation, module, words, function)
 
 
-def _number_of(module: nn.Module, words: str, function: Callable, bounds: tuple[float, float]) -> TunableNumber:
-    """The number of an activation, `function(x, number)`, that the port may have in the place of `module`."""
-    return TunableNumber(
-        lambda value: instead(lambda: _Function(lambda x: function(x, value))),
-        [bounds],
-        lambda value: f"it is {words} {value:.6g}, not {_named(module)}",
-    )
+def _other_activation(module: nn.Module, words: str, function: Callable, number: float) -> Mistake:
+    """`function(x, number)` in the place of `module`."""
+    other = instead(lambda: _Function(lambda x: function(x, number)))
+    return f"it is {words} {number:.6g}, not {_named(module)}", other
