@@ -10,107 +10,94 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from itertools import permutations
 
 import numpy as np
 
+from portproof.arrays import largest
 from portproof.backends.model import Model
-from portproof.backends.trace import ModuleCall, call_label, map_tensors, tensors_at
+from portproof.backends.question import Question
+from portproof.backends.trace import ModuleCall, call_label, is_array, map_tensors
 from portproof.mapping.map_search import alike
-from portproof.mapping.name_map import NameMap
+from portproof.mapping.name_map import NameMap, port_module
+from portproof.python39 import zip_strict
 
-Calls = Mapping[str, ModuleCall]
-Groups = list[tuple[int, tuple[int, ...]]]  # of each input of floating point: the reference's that it is, and its shape
+Calls = Mapping[str, ModuleCall]  # of one side, by their labels
+# Of each input of floating point: the place of the reference's input that it stands for (-1: none), that one's shape.
+Groups = Sequence[tuple[int, tuple[int, ...]]]
+# {output of the reference: (the port's that stands for it, where in that, made flat, each of its elements is)}
+Pairs = Mapping[int, tuple[int, np.ndarray]]
 LARGE = 1e4  # what is larger is no value but a mask's -inf
-
-
-@dataclass(frozen=True)
-class Way:
-    """One way to ask the reference's module: as it is, or with a module behind it that may belong to it."""
-
-    followed_by: str = ""  # the module whose output is taken for its own; one that lies inside it is left out
-    upstream: Sequence[np.ndarray | None] | None = None  # what comes back to that output; None: what the call received
-    built_differently: str = ""  # what the port's module is then, in words
-
-    def asked(self, call: ModuleCall) -> ModuleCall:
-        """`call` with the gradients that come back to what is taken for its output."""
-        return call if self.upstream is None else replace(call, upstream=list(self.upstream))
 
 
 @dataclass(frozen=True)
 class Attempt:
     """One way to run the port's module in place of the reference's."""
 
-    port_call: ModuleCall  # with the arguments that it is given
-    way: Way = Way()  # how the reference's module is asked
-    port_followed_by: str = ""  # as in `Way`, of the port
-    ref_groups: Groups | None = None
+    question: Question  # to the reference
+    port_call: ModuleCall  # the port's module, with the arguments that it is given
+    port_followed_by: str = ""  # as in `Question`, of the port
+    ref_groups: Groups | None = None  # None: each input stands for itself
     port_groups: Groups | None = None
     built_differently: str = ""  # in what the port's module is built differently, in words
     complete: bool = True  # the port's module gets from the reference's inputs all that it takes
-
-
-def ways(
-    ref: Model, calls: Calls, label: str, has_counterpart: Callable[[str], bool] = lambda _: False
-) -> Iterator[Way]:
-    """The ways to ask the reference's module for `label` of `calls`: all that a judgement may ask, the plainest first.
-
-    A module behind it for which `has_counterpart` holds does not belong to it.
-    """
-    yield Way()
-    if not calls[label].name:
-        return
-    behind = follower(calls, label, has_counterpart)
-    if behind is not None and not ref.modules[behind.name].slots:
-        word = f"has the {ref.modules[behind.name].type} behind it inside"
-        yield Way(behind.name, behind.upstream, word)
-    last = last_inside(ref, calls, label)
-    if last is not None and not has_counterpart(call_label(last.name, last.number)):
-        word = f"leaves out the {ref.modules[last.name].type} at the end, which the port has elsewhere"
-        yield Way(last.name, last.upstream, word)
 
 
 def attempts(
     ref: Model,
     port: Model,
     names: NameMap,
-    label: str,
     calls: Calls,
-    received: ModuleCall,
+    label: str,
+    question: Question,
     port_calls: Callable[[], Calls],
 ) -> Iterator[Attempt]:
     """The ways to run the port's module for `label` of `calls`, the plainest first.
 
-    `received` is the call with the inputs that it is run on; `port_calls()` gives the port's own calls, for which it is
-    run. So these are asked for only after the first attempt.
+    `question` asks the reference's module on the inputs that it is run on; `port_calls()` gives the port's own calls,
+    for which it is run. So these are asked for only after the first attempt.
     """
-    plain = Attempt(received)
+    plain = Attempt(question, replace(question.call, name=port_module(names, label)))
     yield plain
-    if not received.name or names.calls[label] not in port_calls():
+    port_label = names.calls[label]
+    if not question.module or port_label not in port_calls():
         return
-    port_label, port_labels = names.calls[label], set(names.calls.values())
-    own = _called_as_the_port_does(calls[label], received, port_calls()[port_label])
+    own = _called_as_the_port_does(plain, calls[label], port_calls()[port_label])
     yield own
-    _, *others = ways(ref, calls, label, lambda other: other in names.calls)
-    behind = [way for way in others if not way.followed_by.startswith(f"{received.name}.")]
-    inside = [way for way in others if way not in behind]
-    port_behind = follower(port_calls(), port_label, lambda other: other in port_labels)
+    behind, last = neighbours(ref, calls, label, names.calls.__contains__)
+    port_behind, port_last = neighbours(port, port_calls(), port_label, set(names.calls.values()).__contains__)
     for first in (plain, own):
-        for way in behind:
-            yield replace(first, way=way, built_differently=way.built_differently)
-        if port_behind and not port.modules[port_behind.name].slots:
+        if behind:
+            word = f"has the {ref.modules[behind.name].type} behind it inside"
+            yield replace(first, question=followed(question, behind), built_differently=word)
+        if port_behind:
             word = f"leaves to a {port.modules[port_behind.name].type} behind it what the reference's does itself"
             yield replace(first, port_followed_by=port_behind.name, built_differently=word)
-    for way in inside:
-        yield replace(plain, way=way, built_differently=way.built_differently)
-    last = last_inside(port, port_calls(), port_label)
-    if last and call_label(last.name, last.number) not in port_labels:
-        word = f"has a {port.modules[last.name].type} at the end, which the reference has elsewhere"
-        yield replace(plain, port_followed_by=last.name, built_differently=word)
+    if last:
+        word = f"leaves out the {ref.modules[last.name].type} at the end, which the port has elsewhere"
+        yield replace(plain, question=followed(question, last), built_differently=word)
+    if port_last:
+        word = f"has a {port.modules[port_last.name].type} at the end, which the reference has elsewhere"
+        yield replace(plain, port_followed_by=port_last.name, built_differently=word)
 
 
-def last_inside(model: Model, calls: Calls, label: str) -> ModuleCall | None:
+def followed(question: Question, neighbour: ModuleCall) -> Question:
+    """`question` with one of the module's `neighbours` taken in, or left out, and what comes back then."""
+    call = replace(question.call, upstream=list(neighbour.upstream))
+    return replace(question, call=call, followed_by=neighbour.name)
+
+
+def neighbours(
+    model: Model, calls: Calls, label: str, has_counterpart: Callable[[str], bool] = lambda _: False
+) -> tuple[ModuleCall | None, ModuleCall | None]:
+    """(the call behind that of `label`, the last one inside it), each if the other side may have it elsewhere.
+
+    What has tensors, or a counterpart there, it has not.
+    """
+    return _behind(model, calls, label, has_counterpart), _last_inside(model, calls, label, has_counterpart)
+
+
+def _last_inside(model: Model, calls: Calls, label: str, has_counterpart: Callable[[str], bool]) -> ModuleCall | None:
     """The activation with which a layer that has tensors of its own ends, with what comes back to what it received."""
     call = calls[label]
     inside = sorted((c for c in calls.values() if c.inside == label), key=lambda c: c.start)
@@ -119,15 +106,14 @@ def last_inside(model: Model, calls: Calls, label: str) -> ModuleCall | None:
     last = inside[-1]
     if len(call.outputs) != 1 or len(last.inputs) != 1 or not alike(call.outputs, last.outputs):
         return None
+    if has_counterpart(call_label(last.name, last.number)):
+        return None
     before = next((c.upstream for c in inside[-2::-1] if alike(c.outputs, last.inputs)), [None])
-    return replace(last, upstream=list(before))
+    return replace(last, upstream=before)
 
 
-def follower(calls: Calls, label: str, has_counterpart: Callable[[str], bool]) -> ModuleCall | None:
-    """The call that takes what `label` returned, and that, if it has no counterpart on the other side.
-
-    One that returns what it received (Identity, dropout) is passed over.
-    """
+def _behind(model: Model, calls: Calls, label: str, has_counterpart: Callable[[str], bool]) -> ModuleCall | None:
+    """The call that takes what `label` returned, and nothing else; one that returns just that is passed over."""
     call = calls[label]
     later = [(c.start, other) for other, c in calls.items() if c.start > call.start and c.inside == call.inside]
     for _, other in sorted(later):
@@ -135,113 +121,88 @@ def follower(calls: Calls, label: str, has_counterpart: Callable[[str], bool]) -
         if len(call.outputs) != 1 or len(following.inputs) != 1 or not alike(call.outputs, following.inputs):
             return None
         if len(following.outputs) != 1 or not alike(following.inputs, following.outputs):
-            return None if has_counterpart(other) else following
+            return None if has_counterpart(other) or model.modules[following.name].slots else following
     return None
 
 
-def _called_as_the_port_does(call: ModuleCall, received: ModuleCall, port_call: ModuleCall) -> Attempt:
-    """The arguments of `port_call` with the values that the reference's module received, as far as these are there."""
-    is_array = partial(_is, np.ndarray)
-    values, seen = received.inputs, call.inputs
-    floats = [i for i, array in enumerate(values) if array.dtype.kind in "fc"]
-    used, chosen, complete = set(), {}, True
-    for place, array in tensors_at((port_call.args, port_call.kwargs), is_array).items():
-        fitting = [i for i, value in enumerate(values) if _could_be(value, array)]
-        # By value where the two agree before it, else in order.
-        ranked = sorted(fitting, key=lambda i: (not alike([seen[i]], [array]), i in used, i))
-        if ranked and (seen[ranked[0]].shape == array.shape or alike([seen[ranked[0]]], [array])):
-            chosen[place] = ranked[0]
-            used.add(ranked[0])
-        else:  # a mask, say, that is written differently: whether it is right its caller is asked
-            complete = False
+def _called_as_the_port_does(plain: Attempt, call: ModuleCall, port_call: ModuleCall) -> Attempt:
+    """The arguments of `port_call` with the values that the reference's module receives, as far as these are there.
+
+    Those that it received in `call` tell which is which: by value where the two agree before it, else in order.
+    """
+    values, seen, arrays = plain.question.call.inputs, call.inputs, port_call.inputs
+    chosen: list[int | None] = []
+    for array in arrays:
+        fitting = [i for i, v in enumerate(values) if v.dtype.kind == array.dtype.kind and v.size == array.size]
+        same_value = [i for i in fitting if alike([seen[i]], [array])]
+        best = min(same_value or fitting, key=lambda i: (i in chosen, i), default=None)
+        is_found = best is not None and (bool(same_value) or seen[best].shape == array.shape)
+        chosen.append(best if is_found else None)  # None: a mask, say, that is written differently
+    given = (array if i is None else values[i].reshape(array.shape) for i, array in zip_strict(chosen, arrays))
+    args, kwargs = map_tensors((port_call.args, port_call.kwargs), is_array, lambda _: next(given))
+    used = {i for i in chosen if i is not None}
+    floats = [i for i, value in enumerate(values) if value.dtype.kind in "fc"]
     unused = [i for i in floats if i not in used and not any(alike([seen[i]], [seen[j]]) for j in used)]
-    complete &= all(_is_mask(values[i]) for i in unused)
-    places = iter(tensors_at((port_call.args, port_call.kwargs), is_array).items())
-
-    def replaced(array: np.ndarray) -> np.ndarray:
-        place, _ = next(places)
-        return values[chosen[place]].reshape(array.shape) if place in chosen else array
-
-    args, kwargs = map_tensors((port_call.args, port_call.kwargs), is_array, replaced)
-    group = {i: next(j for j in floats if _equal(values[i], values[j])) for i in floats}
-    port_groups, given = [], tensors_at((port_call.args, port_call.kwargs), is_array)
-    for place, array in given.items():
-        if array.dtype.kind in "fc":
-            i = group[chosen[place]] if place in chosen else -1
-            port_groups.append((i, values[i].shape if place in chosen else array.shape))
-    ref_groups = [(group[i], values[group[i]].shape) for i in floats]
-    call = replace(received, args=args, kwargs=kwargs)
-    word = "is called differently" if complete else "takes other inputs, so that it was not run alone"
-    groups = {"ref_groups": ref_groups, "port_groups": port_groups}
-    return Attempt(call, **groups, built_differently=word, complete=complete)
+    complete = None not in chosen and all(not largest(values[i]) < LARGE for i in unused)
+    group = {i: next(j for j in floats if np.array_equal(values[i], values[j])) for i in floats}
+    port_floats = [(i, array) for i, array in zip_strict(chosen, arrays) if array.dtype.kind in "fc"]
+    return replace(
+        plain,
+        port_call=replace(plain.port_call, args=args, kwargs=kwargs),
+        ref_groups=[(group[i], values[i].shape) for i in floats],
+        port_groups=[(-1, array.shape) if i is None else (group[i], values[i].shape) for i, array in port_floats],
+        built_differently="is called differently" if complete else "takes other inputs, so that it was not run alone",
+        complete=complete,
+    )
 
 
-def _is(kind: type, value: object) -> bool:
-    return isinstance(value, kind)
-
-
-def _could_be(value: np.ndarray, array: np.ndarray) -> bool:
-    return value.dtype.kind == array.dtype.kind and value.size == array.size
-
-
-def _equal(first: np.ndarray, second: np.ndarray) -> bool:
-    return first.shape == second.shape and np.array_equal(first, second)
-
-
-def _is_mask(array: np.ndarray) -> bool:
-    return array.size > 0 and not np.abs(array).max() < LARGE
-
-
-def paired_outputs(
-    ref: Sequence[np.ndarray], port: Sequence[np.ndarray], needed: Sequence[bool]
-) -> dict[int, tuple[int, Callable[[np.ndarray], np.ndarray]]]:
-    """{output of the reference: (the port's that stands for it, how that gets the reference's shape)}.
+def paired_outputs(ref: Sequence[np.ndarray], port: Sequence[np.ndarray], needed: Sequence[bool]) -> Pairs:
+    """Which output of the port, that has one at least, stands for which of the reference.
 
     By place where shapes agree, else by value. One that is not `needed` may be missing, if any other is there.
     """
-    pairs: dict[int, tuple[int, Callable]] = {}
+    pairs: dict[int, tuple[int, np.ndarray]] = {}
     for i, array in enumerate(ref):
         same_shape = [j for j, other in enumerate(port) if other.shape == array.shape]
         same_value = [j for j in same_shape if alike([array], [port[j]])]
-        if same_value or same_shape:
-            pairs[i] = (same_value or same_shape)[0], lambda array: array
-            continue
-        for j, other in enumerate(port):
-            shaped = _reshaping(array, other)
-            if shaped is not None:
-                pairs[i] = j, shaped
+        for j in (same_value or same_shape)[:1] or range(len(port)):
+            places = _places(port[j]) if same_shape else _places_of(array, port[j])
+            if places is not None:
+                pairs[i] = j, places
                 break
     used = bool(pairs)
-    for i, array in enumerate(ref):
+    for i in range(len(ref)):
         is_needed = needed[i] if any(needed) and i < len(needed) else not used
-        if i not in pairs and is_needed and port:  # the difference is for the comparison to say
-            pairs[i] = min(i, len(port) - 1), lambda array: array
+        if i not in pairs and is_needed:  # the difference is for the comparison to say
+            j = min(i, len(port) - 1)
+            pairs[i] = j, _places(port[j])
     return dict(sorted(pairs.items()))
 
 
-def _reshaping(ref: np.ndarray, port: np.ndarray) -> Callable[[np.ndarray], np.ndarray] | None:
-    """What makes of `port` an array like `ref`: another shape, or other axes; None if nothing does."""
+def _places(array: np.ndarray) -> np.ndarray:
+    return np.arange(array.size).reshape(array.shape)
+
+
+def _places_of(ref: np.ndarray, port: np.ndarray) -> np.ndarray | None:
+    """Where in `port` the elements of `ref` are: in another shape, or other axes; None if they are not."""
     if ref.size != port.size:
         return None
     if alike([ref.ravel()], [port.ravel()]):
-        return lambda array: array.reshape(ref.shape)
-    if ref.ndim == port.ndim <= 5:
-        for axes in permutations(range(port.ndim)):
-            moved = port.transpose(axes)
-            if moved.shape == ref.shape and alike([ref], [moved]):
-                return lambda array, axes=axes: array.transpose(axes)
+        return _places(ref)
+    for axes in permutations(range(port.ndim)) if ref.ndim == port.ndim <= 5 else ():
+        moved = port.transpose(axes)
+        if moved.shape == ref.shape and alike([ref], [moved]):
+            return _places(port).transpose(axes)
     return None
 
 
 def port_upstream(
-    outputs: Mapping[int, tuple[int, Callable]], upstream: Sequence[np.ndarray | None], port: Sequence[np.ndarray]
+    pairs: Pairs, upstream: Sequence[np.ndarray | None], port: Sequence[np.ndarray]
 ) -> list[np.ndarray | None]:
     """The gradients for the port's outputs: those of the reference's that they stand for, in the port's shapes."""
     sent: list[np.ndarray | None] = [None] * len(port)
-    for i, (j, shaped) in outputs.items():
+    for i, (j, places) in pairs.items():
         if i < len(upstream) and upstream[i] is not None and upstream[i].size == port[j].size and sent[j] is None:
-            places = shaped(np.arange(port[j].size).reshape(port[j].shape)).ravel()
-            flat = np.empty(port[j].size, upstream[i].dtype)
-            flat[places] = upstream[i].ravel()
-            sent[j] = flat.reshape(port[j].shape)
+            sent[j] = np.empty(port[j].shape, upstream[i].dtype)
+            np.put(sent[j], places, upstream[i])
     return sent

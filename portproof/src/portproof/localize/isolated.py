@@ -8,7 +8,7 @@ at first is tried again in the port's own way of calling it, and together with w
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Any
@@ -21,10 +21,18 @@ from portproof.backends.trace import Inputs, ModuleCall, is_array, map_tensors
 from portproof.compare import FAIL, Item, Items, Row, tensor_item
 from portproof.compare.activations import off_kinks
 from portproof.compare.ruler import RUNS, UNIT_ROUNDOFF, Ruler, largest
-from portproof.localize.attempts import Attempt, Way, attempts, paired_outputs, port_upstream, ways
-from portproof.mapping.name_map import NameMap, port_module
+from portproof.localize.attempts import (
+    Attempt,
+    Calls,
+    Groups,
+    attempts,
+    followed,
+    neighbours,
+    paired_outputs,
+    port_upstream,
+)
+from portproof.mapping.name_map import NameMap
 
-Calls = Mapping[str, ModuleCall]  # of one side, by their labels
 OTHER_FORM = "returns its values in another form"
 FAR = 4.0  # how much nearer another way than the plain one has to come where both differ
 
@@ -33,13 +41,11 @@ FAR = 4.0  # how much nearer another way than the plain one has to come where bo
 class IsolatedRun:
     """What one module gave on both sides, compared."""
 
-    call: ModuleCall  # the reference's
-    dtype: str
+    attempt: Attempt
     rows: list[Row]
     ref: Items
     port: Items
     port_run: Run
-    attempt: Attempt
 
     def failed(self, gradients: bool) -> list[Row]:
         """The rows of gradients, or all others, that failed."""
@@ -54,14 +60,10 @@ class IsolatedRun:
         """The run with only these kinds of items that failed, and all that did not."""
         return replace(self, rows=[row for row in self.rows if row.status != FAIL or row.item.kind in kinds])
 
-    def without_arrays(self) -> IsolatedRun:
-        """The run with only its rows, which takes no memory."""
-        return replace(self, ref={}, port={}, port_run=Run(self.port_run.trace))
-
     @property
     def passed(self) -> bool:
         """Whether nothing failed."""
-        return all(row.status != FAIL for row in self.rows)
+        return not self.kinds
 
     @property
     def rank(self) -> tuple[bool, bool, float]:
@@ -77,30 +79,23 @@ class IsolatedRun:
         return raised, False, distance if self.attempt.built_differently else distance / FAR
 
 
+@dataclass
 class IsolatedRuns:
     """Runs one module at a time on both sides, in one mode, on what the reference's modules received in `calls`."""
 
-    def __init__(
-        self,
-        ref: Model,
-        port: Model,
-        names: NameMap,
-        inputs: Inputs,
-        train: bool,
-        calls: Calls,
-        port_calls: Calls | None = None,
-    ) -> None:
-        """`port_calls` are those of the port in a run of its own, in float64, if they are known."""
-        self.ref, self.port, self.names, self.inputs, self.train, self.calls = ref, port, names, inputs, train, calls
-        self._ref_keys = {key: key for key in names.tensors}
-        self._port_keys = {port_key: key for key, port_key in names.tensors.items()}
-        self._given_port_calls = port_calls
+    ref: Model
+    port: Model
+    names: NameMap
+    inputs: Inputs
+    train: bool
+    calls: Calls
+    known_port_calls: Calls | None = None  # the port's in a run of its own, in float64, if they are known
 
     @cached_property
     def port_calls(self) -> Calls:
         """Those of the port in a run of its own, in float64."""
-        if self._given_port_calls is not None:
-            return self._given_port_calls
+        if self.known_port_calls is not None:
+            return self.known_port_calls
         return self.port.run(self.inputs, "float64", self.train, calls=True).trace.calls
 
     def forget(self) -> None:
@@ -109,14 +104,11 @@ class IsolatedRuns:
             self.ref.forget()
             self.port.forget()
 
-    def ref_items(
-        self, call: ModuleCall, dtype: str, backward: bool, attempt: Attempt, **options: Any
-    ) -> dict[Item, np.ndarray]:
-        """What the reference's module gives; `options` are further fields of the question."""
-        question = Question(
-            attempt.way.asked(call), dtype, self.train, backward, followed_by=attempt.way.followed_by, **options
-        )
-        return _items(self.ref.ask(question), call.name, call.name, self._ref_keys, attempt.ref_groups)
+    def ref_items(self, attempt: Attempt, **changes: Any) -> dict[Item, np.ndarray]:
+        """What the reference's module gives; `changes` are other fields of the question."""
+        run = self.ref.ask(replace(attempt.question, **changes))
+        keys = {key: key for key in self.names.tensors}
+        return _items(run, attempt.question.module, attempt.question.module, keys, attempt.ref_groups)
 
     def run(self, label: str, dtype: str, backward: bool, adjusted: bool = True) -> IsolatedRun:
         """The module behind `label` in "float64" or "float32", on inputs `adjusted` to show more.
@@ -124,80 +116,66 @@ class IsolatedRuns:
         Of several attempts the first that passes, else the nearest; a later one only if it is far nearer.
         """
         call = adjusted_call(self.ref, self.calls[label], dtype) if adjusted else self.calls[label]
-        best = None
-        for attempt in attempts(self.ref, self.port, self.names, label, self.calls, call, lambda: self.port_calls):
-            found = self._attempted(call, label, dtype, backward, attempt)
+        question, best = Question(call, dtype, self.train, backward), None
+        sides = self.ref, self.port, self.names
+        for attempt in attempts(*sides, self.calls, label, question, lambda: self.port_calls):
+            found = self._attempted(attempt)
             if found.passed or found.kinds == {"buffer"}:  # no other way to call it changes its statistics alone
                 return found
             if best is None or found.rank < best.rank:
                 best = found
         return best
 
-    def _attempted(self, call: ModuleCall, label: str, dtype: str, backward: bool, attempt: Attempt) -> IsolatedRun:
-        ref = self.ref_items(call, dtype, backward, attempt)
-        port_name, upstream = port_module(self.names, label), attempt.way.asked(call).upstream
-        port_run = self._run_port(port_name, replace(attempt.port_call, upstream=upstream), dtype, backward, attempt)
-        port = _items(port_run, call.name, port_name, self._port_keys, attempt.port_groups)
+    def _attempted(self, attempt: Attempt) -> IsolatedRun:
+        module, upstream = attempt.question.module, attempt.question.call.upstream
+        ref, port_run = self.ref_items(attempt), self._run_port(attempt, upstream)
+        port = self._port_items(attempt, port_run)
         if port_run.trace.error:
-            output = Item("output 0", "output", call.name)
+            output = Item("output 0", "output", module)
             row = Row(output, FAIL, reason=f"the port's module raised {port_run.trace.error}")
-            return IsolatedRun(call, dtype, [row], ref, port, port_run, attempt)
-        outputs, attempt = self._outputs(call.name, ref, port_run, upstream, attempt)
-        if outputs is not None:
-            if backward:
-                sent = port_upstream(outputs, upstream, port_run.output)
-                port_run = self._run_port(port_name, replace(attempt.port_call, upstream=sent), dtype, True, attempt)
-            port = _items(port_run, call.name, port_name, self._port_keys, attempt.port_groups)
-            port = {item: array for item, array in port.items() if item.kind != "output"}
-            for i, (j, shaped) in outputs.items():
-                port[Item(f"output {i}", "output", call.name)] = shaped(port_run.output[j])
-            ref = _of_outputs(ref, outputs)
+            return IsolatedRun(attempt, [row], ref, port, port_run)
+        outputs = [array for item, array in ref.items() if item.kind == "output"]
+        same_form = [array.shape for array in outputs] == [array.shape for array in port_run.output]
+        if module and port_run.output and not same_form:  # what the whole model returns has to have the same form
+            pairs = paired_outputs(outputs, port_run.output, [gradient is not None for gradient in upstream])
+            if pairs:
+                attempt = replace(attempt, built_differently=attempt.built_differently or OTHER_FORM)
+            if attempt.question.backward:
+                port_run = self._run_port(attempt, port_upstream(pairs, upstream, port_run.output))
+            given = {i: np.asarray(port_run.output[j].ravel()[places]) for i, (j, places) in pairs.items()}
+            port = _with_outputs(self._port_items(attempt, port_run), module, given)
+            ref = _with_outputs(ref, module, {i: outputs[i] for i in pairs})
         port = without_optional(port, ref, self.port)
-        rows = self._ruler(call, dtype, backward, attempt, ref).compare(port).rows
-        return IsolatedRun(call, dtype, rows, ref, port, port_run, attempt)
+        rows = self._ruler(attempt, ref).compare(port).rows
+        return IsolatedRun(attempt, rows, ref, port, port_run)
 
-    def _ruler(self, call: ModuleCall, dtype: str, backward: bool, attempt: Attempt, ref: Items) -> Ruler:
+    def _ruler(self, attempt: Attempt, ref: Items) -> Ruler:
         """How far the port's module may be from `ref`, what the reference's gave."""
 
-        def again(other: str, perturbation: int = 0) -> Items:
-            return self.ref_items(call, other, backward, attempt, perturbation=perturbation)
+        def again(dtype: str, perturbation: int = 0) -> Items:
+            return self.ref_items(attempt, dtype=dtype, perturbation=perturbation)
 
-        upstream = [largest(array) for array in attempt.way.asked(call).upstream if array is not None]
+        call = attempt.question.call
+        upstream = [largest(array) for array in call.upstream if array is not None]
         scales = {"input_scales": {call.name: call.scale}, "upstream_scale": max(upstream, default=0.0)}
-        return Ruler.measured(ref, dtype, again, **scales)
+        return Ruler.measured(ref, attempt.question.dtype, again, **scales)
 
-    def _run_port(self, name: str, call: ModuleCall, dtype: str, backward: bool, attempt: Attempt) -> Run:
-        call = replace(call, name=name)
-        return self.port.ask(Question(call, dtype, self.train, backward, followed_by=attempt.port_followed_by))
+    def _run_port(self, attempt: Attempt, upstream: list[np.ndarray | None]) -> Run:
+        call = replace(attempt.port_call, upstream=upstream)
+        return self.port.ask(replace(attempt.question, call=call, followed_by=attempt.port_followed_by))
 
-    def _outputs(
-        self, name: str, ref_items: Items, port_run: Run, upstream: list, attempt: Attempt
-    ) -> tuple[dict | None, Attempt]:
-        """(which output of the port stands for which of the reference's module `name`, the attempt).
-
-        None where each stands for its own. What the whole model returns has to have the same form.
-        """
-        ref = [array for item, array in ref_items.items() if item.kind == "output"]
-        if (
-            not name
-            or not port_run.output
-            or [array.shape for array in ref] == [array.shape for array in port_run.output]
-        ):
-            return None, attempt
-        pairs = paired_outputs(ref, port_run.output, [gradient is not None for gradient in upstream])
-        word = attempt.built_differently or OTHER_FORM
-        return pairs, replace(attempt, built_differently=word) if pairs else attempt
+    def _port_items(self, attempt: Attempt, run: Run) -> dict[Item, np.ndarray]:
+        keys = {port_key: key for key, port_key in self.names.tensors.items()}
+        return _items(run, attempt.question.module, attempt.port_call.name, keys, attempt.port_groups)
 
 
-def all_questions(
-    ref: Model, calls: Calls, label: str, received: ModuleCall, dtype: str, train: bool, backward: bool
-) -> Iterator[Question]:
-    """All that `IsolatedRuns.run` may ask of the reference for one call in that precision, the plainest first."""
-    for way in ways(ref, calls, label) if received.name else [Way()]:
-        question = Question(way.asked(received), dtype, train, backward, followed_by=way.followed_by)
-        yield question
-        yield from (replace(question, dtype=other) for other in UNIT_ROUNDOFF if other != dtype)
-        yield from (replace(question, perturbation=i) for i in range(1, RUNS + 1))
+def all_questions(ref: Model, calls: Calls, label: str, question: Question) -> Iterator[Question]:
+    """All that `IsolatedRuns.run` may ask of the reference for one call, `question` among it, the plainest first."""
+    others = neighbours(ref, calls, label) if question.module else ()
+    for way in (question, *(followed(question, neighbour) for neighbour in others if neighbour)):
+        yield way
+        yield from (replace(way, dtype=dtype) for dtype in UNIT_ROUNDOFF if dtype != way.dtype)
+        yield from (replace(way, perturbation=i) for i in range(1, RUNS + 1))
 
 
 def without_optional(port: Items, ref: Items, model: Model) -> dict[Item, np.ndarray]:
@@ -239,29 +217,27 @@ def _with_special_rows(ids: np.ndarray, rows: int) -> np.ndarray:
     return flat.reshape(ids.shape)
 
 
-def _of_outputs(items: Items, outputs: Mapping[int, Any]) -> dict[Item, np.ndarray]:
-    """`items` without outputs that `outputs` does not have."""
-    kept = {f"output {i}" for i in outputs}
-    return {item: array for item, array in items.items() if item.kind != "output" or item.name in kept}
+def _with_outputs(items: Items, module: str, outputs: Mapping[int, np.ndarray]) -> dict[Item, np.ndarray]:
+    """`items` with other outputs."""
+    others = {item: array for item, array in items.items() if item.kind != "output"}
+    return {**{Item(f"output {i}", "output", module): array for i, array in outputs.items()}, **others}
 
 
-def _items(
-    run: Run, module: str, name: str, keys: Mapping[str, str], groups: Sequence[tuple[int, tuple[int, ...]]] | None
-) -> dict[Item, np.ndarray]:
+def _items(run: Run, module: str, name: str, keys: Mapping[str, str], groups: Groups | None) -> dict[Item, np.ndarray]:
     """What the reference's `module`, or its counterpart, gave, by the reference's names.
 
-    `name` is what the module is called on its own side; `keys` are {its side's state_dict key: the reference's}.
-    `groups` hold for each input of floating point the place of the reference's input that it stands for (-1: none) and
-    that one's shape; the gradients of inputs that stand for the same one are added. None: each stands for itself.
+    `name` is what the module is called on its own side; `keys` are {its side's state_dict key: the reference's}. The
+    gradients of inputs that stand for the same one are added.
     """
     prefix = f"{name}." if name else ""
     gradients: dict[int, np.ndarray] = {}
     for i, array in enumerate(run.input_gradients):
-        if array is not None and groups is None:
-            gradients[i] = array
-        elif array is not None and groups[i][0] >= 0:
-            group, shape = groups[i]
-            gradients[group] = gradients.get(group, 0.0) + array.reshape(shape)
+        if array is None:
+            continue
+        place, shape = groups[i] if groups else (i, array.shape)
+        if place >= 0:
+            gradient = array.reshape(shape)
+            gradients[place] = gradients[place] + gradient if place in gradients else gradient
     return {
         **{Item(f"output {i}", "output", module): array for i, array in enumerate(run.output)},
         **{tensor_item(keys[prefix + k], "buffer"): a for k, a in run.buffers.items() if prefix + k in keys},
@@ -270,22 +246,12 @@ def _items(
     }
 
 
-def forward_order(calls: Calls, names: NameMap) -> list[str]:
-    """The labels of mapped calls as these end: a block after its layers."""
-    return [label for label in calls if label in names.calls]
-
-
-def backward_order(calls: Calls, names: NameMap) -> list[str]:
-    """The last begun first: a block after its layers again."""
-    return sorted(forward_order(calls, names), key=lambda label: -calls[label].start)
-
-
 def isolated_layers(runs: IsolatedRuns, dtype: str) -> Iterator[tuple[str, IsolatedRun]]:
-    """(label, isolated run) of every layer that a gradient came back to; a layer is a module without children.
+    """(label, isolated run) of every layer that a gradient came back to, the last first: modules without children.
 
     Those that a recorded reference cannot run alone are left out.
     """
-    for label in backward_order(runs.calls, runs.names):
+    for label in sorted(runs.names.calls.keys() & runs.calls.keys(), key=lambda label: -runs.calls[label].start):
         call = runs.calls[label]
         if label not in runs.ref.not_alone and runs.ref.modules[call.name].is_leaf and has_upstream(call):
             yield label, runs.run(label, dtype, backward=True)

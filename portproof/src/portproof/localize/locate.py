@@ -20,7 +20,7 @@ from portproof.backends.question import CALLS, UPSTREAM, Question, Run
 from portproof.backends.trace import OUTPUT, Inputs, ModuleCall, module_of
 from portproof.compare import Row, compare, tensor_item
 from portproof.compare.ruler import largest
-from portproof.localize.isolated import OTHER_FORM, IsolatedRun, IsolatedRuns, forward_order, has_upstream
+from portproof.localize.isolated import OTHER_FORM, IsolatedRun, IsolatedRuns, has_upstream
 from portproof.localize.location import Location, module_tree
 from portproof.mapping.map_search import alike
 from portproof.mapping.module_calls import EXACT
@@ -83,8 +83,8 @@ class _Search:
         self.built_differently: dict[str, str] = {}  # {label: in what its module is built differently}
         self.found: dict[str, tuple[IsolatedRun, bool]] = {}  # {label: (its run, whether only its gradients differ)}
         self.inside: dict[str, list[str]] = defaultdict(list)
-        for label in forward_order(runs.calls, runs.names):
-            if label != OUTPUT:
+        for label in runs.calls:  # as they end: a block after its layers
+            if label in runs.names.calls and label != OUTPUT:
                 self.inside[self._around(label)].append(label)
 
     def faults(self, differing: Collection[str]) -> list[Location]:
@@ -204,15 +204,15 @@ def _prefix(module: str) -> str:
 
 
 def _location(runs: IsolatedRuns, label: str, run: IsolatedRun, backward: bool) -> Location:
-    call, failed = run.call, run.failed(gradients=backward)
+    question, failed = run.attempt.question, run.failed(gradients=backward)
+    call, dtype = question.call, question.dtype
     ref, port = runs.ref.modules[call.name], runs.port.modules[port_module(runs.names, label)]
     phase = "backward" if backward else "forward" if failed[0].item.kind == "output" else "buffers"
     inner = None if ref.is_leaf else runs.ref.ask(Question(call, "float64", runs.train, keeps=CALLS))
-    where = f"{' and upstream gradients' * backward}, {'train' if runs.train else 'eval'} mode, {run.dtype}"
+    where = f"{' and upstream gradients' * backward}, {'train' if runs.train else 'eval'} mode, {dtype}"
     proof = [f"alone, on the reference's own inputs{where}: {failed[0].name} differs", *_numbers(failed[0])]
     if inner and not failed[0].reason and not backward:
-        port_call = replace(run.attempt.port_call, name=port.name)
-        port_run = runs.port.ask(Question(port_call, "float64", runs.train, keeps=CALLS))
+        port_run = runs.port.ask(Question(run.attempt.port_call, "float64", runs.train, keeps=CALLS))
         proof += _inputs_of_layers(runs, call, inner, port.name, port_run)
     if not ref.is_leaf and not runs.ref.is_recorded:
         settings, port_settings = runs.ref.settings(call.name), runs.port.settings(port.name)
@@ -238,7 +238,7 @@ def _location(runs: IsolatedRuns, label: str, run: IsolatedRun, backward: bool) 
             [row.item for row in failed],
             call.inputs,
             {name: array for name, array in outputs if not name.startswith("output")},
-            lambda mutation: runs.ref_items(call, run.dtype, backward, run.attempt, mutation=mutation),
+            lambda mutation: runs.ref_items(run.attempt, backward=backward, mutation=mutation),
         )
         diagnosis = diagnose(module)
     tree = module_tree(runs.ref, call.name)

@@ -205,14 +205,16 @@ class _Questions:
             if not is_leaf:
                 self.model.keep_alone(Question(received, "float64", train, keeps=CALLS), in_full=True)
             judged = has_upstream(call) and (dtype == "float64" or is_leaf)
-            for question in all_questions(self.model, calls, label, received, dtype, train, judged):
+            asked = Question(received, dtype, train, judged)
+            for question in all_questions(self.model, calls, label, asked):
                 self.model.keep_alone(question, in_full=dtype == "float32")
 
     def _ask_for_gradients(self, calls: dict[str, ModuleCall], label: str, train: bool) -> None:
         """What judging a layer's float32 gradients asks, and whether it differs in float64, too."""
         adjusted = adjusted_call(self.model, calls[label], "float32")
         for received, dtype in ((adjusted, "float32"), (calls[label], "float64")):
-            for question in all_questions(self.model, calls, label, received, dtype, train, True):
+            asked = Question(received, dtype, train, backward=True)
+            for question in all_questions(self.model, calls, label, asked):
                 self.model.keep_alone(question, in_full=dtype == "float32")
 
 
