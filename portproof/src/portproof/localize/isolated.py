@@ -56,6 +56,11 @@ class IsolatedRun:
         """The kinds of items that failed: "output", "gradient", "buffer"."""
         return {row.item.kind for row in self.rows if row.status == FAIL}
 
+    @property
+    def is_late(self) -> bool:
+        """Whether gradients differ, and nothing of the forward pass."""
+        return self.kinds == {"gradient"}
+
     def narrowed(self, kinds: Collection[str]) -> IsolatedRun:
         """The run with only these kinds of items that failed, and all that did not."""
         return replace(self, rows=[row for row in self.rows if row.status != FAIL or row.item.kind in kinds])

@@ -19,15 +19,13 @@ from portproof.backends.model import Model
 from portproof.backends.question import CALLS, UPSTREAM, Question, Run
 from portproof.backends.trace import OUTPUT, Inputs, ModuleCall, module_of
 from portproof.compare import Row, compare, tensor_item
-from portproof.compare.ruler import largest
 from portproof.localize.isolated import OTHER_FORM, IsolatedRun, IsolatedRuns, has_upstream
 from portproof.localize.location import Location, module_tree
 from portproof.mapping.map_search import alike
 from portproof.mapping.module_calls import EXACT
-from portproof.mapping.name_map import NameMap, port_module
+from portproof.mapping.name_map import NameMap
 from portproof.python39 import zip_strict
 
-SAME_INPUT = 1e-9  # of the largest value
 OTHER_VALUES = "gives other values, of which nothing comes"
 BOTH_MODES: Mapping[bool, Collection[str]] = MappingProxyType({False: (), True: ()})  # of which no difference is known
 KINDS = frozenset({"output", "gradient", "buffer"})  # of items that an isolated run compares
@@ -81,7 +79,7 @@ class _Search:
         self.runs, self.backward, self.dtype = runs, backward, dtype
         self.faulty, self.different = faulty, different
         self.built_differently: dict[str, str] = {}  # {label: in what its module is built differently}
-        self.found: dict[str, tuple[IsolatedRun, bool]] = {}  # {label: (its run, whether only its gradients differ)}
+        self.found: dict[str, IsolatedRun] = {}
         self.inside: dict[str, list[str]] = defaultdict(list)
         for label in runs.calls:  # as they end: a block after its layers
             if label in runs.names.calls and label != OUTPUT:
@@ -96,16 +94,13 @@ class _Search:
             self._search_around(OUTPUT, set(differing), KINDS)
         else:
             self._search(OUTPUT)
-        calls = self.runs.calls
-        forward = [label for label in calls if label in self.found and not self.found[label][1]]
-        late = sorted((label for label, (_, late) in self.found.items() if late), key=lambda label: -calls[label].start)
-        faulty, locations = set(), []
-        for label in (*forward, *late):
-            run, is_backward = self.found[label]
-            if calls[label].name not in faulty:  # which may be called several times
-                faulty.add(calls[label].name)
-                locations.append(_location(self.runs, label, run, is_backward))
-        return locations
+        calls, locations = self.runs.calls, {}
+        forward = [label for label in calls if label in self.found and not self.found[label].is_late]
+        late = [label for label in self.found if self.found[label].is_late]
+        for label in (*forward, *sorted(late, key=lambda label: -calls[label].start)):
+            if calls[label].name not in locations:  # which may be called several times
+                locations[calls[label].name] = _location(self.runs, label, self.found[label])
+        return list(locations.values())
 
     def _around(self, label: str) -> str:
         """The innermost call around it that has a counterpart."""
@@ -127,7 +122,7 @@ class _Search:
             return self._search_inside(label, KINDS)
         if self.different.get(label) == OTHER_VALUES:
             kinds = {"buffer"}
-        every = self.runs.run(label, self.dtype, self._goes_backward(label))
+        every = self._run(label)
         run = every.narrowed(kinds)
         if not run.attempt.complete:
             self.built_differently[label] = run.attempt.built_differently
@@ -138,10 +133,12 @@ class _Search:
             return False
         if run.passed:
             return self._search_inside(label, KINDS)
-        differing, complete, is_leaf = run.kinds, run.attempt.complete, not self.inside[label]
-        run = run if is_leaf else None
-        del every  # whose arrays are not held while all that lies inside is searched
-        return self._search_around(label, differing, kinds, run) if complete else self._search_inside(label, differing)
+        differing, is_complete = run.kinds, run.attempt.complete
+        if self.inside[label]:
+            run = every = None  # its arrays are not held while all that lies inside is searched
+        if is_complete:
+            return self._search_around(label, differing, kinds, run)
+        return self._search_inside(label, differing)
 
     def _search_around(
         self, label: str, differing: set[str], kinds: Collection[str], run: IsolatedRun | None = None
@@ -154,17 +151,18 @@ class _Search:
         late = differing == {"gradient"}
         is_here = len(self.found) == before if late else not inside
         if is_here and not self._holds_faulty(label):
-            run = run or self.runs.run(label, self.dtype, self._goes_backward(label)).narrowed(kinds)
+            run = run or self._run(label).narrowed(kinds)
             if not run.passed:  # which may receive other inputs than the whole model does
-                self.found[label] = run, late
+                self.found[label] = run
         return inside or not late
 
     def _judges_gradients(self, label: str) -> bool:
         """In float32 only of layers: within a block, a branch flip by rounding moves gradients by a percent."""
         return self.dtype == "float64" or self.runs.ref.modules[self.runs.calls[label].name].is_leaf
 
-    def _goes_backward(self, label: str) -> bool:
-        return self.backward and self._judges_gradients(label) and has_upstream(self.runs.calls[label])
+    def _run(self, label: str) -> IsolatedRun:
+        backward = self.backward and self._judges_gradients(label) and has_upstream(self.runs.calls[label])
+        return self.runs.run(label, self.dtype, backward)
 
     def _search_inside(self, label: str, kinds: Collection[str]) -> bool:
         if self.inside[label]:
@@ -174,18 +172,16 @@ class _Search:
 
     def _holds_faulty(self, label: str) -> bool:
         """Whether its module is one of those that are known to be faulty, or holds one."""
-        name = self.runs.calls[label].name
-        return any(not name or other == name or other.startswith(_prefix(name)) for other in self.faulty)
+        prefix = _prefix(self.runs.calls[label].name)
+        return any(f"{other}.".startswith(prefix) for other in self.faulty)
 
     def _note_inside(self, label: str) -> None:
         """Note what is built differently in a module without a fault: itself, and what lies inside."""
         port_call = self.runs.port_calls.get(self.runs.names.calls[label])
         if port_call is None:
             return
-        ref_shapes, port_shapes = (
-            [array.shape for array in call.outputs] for call in (self.runs.calls[label], port_call)
-        )
-        if ref_shapes != port_shapes:
+        shapes = [array.shape for array in self.runs.calls[label].outputs]
+        if shapes != [array.shape for array in port_call.outputs]:
             self.built_differently.setdefault(label, OTHER_FORM)
         for other in self.inside[label]:
             if self._agrees(label) and not self._agrees(other):
@@ -203,25 +199,26 @@ def _prefix(module: str) -> str:
     return f"{module}." if module else ""
 
 
-def _location(runs: IsolatedRuns, label: str, run: IsolatedRun, backward: bool) -> Location:
-    question, failed = run.attempt.question, run.failed(gradients=backward)
-    call, dtype = question.call, question.dtype
-    ref, port = runs.ref.modules[call.name], runs.port.modules[port_module(runs.names, label)]
+def _location(runs: IsolatedRuns, label: str, run: IsolatedRun) -> Location:
+    question, port_call, backward = run.attempt.question, run.attempt.port_call, run.is_late
+    name, failed = question.module, run.failed(gradients=backward)
+    ref, port = runs.ref.modules[name], runs.port.modules[port_call.name]
     phase = "backward" if backward else "forward" if failed[0].item.kind == "output" else "buffers"
-    inner = None if ref.is_leaf else runs.ref.ask(Question(call, "float64", runs.train, keeps=CALLS))
-    where = f"{' and upstream gradients' * backward}, {'train' if runs.train else 'eval'} mode, {dtype}"
-    proof = [f"alone, on the reference's own inputs{where}: {failed[0].name} differs", *_numbers(failed[0])]
+    inner = None if ref.is_leaf else runs.ref.ask(Question(question.call, "float64", runs.train, keeps=CALLS))
+    what = "inputs and upstream gradients" if backward else "inputs"
+    where = f"alone, on the reference's own {what}, {'train' if runs.train else 'eval'} mode, {question.dtype}"
+    proof = [f"{where}: {failed[0].name} differs", *_numbers(failed[0])]
     if inner and not failed[0].reason and not backward:
-        port_run = runs.port.ask(Question(run.attempt.port_call, "float64", runs.train, keeps=CALLS))
-        proof += _inputs_of_layers(runs, call, inner, port.name, port_run)
-    if not ref.is_leaf and not runs.ref.is_recorded:
-        settings, port_settings = runs.ref.settings(call.name), runs.port.settings(port.name)
+        port_inner = runs.port.ask(Question(port_call, "float64", runs.train, keeps=CALLS))
+        proof += _inputs_of_layers(runs.names, question.module, inner, port.name, port_inner)
+    if inner and not runs.ref.is_recorded:
+        settings, port_settings = runs.ref.settings(name), runs.port.settings(port.name)
         proof += [
             f"its {key} is {port_settings[key]!r}, the reference's {value!r}"
             for key, value in settings.items()
             if key in port_settings and port_settings[key] != value
         ]
-    left = [name for name in runs.ref.not_alone if not call.name or name.startswith(_prefix(call.name))]
+    left = [other for other in runs.ref.not_alone if other.startswith(_prefix(name))]
     if left:
         proof.append(f"not run alone, and what differs may begin there: {', '.join(left)}")
     diagnosis = []
@@ -232,17 +229,17 @@ def _location(runs: IsolatedRuns, label: str, run: IsolatedRun, backward: bool) 
 
         outputs = inner.trace.outputs.items() if inner else ()
         module = FaultyModule(
-            runs.ref.copied(call.name, "float32", runs.train),
+            runs.ref.copied(name, "float32", runs.train),
             run.ref,
             run.port,
             [row.item for row in failed],
-            call.inputs,
-            {name: array for name, array in outputs if not name.startswith("output")},
+            question.call.inputs,
+            {inside: array for inside, array in outputs if not inside.startswith("output")},
             lambda mutation: runs.ref_items(run.attempt, backward=backward, mutation=mutation),
         )
         diagnosis = diagnose(module)
-    tree = module_tree(runs.ref, call.name)
-    return Location(call.name, ref.type, phase, port.name, port.type, failed[0], proof, diagnosis, tree)
+    tree = module_tree(runs.ref, name)
+    return Location(name, ref.type, phase, port.name, port.type, failed[0], proof, diagnosis, tree)
 
 
 def _numbers(row: Row) -> list[str]:
@@ -255,36 +252,30 @@ def _numbers(row: Row) -> list[str]:
     ]
 
 
-def _inputs_of_layers(runs: IsolatedRuns, call: ModuleCall, ref_run: Run, port_name: str, port_run: Run) -> list[str]:
+def _inputs_of_layers(names: NameMap, block: str, ref_run: Run, port_block: str, port_run: Run) -> list[str]:
     """Of a block at fault whose layers are right: which of them is the first that the port's block feeds otherwise."""
-    ref_calls, port_calls = _first_calls(ref_run, call.name), _first_calls(port_run, port_name)
-    for name, ref_call in ref_calls.items():
-        if name not in runs.names.calls:
+    port_calls = {_prefix(port_block) + label: call for label, call in port_run.trace.calls.items()}
+    calls = sorted(ref_run.trace.calls.values(), key=lambda call: call.start)
+    inside = [call for call in calls if call.name and call.number == 0]
+    for call in inside:
+        name = _prefix(block) + call.name
+        if name not in names.calls:
             continue
-        port_call = port_calls.get(module_of(runs.names.calls[name]))
+        port_call = port_calls.get(module_of(names.calls[name]))
         if port_call is None:
             return [f"the port does not call {name} there"]
-        if not _same_inputs(ref_call, port_call):
+        if not _same_inputs(call, port_call):
             return [f"its own code feeds {name} otherwise, though all before it agrees"]
-    return ["its layers agree and are fed alike: the difference is made behind the last of them"] if ref_calls else []
+    return ["its layers agree and are fed alike: the difference is made behind the last of them"] if inside else []
 
 
-def _first_calls(run: Run, block: str) -> dict[str, ModuleCall]:
-    """{name in the whole model: first call} of each module in `block`, of which `run` is a run, as the calls began."""
-    calls = sorted(run.trace.calls.values(), key=lambda call: call.start)
-    return {_prefix(block) + call.name: call for call in calls if call.name and call.number == 0}
-
-
-def _same_inputs(ref_call: ModuleCall, port_call: ModuleCall) -> bool:
+def _same_inputs(call: ModuleCall, port_call: ModuleCall) -> bool:
     """Whether all floats agree, and there are as many arrays."""
-    if len(ref_call.inputs) != len(port_call.inputs):
+    if len(call.inputs) != len(port_call.inputs):
         return False
-    for ref, port in zip_strict(ref_call.inputs, port_call.inputs):
-        if ref.dtype.kind not in "fc":
-            continue
-        if ref.shape != port.shape or not largest(ref - port) <= SAME_INPUT * max(largest(ref), 1e-300):
-            return False
-    return True
+    pairs = zip_strict(call.inputs, port_call.inputs)
+    floats = [(array, other) for array, other in pairs if array.dtype.kind in "fc"]
+    return all(array.shape == other.shape and alike([array], [other], EXACT) for array, other in floats)
 
 
 def _structural(ref: Model, port: Model, names: NameMap) -> Location:
