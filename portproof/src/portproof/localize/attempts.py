@@ -8,7 +8,7 @@ either side the module behind it that is taken to belong to it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import permutations
 
@@ -19,13 +19,12 @@ from portproof.backends.model import Model
 from portproof.backends.question import Question
 from portproof.backends.trace import ModuleCall, call_label, is_array, map_tensors
 from portproof.mapping.map_search import alike
-from portproof.mapping.name_map import NameMap, port_module
 from portproof.python39 import zip_strict
 
 Calls = Mapping[str, ModuleCall]  # of one side, by their labels
-# Of each input of floating point: the place of the reference's input that it stands for (-1: none), that one's shape.
+# Of each input of floating point: the reference's input that it stands for (-1: none), and that one's shape.
 Groups = Sequence[tuple[int, tuple[int, ...]]]
-# {output of the reference: (the port's that stands for it, where in that, made flat, each of its elements is)}
+# {output of the reference: (the port's that stands for it, where in that, made flat, its elements are)}
 Pairs = Mapping[int, tuple[int, np.ndarray]]
 LARGE = 1e4  # what is larger is no value but a mask's -inf
 
@@ -43,44 +42,6 @@ class Attempt:
     complete: bool = True  # the port's module gets from the reference's inputs all that it takes
 
 
-def attempts(
-    ref: Model,
-    port: Model,
-    names: NameMap,
-    calls: Calls,
-    label: str,
-    question: Question,
-    port_calls: Callable[[], Calls],
-) -> Iterator[Attempt]:
-    """The ways to run the port's module for `label` of `calls`, the plainest first.
-
-    `question` asks the reference's module on the inputs that it is run on; `port_calls()` gives the port's own calls,
-    for which it is run. So these are asked for only after the first attempt.
-    """
-    plain = Attempt(question, replace(question.call, name=port_module(names, label)))
-    yield plain
-    port_label = names.calls[label]
-    if not question.module or port_label not in port_calls():
-        return
-    own = _called_as_the_port_does(plain, calls[label], port_calls()[port_label])
-    yield own
-    behind, last = neighbours(ref, calls, label, names.calls.__contains__)
-    port_behind, port_last = neighbours(port, port_calls(), port_label, set(names.calls.values()).__contains__)
-    for first in (plain, own):
-        if behind:
-            word = f"has the {ref.modules[behind.name].type} behind it inside"
-            yield replace(first, question=followed(question, behind), built_differently=word)
-        if port_behind:
-            word = f"leaves to a {port.modules[port_behind.name].type} behind it what the reference's does itself"
-            yield replace(first, port_followed_by=port_behind.name, built_differently=word)
-    if last:
-        word = f"leaves out the {ref.modules[last.name].type} at the end, which the port has elsewhere"
-        yield replace(plain, question=followed(question, last), built_differently=word)
-    if port_last:
-        word = f"has a {port.modules[port_last.name].type} at the end, which the reference has elsewhere"
-        yield replace(plain, port_followed_by=port_last.name, built_differently=word)
-
-
 def followed(question: Question, neighbour: ModuleCall) -> Question:
     """`question` with one of the module's `neighbours` taken in, or left out, and what comes back then."""
     call = replace(question.call, upstream=list(neighbour.upstream))
@@ -90,42 +51,45 @@ def followed(question: Question, neighbour: ModuleCall) -> Question:
 def neighbours(
     model: Model, calls: Calls, label: str, has_counterpart: Callable[[str], bool] = lambda _: False
 ) -> tuple[ModuleCall | None, ModuleCall | None]:
-    """(the call behind that of `label`, the last one inside it), each if the other side may have it elsewhere.
+    """(the call behind that of `label`, the last one inside it), each if the other side may have it elsewhere."""
 
-    What has tensors, or a counterpart there, it has not.
+    def if_spare(call: ModuleCall | None) -> ModuleCall | None:
+        if call is None or model.modules[call.name].slots or has_counterpart(call_label(call.name, call.number)):
+            return None
+        return call
+
+    return if_spare(_behind(calls, label)), if_spare(_last_inside(model, calls, label))
+
+
+def _last_inside(model: Model, calls: Calls, label: str) -> ModuleCall | None:
+    """The last call inside a layer that has tensors of its own, if what that gives is what the layer returns.
+
+    What comes back to it is then what comes back to what it received.
     """
-    return _behind(model, calls, label, has_counterpart), _last_inside(model, calls, label, has_counterpart)
-
-
-def _last_inside(model: Model, calls: Calls, label: str, has_counterpart: Callable[[str], bool]) -> ModuleCall | None:
-    """The activation with which a layer that has tensors of its own ends, with what comes back to what it received."""
     call = calls[label]
     inside = sorted((c for c in calls.values() if c.inside == label), key=lambda c: c.start)
-    if not model.modules[call.name].slots or not inside or model.modules[inside[-1].name].slots:
+    if not model.modules[call.name].slots or not inside:
         return None
     last = inside[-1]
     if len(call.outputs) != 1 or len(last.inputs) != 1 or not alike(call.outputs, last.outputs):
-        return None
-    if has_counterpart(call_label(last.name, last.number)):
         return None
     before = next((c.upstream for c in inside[-2::-1] if alike(c.outputs, last.inputs)), [None])
     return replace(last, upstream=before)
 
 
-def _behind(model: Model, calls: Calls, label: str, has_counterpart: Callable[[str], bool]) -> ModuleCall | None:
+def _behind(calls: Calls, label: str) -> ModuleCall | None:
     """The call that takes what `label` returned, and nothing else; one that returns just that is passed over."""
     call = calls[label]
-    later = [(c.start, other) for other, c in calls.items() if c.start > call.start and c.inside == call.inside]
-    for _, other in sorted(later):
-        following = calls[other]
+    later = [c for c in calls.values() if c.start > call.start and c.inside == call.inside]
+    for following in sorted(later, key=lambda c: c.start):
         if len(call.outputs) != 1 or len(following.inputs) != 1 or not alike(call.outputs, following.inputs):
             return None
         if len(following.outputs) != 1 or not alike(following.inputs, following.outputs):
-            return None if has_counterpart(other) or model.modules[following.name].slots else following
+            return following
     return None
 
 
-def _called_as_the_port_does(plain: Attempt, call: ModuleCall, port_call: ModuleCall) -> Attempt:
+def called_as_the_port_does(plain: Attempt, call: ModuleCall, port_call: ModuleCall) -> Attempt:
     """The arguments of `port_call` with the values that the reference's module receives, as far as these are there.
 
     Those that it received in `call` tell which is which: by value where the two agree before it, else in order.

@@ -25,13 +25,13 @@ from portproof.localize.attempts import (
     Attempt,
     Calls,
     Groups,
-    attempts,
+    called_as_the_port_does,
     followed,
     neighbours,
     paired_outputs,
     port_upstream,
 )
-from portproof.mapping.name_map import NameMap
+from portproof.mapping.name_map import NameMap, port_module
 
 OTHER_FORM = "returns its values in another form"
 FAR = 4.0  # how much nearer another way than the plain one has to come where both differ
@@ -121,15 +121,43 @@ class IsolatedRuns:
         Of several attempts the first that passes, else the nearest; a later one only if it is far nearer.
         """
         call = adjusted_call(self.ref, self.calls[label], dtype) if adjusted else self.calls[label]
-        question, best = Question(call, dtype, self.train, backward), None
-        sides = self.ref, self.port, self.names
-        for attempt in attempts(*sides, self.calls, label, question, lambda: self.port_calls):
+        best = None
+        for attempt in self._attempts(label, Question(call, dtype, self.train, backward)):
             found = self._attempted(attempt)
             if found.passed or found.kinds == {"buffer"}:  # no other way to call it changes its statistics alone
                 return found
             if best is None or found.rank < best.rank:
                 best = found
         return best
+
+    def _attempts(self, label: str, question: Question) -> Iterator[Attempt]:
+        """The ways to run the port's module where `question` is asked of the reference's, the plainest first.
+
+        The port is run for its calls only after the first attempt.
+        """
+        plain = Attempt(question, replace(question.call, name=port_module(self.names, label)))
+        yield plain
+        ref, port, calls, port_label = self.ref, self.port, self.calls, self.names.calls[label]
+        if not question.module or port_label not in self.port_calls:
+            return
+        own = called_as_the_port_does(plain, calls[label], self.port_calls[port_label])
+        yield own
+        mapped, port_mapped = self.names.calls, set(self.names.calls.values())
+        behind, last = neighbours(ref, calls, label, mapped.__contains__)
+        port_behind, port_last = neighbours(port, self.port_calls, port_label, port_mapped.__contains__)
+        for first in (plain, own):
+            if behind:
+                word = f"has the {ref.modules[behind.name].type} behind it inside"
+                yield replace(first, question=followed(question, behind), built_differently=word)
+            if port_behind:
+                word = f"leaves to a {port.modules[port_behind.name].type} behind it what the reference's does itself"
+                yield replace(first, port_followed_by=port_behind.name, built_differently=word)
+        if last:
+            word = f"leaves out the {ref.modules[last.name].type} at the end, which the port has elsewhere"
+            yield replace(plain, question=followed(question, last), built_differently=word)
+        if port_last:
+            word = f"has a {port.modules[port_last.name].type} at the end, which the reference has elsewhere"
+            yield replace(plain, port_followed_by=port_last.name, built_differently=word)
 
     def _attempted(self, attempt: Attempt) -> IsolatedRun:
         module, upstream = attempt.question.module, attempt.question.call.upstream

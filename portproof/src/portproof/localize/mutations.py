@@ -27,18 +27,8 @@ POOLS = ((nn.AvgPool2d, nn.MaxPool2d), (nn.AdaptiveAvgPool2d, nn.AdaptiveMaxPool
 UPSAMPLE_MODES = {3: ("nearest", "linear"), 4: ("nearest", "bilinear", "bicubic"), 5: ("nearest", "trilinear")}
 
 
-class _Function(nn.Module):
-    def __init__(self, function: Callable[[torch.Tensor], torch.Tensor], *inside: nn.Module) -> None:
-        """`inside` are modules whose tensors the function uses."""
-        super().__init__()
-        self.function, self.inside = function, nn.ModuleList(inside)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.function(x)
-
-
 def _hard_sigmoid(slope: float) -> nn.Module:
-    return _Function(lambda x: (slope * x + 0.5).clamp(0, 1))
+    return setting(forward=lambda x: (slope * x + 0.5).clamp(0, 1))(nn.Identity())
 
 
 ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
@@ -194,7 +184,7 @@ def _own_row_norm(module: nn.Module, centred: bool, unbiased: bool = False, outs
         y = y if module.weight is None else y * module.weight
         return y if getattr(module, "bias", None) is None else y + module.bias
 
-    return _Function(forward, module)
+    return setting(forward=forward)(module)
 
 
 def _of_bias_and_precision(module: nn.Module, inputs: Arrays) -> Mistakes:
@@ -241,7 +231,7 @@ def _padded_like_same(module: nn.Module) -> nn.Module:
             pads += [total // 2, total - total // 2]
         return module._conv_forward(nn.functional.pad(x, pads), module.weight, module.bias)
 
-    return _Function(forward, setting(padding=(0,) * len(module.kernel_size))(module))
+    return setting(forward=forward, padding=(0,) * len(module.kernel_size))(module)
 
 
 def _transposed_convolution(module: nn.Module, inputs: Arrays) -> Mistakes:
@@ -360,8 +350,8 @@ def _recurrent(module: nn.Module, inputs: Arrays, gates: str) -> Mistakes:
 
 def _dropout(module: nn.Module, inputs: Arrays) -> Mistakes:
     kept = 1 - module.p
-    scaled = instead(partial(_Function, lambda x: x * kept))
-    yield f"it gives {kept:g} times its input where nothing is dropped (Paddle's mode downscale_in_infer)", scaled
+    words = f"it gives {kept:g} times its input where nothing is dropped (Paddle's mode downscale_in_infer)"
+    yield words, setting(forward=lambda x: x * kept)
 
 
 def _pool(module: nn.Module, inputs: Arrays) -> Mistakes:
@@ -460,5 +450,4 @@ def tunable_numbers(module: nn.Module) -> Iterator[Tunable]:
 
 def _other_activation(module: nn.Module, words: str, function: Callable, number: float) -> Mistake:
     """`function(x, number)` in the place of `module`."""
-    other = instead(lambda: _Function(lambda x: function(x, number)))
-    return f"it is {words} {number:.6g}, not {_named(module)}", other
+    return f"it is {words} {number:.6g}, not {_named(module)}", setting(forward=lambda x: function(x, number))
