@@ -111,9 +111,9 @@ class IsolatedRuns:
 
     def ref_items(self, attempt: Attempt, **changes: Any) -> dict[Item, np.ndarray]:
         """What the reference's module gives; `changes` are other fields of the question."""
-        run = self.ref.ask(replace(attempt.question, **changes))
-        keys = {key: key for key in self.names.tensors}
-        return _items(run, attempt.question.module, attempt.question.module, keys, attempt.ref_groups)
+        module, run = attempt.question.module, self.ref.ask(replace(attempt.question, **changes))
+        keys = _keys_in(module, {key: key for key in self.names.tensors})
+        return _items(run, dict(enumerate(run.output)), module, keys, attempt.ref_groups)
 
     def run(self, label: str, dtype: str, backward: bool, adjusted: bool = True) -> IsolatedRun:
         """The module behind `label` in "float64" or "float32", on inputs `adjusted` to show more.
@@ -162,22 +162,24 @@ class IsolatedRuns:
     def _attempted(self, attempt: Attempt) -> IsolatedRun:
         module, upstream = attempt.question.module, attempt.question.call.upstream
         ref, port_run = self.ref_items(attempt), self._run_port(attempt, upstream)
-        port = self._port_items(attempt, port_run)
         if port_run.trace.error:
-            output = Item("output 0", "output", module)
-            row = Row(output, FAIL, reason=f"the port's module raised {port_run.trace.error}")
-            return IsolatedRun(attempt, [row], ref, port, port_run)
+            reason = f"the port's module raised {port_run.trace.error}"
+            row = Row(Item("output 0", "output", module), FAIL, reason=reason)
+            return IsolatedRun(attempt, [row], ref, {}, port_run)
         outputs = [array for item, array in ref.items() if item.kind == "output"]
+        given = dict(enumerate(port_run.output))
         same_form = [array.shape for array in outputs] == [array.shape for array in port_run.output]
-        if module and port_run.output and not same_form:  # what the whole model returns has to have the same form
+        if module and given and not same_form:  # what the whole model returns has to have the same form
             pairs = paired_outputs(outputs, port_run.output, [gradient is not None for gradient in upstream])
             if pairs:
                 attempt = replace(attempt, built_differently=attempt.built_differently or OTHER_FORM)
             if attempt.question.backward:
                 port_run = self._run_port(attempt, port_upstream(pairs, upstream, port_run.output))
             given = {i: np.asarray(port_run.output[j].ravel()[places]) for i, (j, places) in pairs.items()}
-            port = _with_outputs(self._port_items(attempt, port_run), module, given)
-            ref = _with_outputs(ref, module, {i: outputs[i] for i in pairs})
+            for i in set(range(len(outputs))) - set(pairs):
+                del ref[Item(f"output {i}", "output", module)]
+        keys = _keys_in(attempt.port_call.name, self.names.tensors)
+        port = _items(port_run, given, module, keys, attempt.port_groups)
         port = without_optional(port, ref, self.port)
         rows = self._ruler(attempt, ref).compare(port).rows
         return IsolatedRun(attempt, rows, ref, port, port_run)
@@ -196,10 +198,6 @@ class IsolatedRuns:
     def _run_port(self, attempt: Attempt, upstream: list[np.ndarray | None]) -> Run:
         call = replace(attempt.port_call, upstream=upstream)
         return self.port.ask(replace(attempt.question, call=call, followed_by=attempt.port_followed_by))
-
-    def _port_items(self, attempt: Attempt, run: Run) -> dict[Item, np.ndarray]:
-        keys = {port_key: key for key, port_key in self.names.tensors.items()}
-        return _items(run, attempt.question.module, attempt.port_call.name, keys, attempt.port_groups)
 
 
 def all_questions(ref: Model, calls: Calls, label: str, question: Question) -> Iterator[Question]:
@@ -250,19 +248,19 @@ def _with_special_rows(ids: np.ndarray, rows: int) -> np.ndarray:
     return flat.reshape(ids.shape)
 
 
-def _with_outputs(items: Items, module: str, outputs: Mapping[int, np.ndarray]) -> dict[Item, np.ndarray]:
-    """`items` with other outputs."""
-    others = {item: array for item, array in items.items() if item.kind != "output"}
-    return {**{Item(f"output {i}", "output", module): array for i, array in outputs.items()}, **others}
+def _keys_in(module: str, own: Mapping[str, str]) -> dict[str, str]:
+    """{key within `module` of one side: the reference's key}; `own` has that side's for the reference's."""
+    prefix = f"{module}." if module else ""
+    return {key.removeprefix(prefix): ref_key for ref_key, key in own.items() if key.startswith(prefix)}
 
 
-def _items(run: Run, module: str, name: str, keys: Mapping[str, str], groups: Groups | None) -> dict[Item, np.ndarray]:
-    """What the reference's `module`, or its counterpart, gave, by the reference's names.
+def _items(
+    run: Run, outputs: Mapping[int, np.ndarray], module: str, keys: Mapping[str, str], groups: Groups | None
+) -> dict[Item, np.ndarray]:
+    """What the reference's `module`, or its counterpart, gave, by the reference's names; for `keys` see `_keys_in`.
 
-    `name` is what the module is called on its own side; `keys` are {its side's state_dict key: the reference's}. The
-    gradients of inputs that stand for the same one are added.
+    The gradients of inputs that stand for the same one are added.
     """
-    prefix = f"{name}." if name else ""
     gradients: dict[int, np.ndarray] = {}
     for i, array in enumerate(run.input_gradients):
         if array is None:
@@ -272,10 +270,10 @@ def _items(run: Run, module: str, name: str, keys: Mapping[str, str], groups: Gr
             gradient = array.reshape(shape)
             gradients[place] = gradients[place] + gradient if place in gradients else gradient
     return {
-        **{Item(f"output {i}", "output", module): array for i, array in enumerate(run.output)},
-        **{tensor_item(keys[prefix + k], "buffer"): a for k, a in run.buffers.items() if prefix + k in keys},
+        **{Item(f"output {i}", "output", module): array for i, array in outputs.items()},
+        **{tensor_item(keys[key], "buffer"): array for key, array in run.buffers.items() if key in keys},
         **{Item(f"input {i}", "gradient", module): array for i, array in gradients.items()},
-        **{tensor_item(keys[prefix + k], "gradient"): a for k, a in run.gradients.items() if prefix + k in keys},
+        **{tensor_item(keys[key], "gradient"): array for key, array in run.gradients.items() if key in keys},
     }
 
 

@@ -183,8 +183,9 @@ class _Search:
         shapes = [array.shape for array in self.runs.calls[label].outputs]
         if shapes != [array.shape for array in port_call.outputs]:
             self.built_differently.setdefault(label, OTHER_FORM)
+        agrees = self._agrees(label)
         for other in self.inside[label]:
-            if self._agrees(label) and not self._agrees(other):
+            if agrees and not self._agrees(other):
                 self.built_differently.setdefault(other, OTHER_VALUES)
             self._note_inside(other)
 
@@ -294,12 +295,12 @@ def _structural(ref: Model, port: Model, names: NameMap) -> Location:
 
 def _counterpart_or_block(port_name: str, names: NameMap) -> str:
     """The reference's module for the port's; of one that only the port has, the block that its neighbours share."""
-    for ref_name, mapped in names.modules.items():
-        if mapped == port_name:
-            return ref_name
+    modules = {mapped: name for name, mapped in names.modules.items()}
+    if port_name in modules:
+        return modules[port_name]
     while port_name:
         port_name = port_name.rpartition(".")[0]
-        beside = [ref for ref, mapped in names.modules.items() if mapped.startswith(_prefix(port_name))]
+        beside = [name for mapped, name in modules.items() if mapped.startswith(_prefix(port_name))]
         if beside:
             shared = os.path.commonprefix([name.split(".") for name in beside])
             return ".".join(shared[: beside[0].count(".")])  # a block, not the neighbour itself

@@ -92,12 +92,12 @@ def exchanging(pairs: Mapping[str, str]) -> Mutation:
 
 
 def unloaded(*names: str) -> Mutation:
-    """The module with these tensors as they are before any are loaded."""
+    """The module with these tensors as they are before any are loaded: ones for what multiplies, else zeros."""
 
     def mutation(module: nn.Module) -> nn.Module:
         with torch.no_grad():
             for name in names:
-                getattr(module, name).fill_(name in ("weight", "running_var"))
+                attrgetter(name)(module).fill_(name in ("weight", "running_var"))
         return module
 
     return mutation
@@ -311,9 +311,8 @@ def _attention(module: nn.MultiheadAttention, inputs: Arrays) -> Mistakes:
             scaled = partial(_blocks, places=range(3), factors=(square**0.5, 1, 1))
             yield f"the products of query and key are {words}", with_tensors(scaled, *names)
     if module.in_proj_bias is not None:
-        no_biases = with_tensors(torch.zeros_like, "in_proj_bias")
-        yield "the biases of query, key and value are missing, or zero", no_biases
-        yield "the bias of out_proj is missing, or zero", with_tensors(torch.zeros_like, "out_proj.bias")
+        yield "the biases of query, key and value are missing, or zero", unloaded("in_proj_bias")
+        yield "the bias of out_proj is missing, or zero", unloaded("out_proj.bias")
     for other in range(1, width + 1):
         if width % other == 0 and other != heads:
             yield f"it has {other} heads, not {heads}", setting(num_heads=other, head_dim=width // other)
@@ -336,7 +335,7 @@ def _recurrent(module: nn.Module, inputs: Arrays, gates: str) -> Mistakes:
     for which, words in (("bias_ih", "bias_ih is"), ("bias_hh", "bias_hh is"), ("bias", "both biases are")):
         biases = [name for name in names if name.startswith(which)]
         if biases:
-            yield f"{words} missing, or zero", with_tensors(torch.zeros_like, *biases)
+            yield f"{words} missing, or zero", unloaded(*biases)
     backward = {name: name.removesuffix("_reverse") for name in names if name.endswith("_reverse")}
     if backward:
         yield "its two directions are exchanged", exchanging(backward)
