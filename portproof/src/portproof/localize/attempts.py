@@ -8,15 +8,15 @@ either side the module behind it that is taken to belong to it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import permutations
 
 import numpy as np
 
 from portproof.arrays import largest
-from portproof.backends.model import Model
 from portproof.backends.question import Question
+from portproof.backends.slots import Module
 from portproof.backends.trace import ModuleCall, call_label, is_array, map_tensors
 from portproof.mapping.map_search import alike
 from portproof.python39 import zip_strict
@@ -49,26 +49,28 @@ def followed(question: Question, neighbour: ModuleCall) -> Question:
 
 
 def neighbours(
-    model: Model, calls: Calls, label: str, has_counterpart: Callable[[str], bool] = lambda _: False
+    modules: Mapping[str, Module], calls: Calls, label: str, mapped: Collection[str] = ()
 ) -> tuple[ModuleCall | None, ModuleCall | None]:
-    """(the call behind that of `label`, the last one inside it), each if the other side may have it elsewhere."""
+    """(the call behind that of `label`, the last one inside it), each if the other side may have it elsewhere.
+
+    Those that are `mapped` have a counterpart.
+    """
 
     def if_spare(call: ModuleCall | None) -> ModuleCall | None:
-        if call is None or model.modules[call.name].slots or has_counterpart(call_label(call.name, call.number)):
-            return None
-        return call
+        is_spare = call and not modules[call.name].slots and call_label(call.name, call.number) not in mapped
+        return call if is_spare else None
 
-    return if_spare(_behind(calls, label)), if_spare(_last_inside(model, calls, label))
+    return if_spare(_behind(calls, label)), if_spare(_last_inside(modules, calls, label))
 
 
-def _last_inside(model: Model, calls: Calls, label: str) -> ModuleCall | None:
+def _last_inside(modules: Mapping[str, Module], calls: Calls, label: str) -> ModuleCall | None:
     """The last call inside a layer that has tensors of its own, if what that gives is what the layer returns.
 
     What comes back to it is then what comes back to what it received.
     """
     call = calls[label]
     inside = sorted((c for c in calls.values() if c.inside == label), key=lambda c: c.start)
-    if not model.modules[call.name].slots or not inside:
+    if not modules[call.name].slots or not inside:
         return None
     last = inside[-1]
     if len(call.outputs) != 1 or len(last.inputs) != 1 or not alike(call.outputs, last.outputs):

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import product
 
 import numpy as np
 import torch
@@ -105,19 +106,18 @@ def _statistics(faulty: FaultyModule) -> Iterator[Candidate]:
     means = [item for item in faulty.ref if item.leaf in ("running_mean", "running_var")]
     before = {item: getattr(faulty.module, item.leaf).double().cpu().numpy() for item in means}
     batch = {item: (faulty.ref[item] - (1 - m) * before[item]) / m for item in means}
-    for momentum in (m, 1 - m, *MOMENTA):
-        for biased in (False, True):
-            share = {item: (count - 1) / count if biased and item.leaf == "running_var" else 1.0 for item in means}
-            found = {item: (1 - momentum) * before[item] + momentum * share[item] * batch[item] for item in means}
-            words = []
-            if biased:
-                words.append("the running variance is the biased one, sum / n (torch's is sum / (n - 1))")
-            if momentum != m and momentum == 1 - m:
-                words.append(f"momentum={m:g}; write {momentum:g} (Paddle: weight of the OLD value)")
-            elif momentum != m:
-                words.append(f"the batch's weight in the running statistics is {momentum:g}, not {m:g}")
-            if words:
-                yield "; ".join(words), partial(dict, found)
+    for momentum, biased in product((m, 1 - m, *MOMENTA), (False, True)):
+        words, share = [], dict.fromkeys(means, 1.0)
+        if biased:
+            words.append("the running variance is the biased one, sum / n (torch's is sum / (n - 1))")
+            share |= {item: (count - 1) / count for item in means if item.leaf == "running_var"}
+        if momentum != m and momentum == 1 - m:
+            words.append(f"momentum={m:g}; write {momentum:g} (Paddle: weight of the OLD value)")
+        elif momentum != m:
+            words.append(f"the batch's weight in the running statistics is {momentum:g}, not {m:g}")
+        found = {item: (1 - momentum) * before[item] + momentum * share[item] * batch[item] for item in means}
+        if words:
+            yield "; ".join(words), partial(dict, found)
     yield "the running statistics are not updated", partial(dict, before)
 
 
@@ -142,7 +142,6 @@ def _of_arrays_inside(faulty: FaultyModule, ref: np.ndarray, port: np.ndarray) -
 
 
 def _of_axes(ref: np.ndarray) -> Iterator[Change]:
-    """Axes that are reversed or exchanged."""
     for a in range(ref.ndim) if ref.ndim >= 2 else ():
         yield f"axis {a} is reversed", partial(np.flip, ref, a)
         for b in range(a + 1, ref.ndim):
@@ -217,7 +216,7 @@ def _without_gradients(faulty: FaultyModule) -> tuple[list[str], FaultyModule]:
 
 
 def _whose(items: list[Item], own: set[str]) -> str:
-    """The module's parameters of these gradients as the subject of a sentence: all of them, or by their names."""
+    """The module's parameters of these gradients as the subject of a sentence."""
     if len(items) == len(own) > 1:
         return "its parameters are"
     return f"{', '.join(item.leaf for item in items)} {'are' if len(items) > 1 else 'is'}"

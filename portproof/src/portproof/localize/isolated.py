@@ -137,26 +137,26 @@ class IsolatedRuns:
         """
         plain = Attempt(question, replace(question.call, name=port_module(self.names, label)))
         yield plain
-        ref, port, calls, port_label = self.ref, self.port, self.calls, self.names.calls[label]
-        if not question.module or port_label not in self.port_calls:
+        mapped = self.names.calls
+        if not question.module or mapped[label] not in self.port_calls:
             return
-        own = called_as_the_port_does(plain, calls[label], self.port_calls[port_label])
+        own = called_as_the_port_does(plain, self.calls[label], self.port_calls[mapped[label]])
         yield own
-        mapped, port_mapped = self.names.calls, set(self.names.calls.values())
-        behind, last = neighbours(ref, calls, label, mapped.__contains__)
-        port_behind, port_last = neighbours(port, self.port_calls, port_label, port_mapped.__contains__)
+        ref, port = self.ref.modules, self.port.modules
+        behind, last = neighbours(ref, self.calls, label, set(mapped))
+        port_behind, port_last = neighbours(port, self.port_calls, mapped[label], set(mapped.values()))
         for first in (plain, own):
             if behind:
-                word = f"has the {ref.modules[behind.name].type} behind it inside"
+                word = f"has the {ref[behind.name].type} behind it inside"
                 yield replace(first, question=followed(question, behind), built_differently=word)
             if port_behind:
-                word = f"leaves to a {port.modules[port_behind.name].type} behind it what the reference's does itself"
+                word = f"leaves to a {port[port_behind.name].type} behind it what the reference's does itself"
                 yield replace(first, port_followed_by=port_behind.name, built_differently=word)
         if last:
-            word = f"leaves out the {ref.modules[last.name].type} at the end, which the port has elsewhere"
+            word = f"leaves out the {ref[last.name].type} at the end, which the port has elsewhere"
             yield replace(plain, question=followed(question, last), built_differently=word)
         if port_last:
-            word = f"has a {port.modules[port_last.name].type} at the end, which the reference has elsewhere"
+            word = f"has a {port[port_last.name].type} at the end, which the reference has elsewhere"
             yield replace(plain, port_followed_by=port_last.name, built_differently=word)
 
     def _attempted(self, attempt: Attempt) -> IsolatedRun:
@@ -202,7 +202,7 @@ class IsolatedRuns:
 
 def all_questions(ref: Model, calls: Calls, label: str, question: Question) -> Iterator[Question]:
     """All that `IsolatedRuns.run` may ask of the reference for one call, `question` among it, the plainest first."""
-    others = neighbours(ref, calls, label) if question.module else ()
+    others = neighbours(ref.modules, calls, label) if question.module else ()
     for way in (question, *(followed(question, neighbour) for neighbour in others if neighbour)):
         yield way
         yield from (replace(way, dtype=dtype) for dtype in UNIT_ROUNDOFF if dtype != way.dtype)
@@ -230,7 +230,7 @@ def adjusted_call(ref: Model, call: ModuleCall, dtype: str) -> ModuleCall:
     if dtype == "float32":
         rounded = map_tensors((call.args, call.kwargs, call.upstream), is_array, partial(to_precision, dtype=dtype))
         call = replace(call, args=rounded[0], kwargs=rounded[1], upstream=rounded[2])
-    if not call.args or not isinstance(call.args[0], np.ndarray):
+    if not call.args or not is_array(call.args[0]):
         return call
     module, x = ref.modules[call.name], call.args[0]
     if module.kind == "Embedding":
@@ -282,9 +282,10 @@ def isolated_layers(runs: IsolatedRuns, dtype: str) -> Iterator[tuple[str, Isola
 
     Those that a recorded reference cannot run alone are left out.
     """
-    for label in sorted(runs.names.calls.keys() & runs.calls.keys(), key=lambda label: -runs.calls[label].start):
-        call = runs.calls[label]
-        if label not in runs.ref.not_alone and runs.ref.modules[call.name].is_leaf and has_upstream(call):
+    calls, ref = runs.calls, runs.ref
+    for label in sorted(runs.names.calls.keys() & calls.keys(), key=lambda label: -calls[label].start):
+        is_alone = label not in ref.not_alone and ref.modules[calls[label].name].is_leaf
+        if is_alone and has_upstream(calls[label]):
             yield label, runs.run(label, dtype, backward=True)
 
 

@@ -76,13 +76,14 @@ class _Search:
 
         The faulty and what holds them are not run again: they differ here, too.
         """
-        self.runs, self.backward, self.dtype = runs, backward, dtype
+        self.runs, self.calls, self.mapped = runs, runs.calls, runs.names.calls
+        self.backward, self.dtype = backward, dtype
         self.faulty, self.different = faulty, different
         self.built_differently: dict[str, str] = {}  # {label: in what its module is built differently}
         self.found: dict[str, IsolatedRun] = {}
         self.inside: dict[str, list[str]] = defaultdict(list)
-        for label in runs.calls:  # as they end: a block after its layers
-            if label in runs.names.calls and label != OUTPUT:
+        for label in self.calls:  # as they end: a block after its layers
+            if label in self.mapped and label != OUTPUT:
                 self.inside[self._around(label)].append(label)
 
     def faults(self, differing: Collection[str]) -> list[Location]:
@@ -94,19 +95,21 @@ class _Search:
             self._search_around(OUTPUT, set(differing), KINDS)
         else:
             self._search(OUTPUT)
-        calls, locations = self.runs.calls, {}
-        forward = [label for label in calls if label in self.found and not self.found[label].is_late]
-        late = [label for label in self.found if self.found[label].is_late]
-        for label in (*forward, *sorted(late, key=lambda label: -calls[label].start)):
-            if calls[label].name not in locations:  # which may be called several times
-                locations[calls[label].name] = _location(self.runs, label, self.found[label])
+        forward = [label for label in self.calls if label in self.found and not self.found[label].is_late]
+        late = [label for label, run in self.found.items() if run.is_late]
+        late.sort(key=lambda label: -self.calls[label].start)
+        locations: dict[str, Location] = {}
+        for label in (*forward, *late):
+            name = self.calls[label].name
+            if name not in locations:  # which may be called several times
+                locations[name] = _location(self.runs, self.found[label])
         return list(locations.values())
 
     def _around(self, label: str) -> str:
         """The innermost call around it that has a counterpart."""
-        label = self.runs.calls[label].inside
-        while label != OUTPUT and label not in self.runs.names.calls:
-            label = self.runs.calls[label].inside
+        label = self.calls[label].inside
+        while label != OUTPUT and label not in self.mapped:
+            label = self.calls[label].inside
         return label
 
     def _search(self, label: str, kinds: Collection[str] = KINDS) -> bool:
@@ -158,10 +161,10 @@ class _Search:
 
     def _judges_gradients(self, label: str) -> bool:
         """In float32 only of layers: within a block, a branch flip by rounding moves gradients by a percent."""
-        return self.dtype == "float64" or self.runs.ref.modules[self.runs.calls[label].name].is_leaf
+        return self.dtype == "float64" or self.runs.ref.modules[self.calls[label].name].is_leaf
 
     def _run(self, label: str) -> IsolatedRun:
-        backward = self.backward and self._judges_gradients(label) and has_upstream(self.runs.calls[label])
+        backward = self.backward and self._judges_gradients(label) and has_upstream(self.calls[label])
         return self.runs.run(label, self.dtype, backward)
 
     def _search_inside(self, label: str, kinds: Collection[str]) -> bool:
@@ -172,18 +175,17 @@ class _Search:
 
     def _holds_faulty(self, label: str) -> bool:
         """Whether its module is one of those that are known to be faulty, or holds one."""
-        prefix = _prefix(self.runs.calls[label].name)
+        prefix = _prefix(self.calls[label].name)
         return any(f"{other}.".startswith(prefix) for other in self.faulty)
 
     def _note_inside(self, label: str) -> None:
         """Note what is built differently in a module without a fault: itself, and what lies inside."""
-        port_call = self.runs.port_calls.get(self.runs.names.calls[label])
+        agrees, port_call = self._agrees(label), self._port_call(label)
         if port_call is None:
             return
-        shapes = [array.shape for array in self.runs.calls[label].outputs]
+        shapes = [array.shape for array in self.calls[label].outputs]
         if shapes != [array.shape for array in port_call.outputs]:
             self.built_differently.setdefault(label, OTHER_FORM)
-        agrees = self._agrees(label)
         for other in self.inside[label]:
             if agrees and not self._agrees(other):
                 self.built_differently.setdefault(other, OTHER_VALUES)
@@ -191,8 +193,11 @@ class _Search:
 
     def _agrees(self, label: str) -> bool:
         """Whether both models' own runs give the same values there."""
-        port_call = self.runs.port_calls.get(self.runs.names.calls[label])
-        return port_call is not None and alike(self.runs.calls[label].outputs, port_call.outputs, EXACT)
+        port_call = self._port_call(label)
+        return port_call is not None and alike(self.calls[label].outputs, port_call.outputs, EXACT)
+
+    def _port_call(self, label: str) -> ModuleCall | None:
+        return self.runs.port_calls.get(self.mapped[label])
 
 
 def _prefix(module: str) -> str:
@@ -200,7 +205,7 @@ def _prefix(module: str) -> str:
     return f"{module}." if module else ""
 
 
-def _location(runs: IsolatedRuns, label: str, run: IsolatedRun) -> Location:
+def _location(runs: IsolatedRuns, run: IsolatedRun) -> Location:
     question, port_call, backward = run.attempt.question, run.attempt.port_call, run.is_late
     name, failed = question.module, run.failed(gradients=backward)
     ref, port = runs.ref.modules[name], runs.port.modules[port_call.name]

@@ -1,9 +1,9 @@
 """Mutations of the reference: for each type of layer, what it would be with a known mistake in it."""
 
-import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
+from itertools import permutations, product
 from operator import attrgetter
 
 import numpy as np
@@ -238,7 +238,7 @@ def _transposed_convolution(module: nn.Module, inputs: Arrays) -> Mistakes:
     for name, values in (("padding", (0, 1, 2, 3)), ("output_padding", (0, 1)), ("stride", (1, 2)), ("dilation", (1,))):
         yield from _other_values(module, name, values)
     axes = len(module.kernel_size)
-    for padding, output_padding in itertools.product((0, 1, 2), (0, 1)):  # what keeps the size: both changed
+    for padding, output_padding in product((0, 1, 2), (0, 1)):  # what keeps the size: both changed
         if padding != module.padding[0] and output_padding != module.output_padding[0]:
             words = f"padding is {padding}, not {_short(module.padding)}, and output_padding {output_padding}"
             yield words, setting(padding=(padding,) * axes, output_padding=(output_padding,) * axes)
@@ -322,7 +322,7 @@ def _recurrent(module: nn.Module, inputs: Arrays, gates: str) -> Mistakes:
     """`gates` are the layer's, as their weights are stacked."""
     names = [name for name, _ in module.named_parameters(recurse=False)]
     stacked = [name for name in names if name.startswith(("weight_ih", "weight_hh", "bias"))]
-    for order in list(itertools.permutations(range(len(gates))))[1:]:
+    for order in list(permutations(range(len(gates))))[1:]:
         # The port takes for its i-th gate what torch keeps at that place: torch's order of its weights is the inverse.
         named = ", ".join(gates[place] for place in order)
         inverse = [order.index(place) for place in range(len(gates))]
@@ -388,7 +388,7 @@ def _named(module: nn.Module) -> str:
     return f"{kind}, {own} {getattr(module, own)}" if own else kind
 
 
-MISTAKES: dict[tuple[type[nn.Module], ...], tuple[Callable[[nn.Module, Arrays], Mistakes], ...]] = {
+MISTAKES: dict[tuple, tuple[Callable[[nn.Module, Arrays], Mistakes], ...]] = {  # by types of layers
     BATCH_NORMS: (_of_epsilon, _of_statistics, _of_affine),
     INSTANCE_NORMS: (_of_epsilon, _of_affine),
     ROW_NORMS: (_of_epsilon, _of_formula, _of_affine),
