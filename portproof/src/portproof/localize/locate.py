@@ -126,17 +126,18 @@ class _Search:
         if self.different.get(label) == OTHER_VALUES:
             kinds = {"buffer"}
         every = self._run(label)
-        run = every.narrowed(kinds)
-        if not run.attempt.complete:
-            self.built_differently[label] = run.attempt.built_differently
-        elif "output" not in run.kinds and (run.attempt.built_differently or "output" in every.kinds):
-            self.built_differently[label] = run.attempt.built_differently or OTHER_VALUES
+        run, word = every.narrowed(kinds), every.attempt.built_differently
+        is_complete = every.attempt.complete
+        if not is_complete:
+            self.built_differently[label] = word
+        elif "output" not in run.kinds and (word or "output" in every.kinds):
+            self.built_differently[label] = word or OTHER_VALUES
         if run.passed and self._judges_gradients(label):
             self._note_inside(label)
             return False
         if run.passed:
             return self._search_inside(label, KINDS)
-        differing, is_complete = run.kinds, run.attempt.complete
+        differing = run.kinds
         if self.inside[label]:
             run = every = None  # its arrays are not held while all that lies inside is searched
         if is_complete:

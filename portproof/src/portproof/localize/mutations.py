@@ -22,6 +22,8 @@ MOMENTA = (0.1, 0.9, 0.01, 0.99, 0.001, 0.999, 0.05, 0.95, 0.03, 0.97)
 BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 INSTANCE_NORMS = (nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d)
 ROW_NORMS = (nn.LayerNorm, *([nn.RMSNorm] if hasattr(nn, "RMSNorm") else []))  # torch has had it since 2.4
+# These bases have no public names.
+TRANSPOSED, DROPOUTS = nn.modules.conv._ConvTransposeNd, nn.modules.dropout._DropoutNd
 SOFTMAXES = (nn.Softmax, nn.LogSoftmax, nn.Softmin)
 POOLS = ((nn.AvgPool2d, nn.MaxPool2d), (nn.AdaptiveAvgPool2d, nn.AdaptiveMaxPool2d))  # (mean, maximum)
 UPSAMPLE_MODES = {3: ("nearest", "linear"), 4: ("nearest", "bilinear", "bicubic"), 5: ("nearest", "trilinear")}
@@ -394,11 +396,7 @@ MISTAKES: dict[tuple, tuple[Callable[[nn.Module, Arrays], Mistakes], ...]] = {  
     ROW_NORMS: (_of_epsilon, _of_formula, _of_affine),
     (nn.GroupNorm,): (_of_epsilon, _of_groups, _of_affine),
     (nn.Conv1d, nn.Conv2d, nn.Conv3d): (_convolution, _of_kernel, _of_bias_and_precision),
-    (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d): (
-        _transposed_convolution,
-        _of_kernel,
-        _of_bias_and_precision,
-    ),
+    (TRANSPOSED,): (_transposed_convolution, _of_kernel, _of_bias_and_precision),
     (nn.Linear,): (_linear, _of_bias_and_precision),
     (nn.AdaptiveAvgPool2d, nn.AdaptiveMaxPool2d): (_mean_and_maximum,),
     (nn.AvgPool2d, nn.MaxPool2d): (_pool,),
@@ -406,7 +404,7 @@ MISTAKES: dict[tuple, tuple[Callable[[nn.Module, Arrays], Mistakes], ...]] = {  
     SOFTMAXES: (_softmax,),
     (nn.Upsample,): (_upsample,),
     (nn.MultiheadAttention,): (_attention, _of_axes),
-    (nn.modules.dropout._DropoutNd,): (_dropout,),  # the base of all of them has no public name
+    (DROPOUTS,): (_dropout,),
     (nn.LSTM, nn.LSTMCell): (partial(_recurrent, gates="ifgo"), _of_axes),
     (nn.GRU, nn.GRUCell): (partial(_recurrent, gates="rzn"), _of_axes),
     (nn.RNN, nn.RNNCell): (partial(_recurrent, gates="h"), _of_axes),
