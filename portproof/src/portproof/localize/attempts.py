@@ -104,19 +104,20 @@ def called_as_the_port_does(plain: Attempt, call: ModuleCall, port_call: ModuleC
         best = min(same_value or fitting, key=lambda i: (i in chosen, i), default=None)
         is_found = best is not None and (bool(same_value) or seen[best].shape == array.shape)
         chosen.append(best if is_found else None)  # None: a mask, say, that is written differently
-    given = (array if i is None else values[i].reshape(array.shape) for i, array in zip_strict(chosen, arrays))
+    matched = list(zip_strict(chosen, arrays))
+    given = (array if i is None else values[i].reshape(array.shape) for i, array in matched)
     args, kwargs = map_tensors((port_call.args, port_call.kwargs), is_array, lambda _: next(given))
     used = {i for i in chosen if i is not None}
     floats = [i for i, value in enumerate(values) if value.dtype.kind in "fc"]
     unused = [i for i in floats if i not in used and not any(alike([seen[i]], [seen[j]]) for j in used)]
     complete = None not in chosen and all(not largest(values[i]) < LARGE for i in unused)
-    group = {i: next(j for j in floats if np.array_equal(values[i], values[j])) for i in floats}
-    port_floats = [(i, array) for i, array in zip_strict(chosen, arrays) if array.dtype.kind in "fc"]
+    first_equal = {i: next(j for j in floats if np.array_equal(values[i], values[j])) for i in floats}
+    groups = {i: (first, values[i].shape) for i, first in first_equal.items()}
     return replace(
         plain,
         port_call=replace(plain.port_call, args=args, kwargs=kwargs),
-        ref_groups=[(group[i], values[i].shape) for i in floats],
-        port_groups=[(-1, array.shape) if i is None else (group[i], values[i].shape) for i, array in port_floats],
+        ref_groups=list(groups.values()),
+        port_groups=[groups.get(i, (-1, array.shape)) for i, array in matched if array.dtype.kind in "fc"],
         built_differently="is called differently" if complete else "takes other inputs, so that it was not run alone",
         complete=complete,
     )

@@ -1,9 +1,8 @@
 """Isolated runs: one module at a time on both sides, teacher-forced: on what the reference's module received.
 
 A difference in a network spreads to everything behind it, and in the backward pass to everything before it. A module
-that differs in an isolated run is at fault itself. The two may be built differently all the same: called with other
-keywords, returning more, or with the activation inside that is a module of its own on the other side. So what differs
-at first is tried again in the port's own way of calling it, and together with what follows it (see attempts.py).
+that differs in an isolated run is at fault itself, unless the two are built differently: what differs at first is
+tried again in other ways (see attempts.py).
 """
 
 from __future__ import annotations
@@ -215,11 +214,11 @@ def without_optional(port: Items, ref: Items, model: Model) -> dict[Item, np.nda
     What is a parameter there and frozen here looks like a buffer; that it gets no gradient is the finding.
     """
 
-    def is_optional(item: Item, array: np.ndarray) -> bool:
-        is_zero = model.zeros_for_none and item.kind == "gradient" and not largest(array)
-        return item.kind == "buffer" or is_zero
+    def is_needed(item: Item) -> bool:
+        is_zero = model.zeros_for_none and item.kind == "gradient" and not largest(port[item])
+        return item in ref or not (item.kind == "buffer" or is_zero)
 
-    return {item: array for item, array in port.items() if item in ref or not is_optional(item, array)}
+    return {item: array for item, array in port.items() if is_needed(item)}
 
 
 def adjusted_call(ref: Model, call: ModuleCall, dtype: str) -> ModuleCall:

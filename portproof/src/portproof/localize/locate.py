@@ -48,20 +48,18 @@ def locate(
     that is given, in the precision `dtype` in which a difference was seen. What does not fit by structure comes first,
     then tensors of other values, since without them nothing can be compared.
     """
-    if names.problems:
-        return _structural(ref, port, names)
-    location = _unequal_weights(ref, port, names)
+    location = _structural(ref, port, names) if names.problems else _unequal_weights(ref, port, names)
     if location:
         return location
     found: list[Location] = []
     built_differently: dict[str, str] = {}
     for train, kinds in modes.items():
         calls = ref.ask(Question.of_model(inputs, "float64", train, cotangent, UPSTREAM)).trace.calls
-        known = {(location.name, location.phase) for location in found}
+        known = {(one.name, one.phase) for one in found}
         faulty = [name for name, phase in known if phase == "forward"]
         runs = IsolatedRuns(ref, port, names, inputs, train, calls)
         search = _Search(runs, cotangent is not None, dtype, faulty, built_differently)
-        found += [location for location in search.faults(kinds) if (location.name, location.phase) not in known]
+        found += [one for one in search.faults(kinds) if (one.name, one.phase) not in known]
         built_differently |= search.built_differently
     return replace(found[0], also=found[1:], built_differently=built_differently) if found else None
 
@@ -74,17 +72,20 @@ class _Search:
     ) -> None:
         """In another mode modules were found to be `faulty` forward, by name, or built `different`, by label.
 
-        The faulty and what holds them are not run again: they differ here, too.
+        What is faulty there, or holds what is, is not run again: it differs here, too.
         """
         self.runs, self.calls, self.mapped = runs, runs.calls, runs.names.calls
         self.backward, self.dtype = backward, dtype
         self.faulty, self.different = faulty, different
         self.built_differently: dict[str, str] = {}  # {label: in what its module is built differently}
         self.found: dict[str, IsolatedRun] = {}
-        self.inside: dict[str, list[str]] = defaultdict(list)
+        self.inside: dict[str, list[str]] = defaultdict(list)  # by the innermost call around that has a counterpart
         for label in self.calls:  # as they end: a block after its layers
             if label in self.mapped and label != OUTPUT:
-                self.inside[self._around(label)].append(label)
+                around = self.calls[label].inside
+                while around != OUTPUT and around not in self.mapped:
+                    around = self.calls[around].inside
+                self.inside[around].append(label)
 
     def faults(self, differing: Collection[str]) -> list[Location]:
         """Every module that is at fault itself, forward first; of nested ones the innermost.
@@ -104,13 +105,6 @@ class _Search:
             if name not in locations:  # which may be called several times
                 locations[name] = _location(self.runs, self.found[label])
         return list(locations.values())
-
-    def _around(self, label: str) -> str:
-        """The innermost call around it that has a counterpart."""
-        label = self.calls[label].inside
-        while label != OUTPUT and label not in self.mapped:
-            label = self.calls[label].inside
-        return label
 
     def _search(self, label: str, kinds: Collection[str] = KINDS) -> bool:
         """Whether a fault in the forward pass was found at `label` or inside.

@@ -360,13 +360,6 @@ def _pool(module: nn.Module, inputs: Arrays) -> Mistakes:
         counts = not module.count_include_pad
         words = f"padding {'counts' if counts else 'does not count'} in the mean (Paddle's exclusive is {not counts})"
         yield words, setting(count_include_pad=counts)
-    yield from _mean_and_maximum(module, inputs)
-    yield f"ceil_mode is {not module.ceil_mode}", setting(ceil_mode=not module.ceil_mode)
-    for name, values in (("padding", (0, 1)), ("stride", (1, 2, 3)), ("kernel_size", (2, 3))):
-        yield from _other_values(module, name, values)
-
-
-def _mean_and_maximum(module: nn.Module, inputs: Arrays) -> Mistakes:
     attributes = ("output_size", "kernel_size", "stride", "padding")
     where = [getattr(module, name) for name in attributes if hasattr(module, name)]
     for mean, maximum in POOLS:
@@ -374,6 +367,10 @@ def _mean_and_maximum(module: nn.Module, inputs: Arrays) -> Mistakes:
             yield "it takes the maximum, not the mean", instead(partial(maximum, *where))
         elif isinstance(module, maximum):
             yield "it takes the mean, not the maximum", instead(partial(mean, *where))
+    if isinstance(module, POOLS[0]):
+        yield f"ceil_mode is {not module.ceil_mode}", setting(ceil_mode=not module.ceil_mode)
+        for name, values in (("padding", (0, 1)), ("stride", (1, 2, 3)), ("kernel_size", (2, 3))):
+            yield from _other_values(module, name, values)
 
 
 def _activation(module: nn.Module, inputs: Arrays) -> Mistakes:
@@ -398,8 +395,7 @@ MISTAKES: dict[tuple, tuple[Callable[[nn.Module, Arrays], Mistakes], ...]] = {  
     (nn.Conv1d, nn.Conv2d, nn.Conv3d): (_convolution, _of_kernel, _of_bias_and_precision),
     (TRANSPOSED,): (_transposed_convolution, _of_kernel, _of_bias_and_precision),
     (nn.Linear,): (_linear, _of_bias_and_precision),
-    (nn.AdaptiveAvgPool2d, nn.AdaptiveMaxPool2d): (_mean_and_maximum,),
-    (nn.AvgPool2d, nn.MaxPool2d): (_pool,),
+    (*POOLS[0], *POOLS[1]): (_pool,),
     (nn.Embedding,): (_embedding,),
     SOFTMAXES: (_softmax,),
     (nn.Upsample,): (_upsample,),
