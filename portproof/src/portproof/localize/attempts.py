@@ -96,7 +96,8 @@ def called_as_the_port_does(plain: Attempt, call: ModuleCall, port_call: ModuleC
 
     Those that it received in `call` tell which is which: by value where the two agree before it, else in order.
     """
-    values, seen, arrays = plain.question.call.inputs, call.inputs, port_call.inputs
+    values, seen = plain.question.call.inputs, call.inputs
+    arrays = port_call.inputs
     chosen: list[int | None] = []
     for array in arrays:
         fitting = [i for i, v in enumerate(values) if v.dtype.kind == array.dtype.kind and v.size == array.size]
@@ -166,7 +167,7 @@ def _places_of(ref: np.ndarray, port: np.ndarray) -> np.ndarray | None:
 def port_upstream(
     pairs: Pairs, upstream: Sequence[np.ndarray | None], port: Sequence[np.ndarray]
 ) -> list[np.ndarray | None]:
-    """The gradients for the port's outputs: those of the reference's that they stand for, in the port's shapes."""
+    """The gradients for the port's outputs: those of the reference's that they stand for, in their shapes."""
     sent: list[np.ndarray | None] = [None] * len(port)
     for i, (j, places) in pairs.items():
         if i < len(upstream) and upstream[i] is not None and upstream[i].size == port[j].size and sent[j] is None:

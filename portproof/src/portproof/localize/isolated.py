@@ -110,7 +110,8 @@ class IsolatedRuns:
 
     def ref_items(self, attempt: Attempt, **changes: Any) -> dict[Item, np.ndarray]:
         """What the reference's module gives; `changes` are other fields of the question."""
-        module, run = attempt.question.module, self.ref.ask(replace(attempt.question, **changes))
+        module = attempt.question.module
+        run = self.ref.ask(replace(attempt.question, **changes))
         keys = _keys_in(module, {key: key for key in self.names.tensors})
         return _items(run, dict(enumerate(run.output)), module, keys, attempt.ref_groups)
 
@@ -159,8 +160,10 @@ class IsolatedRuns:
             yield replace(plain, port_followed_by=port_last.name, built_differently=word)
 
     def _attempted(self, attempt: Attempt) -> IsolatedRun:
-        module, upstream = attempt.question.module, attempt.question.call.upstream
-        ref, port_run = self.ref_items(attempt), self._run_port(attempt, upstream)
+        module = attempt.question.module
+        upstream = attempt.question.call.upstream
+        ref = self.ref_items(attempt)
+        port_run = self._run_port(attempt, upstream)
         if port_run.trace.error:
             reason = f"the port's module raised {port_run.trace.error}"
             row = Row(Item("output 0", "output", module), FAIL, reason=reason)
@@ -191,8 +194,13 @@ class IsolatedRuns:
 
         call = attempt.question.call
         upstream = [largest(array) for array in call.upstream if array is not None]
-        scales = {"input_scales": {call.name: call.scale}, "upstream_scale": max(upstream, default=0.0)}
-        return Ruler.measured(ref, attempt.question.dtype, again, **scales)
+        return Ruler.measured(
+            ref,
+            attempt.question.dtype,
+            again,
+            input_scales={call.name: call.scale},
+            upstream_scale=max(upstream, default=0.0),
+        )
 
     def _run_port(self, attempt: Attempt, upstream: list[np.ndarray | None]) -> Run:
         call = replace(attempt.port_call, upstream=upstream)
@@ -227,8 +235,9 @@ def adjusted_call(ref: Model, call: ModuleCall, dtype: str) -> ModuleCall:
     In "float32" its numbers are rounded to that, so that all runs in either precision receive the same.
     """
     if dtype == "float32":
-        rounded = map_tensors((call.args, call.kwargs, call.upstream), is_array, partial(to_precision, dtype=dtype))
-        call = replace(call, args=rounded[0], kwargs=rounded[1], upstream=rounded[2])
+        given = call.args, call.kwargs, call.upstream
+        args, kwargs, upstream = map_tensors(given, is_array, partial(to_precision, dtype=dtype))
+        call = replace(call, args=args, kwargs=kwargs, upstream=upstream)
     if not call.args or not is_array(call.args[0]):
         return call
     module, x = ref.modules[call.name], call.args[0]

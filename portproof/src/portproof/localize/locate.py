@@ -74,8 +74,9 @@ class _Search:
 
         What is faulty there, or holds what is, is not run again: it differs here, too.
         """
-        self.runs, self.calls, self.mapped = runs, runs.calls, runs.names.calls
+        self.runs = runs
         self.backward, self.dtype = backward, dtype
+        self.calls, self.mapped = runs.calls, runs.names.calls
         self.faulty, self.different = faulty, different
         self.built_differently: dict[str, str] = {}  # {label: in what its module is built differently}
         self.found: dict[str, IsolatedRun] = {}
@@ -175,7 +176,8 @@ class _Search:
 
     def _note_inside(self, label: str) -> None:
         """Note what is built differently in a module without a fault: itself, and what lies inside."""
-        agrees, port_call = self._agrees(label), self._port_call(label)
+        agrees = self._agrees(label)
+        port_call = self._port_call(label)
         if port_call is None:
             return
         shapes = [array.shape for array in self.calls[label].outputs]
@@ -201,17 +203,18 @@ def _prefix(module: str) -> str:
 
 
 def _location(runs: IsolatedRuns, run: IsolatedRun) -> Location:
-    question, port_call, backward = run.attempt.question, run.attempt.port_call, run.is_late
-    name, failed = question.module, run.failed(gradients=backward)
+    question, port_call = run.attempt.question, run.attempt.port_call
+    name, backward = question.module, run.is_late
+    failed = run.failed(gradients=backward)
     ref, port = runs.ref.modules[name], runs.port.modules[port_call.name]
-    phase = "backward" if backward else "forward" if failed[0].item.kind == "output" else "buffers"
+    phase = {"output": "forward", "gradient": "backward", "buffer": "buffers"}[failed[0].item.kind]
     inner = None if ref.is_leaf else runs.ref.ask(Question(question.call, "float64", runs.train, keeps=CALLS))
     what = "inputs and upstream gradients" if backward else "inputs"
     where = f"alone, on the reference's own {what}, {'train' if runs.train else 'eval'} mode, {question.dtype}"
     proof = [f"{where}: {failed[0].name} differs", *_numbers(failed[0])]
     if inner and not failed[0].reason and not backward:
         port_inner = runs.port.ask(Question(port_call, "float64", runs.train, keeps=CALLS))
-        proof += _inputs_of_layers(runs.names, question.module, inner, port.name, port_inner)
+        proof += _inputs_of_layers(runs.names, name, inner, port.name, port_inner)
     if inner and not runs.ref.is_recorded:
         settings, port_settings = runs.ref.settings(name), runs.port.settings(port.name)
         proof += [

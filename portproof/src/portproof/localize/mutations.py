@@ -105,9 +105,10 @@ def unloaded(*names: str) -> Mutation:
     return mutation
 
 
-def _blocks(tensor: torch.Tensor, places: Sequence[int], factors: Sequence[float]) -> torch.Tensor:
+def _blocks(tensor: torch.Tensor, places: Sequence[int], factors: Sequence[float] = ()) -> torch.Tensor:
     """Its rows in equal blocks, in another order, each times its factor."""
     blocks = tensor.chunk(len(places))
+    factors = factors or [1.0 for _ in places]
     return torch.cat([blocks[place] * factor for place, factor in zip_strict(places, factors)])
 
 
@@ -304,7 +305,7 @@ def _attention(module: nn.MultiheadAttention, inputs: Arrays) -> Mistakes:
     if module.in_proj_weight is not None:
         exchanges = {"query and key": (1, 0, 2), "key and value": (0, 2, 1), "query and value": (2, 1, 0)}
         for which, places in exchanges.items():
-            exchanged = partial(_blocks, places=places, factors=(1, 1, 1))
+            exchanged = partial(_blocks, places=places)
             yield f"the projections of {which} are exchanged", with_tensors(exchanged, *names)
         for square, words in (
             (width / heads, "not divided by sqrt(head_dim)"),
@@ -329,7 +330,7 @@ def _recurrent(module: nn.Module, inputs: Arrays, gates: str) -> Mistakes:
         named = ", ".join(gates[place] for place in order)
         inverse = [order.index(place) for place in range(len(gates))]
         words = f"its gates are in the order {named} (torch's is {', '.join(gates)})"
-        yield words, with_tensors(partial(_blocks, places=inverse, factors=[1] * len(gates)), *stacked)
+        yield words, with_tensors(partial(_blocks, places=inverse), *stacked)
     if gates == "rzn":
         negated = partial(_blocks, places=range(3), factors=(1, -1, 1))  # sigmoid(-x) is 1 - sigmoid(x)
         words = "the update gate z keeps the new state: z * n + (1 - z) * h, not (1 - z) * n + z * h"
