@@ -14,6 +14,7 @@ from functools import partial
 from itertools import product
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from scipy.optimize import minimize_scalar
 from torch import nn
@@ -24,6 +25,7 @@ from portproof.localize.mutations import (
     ACTIVATIONS,
     BATCH_NORMS,
     MOMENTA,
+    NO_ACTIVATION,
     Mistake,
     Mutation,
     mutations,
@@ -80,13 +82,10 @@ def _fitted(faulty: FaultyModule) -> Iterator[Candidate]:
     port = faulty.port.get(faulty.differing[0])
     if port is None or port.size < 2:
         return
-    for all_bounds, mistake in tunable_numbers(faulty.module):
+    for bounds, mistake in tunable_numbers(faulty.module):
         distance = partial(_distance_with, mistake, faulty)
-        found = [
-            minimize_scalar(distance, bounds=bounds, method="bounded", options={"xatol": 1e-12})
-            for bounds in all_bounds
-        ]
-        text, mutation = mistake(min(found, key=lambda each: each.fun).x)
+        found = minimize_scalar(distance, bounds=bounds, method="bounded", options={"xatol": 1e-12})
+        text, mutation = mistake(found.x)
         yield text, partial(faulty.run_mutated, mutation)
 
 
@@ -121,7 +120,7 @@ def _statistics(faulty: FaultyModule) -> Iterator[Candidate]:
     yield "the running statistics are not updated", partial(dict, before)
 
 
-Change = tuple[str, Callable[[], np.ndarray]]  # (mistake in words, what makes the array that it would give)
+Change = tuple[str, Callable[[], npt.ArrayLike]]  # (mistake in words, what makes the array that it would give)
 
 
 def _of_arrays_inside(faulty: FaultyModule, ref: np.ndarray, port: np.ndarray) -> Iterator[Change]:
@@ -152,13 +151,9 @@ def _of_axes(ref: np.ndarray) -> Iterator[Change]:
 def _activated(ref: np.ndarray) -> Iterator[Change]:
     """An activation too many."""
     x = torch.from_numpy(np.array(ref))
-
-    def activated(factory: Callable[[], nn.Module]) -> np.ndarray:
-        return factory()(x).numpy()
-
-    for word, factory in ACTIVATIONS.items():
-        if word != "no activation":
-            yield f"{word} is applied to what it returns", partial(activated, factory)
+    for word, function in ACTIVATIONS.items():
+        if word != NO_ACTIVATION:
+            yield f"{word} is applied to what it returns", partial(function, x)
 
 
 def _relations(faulty: FaultyModule) -> Iterator[Candidate]:
@@ -173,7 +168,7 @@ def _relations(faulty: FaultyModule) -> Iterator[Candidate]:
     given = {other: faulty.port[other] for other in faulty.differing if other in faulty.port}
 
     def changed(make: Callable[[], np.ndarray]) -> Items:
-        return given | {item: make()}
+        return given | {item: np.asarray(make())}
 
     is_output, is_comparable = item.kind == "output", ref.shape == port.shape and bool(ref.any())
     changes = [*_of_arrays_inside(faulty, ref, port)] if is_output else []

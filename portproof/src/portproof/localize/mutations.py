@@ -9,6 +9,7 @@ from operator import attrgetter
 import numpy as np
 import torch
 from torch import nn
+from torch.nn import functional as F
 
 from portproof.python39 import zip_strict
 
@@ -29,37 +30,38 @@ POOLS = ((nn.AvgPool2d, nn.MaxPool2d), (nn.AdaptiveAvgPool2d, nn.AdaptiveMaxPool
 UPSAMPLE_MODES = {3: ("nearest", "linear"), 4: ("nearest", "bilinear", "bicubic"), 5: ("nearest", "trilinear")}
 
 
-def _hard_sigmoid(slope: float) -> nn.Module:
-    return setting(forward=lambda x: (slope * x + 0.5).clamp(0, 1))(nn.Identity())
+def _hard_sigmoid(x: torch.Tensor, slope: float) -> torch.Tensor:
+    return (slope * x + 0.5).clamp(0, 1)
 
 
-ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
-    "no activation": nn.Identity,
-    "ReLU": nn.ReLU,
-    "ReLU6": nn.ReLU6,
-    "hard-swish": nn.Hardswish,
-    "swish": nn.SiLU,
-    "GELU": nn.GELU,
-    "GELU, the tanh approximation": partial(nn.GELU, "tanh"),
-    "hard-sigmoid": nn.Hardsigmoid,
-    "hard-sigmoid with slope 0.2": partial(_hard_sigmoid, 0.2),
-    "hard-sigmoid with slope 0.1666667, Paddle's default": partial(_hard_sigmoid, 0.1666667),
-    "sigmoid": nn.Sigmoid,
-    "tanh": nn.Tanh,
-    "leaky ReLU, slope 0.01": nn.LeakyReLU,
-    "leaky ReLU, slope 0.1": partial(nn.LeakyReLU, 0.1),
-    "leaky ReLU, slope 0.2": partial(nn.LeakyReLU, 0.2),
-    "ELU": nn.ELU,
-    "Mish": nn.Mish,
-    "softplus": nn.Softplus,
-    "hard-tanh": nn.Hardtanh,
-    "softmax over the last axis": partial(nn.Softmax, -1),
-    "softmax over axis 1": partial(nn.Softmax, 1),
+NO_ACTIVATION = "no activation"
+ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    NO_ACTIVATION: nn.Identity().forward,
+    "ReLU": F.relu,
+    "ReLU6": F.relu6,
+    "hard-swish": F.hardswish,
+    "swish": F.silu,
+    "GELU": F.gelu,
+    "GELU, the tanh approximation": partial(F.gelu, approximate="tanh"),
+    "hard-sigmoid": F.hardsigmoid,
+    "hard-sigmoid with slope 0.2": partial(_hard_sigmoid, slope=0.2),
+    "hard-sigmoid with slope 0.1666667, Paddle's default": partial(_hard_sigmoid, slope=0.1666667),
+    "sigmoid": torch.sigmoid,
+    "tanh": torch.tanh,
+    "leaky ReLU, slope 0.01": F.leaky_relu,
+    "leaky ReLU, slope 0.1": partial(F.leaky_relu, negative_slope=0.1),
+    "leaky ReLU, slope 0.2": partial(F.leaky_relu, negative_slope=0.2),
+    "ELU": F.elu,
+    "Mish": F.mish,
+    "softplus": F.softplus,
+    "hard-tanh": F.hardtanh,
+    "softmax over the last axis": partial(F.softmax, dim=-1),
+    "softmax over axis 1": partial(F.softmax, dim=1),
 }
 
 
 def setting(**attributes) -> Mutation:
-    """The module with other attributes."""
+    """The module with other attributes; with another `forward` it computes something else."""
 
     def mutation(module: nn.Module) -> nn.Module:
         for name, value in attributes.items():
@@ -67,11 +69,6 @@ def setting(**attributes) -> Mutation:
         return module
 
     return mutation
-
-
-def instead(factory: Callable[[], nn.Module]) -> Mutation:
-    """Another module in its place."""
-    return lambda module: factory()
 
 
 def with_tensors(change: Callable[[torch.Tensor], torch.Tensor], *names: str) -> Mutation:
@@ -232,7 +229,7 @@ def _padded_like_same(module: nn.Module) -> nn.Module:
         for size, kernel, stride, dilation in reversed(list(axes)):
             total = max(0, (math.ceil(size / stride) - 1) * stride + (kernel - 1) * dilation + 1 - size)
             pads += [total // 2, total - total // 2]
-        return module._conv_forward(nn.functional.pad(x, pads), module.weight, module.bias)
+        return module._conv_forward(F.pad(x, pads), module.weight, module.bias)
 
     return setting(forward=forward, padding=(0,) * len(module.kernel_size))(module)
 
@@ -276,8 +273,8 @@ def _softmax(module: nn.Module, inputs: Arrays) -> Mistakes:
             yield f"it is over axis {axis}, not {module.dim}", setting(dim=axis)
     for other in SOFTMAXES:
         if not isinstance(module, other):
-            yield f"it is {other.__name__}, not {type(module).__name__}", instead(partial(other, module.dim))
-    yield "it is no activation", instead(nn.Identity)
+            yield f"it is {other.__name__}, not {type(module).__name__}", setting(forward=other(module.dim).forward)
+    yield "it is no activation", setting(forward=ACTIVATIONS[NO_ACTIVATION])
 
 
 def _upsample(module: nn.Upsample, inputs: Arrays) -> Mistakes:
@@ -365,9 +362,9 @@ def _pool(module: nn.Module, inputs: Arrays) -> Mistakes:
     where = [getattr(module, name) for name in attributes if hasattr(module, name)]
     for mean, maximum in POOLS:
         if isinstance(module, mean):
-            yield "it takes the maximum, not the mean", instead(partial(maximum, *where))
+            yield "it takes the maximum, not the mean", setting(forward=maximum(*where).forward)
         elif isinstance(module, maximum):
-            yield "it takes the mean, not the maximum", instead(partial(mean, *where))
+            yield "it takes the mean, not the maximum", setting(forward=mean(*where).forward)
     if isinstance(module, POOLS[0]):
         yield f"ceil_mode is {not module.ceil_mode}", setting(ceil_mode=not module.ceil_mode)
         for name, values in (("padding", (0, 1)), ("stride", (1, 2, 3)), ("kernel_size", (2, 3))):
@@ -377,8 +374,8 @@ def _pool(module: nn.Module, inputs: Arrays) -> Mistakes:
 def _activation(module: nn.Module, inputs: Arrays) -> Mistakes:
     """What has neither modules nor parameters inside."""
     if not any(module.children()) and not list(module.parameters()):
-        for name, factory in ACTIVATIONS.items():
-            yield f"it is {name}, not {_named(module)}", instead(factory)
+        for name, function in ACTIVATIONS.items():
+            yield f"it is {name}, not {_named(module)}", setting(forward=function)
 
 
 def _named(module: nn.Module) -> str:
@@ -420,26 +417,25 @@ def mutations(module: nn.Module, inputs: Arrays = ()) -> Mistakes:
 
 # Numbers
 
-# (bounds within which it is searched, the mistake with that number)
-Tunable = tuple[Sequence[tuple[float, float]], Callable[[float], Mistake]]
+Tunable = tuple[tuple[float, float], Callable[[float], Mistake]]  # (bounds, the mistake with a number within them)
 
 ACTIVATION_NUMBERS: tuple[tuple[str, Callable, tuple[float, float]], ...] = (  # (words, of (x, number), bounds)
     ("leaky ReLU, slope", lambda x, slope: torch.where(x > 0, x, slope * x), (-1.0, 1.0)),
-    ("hard-sigmoid, slope", lambda x, slope: _hard_sigmoid(slope)(x), (0.1, 0.4)),
-    ("ELU, alpha", nn.functional.elu, (0.0, 4.0)),
-    ("softplus, beta", nn.functional.softplus, (0.01, 10.0)),
+    ("hard-sigmoid, slope", _hard_sigmoid, (0.1, 0.4)),
+    ("ELU, alpha", F.elu, (0.0, 4.0)),
+    ("softplus, beta", F.softplus, (0.01, 10.0)),
 )
 
 
 def tunable_numbers(module: nn.Module) -> Iterator[Tunable]:
     """The numbers in the reference's module that are worth fitting where no known mistake is found."""
     if isinstance(module, (*BATCH_NORMS, *INSTANCE_NORMS, *ROW_NORMS, nn.GroupNorm)):
-        near = math.log10(module.eps or 1e-12)  # by its logarithm, near the usual one and far from it
-        bounds = [(near - width, near + width) for width in (0.01, 4.0)]
-        yield bounds, lambda logarithm: _other_epsilon(module, 10.0**logarithm)
+        near = math.log10(module.eps or 1e-12)  # the number is its logarithm
+        for width in (0.01, 4.0):
+            yield (near - width, near + width), lambda logarithm: _other_epsilon(module, 10.0**logarithm)
     elif type(module).__name__ in nn.modules.activation.__all__ and not list(module.parameters()):
         for words, function, bounds in ACTIVATION_NUMBERS:
-            yield [bounds], partial(_other_activation, module, words, function)
+            yield bounds, partial(_other_activation, module, words, function)
 
 
 def _other_activation(module: nn.Module, words: str, function: Callable, number: float) -> Mistake:
