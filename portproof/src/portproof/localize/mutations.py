@@ -71,7 +71,7 @@ def setting(**attributes) -> Mutation:
     return mutation
 
 
-def with_tensors(change: Callable[[torch.Tensor], torch.Tensor], *names: str) -> Mutation:
+def with_tensors(change: Callable[[torch.Tensor], torch.Tensor], names: Iterable[str] = ("weight",)) -> Mutation:
     """The module with each of these tensors changed, as if they had been loaded wrong."""
 
     def mutation(module: nn.Module) -> nn.Module:
@@ -146,7 +146,7 @@ def _of_statistics(module: nn.Module, inputs: Arrays) -> Mistakes:
     yield "running mean and variance were not loaded (0 and 1)", unloaded("running_mean", "running_var")
     yield "running variance was not loaded (1)", unloaded("running_var")
     yield "running mean was not loaded (0)", unloaded("running_mean")
-    yield "its running variance is used as a standard deviation", with_tensors(torch.square, "running_var")
+    yield "its running variance is used as a standard deviation", with_tensors(torch.square, ["running_var"])
     if module.weight is not None and not module.training:
         nothing = unloaded("running_mean", "running_var", "weight", "bias")
         yield "none of its tensors was loaded (weight 1, bias 0, mean 0, variance 1)", nothing
@@ -190,19 +190,19 @@ def _own_row_norm(module: nn.Module, centred: bool, unbiased: bool = False, outs
 def _of_bias_and_precision(module: nn.Module, inputs: Arrays) -> Mistakes:
     if module.bias is not None:
         yield "the bias is missing, or zero", unloaded("bias")
-    yield "the weight went through float16", with_tensors(torch.Tensor.half, "weight")
-    yield "the weight went through bfloat16", with_tensors(torch.Tensor.bfloat16, "weight")
+    yield "the weight went through float16", with_tensors(torch.Tensor.half)
+    yield "the weight went through bfloat16", with_tensors(torch.Tensor.bfloat16)
 
 
 def _of_kernel(module: nn.Module, inputs: Arrays) -> Mistakes:
     sizes = module.kernel_size
     if any(size > 1 for size in sizes):
         axes = tuple(range(2, 2 + len(sizes)))
-        yield "the kernel is turned by 180 degrees", with_tensors(lambda weight: weight.flip(axes), "weight")
+        yield "the kernel is turned by 180 degrees", with_tensors(lambda weight: weight.flip(axes))
         if len(sizes) == 2 and sizes[0] == sizes[1]:
-            yield "height and width of the kernel are exchanged", with_tensors(lambda weight: weight.mT, "weight")
+            yield "height and width of the kernel are exchanged", with_tensors(lambda weight: weight.mT)
     if module.in_channels == module.out_channels and module.groups == 1:
-        exchanged = with_tensors(lambda weight: weight.transpose(0, 1), "weight")
+        exchanged = with_tensors(lambda weight: weight.transpose(0, 1))
         yield "input and output channels of the weight are exchanged", exchanged
 
 
@@ -246,7 +246,7 @@ def _transposed_convolution(module: nn.Module, inputs: Arrays) -> Mistakes:
 
 def _linear(module: nn.Linear, inputs: Arrays) -> Mistakes:
     if module.in_features == module.out_features:
-        yield "the weight is not transposed (Paddle keeps it as in x out)", with_tensors(torch.t, "weight")
+        yield "the weight is not transposed (Paddle keeps it as in x out)", with_tensors(torch.t)
 
 
 def _embedding(module: nn.Embedding, inputs: Arrays) -> Mistakes:
@@ -303,13 +303,13 @@ def _attention(module: nn.MultiheadAttention, inputs: Arrays) -> Mistakes:
         exchanges = {"query and key": (1, 0, 2), "key and value": (0, 2, 1), "query and value": (2, 1, 0)}
         for which, places in exchanges.items():
             exchanged = partial(_blocks, places=places)
-            yield f"the projections of {which} are exchanged", with_tensors(exchanged, *names)
+            yield f"the projections of {which} are exchanged", with_tensors(exchanged, names)
         for square, words in (
             (width / heads, "not divided by sqrt(head_dim)"),
             (1 / heads, "divided by sqrt(embed_dim), not sqrt(head_dim)"),
         ):
             scaled = partial(_blocks, places=range(3), factors=(square**0.5, 1, 1))
-            yield f"the products of query and key are {words}", with_tensors(scaled, *names)
+            yield f"the products of query and key are {words}", with_tensors(scaled, names)
     if module.in_proj_bias is not None:
         yield "the biases of query, key and value are missing, or zero", unloaded("in_proj_bias")
         yield "the bias of out_proj is missing, or zero", unloaded("out_proj.bias")
@@ -327,11 +327,11 @@ def _recurrent(module: nn.Module, inputs: Arrays, gates: str) -> Mistakes:
         named = ", ".join(gates[place] for place in order)
         inverse = [order.index(place) for place in range(len(gates))]
         words = f"its gates are in the order {named} (torch's is {', '.join(gates)})"
-        yield words, with_tensors(partial(_blocks, places=inverse), *stacked)
+        yield words, with_tensors(partial(_blocks, places=inverse), stacked)
     if gates == "rzn":
         negated = partial(_blocks, places=range(3), factors=(1, -1, 1))  # sigmoid(-x) is 1 - sigmoid(x)
         words = "the update gate z keeps the new state: z * n + (1 - z) * h, not (1 - z) * n + z * h"
-        yield words, with_tensors(negated, *stacked)
+        yield words, with_tensors(negated, stacked)
     for which, words in (("bias_ih", "bias_ih is"), ("bias_hh", "bias_hh is"), ("bias", "both biases are")):
         biases = [name for name in names if name.startswith(which)]
         if biases:
@@ -419,7 +419,7 @@ def mutations(module: nn.Module, inputs: Arrays = ()) -> Mistakes:
 
 Tunable = tuple[tuple[float, float], Callable[[float], Mistake]]  # (bounds, the mistake with a number within them)
 
-ACTIVATION_NUMBERS: tuple[tuple[str, Callable, tuple[float, float]], ...] = (  # (words, of (x, number), bounds)
+ACTIVATION_NUMBERS = (  # (words, of (x, number), bounds)
     ("leaky ReLU, slope", lambda x, slope: torch.where(x > 0, x, slope * x), (-1.0, 1.0)),
     ("hard-sigmoid, slope", _hard_sigmoid, (0.1, 0.4)),
     ("ELU, alpha", F.elu, (0.0, 4.0)),
