@@ -106,7 +106,8 @@ def _statistics(faulty: FaultyModule) -> Iterator[Candidate]:
     before = {item: getattr(faulty.module, item.leaf).double().cpu().numpy() for item in means}
     batch = {item: (faulty.ref[item] - (1 - m) * before[item]) / m for item in means}
     for momentum, biased in product((m, 1 - m, *MOMENTA), (False, True)):
-        words, share = [], dict.fromkeys(means, 1.0)
+        words = []
+        share = dict.fromkeys(means, 1.0)
         if biased:
             words.append("the running variance is the biased one, sum / n (torch's is sum / (n - 1))")
             share |= {item: (count - 1) / count for item in means if item.leaf == "running_var"}
@@ -167,15 +168,17 @@ def _relations(faulty: FaultyModule) -> Iterator[Candidate]:
         return
     given = {other: faulty.port[other] for other in faulty.differing if other in faulty.port}
 
-    def changed(make: Callable[[], np.ndarray]) -> Items:
+    def changed(make: Callable[[], npt.ArrayLike]) -> Items:
         return given | {item: np.asarray(make())}
 
-    is_output, is_comparable = item.kind == "output", ref.shape == port.shape and bool(ref.any())
+    is_output = item.kind == "output"
+    is_comparable = ref.shape == port.shape and bool(ref.any())
     changes = [*_of_arrays_inside(faulty, ref, port)] if is_output else []
     for text, make in (*changes, *_of_axes(ref)):
         yield text, partial(changed, make)
     if is_comparable and ref.size > 1 and ref.dtype.kind != "b":  # for one element there is always such a number
-        factor, shift = _proportion(ref, port), (port - ref).mean().item()
+        factor = _proportion(ref, port)
+        shift = (port - ref).mean().item()
         scaled = {other: faulty.ref[other] for other in faulty.differing if other in faulty.ref}
         yield (
             f"it is {factor:.6g} times the reference's, everywhere",
@@ -196,9 +199,9 @@ def _proportion(ref: np.ndarray, port: np.ndarray) -> float | complex:
 def _without_gradients(faulty: FaultyModule) -> tuple[list[str], FaultyModule]:
     """(what has a gradient on one side only, in words; what differs besides)."""
     own = {name for name, _ in faulty.module.named_parameters(recurse=False)}
-    one_side = [item for item in faulty.differing if (item in faulty.ref) != (item in faulty.port)]
-    missing = [item for item in one_side if item.kind == "gradient" and item in faulty.ref]
-    unexpected = [item for item in one_side if item.kind == "gradient" and item in faulty.port and item.leaf in own]
+    gradients = [item for item in faulty.differing if item.kind == "gradient"]
+    missing = [item for item in gradients if item not in faulty.port]
+    unexpected = [item for item in gradients if item not in faulty.ref and item.leaf in own]
     found = []
     if missing and all(item.leaf in own for item in missing):
         found.append(f"{_whose(missing, own)} frozen in the port and not in the reference (stop_gradient)")

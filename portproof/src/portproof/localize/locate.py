@@ -176,13 +176,12 @@ class _Search:
 
     def _note_inside(self, label: str) -> None:
         """Note what is built differently in a module without a fault: itself, and what lies inside."""
-        agrees = self._agrees(label)
-        port_call = self._port_call(label)
+        call, port_call = self.calls[label], self._port_call(label)
         if port_call is None:
             return
-        shapes = [array.shape for array in self.calls[label].outputs]
-        if shapes != [array.shape for array in port_call.outputs]:
+        if [array.shape for array in call.outputs] != [array.shape for array in port_call.outputs]:
             self.built_differently.setdefault(label, OTHER_FORM)
+        agrees = alike(call.outputs, port_call.outputs, EXACT)
         for other in self.inside[label]:
             if agrees and not self._agrees(other):
                 self.built_differently.setdefault(other, OTHER_VALUES)
@@ -210,8 +209,8 @@ def _location(runs: IsolatedRuns, run: IsolatedRun) -> Location:
     phase = {"output": "forward", "gradient": "backward", "buffer": "buffers"}[failed[0].item.kind]
     inner = None if ref.is_leaf else runs.ref.ask(Question(question.call, "float64", runs.train, keeps=CALLS))
     what = "inputs and upstream gradients" if backward else "inputs"
-    where = f"alone, on the reference's own {what}, {'train' if runs.train else 'eval'} mode, {question.dtype}"
-    proof = [f"{where}: {failed[0].name} differs", *_numbers(failed[0])]
+    where = f"the reference's own {what}, {'train' if runs.train else 'eval'} mode, {question.dtype}"
+    proof = [f"alone, on {where}: {failed[0].name} differs", *_numbers(failed[0])]
     if inner and not failed[0].reason and not backward:
         port_inner = runs.port.ask(Question(port_call, "float64", runs.train, keeps=CALLS))
         proof += _inputs_of_layers(runs.names, name, inner, port.name, port_inner)
@@ -257,7 +256,7 @@ def _numbers(row: Row) -> list[str]:
 
 
 def _inputs_of_layers(names: NameMap, block: str, ref_run: Run, port_block: str, port_run: Run) -> list[str]:
-    """Of a block at fault whose layers are right: which of them is the first that the port's block feeds otherwise."""
+    """Which layer of a block at fault, whose layers are right, is the first that the port feeds otherwise."""
     port_calls = {_prefix(port_block) + label: call for label, call in port_run.trace.calls.items()}
     calls = sorted(ref_run.trace.calls.values(), key=lambda call: call.start)
     inside = [call for call in calls if call.name and call.number == 0]
