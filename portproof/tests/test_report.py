@@ -21,7 +21,7 @@ from PIL import Image
 from playwright.sync_api import Browser, Page
 
 from portproof.backends.trace import output_item
-from portproof.compare import FAIL, PASS, REFUSED, Item, Row, Verdict, compare, tensor_item
+from portproof.compare import FAIL, NOT_JUDGED, PASS, REFUSED, Item, Row, Verdict, compare, tensor_item
 from portproof.localize.location import Location
 from portproof.python39 import zip_strict
 from portproof.report import pictures
@@ -280,6 +280,14 @@ def test_failing_items_are_marked_in_the_plots():
     # the gradients of iteration 0 and, of each iteration, the worst
     assert marks(Outcome(backward(0))) == len(MODULES) + 4
     assert marks(Outcome(backward(3))) == 1
+
+
+def test_what_is_not_judged_counts_as_no_failure():
+    verdict = backward(0)
+    rows = [replace(row, status=NOT_JUDGED) if row.status == FAIL else row for row in verdict.rows]
+    html = render_page(LadderResult([rung(Outcome(replace(verdict, rows=rows)))]))
+    assert "over the limit at" not in html and not re.search(r"<use [^>]*var\(--fail\)", html)
+    assert f"<td>{len(MODULES)} items</td>" in html and f"{len(MODULES)} of {len(MODULES)} items" not in html
 
 
 def test_rows_drawn_along_the_network():

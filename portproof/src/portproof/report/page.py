@@ -9,7 +9,7 @@ from pathlib import Path
 
 import jinja2
 
-from portproof.compare import PASS, REFUSED, Item, Row, Verdict
+from portproof.compare import FAIL, PASS, REFUSED, Item, Row, Verdict
 from portproof.io.records import save_text
 from portproof.report.pictures import picture_row
 from portproof.report.plots import STYLES, curve_plot, depth_plot, depth_rows, shares, shares_plot
@@ -31,7 +31,7 @@ class Group:
 
     @property
     def bad(self) -> int:
-        return sum(row.status != PASS for row in self.rows)
+        return sum(row.status in (FAIL, REFUSED) for row in self.rows)
 
 
 @dataclass(frozen=True)
@@ -152,7 +152,7 @@ def first_failure(result: LadderResult) -> list[tuple[str, str]]:
 
 def _depth_plots(rung: Findings, salt: str) -> Iterator[Plot]:
     for i, verdict in enumerate(rung.verdicts):
-        rows = depth_rows(verdict.rows)
+        rows = depth_rows(verdict.judged)
         if len(rows) < FEWEST:
             continue
         bad = [k for k, row in enumerate(rows) if row.status != PASS]
@@ -166,7 +166,7 @@ def _depth_plots(rung: Findings, salt: str) -> Iterator[Plot]:
 
 def _share_plots(rung: Findings, salt: str) -> Iterator[Plot]:
     for i, verdict in enumerate(rung.verdicts):
-        if curves := shares(verdict.rows):
+        if curves := shares(verdict.judged):
             over = set()
             for curve in curves.values():
                 over.update(i for i, value in enumerate(curve) if value > 1)
