@@ -1,9 +1,7 @@
 """`portproof.ladder`: what it offers, and its functions for whole models."""
 
-import ast
 import subprocess
 import sys
-from pathlib import Path
 
 import numpy as np
 import paddle
@@ -46,11 +44,9 @@ def test_its_import_brings_no_framework():
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
-def test_every_name_is_there_and_shown_to_those_who_read():
-    tree = ast.parse(Path(ladder.__file__).read_text())
-    (block,) = (node for node in tree.body if isinstance(node, ast.If))
-    shown = {alias.name for node in block.body for alias in node.names}
-    assert shown == set(ladder.__all__) and all(hasattr(ladder, name) for name in ladder.__all__)
+def test_every_name_is_there_and_shown_to_those_who_look():
+    assert {"cases", "forward", "Rung", "join_group"} <= set(dir(ladder)) == set(ladder.__all__)
+    assert all(hasattr(ladder, name) for name in ladder.__all__)
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         _ = ladder.nothing
 

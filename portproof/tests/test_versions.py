@@ -10,7 +10,7 @@ import torch
 
 import portproof
 from portproof.backends import backend
-from portproof.python39 import pairwise, zip_strict
+from portproof.python39 import zip_strict
 from sturdyio.cli import UserError
 
 
@@ -43,11 +43,6 @@ def test_zip_strict_wants_equal_lengths():
     for shorter in (("ab", "c"), ("a", "bc"), ("", "a", "b")):
         with pytest.raises(ValueError, match="shorter|longer"):
             list(zip_strict(*shorter))
-
-
-def test_pairwise():
-    assert list(pairwise(iter("abc"))) == [("a", "b"), ("b", "c")]
-    assert list(pairwise("a")) == list(pairwise("")) == []
 
 
 def test_no_class_is_joined_with_another_while_the_kit_runs():

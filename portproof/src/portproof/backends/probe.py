@@ -22,7 +22,6 @@ from portproof.backends import backend
 from portproof.backends.drawn import probe_images
 from portproof.backends.model import BackendModel
 from portproof.backends.trace import Inputs, ModuleCall, as_call, is_array, map_tensors, tensors_in
-from portproof.python39 import pairwise
 
 # Range of a biased layer's mean outputs, by the activation that is called next: well past its breakpoints.
 SPREAD = {"ReLU": (-4.0, 9.0), "ReLU6": (-4.0, 9.0), "Hardsigmoid": (-5.0, 5.0), "Hardswish": (-6.0, 6.0)}
@@ -117,8 +116,8 @@ def _called_next(model: nn.Module, call: ModuleCall) -> dict[str, str]:
         handle.remove()
     for module, training in before:
         module.training = training
-    pairs = pairwise([*called, ("", "")])
-    return {name: next_type for (name, _), (_, next_type) in reversed(list(pairs))}
+    pairs = list(zip(called, [*called[1:], ("", "")]))
+    return {name: next_type for (name, _), (_, next_type) in reversed(pairs)}
 
 
 @torch.no_grad()

@@ -1,7 +1,7 @@
 """The comparison: items, verdicts, the ruler, and where activations change their branch. Pure, NumPy only."""
 
-from .comparison import compare
-from .verdict import (
+from .comparison import compare  # noqa: F401 - these are what other packages import
+from .verdict import (  # noqa: F401
     DONE,
     FAIL,
     NOT_JUDGED,
@@ -18,22 +18,3 @@ from .verdict import (
     placed,
     tensor_item,
 )
-
-__all__ = [
-    "DONE",
-    "FAIL",
-    "NOT_JUDGED",
-    "PASS",
-    "REFUSED",
-    "Item",
-    "Items",
-    "Refused",
-    "Row",
-    "Verdict",
-    "Worst",
-    "compare",
-    "exit_status",
-    "joined",
-    "placed",
-    "tensor_item",
-]

@@ -12,35 +12,9 @@ Importing this imports neither PyTorch nor PaddlePaddle.
 """
 
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from portproof.ladder import cases
-    from portproof.ladder.all_rungs import Planned, run_all
-    from portproof.ladder.pairs.named import draw_inputs, model_factory
-    from portproof.ladder.pairs.pair import same_weights
-    from portproof.ladder.rung import Rung, run_rung, rung_parser, to_fill_in
-    from portproof.ladder.rungs.batches import (
-        by_sample,
-        covering,
-        data,
-        facts,
-        image_folder,
-        loaders,
-        must_vary,
-        single_samples,
-    )
-    from portproof.ladder.rungs.forward_pass import forward, gradients
-    from portproof.ladder.rungs.fp64_runs import train_fp64
-    from portproof.ladder.rungs.initial import Constant, Normal, Uniform, init
-    from portproof.ladder.rungs.losses import loss
-    from portproof.ladder.rungs.metrics import evaluation, metric
-    from portproof.ladder.rungs.optimizers import optimizer, schedule
-    from portproof.ladder.rungs.plain_steps import plain_steps
-    from portproof.ladder.rungs.processes import dist, strided_shares
-    from portproof.ladder.rungs.runs import train
-    from portproof.ladder.rungs.training_step import accumulation, backward, epoch
-    from portproof.ladder.workers.process_worker import join_group
+from portproof.ladder import cases
 
 # The module that each name comes from, which is imported when the name is used.
 _MODULES = {
@@ -72,51 +46,14 @@ _MODULES = {
 }
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
 
-__all__ = [
-    "Constant",
-    "Normal",
-    "Planned",
-    "Rung",
-    "Uniform",
-    "accumulation",
-    "backward",
-    "by_sample",
-    "cases",
-    "covering",
-    "data",
-    "dist",
-    "draw_inputs",
-    "epoch",
-    "evaluation",
-    "facts",
-    "forward",
-    "gradients",
-    "image_folder",
-    "init",
-    "join_group",
-    "loaders",
-    "loss",
-    "metric",
-    "model_factory",
-    "must_vary",
-    "optimizer",
-    "plain_steps",
-    "run_all",
-    "run_rung",
-    "rung_parser",
-    "same_weights",
-    "schedule",
-    "single_samples",
-    "strided_shares",
-    "to_fill_in",
-    "train",
-    "train_fp64",
-]
+__all__ = ["cases", *_MODULE_OF]  # noqa: PLE0604 - strings, which the check does not see
 
 
 def __getattr__(name: str) -> Any:
-    if name == "cases":
-        return import_module("portproof.ladder.cases")
     if name not in _MODULE_OF:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(f"{__name__}.{_MODULE_OF[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return __all__
