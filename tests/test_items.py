@@ -8,13 +8,13 @@ from mobilenetv3_ref.models import MODELS
 from portproof.backends import backend
 from portproof.backends.trace import output_item
 from portproof.convert.rules import paddle_to_torch, torch_to_paddle
-from portproof.report.hints import hint_for
+from portproof.report.hints import usual_causes
 
 
 def test_causes_are_known_for_every_module():
     types = backend("torch").layers.types(MODELS["mobilenet_v3_small"]())
     recorded = [name for name, kind in types.items() if name and kind != "Sequential"]
-    assert [name for name in recorded if not hint_for(output_item(name, "logits"), types, {})] == []
+    assert [name for name in recorded if not usual_causes(output_item(name, "logits"), types, {})] == []
 
 
 @pytest.mark.parametrize("arch", sorted(MODELS))

@@ -33,7 +33,7 @@ from mobilenetv3_proof.step import ModelRung
 from mobilenetv3_ref.models import MODELS, MobileNetV3
 from mobilenetv3_ref.models.layers import AdaptiveAvgPool2d, Hardsigmoid
 from mobilenetv3_ref.models.mobilenet_v3 import InvertedResidual, SqueezeExcitation
-from portproof.report.page import Plot, plots_of
+from portproof.report.plots import Plot, plots_of
 from sturdyio.cli import ArgumentParser, HelpFormatter, run
 
 NAME = "draw_network"

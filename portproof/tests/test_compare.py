@@ -44,7 +44,7 @@ from portproof.compare.ruler import (
 from portproof.convert.rules import RULES, paddle_to_torch, torch_to_paddle
 from portproof.ladder.pairs.pair import MODES
 from portproof.ladder.rung import Rung
-from portproof.report.hints import hint_for
+from portproof.report.hints import usual_causes
 from portproof.report.text import block_of, render, row_line, table
 from sturdyio.cli import UserError
 from sturdyio.files import load_npy
@@ -330,7 +330,7 @@ def test_report_of_a_failure():
         "first difference: features.0.1 (BatchNorm2d): max|d| 5.0e-01  limit 1.0e-06  outside 1/6 (16.7%)",
         "  worst at (1, 2): reference 4.0, port 4.5, 1.2e-01 of the largest value",
         "  all items before it agree (1): look at features.0.1 itself",
-        f"  usual causes: {hint_for(output('features.0.1'), TYPES, {})}",
+        f"  usual causes: {usual_causes(output('features.0.1'), TYPES, {})}",
     ]
 
 
@@ -467,8 +467,8 @@ def test_items_that_differ_in_any_fact_are_different_items():
 
 def test_causes_are_known_for_every_kind_of_item():
     types = {"features.0.1": "BatchNorm2d", "features.1": "Hardsigmoid", "features.2": "Conv2dNormActivation"}
-    assert hint_for(Item("?"), {}, {}) == ""
-    assert [name for name in types if not hint_for(output(name), types, {})] == []
+    assert usual_causes(Item("?"), {}, {}) == ""
+    assert [name for name in types if not usual_causes(output(name), types, {})] == []
     for item, word in [
         (tensor_item("features.0.1.running_mean", "buffer"), "OLD value"),
         (tensor_item("features.0.1.running_var", "buffer", iteration=3), "unbiased"),
@@ -478,7 +478,7 @@ def test_causes_are_known_for_every_kind_of_item():
         (tensor_item(WEIGHT, "gradient"), "backward"),
         (output("logits"), "classifier"),
     ]:
-        assert word in hint_for(item, types, {})
+        assert word in usual_causes(item, types, {})
 
 
 def test_a_check_may_have_hints_of_its_own():

@@ -27,7 +27,7 @@ from portproof.python39 import zip_strict
 from portproof.report import pictures
 from portproof.report.page import render_page, worst_share, write_page
 from portproof.report.plots import depth_rows, shares
-from portproof.report.summary import DISTRIBUTIONS, SCHEMA, LadderResult, RungResult, environment, write_summary
+from portproof.report.summary import LIBRARIES, SCHEMA, LadderResult, RungResult, environment, write_summary
 from portproof.report.text import LAST_WORDS, WORDS
 from sturdyio.cli import UserError
 
@@ -460,7 +460,7 @@ def test_environment_names_command_and_versions():
     args = SimpleNamespace(model=SMALL, seed=3, weights=None, output_dir="a b")
     found = environment(args, "ladder.py")
     assert found["command"] == f"python ladder.py --model {SMALL} --seed 3 --output-dir 'a b'"
-    versions = [found[name] for name in ("python", *DISTRIBUTIONS)]
+    versions = [found[name] for name in ("python", *LIBRARIES)]
     assert all(re.match(r"\d+\.\d+", version) for version in versions), versions
     assert re.match(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d[+-]", found["date"])
 

@@ -7,12 +7,11 @@ import importlib
 import importlib.util
 import time
 import traceback
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from portproof.backends import backend
 from portproof.compare import exit_status
@@ -97,14 +96,14 @@ def _results(rungs: Sequence[Planned], refused_by_mistake: bool, in_lanes: bool)
             yield RungResult(planned.script.stem, planned.model, 0.0, error=result)
 
 
-def _write_reports(result: LadderResult, paths: tuple[Path, Path], drawn: Mapping[str, Any]) -> None:
+def _write_reports(result: LadderResult, paths: tuple[Path, Path]) -> None:
     """Write page and summary; whatever goes wrong is a UserError, since the verdict that was just printed stands."""
     page_path, summary_path = paths
     try:
         write_summary(result, summary_path)
-        from portproof.report import page
+        from portproof.report.page import write_page
 
-        page.write_page(result, page_path, drawn)
+        write_page(result, page_path)
     except UserError:
         raise
     except Exception as error:
@@ -129,22 +128,21 @@ def run_all(
     see side_by_side.py. Raises UserError for a folder that cannot be written.
     """
     paths = clear_reports(folder)
-    rungs, results, drawn = list(rungs), [], {}
+    rungs, results = list(rungs), []
     for result in _results(rungs, refused_by_mistake, in_lanes):
-        results.append(result)
         print(flush=True)
-        with suppress(Exception):  # its plots, while others run; the page says it again
-            from portproof.report import page  # not before the first rung: it imports libraries
+        with suppress(Exception):  # its plots, while others run; without them the page draws, and says what is wrong
+            from portproof.report.plots import plots_of  # not before the first rung: it imports libraries
 
-            salt = page.salt_of(len(results))
-            drawn[salt] = page.plots_of(result.rung, salt)
+            result = replace(result, plots=plots_of(result.rung, f"r{len(results) + 1}"))
+        results.append(result)
     result = LadderResult(results, environment | backend("torch").about(device))
     name_width = max([17, *(len(rung.name) for rung in results)])
     model_width = max([0, *(len(rung.model) + 1 for rung in results)])
     for rung in results:
         columns = f"{rung.name:<{name_width}} {rung.model:<{model_width}} {rung.seconds:5.1f} s"
         print(f"  {LAST_WORDS[rung.status]:<8} {columns}")
-    _write_reports(result, paths, drawn)
+    _write_reports(result, paths)
     print(f"results and logs: {folder}")
     print(f"report: {paths[0]}")
     print(f"{LAST_WORDS[result.status]} ladder")

@@ -4,7 +4,10 @@ from collections.abc import Mapping
 
 from portproof.compare import Item
 
-BY_LAYER = {
+# By the type of layer whose output differs, the name of the statistic, or else the kind of item. What a rung compares
+# that another rung means otherwise has a hint of its own there (`compare(..., hints=)`).
+CAUSES = {
+    "output": "the classifier, or a function between modules (flatten, residual)",  # of the whole model
     "Conv2d": "stride, padding, dilation or groups; a weight that was not loaded or was loaded into another layer",
     "BatchNorm2d": "epsilon; running statistics not loaded (running_mean is _mean in Paddle); train for eval mode",
     "Linear": "weight not transposed (Paddle keeps it as in_features x out_features); bias missing",
@@ -18,18 +21,10 @@ BY_LAYER = {
     "SqueezeExcitation": "the gate added instead of multiplied, or applied to another tensor",
     "InvertedResidual": "the residual connection missing, or present where channels or stride change",
     "Conv2dNormActivation": "order of convolution, normalization and activation",
-}
-
-MODEL = "the classifier, or a function between modules (flatten, residual)"  # of the whole model's output
-
-BY_LEAF = {
-    "running_mean": "batch-norm momentum: Paddle's is the share of the OLD value, 1 - PyTorch's",
-    "running_var": "biased instead of unbiased batch variance (factor n / (n - 1)); batch-norm momentum convention",
-    "num_batches_tracked": "batch norm in eval mode, or statistics not updated",
-}
-
-# What a rung compares that another rung means otherwise has a hint of its own there (`compare(..., hints=)`).
-BY_KIND = {
+    "buffer running_mean": "batch-norm momentum: Paddle's is the share of the OLD value, 1 - PyTorch's",
+    "buffer running_var": "biased instead of unbiased batch variance (factor n / (n - 1)); batch-norm momentum "
+    "convention",
+    "buffer num_batches_tracked": "batch norm in eval mode, or statistics not updated",
     "structure": "a layer missing, added or of another size; another width, kernel or number of classes",
     "dropout": "dropout probability, or its mode (Paddle: upscale_in_train)",
     "lr": "the schedule is not attached to the optimizer, not stepped, or stepped at another time; gamma",
@@ -48,14 +43,16 @@ BY_KIND = {
 }
 
 
-def hint_for(item: Item, types: Mapping[str, str], hints: Mapping[str, str]) -> str:
-    """The causes to look for first when `item` differs; "" where none is known.
+def usual_causes(item: Item, types: Mapping[str, str], hints: Mapping[str, str]) -> str:
+    """What to look for first when `item` differs; "" where that is not known.
 
     `types` maps module names to layer types, `hints` kinds of item to what usually causes a difference in this check.
     """
     if item.kind in hints:
         return hints[item.kind]
-    if item.kind == "output":
-        return BY_LAYER.get(types.get(item.module, ""), "") if item.module else MODEL
-    by_leaf = BY_LEAF.get(item.leaf, "") if item.kind == "buffer" else ""
-    return by_leaf or BY_KIND.get(item.kind, "")
+    what = item.kind
+    if item.kind == "output" and item.module:
+        what = types.get(item.module, "")
+    elif item.kind == "buffer":
+        what = f"buffer {item.leaf}"
+    return CAUSES.get(what, "")

@@ -6,6 +6,7 @@ No text of a user's gets into a plot (the page shows names beside it), since Mat
 import io
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import matplotlib
 import numpy as np
@@ -15,11 +16,21 @@ from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocato
 from numpy.typing import ArrayLike
 
 from portproof.compare import PASS, Row
+from portproof.report.summary import Findings
 
 WIDTH, HEIGHT = 440, 220  # in points, which the page scales; small enough that text stays legible on a phone
-# Placeholders for the page's colours: no other shape of a plot has these values.
-INK, GRID, DATA, LIMIT, BAD = "#010203", "#020304", "#030405", "#040506", "#050607"
-VARIABLES = {INK: "--muted", GRID: "--line", DATA: "--data", LIMIT: "--limit", BAD: "--fail"}
+FEWEST = 8  # items that make a depth
+# The page's colours, by placeholders that no other shape of a plot has as its colour.
+VARIABLES = {
+    "#010203": "--muted",
+    "#020304": "--line",
+    "#030405": "--data",
+    "#040506": "--limit",
+    "#050607": "--fail",
+}
+INK, GRID, DATA, LIMIT, BAD = VARIABLES
+# What is on the axis of a curve whose name ends so.
+CURVES = {"lr": "learning rate", "loss": "loss", "training top-1": "top-1 in training", "top-1": "top-1 in evaluation"}
 CROSS = {"color": BAD, "markersize": 5.5, "markeredgewidth": 0}
 # The kinds of item that are drawn by iteration: Matplotlib's name of the line, and its dashes in the page's key.
 STYLES = {"loss": ("-", ""), "gradient": ("--", "6 3"), "parameter": (":", "2 2"), "buffer": ("-.", "6 2 2 2")}
@@ -39,6 +50,15 @@ RC = {
 }
 
 
+@dataclass(frozen=True)
+class Plot:
+    """An `<svg>` element and what is written above it."""
+
+    title: str
+    svg: str
+    text: str = ""
+
+
 def _drawable(values: ArrayLike) -> np.ndarray:
     """float64, NaN where infinite, and kept from the ends of float64, near which an axis cannot be laid out."""
     array = np.array(values, np.float64)
@@ -46,21 +66,11 @@ def _drawable(values: ArrayLike) -> np.ndarray:
     return np.sign(array) * np.clip(np.abs(array), 0, 1e300) * (np.abs(array) >= 1e-300)
 
 
-def depth_rows(rows: Sequence[Row]) -> list[Row]:
-    """The rows to draw along the network: gradients of the first iteration if there are any, else modules.
-
-    Items that must be equal to the last bit are left out unless they fail: there is no limit to draw them against.
-    """
-    rows = [row for row in rows if row.atol != 0 or row.status != PASS]
-    gradients = [row for row in rows if row.item.kind == "gradient" and not row.item.iteration]
-    return gradients or [row for row in rows if row.item.kind in ("output", "buffer")]
-
-
-def _to_svg(figure: Figure, label: str, salt: str) -> str:
+def _to_svg(axes: Axes, label: str, salt: str) -> str:
     """The figure as an `<svg>` element that can stand in a page beside others."""
-    with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": salt}):
-        text = io.StringIO()
-        figure.savefig(text, format="svg", transparent=True)
+    text = io.StringIO()
+    with matplotlib.rc_context({"svg.hashsalt": salt}):
+        axes.figure.savefig(text, format="svg", transparent=True)
     svg = text.getvalue()
     svg = svg[svg.index("<svg") :]
     svg = re.sub(r"\s*<metadata>.*?</metadata>|<defs>\s*<style.*?</style>\s*</defs>", "", svg, flags=re.S)
@@ -74,7 +84,7 @@ def _to_svg(figure: Figure, label: str, salt: str) -> str:
     return svg.replace("<svg", f'<svg role="img" aria-label="{label}"', 1)
 
 
-def _axes(x_label: str, y_label: str) -> tuple[Figure, Axes]:
+def _axes(x_label: str, y_label: str) -> Axes:
     figure = Figure(figsize=(WIDTH / 72, HEIGHT / 72))
     axes = figure.add_axes((0.135, 0.185, 0.85, 0.73))  # fixed: a layout that fits would be drawn twice
     axes.set_xlabel(x_label)
@@ -82,14 +92,16 @@ def _axes(x_label: str, y_label: str) -> tuple[Figure, Axes]:
     axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
     axes.grid(axis="y")
     axes.set_axisbelow(True)
-    return figure, axes
+    return axes
 
 
-def _log_scale(axes: Axes) -> None:
+def _log_axes(x_label: str, y_label: str) -> Axes:
+    axes = _axes(x_label, y_label)
     axes.set_yscale("log")
     axes.yaxis.set_major_locator(LogLocator(numticks=6))
     axes.yaxis.set_minor_locator(NullLocator())
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.0e}"))
+    return axes
 
 
 def _mark_bad(axes: Axes, x: np.ndarray, heights: np.ndarray, bad: np.ndarray) -> None:
@@ -100,35 +112,53 @@ def _mark_bad(axes: Axes, x: np.ndarray, heights: np.ndarray, bad: np.ndarray) -
     axes.plot(without, np.full(len(without), 0.97), "X", **CROSS, transform=axes.get_xaxis_transform())
 
 
-def depth_plot(rows: Sequence[Row], x_label: str, salt: str) -> str:
-    """Each row's difference and limit, in order, on a log scale.
+def depth_rows(rows: Sequence[Row]) -> list[Row]:
+    """The rows to draw along the network: gradients of the first iteration if there are any, else modules.
+
+    Items that must be equal to the last bit are left out unless they fail: there is no limit to draw them against.
+    """
+    rows = [row for row in rows if row.atol != 0 or row.status != PASS]
+    gradients = [row for row in rows if row.item.kind == "gradient" and not row.item.iteration]
+    return gradients or [row for row in rows if row.item.kind in ("output", "buffer")]
+
+
+@matplotlib.rc_context(RC)
+def depth_plot(title: str, rows: Sequence[Row], salt: str) -> Plot:
+    """The difference and the limit of each of `depth_rows`, in order, on a log scale.
 
     A failing row is marked; at the upper edge if it has no finite difference. A difference of 0 is a tick at the
     lower edge. A vertical line parts modules from the running statistics behind them.
     """
+    x_label = "item, in the order of execution"
+    if rows[0].item.kind == "gradient":
+        x_label = "gradient, from the output to the input"
+        if rows[0].item.iteration is not None:
+            title += ": gradients of iteration 0"
     difference = _drawable([row.difference for row in rows])
     limit = _drawable([row.atol for row in rows])
     bad = np.array([row.status != PASS for row in rows])
     x = np.arange(1, len(rows) + 1)
-    with matplotlib.rc_context(RC):
-        figure, axes = _axes(x_label, "largest difference")
-        _log_scale(axes)
-        edge = axes.get_xaxis_transform()
-        axes.plot(x, np.where(limit > 0, limit, np.nan), color=LIMIT, linewidth=1.4, drawstyle="steps-mid")
-        good = (difference > 0) & ~bad
-        axes.plot(x[good], difference[good], "o", color=DATA, markersize=2.6)
-        equal = (difference == 0) & ~bad
-        axes.plot(x[equal], np.full(equal.sum(), 0.015), "|", color=DATA, markersize=4, transform=edge)
-        _mark_bad(axes, x, difference, bad)
-        statistics = [i for i, row in enumerate(rows) if row.item.kind == "buffer"]
-        if statistics and statistics[0] > 0:
-            axes.axvline(statistics[0] + 0.5, color=INK, linewidth=0.6, linestyle=":")
-            axes.text(statistics[0] + 2, 0.93, "running statistics", transform=edge, fontsize=9)
-        axes.set_xlim(0, len(rows) + 1)
-        return _to_svg(figure, "Difference and limit of each item, in order", salt)
+    axes = _log_axes(x_label, "largest difference")
+    edge = axes.get_xaxis_transform()
+    axes.plot(x, np.where(limit > 0, limit, np.nan), color=LIMIT, linewidth=1.4, drawstyle="steps-mid")
+    good = (difference > 0) & ~bad
+    axes.plot(x[good], difference[good], "o", color=DATA, markersize=2.6)
+    equal = (difference == 0) & ~bad
+    axes.plot(x[equal], np.full(equal.sum(), 0.015), "|", color=DATA, markersize=4, transform=edge)
+    _mark_bad(axes, x, difference, bad)
+    statistics = [i for i, row in enumerate(rows) if row.item.kind == "buffer"]
+    if statistics and statistics[0] > 0:
+        axes.axvline(statistics[0] + 0.5, color=INK, linewidth=0.6, linestyle=":")
+        axes.text(statistics[0] + 2, 0.93, "running statistics", transform=edge, fontsize=9)
+    axes.set_xlim(0, len(rows) + 1)
+    text = ""
+    if bad.any():
+        first = int(bad.argmax())
+        text = f"{bad.sum()} of {len(rows)} over the limit, first no. {first + 1}: {rows[first].name}"
+    return Plot(title, _to_svg(axes, "Difference and limit of each item, in order", salt), text)
 
 
-def shares(rows: Sequence[Row]) -> dict[str, list[float]]:
+def shares(rows: Sequence[Row]) -> dict[str, np.ndarray]:
     """{kind: the largest difference as a share of its limit at each iteration} of rows of an iteration.
 
     Infinity where a row failed without a difference; NaN where there is no such row.
@@ -143,38 +173,54 @@ def shares(rows: Sequence[Row]) -> dict[str, list[float]]:
     curves = {}
     for kind in STYLES:
         if kind in found:
-            curves[kind] = [found[kind].get(i, np.nan) for i in range(max(found[kind]) + 1)]
+            curves[kind] = np.array([found[kind].get(i, np.nan) for i in range(max(found[kind]) + 1)])
     return curves
 
 
-def shares_plot(curves: dict[str, list[float]], salt: str) -> str:
+@matplotlib.rc_context(RC)
+def shares_plot(title: str, curves: dict[str, np.ndarray], salt: str) -> Plot:
     """The largest share of the limit at each iteration, a line a kind (of `STYLES`); above 1 is a failure."""
-    with matplotlib.rc_context(RC):
-        figure, axes = _axes("iteration", "largest difference / limit")
-        _log_scale(axes)
-        axes.axhline(1, color=LIMIT, linewidth=1.4)
-        for kind, curve in curves.items():
-            share = np.array(curve)
-            x, drawn = np.arange(len(share)), _drawable(share)
-            axes.plot(x, np.where(drawn > 0, drawn, np.nan), STYLES[kind][0], color=DATA, linewidth=1.3)
-            _mark_bad(axes, x, drawn, share > 1)
-        return _to_svg(figure, "Largest share of the limit at each iteration", salt)
+    axes = _log_axes("iteration", "largest difference / limit")
+    axes.axhline(1, color=LIMIT, linewidth=1.4)
+    over: set[int] = set()
+    for kind, share in curves.items():
+        x, drawn = np.arange(len(share)), _drawable(share)
+        axes.plot(x, np.where(drawn > 0, drawn, np.nan), STYLES[kind][0], color=DATA, linewidth=1.3)
+        _mark_bad(axes, x, drawn, share > 1)
+        over.update(x[share > 1])
+    text = f"over the limit at iteration {', '.join(map(str, sorted(over)))}" if over else ""
+    return Plot(title, _to_svg(axes, "Largest share of the limit at each iteration", salt), text)
 
 
-def curve_plot(ref: ArrayLike, port: ArrayLike, what: str, salt: str) -> str:
-    """One number an iteration, of both sides; `what` names it on the axis.
+@matplotlib.rc_context(RC)
+def curve_plot(name: str, ref: ArrayLike, port: ArrayLike, salt: str) -> Plot:
+    """One number an iteration, of both sides; the end of `name` says what number.
 
     `ref` may hold several runs, (runs, n): their mean in a band from the lowest to the highest. These are by epoch.
     """
     ref = _drawable(ref)
     x_label = "epoch" if ref.ndim == 2 else "iteration"
-    with matplotlib.rc_context(RC):
-        figure, axes = _axes(x_label, what)
-        if ref.ndim == 2:
-            band = (ref.min(axis=0), ref.max(axis=0))
-            axes.fill_between(np.arange(ref.shape[1]), *band, color=LIMIT, alpha=0.4, linewidth=0)
-            axes.plot(ref.mean(axis=0), color=LIMIT, linewidth=1.4)
-        else:
-            axes.plot(ref, color=LIMIT, linewidth=4, solid_capstyle="round")
-        axes.plot(_drawable(port), "o--", color=DATA, linewidth=1.3, markersize=3)
-        return _to_svg(figure, f"{what} of both sides at each {x_label}", salt)
+    what = CURVES.get(name.rpartition(", ")[2], "value")
+    axes = _axes(x_label, what)
+    if ref.ndim == 2:
+        band = (ref.min(axis=0), ref.max(axis=0))
+        axes.fill_between(np.arange(ref.shape[1]), *band, color=LIMIT, alpha=0.4, linewidth=0)
+        axes.plot(ref.mean(axis=0), color=LIMIT, linewidth=1.4)
+    else:
+        axes.plot(ref, color=LIMIT, linewidth=4, solid_capstyle="round")
+    axes.plot(_drawable(port), "o--", color=DATA, linewidth=1.3, markersize=3)
+    return Plot(name, _to_svg(axes, f"{what} of both sides at each {x_label}", salt))
+
+
+def plots_of(rung: Findings, salt: str) -> dict[str, list[Plot]]:
+    """The plots of a rung, by what they show; `salt` keeps the ids of different rungs apart."""
+    plots: dict[str, list[Plot]] = {"depth": [], "shares": [], "curves": []}
+    for i, verdict in enumerate(rung.verdicts):
+        rows = depth_rows(verdict.judged)
+        if len(rows) >= FEWEST:
+            plots["depth"].append(depth_plot(verdict.title, rows, f"{salt}-depth-{i}"))
+        if curves := shares(verdict.judged):
+            plots["shares"].append(shares_plot(verdict.title, curves, f"{salt}-shares-{i}"))
+    for i, (name, (ref, port)) in enumerate(rung.curves.items()):
+        plots["curves"].append(curve_plot(name, ref, port, f"{salt}-curve-{i}"))
+    return plots

@@ -24,12 +24,14 @@ import json
 import math
 import os
 import platform
+import re
 import shlex
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
 from importlib import metadata
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -40,21 +42,7 @@ from portproof.io.records import save_text
 from portproof.report.text import LAST_WORDS
 
 SCHEMA = 2
-# One or the other of a name's distributions is installed.
-DISTRIBUTIONS = {
-    "torch": ["torch"],
-    "torchvision": ["torchvision"],
-    "paddle": ["paddlepaddle", "paddlepaddle-gpu"],
-    "numpy": ["numpy"],
-    "pillow": ["pillow"],
-    "reprod_log": ["reprod_log"],
-}
-
-
-def worst_status(statuses: Iterable[int]) -> int:
-    """FAIL if any is FAIL, REFUSED if any is REFUSED or there is none, else PASS."""
-    statuses = set(statuses) or {REFUSED}
-    return FAIL if FAIL in statuses else max(statuses)
+LIBRARIES = ("torch", "torchvision", "paddle", "numpy", "pillow", "reprod_log")
 
 
 @dataclass
@@ -89,6 +77,7 @@ class RungResult:
     seconds: float
     rung: Findings | None = None
     error: str = ""
+    plots: Mapping[str, Any] = field(default_factory=dict)  # `plots_of` the rung where they are drawn already
 
     @property
     def status(self) -> int:
@@ -101,8 +90,7 @@ class RungResult:
     @property
     def first_bad(self) -> Verdict | None:
         """The first verdict with the rung's status, unless it passed or raised."""
-        bad = (verdict for verdict in self.verdicts if verdict.status == self.status != PASS)
-        return next(bad, None)
+        return next((verdict for verdict in self.verdicts if verdict.status == self.status != PASS), None)
 
 
 @dataclass(frozen=True)
@@ -115,7 +103,8 @@ class LadderResult:
     @property
     def status(self) -> int:
         """That of the worst rung; REFUSED if there is none."""
-        return worst_status(rung.status for rung in self.rungs)
+        statuses = {rung.status for rung in self.rungs} or {REFUSED}
+        return FAIL if FAIL in statuses else max(statuses)
 
     @property
     def counted(self) -> int:
@@ -130,12 +119,11 @@ class LadderResult:
     @property
     def sentence(self) -> str:
         """The outcome in words, without the status itself."""
-        count = len(self.rungs)
-        rung = self.first_bad
+        if not self.rungs:
+            return "No rung was run."
+        count, rung = len(self.rungs), self.first_bad
         if rung is None:
-            return (
-                f"All {self.counted:,} items of {count} rungs are within their limits." if count else "No rung was run."
-            )
+            return f"All {self.counted:,} items of {count} rungs are within their limits."
         bad = sum(other.status == self.status for other in self.rungs)
         where = f"{rung.name}, {rung.model}"
         if self.status == REFUSED:
@@ -147,20 +135,20 @@ class LadderResult:
 
 def environment(args: argparse.Namespace, script: str) -> dict[str, str]:
     """What a run depends on, in words: the command with every flag of `args`, versions, machine, date."""
-    flags = [(f"--{name.replace('_', '-')}", str(value)) for name, value in vars(args).items() if value is not None]
+    flags = {f"--{name.replace('_', '-')}": str(value) for name, value in vars(args).items() if value is not None}
     return {
-        "command": shlex.join(["python", script, *(word for pair in flags for word in pair)]),
+        "command": shlex.join(["python", script, *chain.from_iterable(flags.items())]),
         "date": datetime.now().astimezone().isoformat(" ", "seconds"),
         "seed": str(args.seed),
         "python": platform.python_version(),
-        **{name: _version(candidates) for name, candidates in DISTRIBUTIONS.items()},
+        **{name: _version(name) for name in LIBRARIES},
         "system": platform.platform(),
         "processor": f"{_processor()}, {os.cpu_count()} logical cores",
     }
 
 
-def _version(distributions: list[str]) -> str:
-    for name in distributions:
+def _version(library: str) -> str:
+    for name in ("paddlepaddle", "paddlepaddle-gpu") if library == "paddle" else (library,):
         with suppress(metadata.PackageNotFoundError):
             return metadata.version(name)
     return "not installed"
@@ -168,12 +156,11 @@ def _version(distributions: list[str]) -> str:
 
 def _processor() -> str:
     """The processor's name; Python's own `platform.processor()` is empty on most Linux systems."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        lines = []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor() or platform.machine()
+    with suppress(OSError):
+        text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
+        if found := re.search(r"^model name.*?:(.*)", text, re.M):
+            return found[1].strip()
+    return platform.processor() or platform.machine()
 
 
 def _json_value(value: object) -> object:
@@ -185,7 +172,7 @@ def _json_value(value: object) -> object:
 
 def _row_data(row: Row) -> dict[str, Any]:
     worst = row.worst and {
-        "index": list(row.worst.index),
+        "index": row.worst.index,
         "reference": _json_value(row.worst.ref),
         "port": _json_value(row.worst.port),
         "outside": row.worst.outside,
@@ -195,7 +182,7 @@ def _row_data(row: Row) -> dict[str, Any]:
         "name": row.name,
         "item": vars(row.item),
         "status": LAST_WORDS[row.status],
-        "shape": list(row.shape),
+        "shape": row.shape,
         "difference": _json_value(row.difference),
         "limit": _json_value(row.atol),
         "scale": _json_value(row.scale),
@@ -217,27 +204,24 @@ def _verdict_data(verdict: Verdict) -> dict[str, Any]:
     }
 
 
-def summary(result: LadderResult) -> dict[str, Any]:
-    """The content of `summary.json`, as the docstring of this module lays it out."""
-    return {
+def write_summary(result: LadderResult, path: Path) -> None:
+    """Write `summary.json`, as this module's docstring has it; raises UserError when it cannot be written."""
+    rungs = [
+        {
+            "name": rung.name,
+            "model": rung.model,
+            "status": LAST_WORDS[rung.status],
+            "seconds": round(rung.seconds, 3),
+            "error": rung.error,
+            "verdicts": [_verdict_data(verdict) for verdict in rung.verdicts],
+        }
+        for rung in result.rungs
+    ]
+    data = {
         "schema": SCHEMA,
         "status": LAST_WORDS[result.status],
         "sentence": result.sentence,
         "environment": result.environment,
-        "rungs": [
-            {
-                "name": rung.name,
-                "model": rung.model,
-                "status": LAST_WORDS[rung.status],
-                "seconds": round(rung.seconds, 3),
-                "error": rung.error,
-                "verdicts": [_verdict_data(verdict) for verdict in rung.verdicts],
-            }
-            for rung in result.rungs
-        ],
+        "rungs": rungs,
     }
-
-
-def write_summary(result: LadderResult, path: Path) -> None:
-    """Write `summary.json`, a line a row of a verdict; raises UserError when it cannot be written."""
-    save_text(json.dumps(summary(result), allow_nan=False) + "\n", path)
+    save_text(json.dumps(data, allow_nan=False) + "\n", path)

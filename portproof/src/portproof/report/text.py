@@ -1,11 +1,11 @@
 """A verdict as text: a table with one line a group of items, then the first failing item in full."""
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import groupby
 
 from portproof.compare import FAIL, NOT_JUDGED, PASS, REFUSED, Item, Row, Verdict
-from portproof.report.hints import hint_for
+from portproof.report.hints import usual_causes
 
 LAST_WORDS = {PASS: "PASS", FAIL: "FAIL", REFUSED: "REFUSED", NOT_JUDGED: "NOT JUDGED"}
 WORDS = {PASS: "ok", FAIL: "FAIL", REFUSED: "REFUSED", NOT_JUDGED: "-"}
@@ -34,11 +34,6 @@ def place(row: Row) -> str:
     return f" at {row.worst.index}" if row.worst.index else ""
 
 
-def usual_causes(verdict: Verdict, row: Row, types: Mapping[str, str]) -> str:
-    """What to look for first where the row failed; "" where that is not known."""
-    return hint_for(row.item, types, verdict.hints) if row.status == FAIL else ""
-
-
 def _values(row: Row) -> str:
     if row.reason:
         return row.reason
@@ -46,15 +41,6 @@ def _values(row: Row) -> str:
     if row.status == FAIL and row.worst:
         text += f" outside {row.worst.outside}/{row.worst.size} ({row.worst.outside / row.worst.size:.1%})"
     return text.rstrip()
-
-
-def _line(label: str, rows: list[Row], width: int) -> str:
-    worst = max(rows, key=badness)
-    if len(rows) == 1:
-        return f"  {WORDS[worst.status]:<7} {label:<{width}}  {shape(worst):<16} {_values(worst)}"
-    bad = sum(row.status in (FAIL, REFUSED) for row in rows)
-    what = f"{bad} of {len(rows)} items" if bad else f"{len(rows)} items"
-    return f"  {WORDS[worst.status]:<7} {label:<{width}}  {what:<16} {_values(worst)}  at {worst.name}"
 
 
 def row_line(row: Row) -> str:
@@ -75,11 +61,40 @@ def section_of(item: Item) -> str:
     return "/".join(part for part in (item.section, item.kind) if part)
 
 
+@dataclass(frozen=True)
+class Group:
+    """Items that a report shows in one line, which its worst item decides."""
+
+    label: str
+    rows: list[Row]
+
+    @property
+    def worst(self) -> Row:
+        return max(self.rows, key=badness)
+
+    @property
+    def size(self) -> str:
+        """The shape of a single item; how many there are of several, and how many of these failed or were refused."""
+        if len(self.rows) == 1:
+            return shape(self.worst)
+        bad = sum(row.status in (FAIL, REFUSED) for row in self.rows)
+        return f"{bad} of {len(self.rows)} items" if bad else f"{len(self.rows)} items"
+
+
+def groups_of(rows: Iterable[Row], group: Callable[[Item], str]) -> list[Group]:
+    """One for each run of rows that `group` gives the same label."""
+    return [Group(label, list(members)) for label, members in groupby(rows, key=lambda row: group(row.item))]
+
+
 def table(rows: Iterable[Row], group: Callable[[Item], str]) -> list[str]:
-    """One line for each run of rows that `group` gives the same label: its worst item decides and is shown."""
-    groups = [(label, list(members)) for label, members in groupby(rows, key=lambda row: group(row.item))]
-    width = max((len(label) for label, _ in groups), default=0)
-    return [_line(label, members, width) for label, members in groups]
+    """One line for each of `groups_of`."""
+    groups = groups_of(rows, group)
+    width = max((len(each.label) for each in groups), default=0)
+    lines = []
+    for each in groups:
+        line = f"  {WORDS[each.worst.status]:<7} {each.label:<{width}}  {each.size:<16} {_values(each.worst)}"
+        lines.append(line if len(each.rows) == 1 else f"{line}  at {each.worst.name}")
+    return lines
 
 
 def first_difference(verdict: Verdict, types: Mapping[str, str]) -> list[str]:
@@ -97,7 +112,7 @@ def first_difference(verdict: Verdict, types: Mapping[str, str]) -> list[str]:
     before = verdict.rows[: verdict.rows.index(row)]
     if before and all(other.status in (PASS, NOT_JUDGED) for other in before):
         lines.append(f"  all items before it agree ({len(before)}): look at {row.name} itself")
-    if causes := usual_causes(verdict, row, types):
+    if row.status == FAIL and (causes := usual_causes(row.item, types, verdict.hints)):
         lines.append(f"  usual causes: {causes}")
     return lines
 
