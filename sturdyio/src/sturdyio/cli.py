@@ -49,10 +49,9 @@ class ArgumentParser(argparse.ArgumentParser):
         super().__init__(allow_abbrev=False, **kwargs)
 
     def exit(self, status: int = 0, message: str | None = None) -> NoReturn:
-        try:
-            super().exit(status, message)
-        except SystemExit as ended:
-            raise ParserExit(ended.code) from None
+        if message:
+            self._print_message(message, sys.stderr)
+        raise ParserExit(status)
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"{self.prog}: error: {message} (all flags: --help)\n")

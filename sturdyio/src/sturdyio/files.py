@@ -52,7 +52,7 @@ def atomic_path(path: str | Path) -> Iterator[Path]:
         yield temporary
         _sync(temporary)
         temporary.replace(path)
-        _sync_folder(path.parent)
+        _sync(path.parent)
     except OSError as error:
         raise UserError(f"{path} cannot be written ({error}): free space or choose another folder") from error
     finally:
@@ -141,20 +141,17 @@ def save_safetensors(
         temporary.write_bytes(safetensors.numpy.save(contiguous, dict(metadata) if metadata else None))
 
 
-def _sync(path: Path, flags: int = os.O_RDWR) -> None:  # Windows syncs nothing that is only read
-    descriptor = os.open(path, flags)
+def _sync(path: Path) -> None:
+    """Put a file on disk, or the names in a folder, where the file system can: they are in place anyway."""
+    is_folder = path.is_dir()
     try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def _sync_folder(path: Path) -> None:
-    """Make the names in a folder durable, where the file system can; what was renamed there is in place anyway."""
-    try:
-        _sync(path, os.O_RDONLY)
+        descriptor = os.open(path, os.O_RDONLY if is_folder else os.O_RDWR)  # Windows syncs nothing that is only read
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
     except OSError as error:
-        if error.errno not in NO_FOLDER_SYNC:
+        if not is_folder or error.errno not in NO_FOLDER_SYNC:
             raise
 
 

@@ -73,7 +73,7 @@ class FolderLock:
         self.ended = threading.Event()
 
     def __enter__(self) -> FolderLock:
-        while not self._create():
+        while not _create(self.path, self.text):
             text = _read(self.path)
             if not text and not self.path.exists():  # it has just been released
                 continue
@@ -100,17 +100,6 @@ class FolderLock:
                 f"for more than {PATIENCE:g} s: go on with one of the two"
             )
 
-    def _create(self) -> bool:
-        """Whether the lock was not there, and now is this process's."""
-        try:
-            with self.path.open("x", encoding="utf-8") as file:
-                file.write(self.text)
-        except FileExistsError:
-            return False
-        except OSError as error:
-            raise UserError(f"{self.path} cannot be written ({error}): free space or choose another folder") from error
-        return True
-
     def _is_left(self, text: str) -> bool:
         """Whether the lock with this text was left by a process that is gone."""
         owner = _parse(text)
@@ -118,13 +107,7 @@ class FolderLock:
             start = start_of(owner["pid"])
             return start is None or bool(start and owner["start"] and start != owner["start"])  # a number used again
         self.say(f"{self.path} is of {_owner(text)}: waiting {PATIENCE:g} s for a sign of life")
-        before = _sign_of_life(self.path)
-        end = time.monotonic() + PATIENCE
-        while time.monotonic() < end:
-            time.sleep(BEAT / 5)
-            if _sign_of_life(self.path) != before:
-                return False
-        return True
+        return _is_silent(self.path)
 
     def _remove(self, text: str) -> None:
         """Remove the lock, if it still has this text: of several that find one left, the first takes it over.
@@ -133,18 +116,9 @@ class FolderLock:
         to look at it: a third would find none.
         """
         turn = self.path.with_name(f".{NAME}.turn")
-        before, end = None, 0.0
-        while True:
-            try:
-                turn.open("x").close()
-                break
-            except FileExistsError:
-                now = _sign_of_life(turn)
-                if now != before:
-                    before, end = now, time.monotonic() + PATIENCE
-                elif time.monotonic() > end:  # of one that was killed in between
-                    turn.unlink(missing_ok=True)
-                time.sleep(0.01)
+        while not _create(turn, ""):
+            if _is_silent(turn):  # it is of one that was killed in between
+                turn.unlink(missing_ok=True)
         try:
             if _read(self.path) == text:
                 self.path.unlink(missing_ok=True)
@@ -156,6 +130,28 @@ class FolderLock:
             with suppress(OSError):
                 if _read(self.path) == self.text:
                     os.utime(self.path)
+
+
+def _create(path: Path, text: str) -> bool:
+    """Whether the file was not there, and now is, with this text."""
+    try:
+        with path.open("x", encoding="utf-8") as file:
+            file.write(text)
+    except FileExistsError:
+        return False
+    except OSError as error:
+        raise UserError(f"{path} cannot be written ({error}): free space or choose another folder") from error
+    return True
+
+
+def _is_silent(path: Path) -> bool:
+    """Whether the file lies there for PATIENCE seconds, and nobody touches it."""
+    before, end = _sign_of_life(path), time.monotonic() + PATIENCE
+    while time.monotonic() < end:
+        time.sleep(BEAT / 50)
+        if _sign_of_life(path) != before or not path.exists():
+            return False
+    return True
 
 
 def _read(path: Path) -> str:

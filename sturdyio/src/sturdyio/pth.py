@@ -136,13 +136,14 @@ class _Storage(StandIn):
 
 
 class _Tensor(Array):
-    """For `_rebuild_tensor` and `_rebuild_tensor_v2`."""
+    """For `_rebuild_tensor`, `_rebuild_tensor_v2`, and `_rebuild_tensor_v3`, whose memory has no dtype."""
 
     def __init__(self, storage: _Storage, offset: int, size: tuple, stride: tuple, *rest: Any) -> None:
-        numbers, metadata = (*size, *stride, offset), rest[2:]  # after requires_grad and hooks
+        numbers, metadata = (*size, *stride, offset), list(rest[2:])  # after requires_grad and hooks
+        kind = metadata.pop(0) if metadata and type(metadata[0]) is _Kind else storage
         if any(metadata) or len(size) != len(stride) or not all(type(n) is int and 0 <= n < 2**48 for n in numbers):
             raise ValueError("it holds a tensor that is no plain one")
-        self.storage, self.dtype, self.place = storage, storage.dtype, (size, stride, offset)
+        self.storage, self.dtype, self.place = storage, kind.dtype, (size, stride, offset)
 
     @property
     def nbytes(self) -> int:
@@ -150,15 +151,6 @@ class _Tensor(Array):
 
     def build(self) -> torch.Tensor:
         return self.storage.content().view(self.dtype).as_strided(*self.place)
-
-
-class _TensorOfType(_Tensor):
-    """For `_rebuild_tensor_v3`, whose memory has no dtype."""
-
-    def __init__(self, storage: _Storage, offset: int, size: Any, stride: Any, *rest: Any) -> None:
-        requires_grad, hooks, kind, *metadata = rest
-        super().__init__(storage, offset, size, stride, requires_grad, hooks, *metadata)
-        self.dtype = kind.dtype
 
 
 class _Parameter(StandIn):
@@ -178,7 +170,7 @@ class _Unpickler(Unpickler):
         "torch._utils._rebuild_parameter_with_state": _Parameter,
         "torch._utils._rebuild_tensor": _Tensor,
         "torch._utils._rebuild_tensor_v2": _Tensor,
-        "torch._utils._rebuild_tensor_v3": _TensorOfType,
+        "torch._utils._rebuild_tensor_v3": _Tensor,
         "torch.device": _Device,
     }
 
