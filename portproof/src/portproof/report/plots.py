@@ -84,7 +84,7 @@ def _to_svg(axes: Axes, label: str, salt: str) -> str:
     return svg.replace("<svg", f'<svg role="img" aria-label="{label}"', 1)
 
 
-def _axes(x_label: str, y_label: str) -> Axes:
+def _axes(x_label: str, y_label: str, log: bool = False) -> Axes:
     figure = Figure(figsize=(WIDTH / 72, HEIGHT / 72))
     axes = figure.add_axes((0.135, 0.185, 0.85, 0.73))  # fixed: a layout that fits would be drawn twice
     axes.set_xlabel(x_label)
@@ -92,15 +92,11 @@ def _axes(x_label: str, y_label: str) -> Axes:
     axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
     axes.grid(axis="y")
     axes.set_axisbelow(True)
-    return axes
-
-
-def _log_axes(x_label: str, y_label: str) -> Axes:
-    axes = _axes(x_label, y_label)
-    axes.set_yscale("log")
-    axes.yaxis.set_major_locator(LogLocator(numticks=6))
-    axes.yaxis.set_minor_locator(NullLocator())
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.0e}"))
+    if log:
+        axes.set_yscale("log")
+        axes.yaxis.set_major_locator(LogLocator(numticks=6))
+        axes.yaxis.set_minor_locator(NullLocator())
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.0e}"))
     return axes
 
 
@@ -138,7 +134,7 @@ def depth_plot(title: str, rows: Sequence[Row], salt: str) -> Plot:
     limit = _drawable([row.atol for row in rows])
     bad = np.array([row.status != PASS for row in rows])
     x = np.arange(1, len(rows) + 1)
-    axes = _log_axes(x_label, "largest difference")
+    axes = _axes(x_label, "largest difference", log=True)
     edge = axes.get_xaxis_transform()
     axes.plot(x, np.where(limit > 0, limit, np.nan), color=LIMIT, linewidth=1.4, drawstyle="steps-mid")
     good = (difference > 0) & ~bad
@@ -163,24 +159,22 @@ def shares(rows: Sequence[Row]) -> dict[str, np.ndarray]:
 
     Infinity where a row failed without a difference; NaN where there is no such row.
     """
-    found: dict[str, dict[int, float]] = {}
-    for row in rows:
-        iteration = row.item.iteration
-        if iteration is not None and row.item.kind in STYLES and (row.atol > 0 or row.status != PASS):
-            share = row.difference / row.atol if row.atol > 0 and row.difference >= 0 else np.inf
-            kind = found.setdefault(row.item.kind, {})
-            kind[iteration] = max(kind.get(iteration, 0.0), share)
+    rows = [row for row in rows if row.item.iteration is not None and (row.atol > 0 or row.status != PASS)]
     curves = {}
     for kind in STYLES:
-        if kind in found:
-            curves[kind] = np.array([found[kind].get(i, np.nan) for i in range(max(found[kind]) + 1)])
+        of_kind = [row for row in rows if row.item.kind == kind]
+        if of_kind:
+            curves[kind] = np.full(1 + max(row.item.iteration for row in of_kind), np.nan)
+        for row in of_kind:
+            share = row.difference / row.atol if row.atol > 0 and row.difference >= 0 else np.inf
+            curves[kind][row.item.iteration] = np.fmax(curves[kind][row.item.iteration], share)
     return curves
 
 
 @matplotlib.rc_context(RC)
 def shares_plot(title: str, curves: dict[str, np.ndarray], salt: str) -> Plot:
     """The largest share of the limit at each iteration, a line a kind (of `STYLES`); above 1 is a failure."""
-    axes = _log_axes("iteration", "largest difference / limit")
+    axes = _axes("iteration", "largest difference / limit", log=True)
     axes.axhline(1, color=LIMIT, linewidth=1.4)
     over: set[int] = set()
     for kind, share in curves.items():
