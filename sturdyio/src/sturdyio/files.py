@@ -78,7 +78,7 @@ def load_pdparams(path: str | Path) -> dict[str, Any]:
     """What `paddle.save` wrote: arrays and plain values by name, nested as they were; tensors are arrays."""
     data = read_file(path)
     with refusing(path, "a state dict or checkpoint written by paddle.save"):
-        state = plain(unpickle(io.BytesIO(data)), len(data))
+        state = plain(Unpickler(io.BytesIO(data)).load(), len(data))
         if type(state) is not dict or not all(type(name) is str for name in state):
             raise ValueError("it holds no values by name")
         state.pop("StructuredToParameterName@@", None)  # Paddle's own table of generated names
@@ -93,7 +93,7 @@ def load_npy(path: str | Path) -> dict[str, np.ndarray]:
         shape, fortran, dtype = _npy_header(stream)
         if dtype.kind != "O" or shape != ():
             return {"data": _array(stream.read(), dtype, shape, fortran)}
-        wrapper = unpickle(stream)  # numpy.save makes an array of one object out of a dict
+        wrapper = Unpickler(stream).load()  # numpy.save makes an array of one object out of a dict
         record = plain(wrapper.objects[0], len(data))
         if type(record) is not dict or not all(
             type(name) is str and type(array) is np.ndarray for name, array in record.items()
@@ -322,25 +322,28 @@ class Unpickler(pickle.Unpickler):
         "numpy._core.numeric._frombuffer": _Buffer,
     }
 
+    def __init__(self, stream: io.BytesIO) -> None:
+        super().__init__(stream)
+        self.stream = stream
+
+    def load(self) -> Any:
+        """What the next pickle in the stream holds, with stand-ins for its arrays."""
+        start = self.stream.tell()
+        for opcode, argument, position in pickletools.genops(self.stream):  # raises where a length exceeds the data
+            # pickle allocates as many slots as the highest number used, and real ones are counted up from 0.
+            if opcode.name in ("PUT", "BINPUT", "LONG_BINPUT") and argument > position:
+                raise ValueError(f"it numbers an object {argument}")
+            if opcode.name.startswith("EXT"):  # a registered class, possibly cached and then past find_class
+                raise ValueError("it uses a pickle extension")
+        self.stream.seek(start)
+        return super().load()
+
     def find_class(self, module: str, name: str) -> Any:
         asked = f"{module}.{name}"
         known = asked.replace("numpy.core.", "numpy._core.").replace("__builtin__.", "builtins.")
         if known not in self.stand_ins:
             raise ValueError(f"the file asks to run {asked[:80]!r}")
         return self.stand_ins[known]
-
-
-def unpickle(stream: io.BytesIO, unpickler: Unpickler | None = None) -> Any:
-    """What the next pickle in `stream` holds, with stand-ins for its arrays; an `unpickler` must read from `stream`."""
-    start = stream.tell()
-    for opcode, argument, position in pickletools.genops(stream):  # raises where a length exceeds the data
-        # pickle allocates as many slots as the highest number used, and real ones are counted up from 0.
-        if opcode.name in ("PUT", "BINPUT", "LONG_BINPUT") and argument > position:
-            raise ValueError(f"it numbers an object {argument}")
-        if opcode.name.startswith("EXT"):  # a registered class, possibly cached and then past find_class
-            raise ValueError("it uses a pickle extension")
-    stream.seek(start)
-    return (unpickler or Unpickler(stream)).load()
 
 
 def plain(value: Any, size: int) -> Any:

@@ -53,7 +53,7 @@ def start_of(pid: int) -> str | None:
 
 def is_gone(place: str, pid: int) -> bool:
     """Whether the process `pid` of `place`, see `here`, has certainly ended."""
-    return place == here() and sys.platform != "win32" and start_of(pid) is None
+    return place == here() and start_of(pid) is None
 
 
 class FolderLock:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sturdyio.cli import UserError
-from sturdyio.files import Array, StandIn, Unpickler, plain, read_file, refusing, unpickle, unzip
+from sturdyio.files import Array, StandIn, Unpickler, plain, read_file, refusing, unzip
 
 if TYPE_CHECKING:
     import torch
@@ -67,18 +67,17 @@ def _zipped(data: bytes) -> Any:
     _check_byteorder(files.get(f"{folder}byteorder", b"little") == b"little")
     start = f"{folder}data/"
     memory = {name.removeprefix(start): content for name, content in files.items() if name.startswith(start)}
-    stream = io.BytesIO(files[names[0]])
-    return unpickle(stream, _Unpickler(stream, memory))
+    return _Unpickler(io.BytesIO(files[names[0]]), memory).load()
 
 
 def _legacy(data: bytes) -> Any:
     stream = io.BytesIO(data)
-    if unpickle(stream) != MAGIC or unpickle(stream) != VERSION:
+    if Unpickler(stream).load() != MAGIC or Unpickler(stream).load() != VERSION:
         raise ValueError("it does not begin as what torch.save writes does")
-    _check_byteorder(unpickle(stream)["little_endian"] is True)
+    _check_byteorder(Unpickler(stream).load()["little_endian"] is True)
     unpickler = _Unpickler(stream, {})
-    content = unpickle(stream, unpickler)
-    for key in unpickle(stream):
+    content = unpickler.load()
+    for key in Unpickler(stream).load():
         storage = unpickler.storages[key]
         if int.from_bytes(stream.read(8), "little") * storage.dtype.itemsize != storage.nbytes:
             raise ValueError(f"the memory {key} is of another size than its tensors say")
