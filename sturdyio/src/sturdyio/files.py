@@ -142,7 +142,7 @@ def save_safetensors(
 
 
 def _sync(path: Path) -> None:
-    """Put a file on disk, or the names in a folder, where the file system can: they are in place anyway."""
+    """Put a file on disk, or the names in a folder where the file system can."""
     is_folder = path.is_dir()
     try:
         descriptor = os.open(path, os.O_RDONLY if is_folder else os.O_RDWR)  # Windows syncs nothing that is only read

@@ -135,7 +135,7 @@ class _Storage(StandIn):
 
 
 class _Tensor(Array):
-    """For `_rebuild_tensor`, `_rebuild_tensor_v2`, and `_rebuild_tensor_v3`, whose memory has no dtype."""
+    """For `_rebuild_tensor`, also `_v2`, and `_v3`, whose memory has no dtype."""
 
     def __init__(self, storage: _Storage, offset: int, size: tuple, stride: tuple, *rest: Any) -> None:
         numbers, metadata = (*size, *stride, offset), list(rest[2:])  # after requires_grad and hooks

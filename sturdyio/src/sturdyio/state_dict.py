@@ -77,14 +77,14 @@ def check_state_dict(
 ) -> None:
     """Raise UserError, naming the first offender of each kind and the `fix`, unless `given` fits `expected` exactly."""
     common = [key for key in expected if key in given]
-    shapes = {key: (given[key].shape, expected[key].shape) for key in common}
-    dtypes = {key: (given[key].dtype, expected[key].dtype) for key in common}
     offenders = {
         "missing": [key for key in expected if key not in given],
         "unexpected": [key for key in given if key not in expected],
-        "of another shape": [f"{key} {own} for {other}" for key, (own, other) in shapes.items() if own != other],
-        "of another dtype": [f"{key} {own} for {other}" for key, (own, other) in dtypes.items() if own != other],
     }
+    for fact in ("shape", "dtype"):
+        pairs = {key: (getattr(given[key], fact), getattr(expected[key], fact)) for key in common}
+        differing = [f"{key} {own} for {other}" for key, (own, other) in pairs.items() if own != other]
+        offenders[f"of another {fact}"] = differing
     problems = [f"{len(found)} {kind} (first: {found[0]})" for kind, found in offenders.items() if found]
     if problems:
         raise UserError(f"{what} do not fit this model, {printable(', '.join(problems))}: {fix}")

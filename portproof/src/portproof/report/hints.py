@@ -4,8 +4,8 @@ from collections.abc import Mapping
 
 from portproof.compare import Item
 
-# By the type of layer whose output differs, the name of the statistic, or else the kind of item. What a rung compares
-# that another rung means otherwise has a hint of its own there (`compare(..., hints=)`).
+# By the type of layer whose output differs, the statistic, or else the kind of item.
+# Where a rung means another thing by a kind, it has its own hints: `compare(..., hints=)`.
 CAUSES = {
     "output": "the classifier, or a function between modules (flatten, residual)",  # of the whole model
     "Conv2d": "stride, padding, dilation or groups; a weight that was not loaded or was loaded into another layer",
@@ -46,7 +46,7 @@ CAUSES = {
 def usual_causes(item: Item, types: Mapping[str, str], hints: Mapping[str, str]) -> str:
     """What to look for first when `item` differs; "" where that is not known.
 
-    `types` maps module names to layer types, `hints` kinds of item to what usually causes a difference in this check.
+    `types` maps module names to layer types; `hints` are the check's own, by kind of item.
     """
     if item.kind in hints:
         return hints[item.kind]

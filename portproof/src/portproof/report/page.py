@@ -32,7 +32,7 @@ def share(row: Row) -> str:
 
 
 def worst_share(verdicts: Sequence[Verdict]) -> str:
-    """The largest share of a limit among all items; those without a difference say so by their status."""
+    """The largest share of a limit; items without a difference say so by their status."""
     rows = [row for verdict in verdicts for row in verdict.rows]
     measured = [row for row in rows if row.atol > 0 and row.difference >= 0]
     if measured:

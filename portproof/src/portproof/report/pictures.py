@@ -28,10 +28,14 @@ def _data_uri(image: Image.Image) -> str:
     return f"data:image/png;base64,{base64.b64encode(stream.getvalue()).decode()}"
 
 
+def _is_image(array: np.ndarray) -> bool:
+    return array.ndim == 3 and array.size > 0 and array.dtype.kind in "iuf"
+
+
 def _side(title: str, array: np.ndarray) -> Picture:
-    """One side's tensor (3, H, W), or (H, W, 3) by mistake, back from normalization to colours; clipped to them."""
+    """One side's tensor, (3, H, W) or by mistake (H, W, 3), back from normalization to colours."""
     shape = "x".join(map(str, array.shape))
-    if array.ndim != 3 or array.size == 0 or 3 not in (array.shape[0], array.shape[2]) or array.dtype.kind not in "iuf":
+    if not _is_image(array) or 3 not in (array.shape[0], array.shape[2]):
         return Picture(title, "", f"no picture: {array.dtype}, {shape}")
     colours = array.astype(np.float64)
     if array.shape[0] == 3:
@@ -44,9 +48,9 @@ def _side(title: str, array: np.ndarray) -> Picture:
 
 
 def _difference(ref: np.ndarray, port: np.ndarray) -> Picture:
-    """The largest difference of each pixel's channels, dark where there is none, brightest where it is largest."""
+    """The largest difference of each pixel's channels: dark is none, the brightest is the largest."""
     title = "difference"
-    if ref.shape != port.shape or ref.ndim != 3 or ref.size == 0 or not {ref.dtype.kind, port.dtype.kind} <= set("iuf"):
+    if not (_is_image(ref) and _is_image(port) and ref.shape == port.shape):
         return Picture(title, "", f"no picture: {ref.dtype} {ref.shape} and {port.dtype} {port.shape}")
     error = np.abs(ref.astype(np.float64) - port.astype(np.float64)).max(axis=0)
     finite = error[np.isfinite(error)]

@@ -18,7 +18,7 @@ from numpy.typing import ArrayLike
 from portproof.compare import PASS, Row
 from portproof.report.summary import Findings
 
-WIDTH, HEIGHT = 440, 220  # in points, which the page scales; small enough that text stays legible on a phone
+WIDTH, HEIGHT = 440, 220  # in points, which the page scales; text stays legible on a phone
 FEWEST = 8  # items that make a depth
 # The page's colours, by placeholders that no other shape of a plot has as its colour.
 VARIABLES = {
@@ -32,7 +32,7 @@ INK, GRID, DATA, LIMIT, BAD = VARIABLES
 # What is on the axis of a curve whose name ends so.
 CURVES = {"lr": "learning rate", "loss": "loss", "training top-1": "top-1 in training", "top-1": "top-1 in evaluation"}
 CROSS = {"color": BAD, "markersize": 5.5, "markeredgewidth": 0}
-# The kinds of item that are drawn by iteration: Matplotlib's name of the line, and its dashes in the page's key.
+# The kinds of item that are drawn by iteration: Matplotlib's line, and its dashes in the page's key.
 STYLES = {"loss": ("-", ""), "gradient": ("--", "6 3"), "parameter": (":", "2 2"), "buffer": ("-.", "6 2 2 2")}
 RC = {
     "svg.fonttype": "none",  # text, which can be selected and read aloud, not outlines
@@ -60,7 +60,7 @@ class Plot:
 
 
 def _drawable(values: ArrayLike) -> np.ndarray:
-    """float64, NaN where infinite, and kept from the ends of float64, near which an axis cannot be laid out."""
+    """float64, NaN where infinite, and kept from float64's ends, near which no axis can be laid out."""
     array = np.array(values, np.float64)
     array[np.isinf(array)] = np.nan
     return np.sign(array) * np.clip(np.abs(array), 0, 1e300) * (np.abs(array) >= 1e-300)
@@ -173,7 +173,7 @@ def shares(rows: Sequence[Row]) -> dict[str, np.ndarray]:
 
 @matplotlib.rc_context(RC)
 def shares_plot(title: str, curves: dict[str, np.ndarray], salt: str) -> Plot:
-    """The largest share of the limit at each iteration, a line a kind (of `STYLES`); above 1 is a failure."""
+    """The largest share of the limit at each iteration, a line a kind; above 1 is a failure."""
     axes = _axes("iteration", "largest difference / limit", log=True)
     axes.axhline(1, color=LIMIT, linewidth=1.4)
     over: set[int] = set()

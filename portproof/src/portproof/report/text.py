@@ -74,7 +74,7 @@ class Group:
 
     @property
     def size(self) -> str:
-        """The shape of a single item; how many there are of several, and how many of these failed or were refused."""
+        """The shape of a single item; of several how many there are, and how many failed or were refused."""
         if len(self.rows) == 1:
             return shape(self.worst)
         bad = sum(row.status in (FAIL, REFUSED) for row in self.rows)
@@ -92,8 +92,9 @@ def table(rows: Iterable[Row], group: Callable[[Item], str]) -> list[str]:
     width = max((len(each.label) for each in groups), default=0)
     lines = []
     for each in groups:
-        line = f"  {WORDS[each.worst.status]:<7} {each.label:<{width}}  {each.size:<16} {_values(each.worst)}"
-        lines.append(line if len(each.rows) == 1 else f"{line}  at {each.worst.name}")
+        worst = each.worst
+        line = f"  {WORDS[worst.status]:<7} {each.label:<{width}}  {each.size:<16} {_values(worst)}"
+        lines.append(line if len(each.rows) == 1 else f"{line}  at {worst.name}")
     return lines
 
 
@@ -125,8 +126,9 @@ def _share_of_scale(row: Row) -> float:
 def limit_lines(verdict: Verdict) -> list[str]:
     """What a reader should know of the limits: which were widened, and which items are not judged."""
     lines = []
-    for word in dict.fromkeys(row.widened_by for row in verdict.rows if row.widened_by and row.status == PASS):
-        rows = [row for row in verdict.rows if row.widened_by == word and row.status == PASS]
+    widened = [row for row in verdict.rows if row.widened_by and row.status == PASS]
+    for word in dict.fromkeys(row.widened_by for row in widened):
+        rows = [row for row in widened if row.widened_by == word]
         widest = max(rows, key=_share_of_scale)
         hidden = f"; a relative change of {widest.hidden:.1e} could hide in it" if widest.hidden else ""
         share = f"at most to {_share_of_scale(widest):.1e} of the largest value, at {widest.name}"
@@ -163,5 +165,5 @@ def last_line(name: str, verdict: Verdict) -> str:
     if verdict.status == REFUSED:
         return f"REFUSED {name}: the comparison proves nothing, see above"
     bad = sum(row.status in (FAIL, REFUSED) for row in verdict.rows)
-    count = len(verdict.judged)
-    return f"FAIL {name}: {bad} of {count} items outside their limits{skipped}, first {verdict.first_failure.name}"
+    first = f"first {verdict.first_failure.name}"
+    return f"FAIL {name}: {bad} of {len(verdict.judged)} items outside their limits{skipped}, {first}"
