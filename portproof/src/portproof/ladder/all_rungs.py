@@ -130,12 +130,12 @@ def run_all(
     paths = clear_reports(folder)
     rungs, results = list(rungs), []
     for result in _results(rungs, refused_by_mistake, in_lanes):
+        results.append(result)
         print(flush=True)
         with suppress(Exception):  # its plots, while others run; without them the page draws, and says what is wrong
             from portproof.report.plots import plots_of  # not before the first rung: it imports libraries
 
-            result = replace(result, plots=plots_of(result.rung, f"r{len(results) + 1}"))
-        results.append(result)
+            results[-1] = replace(result, plots=plots_of(result.rung, f"r{len(results)}"))
     result = LadderResult(results, environment | backend("torch").about(device))
     name_width = max([17, *(len(rung.name) for rung in results)])
     model_width = max([0, *(len(rung.model) + 1 for rung in results)])
