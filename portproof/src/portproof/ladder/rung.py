@@ -7,8 +7,8 @@ import functools
 import os
 import traceback
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar, Union
 
@@ -38,6 +38,10 @@ def to_fill_in(name: str, file: str, what: str) -> ToFillIn:
     The rung ends in this line and exit status 2, whichever side raises it.
     """
     return ToFillIn(f"fill in {name} in {file}: {what}")
+
+
+class Ended(Exception):
+    """Nothing more can be judged, and the rung has said why: what `on_rung` has made one of the ladder's returns."""
 
 
 @dataclass(frozen=True)
@@ -120,6 +124,13 @@ class Rung(Findings):
         of_port = self.of_port(what, lambda: [function(port, *args)])
         return None if of_port is None else (of_ref, of_port[0])
 
+    def must_observe(self, what: str, function: Callable[..., T], ref: Any, port: Any, *args: Any) -> tuple[T, T]:
+        """`observe`, where nothing can be judged without the port: raises Ended."""
+        both = self.observe(what, function, ref, port, *args)
+        if both is None:
+            raise Ended
+        return both
+
     def of_ref(self, what: str, function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
         """What the reference's `function` returns; raises UserError, which calls it `what`, for what it raises."""
         try:
@@ -188,13 +199,12 @@ def on_rung(function: Callable[..., None]) -> Callable[..., RungVerdict]:
     def wrapped(*args: Any, rung: Rung | None = None, **kwargs: Any) -> RungVerdict:
         rung = Rung(function.__name__, quiet=True) if rung is None else rung
         checks, lines = len(rung.verdicts), len(rung.log)
-        with user_code():
+        with user_code(), suppress(Ended):
             function(*args, rung=rung, **kwargs)
-        every = joined(function.__name__, rung.verdicts[checks:])
-        locations = [verdict.location for verdict in rung.verdicts[checks:] if verdict.location]
-        return RungVerdict(
-            every.title, every.rows, every.refusal, next(iter(locations), None), hints=every.hints, log=rung.log[lines:]
-        )
+        added = rung.verdicts[checks:]
+        location = next((verdict.location for verdict in added if verdict.location), None)
+        every = replace(joined(function.__name__, added), location=location)
+        return RungVerdict(**vars(every), log=rung.log[lines:])
 
     return wrapped
 

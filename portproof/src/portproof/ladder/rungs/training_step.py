@@ -29,18 +29,19 @@ from portproof.backends.model import Model
 from portproof.backends.question import CALLS, OUTPUTS, UPSTREAM, perturbed
 from portproof.backends.trace import OUTPUT, ModuleCall, Trace
 from portproof.backends.tracer import tracing
-from portproof.compare import FAIL, PASS, Item, Items, Verdict, placed, tensor_item
+from portproof.compare import FAIL, PASS, Item, Items, Row, Verdict, placed, tensor_item
 from portproof.compare.activations import BREAKPOINTS, branch_flips
 from portproof.compare.ruler import Distances, Ruler, distances
 from portproof.ladder.pairs.modes import isolated_gradients, renamed
 from portproof.ladder.pairs.of_rung import check_coefficients, equal_pair, say_location
 from portproof.ladder.pairs.pair import MODES, Pair
-from portproof.ladder.rung import Rung, on_rung
+from portproof.ladder.rung import Ended, Rung, on_rung
 from portproof.localize.isolated import without_optional
 from portproof.python39 import zip_strict
 from sturdyio.cli import UserError
 
 Make = Callable[[Any], tuple]
+Start = Callable[..., "Trained"]  # of a dtype and the options of `Trained`
 Batch = Sequence[np.ndarray]
 LOSS, RATE, LOG = Item("loss", "loss"), Item("lr", "lr"), Item("log")
 PRECISIONS = ("float64", "float32")
@@ -74,37 +75,37 @@ class StepOptions:
         """ "train" or "eval"."""
         return MODES[self.train]
 
+    @property
+    def prefix(self) -> str:
+        """Of what is kept of them in the result files."""
+        return "/".join(filter(None, (self.mode, self.name))) + "/"
+
     def title(self, what: str) -> str:
         """What a verdict on them is called."""
         of_name = f" of {self.name}" if self.name else ""
         return f"{self.mode} mode, {what}{of_name}"
 
 
-@dataclass(frozen=True)
-class _Side:
-    """One side's model, what its tensors are called by the reference, and what makes its step."""
+class Trained:
+    """A copy of one side's model, whose tensors are called by the reference's `keys`, and what `make` trains it with."""
 
-    model: Model
-    keys: dict[str, str]
-    make: Make
-
-
-class _Trained:
-    """A copy of one side's model, and what trains it."""
-
-    def __init__(self, side: _Side, dtype: str, rounded: Any = None, perturbation: int = 0) -> None:
+    def __init__(
+        self, model: Model, keys: Mapping[str, str], make: Make, dtype: str, rounded: Any = None, perturbation: int = 0
+    ) -> None:
         """`rounded`: which of the reference's coefficients is rounded to float32; `perturbation`: see `Question`."""
-        self.keys, self.dtype, self.rounded = side.keys, dtype, rounded
-        self.backend, self.whose = side.model.backend, f"the {side.model.role}'s"
+        self.keys, self.dtype, self.rounded = keys, dtype, rounded
+        self.backend, self.whose = model.backend, f"the {model.role}'s"
         self.jitter = np.random.default_rng([perturbation, 2]) if perturbation else None
-        self.model = side.model.copied("", dtype, train=False, perturbation=perturbation)
+        self.model = model.copied("", dtype, train=False, perturbation=perturbation)
         with self.backend.runs.new_tensors(dtype):
-            made = side.make(self.model)
+            made = make(self.model)
         if not isinstance(made, tuple) or len(made) not in (2, 3) or not callable(made[0]):
             raise UserError(f"{self.whose} make function returns {made!r}, no (function, optimizer)")
         self.function, self.optimizer, self.schedule = (*made, None)[:3]
         self.arrays = self.backend.arrays_of(self.model)
         self.start = self.arrays.parameters()
+        self.trace = Trace()  # of the last iteration
+        self.done = 0  # iterations of `after`
 
     @cached_property
     def norms(self) -> set[str]:
@@ -132,18 +133,29 @@ class _Trained:
 
     def iterate(
         self, batch: Batch, *, traced: Collection[str] | None = (), keeps: int = OUTPUTS, **kwargs: Any
-    ) -> tuple[dict[Item, np.ndarray], Trace | None]:
-        """({item: array} after one iteration, the trace of those modules that are to be `traced`, None: of all)."""
-        if self.rounded:
-            self.backend.training.round_coefficient(self.optimizer, self.rounded)
+    ) -> dict[Item, np.ndarray]:
+        """What an iteration leaves; its trace is of those modules that are to be `traced`, None: of all."""
+        self.round_coefficient()
         rate = self.rate()
-        with tracing(self.backend, self.model, keeps, traced != (), traced) as trace:
+        with tracing(self.backend, self.model, keeps, traced != (), traced) as self.trace:
             loss = self.run(*self.tensors(batch), **kwargs)
         if not self.backend.framework.is_tensor(loss) or self.backend.to_array(loss).size != 1:
             raise UserError(
                 f"{self.whose} step returns a {type(loss).__name__}, no loss: return a tensor of one number"
             )
-        return {LOSS: self.backend.to_array(loss), **rate, **self.gradients(), **self.state()}, trace
+        return {LOSS: self.backend.to_array(loss), **rate, **self.gradients(), **self.state()}
+
+    def after(self, i: int, batches: Sequence[Batch], **traced: Any) -> dict[Item, np.ndarray]:
+        """What the i-th iteration leaves, each on its batch; to be asked for in their order."""
+        while self.done <= i:
+            self.items = self.iterate(batches[self.done], **traced)
+            self.end_iteration()
+            self.done += 1
+        return self.items
+
+    def round_coefficient(self) -> None:
+        if self.rounded:
+            self.backend.training.round_coefficient(self.optimizer, self.rounded)
 
     def end_iteration(self) -> None:
         if self.schedule is not None:
@@ -158,7 +170,10 @@ class _Trained:
 
     def state(self) -> dict[Item, np.ndarray]:
         """Parameters and buffers."""
-        return self._items("parameter", self.arrays.parameters()) | self._items("buffer", self.arrays.buffers())
+        return self.parameters() | self._items("buffer", self.arrays.buffers())
+
+    def parameters(self) -> dict[Item, np.ndarray]:
+        return self._items("parameter", self.arrays.parameters())
 
     def _items(self, kind: str, arrays: Mapping[str, np.ndarray]) -> dict[Item, np.ndarray]:
         return {tensor_item(self.keys[k], kind): array for k, array in arrays.items() if k in self.keys}
@@ -173,22 +188,10 @@ class _Trained:
             raise UserError(f"{self.whose} training moves no parameter: have it update them")
 
 
-class _Rerun:
-    """Another run of the reference, which goes only as far as it is asked for."""
-
-    def __init__(self, batches: Sequence[Batch], start: Callable[[], _Trained]) -> None:
-        self.start, self.batches, self.done = start, batches, 0
-
-    def after(self, i: int) -> dict[Item, np.ndarray]:
-        """What the i-th iteration leaves; to be asked for in their order."""
-        if not self.done:
-            self.run = self.start()
-        while self.done <= i:
-            if self.done:
-                self.run.end_iteration()
-            self.items, _ = self.run.iterate(self.batches[self.done])
-            self.done += 1
-        return self.items
+def starts(pair: Pair, make_ref: Make, make_port: Make) -> tuple[Start, Start]:
+    """What begins a training of the reference, and what one of the port."""
+    ref = partial(Trained, pair.ref, pair.keys(False), make_ref)
+    return ref, partial(Trained, pair.port, pair.keys(True), make_port)
 
 
 def _ruler(rung: Rung, fp64_ref: Items, again: Callable[..., Items], **options: Any) -> Ruler:
@@ -227,10 +230,10 @@ def backward(
     pair = equal_pair(rung, ref, port, names, device)
     if pair is None:
         return
-    steps = _Steps(rung, pair, make_ref, make_port, batches, how)
+    steps = _Steps(rung, pair, starts(pair, make_ref, make_port), batches, how)
     if "float64" in how.dtypes:
-        steps.check_iterations()
-    if "float32" in how.dtypes and not steps.has_ended:
+        steps.check_float64()
+    if "float32" in how.dtypes:
         steps.check_float32()
 
 
@@ -240,65 +243,37 @@ class _Steps:
 
     rung: Rung
     pair: Pair
-    make_ref: Make
-    make_port: Make
+    starts: tuple[Start, Start]
     batches: list[Batch]
     how: StepOptions
     first_items: dict[Item, np.ndarray] = field(default_factory=dict)  # of the reference's first iteration in float64
     first_trace: Trace | None = None  # of what normalization layers and activations receive there
     call: ModuleCall | None = None  # of the model there
-    has_ended: bool = False  # nothing more can be judged
-    reruns: dict[tuple[str, int], _Rerun] = field(default_factory=dict)  # by precision and perturbation
-    rounded: list[_Rerun] = field(default_factory=list)  # each with one coefficient rounded
+    reruns: dict[tuple, Trained] = field(default_factory=dict)  # of the reference in float64, by what differs in them
 
-    @cached_property
-    def sides(self) -> tuple[_Side, _Side]:
-        pair = self.pair
-        ref = _Side(pair.ref, pair.keys(False), self.make_ref)
-        return ref, _Side(pair.port, pair.keys(True), self.make_port)
-
-    def _rerun(self, dtype: str, **options: Any) -> _Rerun:
-        """Another run of the reference; `options` are those of `_Trained`."""
-        return _Rerun(self.batches, partial(_Trained, self.sides[0], dtype, **options))
-
-    def begin(self, run: _Trained) -> dict[Item, np.ndarray] | None:
-        """The reference's first iteration in float64; None, and the rung refuses, where nothing can be judged by it."""
-        traced = run.norms | run.activations
-        items, trace = self.rung.of_ref("training step", run.iterate, self.batches[0], traced=traced, keeps=UPSTREAM)
-        self.first_trace, self.call = trace, _model_call(run, trace, self.how.train)
-        self.first_items = _only_loss_and_buffers(items)
-        self.has_ended = not _can_judge(self.rung, items)
-        return None if self.has_ended else items
-
-    def check_iterations(self) -> None:
-        """float64: the runs side by side, so that only one iteration is held at a time."""
+    def check_float64(self) -> None:
+        """The runs side by side, so that only one iteration is held at a time."""
         rung, first = self.rung, len(self.rung.verdicts)
-        both = rung.observe("make function", _Trained, *self.sides, "float64")
-        if both is None:
-            self.has_ended = True
-            return
-        ref_run, port_run = both
+        ref_run, port_run = rung.must_observe("make function", lambda start: start("float64"), *self.starts)
+        names = []
         if self.how.coefficients == "float32":
             names = ref_run.backend.training.coefficients(ref_run.optimizer)
-            self.rounded = [self._rerun("float64", rounded=name) for name in names]
-        rows, norms, curves = [], [], {LOSS: ([], []), RATE: ([], [])}
-        for i, batch in enumerate(self.batches):
-            fp64_ref, trace = self._reference_after(i, batch, ref_run)
-            if fp64_ref is None:
-                return
-            found, _ = rung.of_port("training step", port_run.iterate, batch) or (None, None)
+        rows, norms = [], []
+        for i in range(len(self.batches)):
+            fp64_ref = self._after(i, ref_run)
+            found = rung.of_port("training step", port_run.after, i, self.batches)
             if found is None:
                 break
-            scales = {"input_scales": trace.input_scales, "update_scale": ref_run.largest_update()}
-            rounded = partial(self._rounded, i, fp64_ref)
+            scales = {"input_scales": ref_run.trace.input_scales, "update_scale": ref_run.largest_update()}
+            rounded = partial(self._rounded, names, i, fp64_ref)
             ruler = _ruler(rung, fp64_ref, partial(self._again, i), rounded=rounded, **scales)
             port = without_optional(found, fp64_ref, self.pair.port)
             rows += ruler.compare(port, mode=self.how.mode, dtype="float64", iteration=i).rows
             norms.append(np.sqrt(sum((array**2).sum() for item, array in fp64_ref.items() if item.kind == "gradient")))
-            self._keep(i, fp64_ref, found, curves)
-            ref_run.end_iteration()
-            port_run.end_iteration()
-        self._report(rows, curves)
+            of_ref, of_port = ({f"{item}_{i}": side[item] for item in (LOSS, RATE)} for side in (fp64_ref, found))
+            rung.keep(of_ref, of_port, self.how.prefix)
+        if rows:
+            self._report(rows)
         self._locate(first)
         zeros = [row for row in rows if row.item.kind == "gradient" and row.status == PASS and row.atol >= row.scale]
         count = len({row.item.name for row in zeros})
@@ -308,43 +283,42 @@ class _Steps:
         if clip is not None and norms and max(norms) < 0.999 * clip:
             rung.refuse(f"gradients whose norm is {max(norms):.1e} at most are not clipped to {clip:g}")
 
-    def _again(self, i: int, dtype: str, perturbation: int = 0) -> dict[Item, np.ndarray]:
-        """What the i-th iteration of another run of the reference leaves."""
-        if (dtype, perturbation) not in self.reruns:
-            self.reruns[dtype, perturbation] = self._rerun(dtype, perturbation=perturbation)
-        return self.reruns[dtype, perturbation].after(i)
-
-    def _rounded(self, i: int, fp64_ref: Items) -> list[Distances]:
-        """How far the i-th iteration leaves the runs with a coefficient rounded from `fp64_ref`."""
-        return [distances(fp64_ref, run.after(i)) for run in self.rounded]
-
-    def _reference_after(self, i: int, batch: Batch, run: _Trained) -> tuple[dict[Item, np.ndarray] | None, Trace]:
-        """(what the reference's i-th iteration leaves, its trace); None where nothing can be judged by it."""
+    def _after(self, i: int, run: Trained) -> dict[Item, np.ndarray]:
+        """What the reference's i-th iteration in float64 leaves; the rung ends where nothing can be judged by it."""
+        first = {"traced": run.norms | run.activations, "keeps": UPSTREAM}
+        traced = {"traced": run.norms} if i else first
+        items = self.rung.of_ref("training step", run.after, i, self.batches, **traced)
         if i == 0:
-            items = self.begin(run)
-            return items, self.first_trace
-        items, trace = self.rung.of_ref("training step", run.iterate, batch, traced=run.norms)
-        self.has_ended = not _can_judge(self.rung, items)
-        return None if self.has_ended else items, trace
+            self.first_trace, self.call = run.trace, _model_call(run, self.how.train)
+            self.first_items = _only_loss_and_buffers(items)
+        _check_can_judge(self.rung, items)
+        return items
 
-    def _keep(self, i: int, ref: Items, port: Items, curves: Mapping[Item, tuple[list, list]]) -> None:
-        """Put loss and rate of an iteration into the result files and the curves."""
-        prefix = "/".join(filter(None, (self.how.mode, self.how.name))) + "/"
-        self.rung.keep(*({f"{item}_{i}": side[item] for item in curves} for side in (ref, port)), prefix=prefix)
-        for item, both in curves.items():
-            for curve, side in zip_strict(both, (ref, port)):
-                curve.append(side[item].item())
+    def _again(self, i: int, dtype: str, **options: Any) -> dict[Item, np.ndarray]:
+        """What the i-th iteration of another run of the reference leaves; `options` are those of `Trained`."""
+        key = dtype, *options.values()
+        if key not in self.reruns:
+            self.reruns[key] = self.starts[0](dtype, **options)
+        return self.reruns[key].after(i, self.batches)
 
-    def _report(self, rows: list, curves: Mapping[Item, tuple[list, list]]) -> None:
+    def _rounded(self, names: Sequence[Any], i: int, fp64_ref: Items) -> list[Distances]:
+        """How far the i-th iteration leaves runs with one of these coefficients rounded from `fp64_ref`."""
+        return [distances(fp64_ref, self._again(i, "float64", rounded=name)) for name in names]
+
+    def _report(self, rows: list[Row]) -> None:
         """The verdict on all iterations, and their curves."""
-        if not rows:
-            return
-        for item, (ref, port) in curves.items():
-            label = ", ".join(filter(None, (f"{self.how.mode} mode", self.how.name, str(item))))
-            self.rung.curves[label] = np.array(ref), np.array(port)
-        title = self.how.title(f"float64, {len(self.batches)} iterations")
-        if self.how.clip_grad_norm is not None:
-            title += f", gradients clipped to {self.how.clip_grad_norm:g}"
+        how = self.how
+        ref, port = self.rung.files
+        for item in (LOSS, RATE):
+            names = [f"{how.prefix}{item}_{i}" for i in range(rows[-1].item.iteration + 1)]
+            label = ", ".join(filter(None, (f"{how.mode} mode", how.name, str(item))))
+            self.rung.curves[label] = (
+                np.hstack([ref[name] for name in names]),
+                np.hstack([port[name] for name in names]),
+            )
+        title = how.title(f"float64, {len(self.batches)} iterations")
+        if how.clip_grad_norm is not None:
+            title += f", gradients clipped to {how.clip_grad_norm:g}"
         self.rung.check(Verdict(title, rows), group=lambda item: f"iteration {item.iteration}")
 
     def check_float32(self) -> None:
@@ -355,17 +329,18 @@ class _Steps:
         layer's isolated run, on the reference's own input and upstream gradient, has none.
         """
         rung, first, batch = self.rung, len(self.rung.verdicts), self.batches[0]
-        if self.call is None and self.begin(rung.of_ref("make function", _Trained, self.sides[0], "float64")) is None:
-            return
-        ref_run = rung.of_ref("make function", _Trained, self.sides[0], "float32")
-        fp32_ref, trace = rung.of_ref("training step", ref_run.iterate, batch, traced=None, keeps=UPSTREAM)
-        port_run = rung.of_port("make function", _Trained, self.sides[1], "float32")
-        ran = port_run and rung.of_port("training step", port_run.iterate, batch, traced=port_run.activations)
+        start_ref, start_port = self.starts
+        if self.call is None:
+            self._after(0, rung.of_ref("make function", start_ref, "float64"))
+        ref_run = rung.of_ref("make function", start_ref, "float32")
+        fp32_ref = rung.of_ref("training step", ref_run.iterate, batch, traced=None, keeps=UPSTREAM)
+        port_run = rung.of_port("make function", start_port, "float32")
+        found = port_run and rung.of_port("training step", port_run.iterate, batch, traced=port_run.activations)
         pair = self.pair.at(self.call)
-        if ran is not None:
-            self._say_flips(trace, renamed(ran[1].activation_inputs, pair.name_map.calls))
-            self._compare_float32(_only_loss_and_buffers(fp32_ref), ran[0])
-        isolated = isolated_gradients(pair, self.how.train, trace.calls)
+        if found is not None:
+            self._say_flips(ref_run.trace, renamed(port_run.trace.activation_inputs, pair.name_map.calls))
+            self._compare_float32(_only_loss_and_buffers(fp32_ref), found)
+        isolated = isolated_gradients(pair, self.how.train, ref_run.trace.calls)
         if not isolated.rows:
             isolated = replace(isolated, refusal="no gradient reaches a layer that both sides have")
         rung.check(isolated, group=lambda item: item.module.partition(".")[0] or "model")
@@ -375,7 +350,9 @@ class _Steps:
         """The loss and the statistics of one iteration in float32."""
 
         def again(dtype: str, perturbation: int = 0) -> Items:
-            return self._rerun(dtype, perturbation=perturbation).after(0) if perturbation else self.first_items
+            if not perturbation:
+                return self.first_items
+            return self.starts[0](dtype, perturbation=perturbation).iterate(self.batches[0])
 
         ruler = Ruler.measured(ref, "float32", again, input_scales=self.first_trace.input_scales, exact=[RATE])
         port = without_optional(_only_loss_and_buffers(found), ref, self.pair.port)
@@ -422,30 +399,29 @@ def accumulation(
     pair = equal_pair(rung, ref, port, names, device)
     if pair is None:
         return
-    sides = _Side(pair.ref, pair.keys(False), make_ref), _Side(pair.port, pair.keys(True), make_port)
+    start_ref, start_port = starts(pair, make_ref, make_port)
 
-    def accumulated(side: _Side, group: list[Batch], dtype: str, perturbation: int = 0) -> dict[Item, np.ndarray]:
-        run = _Trained(side, dtype, perturbation=perturbation)
+    def accumulated(start: Start, group: list[Batch], dtype: str, perturbation: int = 0) -> dict[Item, np.ndarray]:
+        run = start(dtype, perturbation=perturbation)
         found: Items = {}
         for place, batch in enumerate(group):
-            is_first_of_ref = side is sides[0] and place == 0
+            is_first_of_ref = start is start_ref and place == 0
             seen = {"traced": {""}, "keeps": CALLS} if is_first_of_ref else {}
-            found, trace = run.iterate(batch, **seen, accumulation=(place, len(group)))
+            found = run.iterate(batch, **seen, accumulation=(place, len(group)))
             if is_first_of_ref:
-                _model_call(run, trace, False)
-        if side is sides[0]:
+                _model_call(run, train=False)
+        if start is start_ref:
             run.check_moved()
         return {item: array for item, array in found.items() if item.kind in ("gradient", "parameter")}
 
     joined = [tuple(np.concatenate(arrays) for arrays in zip_strict(*batches))]
-    fp64_ref = rung.of_ref("training step", accumulated, sides[0], joined, "float64")
-    if not _can_judge(rung, fp64_ref):
-        return
-    both = rung.observe("training step", accumulated, *sides, batches, "float64")
+    fp64_ref = rung.of_ref("training step", accumulated, start_ref, joined, "float64")
+    _check_can_judge(rung, fp64_ref)
+    both = rung.must_observe("training step", accumulated, start_ref, start_port, batches, "float64")
     count, every = ("two", "both") if len(batches) == 2 else (len(batches), "all")
-    for whose, found in zip_strict(("reference", "port"), both) if both else ():
+    for whose, found in zip_strict(("reference", "port"), both):
         title = f"the {whose}'s gradients of {count} batches added up, against the reference's of {every} as one"
-        ruler = _ruler(rung, fp64_ref, partial(accumulated, sides[0], joined))
+        ruler = _ruler(rung, fp64_ref, partial(accumulated, start_ref, joined))
         rung.check(ruler.compare(without_optional(found, fp64_ref, pair.port), title=f"{title}, float64"))
 
 
@@ -472,22 +448,19 @@ def epoch(
     batches, pair = _checked(batches), equal_pair(rung, ref, port, names, device)
     if pair is None:
         return
-    sides = _Side(pair.ref, pair.keys(False), make_ref), _Side(pair.port, pair.keys(True), make_port)
+    start_ref, start_port = starts(pair, make_ref, make_port)
 
-    def trained(side: _Side, dtype: str, perturbation: int = 0) -> dict[Item, np.ndarray]:
-        run, lines = _Trained(side, dtype, perturbation=perturbation), []
+    def trained(start: Start, dtype: str, perturbation: int = 0) -> dict[Item, np.ndarray]:
+        run, lines = start(dtype, perturbation=perturbation), []
         run.run([run.tensors(batch) for batch in batches], lambda line: lines.append(re.sub(ignore, "", line)))
-        if side is sides[0]:
+        if start is start_ref:
             run.check_moved()
         logged = {LOG: np.array(lines)} if lines else {}
         return {**logged, **run.rate(), **placed(run.state(), section="epoch")}
 
-    both = rung.observe("training loop", trained, *sides, "float64")
-    if both is None:
-        return
-    fp64_ref, found = both
+    fp64_ref, found = rung.must_observe("training loop", trained, start_ref, start_port, "float64")
     if _is_finite(rung, fp64_ref):
-        ruler = _ruler(rung, fp64_ref, partial(trained, sides[0]))
+        ruler = _ruler(rung, fp64_ref, partial(trained, start_ref))
         title = title or f"one epoch, float64, {len(batches)} batches"
         rung.check(ruler.compare(without_optional(found, fp64_ref, pair.port), title=title))
     if LOG in fp64_ref:
@@ -520,17 +493,18 @@ def _is_finite(rung: Rung, fp64_ref: Items) -> bool:
     return not bad
 
 
-def _can_judge(rung: Rung, fp64_ref: Items) -> bool:
-    """Whether the reference leaves gradients, and all it gives is finite; else the rung refuses."""
-    has_gradients = any(item.kind == "gradient" and array.any() for item, array in fp64_ref.items())
-    if not has_gradients:
+def _check_can_judge(rung: Rung, fp64_ref: Items) -> None:
+    """Refuse and end where the reference leaves no gradients, or not all that it gives is finite."""
+    if not any(item.kind == "gradient" and array.any() for item, array in fp64_ref.items()):
         rung.refuse("the reference's step leaves no gradients: have it clear them at its beginning, not at its end")
-    return has_gradients and _is_finite(rung, fp64_ref)
+        raise Ended
+    if not _is_finite(rung, fp64_ref):
+        raise Ended
 
 
-def _model_call(run: _Trained, trace: Trace, train: bool) -> ModuleCall:
+def _model_call(run: Trained, train: bool) -> ModuleCall:
     """The reference's first call of its model in a step; raises UserError if it was called otherwise than promised."""
-    call = trace.calls.get(OUTPUT)
+    call = run.trace.calls.get(OUTPUT)
     if call is None or call.kwargs or not call.args:
         raise UserError("the reference's step has to call its model itself, on positional arguments only")
     if run.model.training != train:
