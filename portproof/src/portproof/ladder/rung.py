@@ -44,6 +44,13 @@ class Ended(Exception):
     """Nothing more can be judged, and the rung has said why: what `on_rung` has made one of the ladder's returns."""
 
 
+def needed(value: T | None) -> T:
+    """What was observed; raises Ended for None, where nothing can be judged without it."""
+    if value is None:
+        raise Ended
+    return value
+
+
 @dataclass(frozen=True)
 class RungVerdict(Verdict):
     """The verdict of a function of the ladder on all its checks, which prints as their report."""
@@ -123,13 +130,6 @@ class Rung(Findings):
         of_ref = self.of_ref(what, function, ref, *args)
         of_port = self.of_port(what, lambda: [function(port, *args)])
         return None if of_port is None else (of_ref, of_port[0])
-
-    def must_observe(self, what: str, function: Callable[..., T], ref: Any, port: Any, *args: Any) -> tuple[T, T]:
-        """`observe`, where nothing can be judged without the port: raises Ended."""
-        both = self.observe(what, function, ref, port, *args)
-        if both is None:
-            raise Ended
-        return both
 
     def of_ref(self, what: str, function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
         """What the reference's `function` returns; raises UserError, which calls it `what`, for what it raises."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -11,21 +10,22 @@ import numpy as np
 
 from portproof.backends import backend
 from portproof.backends.base import Backend
-from portproof.backends.model import Model
-from portproof.compare import Item, Verdict, tensor_item
-from portproof.compare.ruler import Ruler, distances
+from portproof.compare import Item, Verdict
+from portproof.compare.ruler import Distances, Ruler, distances
 from portproof.ladder.pairs.of_rung import check_coefficients, equal_pair
-from portproof.ladder.rung import Rung, on_rung
+from portproof.ladder.rung import Rung, needed, on_rung
+from portproof.ladder.rungs.training_step import Start, Trained, starts
 from sturdyio.cli import UserError
 
 Make = Callable[..., Any]  # (model, **settings) -> optimizer, or (optimizer, schedule)
 Recipes = Mapping[str, Mapping[str, Any]]
 
 
-def _made(make: Make, model: Any, settings: Mapping[str, Any]) -> tuple[Any, Any]:
-    """(optimizer, schedule or None)."""
+def _made(make: Make, settings: Mapping[str, Any], model: Any) -> tuple[Callable[[], Any], Any, Any]:
+    """(what updates, optimizer, schedule or None), as `Trained` takes it."""
     made = make(model, **settings)
-    return made if isinstance(made, tuple) else (made, None)
+    optimizer, schedule = made if isinstance(made, tuple) else (made, None)
+    return optimizer.step, optimizer, schedule
 
 
 def _all(recipes: Recipes | None, settings: Mapping[str, Any] | None) -> dict[str, dict[str, Any]]:
@@ -61,80 +61,50 @@ def optimizer(
     check_coefficients(coefficients)
     if updates < 1:
         raise UserError(f"updates {updates}: choose 1 or more")
-    pair = equal_pair(rung, ref, port, names, device)
-    if pair is None:
-        return
-    sides = _Side(pair.ref, pair.keys(False), make_ref), _Side(pair.port, pair.keys(True), make_port)
+    pair = needed(equal_pair(rung, ref, port, names, device))
     rng = np.random.default_rng([seed, 9])
     start = pair.ref.backend.arrays_of(pair.ref.model).parameters()
     drawn = [{name: rng.normal(size=array.shape) for name, array in start.items()} for _ in range(updates)]
     rows, rates = [], {}
     for name, every in _all(recipes, settings).items():
-        both = rung.observe("optimizer", _Side.updated, *sides, name, every, drawn)
+        sides = starts(pair, partial(_made, make_ref, every), partial(_made, make_port, every))
+        both = rung.observe("optimizer", _updated, *sides, drawn)
         if both is None:
             continue
-        of_ref, of_port = both
-        rates[of_ref.rate] = f"{of_ref.rate:g}"
-        if all(np.array_equal(array, start[item.name]) for item, array in of_ref.parameters.items()):
+        (rate, of_ref), (_, of_port) = both
+        rates[rate] = f"{rate:g}"
+        if not of_ref.largest_update():
             rung.refuse(f"the reference's optimizer{name and f' {name}'} moves no parameter")
-        ruler = Ruler(of_ref.parameters)
+        ruler = Ruler(of_ref.parameters())
         if coefficients == "float32":
-            ruler.rounded = partial(_rounded, rung, of_ref, sides[0], name, every, drawn)
-        rows += ruler.compare(of_port.parameters).rows
+            ruler.rounded = partial(_rounded, rung, of_ref, sides[0], drawn)
+        rows += ruler.compare(of_port.parameters(), section=name).rows
     title = f"parameters after {updates} updates with drawn gradients at rate {' and '.join(rates.values())}, float64"
     rung.check(Verdict(title, rows), group=lambda item: item.section or item.kind)
 
 
-@dataclass(frozen=True)
-class _Updated:
-    """What updates with drawn gradients leave."""
-
-    rate: float  # of the first update
-    parameters: dict[Item, np.ndarray]
-    optimizer: Any
-
-
-@dataclass(frozen=True)
-class _Side:
-    """One side's model, what its tensors are called by the reference, and what makes its optimizer."""
-
-    model: Model
-    keys: Mapping[str, str]
-    make: Make
-
-    def updated(
-        self,
-        name: str,
-        settings: Mapping[str, Any],
-        drawn: Sequence[Mapping[str, np.ndarray]],
-        rounded: tuple[str, int] | None = None,
-    ) -> _Updated:
-        """A copy of the model after an update with each of the `drawn` gradients, under the recipe's `name`.
-
-        The reference may have one of its coefficients `rounded` to float32.
-        """
-        model, backend = self.model.copied("", "float64", train=True), self.model.backend
-        arrays = backend.arrays_of(model)
-        with backend.runs.new_tensors("float64"):
-            optimizer, schedule = _made(self.make, model, settings)
-            rate = backend.training.learning_rate(optimizer)
-            for gradients in drawn:
-                arrays.set_gradients({k: gradients[key] for k, key in self.keys.items() if key in gradients})
-                if rounded:
-                    backend.training.round_coefficient(optimizer, rounded)
-                optimizer.step()
-                if schedule is not None:
-                    schedule.step()
-        parameters = arrays.parameters().items()
-        named = {tensor_item(self.keys[k], "parameter", section=name): array for k, array in parameters}
-        return _Updated(rate, named, optimizer)
+def _updated(
+    start: Start, drawn: Sequence[Mapping[str, np.ndarray]], rounded: tuple[str, int] | None = None
+) -> tuple[float, Trained]:
+    """(the rate of the first update, a copy of the model after an update with each of the `drawn` gradients)."""
+    run = start("float64", rounded)
+    rate = run.backend.training.learning_rate(run.optimizer)
+    with run.backend.runs.new_tensors("float64"):
+        for gradients in drawn:
+            run.arrays.set_gradients({k: gradients[key] for k, key in run.keys.items() if key in gradients})
+            run.round_coefficient()
+            run.function()
+            run.end_iteration()
+    return rate, run
 
 
-def _rounded(rung: Rung, updated: _Updated, side: _Side, *args: Any) -> list[dict[Item, float]]:
-    """How far the reference's parameters are from `updated` with each of its coefficients rounded to float32."""
-    names = side.model.backend.training.coefficients(updated.optimizer)
-    runs = (rung.of_ref("optimizer", side.updated, *args, rounded=name) for name in names)
-    return [distances(updated.parameters, run.parameters) for run in runs]
+def _rounded(rung: Rung, ref: Trained, start: Start, drawn: Sequence[Mapping[str, np.ndarray]]) -> list[Distances]:
+    """How far the reference's parameters are from `ref`'s with each of its coefficients rounded to float32."""
+    found = []
+    for coefficient in ref.backend.training.coefficients(ref.optimizer):
+        _, run = rung.of_ref("optimizer", _updated, start, drawn, coefficient)
+        found.append(distances(ref.parameters(), run.parameters()))
+    return found
 
 
 @on_rung
@@ -171,7 +141,7 @@ def schedule(
 def _moves(backend: Backend, device: str, make: Make, settings: Mapping[str, Any], epochs: int) -> np.ndarray:
     """(epochs,): how far each step moves the weight."""
     model = backend.training.to_device(backend.framework.nn.Linear(1, 1), backend.device(device), "float64")
-    optimizer, schedule = _made(make, model, settings)
+    _, optimizer, schedule = _made(make, settings, model)
     if schedule is None:
         raise UserError(f"the {backend.name} side has no schedule: return (optimizer, schedule)")
     arrays, moves = backend.arrays_of(model), np.empty(epochs)

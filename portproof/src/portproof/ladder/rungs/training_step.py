@@ -35,7 +35,7 @@ from portproof.compare.ruler import Distances, Ruler, distances
 from portproof.ladder.pairs.modes import isolated_gradients, renamed
 from portproof.ladder.pairs.of_rung import check_coefficients, equal_pair, say_location
 from portproof.ladder.pairs.pair import MODES, Pair
-from portproof.ladder.rung import Ended, Rung, on_rung
+from portproof.ladder.rung import Ended, Rung, needed, on_rung
 from portproof.localize.isolated import without_optional
 from portproof.python39 import zip_strict
 from sturdyio.cli import UserError
@@ -87,7 +87,7 @@ class StepOptions:
 
 
 class Trained:
-    """A copy of one side's model, whose tensors are called by the reference's `keys`, and what `make` trains it with."""
+    """A copy of one side's model, what its tensors are called by the reference, and what trains it."""
 
     def __init__(
         self, model: Model, keys: Mapping[str, str], make: Make, dtype: str, rounded: Any = None, perturbation: int = 0
@@ -143,7 +143,9 @@ class Trained:
             raise UserError(
                 f"{self.whose} step returns a {type(loss).__name__}, no loss: return a tensor of one number"
             )
-        return {LOSS: self.backend.to_array(loss), **rate, **self.gradients(), **self.state()}
+        # From the output to the input, as they are computed: the first that differs is where the fault lies.
+        gradients = dict(reversed(self._items("gradient", self.arrays.gradients()).items()))
+        return {LOSS: self.backend.to_array(loss), **rate, **gradients, **self.state()}
 
     def after(self, i: int, batches: Sequence[Batch], **traced: Any) -> dict[Item, np.ndarray]:
         """What the i-th iteration leaves, each on its batch; to be asked for in their order."""
@@ -163,10 +165,6 @@ class Trained:
 
     def rate(self) -> dict[Item, np.ndarray]:
         return {RATE: np.array(self.backend.training.learning_rate(self.optimizer))}
-
-    def gradients(self) -> dict[Item, np.ndarray]:
-        """From the output to the input, as they are computed: the first that differs is where the fault lies."""
-        return dict(reversed(self._items("gradient", self.arrays.gradients()).items()))
 
     def state(self) -> dict[Item, np.ndarray]:
         """Parameters and buffers."""
@@ -227,10 +225,8 @@ def backward(
         coefficients    "float32" (default) or "float64", as in `optimizer`
     """
     batches, how = _checked(batches), StepOptions.checked(**options)
-    pair = equal_pair(rung, ref, port, names, device)
-    if pair is None:
-        return
-    steps = _Steps(rung, pair, starts(pair, make_ref, make_port), batches, how)
+    pair = needed(equal_pair(rung, ref, port, names, device))
+    steps = _Steps(rung, pair, *starts(pair, make_ref, make_port), batches, how)
     if "float64" in how.dtypes:
         steps.check_float64()
     if "float32" in how.dtypes:
@@ -243,7 +239,8 @@ class _Steps:
 
     rung: Rung
     pair: Pair
-    starts: tuple[Start, Start]
+    start_ref: Start
+    start_port: Start
     batches: list[Batch]
     how: StepOptions
     first_items: dict[Item, np.ndarray] = field(default_factory=dict)  # of the reference's first iteration in float64
@@ -254,11 +251,14 @@ class _Steps:
     def check_float64(self) -> None:
         """The runs side by side, so that only one iteration is held at a time."""
         rung, first = self.rung, len(self.rung.verdicts)
-        ref_run, port_run = rung.must_observe("make function", lambda start: start("float64"), *self.starts)
+        ref_run, port_run = needed(
+            rung.observe("make function", lambda start: start("float64"), self.start_ref, self.start_port)
+        )
         names = []
         if self.how.coefficients == "float32":
             names = ref_run.backend.training.coefficients(ref_run.optimizer)
         rows, norms = [], []
+        curves: dict[Item, list] = {LOSS: [], RATE: []}  # of (reference's, port's)
         for i in range(len(self.batches)):
             fp64_ref = self._after(i, ref_run)
             found = rung.of_port("training step", port_run.after, i, self.batches)
@@ -270,10 +270,11 @@ class _Steps:
             port = without_optional(found, fp64_ref, self.pair.port)
             rows += ruler.compare(port, mode=self.how.mode, dtype="float64", iteration=i).rows
             norms.append(np.sqrt(sum((array**2).sum() for item, array in fp64_ref.items() if item.kind == "gradient")))
-            of_ref, of_port = ({f"{item}_{i}": side[item] for item in (LOSS, RATE)} for side in (fp64_ref, found))
-            rung.keep(of_ref, of_port, self.how.prefix)
+            for item, curve in curves.items():
+                rung.keep({f"{item}_{i}": fp64_ref[item]}, {f"{item}_{i}": found[item]}, self.how.prefix)
+                curve.append((fp64_ref[item].item(), found[item].item()))
         if rows:
-            self._report(rows)
+            self._report(rows, curves)
         self._locate(first)
         zeros = [row for row in rows if row.item.kind == "gradient" and row.status == PASS and row.atol >= row.scale]
         count = len({row.item.name for row in zeros})
@@ -298,24 +299,19 @@ class _Steps:
         """What the i-th iteration of another run of the reference leaves; `options` are those of `Trained`."""
         key = dtype, *options.values()
         if key not in self.reruns:
-            self.reruns[key] = self.starts[0](dtype, **options)
+            self.reruns[key] = self.start_ref(dtype, **options)
         return self.reruns[key].after(i, self.batches)
 
     def _rounded(self, names: Sequence[Any], i: int, fp64_ref: Items) -> list[Distances]:
         """How far the i-th iteration leaves runs with one of these coefficients rounded from `fp64_ref`."""
         return [distances(fp64_ref, self._again(i, "float64", rounded=name)) for name in names]
 
-    def _report(self, rows: list[Row]) -> None:
+    def _report(self, rows: list[Row], curves: Mapping[Item, list]) -> None:
         """The verdict on all iterations, and their curves."""
         how = self.how
-        ref, port = self.rung.files
-        for item in (LOSS, RATE):
-            names = [f"{how.prefix}{item}_{i}" for i in range(rows[-1].item.iteration + 1)]
+        for item, curve in curves.items():
             label = ", ".join(filter(None, (f"{how.mode} mode", how.name, str(item))))
-            self.rung.curves[label] = (
-                np.hstack([ref[name] for name in names]),
-                np.hstack([port[name] for name in names]),
-            )
+            self.rung.curves[label] = tuple(np.transpose(curve))
         title = how.title(f"float64, {len(self.batches)} iterations")
         if how.clip_grad_norm is not None:
             title += f", gradients clipped to {how.clip_grad_norm:g}"
@@ -329,12 +325,11 @@ class _Steps:
         layer's isolated run, on the reference's own input and upstream gradient, has none.
         """
         rung, first, batch = self.rung, len(self.rung.verdicts), self.batches[0]
-        start_ref, start_port = self.starts
         if self.call is None:
-            self._after(0, rung.of_ref("make function", start_ref, "float64"))
-        ref_run = rung.of_ref("make function", start_ref, "float32")
+            self._after(0, rung.of_ref("make function", self.start_ref, "float64"))
+        ref_run = rung.of_ref("make function", self.start_ref, "float32")
         fp32_ref = rung.of_ref("training step", ref_run.iterate, batch, traced=None, keeps=UPSTREAM)
-        port_run = rung.of_port("make function", start_port, "float32")
+        port_run = rung.of_port("make function", self.start_port, "float32")
         found = port_run and rung.of_port("training step", port_run.iterate, batch, traced=port_run.activations)
         pair = self.pair.at(self.call)
         if found is not None:
@@ -352,7 +347,7 @@ class _Steps:
         def again(dtype: str, perturbation: int = 0) -> Items:
             if not perturbation:
                 return self.first_items
-            return self.starts[0](dtype, perturbation=perturbation).iterate(self.batches[0])
+            return self.start_ref(dtype, perturbation=perturbation).iterate(self.batches[0])
 
         ruler = Ruler.measured(ref, "float32", again, input_scales=self.first_trace.input_scales, exact=[RATE])
         port = without_optional(_only_loss_and_buffers(found), ref, self.pair.port)
@@ -396,28 +391,24 @@ def accumulation(
     batches = _checked(batches)
     if len(batches) < 2:
         raise UserError("one batch has nothing to be added up with: give two or more")
-    pair = equal_pair(rung, ref, port, names, device)
-    if pair is None:
-        return
+    pair = needed(equal_pair(rung, ref, port, names, device))
     start_ref, start_port = starts(pair, make_ref, make_port)
 
     def accumulated(start: Start, group: list[Batch], dtype: str, perturbation: int = 0) -> dict[Item, np.ndarray]:
         run = start(dtype, perturbation=perturbation)
         found: Items = {}
+        seen = {"traced": {""}, "keeps": CALLS} if start is start_ref else {}
         for place, batch in enumerate(group):
-            is_first_of_ref = start is start_ref and place == 0
-            seen = {"traced": {""}, "keeps": CALLS} if is_first_of_ref else {}
             found = run.iterate(batch, **seen, accumulation=(place, len(group)))
-            if is_first_of_ref:
-                _model_call(run, train=False)
         if start is start_ref:
+            _model_call(run, train=False)
             run.check_moved()
         return {item: array for item, array in found.items() if item.kind in ("gradient", "parameter")}
 
     joined = [tuple(np.concatenate(arrays) for arrays in zip_strict(*batches))]
     fp64_ref = rung.of_ref("training step", accumulated, start_ref, joined, "float64")
     _check_can_judge(rung, fp64_ref)
-    both = rung.must_observe("training step", accumulated, start_ref, start_port, batches, "float64")
+    both = needed(rung.observe("training step", accumulated, start_ref, start_port, batches, "float64"))
     count, every = ("two", "both") if len(batches) == 2 else (len(batches), "all")
     for whose, found in zip_strict(("reference", "port"), both):
         title = f"the {whose}'s gradients of {count} batches added up, against the reference's of {every} as one"
@@ -445,9 +436,7 @@ def epoch(
     trains on every batch, a list of tuples of tensors, and gives `log` each of its lines. What `ignore`, a regular
     expression, matches in a line is left out, such as times. All else is as in `backward`.
     """
-    batches, pair = _checked(batches), equal_pair(rung, ref, port, names, device)
-    if pair is None:
-        return
+    batches, pair = _checked(batches), needed(equal_pair(rung, ref, port, names, device))
     start_ref, start_port = starts(pair, make_ref, make_port)
 
     def trained(start: Start, dtype: str, perturbation: int = 0) -> dict[Item, np.ndarray]:
@@ -458,7 +447,7 @@ def epoch(
         logged = {LOG: np.array(lines)} if lines else {}
         return {**logged, **run.rate(), **placed(run.state(), section="epoch")}
 
-    fp64_ref, found = rung.must_observe("training loop", trained, start_ref, start_port, "float64")
+    fp64_ref, found = needed(rung.observe("training loop", trained, start_ref, start_port, "float64"))
     if _is_finite(rung, fp64_ref):
         ruler = _ruler(rung, fp64_ref, partial(trained, start_ref))
         title = title or f"one epoch, float64, {len(batches)} batches"
