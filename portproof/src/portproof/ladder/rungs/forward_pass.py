@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -25,7 +25,7 @@ from portproof.ladder.pairs.modes import (
 )
 from portproof.ladder.pairs.of_rung import say_location
 from portproof.ladder.pairs.pair import MODES, Pair
-from portproof.ladder.rung import Rung, on_rung
+from portproof.ladder.rung import Ended, Rung, on_rung
 
 DROPOUT_SHAPE = (256, 256)
 
@@ -36,29 +36,31 @@ def forward(
     port: Any,
     inputs: Inputs,
     *,
-    names: Mapping[str, str] | None = None,
-    weights: str = "probe",
     modes: Sequence[str] = MODES,
-    seed: int = 0,
-    device: str = "cpu",
-    mirrored: bool = False,
-    output: str = OUTPUT,
     all_branches: bool = False,
     rung: Rung,
+    **options: Any,
 ) -> None:
     """Compare what every module of two models gives on `inputs`, and batch norm's statistics behind it.
 
     In eval and train mode; in float64, where formulas are judged, and in float32, where kernels are. Then the first
     sample alone in eval mode, where an axis of length 1 must not vanish, and every dropout layer on ones. If anything
-    differs the module at fault is located. Arguments: see `portproof.align` and `Pair.prepared`. With `all_branches` it
-    is refused if an activation has a branch that no input reaches, where a fault could hide.
+    differs the module at fault is located. The `options` are names, weights, seed, device, mirrored and output: see
+    `portproof.align` and `Pair.prepared`. With `all_branches` it is refused if an activation has a branch that no input
+    reaches, where a fault could hide.
     """
-    how_found = {"names": names, "weights": weights, "seed": seed, "device": device, "mirrored": mirrored}
-    pair = Pair.prepared(ref, port, inputs, **how_found, modes=modes, backward=False, output=output)
     first = len(rung.verdicts)
-    if not _can_compare(rung, pair, weights):
-        return
-    dead = [_check_mode(rung, pair, mode == "train") for mode in modes]
+    pair = _prepared(rung, ref, port, inputs, backward=False, modes=modes, **options)
+    dead: dict[str, set[str]] = {mode: set() for mode in modes}  # branches of activations that no input reached
+    for mode, compared in _compared(rung, pair, modes):
+        is_whole = compared.ref is not None
+        if compared.dtype == "float64" and is_whole:
+            rung.check_signal(compared.ref.trace.outputs)
+            dead[mode] = dead_branches(compared.ref.trace.activation_inputs, rung.types)
+        rung.check(compared.verdict)
+        if is_whole:
+            prefix = "" if (mode, compared.dtype) == ("eval", "float32") else f"{mode}/{compared.dtype}/"
+            rung.keep(*(_blocks(run.trace.outputs, pair.output) for run in (compared.ref, compared.port)), prefix)
     _say_notes(rung, pair)
     say_location(rung, pair, first)
     arrays = as_call(pair.inputs).inputs
@@ -68,58 +70,68 @@ def forward(
         first = len(rung.verdicts)
         _check_one_sample(rung, one)
         say_location(rung, one, first)
-    for name in _dropouts(pair):
-        _check_dropout(rung, pair, name)
+    for name, module in pair.ref.modules.items():
+        is_dropout = module.kind == "Dropout" or module.type == "Dropout"
+        if is_dropout and name in pair.port.modules and pair.ref.dropout_probability(name) > 0:
+            _check_dropout(rung, pair, name)
     rung.keep(*[{f"input {i}" if i else "input": array for i, array in enumerate(arrays)}] * 2)
-    _say_dead_branches(rung, set.intersection(*dead), all_branches)
+    never = sorted(set.intersection(*dead.values()))
+    rung.say(f"branches of activations that no input reached in any mode: {len(never)}")
+    for branch in never:
+        rung.say(f"  not proved: {branch}")
+    if never and all_branches:
+        rung.refuse(f"{len(never)} branches are never taken, so they may be wrong: choose another --seed")
 
 
 @on_rung
-def gradients(
-    ref: Any,
-    port: Any,
-    inputs: Inputs,
-    *,
-    names: Mapping[str, str] | None = None,
-    weights: str = "probe",
-    modes: Sequence[str] = MODES,
-    seed: int = 0,
-    device: str = "cpu",
-    mirrored: bool = False,
-    rung: Rung,
-) -> None:
+def gradients(ref: Any, port: Any, inputs: Inputs, *, modes: Sequence[str] = MODES, rung: Rung, **options: Any) -> None:
     """Compare every gradient of two models, of the parameters and of the inputs, sent back from all outputs at once.
 
     float64 through the whole model, with the forward pass that it stands on; float32 layer by layer, each on what the
     reference's layer received. What is sent back is drawn from N(0, 1). If anything differs the module at fault is
-    located. Arguments: see `portproof.align` and `Pair.prepared`. Refused if no parameter of the reference has a
-    gradient.
+    located. The `options` are names, weights, seed, device and mirrored: see `portproof.align` and `Pair.prepared`.
+    Refused if no parameter of the reference has a gradient.
     """
-    how_found = {"names": names, "weights": weights, "seed": seed, "device": device, "mirrored": mirrored}
-    pair = Pair.prepared(ref, port, inputs, **how_found, modes=modes)
     first = len(rung.verdicts)
-    if not _can_compare(rung, pair, weights):
-        return
+    pair = _prepared(rung, ref, port, inputs, modes=modes, **options)
+    for mode, compared in _compared(rung, pair, modes):
+        rung.check(compared.verdict)
+        if compared.dtype == "float64" and compared.ref is not None:
+            both = items(pair, compared.ref, False), items(pair, compared.port, True)
+            of_ref, of_port = ({i: a for i, a in side.items() if i.kind == "gradient"} for side in both)
+            if not any(array.any() for array in of_ref.values()):
+                rung.refuse(f"{mode} mode: the reference has no gradients, so nothing is proved")
+            rung.keep(of_ref, of_port, prefix=f"{mode}/")
+    _say_notes(rung, pair)
+    say_location(rung, pair, first)
+
+
+def _prepared(rung: Rung, ref: Any, port: Any, inputs: Inputs, **options: Any) -> Pair:
+    """The pair, whose map covers every tensor, which is checked; the rung ends where it does not."""
+    pair = Pair.prepared(ref, port, inputs, **options)
+    first = len(rung.verdicts)
+    rung.types = rung.types or {name: module.type for name, module in pair.ref.modules.items()}
+    if pair.name_map.ambiguous:
+        rung.refuse(pair.name_map.ambiguous)
+        raise Ended
+    fits = rung.check(structure(pair.name_map))
+    if options.get("weights") == "own":
+        rung.check(equal_weights(pair))
+    if not fits:  # only the module at fault can be told
+        say_location(rung, pair, first)
+        raise Ended
+    return pair
+
+
+def _compared(rung: Rung, pair: Pair, modes: Sequence[str]) -> Iterator[tuple[str, Compared]]:
+    """Each comparison of each mode, with its mode; of one that cannot be compared the rung says why."""
     for mode in modes:
         reason = why_not_comparable(pair, mode == "train")
         if reason is not None:
             rung.check(reason)
             continue
         for compared in compare_mode(pair, mode == "train"):
-            rung.check(compared.verdict)
-            if compared.dtype == "float64" and compared.ref is not None:
-                _keep_gradients(rung, pair, mode, compared)
-    _say_notes(rung, pair)
-    say_location(rung, pair, first)
-
-
-def _keep_gradients(rung: Rung, pair: Pair, mode: str, compared: Compared) -> None:
-    """Put both sides' gradients of a mode into the result files; refuse a reference that has none."""
-    sides = (compared.ref, False), (compared.port, True)
-    both = [{i: array for i, array in items(pair, *side).items() if i.kind == "gradient"} for side in sides]
-    if not any(array.any() for array in both[0].values()):
-        rung.refuse(f"{mode} mode: the reference has no gradients, so nothing is proved")
-    rung.keep(*both, prefix=f"{mode}/")
+            yield mode, compared
 
 
 def _say_notes(rung: Rung, pair: Pair) -> None:
@@ -127,40 +139,6 @@ def _say_notes(rung: Rung, pair: Pair) -> None:
     for note in all_notes(pair)[pair.strict :]:
         rung.say(note)
     rung.say(passes(pair))
-
-
-def _can_compare(rung: Rung, pair: Pair, weights: str) -> bool:
-    """Whether the pair's map covers every tensor, which is checked; else only the module at fault can be told."""
-    first = len(rung.verdicts)
-    rung.types = rung.types or {name: module.type for name, module in pair.ref.modules.items()}
-    if pair.name_map.ambiguous:
-        rung.refuse(pair.name_map.ambiguous)
-        return False
-    fits = rung.check(structure(pair.name_map))
-    if weights == "own":
-        rung.check(equal_weights(pair))
-    if not fits:
-        say_location(rung, pair, first)
-    return fits
-
-
-def _check_mode(rung: Rung, pair: Pair, train: bool) -> set[str]:
-    """Every module in one mode -> the branches of its activations that no input reached."""
-    reason = why_not_comparable(pair, train)
-    if reason is not None:
-        rung.check(reason)
-        return set()
-    dead: set[str] = set()
-    for compared in compare_mode(pair, train):
-        mode, dtype = MODES[train], compared.dtype
-        if dtype == "float64" and compared.ref is not None:
-            rung.check_signal(compared.ref.trace.outputs)
-            dead = dead_branches(compared.ref.trace.activation_inputs, rung.types)
-        rung.check(compared.verdict)
-        if compared.ref is not None:
-            prefix = "" if (mode, dtype) == ("eval", "float32") else f"{mode}/{dtype}/"
-            rung.keep(*(_blocks(run.trace.outputs, pair.output) for run in (compared.ref, compared.port)), prefix)
-    return dead
 
 
 def _blocks(outputs: Mapping[str, np.ndarray], output: str) -> dict[str, np.ndarray]:
@@ -182,44 +160,26 @@ def _check_one_sample(rung: Rung, pair: Pair) -> None:
     rung.check(ruler.compare(port, title="eval mode, float64, one sample", mode="eval", dtype="float64"))
 
 
-def _dropouts(pair: Pair) -> Iterable[str]:
-    """The reference's dropout layers that the port has under the same name, and that drop anything."""
-    names = (name for name, module in pair.ref.modules.items() if module.kind == "Dropout" or module.type == "Dropout")
-    return [name for name in names if name in pair.port.modules and pair.ref.dropout_probability(name) > 0]
-
-
-def dropout_facts(model: BackendModel, name: str) -> dict[str, np.ndarray]:
+def _dropout_facts(model: BackendModel, name: str) -> dict[Item, np.ndarray]:
     """What a dropout layer does to ones: nothing in eval mode; in train mode 0 or 1 / (1 - p), anew at each call."""
     kept, dropped, again = model.run_dropout(name, np.ones(DROPOUT_SHAPE, np.float32))
-    return {
+    facts = {
         "eval": kept,
         "train values": np.unique(dropped),
         "train share": np.array((dropped != 0).mean()),
         "another mask each time": np.array(bool((dropped != again).any())),
         **{f"train share of axis {axis}": (dropped != 0).mean(axis=axis) for axis in (0, 1)},
     }
+    return {Item(what, "dropout", name, section=name): value for what, value in facts.items()}
 
 
 def _check_dropout(rung: Rung, pair: Pair, name: str) -> None:
     """The masks are each framework's own, so what is compared is their distribution."""
     p = pair.ref.dropout_probability(name)
-
-    def deviation(count: int) -> float:  # of the difference between two binomial shares
-        return np.sqrt(2 * p * (1 - p) / count)
-
+    counts = {"train share": np.prod(DROPOUT_SHAPE)}
+    counts |= {f"train share of axis {axis}": DROPOUT_SHAPE[axis] for axis in (0, 1)}
     atol = {"eval": 0.0, "another mask each time": 0.0, "train values": 4 * U}
-    atol["train share"] = 6 * deviation(np.prod(DROPOUT_SHAPE))
-    atol |= {f"train share of axis {axis}": 6 * deviation(DROPOUT_SHAPE[axis]) for axis in (0, 1)}
-    named = (
-        {Item(what, "dropout", name, section=name): value for what, value in side.items()}
-        for side in (dropout_facts(pair.ref, name), dropout_facts(pair.port, name), atol)
-    )
-    rung.compare(*named, title="dropout on ones")
-
-
-def _say_dead_branches(rung: Rung, dead: set[str], must_be_none: bool) -> None:
-    rung.say(f"branches of activations that no input reached in any mode: {len(dead)}")
-    for branch in sorted(dead):
-        rung.say(f"  not proved: {branch}")
-    if dead and must_be_none:
-        rung.refuse(f"{len(dead)} branches are never taken, so they may be wrong: choose another --seed")
+    # Of the difference between two binomial shares, 6 deviations.
+    atol |= {what: 6 * np.sqrt(2 * p * (1 - p) / count) for what, count in counts.items()}
+    ref, port = _dropout_facts(pair.ref, name), _dropout_facts(pair.port, name)
+    rung.compare(ref, port, {item: atol[item.name] for item in ref}, title="dropout on ones")

@@ -6,6 +6,7 @@ import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -16,12 +17,13 @@ from portproof.backends.trace import map_tensors
 from portproof.compare import Item, Items
 from portproof.compare.ruler import C, U, kernel_atol, largest
 from portproof.ladder.cases import Case, batches, in_precision, metrics, prepared, ranked_labels
-from portproof.ladder.rung import Rung, on_rung
+from portproof.ladder.rung import Rung, needed, on_rung
 from sturdyio.cli import UserError
 
 KINDS = {"b": np.int64, "i": np.int64, "u": np.int64, "f": np.float64}
 Numbers = dict[str, np.ndarray]
 Evaluated = tuple[Callable[..., Any], Any, Iterable]  # (evaluate, model, loader)
+LOGITS, LABELS = Item("logits", "output"), Item("labels", "label")
 MOST_KEPT = 2**28  # bytes of images; of a whole validation set that is little
 
 
@@ -37,7 +39,7 @@ def _numbers(returned: Any, name: str, backend: Backend | None = None) -> Number
     return {key: array.astype(KINDS[array.dtype.kind]) for key, array in arrays.items()}
 
 
-def _over(function: Callable[..., Numbers], case: Case, size: int | None) -> Numbers:
+def _over(section: str, suffix: str, size: int | None, function: Callable[..., Numbers], case: Case) -> Items:
     """What `function` gives for each batch of `size`, stacked; under names of their own where shapes differ."""
     found: dict[str, list[np.ndarray]] = {}
     for batch in batches(case, size):
@@ -51,7 +53,7 @@ def _over(function: Callable[..., Numbers], case: Case, size: int | None) -> Num
             stacked[key] = np.stack(arrays)
         else:
             stacked |= {f"{key}, batch {i}": array for i, array in enumerate(arrays)}
-    return stacked
+    return {Item(f"{key}{suffix}", "metric", section=section): array for key, array in stacked.items()}
 
 
 def _on_tensors(backend: Backend, function: Callable[..., Any], name: str, device: str) -> Callable[..., Numbers]:
@@ -60,24 +62,26 @@ def _on_tensors(backend: Backend, function: Callable[..., Any], name: str, devic
     return lambda *arrays: _numbers(function(*(backend.tensor(array, place) for array in arrays)), name, backend)
 
 
-def _comparable(expected: Items, found: Items) -> tuple[Items, Items]:
-    """Both with one dtype an item, and with NaN and infinity of the expected as items of words.
+def _check(rung: Rung, expected: Items, found: Items, atol: Mapping[Item, float], title: str) -> None:
+    """Compare both with one dtype an item, and with NaN and infinity of the expected as items of words.
 
     The difference of two infinities is no number, so `compare` fails them; here they are the right answer.
     """
     expected, found = dict(expected), dict(found)
+    atol = dict(atol)
     for item in [item for item in expected if item in found]:
         ref, port = expected[item], found[item]
         if ref.dtype != port.dtype:  # a count may be a whole number on one side and a float on the other
             ref, port = ref.astype(np.float64), port.astype(np.float64)
         finite = np.isfinite(ref)
         if ref.shape == port.shape and not finite.all():
+            where = replace(item, name=f"{item.name}, where not finite")
             for items, array in ((expected, ref), (found, port)):
-                words = np.where(np.isfinite(array), "finite", array.astype(str))
-                items[replace(item, name=f"{item.name}, where not finite")] = words
+                items[where] = np.where(np.isfinite(array), "finite", array.astype(str))
+            atol[where] = 0.0
             ref, port = np.where(finite, ref, 0.0), np.where(finite, port, 0.0)
         expected[item], found[item] = ref, port
-    return expected, found
+    rung.compare(expected, found, atol, title=title)
 
 
 def _atol(fp64_ref: Items, fp32_ref: Items) -> dict[Item, float]:
@@ -124,18 +128,16 @@ def metric(
     answer = exact and (lambda *arrays: _numbers(exact(*arrays), name))
     fp64_ref, right = {}, {}
     ref, port = {}, {}
-    for case_name, case in prepared(metrics(seed) if cases is None else cases).items():
-        for size in batch_sizes:
-            suffix = "" if size is None or len(batch_sizes) == 1 else f", batches of {size}"
-            place, where = partial(_placed, case_name, suffix), f"on {case_name}{suffix}"
-            fp64 = rung.of_ref(f"metric {where}", _over, ref_numbers, in_precision(case, "float64"), size)
-            both = rung.observe(f"metric {where}", _over, ref_numbers, port_numbers, case, size)
-            if both is None:
-                return
-            fp64_ref |= place(fp64)
-            ref |= place(both[0])
-            port |= place(both[1])
-            right |= place(rung.of_ref(f"right answer `exact` {where}", _over, answer, case, size)) if exact else {}
+    every = prepared(metrics(seed) if cases is None else cases)
+    for (case_name, case), size in product(every.items(), batch_sizes):
+        suffix = "" if size is None or len(batch_sizes) == 1 else f", batches of {size}"
+        over, where = partial(_over, case_name, suffix, size), f"on {case_name}{suffix}"
+        fp64_ref |= rung.of_ref(f"metric {where}", over, ref_numbers, in_precision(case, "float64"))
+        of_ref, of_port = needed(rung.observe(f"metric {where}", over, ref_numbers, port_numbers, case))
+        ref |= of_ref
+        port |= of_port
+        if exact:
+            right |= rung.of_ref(f"right answer `exact` {where}", over, answer, case)
     values = np.concatenate([array.astype(np.float64).ravel() for array in ref.values()] or [np.empty(0)])
     if values.size > 1 and np.unique(values).size == 1:
         rung.refuse(f"the reference's metric is {values[0]} on every case: give cases on which it differs")
@@ -146,16 +148,6 @@ def metric(
     else:
         _check(rung, ref, port, atol, title)
     rung.keep(ref, port)
-
-
-def _check(rung: Rung, ref: Items, port: Items, atol: Mapping[Item, float], title: str) -> None:
-    expected, found = _comparable(ref, port)
-    words = {item: 0.0 for item, array in expected.items() if array.dtype.kind == "U"}
-    rung.compare(expected, found, atol | words, title=title)
-
-
-def _placed(section: str, suffix: str, found: Numbers) -> dict[Item, np.ndarray]:
-    return {Item(f"{key}{suffix}", "metric", section=section): array for key, array in found.items()}
 
 
 class _Batches:
@@ -210,8 +202,8 @@ class _Side:
     def _array(self, value: Any) -> np.ndarray:
         return self.backend.to_array(value) if self.backend.framework.is_tensor(value) else np.asarray(value)
 
-    def outputs(self, dtype: str) -> tuple[np.ndarray, np.ndarray, set[int]]:
-        """(logits (N, C), labels (N,), sizes of the batches) of the loader, by a copy of the model in eval mode."""
+    def outputs(self, dtype: str) -> tuple[Items, set[int]]:
+        """(logits (N, C) and labels (N,) of the loader, by a copy of the model in eval mode; sizes of the batches)."""
         model = self.backend.training.to_device(copy.deepcopy(self.model), self.device, dtype)
         model.eval()
         runs = self.backend.runs
@@ -223,7 +215,7 @@ class _Side:
             labels.append(self._array(target))
         if not logits:
             raise UserError(f"the loader of the {self.backend.name} side has no batches: check the data")
-        return np.concatenate(logits), np.concatenate(labels), set(map(len, labels))
+        return {LOGITS: np.concatenate(logits), LABELS: np.concatenate(labels)}, set(map(len, labels))
 
     def results(self, labels: np.ndarray) -> Numbers:
         """What `evaluate` says of the loader's images and `labels`, with a copy of the model as training leaves it."""
@@ -270,42 +262,34 @@ def evaluation(
             raise UserError(f"the {role}'s loader is a {kind}, read only once: give a loader or a list")
     ref_side = _Side(backend("torch"), device, *ref, progress)
     port_side = _Side(backend("paddle"), device, *port, progress)
-    fp64_ref, *_ = rung.of_ref("model in float64", ref_side.outputs, "float64")
-    both = rung.observe("model", _Side.outputs, ref_side, port_side, "float32")
-    if both is None:
-        return
-    (ref_logits, ref_labels, sizes), (port_logits, port_labels, _) = both
-    if ref_logits.ndim != 2 or ref_labels.shape != ref_logits.shape[:1] or ref_labels.dtype.kind not in "iu":
-        shapes = f"outputs {ref_logits.shape}, labels {ref_labels.shape} of {ref_labels.dtype}"
+    fp64_ref, sizes = rung.of_ref("model in float64", ref_side.outputs, "float64")
+    (ref, _), (port, _) = needed(rung.observe("model", _Side.outputs, ref_side, port_side, "float32"))
+    logits, labels = ref[LOGITS], ref[LABELS]
+    if logits.ndim != 2 or labels.shape != logits.shape[:1] or labels.dtype.kind not in "iu":
+        shapes = f"outputs {logits.shape}, labels {labels.shape} of {labels.dtype}"
         raise UserError(f"the reference has {shapes}: an evaluation needs logits (N, C) and whole-number labels (N,)")
-    rung.check_signal({"logits": fp64_ref})
-    logits, labels = Item("logits", "output"), Item("labels", "label")
-    atol = kernel_atol({logits: fp64_ref}, {logits: ref_logits}) | {labels: 0.0}
-    ref, port = {logits: ref_logits, labels: ref_labels}, {logits: port_logits, labels: port_labels}
+    rung.check_signal({"logits": fp64_ref[LOGITS]})
+    atol = kernel_atol(fp64_ref, ref)
     if not rung.compare(ref, port, atol, title="the whole validation set, float32", keep=""):
         return
-    limit = atol[logits]
-    ranked = ranked_labels(fp64_ref, 2 * limit)
+    ranked = ranked_labels(fp64_ref[LOGITS], 2 * atol[LOGITS])
     if ranked is None:
         rung.refuse("an image's best logits are all within rounding of each other: choose other weights or images")
         return
     if len(sizes) == 1:
         rung.say("  all batches are of one size: an average of averages would not show")
-    loss_atol = gain * limit + C * U * largest(fp64_ref)
-    ranked = ranked.astype(ref_labels.dtype)
-    for prefix, word, given in (("ranked/", "ranked labels", ranked), ("", "the loader's labels", ref_labels)):
-        both = rung.observe("evaluation", _Side.results, ref_side, port_side, given)
-        if both is None:
-            return
-        ref, port = both
+    loss_atol = gain * atol[LOGITS] + C * U * largest(fp64_ref[LOGITS])
+    ranked = ranked.astype(labels.dtype)
+    for prefix, word, given in (("ranked/", "ranked labels", ranked), ("", "the loader's labels", labels)):
+        ref, port = needed(rung.observe("evaluation", _Side.results, ref_side, port_side, given))
         kinds = dict(results or _kinds(ref))
         if not set(kinds) <= set(ref):
             raise UserError(f"the reference's evaluation returns {', '.join(ref)}: no {min(set(kinds) - set(ref))}")
-        ref_items, port_items = (_named(side, kinds) for side in both)
+        ref_items = _named(ref, kinds)
         atol = {item: loss_atol if item.kind == "loss" else 0.0 for item in ref_items}
-        rung.compare(ref_items, port_items, atol, title=f"evaluation, {word}", keep=prefix)
+        rung.compare(ref_items, _named(port, kinds), atol, title=f"evaluation, {word}", keep=prefix)
         shares = [f"{k} {float(ref[k]):.4f}" for k, kind in kinds.items() if kind == "metric" and ref[k].ndim == 0]
-        rung.say(f"  {', '.join(shares)} of {len(ref_labels)} images")
+        rung.say(f"  {', '.join(shares)} of {len(labels)} images")
 
 
 def _named(results: Numbers, kinds: Mapping[str, str]) -> dict[Item, np.ndarray]:
