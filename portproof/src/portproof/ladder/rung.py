@@ -181,6 +181,12 @@ class Rung(Findings):
         return self
 
 
+def reference_name(tensor: str, back: Mapping[str, str]) -> str:
+    """What the reference calls a tensor of the port; `back` maps the port's modules to the reference's."""
+    module, _, leaf = tensor.rpartition(".")
+    return ".".join(filter(None, (back.get(module, module), leaf)))
+
+
 @contextmanager
 def processor_time(rung: Rung, what: str) -> Iterator[None]:
     """Say how long it takes the processors, which on a busy machine is less than the clock says."""

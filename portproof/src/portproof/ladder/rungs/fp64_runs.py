@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from itertools import chain
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -10,9 +14,9 @@ import numpy as np
 from portproof.backends import backend
 from portproof.backends.base import Backend
 from portproof.backends.trace import map_tensors
-from portproof.compare import Item, tensor_item
+from portproof.compare import Item, Items, tensor_item
 from portproof.compare.ruler import SEMANTIC_RTOL, U64, Ruler, S, largest, summed_noise_floor
-from portproof.ladder.rung import Rung, on_rung, processor_time
+from portproof.ladder.rung import Ended, Rung, needed, on_rung, processor_time, reference_name
 from sturdyio.cli import UserError
 
 # The growth of rounding is measured: a second, perturbed run of the reference, in which every input and every parameter
@@ -21,17 +25,19 @@ from sturdyio.cli import UserError
 # share of all items. If S times that is more than TOGETHER, there is nothing that could be compared.
 TOGETHER = 1e-9
 LOSS = Item("loss", "loss")
+Run = Callable[["Batches"], "tuple[Any, Sequence[float]]"]  # (batches) -> (model, losses)
 
 
+@dataclass
 class Batches:
     """What a run takes its batches from, `batches(loader, model)`: the loader's, with floats in the model's precision.
 
     With `jitter` these floats, and all parameters of the model, move by one ulp before each step.
     """
 
-    def __init__(self, backend: Backend, jitter: np.random.Generator | None = None) -> None:
-        self.backend, self.jitter = backend, jitter
-        self.before: dict[str, np.ndarray] = {}  # the parameters before the first step
+    backend: Backend
+    jitter: np.random.Generator | None = None
+    before: dict[str, np.ndarray] = field(default_factory=dict)  # the parameters before the first step
 
     def __call__(self, loader: Any, model: Any) -> Epoch:
         return Epoch(self, loader, model)
@@ -50,54 +56,55 @@ class Batches:
         return self.backend.to_tensor(array, model)
 
 
+@dataclass
 class Epoch:
     """The batches of a loader, once; see Batches."""
 
-    def __init__(self, batches: Batches, loader: Any, model: Any) -> None:
-        self.batches, self.loader, self.model = batches, loader, model
+    batches: Batches
+    loader: Any
+    model: Any
 
     def __len__(self) -> int:
         return len(self.loader)
 
     def __iter__(self) -> Iterator[Any]:
-        batches, framework = self.batches, self.batches.backend
-        batches.before = batches.before or framework.arrays_of(self.model).parameters()
+        batches, backend = self.batches, self.batches.backend
+        batches.before = batches.before or backend.arrays_of(self.model).parameters()
+
+        def is_array(value: Any) -> bool:
+            return isinstance(value, np.ndarray) or backend.framework.is_tensor(value)
+
         for batch in self.loader:
-            given = map_tensors(
-                batch,
-                lambda value: isinstance(value, np.ndarray) or framework.framework.is_tensor(value),
-                lambda tensor: batches.given(tensor, self.model),
-            )
+            given = map_tensors(batch, is_array, lambda tensor: batches.given(tensor, self.model))
             for parameter in self.model.parameters() if batches.jitter is not None else ():
-                framework.set_value(parameter, batches.moved(framework.to_array(parameter)))
+                backend.set_value(parameter, batches.moved(backend.to_array(parameter)))
             yield given
 
 
-def _fp64_run(
-    framework: Backend, run: Callable[[Batches], tuple[Any, Sequence[float]]], jitter: np.random.Generator | None = None
-) -> dict[Item, np.ndarray]:
-    """The losses of all steps, and every parameter and buffer behind them; ValueError where nothing was trained."""
-    batches = Batches(framework, jitter)
-    with framework.runs.exact_constants():
+def _fp64_run(run: Run, batches: Batches, back: Mapping[str, str]) -> dict[Item, np.ndarray]:
+    """The losses of all steps, and every parameter and buffer behind them; ValueError where nothing was trained.
+
+    `back` maps the port's modules to the reference's.
+    """
+    with batches.backend.runs.exact_constants():
         model, losses = run(batches)
-    arrays = framework.arrays_of(model)
+    arrays = batches.backend.arrays_of(model)
     after = arrays.parameters()
     if not batches.before:
         raise ValueError("it takes no batch from `batches(loader, model)`")
     losses = np.array(losses, np.float64)
     if not losses.size or all(np.array_equal(after[name], array) for name, array in batches.before.items()):
         raise ValueError(f"after {losses.size} losses no parameter has moved")
-    return {
-        LOSS: losses,
-        **{tensor_item(name, "parameter"): array for name, array in after.items()},
-        **{tensor_item(name, "buffer"): array for name, array in arrays.buffers().items()},
-    }
+    found = {LOSS: losses}
+    for kind, tensors in (("parameter", after), ("buffer", arrays.buffers())):
+        found |= {tensor_item(reference_name(name, back), kind): array for name, array in tensors.items()}
+    return found
 
 
 @on_rung
 def train_fp64(
-    ref: Callable[[Batches], tuple[Any, Sequence[float]]],
-    port: Callable[[Batches], tuple[Any, Sequence[float]]],
+    ref: Run,
+    port: Run,
     *,
     names: Mapping[str, str] | None = None,
     what: str = "",
@@ -115,8 +122,9 @@ def train_fp64(
     Raises UserError for a reference that raises, trains nothing, or is not in float64; a port that raises or trains
     nothing fails the rung. Refused if the reference magnifies rounding so that there is nothing to compare.
     """
-    with processor_time(rung, "float64"):
-        fp64_ref = rung.of_ref("training in float64", _fp64_run, backend("torch"), ref)
+    what_runs = "training in float64"
+    with processor_time(rung, "float64"), suppress(Ended):
+        fp64_ref = rung.of_ref(what_runs, _fp64_run, ref, Batches(backend("torch")), {})
         floats = {item: array for item, array in fp64_ref.items() if array.dtype.kind == "f"}
         if unknown := set(names or {}) - {item.module for item in fp64_ref}:
             raise UserError(f"names has {min(unknown)!r}, and the reference has no module with weights of that name")
@@ -124,15 +132,10 @@ def train_fp64(
             if array.dtype != np.float64:
                 raise UserError(f"the reference's {item} is {array.dtype}: train its model in float64")
         jitter = np.random.default_rng([seed, 7])
-        moved = rung.of_ref("training in float64", _fp64_run, backend("torch"), ref, jitter)
+        moved = rung.of_ref(what_runs, _fp64_run, ref, Batches(backend("torch"), jitter), {})
         growth = _growth(rung, fp64_ref, moved)
-        if growth is None:
-            return
-        port_items = rung.of_port("training in float64", _fp64_run, backend("paddle"), port)
-        if port_items is None:
-            return
         back = {port_name: name for name, port_name in (names or {}).items()}
-        port_items = {_renamed(item, back): array for item, array in port_items.items()}
+        port_items = needed(rung.of_port(what_runs, _fp64_run, port, Batches(backend("paddle")), back))
         steps = fp64_ref[LOSS].size
         grown = {item: growth * largest(array) for item, array in floats.items()}
         floors = dict.fromkeys(floats, summed_noise_floor(steps))
@@ -142,29 +145,21 @@ def train_fp64(
         rung.check(verdict, group=lambda item: item.kind)
 
 
-def _growth(rung: Rung, fp64_ref: dict[Item, np.ndarray], moved: dict[Item, np.ndarray]) -> float | None:
-    """How far `moved` is, as a share of an item's largest value; None, and the rung is refused, if that is too far."""
-    if not all(np.isfinite(array).all() for side in (fp64_ref, moved) for array in side.values()):
+def _growth(rung: Rung, fp64_ref: Items, moved: Items) -> float:
+    """How far `moved` is, as a share of an item's largest value; the rung refuses and ends if that is too far."""
+    if not all(np.isfinite(array).all() for array in chain(fp64_ref.values(), moved.values())):
         rung.refuse("the reference's training in float64 gives NaN or infinity: lower its learning rate")
-        return None
+        raise Ended
     steps = fp64_ref[LOSS].size
     floor = summed_noise_floor(steps)  # such as the gradient of a bias that the next batch norm removes
     scales = {item: largest(array) for item, array in fp64_ref.items() if largest(array) > floor}
     growths = {item: largest(moved[item] - fp64_ref[item]) / scale for item, scale in scales.items()}
-    worst = max(growths, key=growths.get)
-    growth = growths[worst]
+    worst, growth = max(growths.items(), key=itemgetter(1))
     rung.say(
         f"float64: moved by one ulp before each step, the reference is {growth:.1e} of the largest value from itself "
         f"after {steps} steps, at {worst}; {S:g} times that, {max(SEMANTIC_RTOL, S * growth):.1e}, is the limit"
     )
     if S * growth > TOGETHER:
         rung.refuse(f"the reference does not stay within {TOGETHER / S:.0e} of itself over {steps} steps")
-        return None
+        raise Ended
     return growth
-
-
-def _renamed(item: Item, back: Mapping[str, str]) -> Item:
-    """The port's item under the reference's name."""
-    if item.module not in back:
-        return item
-    return tensor_item(".".join(filter(None, (back[item.module], item.leaf))), item.kind)

@@ -12,7 +12,7 @@ import numpy as np
 from portproof.backends import backend
 from portproof.backends.base import Backend
 from portproof.compare import Item, tensor_item
-from portproof.ladder.rung import Rung, on_rung
+from portproof.ladder.rung import Rung, needed, on_rung, reference_name
 from portproof.ladder.statistics.distribution import Constant, Law, Normal, Statistic, Uniform, between, law_like
 from sturdyio.cli import UserError
 
@@ -45,8 +45,7 @@ def _drawn_once(model: Any, backend: Backend, back: Mapping[str, str]) -> Arrays
     for name, array in backend.arrays_of(model).saved().items():
         if not array.size:
             raise ValueError(f"{name} is empty")
-        module, dot, leaf = name.rpartition(".")
-        found[back.get(module, module) + dot + leaf] = array
+        found[reference_name(name, back)] = array
     return found
 
 
@@ -155,9 +154,7 @@ def init(
         return _drawn_once(port(seed), backend("paddle"), back)
 
     what = "initial weights"
-    sides = rung.observe(what, _sampled, draw_ref, draw_port, drawn[:seeds])
-    if sides is None:
-        return
+    sides = needed(rung.observe(what, _sampled, draw_ref, draw_port, drawn[:seeds]))
     (ref_samples, ref_again), (port_samples, port_again) = sides
     if expected is None:
         more, _ = rung.of_ref(what, _sampled, draw_ref, drawn[seeds:])
