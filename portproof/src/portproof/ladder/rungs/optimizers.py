@@ -101,7 +101,7 @@ def _updated(
 def _rounded(rung: Rung, ref: Trained, start: Start, drawn: Sequence[Mapping[str, np.ndarray]]) -> list[Distances]:
     """How far the reference's parameters are from `ref`'s with each of its coefficients rounded to float32."""
     found = []
-    for coefficient in ref.backend.training.coefficients(ref.optimizer):
+    for coefficient in ref.coefficients():
         _, run = rung.of_ref("optimizer", _updated, start, drawn, coefficient)
         found.append(distances(ref.parameters(), run.parameters()))
     return found

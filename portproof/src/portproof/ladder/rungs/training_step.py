@@ -49,8 +49,7 @@ PRECISIONS = ("float64", "float32")
 
 @dataclass(frozen=True)
 class StepOptions:
-    """How a side trains: in train mode or in eval mode, under which name, in which precisions it is compared, to which
-    norm it clips gradients, and in which precision its optimizer keeps its coefficients."""
+    """The options of `backward`, which says what they are."""
 
     train: bool = True
     name: str = ""
@@ -72,18 +71,11 @@ class StepOptions:
 
     @property
     def mode(self) -> str:
-        """ "train" or "eval"."""
         return MODES[self.train]
-
-    @property
-    def prefix(self) -> str:
-        """Of what is kept of them in the result files."""
-        return "/".join(filter(None, (self.mode, self.name))) + "/"
 
     def title(self, what: str) -> str:
         """What a verdict on them is called."""
-        of_name = f" of {self.name}" if self.name else ""
-        return f"{self.mode} mode, {what}{of_name}"
+        return f"{self.mode} mode, {what}" + (f" of {self.name}" if self.name else "")
 
 
 class Trained:
@@ -94,23 +86,27 @@ class Trained:
     ) -> None:
         """`rounded`: which of the reference's coefficients is rounded to float32; `perturbation`: see `Question`."""
         self.keys, self.dtype, self.rounded = keys, dtype, rounded
-        self.backend, self.whose = model.backend, f"the {model.role}'s"
+        self.backend, self.role = model.backend, model.role
         self.jitter = np.random.default_rng([perturbation, 2]) if perturbation else None
         self.model = model.copied("", dtype, train=False, perturbation=perturbation)
         with self.backend.runs.new_tensors(dtype):
             made = make(self.model)
         if not isinstance(made, tuple) or len(made) not in (2, 3) or not callable(made[0]):
-            raise UserError(f"{self.whose} make function returns {made!r}, no (function, optimizer)")
+            raise UserError(f"the {self.role}'s make function returns {made!r}, no (function, optimizer)")
         self.function, self.optimizer, self.schedule = (*made, None)[:3]
         self.arrays = self.backend.arrays_of(self.model)
         self.start = self.arrays.parameters()
         self.trace = Trace()  # of the last iteration
         self.done = 0  # iterations of `after`
 
+    @property
+    def is_ref(self) -> bool:
+        return self.role == "reference"
+
     @cached_property
     def norms(self) -> set[str]:
         """The model itself, and its modules that keep running statistics: what comes into them sets noise floors."""
-        return {""} | {item.module for key in self.keys if (item := tensor_item(key, "buffer")).leaf == "running_mean"}
+        return {""} | {tensor_item(key, "").module for key in self.keys if key.rpartition(".")[2] == "running_mean"}
 
     @cached_property
     def activations(self) -> set[str]:
@@ -124,10 +120,10 @@ class Trained:
 
     def run(self, *args: Any, **kwargs: Any) -> Any:
         """What the user's function returns, called in eval mode, without dropout."""
+        runs = self.backend.runs
         self.model.eval()
         for _, layer in self.backend.layers.named_modules(self.model):
-            self.backend.runs.turn_off_dropout(layer)
-        runs = self.backend.runs
+            runs.turn_off_dropout(layer)
         with runs.new_tensors(self.dtype), runs.without_dropout(), runs.exact_constants():
             return self.function(*args, **kwargs)
 
@@ -140,9 +136,8 @@ class Trained:
         with tracing(self.backend, self.model, keeps, traced != (), traced) as self.trace:
             loss = self.run(*self.tensors(batch), **kwargs)
         if not self.backend.framework.is_tensor(loss) or self.backend.to_array(loss).size != 1:
-            raise UserError(
-                f"{self.whose} step returns a {type(loss).__name__}, no loss: return a tensor of one number"
-            )
+            kind = type(loss).__name__
+            raise UserError(f"the {self.role}'s step returns a {kind}, no loss: return a tensor of one number")
         # From the output to the input, as they are computed: the first that differs is where the fault lies.
         gradients = dict(reversed(self._items("gradient", self.arrays.gradients()).items()))
         return {LOSS: self.backend.to_array(loss), **rate, **gradients, **self.state()}
@@ -154,6 +149,10 @@ class Trained:
             self.end_iteration()
             self.done += 1
         return self.items
+
+    def coefficients(self) -> list[Any]:
+        """What the reference's optimizer computes with, each of which may be `rounded`."""
+        return self.backend.training.coefficients(self.optimizer)
 
     def round_coefficient(self) -> None:
         if self.rounded:
@@ -167,7 +166,6 @@ class Trained:
         return {RATE: np.array(self.backend.training.learning_rate(self.optimizer))}
 
     def state(self) -> dict[Item, np.ndarray]:
-        """Parameters and buffers."""
         return self.parameters() | self._items("buffer", self.arrays.buffers())
 
     def parameters(self) -> dict[Item, np.ndarray]:
@@ -181,9 +179,9 @@ class Trained:
         return max((largest_difference(a, self.start[k]) for k, a in self.arrays.parameters().items()), default=0.0)
 
     def check_moved(self) -> None:
-        """Raises UserError if all parameters are what they were: a port that never updates would pass."""
-        if not self.largest_update():
-            raise UserError(f"{self.whose} training moves no parameter: have it update them")
+        """Raise UserError if the reference's parameters are what they were: a port that never updates would pass."""
+        if self.is_ref and not self.largest_update():
+            raise UserError("the reference's training moves no parameter: have it update them")
 
 
 def starts(pair: Pair, make_ref: Make, make_port: Make) -> tuple[Start, Start]:
@@ -251,14 +249,12 @@ class _Steps:
     def check_float64(self) -> None:
         """The runs side by side, so that only one iteration is held at a time."""
         rung, first = self.rung, len(self.rung.verdicts)
-        ref_run, port_run = needed(
-            rung.observe("make function", lambda start: start("float64"), self.start_ref, self.start_port)
-        )
-        names = []
-        if self.how.coefficients == "float32":
-            names = ref_run.backend.training.coefficients(ref_run.optimizer)
+        ref_run = rung.of_ref("make function", self.start_ref, "float64")
+        port_run = needed(rung.of_port("make function", self.start_port, "float64"))
+        names = ref_run.coefficients() if self.how.coefficients == "float32" else []
         rows, norms = [], []
         curves: dict[Item, list] = {LOSS: [], RATE: []}  # of (reference's, port's)
+        prefix = "/".join(filter(None, (self.how.mode, self.how.name)))
         for i in range(len(self.batches)):
             fp64_ref = self._after(i, ref_run)
             found = rung.of_port("training step", port_run.after, i, self.batches)
@@ -271,7 +267,7 @@ class _Steps:
             rows += ruler.compare(port, mode=self.how.mode, dtype="float64", iteration=i).rows
             norms.append(np.sqrt(sum((array**2).sum() for item, array in fp64_ref.items() if item.kind == "gradient")))
             for item, curve in curves.items():
-                rung.keep({f"{item}_{i}": fp64_ref[item]}, {f"{item}_{i}": found[item]}, self.how.prefix)
+                rung.keep({f"{item}_{i}": fp64_ref[item]}, {f"{item}_{i}": found[item]}, f"{prefix}/")
                 curve.append((fp64_ref[item].item(), found[item].item()))
         if rows:
             self._report(rows, curves)
@@ -397,12 +393,12 @@ def accumulation(
     def accumulated(start: Start, group: list[Batch], dtype: str, perturbation: int = 0) -> dict[Item, np.ndarray]:
         run = start(dtype, perturbation=perturbation)
         found: Items = {}
-        seen = {"traced": {""}, "keeps": CALLS} if start is start_ref else {}
+        seen = {"traced": {""}, "keeps": CALLS} if run.is_ref else {}
         for place, batch in enumerate(group):
             found = run.iterate(batch, **seen, accumulation=(place, len(group)))
-        if start is start_ref:
+        if run.is_ref:
             _model_call(run, train=False)
-            run.check_moved()
+        run.check_moved()
         return {item: array for item, array in found.items() if item.kind in ("gradient", "parameter")}
 
     joined = [tuple(np.concatenate(arrays) for arrays in zip_strict(*batches))]
@@ -442,8 +438,7 @@ def epoch(
     def trained(start: Start, dtype: str, perturbation: int = 0) -> dict[Item, np.ndarray]:
         run, lines = start(dtype, perturbation=perturbation), []
         run.run([run.tensors(batch) for batch in batches], lambda line: lines.append(re.sub(ignore, "", line)))
-        if start is start_ref:
-            run.check_moved()
+        run.check_moved()
         logged = {LOG: np.array(lines)} if lines else {}
         return {**logged, **run.rate(), **placed(run.state(), section="epoch")}
 
