@@ -19,7 +19,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from functools import cached_property, partial
+from functools import cache, cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -244,7 +244,6 @@ class _Steps:
     first_items: dict[Item, np.ndarray] = field(default_factory=dict)  # of the reference's first iteration in float64
     first_trace: Trace | None = None  # of what normalization layers and activations receive there
     call: ModuleCall | None = None  # of the model there
-    reruns: dict[tuple, Trained] = field(default_factory=dict)  # of the reference in float64, by what differs in them
 
     def check_float64(self) -> None:
         """The runs side by side, so that only one iteration is held at a time."""
@@ -252,6 +251,14 @@ class _Steps:
         ref_run = rung.of_ref("make function", self.start_ref, "float64")
         port_run = needed(rung.of_port("make function", self.start_port, "float64"))
         names = ref_run.coefficients() if self.how.coefficients == "float32" else []
+        rerun = cache(self.start_ref)  # which goes only as far as it is asked for
+
+        def again(i: int, dtype: str, **how: Any) -> Items:
+            return rerun(dtype, **how).after(i, self.batches)
+
+        def rounded(i: int, fp64_ref: Items) -> list[Distances]:
+            return [distances(fp64_ref, again(i, "float64", rounded=name)) for name in names]
+
         rows, norms = [], []
         curves: dict[Item, list] = {LOSS: [], RATE: []}  # of (reference's, port's)
         prefix = "/".join(filter(None, (self.how.mode, self.how.name)))
@@ -261,8 +268,7 @@ class _Steps:
             if found is None:
                 break
             scales = {"input_scales": ref_run.trace.input_scales, "update_scale": ref_run.largest_update()}
-            rounded = partial(self._rounded, names, i, fp64_ref)
-            ruler = _ruler(rung, fp64_ref, partial(self._again, i), rounded=rounded, **scales)
+            ruler = _ruler(rung, fp64_ref, partial(again, i), rounded=partial(rounded, i, fp64_ref), **scales)
             port = without_optional(found, fp64_ref, self.pair.port)
             rows += ruler.compare(port, mode=self.how.mode, dtype="float64", iteration=i).rows
             norms.append(np.sqrt(sum((array**2).sum() for item, array in fp64_ref.items() if item.kind == "gradient")))
@@ -290,17 +296,6 @@ class _Steps:
             self.first_items = _only_loss_and_buffers(items)
         _check_can_judge(self.rung, items)
         return items
-
-    def _again(self, i: int, dtype: str, **options: Any) -> dict[Item, np.ndarray]:
-        """What the i-th iteration of another run of the reference leaves; `options` are those of `Trained`."""
-        key = dtype, *options.values()
-        if key not in self.reruns:
-            self.reruns[key] = self.start_ref(dtype, **options)
-        return self.reruns[key].after(i, self.batches)
-
-    def _rounded(self, names: Sequence[Any], i: int, fp64_ref: Items) -> list[Distances]:
-        """How far the i-th iteration leaves runs with one of these coefficients rounded from `fp64_ref`."""
-        return [distances(fp64_ref, self._again(i, "float64", rounded=name)) for name in names]
 
     def _report(self, rows: list[Row], curves: Mapping[Item, list]) -> None:
         """The verdict on all iterations, and their curves."""
