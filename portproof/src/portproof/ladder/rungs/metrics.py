@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from portproof.backends import backend
+from portproof.backends import backend, backend_of_tensor
 from portproof.backends.base import Backend
 from portproof.backends.trace import map_tensors
 from portproof.compare import Item, Items
@@ -27,10 +27,14 @@ LOGITS, LABELS = Item("logits", "output"), Item("labels", "label")
 MOST_KEPT = 2**28  # bytes of images; of a whole validation set that is little
 
 
-def _numbers(returned: Any, name: str, backend: Backend | None = None) -> Numbers:
+def _array(value: Any) -> np.ndarray:
+    tensors = backend_of_tensor(value)
+    return tensors.to_array(value) if tensors else np.asarray(value)
+
+
+def _numbers(returned: Any, name: str) -> Numbers:
     """{name: int64 or float64} of what a metric returned; raises TypeError for what is no number."""
-    if backend:
-        returned = map_tensors(returned, backend.framework.is_tensor, backend.to_array)
+    returned = map_tensors(returned, backend_of_tensor, _array)
     named = returned if isinstance(returned, Mapping) else {name: returned}
     arrays = {str(key): np.asarray(value) for key, value in named.items()}
     for key, array in arrays.items():
@@ -59,7 +63,7 @@ def _over(section: str, suffix: str, size: int | None, function: Callable[..., N
 def _on_tensors(backend: Backend, function: Callable[..., Any], name: str, device: str) -> Callable[..., Numbers]:
     """`function` of that framework's tensors as one of arrays."""
     place = backend.device(device)
-    return lambda *arrays: _numbers(function(*(backend.tensor(array, place) for array in arrays)), name, backend)
+    return lambda *arrays: _numbers(function(*(backend.tensor(array, place) for array in arrays)), name)
 
 
 def _check(rung: Rung, expected: Items, found: Items, atol: Mapping[Item, float], title: str) -> None:
@@ -156,8 +160,8 @@ class _Batches:
     It is read once if its images take less than MOST_KEPT. With `labels`, tensors of these take the place of its own.
     """
 
-    def __init__(self, loader: Iterable, to_array: Callable[[Any], np.ndarray]) -> None:
-        self.loader, self.to_array = loader, to_array
+    def __init__(self, loader: Iterable) -> None:
+        self.loader = loader
         self.kept: list[tuple] | None = None
         self.labels: Any = None  # a tensor (N,)
 
@@ -171,7 +175,7 @@ class _Batches:
     def _read(self) -> Iterator[tuple]:
         batches, size = [], 0
         for images, target in self.loader:
-            size += self.to_array(images).nbytes
+            size += _array(images).nbytes
             if size < MOST_KEPT:
                 batches.append(copy.deepcopy((images, target)))
             yield images, target
@@ -186,21 +190,12 @@ class _Batches:
 
 @dataclass
 class _Side:
-    """One side's evaluation, its model and its loader."""
-
     backend: Backend
     device: Any
     evaluate: Callable[..., Any]
     model: Any
-    loader: Iterable
+    loader: _Batches
     progress: Callable[[Iterable], Iterable]
-
-    def __post_init__(self) -> None:
-        self.device = self.backend.device(self.device)
-        self.loader = _Batches(self.loader, self._array)
-
-    def _array(self, value: Any) -> np.ndarray:
-        return self.backend.to_array(value) if self.backend.framework.is_tensor(value) else np.asarray(value)
 
     def outputs(self, dtype: str) -> tuple[Items, set[int]]:
         """(logits (N, C) and labels (N,) of the loader, by a copy of the model in eval mode; sizes of the batches)."""
@@ -209,10 +204,10 @@ class _Side:
         runs = self.backend.runs
         logits, labels = [], []
         for images, target in self.progress(self.loader):
-            x = self.backend.tensor(self._array(images), self.device, dtype)
+            x = self.backend.tensor(_array(images), self.device, dtype)
             with self.backend.framework.no_grad(), runs.new_tensors(dtype), runs.exact_constants():
                 logits.append(self.backend.to_array(model(x)))
-            labels.append(self._array(target))
+            labels.append(_array(target))
         if not logits:
             raise UserError(f"the loader of the {self.backend.name} side has no batches: check the data")
         return {LOGITS: np.concatenate(logits), LABELS: np.concatenate(labels)}, set(map(len, labels))
@@ -222,7 +217,7 @@ class _Side:
         model = copy.deepcopy(self.model)
         model.train()
         self.loader.labels = self.backend.tensor(labels, self.device)
-        found = _numbers(self.evaluate(model, self.loader), "metric", self.backend)
+        found = _numbers(self.evaluate(model, self.loader), "metric")
         return {name: array.astype(np.float64) for name, array in found.items()}
 
 
@@ -256,14 +251,15 @@ def evaluation(
     """
     if more or not len(ref) == len(port) == 3:
         raise UserError("evaluation takes ref and port, each (evaluate, model, loader) of that side")
-    for role, (_, _, loader) in (("reference", ref), ("port", port)):
+    sides = []
+    for role, framework, side in (("reference", backend("torch"), ref), ("port", backend("paddle"), port)):
+        evaluate, model, loader = side
         if isinstance(loader, Iterator):
             kind = type(loader).__name__
             raise UserError(f"the {role}'s loader is a {kind}, read only once: give a loader or a list")
-    ref_side = _Side(backend("torch"), device, *ref, progress)
-    port_side = _Side(backend("paddle"), device, *port, progress)
-    fp64_ref, sizes = rung.of_ref("model in float64", ref_side.outputs, "float64")
-    (ref, _), (port, _) = needed(rung.observe("model", _Side.outputs, ref_side, port_side, "float32"))
+        sides.append(_Side(framework, framework.device(device), evaluate, model, _Batches(loader), progress))
+    fp64_ref, sizes = rung.of_ref("model in float64", sides[0].outputs, "float64")
+    (ref, _), (port, _) = needed(rung.observe("model", _Side.outputs, *sides, "float32"))
     logits, labels = ref[LOGITS], ref[LABELS]
     if logits.ndim != 2 or labels.shape != logits.shape[:1] or labels.dtype.kind not in "iu":
         shapes = f"outputs {logits.shape}, labels {labels.shape} of {labels.dtype}"
@@ -281,7 +277,7 @@ def evaluation(
     loss_atol = gain * atol[LOGITS] + C * U * largest(fp64_ref[LOGITS])
     ranked = ranked.astype(labels.dtype)
     for prefix, word, given in (("ranked/", "ranked labels", ranked), ("", "the loader's labels", labels)):
-        ref, port = needed(rung.observe("evaluation", _Side.results, ref_side, port_side, given))
+        ref, port = needed(rung.observe("evaluation", _Side.results, *sides, given))
         kinds = dict(results or _kinds(ref))
         if not set(kinds) <= set(ref):
             raise UserError(f"the reference's evaluation returns {', '.join(ref)}: no {min(set(kinds) - set(ref))}")
