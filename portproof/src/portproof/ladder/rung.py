@@ -139,9 +139,8 @@ class Rung(Findings):
         except UserError:
             raise
         except Exception as error:  # whatever a user's function may raise
-            raise UserError(
-                f"the reference's {what} raised {one_line(error)}: it must run on what it is given"
-            ) from error
+            raised = f"the reference's {what} raised {one_line(error)}"
+            raise UserError(f"{raised}: it must run on what it is given") from error
 
     def of_port(self, what: str, function: Callable[..., T], *args: Any, **kwargs: Any) -> T | None:
         """What the port's `function` returns; None, and the rung fails, if it raises."""

@@ -128,7 +128,7 @@ def _prepared(rung: Rung, ref: Any, port: Any, inputs: Inputs, **options: Any) -
 
 
 def _compared(rung: Rung, pair: Pair, modes: Sequence[str]) -> Iterator[tuple[str, Compared]]:
-    """Each comparison of each mode, with its mode; of one that cannot be compared the rung says why."""
+    """Each comparison of each mode; of one that cannot be compared the rung says why."""
     for mode in modes:
         reason = why_not_comparable(pair, mode == "train")
         if reason is not None:

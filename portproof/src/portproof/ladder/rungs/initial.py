@@ -32,7 +32,6 @@ Arrays = dict[str, np.ndarray]  # by the reference's names
 
 
 def _item(tensor: str, what: str) -> Item:
-    """The item of a statistic of a parameter or buffer."""
     kind = "independence" if what.startswith("correlation") else KINDS.get(what, "distribution")
     return Item(what, kind, tensor.rpartition(".")[0], section=tensor)
 
@@ -102,7 +101,6 @@ def _check_side(rung: Rung, title: str, right: Mapping[Item, Statistic], shown: 
 
 
 def _summary(samples: Arrays) -> Arrays:
-    """Mean and standard deviation of each parameter and buffer, for the result files."""
     found = {}
     for name, sample in samples.items():
         found[f"{name}/mean"], found[f"{name}/std"] = sample.mean(), sample.std()

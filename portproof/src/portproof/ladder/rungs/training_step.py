@@ -41,7 +41,7 @@ from portproof.python39 import zip_strict
 from sturdyio.cli import UserError
 
 Make = Callable[[Any], tuple]
-Start = Callable[..., "Trained"]  # of a dtype and the options of `Trained`
+Start = Callable[..., "Trained"]  # `Trained` of one side, but for its dtype and what comes behind that
 Batch = Sequence[np.ndarray]
 LOSS, RATE, LOG = Item("loss", "loss"), Item("lr", "lr"), Item("log")
 PRECISIONS = ("float64", "float32")
@@ -74,7 +74,6 @@ class StepOptions:
         return MODES[self.train]
 
     def title(self, what: str) -> str:
-        """What a verdict on them is called."""
         return f"{self.mode} mode, {what}" + (f" of {self.name}" if self.name else "")
 
 
@@ -110,7 +109,6 @@ class Trained:
 
     @cached_property
     def activations(self) -> set[str]:
-        """Its modules that have breakpoints."""
         return {name for name, type_ in self.backend.layers.types(self.model).items() if type_ in BREAKPOINTS}
 
     def tensors(self, batch: Batch) -> tuple:
@@ -175,7 +173,6 @@ class Trained:
         return {tensor_item(self.keys[k], kind): array for k, array in arrays.items() if k in self.keys}
 
     def largest_update(self) -> float:
-        """The largest change of any parameter since the start."""
         return max((largest_difference(a, self.start[k]) for k, a in self.arrays.parameters().items()), default=0.0)
 
     def check_moved(self) -> None:
@@ -185,7 +182,6 @@ class Trained:
 
 
 def starts(pair: Pair, make_ref: Make, make_port: Make) -> tuple[Start, Start]:
-    """What begins a training of the reference, and what one of the port."""
     ref = partial(Trained, pair.ref, pair.keys(False), make_ref)
     return ref, partial(Trained, pair.port, pair.keys(True), make_port)
 
@@ -298,7 +294,6 @@ class _Steps:
         return items
 
     def _report(self, rows: list[Row], curves: Mapping[Item, list]) -> None:
-        """The verdict on all iterations, and their curves."""
         how = self.how
         for item, curve in curves.items():
             label = ", ".join(filter(None, (f"{how.mode} mode", how.name, str(item))))
@@ -318,6 +313,12 @@ class _Steps:
         rung, first, batch = self.rung, len(self.rung.verdicts), self.batches[0]
         if self.call is None:
             self._after(0, rung.of_ref("make function", self.start_ref, "float64"))
+
+        def again(dtype: str, perturbation: int = 0) -> Items:
+            if not perturbation:
+                return self.first_items
+            return self.start_ref(dtype, perturbation=perturbation).iterate(batch)
+
         ref_run = rung.of_ref("make function", self.start_ref, "float32")
         fp32_ref = rung.of_ref("training step", ref_run.iterate, batch, traced=None, keeps=UPSTREAM)
         port_run = rung.of_port("make function", self.start_port, "float32")
@@ -325,25 +326,16 @@ class _Steps:
         pair = self.pair.at(self.call)
         if found is not None:
             self._say_flips(ref_run.trace, renamed(port_run.trace.activation_inputs, pair.name_map.calls))
-            self._compare_float32(_only_loss_and_buffers(fp32_ref), found)
+            ref, port = _only_loss_and_buffers(fp32_ref), _only_loss_and_buffers(found)
+            ruler = Ruler.measured(ref, "float32", again, input_scales=self.first_trace.input_scales, exact=[RATE])
+            title = self.how.title("float32, 1 iteration")
+            port = without_optional(port, ref, self.pair.port)
+            rung.check(ruler.compare(port, title=title, mode=self.how.mode, dtype="float32"))
         isolated = isolated_gradients(pair, self.how.train, ref_run.trace.calls)
         if not isolated.rows:
             isolated = replace(isolated, refusal="no gradient reaches a layer that both sides have")
         rung.check(isolated, group=lambda item: item.module.partition(".")[0] or "model")
         self._locate(first)
-
-    def _compare_float32(self, ref: Items, found: Items) -> None:
-        """The loss and the statistics of one iteration in float32."""
-
-        def again(dtype: str, perturbation: int = 0) -> Items:
-            if not perturbation:
-                return self.first_items
-            return self.start_ref(dtype, perturbation=perturbation).iterate(self.batches[0])
-
-        ruler = Ruler.measured(ref, "float32", again, input_scales=self.first_trace.input_scales, exact=[RATE])
-        port = without_optional(_only_loss_and_buffers(found), ref, self.pair.port)
-        title = self.how.title("float32, 1 iteration")
-        self.rung.check(ruler.compare(port, title=title, mode=self.how.mode, dtype="float32"))
 
     def _say_flips(self, trace: Trace, port_inputs: Mapping[str, np.ndarray]) -> None:
         """How many inputs of activations rounding puts on the other side of a kink."""
@@ -473,7 +465,7 @@ def _is_finite(rung: Rung, fp64_ref: Items) -> bool:
 
 
 def _check_can_judge(rung: Rung, fp64_ref: Items) -> None:
-    """Refuse and end where the reference leaves no gradients, or not all that it gives is finite."""
+    """End where the reference leaves no gradients, or not all that it gives is finite."""
     if not any(item.kind == "gradient" and array.any() for item, array in fp64_ref.items()):
         rung.refuse("the reference's step leaves no gradients: have it clear them at its beginning, not at its end")
         raise Ended
