@@ -14,7 +14,7 @@ from typing import Any, NoReturn, TypeVar, Union
 
 import numpy as np
 
-from portproof.compare import FAIL, PASS, Item, Row, Verdict, compare, exit_status, joined
+from portproof.compare import FAIL, PASS, Item, Items, Row, Verdict, compare, exit_status, joined
 from portproof.compare.ruler import exact_atol, largest
 from portproof.io.cli import PortError
 from portproof.io.process import proving
@@ -157,10 +157,9 @@ class Rung(Findings):
     def check_signal(self, outputs: Mapping[Any, np.ndarray]) -> None:
         """Refuse inputs or weights under which the signal dies or explodes: any port would pass, or none."""
         for name, array in outputs.items():
-            if array.dtype.kind == "f" and not 1e-3 <= largest(array) <= 1e6:
-                self.refuse(
-                    f"the signal is lost at {name}: its largest value is {largest(array):.1e}; use other weights"
-                )
+            most = largest(array) if array.dtype.kind == "f" else 1
+            if not 1e-3 <= most <= 1e6:
+                self.refuse(f"the signal is lost at {name}: its largest value is {most:.1e}; use other weights")
                 return
 
     def write(self, folder: str | Path, stem: str, log_stem: str = "", save: Callable = save_record) -> Rung:
@@ -178,6 +177,10 @@ class Rung(Findings):
         save_text(text, folder / "log" / f"{log_stem or stem}_diff.log")
         self.say(last)
         return self
+
+
+def of_kinds(items: Items, *kinds: str) -> dict[Item, np.ndarray]:
+    return {item: array for item, array in items.items() if item.kind in kinds}
 
 
 def reference_name(tensor: str, back: Mapping[str, str]) -> str:

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 
 from portproof.backends.model import BackendModel
-from portproof.backends.question import Run
 from portproof.backends.trace import OUTPUT, Inputs, as_call, is_array, map_tensors
 from portproof.compare import Item
 from portproof.compare.activations import dead_branches
@@ -26,7 +25,7 @@ from portproof.ladder.pairs.modes import (
 )
 from portproof.ladder.pairs.of_rung import say_location
 from portproof.ladder.pairs.pair import MODES, Pair
-from portproof.ladder.rung import Ended, Rung, on_rung
+from portproof.ladder.rung import Ended, Rung, of_kinds, on_rung
 
 DROPOUT_SHAPE = (256, 256)
 
@@ -98,16 +97,13 @@ def gradients(ref: Any, port: Any, inputs: Inputs, *, modes: Sequence[str] = MOD
     for mode, compared in _compared(rung, pair, modes):
         rung.check(compared.verdict)
         if compared.dtype == "float64" and compared.ref is not None:
-            of_ref, of_port = _gradients(pair, compared.ref, False), _gradients(pair, compared.port, True)
+            of_ref = of_kinds(items(pair, compared.ref, False), "gradient")
+            of_port = of_kinds(items(pair, compared.port, True), "gradient")
             if not any(array.any() for array in of_ref.values()):
                 rung.refuse(f"{mode} mode: the reference has no gradients, so nothing is proved")
             rung.keep(of_ref, of_port, prefix=f"{mode}/")
     _say_notes(rung, pair)
     say_location(rung, pair, first)
-
-
-def _gradients(pair: Pair, run: Run, is_port: bool) -> dict[Item, np.ndarray]:
-    return {item: array for item, array in items(pair, run, is_port).items() if item.kind == "gradient"}
 
 
 def _prepared(rung: Rung, ref: Any, port: Any, inputs: Inputs, **options: Any) -> Pair:

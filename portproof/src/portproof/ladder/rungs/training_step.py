@@ -35,7 +35,7 @@ from portproof.compare.ruler import Distances, Ruler, distances
 from portproof.ladder.pairs.modes import isolated_gradients, renamed
 from portproof.ladder.pairs.of_rung import check_coefficients, equal_pair, say_location
 from portproof.ladder.pairs.pair import MODES, Pair
-from portproof.ladder.rung import Ended, Rung, needed, on_rung
+from portproof.ladder.rung import Ended, Rung, needed, of_kinds, on_rung
 from portproof.localize.isolated import without_optional
 from portproof.python39 import zip_strict
 from sturdyio.cli import UserError
@@ -45,6 +45,7 @@ Start = Callable[..., "Trained"]  # `Trained` of one side, but for its dtype and
 Batch = Sequence[np.ndarray]
 LOSS, RATE, LOG = Item("loss", "loss"), Item("lr", "lr"), Item("log")
 PRECISIONS = ("float64", "float32")
+IN_FLOAT32 = ("loss", "lr", "buffer")  # what is judged in float32 through the whole network
 
 
 @dataclass(frozen=True)
@@ -86,6 +87,7 @@ class Trained:
         """`rounded`: which of the reference's coefficients is rounded to float32; `perturbation`: see `Question`."""
         self.keys, self.dtype, self.rounded = keys, dtype, rounded
         self.backend, self.role = model.backend, model.role
+        self.is_ref = self.role == "reference"
         self.jitter = np.random.default_rng([perturbation, 2]) if perturbation else None
         self.model = model.copied("", dtype, train=False, perturbation=perturbation)
         with self.backend.runs.new_tensors(dtype):
@@ -97,10 +99,6 @@ class Trained:
         self.start = self.arrays.parameters()
         self.trace = Trace()  # of the last iteration
         self.done = 0  # iterations of `after`
-
-    @property
-    def is_ref(self) -> bool:
-        return self.role == "reference"
 
     @cached_property
     def norms(self) -> set[str]:
@@ -267,7 +265,7 @@ class _Steps:
             ruler = _ruler(rung, fp64_ref, partial(again, i), rounded=partial(rounded, i, fp64_ref), **scales)
             port = without_optional(found, fp64_ref, self.pair.port)
             rows += ruler.compare(port, mode=self.how.mode, dtype="float64", iteration=i).rows
-            norms.append(np.sqrt(sum((array**2).sum() for item, array in fp64_ref.items() if item.kind == "gradient")))
+            norms.append(np.sqrt(sum((array**2).sum() for array in of_kinds(fp64_ref, "gradient").values())))
             for item, curve in curves.items():
                 rung.keep({f"{item}_{i}": fp64_ref[item]}, {f"{item}_{i}": found[item]}, f"{prefix}/")
                 curve.append((fp64_ref[item].item(), found[item].item()))
@@ -289,7 +287,7 @@ class _Steps:
         items = self.rung.of_ref("training step", run.after, i, self.batches, **traced)
         if i == 0:
             self.first_trace, self.call = run.trace, _model_call(run, self.how.train)
-            self.first_items = _only_loss_and_buffers(items)
+            self.first_items = of_kinds(items, *IN_FLOAT32)
         _check_can_judge(self.rung, items)
         return items
 
@@ -326,7 +324,7 @@ class _Steps:
         pair = self.pair.at(self.call)
         if found is not None:
             self._say_flips(ref_run.trace, renamed(port_run.trace.activation_inputs, pair.name_map.calls))
-            ref, port = _only_loss_and_buffers(fp32_ref), _only_loss_and_buffers(found)
+            ref, port = of_kinds(fp32_ref, *IN_FLOAT32), of_kinds(found, *IN_FLOAT32)
             ruler = Ruler.measured(ref, "float32", again, input_scales=self.first_trace.input_scales, exact=[RATE])
             title = self.how.title("float32, 1 iteration")
             port = without_optional(port, ref, self.pair.port)
@@ -386,7 +384,7 @@ def accumulation(
         if run.is_ref:
             _model_call(run, train=False)
         run.check_moved()
-        return {item: array for item, array in found.items() if item.kind in ("gradient", "parameter")}
+        return of_kinds(found, "gradient", "parameter")
 
     joined = [tuple(np.concatenate(arrays) for arrays in zip_strict(*batches))]
     fp64_ref = rung.of_ref("training step", accumulated, start_ref, joined, "float64")
@@ -451,11 +449,6 @@ def _checked(batches: Sequence[Batch]) -> list[Batch]:
     return batches
 
 
-def _only_loss_and_buffers(items: Items) -> dict[Item, np.ndarray]:
-    """What is judged in float32 through the whole network: the learning rate, too."""
-    return {item: array for item, array in items.items() if item.kind not in ("gradient", "parameter")}
-
-
 def _is_finite(rung: Rung, fp64_ref: Items) -> bool:
     """Whether all that the reference gives is finite; else the rung refuses."""
     bad = [item for item, array in fp64_ref.items() if array.dtype.kind in "fc" and not np.isfinite(array).all()]
@@ -466,7 +459,7 @@ def _is_finite(rung: Rung, fp64_ref: Items) -> bool:
 
 def _check_can_judge(rung: Rung, fp64_ref: Items) -> None:
     """End where the reference leaves no gradients, or not all that it gives is finite."""
-    if not any(item.kind == "gradient" and array.any() for item, array in fp64_ref.items()):
+    if not any(array.any() for array in of_kinds(fp64_ref, "gradient").values()):
         rung.refuse("the reference's step leaves no gradients: have it clear them at its beginning, not at its end")
         raise Ended
     if not _is_finite(rung, fp64_ref):
