@@ -161,7 +161,7 @@ def _check_one_sample(rung: Rung, pair: Pair) -> None:
 
 
 def _dropout_facts(model: BackendModel, name: str) -> dict[Item, np.ndarray]:
-    """What a dropout layer does to ones: nothing in eval mode; in train mode 0 or 1 / (1 - p), anew at each call."""
+    """What a dropout layer does to ones: in train mode 0 or 1 / (1 - p), anew at each call."""
     kept, dropped, again = model.run_dropout(name, np.ones(DROPOUT_SHAPE, np.float32))
     facts = {
         "eval": kept,

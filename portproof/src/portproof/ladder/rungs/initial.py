@@ -49,7 +49,7 @@ def _drawn_once(model: Any, backend: Backend, back: Mapping[str, str]) -> Arrays
 
 
 def _sampled(draw: Callable[[int], Arrays], seeds: Sequence[int]) -> tuple[Arrays, Arrays]:
-    """(samples (seeds, *shape), of small tensors from more seeds; what the first seed gives when it is used again)."""
+    """(samples (seeds, *shape), of small tensors from more seeds; what the first seed gives again)."""
     kept: dict[str, list[np.ndarray]] = {}
     for number, seed in enumerate(seeds):
         for name, array in draw(seed).items():
@@ -89,7 +89,7 @@ def _shown(rung: Rung, who: str, samples: Arrays, again: Arrays, laws: Mapping[s
 
 
 def _check_side(rung: Rung, title: str, right: Mapping[Item, Statistic], shown: Mapping[Item, Statistic]) -> None:
-    """What one side has `shown` against what is `right`, which for its own draws against each other it says itself."""
+    """What one side has `shown` against what is `right`; of OWN it says itself what is."""
     wanted = {item: statistic for item, statistic in right.items() if item.name not in OWN}
     order = [*dict.fromkeys(item.name for item in wanted), *OWN]
     wanted |= {item: statistic for item, statistic in shown.items() if item.name in OWN}

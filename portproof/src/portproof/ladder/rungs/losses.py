@@ -85,10 +85,7 @@ def _loss_and_gradient(
     dtype: str,
     perturbation: int = 0,
 ) -> Items:
-    """The loss of `case` in `dtype`, and its `gradient` with respect to the first array of floats, where it has one.
-
-    A criterion that is a module is copied. `perturbation` is that of a `Question`.
-    """
+    """The loss of `case`, and its gradient, if any, by the first array of floats; see `Question` for `perturbation`."""
     arrays = in_precision(case, dtype)
     if perturbation:
         rng = np.random.default_rng(perturbation)

@@ -44,7 +44,7 @@ def _numbers(returned: Any, name: str) -> Numbers:
 
 
 def _over(section: str, suffix: str, size: int | None, function: Callable[..., Numbers], case: Case) -> Items:
-    """What `function` gives for each batch of `size`, stacked; under names of their own where shapes differ."""
+    """What `function` gives for each batch, stacked; under names of their own where shapes differ."""
     found: dict[str, list[np.ndarray]] = {}
     for batch in batches(case, size):
         for key, array in function(*batch).items():
@@ -198,7 +198,7 @@ class _Side:
     progress: Callable[[Iterable], Iterable]
 
     def outputs(self, dtype: str) -> tuple[Items, set[int]]:
-        """(logits (N, C) and labels (N,) of the loader, by a copy of the model in eval mode; sizes of the batches)."""
+        """(logits (N, C), by a copy of the model in eval mode, and labels (N,); sizes of the batches)."""
         model = self.backend.training.to_device(copy.deepcopy(self.model), self.device, dtype)
         model.eval()
         runs = self.backend.runs
@@ -213,7 +213,7 @@ class _Side:
         return {LOGITS: np.concatenate(logits), LABELS: np.concatenate(labels)}, set(map(len, labels))
 
     def results(self, labels: np.ndarray) -> Numbers:
-        """What `evaluate` says of the loader's images and `labels`, with a copy of the model as training leaves it."""
+        """What `evaluate` says with these labels and a copy of the model in train mode."""
         model = copy.deepcopy(self.model)
         model.train()
         self.loader.labels = self.backend.tensor(labels, self.device)

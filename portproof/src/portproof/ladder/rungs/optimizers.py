@@ -18,6 +18,7 @@ from portproof.ladder.rungs.training_step import Start, Trained, starts
 from sturdyio.cli import UserError
 
 Make = Callable[..., Any]  # (model, **settings) -> optimizer, or (optimizer, schedule)
+Drawn = Sequence[Mapping[str, np.ndarray]]  # the gradients of each update
 Recipes = Mapping[str, Mapping[str, Any]]
 
 
@@ -83,10 +84,8 @@ def optimizer(
     rung.check(Verdict(title, rows), group=lambda item: item.section or item.kind)
 
 
-def _updated(
-    start: Start, drawn: Sequence[Mapping[str, np.ndarray]], rounded: tuple[str, int] | None = None
-) -> tuple[float, Trained]:
-    """(the rate of the first update, a copy of the model after an update with each of the `drawn` gradients)."""
+def _updated(start: Start, drawn: Drawn, rounded: tuple[str, int] | None = None) -> tuple[float, Trained]:
+    """(the rate of the first update, a copy of the model after all of them)."""
     run = start("float64", rounded)
     rate = run.backend.training.learning_rate(run.optimizer)
     with run.backend.runs.new_tensors("float64"):
@@ -98,8 +97,8 @@ def _updated(
     return rate, run
 
 
-def _rounded(rung: Rung, ref: Trained, start: Start, drawn: Sequence[Mapping[str, np.ndarray]]) -> list[Distances]:
-    """How far the reference's parameters are from `ref`'s with each of its coefficients rounded to float32."""
+def _rounded(rung: Rung, ref: Trained, start: Start, drawn: Drawn) -> list[Distances]:
+    """How far parameters are from `ref`'s with each of its coefficients rounded to float32."""
     found = []
     for coefficient in ref.coefficients():
         _, run = rung.of_ref("optimizer", _updated, start, drawn, coefficient)

@@ -43,6 +43,7 @@ from sturdyio.cli import UserError
 Make = Callable[[Any], tuple]
 Start = Callable[..., "Trained"]  # `Trained` of one side, but for its dtype and what comes behind that
 Batch = Sequence[np.ndarray]
+Arrays = dict[Item, np.ndarray]
 LOSS, RATE, LOG = Item("loss", "loss"), Item("lr", "lr"), Item("log")
 PRECISIONS = ("float64", "float32")
 IN_FLOAT32 = ("loss", "lr", "buffer")  # what is judged in float32 through the whole network
@@ -125,8 +126,8 @@ class Trained:
 
     def iterate(
         self, batch: Batch, *, traced: Collection[str] | None = (), keeps: int = OUTPUTS, **kwargs: Any
-    ) -> dict[Item, np.ndarray]:
-        """What an iteration leaves; its trace is of those modules that are to be `traced`, None: of all."""
+    ) -> Arrays:
+        """What an iteration leaves; `trace` is then that of the modules `traced`, None: of all."""
         self.round_coefficient()
         rate = self.rate()
         with tracing(self.backend, self.model, keeps, traced != (), traced) as self.trace:
@@ -138,7 +139,7 @@ class Trained:
         gradients = dict(reversed(self._items("gradient", self.arrays.gradients()).items()))
         return {LOSS: self.backend.to_array(loss), **rate, **gradients, **self.state()}
 
-    def after(self, i: int, batches: Sequence[Batch], **traced: Any) -> dict[Item, np.ndarray]:
+    def after(self, i: int, batches: Sequence[Batch], **traced: Any) -> Arrays:
         """What the i-th iteration leaves, each on its batch; to be asked for in their order."""
         while self.done <= i:
             self.items = self.iterate(batches[self.done], **traced)
@@ -158,23 +159,23 @@ class Trained:
         if self.schedule is not None:
             self.schedule.step()
 
-    def rate(self) -> dict[Item, np.ndarray]:
+    def rate(self) -> Arrays:
         return {RATE: np.array(self.backend.training.learning_rate(self.optimizer))}
 
-    def state(self) -> dict[Item, np.ndarray]:
+    def state(self) -> Arrays:
         return self.parameters() | self._items("buffer", self.arrays.buffers())
 
-    def parameters(self) -> dict[Item, np.ndarray]:
+    def parameters(self) -> Arrays:
         return self._items("parameter", self.arrays.parameters())
 
-    def _items(self, kind: str, arrays: Mapping[str, np.ndarray]) -> dict[Item, np.ndarray]:
+    def _items(self, kind: str, arrays: Mapping[str, np.ndarray]) -> Arrays:
         return {tensor_item(self.keys[k], kind): array for k, array in arrays.items() if k in self.keys}
 
     def largest_update(self) -> float:
         return max((largest_difference(a, self.start[k]) for k, a in self.arrays.parameters().items()), default=0.0)
 
     def check_moved(self) -> None:
-        """Raise UserError if the reference's parameters are what they were: a port that never updates would pass."""
+        """Raise UserError if the reference never updates: a port that does not either would pass."""
         if self.is_ref and not self.largest_update():
             raise UserError("the reference's training moves no parameter: have it update them")
 
@@ -185,7 +186,7 @@ def starts(pair: Pair, make_ref: Make, make_port: Make) -> tuple[Start, Start]:
 
 
 def _ruler(rung: Rung, fp64_ref: Items, again: Callable[..., Items], **options: Any) -> Ruler:
-    """The ruler for what training gives in float64; `again(dtype, perturbation=0)` is the reference's other run."""
+    """The ruler for what training gives in float64."""
     again = partial(rung.of_ref, "training step", again)
     return Ruler.measured(fp64_ref, "float64", again, exact=[RATE], must_be_judged=[LOSS], **options)
 
@@ -235,7 +236,7 @@ class _Steps:
     start_port: Start
     batches: list[Batch]
     how: StepOptions
-    first_items: dict[Item, np.ndarray] = field(default_factory=dict)  # of the reference's first iteration in float64
+    first_items: Arrays = field(default_factory=dict)  # of the reference's first iteration in float64
     first_trace: Trace | None = None  # of what normalization layers and activations receive there
     call: ModuleCall | None = None  # of the model there
 
@@ -280,7 +281,7 @@ class _Steps:
         if clip is not None and norms and max(norms) < 0.999 * clip:
             rung.refuse(f"gradients whose norm is {max(norms):.1e} at most are not clipped to {clip:g}")
 
-    def _after(self, i: int, run: Trained) -> dict[Item, np.ndarray]:
+    def _after(self, i: int, run: Trained) -> Arrays:
         """What the reference's i-th iteration in float64 leaves; the rung ends where nothing can be judged by it."""
         first = {"traced": run.norms | run.activations, "keeps": UPSTREAM}
         traced = {"traced": run.norms} if i else first
@@ -375,7 +376,7 @@ def accumulation(
     pair = needed(equal_pair(rung, ref, port, names, device))
     start_ref, start_port = starts(pair, make_ref, make_port)
 
-    def accumulated(start: Start, group: list[Batch], dtype: str, perturbation: int = 0) -> dict[Item, np.ndarray]:
+    def accumulated(start: Start, group: list[Batch], dtype: str, perturbation: int = 0) -> Arrays:
         run = start(dtype, perturbation=perturbation)
         found: Items = {}
         seen = {"traced": {""}, "keeps": CALLS} if run.is_ref else {}
@@ -420,7 +421,7 @@ def epoch(
     batches, pair = _checked(batches), needed(equal_pair(rung, ref, port, names, device))
     start_ref, start_port = starts(pair, make_ref, make_port)
 
-    def trained(start: Start, dtype: str, perturbation: int = 0) -> dict[Item, np.ndarray]:
+    def trained(start: Start, dtype: str, perturbation: int = 0) -> Arrays:
         run, lines = start(dtype, perturbation=perturbation), []
         run.run([run.tensors(batch) for batch in batches], lambda line: lines.append(re.sub(ignore, "", line)))
         run.check_moved()
@@ -467,7 +468,7 @@ def _check_can_judge(rung: Rung, fp64_ref: Items) -> None:
 
 
 def _model_call(run: Trained, train: bool) -> ModuleCall:
-    """The reference's first call of its model in a step; raises UserError if it was called otherwise than promised."""
+    """The reference's first call of its model; raises UserError if it was called otherwise than promised."""
     call = run.trace.calls.get(OUTPUT)
     if call is None or call.kwargs or not call.args:
         raise UserError("the reference's step has to call its model itself, on positional arguments only")
