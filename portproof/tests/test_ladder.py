@@ -10,6 +10,7 @@ import torch
 
 from portproof import ladder
 from portproof.compare import FAIL, PASS, REFUSED
+from portproof.ladder.rung import needed, on_rung, reference_name
 from sturdyio.cli import UserError
 
 
@@ -192,6 +193,23 @@ def test_one_function_observes_both_sides():
         rung.observe("quotient", divmod, "", 9, 2)
     assert rung.observe("quotient", divmod, 7, "", 2) is None
     assert [row.name for row in rung.verdicts[0].rows] == ["quotient"] and rung.status == FAIL
+
+
+def test_a_function_of_the_ladder_ends_where_nothing_more_can_be_judged():
+    @on_rung
+    def quotient(port, rung):
+        assert needed(rung.observe("quotient", divmod, 7, port, 2)) == ((3, 1), (4, 1))
+        rung.refuse("it goes on")
+
+    assert quotient(9).refusal == "it goes on"
+    verdict = quotient("")
+    assert verdict.status == FAIL and [row.name for row in verdict.rows] == ["quotient"] and not verdict.refusal
+
+
+def test_a_tensor_of_the_port_has_the_references_name():
+    back = {"encoder": "body", "model": "", "": "head"}
+    names = [reference_name(name, back) for name in ("encoder.weight", "model.bias", "scale", "other.weight")]
+    assert names == ["body.weight", "bias", "head.scale", "other.weight"]
 
 
 def test_a_rung_compares_and_keeps_at_once():

@@ -207,6 +207,20 @@ def test_whose_step_raises_is_said():
     assert backward(*pair(), ref_of(), raises, batches()).status == FAIL
 
 
+def test_whose_schedule_raises_is_said():
+    class Broken:
+        def step(self):
+            raise RuntimeError("no such rate")
+
+    def broken(make):
+        return lambda model: (*make(model)[:2], Broken())
+
+    verdict = backward(*pair(), ref_of(), broken(port_of()), batches())
+    assert verdict.status == FAIL and "the port raised RuntimeError: no such rate" in str(verdict)
+    with pytest.raises(UserError, match="the reference's training step raised RuntimeError: no such rate"):
+        backward(*pair(), broken(ref_of()), port_of(), batches())
+
+
 def wrapped(around):
     """The reference's make function with its step replaced by `around(step, model, x, y)`."""
 
