@@ -104,7 +104,8 @@ class Trained:
     @cached_property
     def norms(self) -> set[str]:
         """The model itself, and its modules that keep running statistics: what comes into them sets noise floors."""
-        return {""} | {tensor_item(key, "").module for key in self.keys if key.rpartition(".")[2] == "running_mean"}
+        places = [key.rpartition(".") for key in self.keys]
+        return {""} | {module for module, _, leaf in places if leaf == "running_mean"}
 
     @cached_property
     def activations(self) -> set[str]:
