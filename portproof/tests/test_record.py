@@ -32,7 +32,7 @@ from portproof.commands import record as record_command
 from portproof.compare import FAIL, PASS, Verdict
 from portproof.localize.location import Location
 from portproof.recording import file
-from portproof.recording.codec import Reader, Writer
+from portproof.recording.codec import Reader, write_run
 from portproof.recording.file import Recording
 from sturdyio import cli
 from sturdyio.cli import UserError
@@ -356,10 +356,10 @@ def test_what_serves_a_limit_keeps_its_distance(rng):
     exact = rng.normal(size=(4, 5))
     near = exact + 1e-6 * rng.normal(size=(4, 5))
     store = Store()
-    writer, reader = Writer(store), Reader(store.arrays)
-    wide = writer.run(Run(Trace(), [exact], {"weight": exact}, [None, exact], places=[""]), with_trace=False)
+    reader = Reader(store.arrays)
+    wide = write_run(Run(Trace(), [exact], {"weight": exact}, [None, exact], places=[""]), store, with_trace=False)
     run = Run(Trace(), [near], {"weight": near}, [None, near], places=[""])
-    back = reader.run(writer.run(run, with_trace=False, like=wide))
+    back = reader.run(write_run(run, store, with_trace=False, like=wide))
     assert len(store.arrays) == 1
     for found in (back.output[0], back.gradients["weight"], back.input_gradients[1]):
         assert np.abs(found - exact).max() == pytest.approx(np.abs(near - exact).max())
@@ -423,10 +423,10 @@ def test_a_changed_byte(path):
 
 
 def test_a_newer_format(path):
-    save_text(path, "{}", {"a": np.ones(1)}, version=3)
-    assert "is of a newer portproof (format 3, not 2): update portproof" in refusal(path)
-    save_text(path, "{}", {"a": np.ones(1)}, version=1)
-    older = "is of an older portproof (format 1, not 2): record the reference again with portproof record"
+    save_text(path, "{}", {"a": np.ones(1)}, version=4)
+    assert "is of a newer portproof (format 4, not 3): update portproof" in refusal(path)
+    save_text(path, "{}", {"a": np.ones(1)}, version=2)
+    older = "is of an older portproof (format 2, not 3): record the reference again with portproof record"
     assert older in refusal(path)
     save_text(path, "{}", {"a": np.ones(1)}, version="x")
     assert "refused" in refusal(path)
@@ -457,16 +457,20 @@ def nested(depth: int) -> dict:
         lambda header: header["modules"][1].update(name="\x1b]0;title\x07"),
         lambda header: header["modules"].pop(0),
         lambda header: header["modules"][-1].update(name="no.such.parent"),
-        lambda header: header["modules"][2]["slots"][0][1].update(shape=[99, 99]),
-        lambda header: header["modules"][2]["slots"][0][1].update(key="elsewhere.weight"),
+        lambda header: header["modules"][2]["slots"]["weight"].update(shape=[99, 99]),
+        lambda header: header["modules"][2]["slots"]["weight"].update(key="elsewhere.weight"),
         lambda header: header["tensors"].update(dict.fromkeys(header["tensors"], 0)),
         lambda header: header["tensors"].clear(),
         lambda header: header["answers"].clear(),
-        lambda header: next(iter(header["answers"].values())).update(output=[None]),
-        lambda header: next(iter(header["answers"].values())).update(output=[[0, float("1e999")]]),
-        lambda header: next(iter(header["answers"].values())).update(gradients=[0]),
-        lambda header: next(iter(header["answers"].values()))["trace"]["calls"][0][1].update(inside="block.1"),
-        lambda header: next(iter(header["answers"].values()))["trace"]["calls"][0][1].update(name="nowhere"),
+        lambda header: header["answers"][0].update(output=[None]),
+        lambda header: header["answers"][0].update(output=[[0, float("1e999")]]),
+        lambda header: header["answers"][0].update(gradients=[0]),
+        lambda header: header["answers"][0]["trace"]["calls"]["block.0"].update(inside="block.1"),
+        lambda header: header["answers"][0]["trace"]["calls"]["block.0"].update(name="nowhere"),
+        lambda header: header["answers"][0]["trace"]["calls"]["block.0"].update(random_after=[[0, 1.0]]),
+        lambda header: header["answers"][0]["trace"]["calls"]["block.0"].update(scale="large"),
+        lambda header: header["answers"][0].update(keeps="2"),
+        lambda header: header["answers"][0].update(upstream=None),
     ],
 )
 def test_a_hostile_header(path, change):
@@ -632,7 +636,7 @@ def test_each_needs_one_framework_alone(folder):
 def test_a_run_of_ever_more_copies_is_refused():
     """Distances take a few bytes in the file, and an array each in memory."""
     arrays = [np.zeros(2**17)]  # 1 MB
-    empty = Writer(Store()).run(Run(Trace()), with_trace=False)
+    empty = write_run(Run(Trace()), Store(), with_trace=False)
     run = {**empty, "output": [[0, 1.0]], "places": [""]}
     assert len(Reader(arrays).run(run).output) == 1
     with pytest.raises(ValueError, match="takes more than"):

@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from portproof.io.process import proving
-from sturdyio.cli import user_code
+from sturdyio.cli import UserError, user_code
 
 if TYPE_CHECKING:
     import paddle
@@ -109,9 +110,9 @@ def record(
 
     Raises UserError as `align` does, where the reference gives NaN or infinity, and for inputs that no file can hold.
     """
-    from portproof.recording.record import record
+    from portproof.recording.record import Recorder
 
-    return record(ref, inputs, weights, modes, modules, seed, device)
+    return Recorder(ref, inputs, weights, modes, modules, seed, device).recording()
 
 
 @user_code()
@@ -136,9 +137,18 @@ def judge(
 
     Raises UserError as `align` does, and for a file that is no recording or is damaged.
     """
-    from portproof.recording.judge import judge
+    from portproof.ladder.pairs import whole
+    from portproof.recording.file import Recording
 
-    return judge(port, recording, names, own_weights, modes, precisions, leave_out, outputs, device)
+    ref = (recording if isinstance(recording, Recording) else Recording.load(recording)).model()
+    modes = ref.modes if modes is None else modes
+    if not set(modes) <= set(ref.modes):
+        raise UserError(f"modes {modes!r}: the reference was recorded in {' and '.join(ref.modes)} mode: judge these")
+    if own_weights and ref.weights == "probe":
+        raise UserError("the port's own weights have no equal in a recording of probe weights: record the reference's")
+    options = "own" if own_weights else "reference", modes, precisions, leave_out, outputs, ref.seed, device
+    verdict = whole.judge(ref, port, ref.inputs, names, *options)
+    return replace(verdict, title="judge", notes=[*ref.notes(), *verdict.notes])
 
 
 @user_code()

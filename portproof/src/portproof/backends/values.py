@@ -71,35 +71,30 @@ def encode(value: Any, put: Put) -> Any:
         return {"array": put(value)}
     if isinstance(value, np.generic):
         value = value.item()
-    if value is None or type(value) in (bool, int, str):
+    kind = type(value)
+    if value is None or kind in (bool, int, str) or kind is float and math.isfinite(value):
         return value
-    if type(value) is float:
-        return value if math.isfinite(value) else {"float": repr(value)}
-    if type(value) is complex:
-        return {"complex": repr(value)}
-    if type(value) is slice:
-        return {"slice": [encode(part, put) for part in (value.start, value.stop, value.step)]}
-    if isinstance(value, Unwritten):
-        return {"object": value.type, "items": [encode(item, put) for item in value]}
-    if type(value) is list:
-        return {"list": [encode(item, put) for item in value]}
-    if isinstance(value, tuple) and (hasattr(value, "_fields") or not hasattr(value, "__dict__") or not vars(value)):
-        items = [encode(item, put) for item in value]
-        fields = list(getattr(value, "_fields", ()))
-        named = len(fields) == len(items) and fields and namedtuple_of(type(value).__name__, fields)
-        return {"tuple": items, "named": [type(value).__name__, *fields]} if named else {"tuple": items}
-    if type(value) in (dict, OrderedDict) and all(key is None or type(key) in (bool, int, str) for key in value):
+    if kind in (float, complex):
+        return {kind.__name__: repr(value)}
+    if kind in (dict, OrderedDict) and all(key is None or type(key) in (bool, int, str) for key in value):
         return {"dict": [[key, encode(item, put)] for key, item in value.items()]}
-    items = [encode(item, put) for _, item in items_in(value, is_array)]
-    return {"object": type(value).__name__, "items": items}
+    parts = [value.start, value.stop, value.step] if kind is slice else [p for _, p in items_in(value, is_array)]
+    items = [encode(part, put) for part in parts]
+    if kind in (list, slice):
+        return {kind.__name__: items}
+    if isinstance(value, tuple) and (hasattr(value, "_fields") or not hasattr(value, "__dict__") or not vars(value)):
+        return {"tuple": items, "named": _names(value)}
+    return {"object": value.type if isinstance(value, Unwritten) else kind.__name__, "items": items}
 
 
-def namedtuple_of(name: str, fields: Sequence[str]) -> type | None:
-    """A class of named tuples; None where these are no names of one."""
+def _names(value: tuple) -> list[str]:
+    """The class of a named tuple and its fields; of any other tuple nothing."""
+    names = [type(value).__name__, *getattr(value, "_fields", ())]
     try:
-        return namedtuple(name, fields)
-    except (TypeError, ValueError):
-        return None
+        namedtuple(names[0], names[1:])
+    except (TypeError, ValueError):  # a class of another kind that has `_fields`
+        return []
+    return names if value and len(names) == 1 + len(value) else []
 
 
 def decode(node: Any, arrays: Sequence[np.ndarray]) -> Any:
@@ -114,21 +109,17 @@ def decode(node: Any, arrays: Sequence[np.ndarray]) -> Any:
         return float(node["float"])
     if "complex" in node:
         return complex(node["complex"])
-    if "slice" in node:
-        return slice(*(decode(part, arrays) for part in node["slice"]))
-    if "list" in node:
-        return [decode(item, arrays) for item in node["list"]]
     if "dict" in node:
         return {key: decode(item, arrays) for key, item in node["dict"]}
-    if "tuple" in node:
-        items = [decode(item, arrays) for item in node["tuple"]]
-        if "named" not in node:
-            return tuple(items)
-        made = namedtuple_of(node["named"][0], node["named"][1:])
-        if made is None:
-            raise ValueError("it names the fields of a tuple as none can be named")
-        return made(*items)
-    found = Unwritten(decode(item, arrays) for item in node["items"])
+    kind = next((kind for kind in ("list", "slice", "tuple") if kind in node), "items")
+    items = [decode(item, arrays) for item in node[kind]]
+    if kind == "list":
+        return items
+    if kind == "slice":
+        return slice(*items)
+    if kind == "tuple":
+        return namedtuple(node["named"][0], node["named"][1:])(*items) if node["named"] else tuple(items)
+    found = Unwritten(items)
     found.type = str(node["object"])
     return found
 

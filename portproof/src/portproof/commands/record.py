@@ -25,8 +25,8 @@ from portproof.compare import DONE, exit_status
 from portproof.io.progress import shown
 from portproof.ladder.pairs.named import model_factory
 from portproof.recording.file import check_name, megabytes
-from portproof.recording.model import not_alone_note
-from portproof.recording.record import record
+from portproof.recording.model import not_alone_notes
+from portproof.recording.record import Recorder
 from sturdyio.cli import ArgumentParser, HelpFormatter, staying
 
 PROG = "portproof record"
@@ -75,13 +75,12 @@ def main(args: argparse.Namespace) -> int:
         backend_of_side(ref, "torch").load_weights(ref, args.weights, "weights")
     weights = "reference" if args.weights else "probe"
     modes = ("eval", "train") if args.mode == "both" else (args.mode,)
-
-    def tell(about: int) -> None:
-        more = ", less with --modules" * (args.modules is not None)
-        print(f"{args.ref}, {weights} weights, seed {args.seed}: about {megabytes(about)}{more}", flush=True)
-
     with shown(PROG), staying():
-        recording = record(ref, inputs, weights, modes, args.modules, args.seed, args.device, tell)
+        recorder = Recorder(ref, inputs, weights, modes, args.modules, args.seed, args.device)
+        about = megabytes(recorder.expected_size) + ("" if args.modules is None else ", less with --modules")
+        print(f"{args.ref}, {weights} weights, seed {args.seed}: about {about}", flush=True)
+        recording = recorder.recording()
     recording.save(args.output, args.max_size)
-    print(f"wrote {args.output}: {megabytes(recording.size)}", *not_alone_note(recording.header["not_alone"]), sep="\n")
+    notes = not_alone_notes(recording.header["not_alone"])
+    print(f"wrote {args.output}: {megabytes(recording.size)}", *notes, sep="\n")
     return exit_status(DONE)

@@ -1,12 +1,14 @@
-"""Answers as JSON with their arrays in a store, and back: one table of fields for both directions.
+"""Answers as JSON with their arrays in a store, and back: one table of forms for both directions.
 
 What is read is believed no further than its form: `read` raises ValueError, KeyError or TypeError for anything else.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any, Optional, get_args, get_origin
 
 import numpy as np
 
@@ -18,51 +20,44 @@ from portproof.convert.rules import identity
 from sturdyio.cli import printable
 from sturdyio.files import most_memory
 
-# How each field of a dataclass is written; a field that is not here is not.
-ARRAYS, ARRAYS_OR_NONE, NAMED_ARRAYS, LABELLED_ARRAYS = "arrays", "arrays or none", "named arrays", "labelled arrays"
-TEXT, NUMBER, TRUTH, TEXTS, NAMED_TEXTS, VALUE, SCALE, SCALES = (
-    "text", "number", "truth", "texts", "named texts", "value", "scale", "scales"
-)  # fmt: skip
-NUMBERS, CALLS, SLOTS = "numbers", "calls", "slots"
-FIELDS: dict[type, dict[str, str]] = {
-    Run: {
-        "output": ARRAYS,
-        "gradients": NAMED_ARRAYS,
-        "input_gradients": ARRAYS_OR_NONE,
-        "buffers": NAMED_ARRAYS,
-        "places": TEXTS,
+MAYBE_ARRAY = Optional[np.ndarray]
+# The form of each field of a dataclass that is written, as in its annotation; `object` is what `encode` takes.
+FORMS: dict[type, dict[str, Any]] = {
+    Slot: {"key": str, "tensor": str, "shape": tuple[int, ...], "trained": bool, "is_buffer": bool, "is_whole": bool},
+    Module: {"name": str, "type": str, "kind": str, "slots": dict[str, Slot], "is_leaf": bool},
+    ModuleCall: {
+        "name": str,
+        "number": int,
+        "start": int,
+        "inside": str,
+        "args": tuple[object, ...],
+        "kwargs": dict[str, object],
+        "scale": float,
+        "outputs": list[np.ndarray],
+        "places": list[str],
+        "upstream": list[MAYBE_ARRAY],
+        "random_after": tuple[bool, ...],
     },
     Trace: {
-        "outputs": LABELLED_ARRAYS,
-        "input_scales": SCALES,
-        "calls": CALLS,
-        "error": TEXT,
-        "unrecorded": NAMED_TEXTS,
-        "float32": TEXTS,
-        "float32_data": TEXTS,
+        "outputs": dict[str, np.ndarray],
+        "input_scales": dict[str, float],
+        "calls": dict[str, ModuleCall],
+        "error": str,
+        "unrecorded": dict[str, str],
+        "float32": set[str],
+        "float32_data": set[str],
     },
-    ModuleCall: {
-        "name": TEXT,
-        "number": NUMBER,
-        "start": NUMBER,
-        "inside": TEXT,
-        "args": VALUE,
-        "kwargs": VALUE,
-        "scale": SCALE,
-        "outputs": ARRAYS,
-        "places": TEXTS,
-        "upstream": ARRAYS_OR_NONE,
-    },
-    Module: {"name": TEXT, "type": TEXT, "kind": TEXT, "slots": SLOTS, "is_leaf": TRUTH},
-    Slot: {
-        "key": TEXT,
-        "tensor": TEXT,
-        "shape": NUMBERS,
-        "trained": TRUTH,
-        "is_buffer": TRUTH,
-        "is_whole": TRUTH,
+    Run: {
+        "trace": Trace,
+        "output": list[np.ndarray],
+        "gradients": dict[str, np.ndarray],
+        "input_gradients": list[MAYBE_ARRAY],
+        "buffers": dict[str, np.ndarray],
+        "places": list[str],
     },
 }
+# How each is made where fields that are not written have no default, or another one.
+MAKERS = {Slot: partial(Slot, change=identity), ModuleCall: partial(ModuleCall, random_before=(False,))}
 
 
 def text_of(value: Any) -> str:
@@ -72,126 +67,86 @@ def text_of(value: Any) -> str:
     return value
 
 
-class Writer:
-    """Writes runs and modules as JSON."""
+def write(form: Any, value: Any, store: Store, like: Any = None) -> Any:
+    """`value` of that `form` as JSON, its arrays in `store`.
 
-    def __init__(self, store: Store) -> None:
-        self.store = store
-        self._ways: dict[str, Callable[[Any, Any], Any]] = {
-            ARRAYS: self._arrays,
-            ARRAYS_OR_NONE: self._arrays,
-            NAMED_ARRAYS: lambda value, like: {k: self._array(a, (like or {}).get(k)) for k, a in value.items()},
-            LABELLED_ARRAYS: self._labelled,
-            TEXT: lambda value, _: printable(value),
-            TEXTS: lambda value, _: sorted(value) if isinstance(value, set) else list(value),
-            NAMED_TEXTS: lambda value, _: {key: printable(text) for key, text in value.items()},
-            NUMBER: lambda value, _: value,
-            NUMBERS: lambda value, _: list(value),
-            TRUTH: lambda value, _: bool(value),
-            VALUE: lambda value, _: encode(list(value) if isinstance(value, tuple) else dict(value), store.put),
-            SCALE: lambda value, _: encode(value, store.put),
-            SCALES: lambda value, _: [[name, encode(scale, store.put)] for name, scale in value.items()],
-            CALLS: lambda value, _: [[label, self._call(call)] for label, call in value.items()],
-            SLOTS: lambda value, _: [[leaf, self.write(slot)] for leaf, slot in value.items()],
-        }
+    With `like`, what was written of the same in float64, only the largest distance from it of each array.
+    """
+    kind, inside = get_origin(form), get_args(form)
+    if form in FORMS:
+        fields = FORMS[form].items()
+        return {name: write(each, getattr(value, name), store, (like or {}).get(name)) for name, each in fields}
+    if kind is dict:
+        return {key: write(inside[1], item, store, (like or {}).get(key)) for key, item in value.items()}
+    if kind in (list, tuple, set):
+        others = dict(enumerate(like or ()))
+        items = enumerate(sorted(value) if kind is set else value)
+        return [write(inside[0], item, store, others.get(i)) for i, item in items]
+    if form is str:
+        return printable(value)
+    if isinstance(value, np.ndarray) and form is not object:
+        return _written_array(value, store, like)
+    return encode(value, store.put)
 
-    def write(self, value: Any, like: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        """A dataclass of FIELDS as JSON; of arrays that are in `like`, too, only the largest distance from these."""
-        found = {}
-        for name, kind in FIELDS[type(value)].items():
-            found[name] = self._ways[kind](getattr(value, name), (like or {}).get(name))
-        return found
 
-    def run(self, run: Run, with_trace: bool, like: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        """`run` as JSON; with `like`, the same run in float64, only the largest distance from it of each array."""
-        trace = run.trace if with_trace else Trace(error=run.trace.error)
-        return self.write(run, like) | {"trace": self.write(trace, (like or {}).get("trace"))}
+def _written_array(array: np.ndarray, store: Store, like: Any) -> Any:
+    other = store.arrays[like] if type(like) is int else None
+    if other is None or array.dtype.kind != "f" or other.dtype.kind != "f" or other.shape != array.shape:
+        return store.put(array)
+    distance = np.abs(array.astype(np.float64) - other).max(initial=0)
+    return [like, float(distance)] if np.isfinite(distance) else store.put(array)
 
-    def _call(self, call: ModuleCall) -> dict[str, Any]:
-        return self.write(call) | {"random": call.took_random}
 
-    def _arrays(self, value: Sequence, like: Any) -> list:
-        others = [*(like or ()), *[None] * len(value)]
-        return [self._array(array, others[i]) for i, array in enumerate(value)]
-
-    def _labelled(self, value: Mapping[str, np.ndarray], like: Any) -> list:
-        others = dict(like or ())
-        return [[label, self._array(array, others.get(label))] for label, array in value.items()]
-
-    def _array(self, array: np.ndarray | None, like: Any) -> Any:
-        if array is None:
-            return None
-        other = self.store.arrays[like] if type(like) is int else None
-        if other is None or array.dtype.kind != "f" or other.dtype.kind != "f" or other.shape != array.shape:
-            return self.store.put(array)
-        distance = np.abs(array.astype(np.float64) - other).max(initial=0)
-        return [like, float(distance)] if np.isfinite(distance) else self.store.put(array)
+def write_run(run: Run, store: Store, with_trace: bool, like: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """`run` as JSON, see `write`; of where its generators of random numbers were only whether a call took some."""
+    trace = run.trace if with_trace else Trace(error=run.trace.error)
+    calls = {}
+    for label, call in trace.calls.items():
+        took_random = bool(call.random_after) and call.random_after != call.random_before
+        calls[label] = replace(call, random_after=(took_random,))
+    return write(Run, replace(run, trace=replace(trace, calls=calls)), store, like)
 
 
 class Reader:
-    """Reads what `Writer` wrote."""
+    """Reads what `write` wrote."""
 
     def __init__(self, arrays: Sequence[np.ndarray]) -> None:
         self.arrays = arrays
         self.most = self.left = most_memory(sum(array.nbytes for array in arrays))  # bytes that one run may take
-        self._ways: dict[str, Callable[[Any], Any]] = {
-            ARRAYS: lambda node: [self._array(number) for number in _list(node)],
-            ARRAYS_OR_NONE: lambda node: [None if number is None else self._array(number) for number in _list(node)],
-            NAMED_ARRAYS: lambda node: {text_of(key): self._array(number) for key, number in node.items()},
-            LABELLED_ARRAYS: lambda node: {text_of(label): self._array(number) for label, number in _list(node)},
-            TEXT: text_of,
-            TEXTS: lambda node: [text_of(text) for text in _list(node)],
-            NAMED_TEXTS: lambda node: {text_of(key): text_of(text) for key, text in node.items()},
-            NUMBER: int,
-            NUMBERS: lambda node: tuple(map(int, _list(node))),
-            TRUTH: bool,
-            VALUE: lambda node: decode(node, arrays),
-            SCALE: self._scale,
-            SCALES: lambda node: {text_of(name): self._scale(scale) for name, scale in _list(node)},
-            CALLS: lambda node: {text_of(label): self._call(call) for label, call in _list(node)},
-            SLOTS: lambda node: {text_of(leaf): self._slot(slot) for leaf, slot in _list(node)},
-        }
 
-    def read(self, kind: type, node: Mapping[str, Any], **more: Any) -> Any:
-        """The dataclass of that `kind`; `more` are fields that are not written."""
-        found = {name: self._ways[how](node[name]) for name, how in FIELDS[kind].items()}
-        return kind(**found, **more)
+    def read(self, form: Any, node: Any) -> Any:
+        """The value of that `form`."""
+        kind, inside = get_origin(form), get_args(form)
+        if form in FORMS:
+            fields = {name: self.read(each, node[name]) for name, each in FORMS[form].items()}
+            return MAKERS.get(form, form)(**fields)
+        if kind is dict:
+            return {text_of(key): self.read(inside[1], item) for key, item in _checked(node, dict).items()}
+        if kind in (list, tuple, set):
+            return kind(self.read(inside[0], item) for item in _checked(node, list))
+        if form is str:
+            return text_of(node)
+        if form is np.ndarray or form is MAYBE_ARRAY and node is not None:
+            return self._array(node)
+        value = decode(node, self.arrays)
+        return value if form in (object, MAYBE_ARRAY) else _checked(value, form)
 
-    def run(self, node: Mapping[str, Any]) -> Run:
+    def run(self, node: Any) -> Run:
         """The run; its tensors are whole, by the keys that they have in the model."""
         self.left = self.most
-        trace = self.read(Trace, node["trace"])
-        trace.float32, trace.float32_data = set(trace.float32), set(trace.float32_data)
-        run = self.read(Run, node, trace=trace)
+        run = self.read(Run, node)
         if len(run.output) != len(run.places):
             raise ValueError("an output is missing")
-        for label, call in trace.calls.items():
-            around = trace.calls.get(call.inside)
+        calls = run.trace.calls
+        for label, call in calls.items():
+            around = calls.get(call.inside)
             if label != call_label(call.name or OUTPUT, call.number) or around is None and label != OUTPUT:
                 raise ValueError(f"its call {label} is not one of the model's")
             if around is not None and around.start >= call.start:
                 raise ValueError(f"its call {label} begins before what it is in")
+            if call.outputs and not len(call.outputs) == len(call.places) == len(call.upstream):
+                raise ValueError("a call's outputs and their gradients are not as many")
         return run
-
-    def module(self, node: Mapping[str, Any]) -> Module:
-        """One module."""
-        return self.read(Module, node)
-
-    def _slot(self, node: Mapping[str, Any]) -> Slot:
-        return self.read(Slot, node, change=identity)
-
-    def _call(self, node: Mapping[str, Any]) -> ModuleCall:
-        call = self.read(ModuleCall, node)
-        if call.outputs and not len(call.outputs) == len(call.places) == len(call.upstream):
-            raise ValueError("a call's outputs and their gradients are not as many")
-        if type(call.args) is not list or type(call.kwargs) is not dict or not all(type(k) is str for k in call.kwargs):
-            raise ValueError("a call's arguments have another form")
-        call.args = tuple(call.args)
-        call.took_random = bool(node["random"])
-        return call
-
-    def _scale(self, node: Any) -> float:
-        return float(decode(node, self.arrays))
 
     def _array(self, node: Any) -> np.ndarray:
         if not isinstance(node, list):
@@ -206,7 +161,7 @@ class Reader:
         return like.astype(np.float64) + distance
 
 
-def _list(node: Any) -> list:
-    if type(node) is not list:
-        raise ValueError(f"it holds a {type(node).__name__} where a list should be")
-    return node
+def _checked(value: Any, kind: type) -> Any:
+    if type(value) is not kind:
+        raise ValueError(f"it holds a {type(value).__name__} where a {kind.__name__} should be")
+    return value

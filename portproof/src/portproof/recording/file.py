@@ -1,7 +1,7 @@
 """A recording as a file: `.safetensors`, whose arrays are named by their content, and one text that says what they are.
 
     VERSION DIGEST
-    {"portproof": ..., "modules": [...], "answers": {...}, "arrays": [[DIGEST, DTYPE], ...]}
+    {"portproof": ..., "modules": [...], "answers": [...], "arrays": [[DIGEST, DTYPE], ...]}
 
 Numbers in the text are places in that list of arrays. Nothing in the file is run, and nothing is believed that the
 digests do not say.
@@ -19,15 +19,13 @@ from typing import Any
 
 import numpy as np
 
-from portproof.backends import FRAMEWORKS
 from portproof.backends.values import COMPLEX, KINDS, digest_of
-from portproof.python39 import zip_strict
 from portproof.recording.model import RecordedModel
 from sturdyio.cli import UserError
 from sturdyio.files import load_safetensors_with_metadata, refusing, save_safetensors
 
 NAME = "portproof.recording"  # of the text
-VERSION = 2
+VERSION = 3
 MOST_TEXT = 64_000_000  # safetensors reads no header of more than 100 MB
 WHAT = "what portproof record wrote"
 
@@ -37,35 +35,21 @@ class Recording:
     """A reference's answers to all that judging a port asks."""
 
     header: Mapping[str, Any]
-    arrays: Sequence[np.ndarray]
+    arrays: Mapping[str, np.ndarray]  # by the digest of each
 
     @property
     def size(self) -> int:
         """Of its file, in bytes, up to some that align it."""
-        return sum(array.nbytes + 100 for array in self.arrays) + len(json.dumps(self._text))
+        return sum(array.nbytes + 100 for array in self.arrays.values()) + len(json.dumps(self._text))
 
     def model(self) -> RecordedModel:
         """The reference, as judging takes it."""
-        return RecordedModel(self.header, self.arrays)
-
-    def about(self) -> str:
-        """What it is, in a line."""
-        told = self.header
-        framework = next(name for name in FRAMEWORKS if name in told)
-        return (
-            f"recorded with {framework} {told[framework]}, NumPy {told['numpy']}, portproof {told['portproof']}:"
-            f" {told['weights']} weights, seed {told['seed']}, {' and '.join(told['modes'])} mode"
-        )
-
-    @cached_property
-    def _digests(self) -> list[str]:
-        return [digest_of(array) for array in self.arrays]
+        return RecordedModel(self.header, list(self.arrays.values()))
 
     @cached_property
     def _text(self) -> str:
-        table = [[digest, str(array.dtype)] for digest, array in zip_strict(self._digests, self.arrays)]
-        body = json.dumps({**self.header, "arrays": table}, separators=(",", ":"), allow_nan=False)
-        return sealed(body)
+        table = [[digest, str(array.dtype)] for digest, array in self.arrays.items()]
+        return sealed(json.dumps({**self.header, "arrays": table}, separators=(",", ":"), allow_nan=False))
 
     def save(self, path: str | Path, max_size: int | None = None) -> None:
         """Write it, whole or not at all; the same recording has the same bytes.
@@ -73,18 +57,16 @@ class Recording:
         Raises UserError where that would be more than `max_size` bytes, and where it cannot be written.
         """
         check_name(path)
-        text, size = self._text, self.size
-        if max_size is not None and size > max_size:
+        if max_size is not None and self.size > max_size:
             raise UserError(
-                f"recording {path} would take {megabytes(size)}, more than {megabytes(max_size)}: "
+                f"recording {path} would take {megabytes(self.size)}, more than {megabytes(max_size)}: "
                 "allow more, record fewer modules to be run alone, or give smaller inputs"
             )
-        if len(text) > MOST_TEXT:
-            raise UserError(
-                f"recording {path} lists too many runs ({megabytes(len(text))} of text): record fewer modules alone"
-            )
-        stored = {digest: _as_stored(array) for digest, array in zip_strict(self._digests, self.arrays)}
-        save_safetensors(stored, path, {NAME: text})
+        if len(self._text) > MOST_TEXT:
+            size = megabytes(len(self._text))
+            raise UserError(f"recording {path} lists too many runs ({size} of text): record fewer modules alone")
+        stored = {digest: _as_stored(array) for digest, array in self.arrays.items()}
+        save_safetensors(stored, path, {NAME: self._text})
 
     @classmethod
     def load(cls, path: str | Path) -> Recording:
@@ -92,20 +74,19 @@ class Recording:
         stored, metadata = load_safetensors_with_metadata(path)
         if NAME not in metadata:
             raise UserError(f"{path} is no recording, but another .safetensors file: write it with portproof record")
+        first, _, body = metadata[NAME].partition("\n")
         with refusing(path, WHAT):
-            first, _, body = metadata[NAME].partition("\n")
             found = int(first.partition(" ")[0])
-            if found == VERSION:
-                if metadata[NAME] != sealed(body):
-                    raise ValueError("its header is damaged")
-                header = json.loads(body)
-                recording = cls(header, _arrays(header.pop("arrays"), stored))
-                recording.model()
-        if found > VERSION:
-            raise UserError(f"{path} is of a newer portproof (format {found}, not {VERSION}): update portproof")
-        if found < VERSION:
-            again = "record the reference again with portproof record"
-            raise UserError(f"{path} is of an older portproof (format {found}, not {VERSION}): {again}")
+        if found != VERSION:
+            age = "a newer" if found > VERSION else "an older"
+            fix = "update portproof" if found > VERSION else "record the reference again with portproof record"
+            raise UserError(f"{path} is of {age} portproof (format {found}, not {VERSION}): {fix}")
+        with refusing(path, WHAT):
+            if metadata[NAME] != sealed(body):
+                raise ValueError("its header is damaged")
+            header = json.loads(body)
+            recording = cls(header, _arrays(header.pop("arrays"), stored))
+            recording.model()
         return recording
 
 
@@ -115,9 +96,9 @@ def check_name(path: str | Path) -> None:
         raise UserError(f"recording {path} does not end in .safetensors: choose a name that does")
 
 
-def _arrays(table: Sequence[Sequence[str]], stored: Mapping[str, np.ndarray]) -> list[np.ndarray]:
+def _arrays(table: Sequence[Sequence[str]], stored: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     """The arrays of `table`; raises ValueError unless the file holds these, and no others."""
-    found = []
+    found = {}
     for name, dtype in table:
         if name not in stored:
             raise ValueError("an array is missing")
@@ -126,8 +107,8 @@ def _arrays(table: Sequence[Sequence[str]], stored: Mapping[str, np.ndarray]) ->
             array = array.view(dtype).reshape(array.shape[:-1])
         if str(array.dtype) != dtype or array.dtype.kind not in KINDS or digest_of(array) != name:
             raise ValueError("an array is damaged")
-        found.append(array)
-    if len({name for name, _ in table}) != len(stored):
+        found[name] = array
+    if len(found) != len(stored):
         raise ValueError("it holds other arrays")
     return found
 

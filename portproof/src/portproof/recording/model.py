@@ -1,7 +1,7 @@
 """A recorded reference: a model whose answers come from a recording."""
 
-from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -10,21 +10,13 @@ import numpy as np
 from portproof.backends import FRAMEWORKS
 from portproof.backends.model import Model
 from portproof.backends.question import Answer, Question, Run
+from portproof.backends.slots import Module
 from portproof.backends.trace import Inputs
-from portproof.backends.values import decode, fetch
+from portproof.backends.values import decode
 from portproof.compare.ruler import UNIT_ROUNDOFF
 from portproof.ladder.pairs.pair import MODES
 from portproof.recording.codec import Reader, text_of
 from sturdyio.cli import UserError
-
-
-class NotRecorded(UserError):
-    """The recording does not hold what is asked for."""
-
-
-def answer_key(question: Question, switched_off: Collection[str]) -> str:
-    """What an answer is filed under: the question's key, what was sent back, and what was kept."""
-    return " ".join([question.key(switched_off), question.upstream_key() or "-", str(question.keeps)])
 
 
 class RecordedModel(Model):
@@ -36,22 +28,26 @@ class RecordedModel(Model):
     is_recorded = True
 
     def __init__(self, header: Mapping[str, Any], arrays: Sequence[np.ndarray]) -> None:
-        self._reader, self._answers = Reader(arrays), dict(header["answers"])
+        self._reader = Reader(arrays)
+        read = self._reader.read
         self.passes: Counter[str] = Counter()
         framework = next((name for name in FRAMEWORKS if name in header), "torch")
-        self.made_with = {name: text_of(header[name]) for name in (framework, "numpy", "portproof")}
-        modules = {module.name: module for module in map(self._reader.module, header["modules"])}
-        super().__init__("reference", modules, {k: fetch(arrays, number) for k, number in header["tensors"].items()})
-        self._constants = {text_of(key): fetch(arrays, number) for key, number in header["constants"].items()}
+        self.made_with = {name: text_of(header[name]) for name in (framework, "NumPy", "portproof")}
+        modules = {module.name: module for module in read(list[Module], header["modules"])}
+        super().__init__("reference", modules, read(dict[str, np.ndarray], header["tensors"]))
+        self._constants = read(dict[str, np.ndarray], header["constants"])
         self.inputs: Inputs = decode(header["inputs"], arrays)
-        self.cotangent = [fetch(arrays, number) for number in header["cotangent"]]
-        self.not_alone = {text_of(label): text_of(reason) for label, reason in header["not_alone"].items()}
-        self.seed, self.weights, self.modes = int(header["seed"]), text_of(header["weights"]), tuple(header["modes"])
-        self._filed: dict[str, list[tuple[str, int, str]]] = {}  # {question's key: (upstream, keeps, answer's key)}
-        for answer in self._answers:
-            key, upstream, keeps = text_of(answer).split(" ")
-            self._filed.setdefault(key, []).append(("" if upstream == "-" else upstream, int(keeps), answer))
+        self.cotangent = read(list[np.ndarray], header["cotangent"])
+        self.not_alone = read(dict[str, str], header["not_alone"])
+        self.seed, self.weights = read(int, header["seed"]), read(str, header["weights"])
+        self.modes = read(tuple[str, ...], header["modes"])
+        self._answers: dict[str, list[tuple[Answer, Any]]] = defaultdict(list)  # {question's key: what it serves, run}
+        for written in header["answers"]:
+            answer = Answer(None, read(str, written["upstream"]), read(int, written["keeps"]))
+            self._answers[read(str, written["question"])].append((answer, written))
         self._check()
+        for written in header["answers"]:
+            self._check_answer(written)
 
     def _check(self) -> None:
         if not self.modes or not set(self.modes) <= set(MODES):
@@ -59,23 +55,23 @@ class RecordedModel(Model):
         if not isinstance(self.inputs, (list, dict)) or not self.cotangent:
             raise ValueError("it holds no inputs, or no gradient for the outputs")
         for name, module in self._whole.items():
-            owners = [slot.key.rpartition(".")[0] for slot in module.slots.values()]
-            if name.rpartition(".")[0] not in self._whole or set(owners) - {name}:
+            owners = {slot.key.rpartition(".")[0] for slot in module.slots.values()}
+            if name.rpartition(".")[0] not in self._whole or owners - {name}:
                 raise ValueError(f"its module {name} is not in the model")
         for slot in self._slots.values():
             array = self._values[slot.tensor]
             if array.shape != slot.shape or (array.dtype.kind != "f") != slot.is_whole:
                 raise ValueError(f"its {slot.key} is {array.dtype} {array.shape}, not as it says")
-        for name, array in [*self._values.items(), *((f"cotangent {i}", a) for i, a in enumerate(self.cotangent))]:
+        for name, array in self._values.items():
             _check_finite(name, array)
+        for i, array in enumerate(self.cotangent):
+            _check_finite(f"cotangent {i}", array)
         for mode in self.modes:
             for dtype in UNIT_ROUNDOFF:
                 self.run(self.inputs, dtype, mode == "train")
-        for written in self._answers.values():
-            self._check_answer(written)
 
     def _check_answer(self, written: Mapping[str, Any]) -> None:
-        run, name = self._reader.run(written), text_of(written["name"])
+        run, name = self._reader.run(written), text_of(written["module"])
         prefix = f"{name}." if name else ""
         shapes = {slot.key: slot.shape for slot in self._slots.values()}
         for call in run.trace.calls.values():
@@ -91,19 +87,16 @@ class RecordedModel(Model):
         return dict(self._constants)
 
     def ask(self, question: Question) -> Run:
-        """What the recording has for it; raises NotRecorded for what it was not asked."""
-        upstream = question.upstream_key()
-        for filed_upstream, keeps, key in self._filed.get(question.key(self.switched_off), ()):
-            if Answer(None, filed_upstream, keeps).serves(question, upstream):
-                run = question.only_asked(self._reader.run(self._answers[key]))
-                tensors = {
-                    field: self._pieces_of(getattr(run, field), question.module) for field in ("gradients", "buffers")
-                }
-                return replace(run, **tensors)
-        mode, on = MODES[question.train], "on these inputs"
-        what = f"what {question.module or 'the model'} gives in {mode} mode, {question.dtype}, {on}"
-        raise NotRecorded(
-            f"the recording, made by portproof {self.made_with['portproof']}, does not hold {what}: record it again"
+        """What the recording has for it; raises UserError for what it was not asked."""
+        for answer, written in self._answers.get(question.key(self.switched_off), ()):
+            if answer.serves(question, question.upstream_key()):
+                run = question.only_asked(self._reader.run(written))
+                gradients = self._pieces_of(run.gradients, question.module)
+                return replace(run, gradients=gradients, buffers=self._pieces_of(run.buffers, question.module))
+        what = f"what {question.module or 'the model'} gives in {MODES[question.train]} mode, {question.dtype},"
+        raise UserError(
+            f"the recording, made by portproof {self.made_with['portproof']}, does not hold {what} on these inputs:"
+            " record it again"
         )
 
     def _pieces_of(self, tensors: Mapping[str, np.ndarray], module: str) -> dict[str, np.ndarray]:
@@ -115,20 +108,25 @@ class RecordedModel(Model):
                 found[piece.key.removeprefix(prefix)] = piece.read(array)
         return found
 
+    def notes(self) -> list[str]:
+        """What it was recorded with, and what could not be run alone."""
+        made_with = ", ".join(f"{name} {version}" for name, version in self.made_with.items())
+        how = f"{self.weights} weights, seed {self.seed}, {' and '.join(self.modes)} mode"
+        return [f"recorded with {made_with}: {how}", *not_alone_notes(self.not_alone)]
+
 
 def _check_finite(name: str, array: np.ndarray) -> None:
     if array.dtype.kind in "fc" and not np.isfinite(array).all():
         raise ValueError(f"its {name} holds NaN or infinity")
 
 
-def not_alone_note(not_alone: Mapping[str, str]) -> list[str]:
+def not_alone_notes(not_alone: Mapping[str, str]) -> list[str]:
     """What could not be run alone, a line for each reason."""
-    reasons: dict[str, list[str]] = {}
+    reasons: dict[str, list[str]] = defaultdict(list)
     for label, reason in not_alone.items():
-        reasons.setdefault(reason, []).append(label)
-    return [f"not run alone, {reason}: {_some(labels)}" for reason, labels in reasons.items()]
-
-
-def _some(labels: Sequence[str]) -> str:
-    more = f" and {len(labels) - 5} more" if len(labels) > 5 else ""
-    return ", ".join(labels[:5]) + more
+        reasons[reason].append(label)
+    notes = []
+    for reason, labels in reasons.items():
+        more = f" and {len(labels) - 5} more" if len(labels) > 5 else ""
+        notes.append(f"not run alone, {reason}: {', '.join(labels[:5])}{more}")
+    return notes

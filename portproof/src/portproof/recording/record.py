@@ -7,8 +7,8 @@ alone, so it can be answered before there is a port.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -16,8 +16,7 @@ import numpy as np
 from portproof import __version__
 from portproof.backends import backend_of_side
 from portproof.backends.drawn import drawn_weights
-from portproof.backends.layers import Layers
-from portproof.backends.model import BackendModel, Model
+from portproof.backends.model import Model
 from portproof.backends.question import CALLS, OUTPUTS, UPSTREAM, Question, Run
 from portproof.backends.slots import Module
 from portproof.backends.trace import Inputs, ModuleCall, checked_inputs
@@ -26,212 +25,191 @@ from portproof.compare.ruler import RUNS, UNIT_ROUNDOFF
 from portproof.ladder.pairs.pair import MODES, check_reference, drawn_cotangent
 from portproof.ladder.pairs.randomness import switch_off_random
 from portproof.localize.isolated import adjusted_call, all_questions, has_upstream
-from portproof.recording.codec import Writer
+from portproof.python39 import zip_strict
+from portproof.recording.codec import write, write_run
 from portproof.recording.file import Recording
-from portproof.recording.model import answer_key
 from sturdyio.cli import UserError
 
 WEIGHTS = ("probe", "reference")
 GRADIENTS = ("gradients", "input_gradients")  # fields of a run
 
 
-class _Recorder(Model):
-    """A model that keeps what it answers, each question once."""
+class Recorder(Model):
+    """A reference that keeps what it answers, each question once."""
 
-    def __init__(self, model: BackendModel, store: Store) -> None:
-        self.inner, self.role, self.modules, self.switched_off = model, model.role, model.modules, model.switched_off
-        self.writer = Writer(store)
-        self.answers: dict[str, dict[str, Any]] = {}
-        self.only_distances: set[str] = set()  # the keys of answers of which no more is kept
+    def __init__(
+        self,
+        ref: Any,
+        inputs: Inputs,
+        weights: str,
+        modes: Sequence[str],
+        alone: Collection[str] | None,
+        seed: int,
+        device: str,
+    ) -> None:
+        """The arguments of `portproof.record`, `alone` its `modules`; raises UserError as it does."""
+        if weights not in WEIGHTS:
+            raise UserError(f"weights {weights!r}: choose one of {', '.join(WEIGHTS)}")
+        if not modes or not set(modes) <= set(MODES):
+            raise UserError(f"modes {modes!r}: choose some of {', '.join(MODES)}")
+        self.inputs, self.alone = checked_inputs(inputs), alone
+        if not is_written(self.inputs):
+            fix = "give arrays, nested tuples, lists and dicts, text, numbers"
+            raise UserError(f"the inputs hold what no file can: {fix}")
+        framework = backend_of_side(ref, "torch")
+        self.model = framework.wrap(ref, "reference", device)
+        self.modules, self.switched_off = self.model.modules, self.model.switched_off
+        for name in alone or ():
+            if name not in self.modules:
+                raise UserError(f"modules names {name!r}, but the reference has no module of that name in it")
+        for mode in modes:
+            check_reference(self.model.run(self.inputs, "float32", mode == "train"), mode == "train")
+        if weights == "probe" and framework.name == "torch":
+            from portproof.backends.probe import load_probe_weights
 
-    def ask(self, question: Question) -> Run:
-        """As the model; of the whole model all that may be asked is kept, of a perturbed run only distances."""
-        run = self.inner.ask(question)
-        key = answer_key(question, self.switched_off)
-        if key not in self.answers:
-            fp64_ref = replace(question, dtype="float64", perturbation=0)
-            like = self.answers.get(answer_key(fp64_ref, self.switched_off), {})
-            if question.perturbation:
-                like = self._any_like(question)
-            elif not question.module:  # a block's float32 gradients only serve limits
-                is_leaf = self.modules[question.module].is_leaf
-                like = {} if is_leaf else {field: like[field] for field in GRADIENTS if field in like}
-            with_trace = not question.module or question.keeps > OUTPUTS
-            self.answers[key] = {"name": question.module} | self.writer.run(run, with_trace, like)
-        return run
+            load_probe_weights(self.model, seed, self.inputs, runs_in_train="train" in modes)
+        elif weights == "probe":
+            self.model.load(drawn_weights(self.model, seed))
+        self.store = Store()
+        self.answers: dict[tuple[str, str, int], dict[str, Any]] = {}  # by `_key`, as JSON
+        self.only_distances: set[tuple[str, str, int]] = set()  # the keys of answers of which no more is kept
+        put = self.store.put
+        keys = {slot.key: slot.tensor for module in self.modules.values() for slot in module.slots.values()}
+        # A layer of the library has the name that it has in PyTorch.
+        named = [replace(each, type=framework.layers.torch_type(each.type)) for each in self.modules.values()]
+        self.header: dict[str, Any] = {
+            "portproof": __version__,
+            framework.name: str(framework.framework.__version__),
+            "NumPy": np.__version__,
+            "seed": seed,
+            "weights": weights,
+            "modes": [mode for mode in MODES if mode in modes],
+            "inputs": encode(self.inputs, put),
+            "modules": write(list[Module], named, self.store),
+            "tensors": {keys[key]: put(array) for key, array in self.model.arrays().items()},
+            "constants": {key: put(array) for key, array in self.model.constants().items()},
+        }
+        own = self.store.nbytes
+        self.cotangent = drawn_cotangent(self.model.run(self.inputs, "float32", False).output, seed)
+        self.header["cotangent"] = [put(array) for array in self.cotangent]
+        given = self.store.nbytes
+        run = self.ask(self._whole_question("float64", False))
+        self.expected_size = self._expected_size(run, own, self.store.nbytes - given)
 
-    def _any_like(self, question: Question) -> dict[str, Any]:
-        """The kept answer in float64 to the same question, whatever else it keeps."""
-        fp64_ref = replace(question, dtype="float64", perturbation=0)
-        for keeps in (OUTPUTS, CALLS, UPSTREAM):
-            known = self.answers.get(answer_key(replace(fp64_ref, keeps=keeps), self.switched_off))
-            if known is not None:
-                return known
-        return {}
+    def _expected_size(self, run: Run, own: int, flow: int) -> int:
+        """The size that the file will have about, in bytes, from one float64 run.
 
-    def keep_alone(self, question: Question, in_full: bool) -> None:
-        """Keep what a module gives alone; unless `in_full`, of a float32 run only how far it is from float64."""
-        key = answer_key(question, self.switched_off)
-        serves_a_limit = question.perturbation > 0 or question.dtype == "float32" and not in_full
-        if key in self.answers and (serves_a_limit or key not in self.only_distances):
-            return
-        like = self._any_like(question) if serves_a_limit else None
-        run = self.inner.ask(question)
-        self.answers[key] = {"name": question.module} | self.writer.run(run, question.keeps > OUTPUTS, like)
-        self.only_distances = self.only_distances | {key} if serves_a_limit else self.only_distances - {key}
+        `own` are the bytes of weights and inputs, `flow` those of all that flows through it. Per mode: values and their
+        gradients in both precisions, and of each layer alone its inputs' and outputs' and its weights' gradients.
+        """
+        calls = run.trace.calls.values()
+        leaves = [call for call in calls if self.modules[call.name].is_leaf]
+        alone = sum(array.size for call in leaves for array in (*call.inputs, *call.outputs))
+        return own + len(self.header["modes"]) * (3 * flow + 12 * alone + 6 * own + 1500 * len(calls))
 
+    def recording(self) -> Recording:
+        """Ask all, and return what was answered; raises UserError where no port could be judged by it."""
+        not_alone: dict[str, str] = {}
+        for mode in self.header["modes"]:
+            not_alone |= self._ask_mode(mode == "train")
+        if "eval" not in self.header["modes"]:  # the map is confirmed in eval mode
+            self._ask_whole(False)
+        header = self.header | {"answers": list(self.answers.values()), "not_alone": not_alone}
+        recording = Recording(header, dict(zip_strict(self.store.digests, self.store.arrays)))
+        try:
+            recording.model()
+        except ValueError as error:
+            raise UserError(f"the reference cannot be recorded: {error}: give other inputs or modes") from error
+        return recording
 
-def record(
-    ref: Any,
-    inputs: Inputs,
-    weights: str,
-    modes: Sequence[str],
-    modules: Collection[str] | None,
-    seed: int,
-    device: str,
-    tell_size: Callable[[int], object] = lambda _: None,
-) -> Recording:
-    """What `portproof.record` does; `tell_size` gets the size that the file will have about, as soon as it is known."""
-    if weights not in WEIGHTS:
-        raise UserError(f"weights {weights!r}: choose one of {', '.join(WEIGHTS)}")
-    if not modes or not set(modes) <= set(MODES):
-        raise UserError(f"modes {modes!r}: choose some of {', '.join(MODES)}")
-    inputs = checked_inputs(inputs)
-    inputs = dict(inputs) if hasattr(inputs, "keys") else list(inputs)
-    if not is_written(inputs):
-        raise UserError("the inputs hold what no file can: give arrays, nested tuples, lists and dicts, text, numbers")
-    framework = backend_of_side(ref, "torch")
-    model = framework.wrap(ref, "reference", device)
-    for name in modules or ():
-        if name not in model.modules:
-            raise UserError(f"modules names {name!r}, but the reference has no module of that name in it")
-    for mode in modes:
-        check_reference(model.run(inputs, "float32", mode == "train"), mode == "train")
-    if weights == "probe" and framework.name == "torch":
-        from portproof.backends.probe import load_probe_weights
-
-        load_probe_weights(model, seed, inputs, runs_in_train="train" in modes)
-    elif weights == "probe":
-        model.load(drawn_weights(model, seed))
-    keys = {slot.key: slot.tensor for module in model.modules.values() for slot in module.slots.values()}
-    store = Store()
-    recorder = _Recorder(model, store)
-    header: dict[str, Any] = {
-        "portproof": __version__,
-        framework.name: str(framework.framework.__version__),
-        "numpy": np.__version__,
-        "seed": seed,
-        "weights": weights,
-        "modes": [mode for mode in MODES if mode in modes],
-        "inputs": encode(inputs, store.put),
-        "modules": [_written(module, recorder.writer, framework.layers) for module in model.modules.values()],
-        "tensors": {keys[key]: store.put(array) for key, array in model.arrays().items()},
-        "constants": {key: store.put(array) for key, array in model.constants().items()},
-    }
-    own = store.nbytes
-    cotangent = drawn_cotangent(model.run(inputs, "float32", False).output, seed)
-    header["cotangent"] = [store.put(array) for array in cotangent]
-    given = store.nbytes
-    first = recorder.ask(Question.of_model(inputs, "float64", False, cotangent, UPSTREAM))
-    tell_size(_about(model, first, store.nbytes - given, own, len(modes)))
-    not_alone: dict[str, str] = {}
-    questions = _Questions(recorder, inputs, cotangent, modules)
-    for mode in header["modes"]:
-        not_alone |= questions.ask_mode(mode == "train")
-    if "eval" not in header["modes"]:  # the map is confirmed in eval mode
-        questions.ask_whole(False)
-    recording = Recording(header | {"answers": recorder.answers, "not_alone": not_alone}, store.arrays)
-    try:
-        recording.model()
-    except ValueError as error:
-        raise UserError(f"the reference cannot be recorded: {error}: give other inputs or modes") from error
-    return recording
-
-
-def _written(module: Module, writer: Writer, layers: Layers) -> dict[str, Any]:
-    """The module as JSON, with the name that PyTorch has for a layer of the library."""
-    return writer.write(replace(module, type=layers.torch_type(module.type)))
-
-
-@dataclass(frozen=True)
-class _Questions:
-    """All that judging may ask of a reference, asked."""
-
-    model: _Recorder
-    inputs: Inputs
-    cotangent: Sequence[np.ndarray]
-    modules: Collection[str] | None  # those that are run alone, with all in them; None: all
-
-    def ask_whole(self, train: bool) -> dict[str, Run]:
-        """Ask for the whole model in one mode -> its runs, by precision."""
-        runs = {}
-        for dtype in UNIT_ROUNDOFF:
-            question = Question.of_model(self.inputs, dtype, train, self.cotangent, UPSTREAM)
-            runs[dtype] = self.model.ask(question)
-        return runs
-
-    def ask_mode(self, train: bool) -> dict[str, str]:
+    def _ask_mode(self, train: bool) -> dict[str, str]:
         """Ask all of one mode -> {label of a call: why its module was not run alone}."""
-        model = self.model
-        runs = self.ask_whole(train)  # with what is random, by which it is found
-        if switch_off_random(model, Question.of_model(self.inputs, "float64", train, self.cotangent, UPSTREAM))[1]:
+        runs = self._ask_whole(train)  # with what is random, by which it is found
+        if switch_off_random(self, self._whole_question("float64", train))[1]:
             return {}
-        runs = self.ask_whole(train)
+        runs = self._ask_whole(train)
         check_reference(runs["float64"], train)
         if lacking := runs["float64"].trace.lacking:
             reason = f"{lacking} has no kernel in float64, on which limits rest"
             raise UserError(f"the reference cannot be recorded: {reason}")
         for dtype in UNIT_ROUNDOFF:
             for i in range(1, RUNS + 1):
-                model.ask(Question.of_model(self.inputs, dtype, train, self.cotangent, perturbation=i))
+                self.ask(replace(self._whole_question(dtype, train), keeps=OUTPUTS, perturbation=i))
         not_alone: dict[str, str] = {}
         for dtype, run in runs.items():
             for label, call in run.trace.calls.items():
-                reason = _why_not(call, self.modules)
+                reason = self._why_not(call)
                 if reason:
                     not_alone[label] = reason
-                elif dtype == "float64":
-                    self._ask_for_search(run.trace.calls, label, train)
-                elif model.modules[call.name].is_leaf and has_upstream(call):
-                    self._ask_for_gradients(run.trace.calls, label, train)
+                elif dtype == "float64" or self.modules[call.name].is_leaf and has_upstream(call):
+                    self._ask_alone(run.trace.calls, label, dtype, train)
         return not_alone
 
-    def _ask_for_search(self, calls: dict[str, ModuleCall], label: str, train: bool) -> None:
-        """What the search for a fault asks of one call, in either precision; see `locate`."""
+    def _whole_question(self, dtype: str, train: bool) -> Question:
+        return Question.of_model(self.inputs, dtype, train, self.cotangent, UPSTREAM)
+
+    def _ask_whole(self, train: bool) -> dict[str, Run]:
+        """Ask for the whole model in one mode -> its runs, by precision."""
+        return {dtype: self.ask(self._whole_question(dtype, train)) for dtype in UNIT_ROUNDOFF}
+
+    def _why_not(self, call: ModuleCall) -> str:
+        """Why a module is not run alone on what the call received; "" if it is."""
+        if not is_written([list(call.args), call.kwargs]):
+            return "since it was called with what no file can hold"
+        if self.alone is None or not call.name or any(f"{call.name}.".startswith(f"{name}.") for name in self.alone):
+            return ""
+        return "since the recording was told to leave them out"
+
+    def _ask_alone(self, calls: Mapping[str, ModuleCall], label: str, given: str, train: bool) -> None:
+        """What is asked of one call in a run of the precision `given`.
+
+        Of a float64 run what the search for a fault asks in either precision, see `locate`. Of a float32 run what
+        judging a layer's gradients asks, and whether it differs in float64 on the same inputs, too.
+        """
         call = calls[label]
-        is_leaf = self.model.modules[call.name].is_leaf
+        is_leaf = self.modules[call.name].is_leaf
         for dtype in UNIT_ROUNDOFF:
-            received = adjusted_call(self.model, call, dtype)
+            is_adjusted = given == "float64" or dtype == "float32"
+            received = adjusted_call(self, call, dtype) if is_adjusted else call
             if not is_leaf:
-                self.model.keep_alone(Question(received, "float64", train, keeps=CALLS), in_full=True)
+                self._keep_alone(Question(received, "float64", train, keeps=CALLS), in_full=True)
             judged = has_upstream(call) and (dtype == "float64" or is_leaf)
-            asked = Question(received, dtype, train, judged)
-            for question in all_questions(self.model, calls, label, asked):
-                self.model.keep_alone(question, in_full=dtype == "float32")
+            for question in all_questions(self, calls, label, received, dtype, train, judged):
+                self._keep_alone(question, in_full=dtype == "float32")
 
-    def _ask_for_gradients(self, calls: dict[str, ModuleCall], label: str, train: bool) -> None:
-        """What judging a layer's float32 gradients asks, and whether it differs in float64, too."""
-        adjusted = adjusted_call(self.model, calls[label], "float32")
-        for received, dtype in ((adjusted, "float32"), (calls[label], "float64")):
-            asked = Question(received, dtype, train, backward=True)
-            for question in all_questions(self.model, calls, label, asked):
-                self.model.keep_alone(question, in_full=dtype == "float32")
+    def ask(self, question: Question) -> Run:
+        """As the model, of the whole of which all that may be asked is kept; of a perturbed run only distances."""
+        run = self.model.ask(question)
+        if self._key(question) not in self.answers:
+            like = self._fp64_answer(question)
+            if not question.perturbation:  # a block's float32 gradients only serve limits
+                like = {} if self.modules[""].is_leaf else {field: like[field] for field in GRADIENTS if field in like}
+            self._keep(question, run, True, like)
+        return run
 
+    def _keep_alone(self, question: Question, in_full: bool) -> None:
+        """Keep what a module gives alone; unless `in_full`, of a float32 run only how far it is from float64."""
+        key = self._key(question)
+        serves_a_limit = question.perturbation > 0 or question.dtype == "float32" and not in_full
+        if key in self.answers and (serves_a_limit or key not in self.only_distances):
+            return
+        like = self._fp64_answer(question) if serves_a_limit else {}
+        self._keep(question, self.model.ask(question), question.keeps > OUTPUTS, like)
+        if serves_a_limit:
+            self.only_distances.add(key)
+        else:
+            self.only_distances.discard(key)
 
-def _why_not(call: ModuleCall, modules: Collection[str] | None) -> str:
-    """Why a module is not run alone on what the call received; "" if it is."""
-    if not is_written([list(call.args), call.kwargs]):
-        return "since it was called with what no file can hold"
-    inside = modules is None or not call.name or any(f"{call.name}.".startswith(f"{name}.") for name in modules)
-    return "" if inside else "since the recording was told to leave them out"
+    def _keep(self, question: Question, run: Run, with_trace: bool, like: Mapping[str, Any]) -> None:
+        key, upstream, keeps = self._key(question)
+        asked = {"question": key, "upstream": upstream, "keeps": keeps, "module": question.module}
+        self.answers[key, upstream, keeps] = asked | write_run(run, self.store, with_trace, like)
 
+    def _key(self, question: Question) -> tuple[str, str, int]:
+        return question.key(self.switched_off), question.upstream_key(), question.keeps
 
-def _about(model: BackendModel, run: Run, flow: int, own: int, modes: int) -> int:
-    """The size that the file will have about, in bytes, from one float64 run.
-
-    `flow` are the bytes of all that flows through it, `own` those of weights and inputs. Per mode: values and their
-    gradients in both precisions, and of each layer alone its inputs' and outputs' and its weights' gradients.
-    """
-    leaves = [call for call in run.trace.calls.values() if model.modules[call.name].is_leaf]
-    alone = sum(array.size for call in leaves for array in (*call.inputs, *call.outputs))
-    return own + modes * (3 * flow + 12 * alone + 6 * own) + 1500 * len(run.trace.calls) * modes
+    def _fp64_answer(self, question: Question) -> Mapping[str, Any]:
+        """The kept answer in float64 to the same question, whatever else it keeps; {} if there is none."""
+        question = replace(question, dtype="float64", perturbation=0)
+        keys = (self._key(replace(question, keeps=keeps)) for keeps in (OUTPUTS, CALLS, UPSTREAM))
+        return next((self.answers[key] for key in keys if key in self.answers), {})
