@@ -32,14 +32,7 @@ from portproof import align
 from portproof.backends import backend
 from portproof.backends.base import SUFFIXES
 from portproof.backends.trace import Inputs
-from portproof.commands.arguments import (
-    INPUT,
-    add_judging_arguments,
-    add_pair_arguments,
-    judging_options,
-    load_pair,
-    read_map,
-)
+from portproof.commands.arguments import INPUT, JUDGED, MODELS, add_flags, judging_options, load_models, read_map
 from portproof.compare import DONE, FAIL, Verdict, exit_status, joined
 from portproof.io.progress import shown
 from portproof.io.records import save_text
@@ -54,9 +47,11 @@ OF_THE_WHOLE = ("save_map", "save_weights", "print_map", "loss")  # what --locat
 
 def get_args_parser() -> argparse.ArgumentParser:
     parser = ArgumentParser(prog=PROG, description=__doc__, formatter_class=HelpFormatter)
-    add_pair_arguments(parser)
-    add_judging_arguments(parser)
     add = parser.add_argument
+    add_flags(parser, *MODELS, "--seed", "--inputs")
+    add("--weights", metavar="FILE", help="the reference's weights, for both sides, instead of probe weights")
+    add("--port-weights", metavar="FILE", help="the port's own .pdparams or .safetensors, compared with --weights too")
+    add_flags(parser, "--device", *JUDGED)
     add("--locate-only", action="store_true", help="run each module alone without judging the whole")
     add("--print-map", action="store_true", help="print which module of the port stands for which of the reference")
     add("--save-map", metavar="FILE", help="write that as YAML, as --map reads it")
@@ -90,6 +85,8 @@ def check(args: argparse.Namespace) -> None:
         for name in OF_THE_WHOLE:
             if getattr(args, name):
                 raise UserError(f"--locate-only does not judge the whole: leave --{name.replace('_', '-')} out")
+    if args.port_weights and not args.weights:
+        raise UserError("--port-weights are compared with --weights: give both")
     if args.save_weights:
         if not args.weights or args.port_weights:
             raise UserError("--save-weights writes the --weights of the reference for the port: give these alone")
@@ -103,7 +100,14 @@ def check(args: argparse.Namespace) -> None:
 def main(args: argparse.Namespace) -> int:
     check(args)
     names = read_map(args.map)
-    ref, port, inputs, weights = load_pair(args)
+    ref, port, inputs = load_models(args, judged=True)
+    weights = "probe"
+    if args.weights:
+        weights = "reference"
+        backend("torch").load_weights(ref, args.weights, "weights")
+    if args.port_weights:
+        weights = "own"
+        backend("paddle").load_weights(port, args.port_weights, "port weights")
     train = _training(args, inputs) if args.loss else None
     print(f"{args.port} against {args.ref}, {args.device}, seed {args.seed}, {weights} weights", flush=True)
     options, where = judging_options(args), {"seed": args.seed, "device": args.device}

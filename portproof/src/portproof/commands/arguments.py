@@ -18,63 +18,57 @@ from sturdyio.state_dict import hash_in_name
 INPUT = "2,3,224,224"
 MOST_MAP = 2_000_000  # bytes: some 20,000 lines
 
-FACTORIES = {
-    "--ref": "what makes the reference, such as torchvision.models:vgg11 or my.net:Net(width=2)",
-    "--port": "what makes the port, such as 'paddle.vision.models:vgg11(batch_norm=True)'",
-}
-
-
-def add_factory_argument(parser: argparse.ArgumentParser, flag: str) -> None:
-    """--ref or --port."""
-    factory = {"metavar": "PKG.MOD:FACTORY", "required": True, "default": argparse.SUPPRESS}
-    parser.add_argument(flag, help=FACTORIES[flag], **factory)
-
-
-def add_map_argument(parser: argparse.ArgumentParser) -> None:
-    """--map."""
-    text = "YAML: the reference's modules or tensors: the port's, where names do not say it"
-    parser.add_argument("--map", metavar="FILE", help=text)
-
-
-def add_input_argument(parser: argparse.ArgumentParser) -> None:
-    """--input."""
-    parser.add_argument(
-        "--input",
-        action="append",
-        metavar="[NAME=]SHAPE[:DTYPE[:HIGH]]",
-        help="shape of an input, such as 2,3,224,224, or 2,16:int64:30522 for whole numbers below 30522, or"
+# What argparse takes of the flags that several commands have.
+REQUIRED = {"required": True, "default": argparse.SUPPRESS}  # without a default in the help
+FACTORY = {"metavar": "PKG.MOD:FACTORY", **REQUIRED}
+FLAGS: dict[str, dict[str, Any]] = {
+    "--ref": {"help": "what makes the reference, such as torchvision.models:vgg11 or my.net:Net(width=2)", **FACTORY},
+    "--port": {"help": "what makes the port, such as 'paddle.vision.models:vgg11(batch_norm=True)'", **FACTORY},
+    "--map": {
+        "metavar": "FILE",
+        "help": "YAML: the reference's modules or tensors: the port's, where names do not say it",
+    },
+    "--input": {
+        "action": "append",
+        "metavar": "[NAME=]SHAPE[:DTYPE[:HIGH]]",
+        "help": "shape of an input, such as 2,3,224,224, or 2,16:int64:30522 for whole numbers below 30522, or"
         " mask=2,16:bool for the keyword argument mask; DTYPE is float32, int64, int32 or bool; once for each argument"
         f" (default: {INPUT})",
-    )
+    },
+    "--inputs": {
+        "metavar": "FILE.npz",
+        "help": "the inputs themselves instead of --input: 0, 1, ... or arr_0, arr_1, ... are the positional arguments,"
+        " other names keywords",
+    },
+    "--seed": {"type": int, "default": 0, "help": "of inputs and probe weights, 0 or more"},
+    "--device": {"choices": ("cpu", "gpu"), "default": "cpu", "help": "where both sides run"},
+    "--mode": {"choices": ("eval", "train", "both"), "default": "both", "help": "which modes are judged"},
+    "--precision": {
+        "choices": ("float64", "float32", "both"),
+        "default": "both",
+        "help": "which precisions are judged",
+    },
+    "--leave-out": {
+        "action": "append",
+        "default": [],
+        "metavar": "MODULE",
+        "help": "module of the reference whose own values, and those of all in it, are not compared (repeatable)",
+    },
+    "--match": {
+        "action": "append",
+        "default": [],
+        "metavar": "REF=PORT",
+        "help": "the reference's output of this key, attribute or number is the port's of that (repeatable)",
+    },
+}
+MODELS = ("--ref", "--port", "--map", "--input")
+JUDGED = ("--mode", "--precision", "--leave-out", "--match")  # `judging_options` reads them
 
 
-def add_model_arguments(parser: argparse.ArgumentParser) -> None:
-    """--ref, --port, --map, --input."""
-    add_factory_argument(parser, "--ref")
-    add_factory_argument(parser, "--port")
-    add_map_argument(parser)
-    add_input_argument(parser)
-
-
-def add_judging_arguments(parser: argparse.ArgumentParser) -> None:
-    """--mode, --precision, --leave-out, --match: what is judged. `judging_options` reads them."""
-    add = parser.add_argument
-    add("--mode", choices=("eval", "train", "both"), default="both", help="which modes are judged")
-    add("--precision", choices=("float64", "float32", "both"), default="both", help="which precisions are judged")
-    add(
-        "--leave-out",
-        action="append",
-        default=[],
-        metavar="MODULE",
-        help="module of the reference whose own values, and those of all in it, are not compared (repeatable)",
-    )
-    add(
-        "--match",
-        action="append",
-        default=[],
-        metavar="REF=PORT",
-        help="the reference's output of this key, attribute or number is the port's of that (repeatable)",
-    )
+def add_flags(parser: argparse.ArgumentParser, *names: str, **changed: Any) -> None:
+    """Those of FLAGS, with what is `changed` in them."""
+    for name in names:
+        parser.add_argument(name, **{**FLAGS[name], **changed})
 
 
 def judging_options(args: argparse.Namespace) -> dict[str, Any]:
@@ -90,45 +84,14 @@ def judging_options(args: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def add_seed_argument(parser: argparse.ArgumentParser) -> None:
-    """--seed."""
-    parser.add_argument("--seed", type=int, default=0, help="of inputs and probe weights, 0 or more")
-
-
-def add_pair_arguments(parser: argparse.ArgumentParser) -> None:
-    """--ref, --port, --map, --input, --inputs, --seed, --weights, --port-weights, --device."""
-    add_model_arguments(parser)
-    add_seed_argument(parser)
-    add_inputs_argument(parser)
-    add = parser.add_argument
-    add("--weights", metavar="FILE", help="the reference's weights, for both sides, instead of probe weights")
-    add("--port-weights", metavar="FILE", help="the port's own .pdparams or .safetensors, compared with --weights too")
-    add_device_argument(parser, "both sides run")
-
-
-def add_device_argument(parser: argparse.ArgumentParser, what: str) -> None:
-    """--device."""
-    parser.add_argument("--device", choices=("cpu", "gpu"), default="cpu", help=f"where {what}")
-
-
-def add_inputs_argument(parser: argparse.ArgumentParser) -> None:
-    """--inputs."""
-    parser.add_argument(
-        "--inputs",
-        metavar="FILE.npz",
-        help="the inputs themselves instead of --input: 0, 1, ... or arr_0, arr_1, ... are the positional arguments,"
-        " other names keywords",
-    )
-
-
 def add_file_arguments(parser: argparse.ArgumentParser, frameworks: Sequence[str]) -> None:
     """INPUT, OUTPUT, and --from and --to, which name two of the `frameworks`."""
-    required = {"choices": frameworks, "required": True, "default": argparse.SUPPRESS}
+    framework = {"choices": frameworks, **REQUIRED}
     add = parser.add_argument
     add("input_file", metavar="INPUT", type=Path, help="weights or checkpoint to read")
     add("output_file", metavar="OUTPUT", type=Path, help="weights to write; a file of that name is replaced")
-    add("--from", dest="source", help="framework that INPUT is from", **required)
-    add("--to", dest="target", help="framework that OUTPUT is for: another one", **required)
+    add("--from", dest="source", help="framework that INPUT is from", **framework)
+    add("--to", dest="target", help="framework that OUTPUT is for: another one", **framework)
 
 
 def check_files(args: argparse.Namespace) -> None:
@@ -173,7 +136,7 @@ def _are_texts(value: Any) -> bool:
 
 
 def load_models(args: argparse.Namespace, judged: bool = False) -> tuple[Any, Any, Inputs]:
-    """(reference, port, inputs) as `add_model_arguments`' and `add_seed_argument`'s flags say.
+    """(reference, port, inputs) as MODELS, --inputs, --seed and --device say.
 
     What the code of a port that is `judged` raises is a PortError.
     """
@@ -192,15 +155,3 @@ def load_given_inputs(args: argparse.Namespace, frameworks: Sequence[str]) -> In
     for name in frameworks:
         backend(name).device(getattr(args, "device", "cpu"))
     return load_inputs(file, "--inputs") if file else draw_inputs(args.input or [INPUT], args.seed, "--input")
-
-
-def load_pair(args: argparse.Namespace) -> tuple[Any, Any, Inputs, str]:
-    """(reference, port, inputs, what weights they are judged with) as the flags say, with their weights."""
-    if args.port_weights and not args.weights:
-        raise UserError("--port-weights are compared with --weights: give both")
-    ref, port, inputs = load_models(args, judged=True)
-    if args.weights:
-        backend("torch").load_weights(ref, args.weights, "weights")
-    if args.port_weights:
-        backend("paddle").load_weights(port, args.port_weights, "port weights")
-    return ref, port, inputs, "own" if args.port_weights else "reference" if args.weights else "probe"

@@ -18,9 +18,9 @@ import argparse
 
 from portproof.backends import backend
 from portproof.commands.arguments import (
+    MODELS,
     add_file_arguments,
-    add_model_arguments,
-    add_seed_argument,
+    add_flags,
     check_files,
     load_models,
     read_map,
@@ -36,8 +36,7 @@ PROG = "portproof convert"
 def get_args_parser() -> argparse.ArgumentParser:
     parser = ArgumentParser(prog=PROG, description=__doc__, formatter_class=HelpFormatter)
     add_file_arguments(parser, ("torch", "paddle"))
-    add_model_arguments(parser)
-    add_seed_argument(parser)
+    add_flags(parser, *MODELS, "--seed")
     return parser
 
 

@@ -11,14 +11,7 @@ import argparse
 
 from portproof import judge
 from portproof.backends import backend_imported, backend_of_side
-from portproof.commands.arguments import (
-    add_device_argument,
-    add_factory_argument,
-    add_judging_arguments,
-    add_map_argument,
-    judging_options,
-    read_map,
-)
+from portproof.commands.arguments import JUDGED, add_flags, judging_options, read_map
 from portproof.compare import exit_status
 from portproof.io.progress import shown
 from portproof.ladder.pairs.named import model_factory
@@ -32,11 +25,10 @@ def get_args_parser() -> argparse.ArgumentParser:
     parser = ArgumentParser(prog=PROG, description=__doc__, formatter_class=HelpFormatter)
     add = parser.add_argument
     add("recording", metavar="FILE", help="what portproof record wrote")
-    add_factory_argument(parser, "--port")
-    add_map_argument(parser)
+    add_flags(parser, "--port", "--map")
     add("--port-weights", metavar="FILE", help="the port's own weights, compared with those of record --weights")
-    add_device_argument(parser, "the port runs")
-    add_judging_arguments(parser)
+    add_flags(parser, "--device", help="where the port runs")
+    add_flags(parser, *JUDGED)
     return parser
 
 

@@ -12,7 +12,7 @@ import tempfile
 from pathlib import Path
 from string import Template
 
-from portproof.commands.arguments import INPUT, add_model_arguments, load_models, read_map
+from portproof.commands.arguments import INPUT, MODELS, add_flags, load_models, read_map
 from portproof.compare import DONE, exit_status
 from sturdyio.cli import ArgumentParser, HelpFormatter, UserError
 
@@ -24,7 +24,7 @@ SUFFIX = ".txt"  # of the templates: they are text until they are filled in
 def get_args_parser() -> argparse.ArgumentParser:
     parser = ArgumentParser(prog=PROG, description=__doc__, formatter_class=HelpFormatter)
     parser.add_argument("folder", metavar="DIR", type=Path, help="folder to write; must be new or empty")
-    add_model_arguments(parser)
+    add_flags(parser, *MODELS)
     parser.set_defaults(seed=0)
     return parser
 

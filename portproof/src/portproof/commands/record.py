@@ -13,14 +13,7 @@ import argparse
 import re
 
 from portproof.backends import backend_imported, backend_of_side
-from portproof.commands.arguments import (
-    add_device_argument,
-    add_factory_argument,
-    add_input_argument,
-    add_inputs_argument,
-    add_seed_argument,
-    load_given_inputs,
-)
+from portproof.commands.arguments import REQUIRED, add_flags, load_given_inputs
 from portproof.compare import DONE, exit_status
 from portproof.io.progress import shown
 from portproof.ladder.pairs.named import model_factory
@@ -36,13 +29,10 @@ UNITS = {"": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9}
 def get_args_parser() -> argparse.ArgumentParser:
     parser = ArgumentParser(prog=PROG, description=__doc__, formatter_class=HelpFormatter)
     add = parser.add_argument
-    add_factory_argument(parser, "--ref")
-    add_input_argument(parser)
-    add_seed_argument(parser)
-    add_inputs_argument(parser)
+    add_flags(parser, "--ref", "--input", "--seed", "--inputs")
     add("--weights", metavar="FILE", help="the reference's weights, instead of probe weights")
-    add_device_argument(parser, "the reference runs")
-    add("--mode", choices=("eval", "train", "both"), default="both", help="which modes are recorded")
+    add_flags(parser, "--device", help="where the reference runs")
+    add_flags(parser, "--mode", help="which modes are recorded")
     add(
         "--modules",
         action="append",
@@ -50,8 +40,7 @@ def get_args_parser() -> argparse.ArgumentParser:
         help="module of the reference: only these, and all in them, are recorded to be run alone; may be repeated",
     )
     add("--max-size", type=size, metavar="SIZE", help="write nothing that is larger, such as 100MB")
-    required = {"required": True, "default": argparse.SUPPRESS}
-    add("--output", metavar="FILE", help="what to write, such as net.ref.safetensors", **required)
+    add("--output", metavar="FILE", help="what to write, such as net.ref.safetensors", **REQUIRED)
     return parser
 
 
