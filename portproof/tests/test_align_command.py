@@ -235,6 +235,14 @@ def test_a_repeated_warning_is_shown_once_and_a_bar_on_a_terminal_only(monkeypat
     assert not progress._listeners
 
 
+def test_training_with_a_keyword_in_the_file_of_inputs_is_refused(run, folder):
+    """It would be left out, and the models trained on something else."""
+    x = np.zeros((4, 5), np.float32)
+    np.savez(folder / "given.npz", **{"0": x, "mask": x})
+    result = run(*LOSS, input=None, inputs="given.npz")
+    assert result.returncode == 2 and "--loss calls the models on positional arguments" in last_line(result.stderr)
+
+
 def test_inputs_by_keyword(run):
     assert run(input="x=4,5").returncode == 0
     wrong = run(input="y=4,5")

@@ -31,7 +31,7 @@ from typing import Any
 from portproof import align
 from portproof.backends import backend
 from portproof.backends.base import SUFFIXES
-from portproof.backends.trace import Inputs
+from portproof.backends.trace import Inputs, as_call
 from portproof.commands.arguments import INPUT, JUDGED, MODELS, add_flags, judging_options, load_models, read_map
 from portproof.compare import DONE, FAIL, Verdict, exit_status, joined
 from portproof.io.progress import shown
@@ -177,10 +177,10 @@ def _training(args: argparse.Namespace, inputs: Inputs) -> Callable[..., Verdict
     from portproof import ladder
     from portproof.ladder.pairs.named import model_factory, named_function
 
-    if isinstance(inputs, dict):
-        inputs = [inputs[key] for key in sorted(inputs, key=str) if isinstance(key, int)] or inputs
-    if isinstance(inputs, dict) or any("=" in text for text in args.input or ()):
+    call = as_call(inputs)
+    if call.kwargs:
         raise UserError("--loss calls the models on positional arguments: leave NAME= out of --input")
+    inputs = list(call.args)
     criteria = [named_function(text, "--loss") for text in args.loss]
     optimizers = None
     if args.optimizer:
