@@ -1,11 +1,6 @@
 """MindSpore's checkpoint files, `.ckpt`, read and written without MindSpore.
 
-A file is messages of protocol buffers one after the other, each a Checkpoint of MindSpore's checkpoint.proto:
-
-    Checkpoint   1: Value, repeated
-    Value        1: tag, the parameter's name    2: TensorProto
-    TensorProto  1: dims, repeated    2: tensor_type, as "Float32"    3: tensor_content, bytes; little-endian
-
+A file is messages of protocol buffers one after the other, each a Checkpoint of MindSpore's checkpoint.proto.
 It holds no code. But MindSpore 2.10.0 does not compare dims with the length of tensor_content: a tensor that is too
 short is filled up, one that is too long is written past the end of its memory. Read here, both are refused. Nor can
 MindSpore be imported after PaddlePaddle in one process: each brings a oneDNN of its own under one name.
@@ -16,10 +11,11 @@ from __future__ import annotations
 import math
 import zlib
 from collections.abc import Mapping
+from itertools import groupby
 from pathlib import Path
 
 import numpy as np
-from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+from google.protobuf import descriptor_pb2, descriptor_pool, message_factory, text_format
 from google.protobuf.message import DecodeError, Message
 
 from sturdyio.files import atomic_path, read_file, refusing
@@ -35,32 +31,29 @@ NAMES = {np.dtype(dtype): name for name, dtype in TYPES.items()}
 CRC = b"crc_num"  # with save_checkpoint(crc_check=True) the file ends in this and ten bytes: the CRC-32 of all before
 
 
-def _checkpoint_type() -> type[Message]:
-    """The class of the messages above, of which no file of definitions is installed."""
-    field = descriptor_pb2.FieldDescriptorProto
-    definitions = {
-        "TensorProto": [
-            ("dims", field.LABEL_REPEATED, field.TYPE_INT64, ""),
-            ("tensor_type", field.LABEL_REQUIRED, field.TYPE_STRING, ""),
-            ("tensor_content", field.LABEL_REQUIRED, field.TYPE_BYTES, ""),
-        ],
-        "Value": [
-            ("tag", field.LABEL_REQUIRED, field.TYPE_STRING, ""),
-            ("tensor", field.LABEL_OPTIONAL, field.TYPE_MESSAGE, ".portproof.TensorProto"),
-        ],
-        "Checkpoint": [("value", field.LABEL_REPEATED, field.TYPE_MESSAGE, ".portproof.Value")],
-    }
-    file = descriptor_pb2.FileDescriptorProto(name="portproof/checkpoint.proto", package="portproof", syntax="proto2")
-    for name, fields in definitions.items():
-        message = file.message_type.add(name=name)
-        for number, (field_name, label, kind, type_name) in enumerate(fields, 1):
-            message.field.add(name=field_name, number=number, label=label, type=kind, type_name=type_name or None)
-    pool = descriptor_pool.DescriptorPool()
-    pool.Add(file)
-    return message_factory.GetMessageClass(pool.FindMessageTypeByName("portproof.Checkpoint"))
-
-
-Checkpoint = _checkpoint_type()
+# MindSpore's checkpoint.proto, of which no file is installed, as a FileDescriptorProto. `tag` is the parameter's name,
+# `tensor_type` such as "Float32", `tensor_content` little-endian.
+SCHEMA = """
+name: "portproof/checkpoint.proto"  package: "portproof"  syntax: "proto2"
+message_type {
+  name: "TensorProto"
+  field { name: "dims"            number: 1  label: LABEL_REPEATED  type: TYPE_INT64 }
+  field { name: "tensor_type"     number: 2  label: LABEL_REQUIRED  type: TYPE_STRING }
+  field { name: "tensor_content"  number: 3  label: LABEL_REQUIRED  type: TYPE_BYTES }
+}
+message_type {
+  name: "Value"
+  field { name: "tag"     number: 1  label: LABEL_REQUIRED  type: TYPE_STRING }
+  field { name: "tensor"  number: 2  label: LABEL_OPTIONAL  type: TYPE_MESSAGE  type_name: ".portproof.TensorProto" }
+}
+message_type {
+  name: "Checkpoint"
+  field { name: "value"  number: 1  label: LABEL_REPEATED  type: TYPE_MESSAGE  type_name: ".portproof.Value" }
+}
+"""
+_pool = descriptor_pool.DescriptorPool()
+_pool.Add(text_format.Parse(SCHEMA, descriptor_pb2.FileDescriptorProto()))
+Checkpoint = message_factory.GetMessageClass(_pool.FindMessageTypeByName("portproof.Checkpoint"))
 
 
 def load_ckpt(path: str | Path) -> dict[str, np.ndarray]:
@@ -99,23 +92,25 @@ def _arrays(data: bytes) -> dict[str, np.ndarray]:
         checkpoint = Checkpoint.FromString(data)
     except DecodeError as error:
         raise ValueError(f"it ends early, or is no checkpoint of MindSpore ({error})") from error
-    parts: dict[str, tuple[tuple[int, ...], str, list[bytes]]] = {}  # by name: dims, type, content in slices
-    last = ""
     for value in checkpoint.value:
         if not isinstance(value.tag, str):  # bytes are what the library gives for a string that is no UTF-8
             raise ValueError(f"the name {value.tag!r} is no text")
         if not value.HasField("tensor"):
             raise ValueError(f"{value.tag or 'a parameter without a name'} is no plain array")
-        name, dims, type_name = value.tag, tuple(value.tensor.dims), value.tensor.tensor_type
-        if name in parts and (name != last or parts[name][:2] != (dims, type_name)):
+    arrays: dict[str, np.ndarray] = {}
+    for (name, dims, type_name), slices in groupby(checkpoint.value, _kind):  # above 512 MB there are several
+        if name in arrays:
             raise ValueError(f"it holds {name} twice")
-        parts.setdefault(name, (dims, type_name, []))[2].append(value.tensor.tensor_content)  # above 512 MB in slices
-        last = name
-    if not parts:
+        content = b"".join(value.tensor.tensor_content for value in slices)
+        arrays[name] = _array(name, dims, type_name, content)
+    if not arrays:
         raise ValueError("it holds no parameters")
-    return {
-        name: _array(name, dims, type_name, b"".join(content)) for name, (dims, type_name, content) in parts.items()
-    }
+    return arrays
+
+
+def _kind(value: Message) -> tuple[str, tuple[int, ...], str]:
+    """What the slices of one parameter have in common."""
+    return value.tag, tuple(value.tensor.dims), value.tensor.tensor_type
 
 
 def _array(name: str, dims: tuple[int, ...], type_name: str, content: bytes) -> np.ndarray:
