@@ -32,7 +32,7 @@ from portproof import align
 from portproof.backends import backend
 from portproof.backends.base import SUFFIXES
 from portproof.backends.trace import Inputs, as_call
-from portproof.commands.arguments import INPUT, JUDGED, MODELS, add_flags, judging_options, load_models, read_map
+from portproof.commands.arguments import INPUT, JUDGED, PAIR, add_flags, judging_options, load_models, read_map
 from portproof.compare import DONE, FAIL, Verdict, exit_status, joined
 from portproof.io.progress import shown
 from portproof.io.records import save_text
@@ -48,7 +48,7 @@ OF_THE_WHOLE = ("save_map", "save_weights", "print_map", "loss")  # what --locat
 def get_args_parser() -> argparse.ArgumentParser:
     parser = ArgumentParser(prog=PROG, description=__doc__, formatter_class=HelpFormatter)
     add = parser.add_argument
-    add_flags(parser, *MODELS, "--seed", "--inputs")
+    add_flags(parser, *PAIR, "--seed", "--inputs")
     add("--weights", metavar="FILE", help="the reference's weights, for both sides, instead of probe weights")
     add("--port-weights", metavar="FILE", help="the port's own .pdparams or .safetensors, compared with --weights too")
     add_flags(parser, "--device", *JUDGED)
@@ -110,13 +110,15 @@ def main(args: argparse.Namespace) -> int:
         backend("paddle").load_weights(port, args.port_weights, "port weights")
     train = _training(args, inputs) if args.loss else None
     print(f"{args.port} against {args.ref}, {args.device}, seed {args.seed}, {weights} weights", flush=True)
-    options, where = judging_options(args), {"seed": args.seed, "device": args.device}
+    options = judging_options(args)
+    where = {"seed": args.seed, "device": args.device}
     if args.locate_only:
         from portproof.ladder.pairs.whole import search
 
         with shown(PROG), staying():
-            only = {key: options[key] for key in ("precisions", "leave_out")}
-            location, notes = search(ref, port, inputs, names, weights, **only, **where)
+            location, notes = search(
+                ref, port, inputs, names, weights, options["precisions"], options["leave_out"], **where
+            )
         print(*notes, *(location.lines() if location else [NOT_LOCATED]), sep="\n")
         return FAIL if location else exit_status(DONE)
     with shown(PROG), staying():
@@ -186,11 +188,11 @@ def _training(args: argparse.Namespace, inputs: Inputs) -> Callable[..., Verdict
     if args.optimizer:
         ref_make, port_make = (model_factory(text, "--optimizer") for text in args.optimizer)
         optimizers = ref_make, lambda parameters: port_make(parameters=parameters)
-    texts, count = [] if args.inputs else args.input or [INPUT], len(inputs)
     given = inputs if args.inputs else []
-    batches = [(*given, *ladder.draw_inputs([*texts, *(args.labels or ())], args.seed + i)) for i in range(args.steps)]
+    drawn = [*([] if args.inputs else args.input or [INPUT]), *(args.labels or [])]
+    batches = [(*given, *ladder.draw_inputs(drawn, args.seed + i)) for i in range(args.steps)]
     train = args.mode != "eval"
-    makes = ladder.plain_steps(criteria, optimizers, inputs=count, train=train)
+    makes = ladder.plain_steps(criteria, optimizers, inputs=len(inputs), train=train)
 
     def compared(ref: Any, port: Any, names: dict[str, str], weights: str) -> Verdict:
         pair = ladder.same_weights(ref, port, inputs, names=names, weights=weights, seed=args.seed)

@@ -17,9 +17,12 @@ from sturdyio.state_dict import hash_in_name
 
 INPUT = "2,3,224,224"
 MOST_MAP = 2_000_000  # bytes: some 20,000 lines
+MODES = {"eval": ("eval",), "train": ("train",), "both": ("eval", "train")}
+PRECISIONS = {"float64": ("float64",), "float32": ("float32",), "both": ("float64", "float32")}
 
 # What argparse takes of the flags that several commands have.
 REQUIRED = {"required": True, "default": argparse.SUPPRESS}  # without a default in the help
+REPEATED = {"action": "append", "default": []}
 FACTORY = {"metavar": "PKG.MOD:FACTORY", **REQUIRED}
 FLAGS: dict[str, dict[str, Any]] = {
     "--ref": {"help": "what makes the reference, such as torchvision.models:vgg11 or my.net:Net(width=2)", **FACTORY},
@@ -42,26 +45,20 @@ FLAGS: dict[str, dict[str, Any]] = {
     },
     "--seed": {"type": int, "default": 0, "help": "of inputs and probe weights, 0 or more"},
     "--device": {"choices": ("cpu", "gpu"), "default": "cpu", "help": "where both sides run"},
-    "--mode": {"choices": ("eval", "train", "both"), "default": "both", "help": "which modes are judged"},
-    "--precision": {
-        "choices": ("float64", "float32", "both"),
-        "default": "both",
-        "help": "which precisions are judged",
-    },
+    "--mode": {"choices": MODES, "default": "both", "help": "which modes are judged"},
+    "--precision": {"choices": PRECISIONS, "default": "both", "help": "which precisions are judged"},
     "--leave-out": {
-        "action": "append",
-        "default": [],
-        "metavar": "MODULE",
         "help": "module of the reference whose own values, and those of all in it, are not compared (repeatable)",
+        "metavar": "MODULE",
+        **REPEATED,
     },
     "--match": {
-        "action": "append",
-        "default": [],
-        "metavar": "REF=PORT",
         "help": "the reference's output of this key, attribute or number is the port's of that (repeatable)",
+        "metavar": "REF=PORT",
+        **REPEATED,
     },
 }
-MODELS = ("--ref", "--port", "--map", "--input")
+PAIR = ("--ref", "--port", "--map", "--input")
 JUDGED = ("--mode", "--precision", "--leave-out", "--match")  # `judging_options` reads them
 
 
@@ -73,14 +70,17 @@ def add_flags(parser: argparse.ArgumentParser, *names: str, **changed: Any) -> N
 
 def judging_options(args: argparse.Namespace) -> dict[str, Any]:
     """The keywords of `portproof.align` that these flags stand for; raises UserError for a --match that is none."""
+    outputs = {}
     for text in args.match:
-        if "=" not in text:
+        name, equals, port_name = text.partition("=")
+        if not equals:
             raise UserError(f"--match {text!r} is no REF=PORT, such as logits=out")
+        outputs[name] = port_name
     return {
-        "modes": ("eval", "train") if args.mode == "both" else (args.mode,),
-        "precisions": ("float64", "float32") if args.precision == "both" else (args.precision,),
+        "modes": MODES[args.mode],
+        "precisions": PRECISIONS[args.precision],
         "leave_out": args.leave_out,
-        "outputs": {name: port_name for name, _, port_name in (text.partition("=") for text in args.match)},
+        "outputs": outputs,
     }
 
 
@@ -136,7 +136,7 @@ def _are_texts(value: Any) -> bool:
 
 
 def load_models(args: argparse.Namespace, judged: bool = False) -> tuple[Any, Any, Inputs]:
-    """(reference, port, inputs) as MODELS, --inputs, --seed and --device say.
+    """(reference, port, inputs) as PAIR, --inputs, --seed and --device say.
 
     What the code of a port that is `judged` raises is a PortError.
     """

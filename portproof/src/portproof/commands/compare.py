@@ -71,6 +71,7 @@ def atol_of(args: argparse.Namespace, ref: dict[str, np.ndarray]) -> dict[str, f
 def main(args: argparse.Namespace) -> int:
     ref, port = read(args.ref, "reference"), read(args.port, "port")
     verdict: Verdict = compare(ref, port, atol_of(args, ref))
-    lines = [row_line(row) for row in verdict.rows] + [f"  REFUSED {verdict.refusal}"] * bool(verdict.refusal)
-    print("\n".join([*lines, *first_difference(verdict, {}), last_line(Path(args.port).name, verdict)]))
+    refused = [f"  REFUSED {verdict.refusal}"] if verdict.refusal else []
+    lines = [*map(row_line, verdict.rows), *refused, *first_difference(verdict, {})]
+    print(*lines, last_line(Path(args.port).name, verdict), sep="\n")
     return exit_status(verdict)

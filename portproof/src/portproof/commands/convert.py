@@ -18,7 +18,7 @@ import argparse
 
 from portproof.backends import backend
 from portproof.commands.arguments import (
-    MODELS,
+    PAIR,
     add_file_arguments,
     add_flags,
     check_files,
@@ -36,7 +36,7 @@ PROG = "portproof convert"
 def get_args_parser() -> argparse.ArgumentParser:
     parser = ArgumentParser(prog=PROG, description=__doc__, formatter_class=HelpFormatter)
     add_file_arguments(parser, ("torch", "paddle"))
-    add_flags(parser, *MODELS, "--seed")
+    add_flags(parser, *PAIR, "--seed")
     return parser
 
 

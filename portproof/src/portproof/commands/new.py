@@ -12,19 +12,18 @@ import tempfile
 from pathlib import Path
 from string import Template
 
-from portproof.commands.arguments import INPUT, MODELS, add_flags, load_models, read_map
+from portproof.commands.arguments import INPUT, PAIR, add_flags, load_models, read_map
 from portproof.compare import DONE, exit_status
 from sturdyio.cli import ArgumentParser, HelpFormatter, UserError
 
 PROG = "portproof new"
 TEMPLATE = Path(__file__).parent / "project"
-SUFFIX = ".txt"  # of the templates: they are text until they are filled in
 
 
 def get_args_parser() -> argparse.ArgumentParser:
     parser = ArgumentParser(prog=PROG, description=__doc__, formatter_class=HelpFormatter)
     parser.add_argument("folder", metavar="DIR", type=Path, help="folder to write; must be new or empty")
-    add_flags(parser, *MODELS)
+    add_flags(parser, *PAIR)
     parser.set_defaults(seed=0)
     return parser
 
@@ -40,21 +39,14 @@ def main(args: argparse.Namespace) -> int:
         folder.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".portproof-") as temporary:
             whole = Path(temporary) / "project"
-            write_filled(TEMPLATE, whole, values)
+            for template in TEMPLATE.rglob("*.txt"):  # they are text until they are filled in
+                path = whole / template.relative_to(TEMPLATE).with_suffix("")
+                path.parent.mkdir(parents=True, exist_ok=True)
+                text = Template(template.read_text(encoding="utf-8")).substitute(values)
+                path.write_text(text, encoding="utf-8")
             whole.rename(folder)  # over an empty folder, if there is one
     except OSError as error:
         raise UserError(f"{folder} cannot be written ({error.strerror}): name another folder") from error
     print(f"wrote {folder}; where {args.ref.partition(':')[0]} and {args.port.partition(':')[0]} can be imported, run:")
     print(f"  PYTHONPATH=. python {folder / 'steps' / 'run_all.py'}")
     return exit_status(DONE)
-
-
-def write_filled(template: Path, path: Path, values: dict[str, str]) -> None:
-    """The template, a file or a folder of them, with `values` filled in."""
-    if template.is_file():
-        text = Template(template.read_text(encoding="utf-8")).substitute(values)
-        path.with_name(path.name.removesuffix(SUFFIX)).write_text(text, encoding="utf-8")
-        return
-    path.mkdir()
-    for part in sorted(template.iterdir()):
-        write_filled(part, path / part.name, values)

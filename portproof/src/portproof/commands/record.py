@@ -13,7 +13,7 @@ import argparse
 import re
 
 from portproof.backends import backend_imported, backend_of_side
-from portproof.commands.arguments import REQUIRED, add_flags, load_given_inputs
+from portproof.commands.arguments import MODES, REQUIRED, add_flags, load_given_inputs
 from portproof.compare import DONE, exit_status
 from portproof.io.progress import shown
 from portproof.ladder.pairs.named import model_factory
@@ -63,9 +63,8 @@ def main(args: argparse.Namespace) -> int:
     if args.weights:
         backend_of_side(ref, "torch").load_weights(ref, args.weights, "weights")
     weights = "reference" if args.weights else "probe"
-    modes = ("eval", "train") if args.mode == "both" else (args.mode,)
     with shown(PROG), staying():
-        recorder = Recorder(ref, inputs, weights, modes, args.modules, args.seed, args.device)
+        recorder = Recorder(ref, inputs, weights, MODES[args.mode], args.modules, args.seed, args.device)
         about = megabytes(recorder.expected_size) + ("" if args.modules is None else ", less with --modules")
         print(f"{args.ref}, {weights} weights, seed {args.seed}: about {about}", flush=True)
         recording = recorder.recording()

@@ -3,7 +3,8 @@
 import sys
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from importlib.util import find_spec
 from typing import Any
 
 _listeners: list[Callable[[], object]] = []
@@ -21,8 +22,8 @@ def shown(title: str) -> Iterator[None]:
 
     A warning of the same text and category is shown once, wherever it is raised.
     """
-    bar, seen = _bar(title), set()
-    with warnings.catch_warnings():
+    seen = set()
+    with warnings.catch_warnings(), ExitStack() as ending:
         show = warnings.showwarning
 
         def show_once(message: Any, category: type, *args: Any, **kwargs: Any) -> None:
@@ -31,22 +32,10 @@ def shown(title: str) -> Iterator[None]:
                 show(message, category, *args, **kwargs)
 
         warnings.showwarning = show_once
-        if bar is not None:
+        if sys.stderr.isatty() and find_spec("tqdm"):
+            from tqdm import tqdm
+
+            bar = ending.enter_context(tqdm(desc=title, unit=" passes", leave=False))
             _listeners.append(bar.update)
-        try:
-            yield
-        finally:
-            if bar is not None:
-                _listeners.remove(bar.update)
-                bar.close()
-
-
-def _bar(title: str) -> Any:
-    """None where there is no terminal, or no tqdm."""
-    if not sys.stderr.isatty():
-        return None
-    try:
-        from tqdm import tqdm
-    except ImportError:
-        return None
-    return tqdm(desc=title, unit=" passes", leave=False)
+            ending.callback(_listeners.remove, bar.update)
+        yield
