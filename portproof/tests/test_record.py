@@ -445,7 +445,7 @@ def nested(depth: int) -> dict:
         lambda header: header.update(modes=["eval", "\x1b[2J"]),
         lambda header: header.update(seed="0" * 6000),
         lambda header: header.update(seed=None),
-        lambda header: header.pop("torch"),
+        lambda header: header["made_with"].pop("portproof"),
         lambda header: header.update(inputs=nested(400)),
         lambda header: header.update(inputs={"array": 10**9}),
         lambda header: header.update(inputs={"list": [{"array": -1}]}),

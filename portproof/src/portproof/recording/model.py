@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 
-from portproof.backends import FRAMEWORKS
 from portproof.backends.model import Model
 from portproof.backends.question import Answer, Question, Run
 from portproof.backends.slots import Module
@@ -31,8 +30,8 @@ class RecordedModel(Model):
         self._reader = Reader(arrays)
         read = self._reader.read
         self.passes: Counter[str] = Counter()
-        framework = next((name for name in FRAMEWORKS if name in header), "torch")
-        self.made_with = {name: text_of(header[name]) for name in (framework, "NumPy", "portproof")}
+        self.made_with = read(dict[str, str], header["made_with"])
+        self.version = self.made_with["portproof"]
         modules = {module.name: module for module in read(list[Module], header["modules"])}
         super().__init__("reference", modules, read(dict[str, np.ndarray], header["tensors"]))
         self._constants = read(dict[str, np.ndarray], header["constants"])
@@ -95,8 +94,7 @@ class RecordedModel(Model):
                 return replace(run, gradients=gradients, buffers=self._pieces_of(run.buffers, question.module))
         what = f"what {question.module or 'the model'} gives in {MODES[question.train]} mode, {question.dtype},"
         raise UserError(
-            f"the recording, made by portproof {self.made_with['portproof']}, does not hold {what} on these inputs:"
-            " record it again"
+            f"the recording, made by portproof {self.version}, does not hold {what} on these inputs: record it again"
         )
 
     def _pieces_of(self, tensors: Mapping[str, np.ndarray], module: str) -> dict[str, np.ndarray]:

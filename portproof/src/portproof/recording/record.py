@@ -32,6 +32,7 @@ from sturdyio.cli import UserError
 
 WEIGHTS = ("probe", "reference")
 GRADIENTS = ("gradients", "input_gradients")  # fields of a run
+RESULTS = ("trace", "output", "buffers", *GRADIENTS)
 
 
 class Recorder(Model):
@@ -72,15 +73,16 @@ class Recorder(Model):
             self.model.load(drawn_weights(self.model, seed))
         self.store = Store()
         self.answers: dict[tuple[str, str, int], dict[str, Any]] = {}  # by `_key`, as JSON
-        self.only_distances: set[tuple[str, str, int]] = set()  # the keys of answers of which no more is kept
         put = self.store.put
         keys = {slot.key: slot.tensor for module in self.modules.values() for slot in module.slots.values()}
         # A layer of the library has the name that it has in PyTorch.
         named = [replace(each, type=framework.layers.torch_type(each.type)) for each in self.modules.values()]
         self.header: dict[str, Any] = {
-            "portproof": __version__,
-            framework.name: str(framework.framework.__version__),
-            "NumPy": np.__version__,
+            "made_with": {
+                framework.name: str(framework.framework.__version__),
+                "NumPy": np.__version__,
+                "portproof": __version__,
+            },
             "seed": seed,
             "weights": weights,
             "modes": [mode for mode in MODES if mode in modes],
@@ -168,42 +170,31 @@ class Recorder(Model):
         """
         call = calls[label]
         is_leaf = self.modules[call.name].is_leaf
-        for dtype in UNIT_ROUNDOFF:
+        for dtype in ("float32", "float64"):  # what is kept in full comes first
             is_adjusted = given == "float64" or dtype == "float32"
             received = adjusted_call(self, call, dtype) if is_adjusted else call
             if not is_leaf:
-                self._keep_alone(Question(received, "float64", train, keeps=CALLS), in_full=True)
+                self._keep(Question(received, "float64", train, keeps=CALLS), True, ())
             judged = has_upstream(call) and (dtype == "float64" or is_leaf)
             for question in all_questions(self, calls, label, received, dtype, train, judged):
-                self._keep_alone(question, in_full=dtype == "float32")
+                serves_a_limit = question.perturbation or question.dtype == "float32" and dtype == "float64"
+                self._keep(question, False, RESULTS if serves_a_limit else ())
 
     def ask(self, question: Question) -> Run:
         """As the model, of the whole of which all that may be asked is kept; of a perturbed run only distances."""
-        run = self.model.ask(question)
-        if self._key(question) not in self.answers:
-            like = self._fp64_answer(question)
-            if not question.perturbation:  # a block's float32 gradients only serve limits
-                like = {} if self.modules[""].is_leaf else {field: like[field] for field in GRADIENTS if field in like}
-            self._keep(question, run, True, like)
-        return run
+        is_leaf = self.modules[""].is_leaf
+        distances = RESULTS if question.perturbation else () if is_leaf else GRADIENTS  # a block's only serve limits
+        self._keep(question, True, distances)
+        return self.model.ask(question)
 
-    def _keep_alone(self, question: Question, in_full: bool) -> None:
-        """Keep what a module gives alone; unless `in_full`, of a float32 run only how far it is from float64."""
-        key = self._key(question)
-        serves_a_limit = question.perturbation > 0 or question.dtype == "float32" and not in_full
-        if key in self.answers and (serves_a_limit or key not in self.only_distances):
-            return
-        like = self._fp64_answer(question) if serves_a_limit else {}
-        self._keep(question, self.model.ask(question), question.keeps > OUTPUTS, like)
-        if serves_a_limit:
-            self.only_distances.add(key)
-        else:
-            self.only_distances.discard(key)
-
-    def _keep(self, question: Question, run: Run, with_trace: bool, like: Mapping[str, Any]) -> None:
+    def _keep(self, question: Question, with_trace: bool, distances: Collection[str]) -> None:
+        """Keep the answer; of the fields `distances` only how far they are from the same in float64."""
         key, upstream, keeps = self._key(question)
-        asked = {"question": key, "upstream": upstream, "keeps": keeps, "module": question.module}
-        self.answers[key, upstream, keeps] = asked | write_run(run, self.store, with_trace, like)
+        if (key, upstream, keeps) not in self.answers:
+            like = {field: node for field, node in self._fp64_answer(question).items() if field in distances}
+            asked = {"question": key, "upstream": upstream, "keeps": keeps, "module": question.module}
+            answer = write_run(self.model.ask(question), self.store, with_trace, like)
+            self.answers[key, upstream, keeps] = asked | answer
 
     def _key(self, question: Question) -> tuple[str, str, int]:
         return question.key(self.switched_off), question.upstream_key(), question.keeps
