@@ -432,6 +432,10 @@ def test_a_newer_format(path):
     assert "refused" in refusal(path)
 
 
+def first_answer(header: dict) -> dict:
+    return next(iter(header["answers"].values()))[0]
+
+
 def nested(depth: int) -> dict:
     return {"list": [nested(depth - 1)]} if depth else {"list": []}
 
@@ -462,15 +466,15 @@ def nested(depth: int) -> dict:
         lambda header: header["tensors"].update(dict.fromkeys(header["tensors"], 0)),
         lambda header: header["tensors"].clear(),
         lambda header: header["answers"].clear(),
-        lambda header: header["answers"][0].update(output=[None]),
-        lambda header: header["answers"][0].update(output=[[0, float("1e999")]]),
-        lambda header: header["answers"][0].update(gradients=[0]),
-        lambda header: header["answers"][0]["trace"]["calls"]["block.0"].update(inside="block.1"),
-        lambda header: header["answers"][0]["trace"]["calls"]["block.0"].update(name="nowhere"),
-        lambda header: header["answers"][0]["trace"]["calls"]["block.0"].update(random_after=[[0, 1.0]]),
-        lambda header: header["answers"][0]["trace"]["calls"]["block.0"].update(scale="large"),
-        lambda header: header["answers"][0].update(keeps="2"),
-        lambda header: header["answers"][0].update(upstream=None),
+        lambda header: first_answer(header).update(output=[None]),
+        lambda header: first_answer(header).update(output=[[0, float("1e999")]]),
+        lambda header: first_answer(header).update(gradients=[0]),
+        lambda header: first_answer(header)["trace"]["calls"]["block.0"].update(inside="block.1"),
+        lambda header: first_answer(header)["trace"]["calls"]["block.0"].update(name="nowhere"),
+        lambda header: first_answer(header)["trace"]["calls"]["block.0"].update(random_after=[[0, 1.0]]),
+        lambda header: first_answer(header)["trace"]["calls"]["block.0"].update(scale="large"),
+        lambda header: first_answer(header).update(keeps="2"),
+        lambda header: first_answer(header).update(upstream=None),
     ],
 )
 def test_a_hostile_header(path, change):

@@ -1,7 +1,7 @@
 """A recording as a file: `.safetensors`, whose arrays are named by their content, and one text that says what they are.
 
     VERSION DIGEST
-    {"made_with": ..., "modules": [...], "answers": [...], "arrays": [[DIGEST, DTYPE], ...]}
+    {"made_with": ..., "modules": [...], "answers": {...}, "arrays": [[DIGEST, DTYPE], ...]}
 
 Numbers in the text are places in that list of arrays. Nothing in the file is run, and nothing is believed that the
 digests do not say.

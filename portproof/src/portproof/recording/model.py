@@ -3,6 +3,7 @@
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ from portproof.backends.trace import Inputs
 from portproof.backends.values import decode
 from portproof.compare.ruler import UNIT_ROUNDOFF
 from portproof.ladder.pairs.pair import MODES
-from portproof.recording.codec import Reader, text_of
+from portproof.recording.codec import Reader
 from sturdyio.cli import UserError
 
 
@@ -40,13 +41,8 @@ class RecordedModel(Model):
         self.not_alone = read(dict[str, str], header["not_alone"])
         self.seed, self.weights = read(int, header["seed"]), read(str, header["weights"])
         self.modes = read(tuple[str, ...], header["modes"])
-        self._answers: dict[str, list[tuple[Answer, Any]]] = defaultdict(list)  # {question's key: what it serves, run}
-        for written in header["answers"]:
-            answer = Answer(None, read(str, written["upstream"]), read(int, written["keeps"]))
-            self._answers[read(str, written["question"])].append((answer, written))
+        self._answers = dict(header["answers"])  # {question's key: answers as they are written}
         self._check()
-        for written in header["answers"]:
-            self._check_answer(written)
 
     def _check(self) -> None:
         if not self.modes or not set(self.modes) <= set(MODES):
@@ -68,9 +64,13 @@ class RecordedModel(Model):
         for mode in self.modes:
             for dtype in UNIT_ROUNDOFF:
                 self.run(self.inputs, dtype, mode == "train")
+        for answer in chain.from_iterable(self._answers.values()):
+            self._check_answer(answer)
 
-    def _check_answer(self, written: Mapping[str, Any]) -> None:
-        run, name = self._reader.run(written), text_of(written["module"])
+    def _check_answer(self, answer: Mapping[str, Any]) -> None:
+        run, name = self._reader.run(answer), self._reader.read(str, answer["module"])
+        self._reader.read(str, answer["upstream"])
+        self._reader.read(int, answer["keeps"])
         prefix = f"{name}." if name else ""
         shapes = {slot.key: slot.shape for slot in self._slots.values()}
         for call in run.trace.calls.values():
@@ -87,9 +87,9 @@ class RecordedModel(Model):
 
     def ask(self, question: Question) -> Run:
         """What the recording has for it; raises UserError for what it was not asked."""
-        for answer, written in self._answers.get(question.key(self.switched_off), ()):
-            if answer.serves(question, question.upstream_key()):
-                run = question.only_asked(self._reader.run(written))
+        for answer in self._answers.get(question.key(self.switched_off), ()):
+            if Answer(None, answer["upstream"], answer["keeps"]).serves(question, question.upstream_key()):
+                run = question.only_asked(self._reader.run(answer))
                 gradients = self._pieces_of(run.gradients, question.module)
                 return replace(run, gradients=gradients, buffers=self._pieces_of(run.buffers, question.module))
         what = f"what {question.module or 'the model'} gives in {MODES[question.train]} mode, {question.dtype},"

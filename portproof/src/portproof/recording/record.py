@@ -72,7 +72,7 @@ class Recorder(Model):
         elif weights == "probe":
             self.model.load(drawn_weights(self.model, seed))
         self.store = Store()
-        self.answers: dict[tuple[str, str, int], dict[str, Any]] = {}  # by `_key`, as JSON
+        self.answers: dict[str, list[dict[str, Any]]] = {}  # as JSON, by the question's key
         put = self.store.put
         keys = {slot.key: slot.tensor for module in self.modules.values() for slot in module.slots.values()}
         # A layer of the library has the name that it has in PyTorch.
@@ -116,7 +116,7 @@ class Recorder(Model):
             not_alone |= self._ask_mode(mode == "train")
         if "eval" not in self.header["modes"]:  # the map is confirmed in eval mode
             self._ask_whole(False)
-        header = self.header | {"answers": list(self.answers.values()), "not_alone": not_alone}
+        header = self.header | {"answers": self.answers, "not_alone": not_alone}
         recording = Recording(header, dict(zip_strict(self.store.digests, self.store.arrays)))
         try:
             recording.model()
@@ -182,25 +182,22 @@ class Recorder(Model):
 
     def ask(self, question: Question) -> Run:
         """As the model, of the whole of which all that may be asked is kept; of a perturbed run only distances."""
-        is_leaf = self.modules[""].is_leaf
-        distances = RESULTS if question.perturbation else () if is_leaf else GRADIENTS  # a block's only serve limits
-        self._keep(question, True, distances)
+        distances = () if self.modules[""].is_leaf else GRADIENTS  # a block's float32 gradients only serve limits
+        self._keep(question, True, RESULTS if question.perturbation else distances)
         return self.model.ask(question)
 
     def _keep(self, question: Question, with_trace: bool, distances: Collection[str]) -> None:
         """Keep the answer; of the fields `distances` only how far they are from the same in float64."""
-        key, upstream, keeps = self._key(question)
-        if (key, upstream, keeps) not in self.answers:
-            like = {field: node for field, node in self._fp64_answer(question).items() if field in distances}
-            asked = {"question": key, "upstream": upstream, "keeps": keeps, "module": question.module}
-            answer = write_run(self.model.ask(question), self.store, with_trace, like)
-            self.answers[key, upstream, keeps] = asked | answer
+        if any(answer["keeps"] == question.keeps for answer in self._kept(question)):
+            return
+        exact = next(iter(self._kept(replace(question, dtype="float64", perturbation=0))), {})
+        like = {field: node for field, node in exact.items() if field in distances}
+        answer = write_run(self.model.ask(question), self.store, with_trace, like)
+        answer |= {"upstream": question.upstream_key(), "keeps": question.keeps, "module": question.module}
+        self.answers.setdefault(question.key(self.switched_off), []).append(answer)
 
-    def _key(self, question: Question) -> tuple[str, str, int]:
-        return question.key(self.switched_off), question.upstream_key(), question.keeps
-
-    def _fp64_answer(self, question: Question) -> Mapping[str, Any]:
-        """The kept answer in float64 to the same question, whatever else it keeps; {} if there is none."""
-        question = replace(question, dtype="float64", perturbation=0)
-        keys = (self._key(replace(question, keeps=keeps)) for keeps in (OUTPUTS, CALLS, UPSTREAM))
-        return next((self.answers[key] for key in keys if key in self.answers), {})
+    def _kept(self, question: Question) -> list[dict[str, Any]]:
+        """The answers to it that are kept, whatever else each keeps."""
+        upstream = question.upstream_key()
+        answers = self.answers.get(question.key(self.switched_off), ())
+        return [answer for answer in answers if answer["upstream"] == upstream]
