@@ -78,10 +78,11 @@ def encode(value: Any, put: Put) -> Any:
         return {kind.__name__: repr(value)}
     if kind in (dict, OrderedDict) and all(key is None or type(key) in (bool, int, str) for key in value):
         return {"dict": [[key, encode(item, put)] for key, item in value.items()]}
-    parts = [value.start, value.stop, value.step] if kind is slice else [p for _, p in items_in(value, is_array)]
-    items = [encode(part, put) for part in parts]
-    if kind in (list, slice):
-        return {kind.__name__: items}
+    if kind is slice:
+        return {"slice": [encode(part, put) for part in (value.start, value.stop, value.step)]}
+    items = [encode(item, put) for _, item in items_in(value, is_array)]
+    if kind is list:
+        return {"list": items}
     if isinstance(value, tuple) and (hasattr(value, "_fields") or not hasattr(value, "__dict__") or not vars(value)):
         return {"tuple": items, "named": _names(value)}
     return {"object": value.type if isinstance(value, Unwritten) else kind.__name__, "items": items}
@@ -109,17 +110,16 @@ def decode(node: Any, arrays: Sequence[np.ndarray]) -> Any:
         return float(node["float"])
     if "complex" in node:
         return complex(node["complex"])
+    if "slice" in node:
+        return slice(*(decode(part, arrays) for part in node["slice"]))
+    if "list" in node:
+        return [decode(item, arrays) for item in node["list"]]
     if "dict" in node:
         return {key: decode(item, arrays) for key, item in node["dict"]}
-    kind = next((kind for kind in ("list", "slice", "tuple") if kind in node), "items")
-    items = [decode(item, arrays) for item in node[kind]]
-    if kind == "list":
-        return items
-    if kind == "slice":
-        return slice(*items)
-    if kind == "tuple":
+    if "tuple" in node:
+        items = [decode(item, arrays) for item in node["tuple"]]
         return namedtuple(node["named"][0], node["named"][1:])(*items) if node["named"] else tuple(items)
-    found = Unwritten(items)
+    found = Unwritten(decode(item, arrays) for item in node["items"])
     found.type = str(node["object"])
     return found
 

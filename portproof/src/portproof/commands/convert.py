@@ -17,14 +17,7 @@ num_batches_tracked is left out where the port has none, and 0 on the way back.
 import argparse
 
 from portproof.backends import backend
-from portproof.commands.arguments import (
-    PAIR,
-    add_file_arguments,
-    add_flags,
-    check_files,
-    load_models,
-    read_map,
-)
+from portproof.commands.arguments import PAIR, add_file_arguments, add_flags, check_files, load_models, read_map
 from portproof.compare import DONE, exit_status
 from portproof.mapping.conversion import changes, convert_state_dict, key_map, table
 from portproof.mapping.links import inverse

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory, text_format
-from google.protobuf.message import DecodeError, Message
+from google.protobuf.message import DecodeError
 
 from sturdyio.files import atomic_path, read_file, refusing
 
@@ -98,19 +98,15 @@ def _arrays(data: bytes) -> dict[str, np.ndarray]:
         if not value.HasField("tensor"):
             raise ValueError(f"{value.tag or 'a parameter without a name'} is no plain array")
     arrays: dict[str, np.ndarray] = {}
-    for (name, dims, type_name), slices in groupby(checkpoint.value, _kind):  # above 512 MB there are several
+    parameters = groupby(checkpoint.value, lambda v: (v.tag, tuple(v.tensor.dims), v.tensor.tensor_type))
+    for (name, dims, type_name), slices in parameters:
         if name in arrays:
             raise ValueError(f"it holds {name} twice")
-        content = b"".join(value.tensor.tensor_content for value in slices)
+        content = b"".join(value.tensor.tensor_content for value in slices)  # above 512 MB there are several
         arrays[name] = _array(name, dims, type_name, content)
     if not arrays:
         raise ValueError("it holds no parameters")
     return arrays
-
-
-def _kind(value: Message) -> tuple[str, tuple[int, ...], str]:
-    """What the slices of one parameter have in common."""
-    return value.tag, tuple(value.tensor.dims), value.tensor.tensor_type
 
 
 def _array(name: str, dims: tuple[int, ...], type_name: str, content: bytes) -> np.ndarray:
