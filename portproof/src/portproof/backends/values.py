@@ -83,7 +83,7 @@ def encode(value: Any, put: Put) -> Any:
     items = [encode(item, put) for _, item in items_in(value, is_array)]
     if kind is list:
         return {"list": items}
-    if isinstance(value, tuple) and (hasattr(value, "_fields") or not hasattr(value, "__dict__") or not vars(value)):
+    if isinstance(value, tuple) and (hasattr(value, "_fields") or not getattr(value, "__dict__", None)):
         return {"tuple": items, "named": _names(value)}
     return {"object": value.type if isinstance(value, Unwritten) else kind.__name__, "items": items}
 

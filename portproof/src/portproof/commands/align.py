@@ -116,9 +116,8 @@ def main(args: argparse.Namespace) -> int:
         from portproof.ladder.pairs.whole import search
 
         with shown(PROG), staying():
-            location, notes = search(
-                ref, port, inputs, names, weights, options["precisions"], options["leave_out"], **where
-            )
+            judged = {key: options[key] for key in ("precisions", "leave_out")}
+            location, notes = search(ref, port, inputs, names, weights, **judged, **where)
         print(*notes, *(location.lines() if location else [NOT_LOCATED]), sep="\n")
         return FAIL if location else exit_status(DONE)
     with shown(PROG), staying():

@@ -31,24 +31,24 @@ NAMES = {np.dtype(dtype): name for name, dtype in TYPES.items()}
 CRC = b"crc_num"  # with save_checkpoint(crc_check=True) the file ends in this and ten bytes: the CRC-32 of all before
 
 
-# MindSpore's checkpoint.proto, of which no file is installed, as a FileDescriptorProto. `tag` is the parameter's name,
+# MindSpore's checkpoint.proto as a FileDescriptorProto; no such file is installed. `tag` is the parameter's name,
 # `tensor_type` such as "Float32", `tensor_content` little-endian.
 SCHEMA = """
 name: "portproof/checkpoint.proto"  package: "portproof"  syntax: "proto2"
 message_type {
   name: "TensorProto"
-  field { name: "dims"            number: 1  label: LABEL_REPEATED  type: TYPE_INT64 }
-  field { name: "tensor_type"     number: 2  label: LABEL_REQUIRED  type: TYPE_STRING }
-  field { name: "tensor_content"  number: 3  label: LABEL_REQUIRED  type: TYPE_BYTES }
+  field { name: "dims" number: 1 label: LABEL_REPEATED type: TYPE_INT64 }
+  field { name: "tensor_type" number: 2 label: LABEL_REQUIRED type: TYPE_STRING }
+  field { name: "tensor_content" number: 3 label: LABEL_REQUIRED type: TYPE_BYTES }
 }
 message_type {
   name: "Value"
-  field { name: "tag"     number: 1  label: LABEL_REQUIRED  type: TYPE_STRING }
-  field { name: "tensor"  number: 2  label: LABEL_OPTIONAL  type: TYPE_MESSAGE  type_name: ".portproof.TensorProto" }
+  field { name: "tag" number: 1 label: LABEL_REQUIRED type: TYPE_STRING }
+  field { name: "tensor" number: 2 label: LABEL_OPTIONAL type: TYPE_MESSAGE type_name: ".portproof.TensorProto" }
 }
 message_type {
   name: "Checkpoint"
-  field { name: "value"  number: 1  label: LABEL_REPEATED  type: TYPE_MESSAGE  type_name: ".portproof.Value" }
+  field { name: "value" number: 1 label: LABEL_REPEATED type: TYPE_MESSAGE type_name: ".portproof.Value" }
 }
 """
 _pool = descriptor_pool.DescriptorPool()

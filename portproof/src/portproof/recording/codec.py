@@ -5,7 +5,7 @@ What is read is believed no further than its form: `read` raises ValueError, Key
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, Optional, get_args, get_origin
@@ -97,8 +97,8 @@ def _written_array(array: np.ndarray, store: Store, like: Any) -> Any:
     return [like, float(distance)] if np.isfinite(distance) else store.put(array)
 
 
-def write_run(run: Run, store: Store, with_trace: bool, like: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """`run` as JSON, see `write`; of where its generators of random numbers were only whether a call took some."""
+def write_run(run: Run, store: Store, with_trace: bool, like: Any = None) -> dict[str, Any]:
+    """`run` as JSON, see `write`; of random numbers only whether a call took some."""
     trace = run.trace if with_trace else Trace(error=run.trace.error)
     calls = {}
     for label, call in trace.calls.items():

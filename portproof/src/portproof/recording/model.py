@@ -20,7 +20,7 @@ from sturdyio.cli import UserError
 
 
 class RecordedModel(Model):
-    """A reference that answers from a recording's `header` and `arrays`. It gets no other weights and no other inputs.
+    """A reference that answers from a recording's `header` and `arrays`, with no other weights and no other inputs.
 
     Raises ValueError, KeyError or TypeError for a header that does not hold together.
     """
