@@ -36,7 +36,7 @@ FORMS: dict[type, dict[str, Any]] = {
         "outputs": list[np.ndarray],
         "places": list[str],
         "upstream": list[MAYBE_ARRAY],
-        "random_after": tuple[bool, ...],
+        "took_random": bool,
     },
     Trace: {
         "outputs": dict[str, np.ndarray],
@@ -56,8 +56,7 @@ FORMS: dict[type, dict[str, Any]] = {
         "places": list[str],
     },
 }
-# How each is made where fields that are not written have no default, or another one.
-MAKERS = {Slot: partial(Slot, change=identity), ModuleCall: partial(ModuleCall, random_before=(False,))}
+MAKERS = {Slot: partial(Slot, change=identity)}  # where a field that is not written has no default
 
 
 def text_of(value: Any) -> str:
@@ -98,13 +97,9 @@ def _written_array(array: np.ndarray, store: Store, like: Any) -> Any:
 
 
 def write_run(run: Run, store: Store, with_trace: bool, like: Any = None) -> dict[str, Any]:
-    """`run` as JSON, see `write`; of random numbers only whether a call took some."""
+    """`run` as JSON, see `write`."""
     trace = run.trace if with_trace else Trace(error=run.trace.error)
-    calls = {}
-    for label, call in trace.calls.items():
-        took_random = bool(call.random_after) and call.random_after != call.random_before
-        calls[label] = replace(call, random_after=(took_random,))
-    return write(Run, replace(run, trace=replace(trace, calls=calls)), store, like)
+    return write(Run, replace(run, trace=trace), store, like)
 
 
 class Reader:

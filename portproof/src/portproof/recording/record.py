@@ -176,7 +176,8 @@ class Recorder(Model):
             if not is_leaf:
                 self._keep(Question(received, "float64", train, keeps=CALLS), True, ())
             judged = has_upstream(call) and (dtype == "float64" or is_leaf)
-            for question in all_questions(self, calls, label, received, dtype, train, judged):
+            asked = Question(received, dtype, train, judged)
+            for question in all_questions(self, calls, label, asked):
                 serves_a_limit = question.perturbation or question.dtype == "float32" and dtype == "float64"
                 self._keep(question, False, RESULTS if serves_a_limit else ())
 
