@@ -471,7 +471,7 @@ def nested(depth: int) -> dict:
         lambda header: first_answer(header).update(gradients=[0]),
         lambda header: first_answer(header)["trace"]["calls"]["block.0"].update(inside="block.1"),
         lambda header: first_answer(header)["trace"]["calls"]["block.0"].update(name="nowhere"),
-        lambda header: first_answer(header)["trace"]["calls"]["block.0"].update(random_after=[[0, 1.0]]),
+        lambda header: first_answer(header)["trace"]["calls"]["block.0"].update(took_random=[0, 1.0]),
         lambda header: first_answer(header)["trace"]["calls"]["block.0"].update(scale="large"),
         lambda header: first_answer(header).update(keeps="2"),
         lambda header: first_answer(header).update(upstream=None),
