@@ -246,14 +246,14 @@ class _Steps:
         rung, first = self.rung, len(self.rung.verdicts)
         ref_run = rung.of_ref("make function", self.start_ref, "float64")
         port_run = needed(rung.of_port("make function", self.start_port, "float64"))
-        names = ref_run.coefficients() if self.how.coefficients == "float32" else []
+        coefficients = ref_run.coefficients() if self.how.coefficients == "float32" else []
         rerun = cache(self.start_ref)  # which goes only as far as it is asked for
 
         def again(i: int, dtype: str, **how: Any) -> Items:
             return rerun(dtype, **how).after(i, self.batches)
 
         def rounded(i: int, fp64_ref: Items) -> list[Distances]:
-            return [distances(fp64_ref, again(i, "float64", rounded=name)) for name in names]
+            return [distances(fp64_ref, again(i, "float64", rounded=each)) for each in coefficients]
 
         rows, norms = [], []
         curves: dict[Item, list] = {LOSS: [], RATE: []}  # of (reference's, port's)
