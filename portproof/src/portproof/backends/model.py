@@ -137,7 +137,7 @@ class BackendModel(Model):
         super().__init__(role, describe(backend, model), values)
 
     def _in_torch_layout(self, tensors: Named, module: str) -> dict[str, np.ndarray]:
-        """Those `tensors` of `module` that have a place, as pieces; keys here and there are without its name."""
+        """The pieces of those `tensors` of `module` that have a place; keys are without the module's name."""
         prefix = f"{module}." if module else ""
         named = ((prefix + key, tensor) for key, tensor in tensors)
         found = read_slots(self.backend, named, self._pieces)
@@ -163,7 +163,6 @@ class BackendModel(Model):
                     self.memory.clear()
 
     def constants(self) -> dict[str, np.ndarray]:
-        """The tensors of floating point that are no weights: buffers that are not saved, tensors as attributes."""
         unsaved = {key: array for key, array in self._values.items() if key not in self._pieces}
         found = unsaved | {
             f"{name}.{attribute}".lstrip("."): self._attributes.get((name, attribute), self.backend.to_array(value))
@@ -286,25 +285,20 @@ class BackendModel(Model):
             yield module
 
     def _lend_attributes(self, name: str, part: Any, dtype: str) -> None:
-        """Give the tensors that a module has as attributes their precision, and leave the graphs of earlier runs."""
+        """Give the tensors that a module has as attributes their precision, and leave the graphs of earlier runs.
 
-        for attribute in self._attributes_with_tensors(name, part):
+        Which attributes these are is found once: after each run a module has those that it had before.
+        """
+        if name not in self._with_tensors:
+            own = [key for key in vars(part) if key not in self.backend.module_attributes]
+            self._with_tensors[name] = [key for key in own if tensors_in(vars(part)[key], self._is_attribute)]
+        for attribute in self._with_tensors[name]:
             given = self._attributes.get((name, attribute))
             vars(part)[attribute] = map_tensors(
                 vars(part)[attribute],
                 self._is_attribute,
                 lambda t, given=given: self._tensors(self.backend.to_array(t) if given is None else given, dtype),
             )
-
-    def _attributes_with_tensors(self, name: str, part: Any) -> list[str]:
-        """Found once: after each run a module has the attributes that it had before."""
-        if name not in self._with_tensors:
-            self._with_tensors[name] = [
-                attribute
-                for attribute, value in vars(part).items()
-                if attribute not in self.backend.module_attributes and tensors_in(value, self._is_attribute)
-            ]
-        return self._with_tensors[name]
 
     def _is_attribute(self, value: Any) -> bool:
         """Whether it is a tensor, and no parameter or buffer."""
