@@ -27,10 +27,10 @@ run, FLOOR the rounding of sums that may cancel (see `noise_floor`).
                     weights and gets the same on both sides
 
 A fault cannot hide in a widened limit, because the reference itself moves as far as the limit when its inputs and
-weights change by the share in the last column. Where that share is above MOST_HIDDEN the item is not judged. A pass
-needs a digit: where the limit is not below DIGIT * SCALE, what is within it is not judged in that precision. Where it
-is not below SCALE zeros would pass, and what is outside is not judged either; in float64 what is more than HOPELESS
-times outside such a limit has failed all the same.
+weights change by the share in the last column. Where that share is above MOST_HIDDEN the item is not judged. Where the
+limit is not below SCALE zeros would pass: no digit is left, and the item is not judged in that precision; in float64
+what is more than HOPELESS times outside such a limit has failed all the same. In float32, of which no such share is
+known, a pass needs a digit: where the limit is not below DIGIT * SCALE, what is within it is not judged.
 
 least: both sides run the same formulas in float64 on the same arrays; what differs is the order of additions. Correct
 ports of both models were seen 5e-15 to 5e-13 of a tensor's largest value apart, and a constant kept in float32 (1/6, an
@@ -83,7 +83,7 @@ U = 2.0**-24
 U64 = 2.0**-53
 UNIT_ROUNDOFF = {"float64": U64, "float32": U}
 MOST_HIDDEN = 1e-6
-DIGIT = 0.1  # of an item's largest value: a limit that is not below that leaves no digit to agree in
+DIGIT = 0.1  # of an item's largest value: a limit of float32 that is not below that leaves no digit to agree in
 HOPELESS = 1e3  # times its limit: for what is farther off no further perturbed run is asked for
 LOST = 1e-5  # of an item's largest value: a float32 run that is farther away may have lost what it should measure
 LARGEST_FLOAT32 = 2.0**127
@@ -271,7 +271,8 @@ class Ruler:
             return row
         is_noise = row.widened_by in ("perturbed", "rounded") and row.difference <= HOPELESS * row.atol
         is_lost = row.atol >= row.scale and (row.status != FAIL or self.dtype == "float32" or is_noise)
-        if is_lost or row.status == PASS and row.atol >= DIGIT * row.scale:
+        is_vague = self.dtype == "float32" and row.status == PASS and row.atol >= DIGIT * row.scale
+        if is_lost or is_vague:
             reason = f"{self.dtype} keeps no digit: its limit {row.atol:.1e}, its largest value {row.scale:.1e}"
         elif row.status == PASS and row.hidden > MOST_HIDDEN:
             reason = f"a relative change of {row.hidden:.1e} could hide in its limit"
