@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from portproof.backends.fp64_torch import exact_constants
+from portproof.backends.fp64_torch import ExactConstants
 from portproof.compare.ruler import U64
 
 
@@ -31,7 +31,7 @@ def test_batch_norm_in_float64_is_exact():
     var = ((wide - mean) ** 2).mean((0, 2, 3), keepdims=True)
     expected = (wide - mean) / np.sqrt(var + np.longdouble(np.float32(1e-3))) * w + b
     given = torch.tensor(x, requires_grad=True)
-    with exact_constants():
+    with ExactConstants():
         output = norm(given)
     output.backward(torch.tensor(upstream))
 
@@ -53,7 +53,7 @@ def test_batch_norm_in_float64_is_exact():
 
 
 def test_batch_norm_on_one_value_is_refused_in_float64_too():
-    with exact_constants(), pytest.raises(ValueError, match="more than 1 value per channel"):
+    with ExactConstants(), pytest.raises(ValueError, match="more than 1 value per channel"):
         torch.nn.BatchNorm2d(2).double()(torch.zeros(1, 2, 1, 1, dtype=torch.float64))
 
 
@@ -61,7 +61,7 @@ def test_batch_norm_in_eval_mode_and_in_float32_is_pytorchs_own():
     x = torch.tensor(np.random.default_rng(0).normal(size=(3, 2, 5, 4)))
     for dtype, train in ((torch.float64, False), (torch.float32, True)):
         norms = [torch.nn.BatchNorm2d(2, eps=2**-10).to(dtype).train(train) for _ in range(2)]
-        with exact_constants():
+        with ExactConstants():
             ours = norms[0](x.to(dtype))
         assert torch.equal(ours, norms[1](x.to(dtype)))
         assert torch.equal(norms[0].running_var, norms[1].running_var)

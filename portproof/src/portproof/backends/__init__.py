@@ -55,26 +55,19 @@ def backend_of_tensor(value: Any) -> Backend | None:
 
 def backend_of_model(model: Any) -> Backend:
     """The backend of the framework that `model` is of; raises UserError for what is no model."""
-    found = _backend_of_model(model)
-    if found is None:
-        raise UserError(f"a {type(model).__name__} is no model: give a torch.nn.Module or a paddle.nn.Layer")
-    return found
-
-
-def backend_of_side(model: Any, usual: str) -> Backend:
-    """The backend for one side of a pair: MindSpore's for its models, else that of the framework `usual`."""
-    found = _backend_of_model(model)
-    return found if found is not None and found.name == "mindspore" else backend(usual)
-
-
-def backend_imported(usual: str) -> Backend:
-    """The backend of the framework `usual`, unless MindSpore has been imported and that has not."""
-    return backend("mindspore" if "mindspore" in sys.modules and usual not in sys.modules else usual)
-
-
-def _backend_of_model(model: Any) -> Backend | None:
     for base in type(model).__mro__:
         name = base.__module__.partition(".")[0]
         if name in FRAMEWORKS and isinstance(model, backend(name).module_class):
             return backend(name)
-    return None
+    raise UserError(f"a {type(model).__name__} is no model: give a torch.nn.Module or a paddle.nn.Layer")
+
+
+def backend_of_side(model: Any, usual: str) -> Backend:
+    """The backend for one side of a pair: MindSpore's for its models, else that of `usual`."""
+    mindspore = sys.modules.get("mindspore")
+    return backend("mindspore" if mindspore and isinstance(model, mindspore.nn.Cell) else usual)
+
+
+def backend_imported(usual: str) -> Backend:
+    """The backend of `usual`, unless MindSpore has been imported and that has not."""
+    return backend("mindspore" if "mindspore" in sys.modules and usual not in sys.modules else usual)

@@ -10,7 +10,7 @@ import copy
 import io
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cached_property
 from pathlib import Path
 from types import ModuleType
@@ -20,12 +20,13 @@ import numpy as np
 
 from portproof.backends.layers import Layers
 from portproof.backends.model import BackendModel
+from portproof.backends.question import to_precision
 from portproof.backends.runs import Runs
 from portproof.backends.slots import Arrays, ModelArrays
 from portproof.backends.training import Training
 from sturdyio.cli import UserError
 from sturdyio.files import atomic_path, save_safetensors
-from sturdyio.state_dict import check_state_dict
+from sturdyio.state_dict import check_state_dict, read_state_dict
 
 # How each framework's own files of weights end; any of them may be .safetensors instead.
 SUFFIXES = {"torch": (".pth", ".pt"), "paddle": (".pdparams",), "mindspore": (".ckpt",)}
@@ -54,12 +55,16 @@ class Backend(ABC):
     def device(self, name: str) -> Any:
         """The framework's own device for "cpu" or "gpu", chosen for what follows; raises UserError if it has none."""
 
-    @abstractmethod
+    load_file: Callable[[Path], dict[str, Any]]  # reads one of its own files of weights
+    loaded: type = np.ndarray  # what it gives for a tensor
+
     def read_weights(self, path: str | Path) -> Arrays:
         """The state_dict in a file of the framework's own kind or .safetensors; raises UserError as it says why not.
 
         Names and layouts are the framework's own. Nothing that hides in the file is run.
         """
+        to_arrays = dict if self.loaded is np.ndarray else self.arrays_in
+        return read_state_dict(path, SUFFIXES[self.name], self.load_file, self.loaded, to_arrays)
 
     def write_weights(self, arrays: Mapping[str, np.ndarray], path: str | Path) -> None:
         """Write `arrays`, by the framework's own names and layouts, as what `read_weights` reads.
@@ -98,7 +103,11 @@ class Backend(ABC):
 
     def state_arrays(self, model: Any) -> Arrays:
         """Copies of the tensors of its state_dict, by the framework's own names and in its own layouts."""
-        return {key: self.to_array(tensor) for key, tensor in model.state_dict().items()}
+        return self.arrays_in(model.state_dict())
+
+    def arrays_in(self, tensors: Mapping[str, Any]) -> Arrays:
+        """Copies of these tensors."""
+        return {key: self.to_array(tensor) for key, tensor in tensors.items()}
 
     def arrays_of(self, model: Any) -> ModelArrays:
         """What reads and writes the tensors of `model` by PyTorch's names and in its layout."""
@@ -111,16 +120,15 @@ class Backend(ABC):
     def copied(self, module: Any) -> Any:
         """A deep copy of `module`.
 
-        What a layer has computed from its parameters and kept as an attribute (weight norm does), which deepcopy
-        refuses, is copied as a value.
+        What a layer has computed and keeps as an attribute (weight norm does), which deepcopy refuses, is copied as a
+        value.
         """
-        kept = (
-            value
-            for _, layer in self.layers.named_modules(module)
-            for value in [*vars(layer).values(), *vars(layer).get("_buffers", {}).values()]
-        )
-        computed = (value for value in kept if self.framework.is_tensor(value) and not self.is_leaf(value))
-        return copy.deepcopy(module, {id(tensor): tensor.detach().clone() for tensor in computed})
+        memo = {}
+        for _, layer in self.layers.named_modules(module):
+            for value in [*vars(layer).values(), *vars(layer).get("_buffers", {}).values()]:
+                if self.framework.is_tensor(value) and not self.is_leaf(value):
+                    memo[id(value)] = value.detach().clone()
+        return copy.deepcopy(module, memo)
 
     @cached_property
     def module_attributes(self) -> frozenset[str]:
@@ -128,6 +136,10 @@ class Backend(ABC):
         return frozenset(vars(self.module_class()))
 
     # Tensors
+
+    device_of: Callable[[Any], Any]  # what a tensor takes for another to lie where this one does
+    has_values: Callable[[Any], bool]  # whether a tensor is not one that the first run of its model makes
+    values: Callable[[Any], Any]  # what `put_back` gives back to a tensor after a `put`: its values, not copied
 
     @abstractmethod
     def tensor(self, array: np.ndarray, device: Any = None, dtype: Any = None, requires_grad: bool = False) -> Any:
@@ -145,13 +157,9 @@ class Backend(ABC):
     def to_array(self, tensor: Any, copy: bool = True) -> np.ndarray:
         """A copy of `tensor`, which a later operation in place cannot change; not `copy`: it may be the same memory."""
 
-    @abstractmethod
-    def device_of(self, tensor: Any) -> Any:
-        """What `tensor` takes for another to lie where this one does."""
-
-    @abstractmethod
     def requires_grad(self, tensor: Any) -> bool:
         """Whether a gradient is computed for it."""
+        return tensor.requires_grad
 
     @abstractmethod
     def set_value(self, tensor: Any, array: np.ndarray) -> None:
@@ -165,20 +173,12 @@ class Backend(ABC):
         """A copy of `tensor` that its gradient flows through."""
         return tensor.clone()
 
-    @abstractmethod
-    def has_values(self, tensor: Any) -> bool:
-        """Whether it is not one that the first run of its model makes."""
-
-    @abstractmethod
-    def values(self, tensor: Any) -> Any:
-        """What `put_back` gives back to `tensor` after a `put`: its values, which are not copied."""
-
-    @abstractmethod
     def put(self, tensor: Any, array: np.ndarray, dtype: str, device: Any) -> None:
         """Give `tensor`, a parameter or buffer, a copy of `array`; old values stay as they are.
 
         Numbers of floating point are then in `dtype`, "float32" or "float64".
         """
+        self.put_back(tensor, self.tensor(to_precision(array, dtype), device))
 
     @abstractmethod
     def put_back(self, tensor: Any, values: Any) -> None:

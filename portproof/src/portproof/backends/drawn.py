@@ -1,5 +1,7 @@
 """Probe inputs, and weights for a reference that is not of PyTorch, from a seed. Imports no framework."""
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from portproof.backends.model import BackendModel
@@ -18,6 +20,16 @@ def probe_images(rng: np.random.Generator, n: int, height: int, width: int) -> n
     return ((0.7 * coarse + 0.6 * noise) * contrast + 0.5 * tint).astype(np.float32)
 
 
+def even_filters(rng: np.random.Generator, shape: Sequence[int]) -> np.ndarray:
+    """Weights of a convolution or a linear layer, one filter in each row, all of one length.
+
+    So no channel is nearly constant: batch norm would magnify its rounding errors.
+    """
+    weight = rng.normal(size=shape)
+    weight *= np.sqrt(2) / np.sqrt((weight**2).sum(axis=tuple(range(1, weight.ndim)), keepdims=True))
+    return weight
+
+
 def drawn_weights(model: BackendModel, seed: int) -> dict[str, np.ndarray]:
     """Arrays for `model`, as its `load` takes them, under which values of inputs of order 1 stay of order 1.
 
@@ -32,8 +44,7 @@ def drawn_weights(model: BackendModel, seed: int) -> dict[str, np.ndarray]:
             if leaf == "running_var" or leaf == "weight" and module.kind.startswith(NORMS):
                 array = rng.uniform(0.5, 2, slot.shape)
             elif len(slot.shape) > 1:
-                array = rng.normal(size=slot.shape)
-                array *= np.sqrt(2) / np.sqrt((array**2).sum(tuple(range(1, array.ndim)), keepdims=True))
+                array = even_filters(rng, slot.shape)
             elif slot.shape:
                 array = rng.permutation(np.linspace(-3, 3, slot.shape[0] + 2)[1:-1])
             else:

@@ -54,47 +54,41 @@ def conv2d(operation: operations.Conv2D, x: Tensor, weight: Tensor) -> Tensor:
     return y.reshape(n, weight.shape[0], rows.shape[1], columns.shape[1])
 
 
-def _epsilon(operation: ops.Primitive) -> float:
-    """As it is in every framework here: the float32 nearest to it, see fp64_torch.py."""
-    return float(np.float32(operation.epsilon))
+def _by_channel(values: Tensor, x: Tensor) -> Tensor:
+    """One value a channel, as it broadcasts with `x`."""
+    return values.reshape(1, -1, *[1] * (x.ndim - 2))
 
 
 def batch_norm(operation: operations.BatchNorm, x: Tensor, gamma: Tensor, beta: Tensor, *kept: Tensor) -> tuple:
     """Its momentum is the share of the batch, whose variance is unbiased in the running one."""
-    axes, shape = (0, *range(2, x.ndim)), (1, -1, *[1] * (x.ndim - 2))
+    axes = (0, *range(2, x.ndim))
     mean, variance = kept
     if operation.is_training:
         mean, count = x.mean(axes), x.size // x.shape[1]
-        variance = ((x - mean.reshape(shape)) ** 2).mean(axes)
+        variance = ((x - _by_channel(mean, x)) ** 2).mean(axes)
         for tensor, new in zip_strict(kept, (mean, variance * (count / (count - 1)))):
             average = operation.momentum * new + (1 - operation.momentum) * tensor
             tensor.assign_value(Tensor(average.asnumpy()))
-    scale = gamma / ops.sqrt(variance + _epsilon(operation))
-    y = (x - mean.reshape(shape)) * scale.reshape(shape) + beta.reshape(shape)
+    epsilon = float(np.float32(operation.epsilon))  # as in every framework here, see fp64_torch.py
+    scale = gamma / ops.sqrt(variance + epsilon)
+    y = (x - _by_channel(mean, x)) * _by_channel(scale, x) + _by_channel(beta, x)
     return y, mean, variance, mean, variance
 
 
 def layer_norm(operation: operations.LayerNorm, x: Tensor, gamma: Tensor, beta: Tensor) -> tuple:
     axes = tuple(range(operation.begin_norm_axis % x.ndim, x.ndim))
     centred = x - x.mean(axes, keep_dims=True)
-    inverse = 1 / ops.sqrt((centred * centred).mean(axes, keep_dims=True) + _epsilon(operation))
+    variance = (centred * centred).mean(axes, keep_dims=True)
+    inverse = 1 / ops.sqrt(variance + float(np.float32(operation.epsilon)))
     return centred * inverse * gamma + beta, x.mean(axes, keep_dims=True), inverse
-
-
-def relu6(operation: operations.ReLU6, x: Tensor) -> Tensor:
-    return ops.relu(x) - ops.relu(x - 6)
-
-
-def prelu(operation: operations.PReLU, x: Tensor, weight: Tensor) -> Tensor:
-    return ops.relu(x) - weight.reshape(1, -1, *[1] * (x.ndim - 2)) * ops.relu(-x)
 
 
 REPLACED = {
     operations.Conv2D: conv2d,
     operations.BatchNorm: batch_norm,
     operations.LayerNorm: layer_norm,
-    operations.ReLU6: relu6,
-    operations.PReLU: prelu,
+    operations.ReLU6: lambda _, x: ops.relu(x) - ops.relu(x - 6),
+    operations.PReLU: lambda _, x, weight: ops.relu(x) - _by_channel(weight, x) * ops.relu(-x),
 }
 
 

@@ -7,7 +7,6 @@ operations, wherever a layer or a function of Paddle calls them, are done with t
 nothing is replaced.
 """
 
-import functools
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 
@@ -16,27 +15,14 @@ import paddle
 from paddle import _C_ops as ops
 
 from portproof.backends.patched import patched
-from portproof.python39 import zip_strict
 
-
-def hardsigmoid(native: Callable, x: paddle.Tensor, slope: float, offset: float) -> paddle.Tensor:
-    return (x * slope + offset).clip(0.0, 1.0)
-
-
-def hardtanh(native: Callable, x: paddle.Tensor, low: float, high: float) -> paddle.Tensor:
-    return x.clip(low, high)
-
-
-def elu(native: Callable, x: paddle.Tensor, alpha: float) -> paddle.Tensor:
-    return x.clip(min=0.0) + alpha * paddle.expm1(x.clip(max=0.0))
-
-
-def celu(native: Callable, x: paddle.Tensor, alpha: float) -> paddle.Tensor:
-    return x.clip(min=0.0) + alpha * paddle.expm1(x.clip(max=0.0) / alpha)
-
-
-def selu(native: Callable, x: paddle.Tensor, scale: float, alpha: float) -> paddle.Tensor:
-    return scale * elu(native, x, alpha)
+ACTIVATIONS = {
+    "hardsigmoid": lambda _, x, slope, offset: (x * slope + offset).clip(0.0, 1.0),
+    "hardtanh": lambda _, x, low, high: x.clip(low, high),
+    "elu": lambda _, x, alpha: x.clip(min=0.0) + alpha * paddle.expm1(x.clip(max=0.0)),
+    "celu": lambda _, x, alpha: x.clip(min=0.0) + alpha * paddle.expm1(x.clip(max=0.0) / alpha),
+    "selu": lambda _, x, scale, alpha: scale * (x.clip(min=0.0) + alpha * paddle.expm1(x.clip(max=0.0))),
+}
 
 
 def batch_norm(native: Callable, x, mean, variance, weight, bias, is_test, momentum, *rest) -> tuple:
@@ -61,33 +47,24 @@ def p_norm(native: Callable, x, p, axis, epsilon, keepdim, as_vector) -> paddle.
     return paddle.where(is_zero, paddle.zeros_like(squares), paddle.sqrt(paddle.where(is_zero, squares + 1, squares)))
 
 
-def _spans(length: int, count: int, size: int, stride: int, pad: int, exclusive: bool) -> np.ndarray:
-    """How many values each of `count` windows holds along one axis; with its padding unless `exclusive`."""
-    start = np.arange(count) * stride - pad
-    if exclusive:
-        return np.minimum(start + size, length) - np.maximum(start, 0)
-    return np.minimum(start + size, length + pad) - start
-
-
-def _adaptive_spans(length: int, count: int) -> np.ndarray:
-    return np.array([-(-(i + 1) * length // count) - i * length // count for i in range(count)])
-
-
 def _window_sizes(x: paddle.Tensor, y: paddle.Tensor, args: tuple) -> np.ndarray:
     """How many values each window's mean is over, as a factor that broadcasts with the output."""
-    size, stride, padding, _, exclusive, layout, _, _, adaptive, algorithm = args
+    size, strides, padding, _, exclusive, layout, _, _, adaptive, algorithm = args
     first = 2 if layout.startswith("NC") else 1
-    lengths, counts = (tensor.shape[first : first + len(size)] for tensor in (x, y))
-    if adaptive:
-        spans = [_adaptive_spans(length, count) for length, count in zip_strict(lengths, counts)]
-    else:
-        pads = padding[:: len(padding) // len(size)]  # of a pair the kernel takes the first for both ends
-        if algorithm == "SAME":
-            totals = [(n - 1) * s + k - m for m, n, k, s in zip_strict(lengths, counts, size, stride)]
-            pads = [max(total, 0) // 2 for total in totals]
-        columns = zip_strict(lengths, counts, size, stride, pads)
-        spans = [_spans(*column, exclusive) for column in columns]
-    sizes = functools.reduce(np.multiply.outer, [np.maximum(span, 1) for span in spans])  # a window may lie outside
+    pads = padding[:: len(padding) // len(size)]  # of a pair the kernel takes the first for both ends
+    sizes = np.ones(())
+    for axis, extent in enumerate(size):
+        length, count, stride = x.shape[first + axis], y.shape[first + axis], strides[axis]
+        window = np.arange(count)
+        if adaptive:
+            start, end = window * length // count, -(-(window + 1) * length // count)
+        else:
+            pad = max((count - 1) * stride + extent - length, 0) // 2 if algorithm == "SAME" else pads[axis]
+            start = window * stride - pad
+            end = np.minimum(start + extent, length + pad)
+        if exclusive:  # of the padding
+            start, end = np.maximum(start, 0), np.minimum(end, length)
+        sizes = np.multiply.outer(sizes, np.maximum(end - start, 1))  # a window may lie outside
     return sizes if first == 2 else sizes[..., None]
 
 
@@ -101,29 +78,29 @@ def pool(native: Callable, x: paddle.Tensor, *args) -> paddle.Tensor:
     return y * lacking - (y * (lacking - 1)).detach()
 
 
-def _taps(position: np.ndarray, cubic: bool) -> tuple[np.ndarray, list[np.ndarray]]:
-    """(index of the first sample used, the weights of it and of those after it) for each place between samples."""
-    low = np.floor(position)
-    t = position - low
-    if not cubic:
-        return low.astype(int), [1 - t, t]
+def _cubic(distance: np.ndarray) -> np.ndarray:
+    """The weight of a sample at that distance, up to 2."""
     a = -0.75
-    near, far = (lambda d: ((a + 2) * d - (a + 3)) * d**2 + 1), (lambda d: ((d - 5) * d + 8) * a * d - 4 * a)
-    return low.astype(int) - 1, [far(1 + t), near(t), near(1 - t), far(2 - t)]
+    near = ((a + 2) * distance - (a + 3)) * distance**2 + 1
+    far = ((distance - 5) * distance + 8) * a * distance - 4 * a
+    return np.where(distance <= 1, near, far)
 
 
 def _interpolation(length: int, count: int, scale: float, cubic: bool, corners: bool, mode: int) -> np.ndarray:
     """(count, length): the weights with which `count` samples are taken from `length`."""
+    places = np.arange(count)
     if corners:
-        position = np.arange(count) * ((length - 1) / (count - 1) if count > 1 else 0.0)
+        position = places * ((length - 1) / (count - 1) if count > 1 else 0.0)
     else:
         ratio = 1 / scale if scale > 0 else length / count
-        position = (np.arange(count) + 0.5) * ratio - 0.5 if cubic or mode == 0 else np.arange(count) * ratio
+        position = (places + 0.5) * ratio - 0.5 if cubic or mode == 0 else places * ratio
         position = position if cubic else np.maximum(position, 0)
-    first, weights = _taps(position, cubic)
+    low = np.floor(position).astype(int)
+    t = position - low
+    weights = {i: _cubic(abs(t - i)) for i in (-1, 0, 1, 2)} if cubic else {0: 1 - t, 1: t}
     matrix = np.zeros((count, length))
-    for i, weight in enumerate(weights):
-        np.add.at(matrix, (np.arange(count), np.clip(first + i, 0, length - 1)), weight)
+    for i, weight in weights.items():
+        np.add.at(matrix, (places, np.clip(low + i, 0, length - 1)), weight)
     return matrix
 
 
@@ -140,9 +117,8 @@ def interpolate(native: Callable, x: paddle.Tensor, *args) -> paddle.Tensor:
     return x
 
 
-REPLACED = {f.__name__: f for f in (hardsigmoid, hardtanh, elu, celu, selu, batch_norm, p_norm)}
-REPLACED |= dict.fromkeys(("pool2d", "pool3d"), pool)
-REPLACED |= dict.fromkeys(("linear_interp", "bilinear_interp", "trilinear_interp", "bicubic_interp"), interpolate)
+REPLACED = {**ACTIVATIONS, "batch_norm": batch_norm, "p_norm": p_norm, "pool2d": pool, "pool3d": pool}
+REPLACED |= {f"{way}linear_interp": interpolate for way in ("", "bi", "tri")} | {"bicubic_interp": interpolate}
 
 
 def _guarded(native: Callable, exact: Callable) -> Callable:

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
@@ -30,26 +29,19 @@ def _celu(input: torch.Tensor, alpha: float = 1.0, inplace: bool = False) -> tor
 
 
 def _with_float32_epsilon(norm: Callable) -> Callable:
+    signature, exact = inspect.signature(norm), _batch_norm if norm is F.batch_norm else norm
+
     def call(*args, **kwargs) -> torch.Tensor:
-        bound = inspect.signature(norm).bind(*args, **kwargs)
+        bound = signature.bind(*args, **kwargs)
         bound.apply_defaults()
         bound.arguments["eps"] = float(np.float32(bound.arguments["eps"]))
-        return norm(*bound.args, **bound.kwargs)
+        return exact(*bound.args, **bound.kwargs)
 
     return call
 
 
-def _batch_norm(
-    input: torch.Tensor,
-    running_mean: torch.Tensor | None,
-    running_var: torch.Tensor | None,
-    weight: torch.Tensor | None = None,
-    bias: torch.Tensor | None = None,
-    training: bool = False,
-    momentum: float = 0.1,
-    eps: float = 1e-5,
-) -> torch.Tensor:
-    eps, count = float(np.float32(eps)), input.numel() // input.size(1)
+def _batch_norm(input, running_mean, running_var, weight, bias, training, momentum, eps) -> torch.Tensor:
+    count = input.numel() // input.size(1)
     if not training or count < 2:  # which the native one refuses
         return F.batch_norm(input, running_mean, running_var, weight, bias, training, momentum, eps)
     axes = [axis for axis in range(input.dim()) if axis != 1]
@@ -65,20 +57,16 @@ def _batch_norm(
     return output if bias is None else output + bias.reshape(shape)
 
 
-NORMS = (F.layer_norm, F.group_norm, F.instance_norm)
-EXACT = {F.hardsigmoid: _hardsigmoid, F.celu: _celu, F.batch_norm: _batch_norm}
-EXACT |= {norm: _with_float32_epsilon(norm) for norm in NORMS}
+NORMS = (F.batch_norm, F.layer_norm, F.group_norm, F.instance_norm)
+EXACT = {F.hardsigmoid: _hardsigmoid, F.celu: _celu, **{norm: _with_float32_epsilon(norm) for norm in NORMS}}
 
 
-class _Exact(TorchFunctionMode):
+class ExactConstants(TorchFunctionMode):
+    """In this context PyTorch's functions on float64 tensors hold the constants that are meant; it may be nested."""
+
     def __torch_function__(self, func: Callable, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         kwargs = kwargs or {}
         first = args[0] if args else kwargs.get("input")
         if func in EXACT and first.dtype == torch.float64:
             return EXACT[func](*args, **kwargs)
         return func(*args, **kwargs)
-
-
-def exact_constants() -> AbstractContextManager:
-    """In this context PyTorch's functions on float64 tensors hold the constants that are meant; it may be nested."""
-    return _Exact()

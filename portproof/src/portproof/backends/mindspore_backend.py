@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import importlib
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import replace
-from pathlib import Path
+from operator import methodcaller
 from typing import Any
 
 import mindspore as ms
@@ -19,18 +19,17 @@ from mindspore import Parameter, Tensor, nn, ops
 from mindspore.ops import operations
 
 from portproof.backends import fp64_mindspore
-from portproof.backends.base import SUFFIXES, Backend
-from portproof.backends.layers import Layers
+from portproof.backends.base import Backend
+from portproof.backends.layers import Layers, Tensors
 from portproof.backends.model import BackendModel
 from portproof.backends.patched import patched
-from portproof.backends.question import Question, Run, to_precision
-from portproof.backends.runs import Runs
-from portproof.backends.slots import Arrays
+from portproof.backends.question import Question, Run
+from portproof.backends.runs import Forward, Note, Runs
+from portproof.backends.slots import Named
 from portproof.convert.rules import MINDSPORE_TO_TORCH, MINDSPORE_TYPES, Change
 from portproof.io.ckpt import load_ckpt
 from portproof.python39 import zip_strict
 from sturdyio.cli import UserError
-from sturdyio.state_dict import read_state_dict
 
 with suppress(SystemError, ImportError):  # compiled for NumPy 1, 2.10.0 fails beside NumPy 2, in its first operation
     ops.add(Tensor(1.0), 1)
@@ -40,8 +39,8 @@ random_seed = importlib.import_module("mindspore.common.seed")  # there is a fun
 NO_KERNEL = re.compile(r"For primitive\[(\w+)\].*\bFloat64|Kernel select failed|Create kernelmod")
 
 
-def _no_dropout(operation: operations.Dropout, x: Tensor) -> tuple[Tensor, Tensor]:
-    return x, ops.ones_like(x)
+def _requires_grad(tensor: Tensor) -> bool:
+    return tensor.requires_grad if isinstance(tensor, Parameter) else tensor._requires_grad
 
 
 class _NothingSent(Exception):
@@ -58,9 +57,11 @@ class MindSporeModel(BackendModel):
         self.lacking: dict[tuple[str, str, bool], str] = {}  # {(modules run, backward): operation without a kernel}
 
     def notes(self) -> list[str]:
+        if self.lacking or not fp64_mindspore.composed:
+            return []
         names = ", ".join(sorted(fp64_mindspore.composed))
         told = "in the float64 run composed of other operations, without a kernel of their own there"
-        return [f"{told} (that is judged in float32): {names}"] * bool(names and not self.lacking)
+        return [f"{told} (that is judged in float32): {names}"]
 
     def _answer(self, question: Question) -> Run:
         key = question.module, question.followed_by, question.backward
@@ -76,40 +77,35 @@ class MindSporeModel(BackendModel):
 
 
 class MindSporeLayers(Layers):
+    library, sequential = "mindspore.nn.layer.", nn.SequentialCell
     containers = (nn.Cell, nn.SequentialCell, nn.CellList)
-    library = "mindspore.nn.layer."
-
-    def named_modules(self, model: nn.Cell) -> Iterable[tuple[str, nn.Cell]]:
-        return model.cells_and_names()
+    forward = "construct"
+    torch_types = MINDSPORE_TYPES
+    named_modules = methodcaller("cells_and_names")
 
     def children(self, module: nn.Cell) -> Iterable[nn.Cell]:
         return [cell for cell in module.cells() if cell is not None]
 
-    def is_container(self, module: nn.Cell) -> bool:
-        return isinstance(module, nn.SequentialCell) and type(module).construct is nn.SequentialCell.construct
-
-    def torch_type(self, layer: str) -> str:
-        return MINDSPORE_TYPES.get(layer, layer)
-
     def layouts(self, module: nn.Cell) -> Mapping[str, tuple[str, Change]]:
         return MINDSPORE_TO_TORCH.get(self.kind(module), {})
 
-    def own_tensors(self, module: nn.Cell) -> tuple[list[tuple[str, Any]], list[tuple[str, Any]]]:
+    def own_tensors(self, module: nn.Cell) -> tuple[Tensors, Tensors]:
         """Batch norm's statistics are parameters without a gradient."""
         own = list(module.parameters_and_names(expand=False))
+        trained = [(name, tensor) for name, tensor in own if not name.startswith("moving_")]
         frozen = [(name, tensor) for name, tensor in own if name.startswith("moving_")]
-        buffers = [(name, tensor) for name, tensor in module._buffers.items() if tensor is not None]
-        return [each for each in own if each not in frozen], frozen + buffers
+        return trained, frozen + [(name, tensor) for name, tensor in module._buffers.items() if tensor is not None]
 
-    def named_parameters(self, model: nn.Cell) -> Iterable[tuple[str, Parameter]]:
+    def named_parameters(self, model: nn.Cell) -> Named:
         return ((name, parameter) for name, parameter in model.parameters_and_names() if parameter.requires_grad)
 
-    def named_buffers(self, model: nn.Cell) -> Iterable[tuple[str, Tensor]]:
-        return ((name, tensor) for name, tensor in model.state_dict().items() if not BACKEND.requires_grad(tensor))
+    def named_buffers(self, model: nn.Cell) -> Named:
+        return ((name, tensor) for name, tensor in model.state_dict().items() if not _requires_grad(tensor))
 
 
 class MindSporeRuns(Runs):
     framework, exact_constants = ms, staticmethod(fp64_mindspore.exact_constants)
+    dropouts = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
 
     def set_mode(self, module: nn.Cell, train: bool) -> None:
         module.set_train(train)
@@ -117,11 +113,9 @@ class MindSporeRuns(Runs):
     def grad_enabled(self, enabled: bool) -> AbstractContextManager:
         return nullcontext()  # outside of `run_backward` nothing is kept
 
-    def run_backward(
-        self, forward: Callable[[], Sequence[tuple[Any, Any]]], model: nn.Cell, inputs: Sequence[Tensor]
-    ) -> None:
+    def run_backward(self, forward: Forward, model: nn.Cell, inputs: Sequence[Tensor]) -> None:
         """MindSpore has no backward(): it differentiates a function, with respect to parameters."""
-        leaves = [*inputs, *(parameter for _, parameter in BACKEND.layers.named_parameters(model))]
+        leaves = [*inputs, *model.trainable_params()]
 
         def total() -> Tensor:
             sent = [(output * gradient).sum() for output, gradient in forward()]
@@ -134,40 +128,27 @@ class MindSporeRuns(Runs):
             for leaf, gradient in zip_strict(leaves, gradients):
                 leaf.grad = gradient
 
-    def new_tensors(self, dtype: str, note: Callable[[bool], None] | None = None) -> AbstractContextManager:
+    def new_tensors(self, dtype: str, note: Note | None = None) -> AbstractContextManager:
         return nullcontext()
 
-    @contextmanager
-    def seeded_framework(self, seed: int) -> Iterator[None]:
+    def seeded_framework(self, seed: int) -> AbstractContextManager:
         """As ms.set_seed, which would change other generators, too."""
-        before = random_seed._GLOBAL_SEED, dict(random_seed._KERNEL_SEED)
-        random_seed._GLOBAL_SEED = seed
-        random_seed._KERNEL_SEED.clear()
-        try:
-            yield
-        finally:
-            random_seed._GLOBAL_SEED = before[0]
-            random_seed._KERNEL_SEED.clear()
-            random_seed._KERNEL_SEED.update(before[1])
+        return patched({(random_seed, "_GLOBAL_SEED"): seed, (random_seed, "_KERNEL_SEED"): {}})
 
     def next_random(self) -> tuple:
         return tuple(random_seed._KERNEL_SEED.items())
 
     def without_dropout(self) -> AbstractContextManager:
-        return patched({(operations.Dropout, "__call__"): _no_dropout})
-
-    def turn_off_dropout(self, layer: nn.Cell) -> None:
-        if isinstance(layer, (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)):
-            layer.set_train(False)
+        return patched({(operations.Dropout, "__call__"): lambda _, x: (x, ops.ones_like(x))})
 
 
 class MindSporeBackend(Backend):
-    """MindSpore."""
-
     name, framework = "mindspore", ms
     module_class, module_class_name = nn.Cell, "mindspore.nn.Cell"
     model_class = MindSporeModel
     layers, runs = MindSporeLayers(), MindSporeRuns()
+    load_file = staticmethod(load_ckpt)
+    requires_grad = staticmethod(_requires_grad)
 
     def device(self, name: str) -> str:
         if name != "cpu":
@@ -176,9 +157,6 @@ class MindSporeBackend(Backend):
             ms.set_device("CPU")  # a global setting
         ms.set_context(mode=ms.PYNATIVE_MODE)  # in a graph no hook is called
         return "CPU"
-
-    def read_weights(self, path: str | Path) -> Arrays:
-        return read_state_dict(path, SUFFIXES[self.name], load_ckpt, np.ndarray, dict)
 
     def tensor(self, array: np.ndarray, device: Any = None, dtype: Any = None, requires_grad: bool = False) -> Any:
         if dtype is not None and array.dtype.kind == "f":
@@ -195,9 +173,6 @@ class MindSporeBackend(Backend):
     def device_of(self, tensor: Tensor) -> str:
         return "CPU"
 
-    def requires_grad(self, tensor: Tensor) -> bool:
-        return tensor.requires_grad if isinstance(tensor, Parameter) else tensor._requires_grad
-
     def set_value(self, tensor: Tensor, array: np.ndarray) -> None:
         tensor.assign_value(Tensor(array.astype(self.to_array(tensor).dtype)))
 
@@ -212,9 +187,6 @@ class MindSporeBackend(Backend):
 
     def values(self, tensor: Tensor) -> Tensor:
         return Tensor(self.to_array(tensor))
-
-    def put(self, tensor: Tensor, array: np.ndarray, dtype: str, device: str) -> None:
-        self.put_back(tensor, Tensor(to_precision(array, dtype, copy=True)))
 
     def put_back(self, tensor: Tensor, values: Tensor) -> None:
         tensor.set_dtype(values.dtype)  # else operations would take it for what it was

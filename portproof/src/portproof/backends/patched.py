@@ -8,14 +8,14 @@ from typing import Any
 @contextmanager
 def patched(replaced: Mapping[tuple[Any, str], Any]) -> Iterator[None]:
     """In this context each of these attributes, (module or class, name), is what is given for it; it may be nested."""
-    before = {(owner, name): vars(owner).get(name) for owner, name in replaced}  # None: a class has inherited it
+    before = {(owner, name): vars(owner)[name] for owner, name in replaced if name in vars(owner)}
     for (owner, name), value in replaced.items():
         setattr(owner, name, value)
     try:
         yield
     finally:
-        for (owner, name), value in before.items():
-            if value is None:
+        for owner, name in replaced:
+            if (owner, name) in before:
+                setattr(owner, name, before[owner, name])
+            else:  # a class has inherited it
                 delattr(owner, name)
-            else:
-                setattr(owner, name, value)

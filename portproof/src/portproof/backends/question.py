@@ -21,13 +21,10 @@ OUTPUTS, CALLS, UPSTREAM = range(3)  # ...; the arguments of each module's call;
 BUDGET = 2**24  # bytes of answers that a model remembers, if nothing else is said; see `Memory`
 
 
-def to_precision(array: np.ndarray, dtype: str, copy: bool = False) -> np.ndarray:
-    """Numbers of floating point, and complex ones, in "float32" or "float64"; others as they are; in C order.
-
-    With `copy` always a copy, and only one.
-    """
+def to_precision(array: np.ndarray, dtype: str) -> np.ndarray:
+    """Numbers of floating point, and complex ones, in "float32" or "float64"; others as they are; in C order."""
     real, complex_ = PRECISIONS[dtype]
-    return in_rows(array, {"f": real, "c": complex_}.get(array.dtype.kind), copy)
+    return in_rows(array, {"f": real, "c": complex_}.get(array.dtype.kind))
 
 
 def perturbed(array: np.ndarray, dtype: str, rng: np.random.Generator) -> np.ndarray:

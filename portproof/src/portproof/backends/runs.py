@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import ModuleType
 from typing import Any
@@ -13,11 +13,18 @@ import numpy as np
 
 from portproof.python39 import zip_strict
 
+Forward = Callable[[], Sequence[tuple[Any, Any]]]  # it returns each output that has a gradient, with the gradient
+Note = Callable[[bool], None]  # see `Runs.new_tensors`
+
 
 class Runs(ABC):
     """What a run of a framework's models needs."""
 
     framework: ModuleType
+    dtypes: Mapping[str, Any]  # its own names of "float32" and "float64"
+    as_float64: Callable[[Note], AbstractContextManager]  # where what would be float32 is float64, see `new_tensors`
+    dropouts: tuple[type, ...]  # layers that are nothing else
+    holding_dropout: tuple[type, ...] = ()  # layers that hand its probability to a kernel
 
     def set_mode(self, module: Any, train: bool) -> None:
         """Have `module` and all in it run in train mode or in eval mode."""
@@ -27,8 +34,8 @@ class Runs(ABC):
         """In this context a forward pass keeps what a backward pass needs, or does not."""
         return self.framework.set_grad_enabled(enabled)
 
-    def run_backward(self, forward: Callable[[], Sequence[tuple[Any, Any]]], model: Any, inputs: Sequence[Any]) -> None:
-        """Call `forward`, and go back from the (output, its gradient) that it returns.
+    def run_backward(self, forward: Forward, model: Any, inputs: Sequence[Any]) -> None:
+        """Call `forward`, and go back from what it returns.
 
         What `inputs` and the parameters of `model` receive is their `grad` afterwards.
         """
@@ -45,14 +52,20 @@ class Runs(ABC):
         """In this context no function of the framework is another, where it takes time to look: for code of our own."""
         return nullcontext()
 
-    @abstractmethod
-    def new_tensors(self, dtype: str, note: Callable[[bool], None] | None = None) -> AbstractContextManager:
+    @contextmanager
+    def new_tensors(self, dtype: str, note: Note | None = None) -> Iterator[None]:
         """In this context tensors that a model makes without naming a type have the precision `dtype`.
 
         With `note`, in "float64", also those that it wants as float32, by name or by a cast: to round in between would
-        hide what a float64 run is to show. `note` is called at each of these, with True where it is made of an array in
-        float32, which is rounded already.
+        hide what is to be shown. `note` is called at each, with True if it is made of a float32 array, rounded already.
         """
+        before = self.framework.get_default_dtype()
+        self.framework.set_default_dtype(self.dtypes[dtype])
+        try:
+            with self.as_float64(note) if note and dtype == "float64" else nullcontext():
+                yield
+        finally:
+            self.framework.set_default_dtype(before)
 
     @contextmanager
     def seeded(self, seed: int) -> Iterator[None]:
@@ -76,23 +89,29 @@ class Runs(ABC):
         _, key, place, *_ = np.random.get_state()  # noqa: NPY002
         return self.next_random(), random.getstate()[1][-1], int(key[0]), place
 
-    @abstractmethod
     def next_random(self) -> Any:
         """The next number of the framework's own generator, which is not taken, or where that is."""
+        state = self.framework.get_rng_state()
+        number = self.framework.rand([1], dtype=self.dtypes["float64"]).item()
+        self.framework.set_rng_state(state)
+        return number
 
     @abstractmethod
     def without_dropout(self) -> AbstractContextManager:
         """In this context dropout that is called as a function gives back what it gets."""
 
-    @abstractmethod
     def turn_off_dropout(self, layer: Any) -> None:
         """The same for a layer that is dropout or has some inside, whatever mode its model is in."""
+        if isinstance(layer, self.dropouts):
+            self.set_mode(layer, False)
+        elif isinstance(layer, self.holding_dropout):
+            layer.dropout = 0.0
 
-    def hook_before(self, module: Any, hook: Callable[[Any, tuple, dict], Any]) -> Any:
+    def hook_before(self, module: Any, hook: Callable) -> Any:
         """Have `hook(module, args, kwargs)` called before each call of `module`, until the handle's remove()."""
         return module.register_forward_pre_hook(hook, with_kwargs=True)
 
-    def hook_after(self, module: Any, hook: Callable[[Any, tuple, dict, Any], Any]) -> Any:
+    def hook_after(self, module: Any, hook: Callable) -> Any:
         """Have `hook(module, args, kwargs, output)` called after each call of `module`, until the handle's remove().
 
         What it returns is the output from then on, unless it is None.

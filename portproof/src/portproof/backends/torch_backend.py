@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from pathlib import Path
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from operator import attrgetter, methodcaller
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -16,19 +16,16 @@ from torch.nn.utils.parametrize import is_parametrized
 from torch.overrides import TorchFunctionMode
 
 from portproof.backends import fp64_torch
-from portproof.backends.base import SUFFIXES, Backend, without_tf32
-from portproof.backends.layers import Layers
-from portproof.backends.question import to_precision
-from portproof.backends.runs import Runs
-from portproof.backends.slots import Arrays
+from portproof.backends.base import Backend, without_tf32
+from portproof.backends.layers import Layers, Tensors
+from portproof.backends.runs import Note, Runs
+from portproof.backends.slots import Named
 from portproof.backends.training import Training
 from portproof.convert.rules import Change, identity
 from sturdyio.cli import UserError
 from sturdyio.pth import load_pth
-from sturdyio.state_dict import read_state_dict
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
-DROPOUTS = (nn.modules.dropout._DropoutNd,)  # the base of all of them has no public name
 DROPOUT_FUNCTIONS = {
     *(F.dropout, F.dropout1d, F.dropout2d, F.dropout3d, F.alpha_dropout, F.feature_alpha_dropout),
     *(torch.dropout, torch.feature_dropout, torch.alpha_dropout, torch.feature_alpha_dropout),
@@ -50,7 +47,7 @@ class _NoDropout(TorchFunctionMode):
 class _AsFloat64(TorchFunctionMode):
     """What would be float32 is float64."""
 
-    def __init__(self, note: Callable[[bool], None]) -> None:
+    def __init__(self, note: Note) -> None:
         super().__init__()
         self.note = note
 
@@ -69,66 +66,45 @@ class _AsFloat64(TorchFunctionMode):
 
 
 class TorchLayers(Layers):
-    containers = (nn.Module, nn.Sequential, nn.ModuleList)
     library, sequential = "torch.nn.modules.", nn.Sequential
+    containers = (nn.Module, nn.Sequential, nn.ModuleList)
+    torch_types: ClassVar = {"NonDynamicallyQuantizableLinear": "Linear"}  # which attention has inside
+    named_buffers = methodcaller("named_buffers")
 
-    def named_modules(self, model: nn.Module) -> Iterable[tuple[str, nn.Module]]:
-        inside = set()
-        for name, module in model.named_modules():
-            if is_parametrized(module):
-                inside.add(f"{name}.parametrizations" if name else "parametrizations")
-            if not any(name == other or name.startswith(f"{other}.") for other in inside):
-                yield name, module
-
-    def torch_type(self, layer: str) -> str:
-        return layer.removeprefix("NonDynamicallyQuantizable")  # a Linear, which attention has inside
+    def named_modules(self, model: nn.Module) -> Named:
+        named = list(model.named_modules())
+        inside = tuple(f"{name}.parametrizations.".lstrip(".") for name, module in named if is_parametrized(module))
+        return [(name, module) for name, module in named if not f"{name}.".startswith(inside)]
 
     def layouts(self, module: nn.Module) -> Mapping[str, tuple[str, Change]]:
         """They are PyTorch's own; of parametrizations the names are those of weight_norm and spectral_norm."""
-        if not is_parametrized(module):
-            return {}
         found = {}
-        for name, steps in module.parametrizations.items():
+        for name, steps in module.parametrizations.items() if is_parametrized(module) else ():
             types, at = {type(step).__name__ for step in steps}, f"parametrizations.{name}"
             if "_WeightNorm" in types:
-                found |= {f"{at}.original0": (f"{name}_g", identity), f"{at}.original1": (f"{name}_v", identity)}
+                names = {"original0": f"{name}_g", "original1": f"{name}_v"}
             elif "_SpectralNorm" in types:
-                leaves = {"original": "orig", "0._u": "u", "0._v": "v"}
-                found |= {f"{at}.{leaf}": (f"{name}_{known}", identity) for leaf, known in leaves.items()}
+                names = {"original": f"{name}_orig", "0._u": f"{name}_u", "0._v": f"{name}_v"}
             else:
-                found[f"{at}.original"] = name, identity
-                inside = [f"{at}.{leaf}" for leaf in steps.state_dict() if leaf != "original"]
-                found |= {leaf: (leaf.replace(".", "_"), identity) for leaf in inside}
+                names = {leaf: f"{at}.{leaf}".replace(".", "_") for leaf in steps.state_dict()} | {"original": name}
+            found |= {f"{at}.{leaf}": (torch_name, identity) for leaf, torch_name in names.items()}
         return found
 
-    def own_tensors(self, module: nn.Module) -> tuple[list[tuple[str, Any]], list[tuple[str, Any]]]:
+    def own_tensors(self, module: nn.Module) -> tuple[Tensors, Tensors]:
         """A layer's parametrizations hold tensors of its own."""
-        own = super().own_tensors(module)
-        if not is_parametrized(module):
-            return own
-        inside = module.parametrizations
-        found = inside.named_parameters("parametrizations"), inside.named_buffers("parametrizations")
-        return own[0] + list(found[0]), own[1] + list(found[1])
-
-    def named_buffers(self, model: nn.Module) -> Iterable[tuple[str, torch.Tensor]]:
-        return model.named_buffers()
+        parameters, buffers = super().own_tensors(module)
+        if is_parametrized(module):
+            parameters += module.parametrizations.named_parameters("parametrizations")
+            buffers += module.parametrizations.named_buffers("parametrizations")
+        return parameters, buffers
 
 
 class TorchRuns(Runs):
-    framework, exact_constants = torch, staticmethod(fp64_torch.exact_constants)
-
-    def not_replaced(self) -> AbstractContextManager:
-        return torch._C.DisableTorchFunction()
-
-    @contextmanager
-    def new_tensors(self, dtype: str, note: Callable[[bool], None] | None = None) -> Iterator[None]:
-        before = torch.get_default_dtype()
-        torch.set_default_dtype(DTYPES[dtype])
-        try:
-            with _AsFloat64(note) if note and dtype == "float64" else nullcontext():
-                yield
-        finally:
-            torch.set_default_dtype(before)
+    framework, dtypes = torch, DTYPES
+    exact_constants, not_replaced = fp64_torch.ExactConstants, torch._C.DisableTorchFunction
+    without_dropout, as_float64 = _NoDropout, _AsFloat64
+    dropouts = (nn.modules.dropout._DropoutNd,)  # the base of all of them has no public name
+    holding_dropout = (nn.RNNBase, nn.MultiheadAttention)
 
     @contextmanager
     def seeded_framework(self, seed: int) -> Iterator[None]:
@@ -140,26 +116,12 @@ class TorchRuns(Runs):
                 torch.cuda.manual_seed_all(seed)
             yield
 
-    def next_random(self) -> float:
-        state = torch.get_rng_state()
-        number = torch.rand(1, dtype=torch.float64).item()
-        torch.set_rng_state(state)
-        return number
-
-    def without_dropout(self) -> AbstractContextManager:
-        return _NoDropout()
-
-    def turn_off_dropout(self, layer: nn.Module) -> None:
-        if isinstance(layer, DROPOUTS):
-            layer.eval()
-        elif isinstance(layer, (nn.RNNBase, nn.MultiheadAttention)):  # they hand the number to a kernel
-            layer.dropout = 0.0
-
 
 class TorchTraining(Training):
+    sgd, clear_gradients = torch.optim.SGD, methodcaller("zero_grad")
+
     def to_device(self, module: nn.Module, device: torch.device, dtype: str) -> nn.Module:
-        module = module.to(device)
-        return module.double() if dtype == "float64" else module
+        return module.to(device).double() if dtype == "float64" else module.to(device)
 
     def set_threads(self, count: int) -> int:
         before = torch.get_num_threads()
@@ -174,14 +136,13 @@ class TorchTraining(Training):
 
         No other framework has this.
         """
-        floats = {
-            (key, place): None
-            for group in optimizer.param_groups
-            for key, value in group.items()
-            for place, one in enumerate(value if isinstance(value, tuple) else (value,))
-            if isinstance(one, float) and key != "initial_lr"
-        }
-        return list(floats)
+        found = {}  # in order, each once
+        for group in optimizer.param_groups:
+            for key, value in group.items():
+                values = value if isinstance(value, tuple) else (value,)
+                if key != "initial_lr":
+                    found |= {(key, place): None for place, one in enumerate(values) if isinstance(one, float)}
+        return list(found)
 
     def round_coefficient(self, optimizer: torch.optim.Optimizer, coefficient: tuple[str, int]) -> None:
         """Round one of `coefficients` to float32, in which PaddlePaddle's own optimizers keep them."""
@@ -193,25 +154,19 @@ class TorchTraining(Training):
             elif isinstance(value, float):
                 group[key] = float(np.float32(value))
 
-    def sgd(self, parameters: list, rate: float) -> torch.optim.Optimizer:
-        return torch.optim.SGD(parameters, rate)
-
-    def clear_gradients(self, optimizer: torch.optim.Optimizer) -> None:
-        optimizer.zero_grad()
-
 
 class TorchBackend(Backend):
-    """PyTorch."""
-
     name, framework = "torch", torch
     module_class, module_class_name = nn.Module, "torch.nn.Module"
     layers, runs, training = TorchLayers(), TorchRuns(), TorchTraining()
+    load_file = staticmethod(load_pth)
+    loaded = torch.Tensor
+    device_of, values = attrgetter("device"), attrgetter("data")
 
     def device(self, name: str) -> torch.device:
         if name == "gpu" and not torch.cuda.is_available():
-            raise UserError(
-                "--device gpu: this PyTorch sees no card; use --device cpu or install the CUDA build (README)"
-            )
+            remedy = "use --device cpu or install the CUDA build (README)"
+            raise UserError(f"--device gpu: this PyTorch sees no card; {remedy}")
         without_tf32()
         return torch.device("cuda", 0) if name == "gpu" else torch.device("cpu")
 
@@ -220,12 +175,6 @@ class TorchBackend(Backend):
         card = f"gpu, {torch.cuda.get_device_name()}" if device == "gpu" else device
         threads = f"torch {torch.get_num_threads()}, OMP_NUM_THREADS {os.environ.get('OMP_NUM_THREADS', 'not set')}"
         return {"device": card, "threads": threads}
-
-    def read_weights(self, path: str | Path) -> Arrays:
-        def to_arrays(state_dict: Mapping[str, torch.Tensor]) -> Arrays:
-            return {key: self.to_array(tensor) for key, tensor in state_dict.items()}
-
-        return read_state_dict(path, SUFFIXES[self.name], load_pth, torch.Tensor, to_arrays)
 
     def tensor(self, array: np.ndarray, device: Any = None, dtype: Any = None, requires_grad: bool = False) -> Any:
         tensor = torch.from_numpy(np.array(array)).to(device)
@@ -243,24 +192,12 @@ class TorchBackend(Backend):
         array = tensor.numpy(force=True)  # of what lies on a card, and of what needs a gradient, too
         return array.copy() if copy else array
 
-    def device_of(self, tensor: torch.Tensor) -> torch.device:
-        return tensor.device
-
-    def requires_grad(self, tensor: torch.Tensor) -> bool:
-        return tensor.requires_grad
-
     def set_value(self, tensor: torch.Tensor, array: np.ndarray) -> None:
         with torch.no_grad():  # PyTorch refuses to write into a parameter otherwise
             tensor.copy_(torch.from_numpy(np.array(array)))
 
     def has_values(self, tensor: torch.Tensor) -> bool:
         return not nn.parameter.is_lazy(tensor)
-
-    def values(self, tensor: torch.Tensor) -> torch.Tensor:
-        return tensor.data
-
-    def put(self, tensor: torch.Tensor, array: np.ndarray, dtype: str, device: torch.device) -> None:
-        tensor.data = torch.from_numpy(to_precision(array, dtype, copy=True)).to(device)
 
     def put_back(self, tensor: torch.Tensor, values: torch.Tensor) -> None:
         tensor.data = values

@@ -13,9 +13,9 @@ class Training(ABC):
     def to_device(self, module: Any, device: Any, dtype: str) -> Any:
         """`module`, changed in place, on that device, its floats in "float32" or "float64"."""
 
-    @abstractmethod
     def set_threads(self, count: int) -> int:
         """Compute with `count` threads from now on, where the framework can be told -> how many it were before."""
+        return count  # PaddlePaddle takes OMP_NUM_THREADS as it is when it is imported
 
     @abstractmethod
     def learning_rate(self, optimizer: Any) -> float:
