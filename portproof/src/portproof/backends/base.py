@@ -120,8 +120,7 @@ class Backend(ABC):
     def copied(self, module: Any) -> Any:
         """A deep copy of `module`.
 
-        What a layer has computed and keeps as an attribute (weight norm does), which deepcopy refuses, is copied as a
-        value.
+        What a layer has computed and keeps (weight norm does), which deepcopy refuses, is copied as a value.
         """
         memo = {}
         for _, layer in self.layers.named_modules(module):
