@@ -199,6 +199,13 @@ class TorchBackend(Backend):
     def has_values(self, tensor: torch.Tensor) -> bool:
         return not nn.parameter.is_lazy(tensor)
 
+    def put(self, tensor: torch.Tensor, array: np.ndarray, dtype: str, device: torch.device) -> None:
+        # One copy, which is the cast; memory that may not be written into is not shared.
+        if array.dtype.kind == "f" and array.flags.c_contiguous and array.flags.writeable:
+            self.put_back(tensor, torch.from_numpy(array).to(device, DTYPES[dtype], copy=True))
+        else:
+            super().put(tensor, array, dtype, device)
+
     def put_back(self, tensor: torch.Tensor, values: torch.Tensor) -> None:
         tensor.data = values
 
