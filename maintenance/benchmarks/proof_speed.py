@@ -94,9 +94,9 @@ def align_float32(ref: Any, port: Any, x: np.ndarray) -> None:
 
 def paired(ref: Any, port: Any, x: np.ndarray) -> Any:
     """The pair as align makes it: with equal weights, the map between the two, and a gradient to send back."""
-    from portproof.ladder.pairs.pair import Pair
+    from portproof.ladder.pairs.pair import Options, Pair
 
-    return Pair.prepared(ref, port, [x])
+    return Pair.prepared(ref, port, [x], Options())
 
 
 def passes(pair: Any) -> None:

@@ -52,12 +52,12 @@ def judged(draw: Draw):
     import mobilenetv3_ref.models
     from portproof.backends.probe import probe_images
     from portproof.ladder.pairs.modes import compare_mode
-    from portproof.ladder.pairs.pair import Pair
+    from portproof.ladder.pairs.pair import Options, Pair
 
     images = probe_images(np.random.default_rng([draw.seed, 11]), *draw.shape)
     ref = mobilenetv3_ref.models.MODELS[draw.model](dropout=0.0)
     port = mobilenetv3_paddle.models.MODELS[draw.model](dropout=0.0)
-    pair = Pair.prepared(ref, port, [images], seed=draw.seed)
+    pair = Pair.prepared(ref, port, [images], Options(seed=draw.seed))
     return [compared.verdict for compared in compare_mode(pair, draw.train)]
 
 

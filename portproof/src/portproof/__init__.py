@@ -63,9 +63,11 @@ def align(
     says where the port departs from the reference, `notes` what the map rests on. Raises UserError for what is no
     model, inputs on which the reference cannot run, and unknown names, modes, precisions and weights.
     """
+    from portproof.ladder.pairs.pair import Options
     from portproof.ladder.pairs.whole import judge
 
-    return judge(ref, port, inputs, names, weights, modes, precisions, leave_out, outputs, seed, device)
+    options = Options(names, weights, modes, precisions, leave_out, outputs, seed, device)
+    return judge(ref, port, inputs, options)
 
 
 def assert_aligned(ref: torch.nn.Module, port: paddle.nn.Layer, inputs: Inputs, **options: Any) -> AlignVerdict:
@@ -138,6 +140,7 @@ def judge(
     Raises UserError as `align` does, and for a file that is no recording or is damaged.
     """
     from portproof.ladder.pairs import whole
+    from portproof.ladder.pairs.pair import Options
     from portproof.recording.file import Recording
 
     ref = (recording if isinstance(recording, Recording) else Recording.load(recording)).model()
@@ -146,8 +149,9 @@ def judge(
         raise UserError(f"modes {modes!r}: the reference was recorded in {' and '.join(ref.modes)} mode: judge these")
     if own_weights and ref.weights == "probe":
         raise UserError("the port's own weights have no equal in a recording of probe weights: record the reference's")
-    options = "own" if own_weights else "reference", modes, precisions, leave_out, outputs, ref.seed, device
-    verdict = whole.judge(ref, port, ref.inputs, names, *options)
+    weights = "own" if own_weights else "reference"
+    options = Options(names, weights, modes, precisions, leave_out, outputs, ref.seed, device)
+    verdict = whole.judge(ref, port, ref.inputs, options)
     return replace(verdict, title="judge", notes=[*ref.notes(), *verdict.notes])
 
 

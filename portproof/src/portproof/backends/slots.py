@@ -161,10 +161,8 @@ class ModelArrays:
 
     def to_own(self, arrays: Mapping[str, np.ndarray]) -> Arrays:
         """`arrays`, by PyTorch's names, by the model's own and in its layouts; what it does not have stays as it is."""
-        keys, own = {name: key for key, name in self.names.items()}, {}
+        slots, own = {name: self.slots[key] for key, name in self.names.items()}, {}
         for name, array in arrays.items():
-            if name in keys:
-                own[keys[name]] = self.slots[keys[name]].change(array)
-            else:
-                own[name] = array
+            slot = slots.get(name)
+            own[slot.tensor if slot else name] = slot.change(array) if slot else array
         return own

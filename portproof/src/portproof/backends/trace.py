@@ -78,7 +78,7 @@ class ModuleCall:
     name: str  # the module's dotted name; "" is the model itself
     number: int  # 0 for the module's first call
     start: int = 0  # how many calls, of any module, had begun before it
-    inside: str = ""  # the label of the call in which it was made, see `call_label`
+    inside: str = ""  # the label of the call in which it was made
     args: tuple = ()  # positional arguments, tensors as arrays
     kwargs: dict = field(default_factory=dict)
     scale: float = 0.0  # the largest value among the tensors that came in
@@ -86,6 +86,12 @@ class ModuleCall:
     places: list[str] = field(default_factory=list)  # where each of them was in it
     upstream: list[np.ndarray | None] = field(default_factory=list)  # the loss's gradient for each of them
     took_random: bool = False  # random numbers were taken while it ran
+
+    @property
+    def label(self) -> str:
+        """As outputs are named: NAME, NAME#2, NAME#3, ..."""
+        name = self.name or OUTPUT
+        return name if self.number == 0 else f"{name}#{self.number + 1}"
 
     @property
     def inputs(self) -> list[np.ndarray]:
@@ -161,10 +167,9 @@ class Trace:
         """Remember in which module's code float32 was asked for, or brought in as data."""
         (self.float32_data if is_data else self.float32).add(self.running[-1].name if self.running else "")
 
-    def add(self, call: ModuleCall, is_activation: bool, whole: str, keep_call: bool) -> None:
-        """Take in a call that has ended; `whole` is what the model's own output is called."""
-        label = call_label(call.name or whole, call.number)
-        many = len(call.outputs) > 1
+    def add(self, call: ModuleCall, is_activation: bool, keep_call: bool) -> None:
+        """Take in a call that has ended."""
+        label, many = call.label, len(call.outputs) > 1
         named = zip_strict(call.places, call.outputs)
         self.outputs.update({label + place if many else label: array for place, array in named})
         self.input_scales[call.name] = max(call.scale, self.input_scales.get(call.name, 0.0))
@@ -172,11 +177,6 @@ class Trace:
             self.activation_inputs[label] = call.inputs[0]
         if keep_call:
             self.calls[label] = call
-
-
-def call_label(name: str, number: int) -> str:
-    """A module's call as outputs are named: NAME, NAME#2, NAME#3, ..."""
-    return name if number == 0 else f"{name}#{number + 1}"
 
 
 def output_item(label: str, whole: str) -> Item:

@@ -11,7 +11,7 @@ import numpy as np
 
 from portproof.arrays import largest, same_bits
 from portproof.backends.question import CALLS, OUTPUTS, UPSTREAM
-from portproof.backends.trace import OUTPUT, ModuleCall, Trace, call_label, map_tensors, tensors_at, tensors_in
+from portproof.backends.trace import ModuleCall, Trace, map_tensors, tensors_at, tensors_in
 from portproof.compare.activations import BREAKPOINTS
 from sturdyio.cli import MachineError, one_line, user_code
 
@@ -92,7 +92,7 @@ class _Tracer:
 
     def begin(self, name: str, args: tuple, kwargs: dict, keep_arguments: bool) -> None:
         number = self.counts.get(name, 0)
-        inside = call_label(self.running[-1].name or OUTPUT, self.running[-1].number) if self.running else ""
+        inside = self.running[-1].label if self.running else ""
         call = ModuleCall(name, number, start=sum(self.counts.values()), inside=inside)
         self.counts[name] = number + 1
         self.running.append(call)
@@ -112,7 +112,7 @@ class _Tracer:
                 self.trace.unrecorded[call.name] = f"it returns a {type(output).__name__}, in which no tensor is found"
             call.outputs = [self.array(tensor) for tensor in tensors.values()]
             call.places, call.upstream = list(tensors), [None] * len(tensors)
-            self.trace.add(call, is_activation, OUTPUT, self.keep_calls)
+            self.trace.add(call, is_activation, self.keep_calls)
             if self.keep_upstreams:
                 for i, tensor in enumerate(tensors.values()):
                     if self.backend.requires_grad(tensor):
@@ -151,4 +151,4 @@ class _Tracer:
         """Take in what was running when the model raised, the innermost first."""
         for call in reversed(self.running if self.keep_calls else ()):
             self.note_random(call)
-            self.trace.calls[call_label(call.name or OUTPUT, call.number)] = call
+            self.trace.calls[call.label] = call

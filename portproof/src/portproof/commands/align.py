@@ -113,11 +113,12 @@ def main(args: argparse.Namespace) -> int:
     options = judging_options(args)
     where = {"seed": args.seed, "device": args.device}
     if args.locate_only:
+        from portproof.ladder.pairs.pair import Options
         from portproof.ladder.pairs.whole import search
 
         with shown(PROG), staying():
             judged = {key: options[key] for key in ("precisions", "leave_out")}
-            location, notes = search(ref, port, inputs, names, weights, **judged, **where)
+            location, notes = search(ref, port, inputs, Options(names, weights, **judged, **where))
         print(*notes, *(location.lines() if location else [NOT_LOCATED]), sep="\n")
         return FAIL if location else exit_status(DONE)
     with shown(PROG), staying():

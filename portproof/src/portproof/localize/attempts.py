@@ -17,7 +17,7 @@ import numpy as np
 from portproof.arrays import largest
 from portproof.backends.question import Question
 from portproof.backends.slots import Module
-from portproof.backends.trace import ModuleCall, call_label, is_array, map_tensors
+from portproof.backends.trace import ModuleCall, is_array, map_tensors
 from portproof.mapping.map_search import alike
 from portproof.python39 import zip_strict
 
@@ -57,7 +57,7 @@ def neighbours(
     """
 
     def if_spare(call: ModuleCall | None) -> ModuleCall | None:
-        is_spare = call and not modules[call.name].slots and call_label(call.name, call.number) not in mapped
+        is_spare = call and not modules[call.name].slots and call.label not in mapped
         return call if is_spare else None
 
     return if_spare(_behind(calls, label)), if_spare(_last_inside(modules, calls, label))

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from difflib import SequenceMatcher
 
 from portproof.backends.model import BackendModel, Run
-from portproof.backends.trace import OUTPUT, ModuleCall, call_label
+from portproof.backends.trace import OUTPUT, ModuleCall
 from portproof.mapping.map_search import alike
 from portproof.mapping.pairing import contents_of
 from portproof.python39 import zip_strict
@@ -16,10 +16,6 @@ from portproof.python39 import zip_strict
 EXACT = 1e-9  # of the largest value: two float64 runs closer than this are of one function, however it is put together
 
 Calls = Sequence[ModuleCall]
-
-
-def _label(call: ModuleCall) -> str:
-    return call_label(call.name or OUTPUT, call.number)
 
 
 def _in_order(run: Run) -> list[ModuleCall]:
@@ -81,7 +77,7 @@ class CallMatcher:
         same_shapes = [array.shape for array in call.outputs] == [array.shape for array in port_call.outputs]
         may_be = not (kind and port_kind) or self._fits(call, port_call)
         if kind == port_kind or may_be and same_shapes:  # attention is not the first of its steps
-            self.pairs[_label(call)] = _label(port_call)
+            self.pairs[call.label] = port_call.label
 
     def _match_leaves(self) -> None:
         """Leaves without tensors: by what they receive, among those that follow the same layer first.
@@ -98,14 +94,14 @@ class CallMatcher:
             for call in calls:
                 found = self._best_fit(call, near, taken) or self._best_fit(call, far, taken)
                 if found:
-                    self.pairs[_label(call)] = _label(found)
+                    self.pairs[call.label] = found.label
                     self.type_fits[self._types(call, found)] = True
-                    taken.add(_label(found))
+                    taken.add(found.label)
         if self.same_output:
             return
         for layer, calls in ref_groups.items():
-            left = {_label(call): call for call in calls if _label(call) not in self.pairs}
-            port_left = {_label(call): call for call in port_groups.get(layer, []) if _label(call) not in taken}
+            left = {call.label: call for call in calls if call.label not in self.pairs}
+            port_left = {call.label: call for call in port_groups.get(layer, []) if call.label not in taken}
             for label in list(left):
                 if self.same_names and label in port_left:
                     self.pairs[label] = label
@@ -125,11 +121,11 @@ class CallMatcher:
             for pair in zip_strict(calls, port_calls):
                 types, fits = self._types(*pair), self._fits(*pair)
                 if fits is None:
-                    undecided.append((types, *map(_label, pair)))
+                    undecided.append((types, *(call.label for call in pair)))
                     continue
                 self.type_fits[types] = fits and self.type_fits.get(types, True)
                 if fits:
-                    self.pairs[_label(pair[0])] = _label(pair[1])
+                    self.pairs[pair[0].label] = pair[1].label
         for types, label, port_label in undecided:
             if self.type_fits.get(types, self.same_names):
                 self.pairs[label] = port_label
@@ -159,9 +155,9 @@ class CallMatcher:
 
         def rank(other: ModuleCall) -> tuple[bool, bool]:
             ref_type, port_type = self._types(call, other)
-            return self.same_names and _label(other) != _label(call), ref_type != port_type
+            return self.same_names and other.label != call.label, ref_type != port_type
 
-        fitting = [other for other in port_calls if _label(other) not in taken and self._fits(call, other)]
+        fitting = [other for other in port_calls if other.label not in taken and self._fits(call, other)]
         return min(fitting, key=rank, default=None)
 
     def _pair_by_type(self, calls: Calls, port_calls: Calls) -> None:
@@ -175,7 +171,7 @@ class CallMatcher:
             pairs = []
             for i, j, size in matcher.get_matching_blocks():
                 pairs += zip_strict(calls[i : i + size], port_calls[j : j + size])
-        self.pairs.update((_label(call), _label(port_call)) for call, port_call in pairs)
+        self.pairs.update((call.label, port_call.label) for call, port_call in pairs)
 
 
 def _leaves_behind_layers(model: BackendModel, calls: Calls, layers: Mapping[str, str]) -> dict[str, list[ModuleCall]]:
@@ -186,8 +182,8 @@ def _leaves_behind_layers(model: BackendModel, calls: Calls, layers: Mapping[str
     groups, current = defaultdict(list), ""
     for call in calls:
         module = model.modules[call.name]
-        if _label(call) in layers:
-            current = layers[_label(call)]
+        if call.label in layers:
+            current = layers[call.label]
         elif module.is_leaf and not module.slots:
             groups[current].append(call)
     return groups
@@ -204,6 +200,6 @@ def _by_tensors_inside(
     for call in calls:
         module = model.modules[call.name]
         is_block = module.slots or not module.is_leaf  # a cell here is a block there
-        if call.name and is_block and _label(call) not in taken:
+        if call.name and is_block and call.label not in taken:
             groups[contents[call.name] or frozenset([call.name]), call.number].append(call)
     return groups

@@ -14,7 +14,7 @@ import numpy as np
 
 from portproof.backends.question import Run
 from portproof.backends.slots import Module, Slot
-from portproof.backends.trace import OUTPUT, ModuleCall, Trace, call_label
+from portproof.backends.trace import OUTPUT, ModuleCall, Trace
 from portproof.backends.values import Store, decode, encode, fetch
 from portproof.convert.rules import identity
 from sturdyio.cli import printable
@@ -135,7 +135,7 @@ class Reader:
         calls = run.trace.calls
         for label, call in calls.items():
             around = calls.get(call.inside)
-            if label != call_label(call.name or OUTPUT, call.number) or around is None and label != OUTPUT:
+            if label != call.label or around is None and label != OUTPUT:
                 raise ValueError(f"its call {label} is not one of the model's")
             if around is not None and around.start >= call.start:
                 raise ValueError(f"its call {label} begins before what it is in")

@@ -22,8 +22,7 @@ from portproof.backends.slots import Module
 from portproof.backends.trace import Inputs, ModuleCall, checked_inputs
 from portproof.backends.values import Store, encode, is_written
 from portproof.compare.ruler import RUNS, UNIT_ROUNDOFF
-from portproof.ladder.pairs.pair import MODES, check_reference, drawn_cotangent
-from portproof.ladder.pairs.randomness import switch_off_random
+from portproof.ladder.pairs.pair import MODES, check_reference, drawn_cotangent, switch_off_random
 from portproof.localize.isolated import adjusted_call, all_questions, has_upstream
 from portproof.python39 import zip_strict
 from portproof.recording.codec import write, write_run

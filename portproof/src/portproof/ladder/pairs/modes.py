@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from portproof.backends.question import OUTPUTS, Run
 from portproof.backends.trace import output_item
-from portproof.compare import FAIL, Item, Items, Row, Verdict, compare, tensor_item
+from portproof.compare import FAIL, PASS, Item, Items, Row, Verdict, compare, tensor_item
 from portproof.compare.ruler import Ruler, exact_atol
-from portproof.ladder.pairs.pair import MODES, Pair, check_reference
-from portproof.ladder.pairs.randomness import switch_off_random
+from portproof.ladder.pairs.pair import MODES, Pair, check_reference, switch_off_random
 from portproof.localize.isolated import Calls, IsolatedRuns, isolated_layers, without_optional
 from portproof.localize.locate import KINDS, OTHER_VALUES, locate
 from portproof.localize.location import Location
@@ -27,30 +26,50 @@ _OWN_RUN = " (this run in float64 is the check's own: a port that works in float
 
 @dataclass(frozen=True)
 class Compared:
-    """What came of one comparison of a mode, and the runs that were compared; None where modules were run alone."""
+    """What came of one comparison of a mode; of whole models the precision and both runs, too."""
 
     verdict: Verdict
-    dtype: str
+    dtype: str = ""
     ref: Run | None = None
     port: Run | None = None
 
 
-def why_not_comparable(pair: Pair, train: bool) -> Verdict | None:
-    """Why a mode cannot be compared: outputs of other keys, or a side that gives another result each time; else None.
+def compare_mode(pair: Pair, train: bool) -> Iterator[Compared]:
+    """float64: everything. float32: the forward pass, and with a cotangent each layer's gradients in isolated runs.
 
-    What is random in train mode is switched off where its mode does that, and named. It has to be asked before the mode
-    is compared.
+    Where a module's values differ, but nothing that leaves the model does, the two are equal, and built differently:
+    that is noted, unless the pair is `strict`. Of a mode that cannot be compared all that comes is why. Raises
+    UserError where the reference cannot run, and for a port without a kernel in float64 that is judged in that alone.
     """
-    mode = f"{MODES[train]} mode"
-    if pair.strict:
-        return None
-    places = []
+    refused = None if pair.strict else _random_or_unclear(pair, train)
+    if refused is None:
+        mode = _Mode(pair, train)
+        refused = mode.refused
+    if refused is not None:
+        yield Compared(refused)
+        return
+    for dtype in pair.precisions:
+        yield from mode.compare(dtype)
+    if pair.cotangent is not None and "float32" in pair.precisions:
+        calls = pair.ask(pair.ref, "float32", train).trace.calls
+        pair.ref.forget()
+        pair.port.forget()
+        may_differ = mode.may_differ and mode.port_calls is not None
+        yield Compared(isolated_gradients(pair, train, calls, mode.port_calls, may_differ))
+
+
+def _random_or_unclear(pair: Pair, train: bool) -> Verdict | None:
+    """The verdict on a side that gives another result each time, or on outputs of other keys; else None.
+
+    What is random in train mode is switched off where its mode does that, and named.
+    """
+    mode, places = f"{MODES[train]} mode", []
     for model in (pair.ref, pair.port):
         run, name = switch_off_random(model, pair.question(model, pair.precisions[0], train))
         places.append(run.places)
         if model.switched_off:
             names = ", ".join(sorted(model.switched_off))
-            pair.note(f"random in train mode, and run as in eval mode: the {model.role}'s {names}")
+            pair.notes.append(f"random in train mode, and run as in eval mode: the {model.role}'s {names}")
         if name is None:
             continue
         reason = f"the {model.role} gives another result each time it runs in {mode}"
@@ -59,29 +78,11 @@ def why_not_comparable(pair: Pair, train: bool) -> Verdict | None:
             item = Item("the same each time", mode="eval")
             return Verdict(mode, [Row(item, FAIL, reason=f"{reason}, {where}: is dropout on?")])
         return Verdict(mode, refusal=f"{reason}, dropout layers aside, {where}: judge the other mode")
-    unclear = unclear_outputs(*places)
-    return Verdict(mode, refusal=unclear) if unclear else None
-
-
-def compare_mode(pair: Pair, train: bool) -> Iterator[Compared]:
-    """float64: everything. float32: the forward pass, and with a cotangent each layer's gradients in isolated runs.
-
-    Where a module's values differ, but nothing that leaves the model does, the two are equal, and built differently:
-    that is noted, unless the pair is `strict`. Raises UserError where the reference cannot run, and for a port without
-    a kernel in float64 that is judged in that alone.
-    """
-    mode = _Mode(pair, train)
-    if mode.refusal:
-        yield Compared(Verdict(f"{MODES[train]} mode", refusal=mode.refusal), "float64")
-        return
-    for dtype in pair.precisions:
-        yield from mode.compare(dtype)
-    if pair.cotangent is not None and "float32" in pair.precisions:
-        calls = pair.ask(pair.ref, "float32", train).trace.calls
-        pair.ref.forget()
-        pair.port.forget()
-        may_differ = mode.is_equal and not pair.strict and mode.in_float64
-        yield Compared(isolated_gradients(pair, train, calls, mode.port_calls, may_differ), "float32")
+    if all(places) and "" not in places[0] + places[1] and set(places[0]).isdisjoint(places[1]):
+        ref, port = (", ".join(place.strip("[]") for place in side) for side in places)
+        which = "say which is which with outputs (--match REF=PORT)"
+        return Verdict(mode, refusal=f"the reference returns {ref} and the port {port}: {which}")
+    return None
 
 
 class _Mode:
@@ -89,46 +90,50 @@ class _Mode:
 
     def __init__(self, pair: Pair, train: bool) -> None:
         self.pair, self.train, self.mode = pair, train, MODES[train]
-        pair.match_calls([train])
-        self.is_equal, self.in_float64 = True, False
+        self.may_differ = not pair.strict  # inside, since all that leaves the model is equal so far
         self.decided: list[Item] = []  # what failed in float64
-        self.port_calls: Calls | None = None  # of the port's float64 run
+        self.port_calls: Calls | None = None  # of the port's float64 run, if there is one
+        pair.match_calls([train])
         run = pair.ask(pair.ref, "float64", train)
         check_reference(run, train)
         self.input_scales = run.trace.input_scales
         fp64_ref = items(pair, run, False)
         self.left_out = [i for i, a in fp64_ref.items() if a.dtype.kind in "fc" and not np.isfinite(a).all()]
-        self.refusal = ""
+        self.refused: Verdict | None = None
         for item in self.left_out:
             if pair.strict or not _stays_inside(item):
-                self.refusal = f"the reference itself gives NaN or infinity at {item}"
+                reason = f"the reference itself gives NaN or infinity at {item}"
+                self.refused = Verdict(f"{self.mode} mode", refusal=reason)
             else:
-                pair.note(f"not compared, since it is not finite, a mask perhaps: {item}")
+                pair.notes.append(f"not compared, since it is not finite, a mask perhaps: {item}")
 
     def compare(self, dtype: str) -> Iterator[Compared]:
         """One precision; nothing of float64 where the port's framework has no kernel for it."""
-        pair, train = self.pair, self.train
-        ref_run, port_run = pair.ask(pair.ref, dtype, train), pair.ask(pair.port, dtype, train)
+        pair, mode = self.pair, self.mode
+        ref_run, port_run = (pair.ask(model, dtype, self.train) for model in (pair.ref, pair.port))
         if dtype == "float64" and port_run.trace.lacking:
             lacking = f"the port's framework has no kernel in float64 for {port_run.trace.lacking}"
             if "float32" not in pair.precisions:
                 raise UserError(f"{lacking}: judge the port in float32")
-            pair.note(f"{lacking}: {self.mode} mode was not run in float64, {_FLOAT32_ALONE}")
+            pair.notes.append(f"{lacking}: {mode} mode was not run in float64, {_FLOAT32_ALONE}")
             return
-        self.in_float64 |= dtype == "float64"
-        _note_run(pair, dtype, ref_run, port_run)
+        data = sorted({*ref_run.trace.float32_data, *port_run.trace.float32_data})
+        options = {"input_scales": self.input_scales, "decided": self.decided}
+        if dtype == "float64":
+            pair.notes += [*_run_notes("reference", ref_run), *_run_notes("port", port_run)]
+            options |= {"must_be_judged": [Item(pair.output, "output")]}
+            options |= {"has_float32_data": bool(data) and not pair.strict}
         ref = self._items(dtype, ref_run, False)
         port = without_optional(self._items(dtype, port_run, True), ref, pair.port)
-        data = sorted({*ref_run.trace.float32_data, *port_run.trace.float32_data})
-        ruler = self._ruler(dtype, ref, bool(data) and not pair.strict)
-        verdict = ruler.compare(port, title=f"{self.mode} mode, {dtype}", mode=self.mode, dtype=dtype)
+        ruler = Ruler.measured(ref, dtype, self._again, **options)
+        verdict = ruler.compare(port, title=f"{mode} mode, {dtype}", mode=mode, dtype=dtype)
         self.decided = [replace(row.item, mode="", dtype="") for row in verdict.rows if row.status == FAIL]
         if any(row.widened_by == "float32 data" for row in verdict.rows):
             where = ", ".join(name or "the model itself" for name in data)
-            pair.note(f"float32 data come in at {where}: what differs is judged with float32's limits")
+            pair.notes.append(f"float32 data come in at {where}: what differs is judged with float32's limits")
         if port_run.trace.error:
             reason = f"it raised {port_run.trace.error}{_OWN_RUN if dtype == 'float64' else ''}"
-            row = Row(Item("the port runs", mode=self.mode, dtype=dtype), FAIL, reason=reason)
+            row = Row(Item("the port runs", mode=mode, dtype=dtype), FAIL, reason=reason)
             verdict = replace(verdict, rows=[*verdict.rows, row])
         if verdict.not_judged and list(pair.precisions) == ["float32"]:
             first = verdict.not_judged[0].name
@@ -140,40 +145,26 @@ class _Mode:
 
     def _items(self, dtype: str, run: Run, is_port: bool) -> dict[Item, np.ndarray]:
         """What is judged of a run in that precision."""
+        kinds = ("output", "gradient", "buffer") if dtype == "float64" else ("output", "buffer")
         found = items(self.pair, run, is_port)
-        if dtype == "float32":
-            found = {item: array for item, array in found.items() if item.kind in ("output", "buffer")}
-        return {item: array for item, array in found.items() if item not in self.left_out}
+        return {item: array for item, array in found.items() if item.kind in kinds and item not in self.left_out}
 
-    def _ruler(self, dtype: str, ref: Items, has_float32_data: bool) -> Ruler:
-        pair, train = self.pair, self.train
-
-        def again(other: str, perturbation: int = 0) -> Items:
-            question = pair.question(pair.ref, other, train)
-            if perturbation:
-                question = replace(question, keeps=OUTPUTS, perturbation=perturbation)
-            return items(pair, pair.ref.ask(question), False)
-
-        whole = [Item(pair.output, "output")] if dtype == "float64" else []
-        return Ruler.measured(
-            ref,
-            dtype,
-            again,
-            has_float32_data=has_float32_data and dtype == "float64",
-            input_scales=self.input_scales,
-            must_be_judged=whole,
-            decided=self.decided,
-        )
+    def _again(self, dtype: str, perturbation: int = 0) -> Items:
+        """What another run of the reference gives."""
+        question = self.pair.question(self.pair.ref, dtype, self.train)
+        if perturbation:
+            question = replace(question, keeps=OUTPUTS, perturbation=perturbation)
+        return items(self.pair, self.pair.ref.ask(question), False)
 
     def _without_construction(self, verdict: Verdict) -> Verdict:
         """`verdict` without differences that stay inside the model, which is then built differently."""
-        failed = [row for row in verdict.rows if row.status == FAIL]
-        self.is_equal &= all(_stays_inside(row.item) for row in failed)
-        if not failed or not self.is_equal or self.pair.strict:
+        failed, known = [row.item for row in verdict.rows if row.status == FAIL], self.pair.built_differently
+        self.may_differ &= all(_stays_inside(item) for item in failed)
+        if not self.may_differ:
             return verdict
-        for row in failed:
-            self.pair.built_differently.setdefault(row.item.module, OTHER_VALUES)
-        return without(verdict, [row.item for row in failed])
+        return without_faultless(
+            self.pair, verdict, {_label(item): known.get(item.module, OTHER_VALUES) for item in failed}
+        )
 
 
 def _stays_inside(item: Item) -> bool:
@@ -181,30 +172,34 @@ def _stays_inside(item: Item) -> bool:
     return item.kind == "output" and bool(item.module)
 
 
-def without(verdict: Verdict, left_out: Collection[Item]) -> Verdict:
-    """`verdict` without these items."""
-    return replace(verdict, rows=[row for row in verdict.rows if row.item not in set(left_out)])
+def _label(item: Item) -> str:
+    """The module call that an output came from."""
+    return item.name.partition("[")[0]
 
 
 def without_faultless(pair: Pair, verdict: Verdict, built_differently: Mapping[str, str]) -> Verdict:
-    """`verdict` without the outputs of module calls that a search for faults found to be `built_differently`."""
-    rows = [row for row in verdict.rows if row.status == FAIL and _stays_inside(row.item)]
-    found = [row.item for row in rows if row.item.name.partition("[")[0] in built_differently]
-    for item in found:
-        pair.built_differently[item.module] = built_differently[item.name.partition("[")[0]]
-    return without(verdict, found)
+    """`verdict` without the outputs that differ of calls whose modules are `built_differently`, which is noted.
+
+    That is {label of the call: in what, in words}.
+    """
+    rows = []
+    for row in verdict.rows:
+        if row.status == FAIL and _stays_inside(row.item) and _label(row.item) in built_differently:
+            pair.built_differently[row.item.module] = built_differently[_label(row.item)]
+        else:
+            rows.append(row)
+    return replace(verdict, rows=rows)
 
 
-def _note_run(pair: Pair, dtype: str, ref_run: Run, port_run: Run) -> None:
-    """Note what is particular about float64 runs: float32 in their code, and what could not be recorded."""
-    for model, run in ((pair.ref, ref_run), (pair.port, port_run)) if dtype == "float64" else ():
-        modules = sorted(name or "the model itself" for name in run.trace.float32)
-        if modules:
-            pair.note(
-                f"the {model.role} asks for float32, and gets float64 in the float64 run: in {', '.join(modules)}"
-            )
-        for name, reason in run.trace.unrecorded.items():
-            pair.note(f"not recorded of the {model.role}: {name or 'the model itself'}: {reason}")
+def _run_notes(side: str, run: Run) -> list[str]:
+    """What is particular about one side's float64 run: float32 in its code, and what could not be recorded."""
+    notes = []
+    modules = sorted(name or "the model itself" for name in run.trace.float32)
+    if modules:
+        notes.append(f"the {side} asks for float32, and gets float64 in the float64 run: in {', '.join(modules)}")
+    for name, reason in run.trace.unrecorded.items():
+        notes.append(f"not recorded of the {side}: {name or 'the model itself'}: {reason}")
+    return notes
 
 
 def isolated_gradients(
@@ -235,8 +230,8 @@ def isolated_gradients(
 def structure(name_map: NameMap) -> Verdict:
     """Every tensor of the reference, whether it has its counterpart, of its shape."""
     rows = [Row(Item(name, "structure"), FAIL, reason=reason) for name, reason in name_map.problems.items()]
-    fine = {tensor_item(ref, "structure"): np.array(port) for ref, port in name_map.tensors.items()}
-    return Verdict("parameters and buffers", rows + compare(fine, fine, exact_atol(fine)).rows)
+    rows += [Row(tensor_item(name, "structure"), PASS, difference=0.0, atol=0.0) for name in name_map.tensors]
+    return Verdict("parameters and buffers", rows)
 
 
 def equal_weights(pair: Pair) -> Verdict:
@@ -249,8 +244,10 @@ def equal_weights(pair: Pair) -> Verdict:
 
 
 def all_notes(pair: Pair) -> list[str]:
-    """What the map rests on, and what else a reader should know beside the rows."""
-    notes = [map_note(pair), *pair.name_map.notes, *pair.notes, *pair.port.notes()]
+    """How much the map covers, what it rests on, and what else a reader should know beside the rows."""
+    names = pair.name_map
+    notes = [f"map: {len(names.tensors)} tensors, {len(names.calls)} outputs, {names.how}", *names.notes]
+    notes += [*dict.fromkeys(pair.notes), *pair.port.notes()]
     groups: dict[str, list[str]] = {}
     for name, word in pair.built_differently.items():
         groups.setdefault(word, []).append(f"{name} ({pair.ref.modules[name].type})")
@@ -260,54 +257,42 @@ def all_notes(pair: Pair) -> list[str]:
     return notes
 
 
-def map_note(pair: Pair) -> str:
-    """How much the map covers, and what it rests on."""
-    return f"map: {len(pair.name_map.tensors)} tensors, {len(pair.name_map.calls)} outputs, {pair.name_map.how}"
-
-
 def passes(pair: Pair) -> str:
     """How often the models were run."""
     counted = pair.ref.passes + pair.port.passes
     return f"runs: {counted['whole']} of whole models, {counted['alone']} of modules alone"
 
 
-def locate_failure(pair: Pair, verdicts: Sequence[Verdict]) -> Location | None:
-    """Where the port departs, in the modes and the precision of the items that failed in `verdicts`; None: nowhere."""
+def locate_failure(pair: Pair, verdicts: Sequence[Verdict] = (), dtype: str = "") -> Location | None:
+    """Where the port departs, in the modes of the items that failed in `verdicts`, in both if there are none.
+
+    In the precision `dtype`, by default float64 unless only items of float32 failed. None: nowhere.
+    """
     failed = [row.item for verdict in verdicts for row in verdict.rows if row.status == FAIL]
+    dtype = dtype or ("float32" if {item.dtype for item in failed} == {"float32"} else "float64")
     named = {item.mode for item in failed}
-    dtype = precision_of(verdicts)
     modes: dict[bool, set[str]] = {}
     for mode in [mode for mode in MODES if mode in named] or MODES:
         # What is judged of a training step is more than what a pass of the whole model gives.
         whole = [item for item in failed if (item.mode, item.dtype) == (mode, "float64") and item.iteration is None]
-        kinds = {item.kind for item in whole if not _stays_inside(item)} & KINDS
-        modes[mode == "train"] = kinds if dtype == "float64" else set()
+        modes[mode == "train"] = {item.kind for item in whole if not _stays_inside(item)} & KINDS
     pair.match_calls(list(modes))
     sides = pair.ref, pair.port, pair.name_map, pair.inputs
     return locate(*sides, modes=modes, cotangent=pair.cotangent, dtype=dtype)
 
 
-def precision_of(verdicts: Iterable[Verdict]) -> str:
-    """The precision to look for a fault in: float64, unless only items of float32 failed."""
-    failed = {row.item.dtype for verdict in verdicts for row in verdict.rows if row.status == FAIL}
-    return "float32" if failed == {"float32"} else "float64"
-
-
 def items(pair: Pair, run: Run, is_port: bool) -> dict[Item, np.ndarray]:
     """What one side computed, by the reference's names: forward, then gradients from the output back, then buffers."""
-    name_map = pair.name_map
-    if is_port:
-        keys, labels = {port_key: key for key, port_key in name_map.tensors.items()}, name_map.calls
-    else:
-        keys, labels = {key: key for key in name_map.tensors}, {label: label for label in name_map.calls}
-    outputs = renamed(run.trace.outputs, labels)
-    gradients = {keys[k]: array for k, array in run.gradients.items() if k in keys}
-    order = [key for key in reversed(list(name_map.tensors)) if key in gradients]
+    tensors, calls = pair.name_map.tensors, pair.name_map.calls
+    if not is_port:
+        tensors, calls = ({name: name for name in names} for names in (tensors, calls))
+    ref_keys = {own: key for key, own in tensors.items()}
+    gradients = {key: run.gradients[own] for key, own in reversed(tensors.items()) if own in run.gradients}
     return {
-        **{output_item(label, pair.output): array for label, array in outputs.items()},
-        **{tensor_item(key, "gradient"): gradients[key] for key in order},
+        **{output_item(label, pair.output): array for label, array in renamed(run.trace.outputs, calls).items()},
+        **{tensor_item(key, "gradient"): array for key, array in gradients.items()},
         **{Item(f"input {i}", "gradient"): array for i, array in enumerate(run.input_gradients) if array is not None},
-        **{tensor_item(keys[k], "buffer"): array for k, array in run.buffers.items() if k in keys},
+        **{tensor_item(ref_keys[k], "buffer"): array for k, array in run.buffers.items() if k in ref_keys},
     }
 
 
@@ -319,11 +304,3 @@ def renamed(outputs: Mapping[str, np.ndarray], calls: Mapping[str, str]) -> dict
         if label in ref_labels:
             found[ref_labels[label] + bracket + rest] = array
     return found
-
-
-def unclear_outputs(ref: Sequence[str], port: Sequence[str]) -> str:
-    """Why it cannot be told, from their places, which output of the port is the reference's; "" where it can."""
-    if set(ref) & set(port) or not ref or not port or "" in (*ref, *port):
-        return ""
-    both = (", ".join(place.strip("[]") for place in places) for places in (ref, port))
-    return "the reference returns {} and the port {}: say which is which with outputs (--match REF=PORT)".format(*both)

@@ -6,11 +6,14 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from portproof.backends import backend
 from portproof.compare import FAIL
 from portproof.compare.ruler import UNIT_ROUNDOFF
 from portproof.ladder.pairs.modes import locate_failure
 from portproof.ladder.pairs.pair import Pair
 from portproof.ladder.rung import Rung
+from portproof.mapping.by_weights import by_weights
+from portproof.python39 import zip_strict
 from sturdyio.cli import UserError
 
 
@@ -25,16 +28,18 @@ def equal_pair(rung: Rung, ref: Any, port: Any, given: Mapping[str, str] | None,
 
     Raises UserError for what is no model.
     """
-    pair, unequal = Pair.of_equal_weights(ref, port, given, device)
+    sides = backend("torch").wrap(ref, "reference", device), backend("paddle").wrap(port, "port", device)
     for known in rung.pairs:
-        if known.is_of(pair):
+        both = zip_strict((known.ref, known.port), sides)
+        if known.given == given and all(its.model is mine.model and its.has_weights_of(mine) for its, mine in both):
             return known
-    rung.types = rung.types or {name: module.type for name, module in pair.ref.modules.items()}
+    equal_tensors, unequal = by_weights(*sides, given)
+    rung.types = rung.types or {name: module.type for name, module in sides[0].modules.items()}
     if unequal is not None:
         rung.check(unequal, group=str)
         return None
-    rung.pairs.append(pair)
-    return pair
+    rung.pairs.append(Pair(*sides, given=given, equal_tensors=equal_tensors))
+    return rung.pairs[-1]
 
 
 def say_location(rung: Rung, pair: Pair, first: int) -> None:

@@ -8,19 +8,44 @@ from typing import Any
 
 import numpy as np
 
-from portproof.backends import backend, backend_of_side
+from portproof.backends import backend_of_side
 from portproof.backends.model import Model
 from portproof.backends.question import CALLS, UPSTREAM, Question, Run
 from portproof.backends.trace import OUTPUT, Inputs, ModuleCall, checked_inputs
-from portproof.compare import Verdict
 from portproof.compare.ruler import UNIT_ROUNDOFF, C, U, largest
-from portproof.mapping.by_weights import by_weights
 from portproof.mapping.name_map import NameMap, match_calls, propose, same_names
 from sturdyio.cli import UserError
 
 WEIGHTS = ("probe", "reference", "own")
 MODES = ("eval", "train")
 MOST = 1e-3  # of a constant's largest value: the most that float32's rounding may explain
+
+
+@dataclass(frozen=True)
+class Options:
+    """How a pair is made and judged; raises UserError for modes, precisions and weights that there are not.
+
+    Those without a comment are arguments of `portproof.align`, which says what they mean.
+    """
+
+    names: Mapping[str, str] | None = None
+    weights: str = "probe"
+    modes: Sequence[str] = MODES
+    precisions: Sequence[str] = tuple(UNIT_ROUNDOFF)
+    leave_out: Sequence[str] = ()
+    outputs: Mapping[str, str] | None = None
+    seed: int = 0
+    device: str = "cpu"
+    backward: bool = True  # gradients will be asked for, from a cotangent of `seed`
+    mirrored: bool = False  # equal names stand for each other, if both sides have the same; else the map is proposed
+    output: str = OUTPUT  # what the model's own output is called
+
+    def __post_init__(self) -> None:
+        for what, given, known in (("modes", self.modes, MODES), ("precisions", self.precisions, UNIT_ROUNDOFF)):
+            if not given or not set(given) <= set(known):
+                raise UserError(f"{what} {given!r}: choose some of {', '.join(known)}")
+        if self.weights not in WEIGHTS:
+            raise UserError(f"weights {self.weights!r}: choose one of {', '.join(WEIGHTS)}")
 
 
 @dataclass
@@ -34,7 +59,7 @@ class Pair:
     cotangent: Sequence[np.ndarray] | None = None  # the gradient that is sent back, an array an output
     output: str = OUTPUT  # what the model's own output is called
     strict: bool = False  # every module has to give the reference's values, also where nothing comes of a difference
-    notes: list[str] = field(default_factory=list)  # what a reader should know beside the rows
+    notes: list[str] = field(default_factory=list)  # what a reader should know beside the rows; some come twice
     built_differently: dict[str, str] = field(default_factory=dict)  # {module: in what, in words}, without a fault
     precisions: Sequence[str] = tuple(UNIT_ROUNDOFF)  # those in which the port is judged
     given: Mapping[str, str] | None = None  # {reference's module: port's}, as the user gave them
@@ -42,82 +67,43 @@ class Pair:
     matched: set[bool] = field(default_factory=set)  # the modes whose module calls are in the map (True: train)
 
     @classmethod
-    def prepared(
-        cls,
-        ref: Any,
-        port: Any,
-        inputs: Inputs,
-        *,
-        names: Mapping[str, str] | None = None,
-        weights: str = "probe",
-        modes: Sequence[str] = MODES,
-        precisions: Sequence[str] = tuple(UNIT_ROUNDOFF),
-        backward: bool = True,
-        seed: int = 0,
-        device: str = "cpu",
-        outputs: Mapping[str, str] | None = None,
-        mirrored: bool = False,
-        output: str = OUTPUT,
-    ) -> Pair:
-        """The pair of `ref` and `port`, to be run in `modes` and `precisions`; see `portproof.align` for the arguments.
+    def prepared(cls, ref: Any, port: Any, inputs: Inputs, options: Options) -> Pair:
+        """The pair of `ref` and `port`, to be run as the options say. `ref` may also be a recorded model.
 
-        `ref` may also be a recorded model. With `mirrored` equal names stand for each other, where both sides have the
-        same names and shapes; without it, and where they have not, the map is proposed and confirmed by values. With
-        `backward` gradients will be asked for, from a cotangent of `seed`. Raises UserError for what is no model, and
-        for inputs on which the reference cannot run.
+        Raises UserError for what is no model, and for inputs on which the reference cannot run.
         """
-        if weights not in WEIGHTS:
-            raise UserError(f"weights {weights!r}: choose one of {', '.join(WEIGHTS)}")
         inputs = checked_inputs(inputs)
         if isinstance(ref, Model):
             ref_model = ref
         else:
-            ref_model = backend_of_side(ref, "torch").wrap(ref, "reference", device)
+            ref_model = backend_of_side(ref, "torch").wrap(ref, "reference", options.device)
             import scipy  # noqa: F401  whoever lacks it is told now, not when a fault is diagnosed
-        port_model = backend_of_side(port, "paddle").wrap(port, "port", device)
-        own = port_model.arrays() if weights == "own" else {}
-        port_model.output_names = {_place(theirs): _place(name) for name, theirs in (outputs or {}).items()}
-        trains = [train for train in (False, True) if MODES[train] in modes]
-        first_outputs = []
+        port_model = backend_of_side(port, "paddle").wrap(port, "port", options.device)
+        own = port_model.arrays() if options.weights == "own" else {}
+        port_model.output_names = {_place(theirs): _place(name) for name, theirs in (options.outputs or {}).items()}
+        trains = [train for train in (False, True) if MODES[train] in options.modes]
+        outputs = []
         for train in trains:
             run = ref_model.run(inputs, "float32", train)
             check_reference(run, train)
-            first_outputs = first_outputs or run.output
-        if weights == "probe":
+            outputs.append(run.output)
+        if options.weights == "probe":
             from portproof.backends.probe import load_probe_weights
 
-            load_probe_weights(ref_model, seed, inputs, runs_in_train="train" in modes)
-        pair = cls(ref_model, port_model, None, inputs, output=output, precisions=precisions, given=names)
-        if backward:
-            pair.cotangent = ref_model.cotangent or drawn_cotangent(first_outputs, seed)
+            load_probe_weights(ref_model, options.seed, inputs, runs_in_train="train" in options.modes)
+        pair = cls(ref_model, port_model, None, inputs, output=options.output, given=options.names)
+        pair.precisions = [dtype for dtype in UNIT_ROUNDOFF if dtype in options.precisions]
+        if options.backward:
+            pair.cotangent = ref_model.cotangent or drawn_cotangent(outputs[0], options.seed)
         for model in (ref_model, port_model):
-            model.plan(pair.question(model, dtype, train) for dtype in precisions for train in trains)
-        pair._find_map(mirrored)
-        pair.strict = mirrored and pair.matched == {False, True}
-        if weights == "own":
+            model.plan(pair.question(model, dtype, train) for dtype in pair.precisions for train in trains)
+        pair._find_map(options.mirrored)
+        pair.strict = options.mirrored and pair.matched == {False, True}
+        if options.weights == "own":
             pair.match_calls(trains)
             port_model.load(own)
         pair._take_constants()
         return pair
-
-    @classmethod
-    def of_equal_weights(
-        cls, ref: Any, port: Any, given: Mapping[str, str] | None, device: str
-    ) -> tuple[Pair, Verdict | None]:
-        """(the pair of two models that hold the same weights; what has no equal, or None).
-
-        Raises UserError for what is no model.
-        """
-        ref, port = backend("torch").wrap(ref, "reference", device), backend("paddle").wrap(port, "port", device)
-        tensors, unequal = by_weights(ref, port, given)
-        return cls(ref, port, given=given, equal_tensors=tensors), unequal
-
-    def is_of(self, other: Pair) -> bool:
-        """Whether it is of the same models, with the same weights and the same map given."""
-        if self.given != other.given:
-            return False
-        sides = (self.ref, other.ref), (self.port, other.port)
-        return all(mine.model is its.model and mine.has_weights_of(its) for mine, its in sides)
 
     def at(self, call: ModuleCall) -> Pair:
         """The pair on what the reference's model received in `call`, with the gradient that came back to it."""
@@ -149,9 +135,8 @@ class Pair:
 
         In float32 only the reference goes backward: there gradients are judged layer by layer, on its own.
         """
-        is_ref_in_float32 = model is self.ref and dtype == "float32"
         cotangent = self.cotangent if model is self.ref or dtype == "float64" else None
-        keeps = UPSTREAM if is_ref_in_float32 and cotangent is not None else CALLS
+        keeps = UPSTREAM if dtype == "float32" and cotangent is not None else CALLS
         return Question.of_model(self.inputs, dtype, train, cotangent, keeps)
 
     def ask(self, model: Model, dtype: str, train: bool) -> Run:
@@ -179,26 +164,37 @@ class Pair:
                         taken.append(f"{key} (by {difference:.1e})")
                     break
         if taken:
-            self.note(
-                f"float32 constants of the port that are the reference's up to rounding, and taken from it: {taken}"
-            )
+            what = "float32 constants of the port that are the reference's up to rounding, and taken from it"
+            self.notes.append(f"{what}: {taken}")
 
-    def note(self, text: str) -> None:
-        """Keep a note, once."""
-        if text not in self.notes:
-            self.notes.append(text)
+
+def switch_off_random(model: Model, question: Question) -> tuple[Run, str | None]:
+    """Have layers that take random numbers in train mode run as in eval mode.
+
+    -> (the answer to `question`, which keeps calls; the module that is random all the same, None: none is). Such
+    layers, without tensors and children, are DropPath and the like; plain dropout is off in any case. They are found by
+    the random numbers that they take: two runs with other results would not tell, for with few samples a mask is often
+    the same. The layers are in `model.switched_off` afterwards.
+    """
+    while True:
+        run = model.ask(question)
+        random = [call for call in run.trace.calls.values() if call.took_random]
+        if not random:
+            return run, None
+        name = max(random, key=lambda call: call.start).name  # the innermost
+        has_more = bool(model.modules[name].slots) or not model.modules[name].is_leaf  # that depends on the mode
+        if not question.train or name in model.switched_off or has_more:
+            return run, name
+        model.switched_off.add(name)
 
 
 def drawn_cotangent(outputs: Sequence[np.ndarray], seed: int) -> list[np.ndarray]:
-    """Normal numbers for each output of the reference."""
-    rng = np.random.default_rng([seed, 8])
-    return [_normal(rng, output) for output in outputs]
-
-
-def _normal(rng: np.random.Generator, like: np.ndarray) -> np.ndarray:
-    """Normal numbers of its shape, complex ones if it is."""
-    drawn = rng.normal(size=like.shape)
-    return drawn + 1j * rng.normal(size=like.shape) if like.dtype.kind == "c" else drawn
+    """Normal numbers for each output of the reference, complex ones if it is."""
+    rng, drawn = np.random.default_rng([seed, 8]), []
+    for output in outputs:
+        real = rng.normal(size=output.shape)
+        drawn.append(real + 1j * rng.normal(size=output.shape) if output.dtype.kind == "c" else real)
+    return drawn
 
 
 def same_weights(
@@ -216,7 +212,7 @@ def same_weights(
 
     Raises UserError as `portproof.align` does, and where the port has no counterpart of a tensor.
     """
-    pair = Pair.prepared(ref, port, inputs, names=names, weights=weights, seed=seed)
+    pair = Pair.prepared(ref, port, inputs, Options(names, weights, seed=seed))
     if pair.name_map.ambiguous:
         raise UserError(f"the map is ambiguous: {pair.name_map.ambiguous}")
     for name, reason in pair.name_map.problems.items():
@@ -233,6 +229,7 @@ def check_reference(run: Run, train: bool) -> None:
     """Raise UserError unless the reference's run gave something to compare."""
     if run.trace.error:
         what = f"the reference cannot run on these inputs in {MODES[train]} mode: it raised {run.trace.error}"
-        raise UserError(f"{what}: check their shapes" + "; batch norm needs 2 samples at least" * train)
+        advice = "check their shapes; batch norm needs 2 samples at least" if train else "check their shapes"
+        raise UserError(f"{what}: {advice}")
     if not run.output:
         raise UserError("the reference returns no tensor: wrap it in a module that does")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -14,17 +14,15 @@ from portproof.compare import Item
 from portproof.compare.activations import dead_branches
 from portproof.compare.ruler import Ruler, U
 from portproof.ladder.pairs.modes import (
-    Compared,
     all_notes,
     compare_mode,
     equal_weights,
     items,
     passes,
     structure,
-    why_not_comparable,
 )
 from portproof.ladder.pairs.of_rung import say_location
-from portproof.ladder.pairs.pair import MODES, Pair
+from portproof.ladder.pairs.pair import MODES, Options, Pair
 from portproof.ladder.rung import Ended, Rung, of_kinds, on_rung
 
 DROPOUT_SHAPE = (256, 256)
@@ -46,21 +44,23 @@ def forward(
     In eval and train mode; in float64, where formulas are judged, and in float32, where kernels are. Then the first
     sample alone in eval mode, where an axis of length 1 must not vanish, and every dropout layer on ones. If anything
     differs the module at fault is located. The `options` are names, weights, seed, device, mirrored and output: see
-    `portproof.align` and `Pair.prepared`. With `all_branches` it is refused if an activation has a branch that no input
+    `portproof.align` and `Options`. With `all_branches` it is refused if an activation has a branch that no input
     reaches, where a fault could hide.
     """
     first = len(rung.verdicts)
-    pair = _prepared(rung, ref, port, inputs, backward=False, modes=modes, **options)
+    pair = _prepared(rung, ref, port, inputs, Options(modes=modes, backward=False, **options))
     dead: dict[str, set[str]] = {mode: set() for mode in modes}  # branches of activations that no input reached
-    for mode, compared in _compared(rung, pair, modes):
-        is_whole = compared.ref is not None
-        if compared.dtype == "float64" and is_whole:
-            rung.check_signal(compared.ref.trace.outputs)
-            dead[mode] = dead_branches(compared.ref.trace.activation_inputs, rung.types)
-        rung.check(compared.verdict)
-        if is_whole:
-            prefix = "" if (mode, compared.dtype) == ("eval", "float32") else f"{mode}/{compared.dtype}/"
-            rung.keep(*(_blocks(run.trace.outputs, pair.output) for run in (compared.ref, compared.port)), prefix)
+    for mode in modes:
+        for compared in compare_mode(pair, mode == "train"):
+            ref_run, port_run = compared.ref, compared.port
+            if compared.dtype == "float64":
+                rung.check_signal(ref_run.trace.outputs)
+                dead[mode] = dead_branches(ref_run.trace.activation_inputs, rung.types)
+            rung.check(compared.verdict)
+            if compared.dtype:
+                prefix = "" if (mode, compared.dtype) == ("eval", "float32") else f"{mode}/{compared.dtype}/"
+                blocks = (_blocks(run.trace.outputs, pair.output) for run in (ref_run, port_run))
+                rung.keep(*blocks, prefix)
     _say_notes(rung, pair)
     say_location(rung, pair, first)
     arrays = as_call(pair.inputs).inputs
@@ -89,49 +89,39 @@ def gradients(ref: Any, port: Any, inputs: Inputs, *, modes: Sequence[str] = MOD
 
     float64 through the whole model, with the forward pass that it stands on; float32 layer by layer, each on what the
     reference's layer received. What is sent back is drawn from N(0, 1). If anything differs the module at fault is
-    located. The `options` are names, weights, seed, device and mirrored: see `portproof.align` and `Pair.prepared`.
+    located. The `options` are names, weights, seed, device and mirrored: see `portproof.align` and `Options`.
     Refused if no parameter of the reference has a gradient.
     """
     first = len(rung.verdicts)
-    pair = _prepared(rung, ref, port, inputs, modes=modes, **options)
-    for mode, compared in _compared(rung, pair, modes):
-        rung.check(compared.verdict)
-        if compared.dtype == "float64" and compared.ref is not None:
-            of_ref = of_kinds(items(pair, compared.ref, False), "gradient")
-            of_port = of_kinds(items(pair, compared.port, True), "gradient")
-            if not any(array.any() for array in of_ref.values()):
-                rung.refuse(f"{mode} mode: the reference has no gradients, so nothing is proved")
-            rung.keep(of_ref, of_port, prefix=f"{mode}/")
+    pair = _prepared(rung, ref, port, inputs, Options(modes=modes, **options))
+    for mode in modes:
+        for compared in compare_mode(pair, mode == "train"):
+            rung.check(compared.verdict)
+            if compared.dtype == "float64":
+                of_ref = of_kinds(items(pair, compared.ref, False), "gradient")
+                of_port = of_kinds(items(pair, compared.port, True), "gradient")
+                if not any(array.any() for array in of_ref.values()):
+                    rung.refuse(f"{mode} mode: the reference has no gradients, so nothing is proved")
+                rung.keep(of_ref, of_port, prefix=f"{mode}/")
     _say_notes(rung, pair)
     say_location(rung, pair, first)
 
 
-def _prepared(rung: Rung, ref: Any, port: Any, inputs: Inputs, **options: Any) -> Pair:
+def _prepared(rung: Rung, ref: Any, port: Any, inputs: Inputs, options: Options) -> Pair:
     """The pair, whose map covers every tensor, which is checked; the rung ends where it does not."""
-    pair = Pair.prepared(ref, port, inputs, **options)
+    pair = Pair.prepared(ref, port, inputs, options)
     first = len(rung.verdicts)
     rung.types = rung.types or {name: module.type for name, module in pair.ref.modules.items()}
     if pair.name_map.ambiguous:
         rung.refuse(pair.name_map.ambiguous)
         raise Ended
     fits = rung.check(structure(pair.name_map))
-    if options.get("weights") == "own":
+    if options.weights == "own":
         rung.check(equal_weights(pair))
     if not fits:  # only the module at fault can be told
         say_location(rung, pair, first)
         raise Ended
     return pair
-
-
-def _compared(rung: Rung, pair: Pair, modes: Sequence[str]) -> Iterator[tuple[str, Compared]]:
-    """Each comparison of each mode; of one that cannot be compared the rung says why."""
-    for mode in modes:
-        reason = why_not_comparable(pair, mode == "train")
-        if reason is not None:
-            rung.check(reason)
-            continue
-        for compared in compare_mode(pair, mode == "train"):
-            yield mode, compared
 
 
 def _say_notes(rung: Rung, pair: Pair) -> None:
