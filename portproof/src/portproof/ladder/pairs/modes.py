@@ -18,15 +18,12 @@ from portproof.localize.location import Location
 from portproof.mapping.name_map import NameMap
 from sturdyio.cli import UserError
 
-_FLOAT32_ALONE = (
-    "float32's limits alone judge it: less than these, and gradients in code between layers, are not proved"
-)
 _OWN_RUN = " (this run in float64 is the check's own: a port that works in float32 alone is judged in that alone)"
 
 
 @dataclass(frozen=True)
 class Compared:
-    """What came of one comparison of a mode; of whole models the precision and both runs, too."""
+    """What came of one comparison; of whole models the precision and both runs, too."""
 
     verdict: Verdict
     dtype: str = ""
@@ -37,9 +34,9 @@ class Compared:
 def compare_mode(pair: Pair, train: bool) -> Iterator[Compared]:
     """float64: everything. float32: the forward pass, and with a cotangent each layer's gradients in isolated runs.
 
-    Where a module's values differ, but nothing that leaves the model does, the two are equal, and built differently:
-    that is noted, unless the pair is `strict`. Of a mode that cannot be compared all that comes is why. Raises
-    UserError where the reference cannot run, and for a port without a kernel in float64 that is judged in that alone.
+    Where only values inside the model differ, the two are equal, and built differently: that is noted, unless the pair
+    is `strict`. Of a mode that cannot be compared all that comes is why. Raises UserError where the reference cannot
+    run, and for a port without a kernel in float64 that is judged in that alone.
     """
     refused = None if pair.strict else _random_or_unclear(pair, train)
     if refused is None:
@@ -59,9 +56,9 @@ def compare_mode(pair: Pair, train: bool) -> Iterator[Compared]:
 
 
 def _random_or_unclear(pair: Pair, train: bool) -> Verdict | None:
-    """The verdict on a side that gives another result each time, or on outputs of other keys; else None.
+    """The verdict where a side gives another result each time, or other keys than the other; else None.
 
-    What is random in train mode is switched off where its mode does that, and named.
+    What is random in train mode is switched off where that can be, and named.
     """
     mode, places = f"{MODES[train]} mode", []
     for model in (pair.ref, pair.port):
@@ -115,7 +112,10 @@ class _Mode:
             lacking = f"the port's framework has no kernel in float64 for {port_run.trace.lacking}"
             if "float32" not in pair.precisions:
                 raise UserError(f"{lacking}: judge the port in float32")
-            pair.notes.append(f"{lacking}: {mode} mode was not run in float64, {_FLOAT32_ALONE}")
+            pair.notes.append(
+                f"{lacking}: {mode} mode was not run in float64, float32's limits alone judge it:"
+                " less than these, and gradients in code between layers, are not proved"
+            )
             return
         data = sorted({*ref_run.trace.float32_data, *port_run.trace.float32_data})
         options = {"input_scales": self.input_scales, "decided": self.decided}
@@ -127,18 +127,23 @@ class _Mode:
         port = without_optional(self._items(dtype, port_run, True), ref, pair.port)
         ruler = Ruler.measured(ref, dtype, self._again, **options)
         verdict = ruler.compare(port, title=f"{mode} mode, {dtype}", mode=mode, dtype=dtype)
-        self.decided = [replace(row.item, mode="", dtype="") for row in verdict.rows if row.status == FAIL]
-        if any(row.widened_by == "float32 data" for row in verdict.rows):
-            where = ", ".join(name or "the model itself" for name in data)
-            pair.notes.append(f"float32 data come in at {where}: what differs is judged with float32's limits")
         if port_run.trace.error:
             reason = f"it raised {port_run.trace.error}{_OWN_RUN if dtype == 'float64' else ''}"
             row = Row(Item("the port runs", mode=mode, dtype=dtype), FAIL, reason=reason)
             verdict = replace(verdict, rows=[*verdict.rows, row])
+        failed = [row.item for row in verdict.rows if row.status == FAIL]
+        self.decided = [replace(item, mode="", dtype="") for item in failed]
+        self.may_differ &= all(map(_stays_inside, failed))
+        if any(row.widened_by == "float32 data" for row in verdict.rows):
+            where = ", ".join(name or "the model itself" for name in data)
+            pair.notes.append(f"float32 data come in at {where}: what differs is judged with float32's limits")
         if verdict.not_judged and list(pair.precisions) == ["float32"]:
             first = verdict.not_judged[0].name
             verdict = replace(verdict, refusal=f"float32 keeps no digit of {first}: judge the port in float64, too")
-        yield Compared(self._without_construction(verdict), dtype, ref_run, port_run)
+        if self.may_differ:
+            words = {_label(item): pair.built_differently.get(item.module, OTHER_VALUES) for item in failed}
+            verdict = without_faultless(pair, verdict, words)
+        yield Compared(verdict, dtype, ref_run, port_run)
         if dtype == "float64":
             self.port_calls = port_run.trace.calls
             pair.port.forget()
@@ -156,16 +161,6 @@ class _Mode:
             question = replace(question, keeps=OUTPUTS, perturbation=perturbation)
         return items(self.pair, self.pair.ref.ask(question), False)
 
-    def _without_construction(self, verdict: Verdict) -> Verdict:
-        """`verdict` without differences that stay inside the model, which is then built differently."""
-        failed, known = [row.item for row in verdict.rows if row.status == FAIL], self.pair.built_differently
-        self.may_differ &= all(_stays_inside(item) for item in failed)
-        if not self.may_differ:
-            return verdict
-        return without_faultless(
-            self.pair, verdict, {_label(item): known.get(item.module, OTHER_VALUES) for item in failed}
-        )
-
 
 def _stays_inside(item: Item) -> bool:
     """Whether it is what a module inside the model gives, in the forward pass."""
@@ -177,27 +172,28 @@ def _label(item: Item) -> str:
     return item.name.partition("[")[0]
 
 
-def without_faultless(pair: Pair, verdict: Verdict, built_differently: Mapping[str, str]) -> Verdict:
-    """`verdict` without the outputs that differ of calls whose modules are `built_differently`, which is noted.
+def without_faultless(pair: Pair, verdict: Verdict, words: Mapping[str, str]) -> Verdict:
+    """`verdict` without outputs that differ since their module is built differently, which is noted.
 
-    That is {label of the call: in what, in words}.
+    `words` say in what, by the label of the call.
     """
     rows = []
     for row in verdict.rows:
-        if row.status == FAIL and _stays_inside(row.item) and _label(row.item) in built_differently:
-            pair.built_differently[row.item.module] = built_differently[_label(row.item)]
+        item = row.item
+        if row.status == FAIL and _stays_inside(item) and _label(item) in words:
+            pair.built_differently[item.module] = words[_label(item)]
         else:
             rows.append(row)
     return replace(verdict, rows=rows)
 
 
 def _run_notes(side: str, run: Run) -> list[str]:
-    """What is particular about one side's float64 run: float32 in its code, and what could not be recorded."""
-    notes = []
-    modules = sorted(name or "the model itself" for name in run.trace.float32)
-    if modules:
-        notes.append(f"the {side} asks for float32, and gets float64 in the float64 run: in {', '.join(modules)}")
-    for name, reason in run.trace.unrecorded.items():
+    """Where one side's code asks for float32 in its float64 run, and what could not be recorded of that."""
+    trace, notes = run.trace, []
+    if trace.float32:
+        modules = ", ".join(sorted(name or "the model itself" for name in trace.float32))
+        notes.append(f"the {side} asks for float32, and gets float64 in the float64 run: in {modules}")
+    for name, reason in trace.unrecorded.items():
         notes.append(f"not recorded of the {side}: {name or 'the model itself'}: {reason}")
     return notes
 
@@ -215,11 +211,11 @@ def isolated_gradients(
     runs = IsolatedRuns(pair.ref, pair.port, pair.name_map, pair.inputs, train, calls, port_calls)
     rows = []
     for label, found in isolated_layers(runs, "float32"):
-        differs = found.failed(gradients=True)
+        name, differs = calls[label].name, found.failed(gradients=True)
         if not found.attempt.complete:
-            pair.built_differently.setdefault(calls[label].name, found.attempt.built_differently)
+            pair.built_differently.setdefault(name, found.attempt.built_differently)
         elif differs and is_equal and not runs.run(label, "float64", True, adjusted=False).passed:
-            pair.built_differently.setdefault(calls[label].name, OTHER_VALUES)
+            pair.built_differently.setdefault(name, OTHER_VALUES)
         else:
             there = {"mode": MODES[train], "dtype": "float32", "section": label}
             gradients = (row for row in found.rows if row.item.kind == "gradient")
@@ -244,7 +240,7 @@ def equal_weights(pair: Pair) -> Verdict:
 
 
 def all_notes(pair: Pair) -> list[str]:
-    """How much the map covers, what it rests on, and what else a reader should know beside the rows."""
+    """What the map covers and rests on, and what else a reader should know beside the rows."""
     names = pair.name_map
     notes = [f"map: {len(names.tensors)} tensors, {len(names.calls)} outputs, {names.how}", *names.notes]
     notes += [*dict.fromkeys(pair.notes), *pair.port.notes()]
@@ -264,9 +260,9 @@ def passes(pair: Pair) -> str:
 
 
 def locate_failure(pair: Pair, verdicts: Sequence[Verdict] = (), dtype: str = "") -> Location | None:
-    """Where the port departs, in the modes of the items that failed in `verdicts`, in both if there are none.
+    """Where the port departs, in the modes of what failed in `verdicts`, or in both; None: nowhere.
 
-    In the precision `dtype`, by default float64 unless only items of float32 failed. None: nowhere.
+    In the precision `dtype`, by default in float64 unless only items of float32 failed.
     """
     failed = [row.item for verdict in verdicts for row in verdict.rows if row.status == FAIL]
     dtype = dtype or ("float32" if {item.dtype for item in failed} == {"float32"} else "float64")
@@ -286,14 +282,17 @@ def items(pair: Pair, run: Run, is_port: bool) -> dict[Item, np.ndarray]:
     tensors, calls = pair.name_map.tensors, pair.name_map.calls
     if not is_port:
         tensors, calls = ({name: name for name in names} for names in (tensors, calls))
+    outputs = renamed(run.trace.outputs, calls)
+    found = {output_item(label, pair.output): array for label, array in outputs.items()}
+    for key, own in reversed(tensors.items()):
+        if own in run.gradients:
+            found[tensor_item(key, "gradient")] = run.gradients[own]
+    for i, array in enumerate(run.input_gradients):
+        if array is not None:
+            found[Item(f"input {i}", "gradient")] = array
     ref_keys = {own: key for key, own in tensors.items()}
-    gradients = {key: run.gradients[own] for key, own in reversed(tensors.items()) if own in run.gradients}
-    return {
-        **{output_item(label, pair.output): array for label, array in renamed(run.trace.outputs, calls).items()},
-        **{tensor_item(key, "gradient"): array for key, array in gradients.items()},
-        **{Item(f"input {i}", "gradient"): array for i, array in enumerate(run.input_gradients) if array is not None},
-        **{tensor_item(ref_keys[k], "buffer"): array for k, array in run.buffers.items() if k in ref_keys},
-    }
+    buffers = {ref_keys[own]: array for own, array in run.buffers.items() if own in ref_keys}
+    return found | {tensor_item(key, "buffer"): array for key, array in buffers.items()}
 
 
 def renamed(outputs: Mapping[str, np.ndarray], calls: Mapping[str, str]) -> dict[str, np.ndarray]:

@@ -7,6 +7,7 @@ import functools
 import inspect
 import re
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +25,8 @@ DTYPES = ("", "float32", "int64", "int32", "bool")
 def model_factory(text: str, what: str = "model", of_port: bool = False) -> Callable[[], Any]:
     """What makes the model "PKG.MOD:NAME" or "PKG.MOD:NAME(KEYWORD=LITERAL, ...)", anew at each call.
 
-    Raises UserError, which calls it `what`, if it is not there; so does the factory where making the model raises, as
-    for keywords that it does not take. What the factory is called with comes before these keywords. With `of_port` the
-    code is the port's: what it raises itself is a PortError.
+    What it is called with comes before these keywords. Raises UserError, which calls it `what`, if it is not there; so
+    does the factory where making the model raises. What the port's own code raises (`of_port`) is a PortError.
     """
     named, kwargs = _parsed(text, what, of_port)
 
@@ -37,7 +37,7 @@ def model_factory(text: str, what: str = "model", of_port: bool = False) -> Call
         except MachineError:
             raise
         except Exception as error:  # whatever a factory of the user's may raise
-            kind = PortError if of_port and _takes(named, *args, **more, **kwargs) else UserError
+            kind = PortError if of_port and _takes(named, args, more | kwargs) else UserError
             raise kind(f"{what} {text!r}: making it raised {one_line(error)}") from error
 
     return factory
@@ -52,14 +52,13 @@ def named_function(text: str, what: str) -> Callable[..., Any]:
     return model_factory(text, what)() if isinstance(named, type) else functools.partial(named, **kwargs)
 
 
-def _takes(function: Callable[..., Any], *args: Any, **kwargs: Any) -> bool:
-    """Whether it can be called so, as far as that can be told."""
+def _takes(function: Callable[..., Any], args: tuple, kwargs: dict[str, Any]) -> bool:
+    """Whether it can be called so; of one that is not written in Python that cannot be told."""
     try:
-        inspect.signature(function).bind(*args, **kwargs)
+        with suppress(ValueError):
+            inspect.signature(function).bind(*args, **kwargs)
     except TypeError:
         return False
-    except ValueError:  # one that is not written in Python
-        pass
     return True
 
 
@@ -84,8 +83,8 @@ def draw_inputs(texts: Sequence[str], seed: int, what: str = "input") -> Inputs:
 
     NAME=SHAPE... is a keyword argument: with one of them it is a dict, in which 0, 1, ... are the positions of the
     others. Probe images where the shape is that of images, else normal numbers, float32. Whole numbers are below HIGH
-    (2), and 0, HIGH - 1 and 1 are among them where there is room. Of booleans no row (last axis) has one value alone
-    where it has two elements or more. Raises UserError, which calls it `what`, for text that is none.
+    (2), and 0, HIGH - 1 and 1 are among them where there is room. No row of booleans (last axis) has one value alone,
+    unless it has one element. Raises UserError, which calls it `what`, for text that is none.
     """
     rng, drawn = np.random.default_rng([seed, 9]), {}
     for text in texts:
@@ -101,16 +100,17 @@ def draw_inputs(texts: Sequence[str], seed: int, what: str = "input") -> Inputs:
 
 def _drawn(text: str, rng: np.random.Generator, what: str) -> np.ndarray:
     """The array of SHAPE[:DTYPE[:HIGH]]."""
-    shape_text, _, rest = text.partition(":")
+    lengths, _, rest = text.partition(":")
     dtype, _, high = rest.partition(":")
+    is_whole = dtype.startswith("int")
     try:
-        shape = tuple(int(n) for n in shape_text.split(","))
-        if min(shape) < 1 or dtype not in DTYPES or (high and (int(high) < 1 or not dtype.startswith("int"))):
+        shape, below = tuple(map(int, lengths.split(","))), int(high or 2)
+        if min(*shape, below) < 1 or dtype not in DTYPES or high and not is_whole:
             raise ValueError
     except ValueError as error:
         raise UserError(f"{what} is no shape such as 2,3,224,224 or 2,16:int64:30522") from error
-    if dtype.startswith("int"):
-        return _whole_numbers(shape, int(high or 2), rng).astype(dtype)
+    if is_whole:
+        return _whole_numbers(shape, below, rng).astype(dtype)
     if dtype == "bool":
         return _booleans(shape, rng)
     if len(shape) == 4 and shape[1] == 3 and shape[2] % 16 == shape[3] % 16 == 0:

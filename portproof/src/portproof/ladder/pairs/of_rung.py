@@ -13,7 +13,6 @@ from portproof.ladder.pairs.modes import locate_failure
 from portproof.ladder.pairs.pair import Pair
 from portproof.ladder.rung import Rung
 from portproof.mapping.by_weights import by_weights
-from portproof.python39 import zip_strict
 from sturdyio.cli import UserError
 
 
@@ -28,18 +27,20 @@ def equal_pair(rung: Rung, ref: Any, port: Any, given: Mapping[str, str] | None,
 
     Raises UserError for what is no model.
     """
-    sides = backend("torch").wrap(ref, "reference", device), backend("paddle").wrap(port, "port", device)
+    pair = Pair(backend("torch").wrap(ref, "reference", device), backend("paddle").wrap(port, "port", device))
+    pair.given = given
     for known in rung.pairs:
-        both = zip_strict((known.ref, known.port), sides)
-        if known.given == given and all(its.model is mine.model and its.has_weights_of(mine) for its, mine in both):
+        sides = (known.ref, pair.ref), (known.port, pair.port)
+        same_models = all(old.model is new.model and old.has_weights_of(new) for old, new in sides)
+        if same_models and known.given == given:
             return known
-    equal_tensors, unequal = by_weights(*sides, given)
-    rung.types = rung.types or {name: module.type for name, module in sides[0].modules.items()}
+    pair.equal_tensors, unequal = by_weights(pair.ref, pair.port, given)
+    rung.types = rung.types or {name: module.type for name, module in pair.ref.modules.items()}
     if unequal is not None:
         rung.check(unequal, group=str)
         return None
-    rung.pairs.append(Pair(*sides, given=given, equal_tensors=equal_tensors))
-    return rung.pairs[-1]
+    rung.pairs.append(pair)
+    return pair
 
 
 def say_location(rung: Rung, pair: Pair, first: int) -> None:

@@ -23,9 +23,9 @@ MOST = 1e-3  # of a constant's largest value: the most that float32's rounding m
 
 @dataclass(frozen=True)
 class Options:
-    """How a pair is made and judged; raises UserError for modes, precisions and weights that there are not.
+    """How a pair is made and judged: arguments of `portproof.align`, then what rungs of the ladder add.
 
-    Those without a comment are arguments of `portproof.align`, which says what they mean.
+    Raises UserError for modes, precisions and weights that there are not.
     """
 
     names: Mapping[str, str] | None = None
@@ -37,11 +37,12 @@ class Options:
     seed: int = 0
     device: str = "cpu"
     backward: bool = True  # gradients will be asked for, from a cotangent of `seed`
-    mirrored: bool = False  # equal names stand for each other, if both sides have the same; else the map is proposed
+    mirrored: bool = False  # equal names stand for each other where both sides have the same names and shapes
     output: str = OUTPUT  # what the model's own output is called
 
     def __post_init__(self) -> None:
-        for what, given, known in (("modes", self.modes, MODES), ("precisions", self.precisions, UNIT_ROUNDOFF)):
+        for what, known in (("modes", MODES), ("precisions", UNIT_ROUNDOFF)):
+            given = getattr(self, what)
             if not given or not set(given) <= set(known):
                 raise UserError(f"{what} {given!r}: choose some of {', '.join(known)}")
         if self.weights not in WEIGHTS:
@@ -80,13 +81,14 @@ class Pair:
             import scipy  # noqa: F401  whoever lacks it is told now, not when a fault is diagnosed
         port_model = backend_of_side(port, "paddle").wrap(port, "port", options.device)
         own = port_model.arrays() if options.weights == "own" else {}
-        port_model.output_names = {_place(theirs): _place(name) for name, theirs in (options.outputs or {}).items()}
+        outputs = (options.outputs or {}).items()
+        port_model.output_names = {_place(theirs): _place(name) for name, theirs in outputs}
         trains = [train for train in (False, True) if MODES[train] in options.modes]
-        outputs = []
+        returned = []
         for train in trains:
             run = ref_model.run(inputs, "float32", train)
             check_reference(run, train)
-            outputs.append(run.output)
+            returned = returned or run.output
         if options.weights == "probe":
             from portproof.backends.probe import load_probe_weights
 
@@ -94,7 +96,7 @@ class Pair:
         pair = cls(ref_model, port_model, None, inputs, output=options.output, given=options.names)
         pair.precisions = [dtype for dtype in UNIT_ROUNDOFF if dtype in options.precisions]
         if options.backward:
-            pair.cotangent = ref_model.cotangent or drawn_cotangent(outputs[0], options.seed)
+            pair.cotangent = ref_model.cotangent or drawn_cotangent(returned, options.seed)
         for model in (ref_model, port_model):
             model.plan(pair.question(model, dtype, train) for dtype in pair.precisions for train in trains)
         pair._find_map(options.mirrored)
@@ -164,28 +166,28 @@ class Pair:
                         taken.append(f"{key} (by {difference:.1e})")
                     break
         if taken:
-            what = "float32 constants of the port that are the reference's up to rounding, and taken from it"
-            self.notes.append(f"{what}: {taken}")
+            what = "float32 constants of the port that are the reference's up to rounding"
+            self.notes.append(f"{what}, and taken from it: {taken}")
 
 
 def switch_off_random(model: Model, question: Question) -> tuple[Run, str | None]:
     """Have layers that take random numbers in train mode run as in eval mode.
 
-    -> (the answer to `question`, which keeps calls; the module that is random all the same, None: none is). Such
-    layers, without tensors and children, are DropPath and the like; plain dropout is off in any case. They are found by
-    the random numbers that they take: two runs with other results would not tell, for with few samples a mask is often
-    the same. The layers are in `model.switched_off` afterwards.
+    -> (the answer to `question`, which keeps calls; the module that is random all the same, or None). Such layers,
+    without tensors and children, are DropPath and the like, and in `model.switched_off` afterwards; plain dropout is
+    off in any case. Two runs with other results would not tell, for with few samples a mask is often the same.
     """
     while True:
         run = model.ask(question)
         random = [call for call in run.trace.calls.values() if call.took_random]
         if not random:
             return run, None
-        name = max(random, key=lambda call: call.start).name  # the innermost
-        has_more = bool(model.modules[name].slots) or not model.modules[name].is_leaf  # that depends on the mode
-        if not question.train or name in model.switched_off or has_more:
-            return run, name
-        model.switched_off.add(name)
+        module = model.modules[max(random, key=lambda call: call.start).name]  # the innermost
+        if not question.train or module.name in model.switched_off:
+            return run, module.name
+        if module.slots or not module.is_leaf:  # more in it depends on the mode
+            return run, module.name
+        model.switched_off.add(module.name)
 
 
 def drawn_cotangent(outputs: Sequence[np.ndarray], seed: int) -> list[np.ndarray]:
@@ -206,11 +208,10 @@ def same_weights(
     weights: str = "probe",
     seed: int = 0,
 ) -> tuple[Any, Any]:
-    """Copies of both models with the same weights, for functions of the ladder that take models of equal weights.
+    """Copies of both models with the same weights, for functions of the ladder that take such models.
 
-    They are the "probe" weights of `seed`, or the "reference"'s own.
-
-    Raises UserError as `portproof.align` does, and where the port has no counterpart of a tensor.
+    They are the "probe" weights of `seed`, or the "reference"'s own. Raises UserError as `portproof.align` does, and
+    where the port has no counterpart of a tensor.
     """
     pair = Pair.prepared(ref, port, inputs, Options(names, weights, seed=seed))
     if pair.name_map.ambiguous:
@@ -221,7 +222,7 @@ def same_weights(
 
 
 def _place(key: str) -> str:
-    """Where a model's output is in what it returns, by its key, attribute or number; "" where it is all of it."""
+    """Where an output is in what a model returns, by its key, attribute or number; "" is all of it."""
     return f"[{key}]" if key else ""
 
 

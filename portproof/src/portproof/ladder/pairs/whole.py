@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from operator import attrgetter
 from typing import Any
@@ -60,7 +60,7 @@ def judge(ref: Any, port: Any, inputs: Inputs, options: Options) -> AlignVerdict
 
 
 def search(ref: Any, port: Any, inputs: Inputs, options: Options) -> tuple[Location | None, list[str]]:
-    """(where the port departs from the reference, notes): `judge` without the comparison of the whole, in both modes.
+    """(where the port departs in either mode, notes): `judge` without the comparison of the whole.
 
     Raises UserError as `judge` does, and where the map is ambiguous.
     """
@@ -73,7 +73,7 @@ def search(ref: Any, port: Any, inputs: Inputs, options: Options) -> tuple[Locat
 
 
 def exclude_modules(pair: Pair, modules: Sequence[str]) -> None:
-    """Take these modules of the reference, and all in them, out of what the pair is compared by, and note it.
+    """Take these modules of the reference, and all in them, out of the pair's map, and note it.
 
     Their tensors keep the values that they have. Raises UserError for a name that is no module's.
     """
@@ -84,23 +84,21 @@ def exclude_modules(pair: Pair, modules: Sequence[str]) -> None:
         if not name or name not in pair.ref.modules:
             raise UserError(f"leave_out names {name!r}, but the reference has no module of that name in it")
 
-    def stay(names: Mapping[str, str]) -> dict[str, str]:
-        """Those of the names of modules, tensors and calls that are in none of them."""
-        prefixes = tuple(f"{name}." for name in modules)
-        return {name: value for name, value in names.items() if not f"{module_of(name)}.".startswith(prefixes)}
-
     pair.match_calls((False, True))
-    names = pair.name_map
-    calls, tensors = stay(names.calls), stay(names.tensors)
-    pair.name_map = replace(names, calls=calls, tensors=tensors, problems=stay(names.problems))
-    counts = f"{len(names.tensors) - len(tensors)} tensors, {len(names.calls) - len(calls)} outputs"
-    pair.notes.append(f"left out, not compared: {', '.join(modules)} ({counts})")
+    names, kept = pair.name_map, {}
+    prefixes = tuple(f"{name}." for name in modules)
+    for what in ("calls", "tensors", "problems"):
+        every = getattr(names, what).items()
+        kept[what] = {key: value for key, value in every if not f"{module_of(key)}.".startswith(prefixes)}
+    pair.name_map = replace(names, **kept)
+    tensors, calls = (len(getattr(names, what)) - len(kept[what]) for what in ("tensors", "calls"))
+    pair.notes.append(f"left out, not compared: {', '.join(modules)} ({tensors} tensors, {calls} outputs)")
 
 
 def _sectioned(verdict: Verdict) -> Verdict:
     """The verdict, with its title over its items: of all modes and precisions together, one name has several."""
-    rows = [
-        replace(row, item=replace(row.item, section="/".join(filter(None, (verdict.title, row.item.section)))))
-        for row in verdict.rows
-    ]
+    rows = []
+    for row in verdict.rows:
+        section = "/".join(filter(None, (verdict.title, row.item.section)))
+        rows.append(replace(row, item=replace(row.item, section=section)))
     return replace(verdict, rows=rows)
