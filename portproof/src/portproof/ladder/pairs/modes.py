@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from portproof.backends.question import OUTPUTS, Run
+from portproof.backends.question import Run
 from portproof.backends.trace import output_item
 from portproof.compare import FAIL, PASS, Item, Items, Row, Verdict, compare, tensor_item
 from portproof.compare.ruler import Ruler, exact_atol
@@ -38,7 +38,7 @@ def compare_mode(pair: Pair, train: bool) -> Iterator[Compared]:
     is `strict`. Of a mode that cannot be compared all that comes is why. Raises UserError where the reference cannot
     run, and for a port without a kernel in float64 that is judged in that alone.
     """
-    refused = None if pair.strict else _random_or_unclear(pair, train)
+    refused = None if pair.strict else random_or_unclear(pair, train)
     if refused is None:
         mode = _Mode(pair, train)
         refused = mode.refused
@@ -55,7 +55,7 @@ def compare_mode(pair: Pair, train: bool) -> Iterator[Compared]:
         yield Compared(isolated_gradients(pair, train, calls, mode.port_calls, may_differ))
 
 
-def _random_or_unclear(pair: Pair, train: bool) -> Verdict | None:
+def random_or_unclear(pair: Pair, train: bool) -> Verdict | None:
     """The verdict where a side gives another result each time, or other keys than the other; else None.
 
     What is random in train mode is switched off where that can be, and named.
@@ -156,10 +156,7 @@ class _Mode:
 
     def _again(self, dtype: str, perturbation: int = 0) -> Items:
         """What another run of the reference gives."""
-        question = self.pair.question(self.pair.ref, dtype, self.train)
-        if perturbation:
-            question = replace(question, keeps=OUTPUTS, perturbation=perturbation)
-        return items(self.pair, self.pair.ref.ask(question), False)
+        return items(self.pair, self.pair.ask(self.pair.ref, dtype, self.train, perturbation), False)
 
 
 def _stays_inside(item: Item) -> bool:

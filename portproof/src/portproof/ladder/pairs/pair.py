@@ -10,7 +10,7 @@ import numpy as np
 
 from portproof.backends import backend_of_side
 from portproof.backends.model import Model
-from portproof.backends.question import CALLS, UPSTREAM, Question, Run
+from portproof.backends.question import CALLS, OUTPUTS, UPSTREAM, Question, Run
 from portproof.backends.trace import OUTPUT, Inputs, ModuleCall, checked_inputs
 from portproof.compare.ruler import UNIT_ROUNDOFF, C, U, largest
 from portproof.mapping.name_map import NameMap, match_calls, propose, same_names
@@ -132,18 +132,19 @@ class Pair:
         """{name: reference's key} of the tensors of one side that have an equal one."""
         return self.equal_tensors if is_port else {key: key for key in self.equal_tensors.values()}
 
-    def question(self, model: Model, dtype: str, train: bool) -> Question:
-        """What is asked of one side's whole model, in one mode and precision.
+    def question(self, model: Model, dtype: str, train: bool, perturbation: int = 0) -> Question:
+        """What is asked of one side's whole model, in one mode and precision; see `Question` for `perturbation`.
 
         In float32 only the reference goes backward: there gradients are judged layer by layer, on its own.
         """
         cotangent = self.cotangent if model is self.ref or dtype == "float64" else None
         keeps = UPSTREAM if dtype == "float32" and cotangent is not None else CALLS
-        return Question.of_model(self.inputs, dtype, train, cotangent, keeps)
+        keeps = OUTPUTS if perturbation else keeps
+        return Question.of_model(self.inputs, dtype, train, cotangent, keeps, perturbation)
 
-    def ask(self, model: Model, dtype: str, train: bool) -> Run:
+    def ask(self, model: Model, dtype: str, train: bool, perturbation: int = 0) -> Run:
         """The answer to `question`."""
-        return model.ask(self.question(model, dtype, train))
+        return model.ask(self.question(model, dtype, train, perturbation))
 
     def _take_constants(self) -> None:
         """Give the port the reference's tables and other constants where it has the same up to float32's rounding.

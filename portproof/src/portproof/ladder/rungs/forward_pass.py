@@ -141,8 +141,7 @@ def _check_one_sample(rung: Rung, pair: Pair) -> None:
     item = Item(pair.output, "output")
 
     def ref(dtype: str, perturbation: int = 0) -> dict[Item, np.ndarray]:
-        question = replace(pair.question(pair.ref, dtype, False), perturbation=perturbation)
-        return {item: pair.ref.ask(question).output[0]}
+        return {item: pair.ask(pair.ref, dtype, False, perturbation).output[0]}
 
     found = pair.ask(pair.port, "float64", False).output
     ruler = Ruler.measured(ref("float64"), "float64", ref, must_be_judged=[item])
