@@ -123,6 +123,47 @@ def test_the_locator(run, activation):
         assert "located: act (ReLU), the port's act (ReLU6): forward" in result.stdout
 
 
+DICTS = """
+class RefOfDict(Ref):
+    def forward(self, x):
+        return {"alpha": super().forward(x), "beta": x}
+
+
+class PortOfDict(Port):
+    def forward(self, x):
+        return {"z": super().forward(x), "y": x}
+
+
+class Drop(torch.nn.Module):
+    def forward(self, x):
+        return x * (torch.rand(len(x), 1) > 0.5) if self.training else x
+
+
+class PortDrop(paddle.nn.Layer):
+    def forward(self, x):
+        return x * (paddle.rand([len(x), 1]) > 0.5).astype(x.dtype) if self.training else x
+
+
+def dropping():
+    return torch.nn.Sequential(Ref(), Drop())
+
+
+def port_dropping():
+    return paddle.nn.Sequential(Port(), PortDrop())
+"""
+
+
+def test_the_locator_switches_off_what_is_random_and_asks_which_output_is_which(run, folder):
+    (folder / "a_pair.py").write_text(PAIR + DICTS, encoding="utf-8")
+    result = run(ONLY, ref="a_pair:dropping", port="a_pair:port_dropping")
+    assert result.returncode == 0 and "the port's 1" in result.stdout, result.stdout + result.stderr
+    dicts = {"ref": "a_pair:RefOfDict", "port": "a_pair:PortOfDict"}
+    refused = run(ONLY, **dicts)
+    assert refused.returncode == 2 and "returns alpha, beta and the port y, z" in last_line(refused.stderr)
+    result = run(ONLY, "--match", "alpha=z", "--match", "beta=y", **dicts)
+    assert result.returncode == 0, result.stdout + result.stderr
+
+
 def save_weights(folder: Path, change: float = 0.0) -> None:
     """ref.safetensors and port.pdparams of the same random weights, but for one element of the port's."""
     rng = np.random.default_rng(0)

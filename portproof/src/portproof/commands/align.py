@@ -117,8 +117,7 @@ def main(args: argparse.Namespace) -> int:
         from portproof.ladder.pairs.whole import search
 
         with shown(PROG), staying():
-            judged = {key: options[key] for key in ("precisions", "leave_out")}
-            location, notes = search(ref, port, inputs, Options(names, weights, **judged, **where))
+            location, notes = search(ref, port, inputs, Options(names, weights, **options, **where))
         print(*notes, *(location.lines() if location else [NOT_LOCATED]), sep="\n")
         return FAIL if location else exit_status(DONE)
     with shown(PROG), staying():

@@ -15,6 +15,7 @@ from portproof.ladder.pairs.modes import (
     equal_weights,
     locate_failure,
     passes,
+    random_or_unclear,
     structure,
     without_faultless,
 )
@@ -62,11 +63,15 @@ def judge(ref: Any, port: Any, inputs: Inputs, options: Options) -> AlignVerdict
 def search(ref: Any, port: Any, inputs: Inputs, options: Options) -> tuple[Location | None, list[str]]:
     """(where the port departs in either mode, notes): `judge` without the comparison of the whole.
 
-    Raises UserError as `judge` does, and where the map is ambiguous.
+    Raises UserError as `judge` does, and where that is refused in one of the modes, or the map is ambiguous.
     """
     pair = Pair.prepared(ref, port, inputs, options)
     if pair.name_map.ambiguous:
         raise UserError(f"the map is ambiguous: {pair.name_map.ambiguous}")
+    for train in (False, True):
+        refused = random_or_unclear(pair, train)
+        if refused is not None and refused.refusal:
+            raise UserError(refused.refusal)
     exclude_modules(pair, options.leave_out)
     found = (locate_failure(pair, dtype=dtype) for dtype in pair.precisions)
     return next(filter(None, found), None), all_notes(pair)
