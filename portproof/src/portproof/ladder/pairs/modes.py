@@ -41,7 +41,7 @@ def compare_mode(pair: Pair, train: bool) -> Iterator[Compared]:
     refused = None if pair.strict else random_or_unclear(pair, train)
     if refused is None:
         mode = _Mode(pair, train)
-        refused = mode.refused
+        refused = Verdict(f"{mode.mode} mode", refusal=mode.refusal) if mode.refusal else None
     if refused is not None:
         yield Compared(refused)
         return
@@ -96,13 +96,10 @@ class _Mode:
         self.input_scales = run.trace.input_scales
         fp64_ref = items(pair, run, False)
         self.left_out = [i for i, a in fp64_ref.items() if a.dtype.kind in "fc" and not np.isfinite(a).all()]
-        self.refused: Verdict | None = None
-        for item in self.left_out:
-            if pair.strict or not _stays_inside(item):
-                reason = f"the reference itself gives NaN or infinity at {item}"
-                self.refused = Verdict(f"{self.mode} mode", refusal=reason)
-            else:
-                pair.notes.append(f"not compared, since it is not finite, a mask perhaps: {item}")
+        judged = [item for item in self.left_out if pair.strict or not _stays_inside(item)]
+        masks = [item for item in self.left_out if item not in judged]
+        self.refusal = f"the reference itself gives NaN or infinity at {judged[-1]}" if judged else ""
+        pair.notes += [f"not compared, since it is not finite, a mask perhaps: {item}" for item in masks]
 
     def compare(self, dtype: str) -> Iterator[Compared]:
         """One precision; nothing of float64 where the port's framework has no kernel for it."""
@@ -121,8 +118,8 @@ class _Mode:
         options = {"input_scales": self.input_scales, "decided": self.decided}
         if dtype == "float64":
             pair.notes += [*_run_notes("reference", ref_run), *_run_notes("port", port_run)]
-            options |= {"must_be_judged": [Item(pair.output, "output")]}
-            options |= {"has_float32_data": bool(data) and not pair.strict}
+            options["must_be_judged"] = [Item(pair.output, "output")]
+            options["has_float32_data"] = bool(data) and not pair.strict
         ref = self._items(dtype, ref_run, False)
         port = without_optional(self._items(dtype, port_run, True), ref, pair.port)
         ruler = Ruler.measured(ref, dtype, self._again, **options)

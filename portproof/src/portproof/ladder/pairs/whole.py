@@ -83,12 +83,11 @@ def exclude_modules(pair: Pair, modules: Sequence[str]) -> None:
     Their tensors keep the values that they have. Raises UserError for a name that is no module's.
     """
     modules = [modules] if isinstance(modules, str) else modules
-    if not modules:
-        return
     for name in modules:
         if not name or name not in pair.ref.modules:
             raise UserError(f"leave_out names {name!r}, but the reference has no module of that name in it")
-
+    if not modules:
+        return
     pair.match_calls((False, True))
     names, kept = pair.name_map, {}
     prefixes = tuple(f"{name}." for name in modules)
