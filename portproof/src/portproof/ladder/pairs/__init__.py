@@ -1,1 +1,1 @@
-"""Two models as a pair: the map between them, what a whole pair is compared by, and what rungs of models share."""
+"""Two models as a pair: what they are run on, how they are compared, and what rungs of models share."""

@@ -1,4 +1,4 @@
-"""A whole pair compared, mode by mode: in float64 everything, in float32 outputs, statistics and isolated layers."""
+"""A whole pair compared, mode by mode, and what is said of it."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ class _Mode:
         pair.notes += [f"not compared, since it is not finite, a mask perhaps: {item}" for item in masks]
 
     def compare(self, dtype: str) -> Iterator[Compared]:
-        """One precision; nothing of float64 where the port's framework has no kernel for it."""
+        """One precision; nothing in float64 where the port's framework lacks a kernel."""
         pair, mode = self.pair, self.mode
         ref_run, port_run = (pair.ask(model, dtype, self.train) for model in (pair.ref, pair.port))
         if dtype == "float64" and port_run.trace.lacking:
@@ -218,7 +218,7 @@ def isolated_gradients(
 
 
 def structure(name_map: NameMap) -> Verdict:
-    """Every tensor of the reference, whether it has its counterpart, of its shape."""
+    """Whether every tensor of the reference has its counterpart, of its shape."""
     rows = [Row(Item(name, "structure"), FAIL, reason=reason) for name, reason in name_map.problems.items()]
     rows += [Row(tensor_item(name, "structure"), PASS, difference=0.0, atol=0.0) for name in name_map.tensors]
     return Verdict("parameters and buffers", rows)

@@ -1,4 +1,4 @@
-"""What rungs of models share: a pair of models with equal weights, and where the port departs from the reference."""
+"""What rungs of models share: a pair with equal weights, and where the port departs from the reference."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from sturdyio.cli import UserError
 
 
 def check_coefficients(dtype: str) -> None:
-    """Raise UserError unless this is a precision that an optimizer may keep its rate, momentum and the like in."""
+    """Raise UserError unless an optimizer may keep its rate, momentum and the like in this precision."""
     if dtype not in UNIT_ROUNDOFF:
         raise UserError(f"coefficients {dtype!r}: choose one of {', '.join(UNIT_ROUNDOFF)}")
 
 
 def equal_pair(rung: Rung, ref: Any, port: Any, given: Mapping[str, str] | None, device: str) -> Pair | None:
-    """The pair of two models with equal weights, made once a rung; None, and the rung fails, where they are not equal.
+    """The pair of two models with equal weights, made once a rung; None, and the rung fails, where they differ.
 
     Raises UserError for what is no model.
     """
@@ -51,6 +51,6 @@ def say_location(rung: Rung, pair: Pair, first: int) -> None:
     location = locate_failure(pair, rung.verdicts[first:])
     if location is None:
         rung.say("not located: each module alone gives what the reference's gives; look at what surrounds them")
-        return
-    rung.say("\n".join(location.lines()))
-    rung.verdicts[failed[0]] = replace(rung.verdicts[failed[0]], location=location)
+    else:
+        rung.say("\n".join(location.lines()))
+        rung.verdicts[failed[0]] = replace(rung.verdicts[failed[0]], location=location)

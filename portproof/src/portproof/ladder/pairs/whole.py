@@ -1,4 +1,4 @@
-"""`portproof.align`: a whole pair of models judged at once, and where the port departs from the reference."""
+"""`portproof.align`: a whole pair judged at once, and where the port departs from the reference."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from sturdyio.cli import UserError
 class AlignVerdict(Verdict):
     """The verdict of `align`, which prints as its report."""
 
-    names: NameMap | None = None  # which module and tensor of the port stands for which of the reference
+    names: NameMap | None = None  # what of the port stands for what of the reference
     passes: str = ""  # how often the models were run, in words
 
     def __str__(self) -> str:
@@ -40,12 +40,11 @@ class AlignVerdict(Verdict):
 def judge(ref: Any, port: Any, inputs: Inputs, options: Options) -> AlignVerdict:
     """What `portproof.align` does."""
     pair = Pair.prepared(ref, port, inputs, options)
-    every_name = pair.name_map
+    names = pair.name_map
     exclude_modules(pair, options.leave_out)
     verdicts = [structure(pair.name_map)]
-    if pair.name_map.ambiguous:
-        notes = all_notes(pair)
-        return AlignVerdict("align", verdicts[0].rows, pair.name_map.ambiguous, notes=notes, names=every_name)
+    if names.ambiguous:
+        return AlignVerdict("align", verdicts[0].rows, names.ambiguous, notes=all_notes(pair), names=names)
     if options.weights == "own":
         verdicts.append(equal_weights(pair))
     for mode in options.modes if verdicts[0].status == PASS else ():
@@ -56,8 +55,8 @@ def judge(ref: Any, port: Any, inputs: Inputs, options: Options) -> AlignVerdict
     if location:
         verdicts = [without_faultless(pair, verdict, location.built_differently) for verdict in verdicts]
     every = joined("align", [verdicts[0], *map(_sectioned, verdicts[1:])])
-    notes = all_notes(pair)
-    return AlignVerdict("align", every.rows, every.refusal, location, notes, names=every_name, passes=passes(pair))
+    found = every.rows, every.refusal, location, all_notes(pair)
+    return AlignVerdict("align", *found, names=names, passes=passes(pair))
 
 
 def search(ref: Any, port: Any, inputs: Inputs, options: Options) -> tuple[Location | None, list[str]]:
@@ -78,7 +77,7 @@ def search(ref: Any, port: Any, inputs: Inputs, options: Options) -> tuple[Locat
 
 
 def exclude_modules(pair: Pair, modules: Sequence[str]) -> None:
-    """Take these modules of the reference, and all in them, out of the pair's map, and note it.
+    """Give the pair a map of its own without these modules of the reference, and all in them, and note it.
 
     Their tensors keep the values that they have. Raises UserError for a name that is no module's.
     """
@@ -86,9 +85,8 @@ def exclude_modules(pair: Pair, modules: Sequence[str]) -> None:
     for name in modules:
         if not name or name not in pair.ref.modules:
             raise UserError(f"leave_out names {name!r}, but the reference has no module of that name in it")
-    if not modules:
-        return
-    pair.match_calls((False, True))
+    if modules:
+        pair.match_calls((False, True))
     names, kept = pair.name_map, {}
     prefixes = tuple(f"{name}." for name in modules)
     for what in ("calls", "tensors", "problems"):
@@ -96,11 +94,12 @@ def exclude_modules(pair: Pair, modules: Sequence[str]) -> None:
         kept[what] = {key: value for key, value in every if not f"{module_of(key)}.".startswith(prefixes)}
     pair.name_map = replace(names, **kept)
     tensors, calls = (len(getattr(names, what)) - len(kept[what]) for what in ("tensors", "calls"))
-    pair.notes.append(f"left out, not compared: {', '.join(modules)} ({tensors} tensors, {calls} outputs)")
+    if modules:
+        pair.notes.append(f"left out, not compared: {', '.join(modules)} ({tensors} tensors, {calls} outputs)")
 
 
 def _sectioned(verdict: Verdict) -> Verdict:
-    """The verdict, with its title over its items: of all modes and precisions together, one name has several."""
+    """The verdict, with its title over its items: all modes and precisions have items of one name."""
     rows = []
     for row in verdict.rows:
         section = "/".join(filter(None, (verdict.title, row.item.section)))
