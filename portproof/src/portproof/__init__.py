@@ -112,9 +112,13 @@ def record(
 
     Raises UserError as `align` does, where the reference gives NaN or infinity, and for inputs that no file can hold.
     """
+    from portproof.ladder.pairs.pair import Options
     from portproof.recording.record import Recorder
 
-    return Recorder(ref, inputs, weights, modes, modules, seed, device).recording()
+    if weights not in ("probe", "reference"):
+        raise UserError(f"weights {weights!r}: choose one of probe, reference")
+    options = Options(weights=weights, modes=modes, seed=seed, device=device)
+    return Recorder(ref, inputs, options, modules).recording()
 
 
 @user_code()

@@ -17,6 +17,7 @@ from portproof.commands.arguments import MODES, REQUIRED, add_flags, load_given_
 from portproof.compare import DONE, exit_status
 from portproof.io.progress import shown
 from portproof.ladder.pairs.named import model_factory
+from portproof.ladder.pairs.pair import Options
 from portproof.recording.file import check_name, megabytes
 from portproof.recording.model import not_alone_notes
 from portproof.recording.record import Recorder
@@ -63,8 +64,9 @@ def main(args: argparse.Namespace) -> int:
     if args.weights:
         backend_of_side(ref, "torch").load_weights(ref, args.weights, "weights")
     weights = "reference" if args.weights else "probe"
+    options = Options(weights=weights, modes=MODES[args.mode], seed=args.seed, device=args.device)
     with shown(PROG), staying():
-        recorder = Recorder(ref, inputs, weights, MODES[args.mode], args.modules, args.seed, args.device)
+        recorder = Recorder(ref, inputs, options, args.modules)
         about = megabytes(recorder.expected_size) + ("" if args.modules is None else ", less with --modules")
         print(f"{args.ref}, {weights} weights, seed {args.seed}: about {about}", flush=True)
         recording = recorder.recording()

@@ -7,7 +7,7 @@ alone, so it can be answered before there is a port.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -22,14 +22,13 @@ from portproof.backends.slots import Module
 from portproof.backends.trace import Inputs, ModuleCall, checked_inputs
 from portproof.backends.values import Store, encode, is_written
 from portproof.compare.ruler import RUNS, UNIT_ROUNDOFF
-from portproof.ladder.pairs.pair import MODES, check_reference, drawn_cotangent, switch_off_random
+from portproof.ladder.pairs.pair import MODES, Options, check_reference, drawn_cotangent, switch_off_random
 from portproof.localize.isolated import adjusted_call, all_questions, has_upstream
 from portproof.python39 import zip_strict
 from portproof.recording.codec import write, write_run
 from portproof.recording.file import Recording
 from sturdyio.cli import UserError
 
-WEIGHTS = ("probe", "reference")
 GRADIENTS = ("gradients", "input_gradients")  # fields of a run
 RESULTS = ("trace", "output", "buffers", *GRADIENTS)
 
@@ -41,35 +40,28 @@ class Recorder(Model):
         self,
         ref: Any,
         inputs: Inputs,
-        weights: str,
-        modes: Sequence[str],
+        options: Options,
         alone: Collection[str] | None,
-        seed: int,
-        device: str,
     ) -> None:
         """The arguments of `portproof.record`, `alone` its `modules`; raises UserError as it does."""
-        if weights not in WEIGHTS:
-            raise UserError(f"weights {weights!r}: choose one of {', '.join(WEIGHTS)}")
-        if not modes or not set(modes) <= set(MODES):
-            raise UserError(f"modes {modes!r}: choose some of {', '.join(MODES)}")
         self.inputs, self.alone = checked_inputs(inputs), alone
         if not is_written(self.inputs):
             fix = "give arrays, nested tuples, lists and dicts, text, numbers"
             raise UserError(f"the inputs hold what no file can: {fix}")
         framework = backend_of_side(ref, "torch")
-        self.model = framework.wrap(ref, "reference", device)
+        self.model = framework.wrap(ref, "reference", options.device)
         self.modules, self.switched_off = self.model.modules, self.model.switched_off
         for name in alone or ():
             if name not in self.modules:
                 raise UserError(f"modules names {name!r}, but the reference has no module of that name in it")
-        for mode in modes:
+        for mode in options.modes:
             check_reference(self.model.run(self.inputs, "float32", mode == "train"), mode == "train")
-        if weights == "probe" and framework.name == "torch":
+        if options.weights == "probe" and framework.name == "torch":
             from portproof.backends.probe import load_probe_weights
 
-            load_probe_weights(self.model, seed, self.inputs, runs_in_train="train" in modes)
-        elif weights == "probe":
-            self.model.load(drawn_weights(self.model, seed))
+            load_probe_weights(self.model, options.seed, self.inputs, runs_in_train="train" in options.modes)
+        elif options.weights == "probe":
+            self.model.load(drawn_weights(self.model, options.seed))
         self.store = Store()
         self.answers: dict[str, list[dict[str, Any]]] = {}  # as JSON, by the question's key
         put = self.store.put
@@ -82,16 +74,16 @@ class Recorder(Model):
                 "NumPy": np.__version__,
                 "portproof": __version__,
             },
-            "seed": seed,
-            "weights": weights,
-            "modes": [mode for mode in MODES if mode in modes],
+            "seed": options.seed,
+            "weights": options.weights,
+            "modes": [mode for mode in MODES if mode in options.modes],
             "inputs": encode(self.inputs, put),
             "modules": write(list[Module], named, self.store),
             "tensors": {keys[key]: put(array) for key, array in self.model.arrays().items()},
             "constants": {key: put(array) for key, array in self.model.constants().items()},
         }
         own = self.store.nbytes
-        self.cotangent = drawn_cotangent(self.model.run(self.inputs, "float32", False).output, seed)
+        self.cotangent = drawn_cotangent(self.model.run(self.inputs, "float32", False).output, options.seed)
         self.header["cotangent"] = [put(array) for array in self.cotangent]
         given = self.store.nbytes
         run = self.ask(self._whole_question("float64", False))

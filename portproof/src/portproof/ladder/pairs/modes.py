@@ -147,9 +147,10 @@ class _Mode:
 
     def _items(self, dtype: str, run: Run, is_port: bool) -> dict[Item, np.ndarray]:
         """What is judged of a run in that precision."""
-        kinds = ("output", "gradient", "buffer") if dtype == "float64" else ("output", "buffer")
         found = items(self.pair, run, is_port)
-        return {item: array for item, array in found.items() if item.kind in kinds and item not in self.left_out}
+        if dtype == "float32":
+            found = {item: array for item, array in found.items() if item.kind != "gradient"}
+        return {item: array for item, array in found.items() if item not in self.left_out}
 
     def _again(self, dtype: str, perturbation: int = 0) -> Items:
         """What another run of the reference gives."""

@@ -11,7 +11,7 @@ import numpy as np
 from portproof.backends import backend_of_side
 from portproof.backends.model import Model
 from portproof.backends.question import CALLS, OUTPUTS, UPSTREAM, Question, Run
-from portproof.backends.trace import OUTPUT, Inputs, ModuleCall, checked_inputs
+from portproof.backends.trace import OUTPUT, Inputs, ModuleCall, checked_inputs, module_of
 from portproof.compare.ruler import UNIT_ROUNDOFF, C, U, largest
 from portproof.mapping.name_map import NameMap, match_calls, propose, same_names
 from sturdyio.cli import UserError
@@ -55,7 +55,8 @@ class Pair:
 
     ref: Model
     port: Model
-    name_map: NameMap | None = None  # None: not found yet, see `at`
+    name_map: NameMap | None = None  # what is compared; None: not found yet, see `at`
+    whole_map: NameMap | None = None  # with what is left out
     inputs: Inputs = ()
     cotangent: Sequence[np.ndarray] | None = None  # the gradient that is sent back, an array an output
     output: str = OUTPUT  # what the model's own output is called
@@ -71,7 +72,8 @@ class Pair:
     def prepared(cls, ref: Any, port: Any, inputs: Inputs, options: Options) -> Pair:
         """The pair of `ref` and `port`, to be run as the options say. `ref` may also be a recorded model.
 
-        Raises UserError for what is no model, and for inputs on which the reference cannot run.
+        Raises UserError for what is no model, for inputs on which the reference cannot run, and for a name that is left
+        out and is no module's.
         """
         inputs = checked_inputs(inputs)
         if isinstance(ref, Model):
@@ -93,7 +95,7 @@ class Pair:
             from portproof.backends.probe import load_probe_weights
 
             load_probe_weights(ref_model, options.seed, inputs, runs_in_train="train" in options.modes)
-        pair = cls(ref_model, port_model, None, inputs, output=options.output, given=options.names)
+        pair = cls(ref_model, port_model, inputs=inputs, output=options.output, given=options.names)
         pair.precisions = [dtype for dtype in UNIT_ROUNDOFF if dtype in options.precisions]
         if options.backward:
             pair.cotangent = ref_model.cotangent or drawn_cotangent(returned, options.seed)
@@ -105,6 +107,7 @@ class Pair:
             pair.match_calls(trains)
             port_model.load(own)
         pair._take_constants()
+        pair._leave_out(options.leave_out)
         return pair
 
     def at(self, call: ModuleCall) -> Pair:
@@ -128,9 +131,26 @@ class Pair:
             match_calls(self.name_map, self.ref, self.port, self.inputs, train)
             self.matched.add(train)
 
-    def keys(self, is_port: bool) -> dict[str, str]:
-        """{name: reference's key} of the tensors of one side that have an equal one."""
-        return self.equal_tensors if is_port else {key: key for key in self.equal_tensors.values()}
+    def _leave_out(self, modules: Sequence[str]) -> None:
+        """Make the map a copy without these modules of the reference, and all in them.
+
+        Their tensors keep the values that they have.
+        """
+        self.whole_map = self.name_map
+        modules = [modules] if isinstance(modules, str) else modules
+        for name in modules:
+            if not name or name not in self.ref.modules:
+                raise UserError(f"leave_out names {name!r}, but the reference has no module of that name in it")
+        if modules:
+            self.match_calls((False, True))
+        kept, prefixes = {}, tuple(f"{name}." for name in modules)
+        for what in ("calls", "tensors", "problems"):
+            every = getattr(self.name_map, what).items()
+            kept[what] = {key: value for key, value in every if not f"{module_of(key)}.".startswith(prefixes)}
+        self.name_map = replace(self.name_map, **kept)
+        tensors, calls = (len(getattr(self.whole_map, what)) - len(kept[what]) for what in ("tensors", "calls"))
+        if modules:
+            self.notes.append(f"left out, not compared: {', '.join(modules)} ({tensors} tensors, {calls} outputs)")
 
     def question(self, model: Model, dtype: str, train: bool, perturbation: int = 0) -> Question:
         """What is asked of one side's whole model, in one mode and precision; see `Question` for `perturbation`.
@@ -200,21 +220,13 @@ def drawn_cotangent(outputs: Sequence[np.ndarray], seed: int) -> list[np.ndarray
     return drawn
 
 
-def same_weights(
-    ref: Any,
-    port: Any,
-    inputs: Inputs,
-    *,
-    names: Mapping[str, str] | None = None,
-    weights: str = "probe",
-    seed: int = 0,
-) -> tuple[Any, Any]:
+def same_weights(ref: Any, port: Any, inputs: Inputs, **options: Any) -> tuple[Any, Any]:
     """Copies of both models with the same weights, for functions of the ladder that take such models.
 
-    They are the "probe" weights of `seed`, or the "reference"'s own. Raises UserError as `portproof.align` does, and
-    where the port has no counterpart of a tensor.
+    The `options` are names, weights and seed, see `portproof.align`: the "probe" weights of the seed, or the
+    "reference"'s own. Raises UserError as that does, and where the port has no counterpart of a tensor.
     """
-    pair = Pair.prepared(ref, port, inputs, Options(names, weights, seed=seed))
+    pair = Pair.prepared(ref, port, inputs, Options(**options))
     if pair.name_map.ambiguous:
         raise UserError(f"the map is ambiguous: {pair.name_map.ambiguous}")
     for name, reason in pair.name_map.problems.items():

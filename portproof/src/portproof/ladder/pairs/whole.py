@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from operator import attrgetter
 from typing import Any
 
-from portproof.backends.trace import Inputs, module_of
+from portproof.backends.trace import Inputs
 from portproof.compare import FAIL, PASS, Verdict, joined
 from portproof.ladder.pairs.modes import (
     all_notes,
@@ -40,8 +39,7 @@ class AlignVerdict(Verdict):
 def judge(ref: Any, port: Any, inputs: Inputs, options: Options) -> AlignVerdict:
     """What `portproof.align` does."""
     pair = Pair.prepared(ref, port, inputs, options)
-    names = pair.name_map
-    exclude_modules(pair, options.leave_out)
+    names = pair.whole_map
     verdicts = [structure(pair.name_map)]
     if names.ambiguous:
         return AlignVerdict("align", verdicts[0].rows, names.ambiguous, notes=all_notes(pair), names=names)
@@ -71,31 +69,8 @@ def search(ref: Any, port: Any, inputs: Inputs, options: Options) -> tuple[Locat
         refused = random_or_unclear(pair, train)
         if refused is not None and refused.refusal:
             raise UserError(refused.refusal)
-    exclude_modules(pair, options.leave_out)
     found = (locate_failure(pair, dtype=dtype) for dtype in pair.precisions)
     return next(filter(None, found), None), all_notes(pair)
-
-
-def exclude_modules(pair: Pair, modules: Sequence[str]) -> None:
-    """Give the pair a map of its own without these modules of the reference, and all in them, and note it.
-
-    Their tensors keep the values that they have. Raises UserError for a name that is no module's.
-    """
-    modules = [modules] if isinstance(modules, str) else modules
-    for name in modules:
-        if not name or name not in pair.ref.modules:
-            raise UserError(f"leave_out names {name!r}, but the reference has no module of that name in it")
-    if modules:
-        pair.match_calls((False, True))
-    names, kept = pair.name_map, {}
-    prefixes = tuple(f"{name}." for name in modules)
-    for what in ("calls", "tensors", "problems"):
-        every = getattr(names, what).items()
-        kept[what] = {key: value for key, value in every if not f"{module_of(key)}.".startswith(prefixes)}
-    pair.name_map = replace(names, **kept)
-    tensors, calls = (len(getattr(names, what)) - len(kept[what]) for what in ("tensors", "calls"))
-    if modules:
-        pair.notes.append(f"left out, not compared: {', '.join(modules)} ({tensors} tensors, {calls} outputs)")
 
 
 def _sectioned(verdict: Verdict) -> Verdict:

@@ -182,8 +182,9 @@ class Trained:
 
 
 def starts(pair: Pair, make_ref: Make, make_port: Make) -> tuple[Start, Start]:
-    ref = partial(Trained, pair.ref, pair.keys(False), make_ref)
-    return ref, partial(Trained, pair.port, pair.keys(True), make_port)
+    ref_keys = {key: key for key in pair.equal_tensors.values()}
+    ref = partial(Trained, pair.ref, ref_keys, make_ref)
+    return ref, partial(Trained, pair.port, pair.equal_tensors, make_port)
 
 
 def _ruler(rung: Rung, fp64_ref: Items, again: Callable[..., Items], **options: Any) -> Ruler:
