@@ -677,7 +677,7 @@ def test_where_a_precision_keeps_no_digit_an_item_is_not_judged():
 
 @pytest.mark.parametrize(("dtype", "vague"), [("float32", NOT_JUDGED), ("float64", PASS)])
 def test_a_pass_in_float32_needs_a_digit_and_a_difference_above_the_limit_needs_none(dtype, vague):
-    """REF's largest value is 4: within a float32 limit of 0.4 or more agreement proves nothing, more than it is a fault.
+    """REF's largest value is 4: within a float32 limit of 0.4 or more nothing is proved, and outside of it a fault is.
 
     A float64 limit says what could hide in it: 2e-15 of inputs and weights.
     """
