@@ -26,7 +26,7 @@ from sturdyio.cli import UserError, one_line, output_dir, staying, user_code
 
 @dataclass(frozen=True)
 class Planned:
-    """A rung to run: its script, the flags that it gets, and the name of the model that it is run for, "" if one.
+    """A rung to run: its script, its flags, and the name of the model that it is run for, "" if there is one.
 
     Where rungs run side by side, the first begins first, and then of each model those that are long.
     """
@@ -38,10 +38,9 @@ class Planned:
 
 
 def run_planned(planned: Planned, refused_by_mistake: bool = False) -> RungResult:
-    """One rung; a port that raises fails it, and the next ones still run.
+    """Run one rung; a port that raises fails it.
 
-    Raises UserError for a user's mistake; with `refused_by_mistake` the rung is refused instead, as one is that waits
-    to be filled in.
+    Raises UserError for a user's mistake; with `refused_by_mistake` the rung is refused instead.
     """
     name, start = planned.script.stem, time.perf_counter()
     checks, error = None, ""
@@ -64,25 +63,23 @@ def run_planned(planned: Planned, refused_by_mistake: bool = False) -> RungResul
     return RungResult(name, planned.model, time.perf_counter() - start, checks, error)
 
 
-def clear_reports(folder: str | Path) -> tuple[Path, Path]:
-    """The paths of page and summary, at which nothing lies: what an earlier run wrote must not pass for this one's."""
-    paths = output_dir(folder) / "report.html", Path(folder) / "summary.json"
+def _cleared(path: Path) -> Path:
+    """The path, with nothing there: an earlier run's report must not pass for this one's."""
     try:
-        for path in paths:
-            path.unlink(missing_ok=True)
+        path.unlink(missing_ok=True)
     except OSError as error:
-        raise UserError(
-            f"{path} cannot be replaced ({error.strerror}): delete it or choose another --output-dir"
-        ) from error
-    return paths
+        what = f"{path} cannot be replaced ({error.strerror})"
+        raise UserError(f"{what}: delete it or choose another --output-dir") from error
+    return path
 
 
 def _results(rungs: Sequence[Planned], refused_by_mistake: bool, in_lanes: bool) -> Iterator[RungResult]:
-    """What `run_planned` gives of each in a process of its own, or with two of them at a time."""
+    """What `run_planned` gives of each in another process, or in two at a time."""
     calls = [partial(run_planned, planned, refused_by_mistake) for planned in rungs]
     if in_lanes:
-        importlib.import_module("torch._dynamo")  # PyTorch's optimizers do at their first use: here once for both lanes
-        gc.freeze()  # what has been imported is not looked through for garbage again, nor copied for that
+        # PyTorch's optimizers import this at their first use: here once for both lanes.
+        importlib.import_module("torch._dynamo")
+        gc.freeze()  # no lane looks through what has been imported, nor copies it for that
         models = list(dict.fromkeys(planned.model for planned in rungs))
         places = [(i > 0, models.index(planned.model), not planned.is_long, i) for i, planned in enumerate(rungs)]
         found = side_by_side(calls, [i for *_, i in sorted(places)])
@@ -96,22 +93,6 @@ def _results(rungs: Sequence[Planned], refused_by_mistake: bool, in_lanes: bool)
             yield RungResult(planned.script.stem, planned.model, 0.0, error=result)
 
 
-def _write_reports(result: LadderResult, paths: tuple[Path, Path]) -> None:
-    """Write page and summary; whatever goes wrong is a UserError, since the verdict that was just printed stands."""
-    page_path, summary_path = paths
-    try:
-        write_summary(result, summary_path)
-        from portproof.report.page import write_page
-
-        write_page(result, page_path)
-    except UserError:
-        raise
-    except Exception as error:
-        raise UserError(
-            f"no report at {page_path} ({one_line(error)}): the verdicts are above and in the logs"
-        ) from error
-
-
 def run_all(
     rungs: Iterable[Planned],
     folder: str | Path,
@@ -122,17 +103,16 @@ def run_all(
 ) -> int:
     """Run the rungs, write FOLDER/report.html and FOLDER/summary.json, print a table -> the ladder's exit status.
 
-    They run in another process, and one has passed only if that leaves its result: what ends the process is no pass. So
-    call this under `if __name__ == "__main__":` only. `environment` is what the run depends on, in words, as
-    `report.summary.environment` has it; `refused_by_mistake` is `run_planned`'s; `in_lanes` runs rungs side by side,
-    see side_by_side.py. Raises UserError for a folder that cannot be written.
+    Rungs run in other processes, so call this under `if __name__ == "__main__":` only. One that leaves no result has
+    not passed. `environment` is that of `report.summary.environment`, `refused_by_mistake` that of `run_planned`;
+    `in_lanes` runs rungs side by side. Raises UserError for a folder that cannot be written.
     """
-    paths = clear_reports(folder)
+    page, summary = (_cleared(output_dir(folder) / name) for name in ("report.html", "summary.json"))
     rungs, results = list(rungs), []
     for result in _results(rungs, refused_by_mistake, in_lanes):
         results.append(result)
         print(flush=True)
-        with suppress(Exception):  # its plots, while others run; without them the page draws, and says what is wrong
+        with suppress(Exception):  # without plots the page draws them, and says what is wrong
             from portproof.report.plots import plots_of  # not before the first rung: it imports libraries
 
             results[-1] = replace(result, plots=plots_of(result.rung, f"r{len(results)}"))
@@ -142,8 +122,17 @@ def run_all(
     for rung in results:
         columns = f"{rung.name:<{name_width}} {rung.model:<{model_width}} {rung.seconds:5.1f} s"
         print(f"  {LAST_WORDS[rung.status]:<8} {columns}")
-    _write_reports(result, paths)
+    try:
+        write_summary(result, summary)
+        from portproof.report.page import write_page
+
+        write_page(result, page)
+    except UserError:
+        raise
+    except Exception as error:  # the verdicts that were just printed stand
+        what = f"no report at {page} ({one_line(error)})"
+        raise UserError(f"{what}: the verdicts are above and in the logs") from error
     print(f"results and logs: {folder}")
-    print(f"report: {paths[0]}")
+    print(f"report: {page}")
     print(f"{LAST_WORDS[result.status]} ladder")
     return exit_status(result)

@@ -1,7 +1,4 @@
-"""The awkward inputs of the ladder's functions, on which ports differ first. Pure, NumPy only.
-
-A case is a tuple of arrays, which a criterion or a metric takes as tensors.
-"""
+"""The awkward inputs of the ladder's functions, on which ports differ first. Pure, NumPy only."""
 
 from __future__ import annotations
 
@@ -14,7 +11,7 @@ import numpy as np
 from portproof.python39 import zip_strict
 from sturdyio.cli import UserError
 
-Case = tuple[np.ndarray, ...]
+Case = tuple[np.ndarray, ...]  # what a criterion or a metric takes, as tensors
 Seed = Union[int, Sequence[int], np.random.Generator]
 
 RANKS = 8  # labels are put at ranks 0 to 7, so that an off-by-one in the k of top-k changes a count
@@ -29,9 +26,8 @@ SPECIAL_LOGITS = {
 def losses(num_classes: int = 100, seed: Seed = 0, logits: Mapping[str, np.ndarray] | None = None) -> dict[str, Case]:
     """{what they are: (logits (C, C), target)}, for C classes; `logits` are a caller's own (N, C), repeated to (C, C).
 
-    Drawn logits are N(0, 3). Extreme ones overflow float32 in exp(), and their rows lie so far apart that one maximum
-    for all would make others vanish. Labels (C,), int64, are every class once; soft targets (C, C) are theirs mixed
-    with others', in shares whose sum float32 rounds.
+    Drawn logits are N(0, 3). Extreme ones overflow float32 in exp(), and some rows vanish if one maximum is taken of
+    all. Labels (C,), int64, are every class once; soft targets (C, C) mix each with another class.
     """
     rng, square = np.random.default_rng(seed), (num_classes, num_classes)
     all_logits = {name: np.resize(array, square) for name, array in (logits or {}).items()}
@@ -66,8 +62,8 @@ def metrics(seed: Seed = 0) -> dict[str, Case]:
 def ranked_labels(logits: np.ndarray, margin: float) -> np.ndarray | None:
     """Labels (N,), int64, for `logits` (N, C): the class at rank 0, 1, ... 7, 0, ... of each row.
 
-    A label's logit is more than `margin` off its neighbours in rank, so that rounding cannot change its rank: where it
-    is not, the next rank is taken. None if a row has no such rank.
+    So that rounding cannot change its rank, a label's logit is more than `margin` off its neighbours'; else the next
+    rank is taken. None if a row has no such rank.
     """
     ranks = min(RANKS, logits.shape[1])
     order = np.argsort(-logits, axis=1, kind="stable")[:, : ranks + 1]
@@ -82,7 +78,7 @@ def ranked_labels(logits: np.ndarray, margin: float) -> np.ndarray | None:
 
 
 def prepared(cases: Mapping[str, Sequence[np.ndarray]]) -> dict[str, Case]:
-    """`cases` as arrays, floats as the float32 that both precisions start from; raises UserError for what is none."""
+    """`cases` as arrays, floats in float32; raises UserError for what is no case."""
     if not isinstance(cases, Mapping) or not cases:
         raise UserError(f"cases: {{name: tuple of arrays}} with one case at least, not {cases!r}")
     found = {}
@@ -103,7 +99,7 @@ def in_precision(case: Case, dtype: str) -> Case:
 
 
 def batches(case: Case, size: int | None) -> list[Case]:
-    """The case cut along axis 0 into batches of `size`, of which the last may be smaller; None leaves it whole."""
+    """The case cut along axis 0 into batches of `size`; None leaves it whole."""
     if size is None:
         return [case]
     lengths = {array.shape[0] if array.ndim else None for array in case}

@@ -29,11 +29,11 @@ Arrays = Mapping[Union[Item, str], np.ndarray]
 
 
 class ToFillIn(UserError):
-    """What has still to be written by the user, see `to_fill_in`."""
+    """See `to_fill_in`."""
 
 
 def to_fill_in(name: str, file: str, what: str) -> ToFillIn:
-    """To be raised where a project's author has something to write: `name` in `file`, and `what` it has to do.
+    """To be raised where a project's author has still to write `name` in `file`, which does `what`.
 
     The rung ends in this line and exit status 2, whichever side raises it.
     """
@@ -41,11 +41,11 @@ def to_fill_in(name: str, file: str, what: str) -> ToFillIn:
 
 
 class Ended(Exception):
-    """Nothing more can be judged, and the rung has said why: what `on_rung` has made one of the ladder's returns."""
+    """Nothing more can be judged, and the rung has said why. `on_rung` catches it."""
 
 
 def needed(value: T | None) -> T:
-    """What was observed; raises Ended for None, where nothing can be judged without it."""
+    """`value`; raises Ended where it is None."""
     if value is None:
         raise Ended
     return value
@@ -53,7 +53,7 @@ def needed(value: T | None) -> T:
 
 @dataclass(frozen=True)
 class RungVerdict(Verdict):
-    """The verdict of a function of the ladder on all its checks, which prints as their report."""
+    """The verdict on all checks of a function of the ladder. It prints as their report."""
 
     log: list[str] = field(default_factory=list)
 
@@ -62,26 +62,21 @@ class RungVerdict(Verdict):
 
 
 class Rung(Findings):
-    """Collects the verdicts of one rung, prints them as they come, and writes the files in the end.
-
-    Functions of the ladder put theirs into the rung that they are given.
-    """
+    """Collects the verdicts of one rung, prints them as they come, and writes the files in the end."""
 
     def __init__(self, name: str, quiet: bool = False) -> None:
         super().__init__(name)
         self.quiet = quiet
-        self.log: list[str] = []
-        self.pairs: list[Any] = []  # the pairs of models that it has compared so far, see `equal_pair`
-        self.files: tuple[dict[str, np.ndarray], dict[str, np.ndarray]] = ({}, {})  # what each side recorded, by name
+        self.pairs: list[Any] = []  # that it has compared so far, see `equal_pair`
+        self.files: tuple[dict, dict] = ({}, {})  # {name: array} that each side recorded
 
     def say(self, text: str) -> None:
-        """Print a line now, unless the rung is quiet, and keep it for the log."""
         if not self.quiet:
             print(text, flush=True)
         self.log.append(text)
 
     def check(self, verdict: Verdict, group: Callable[[Item], str] = block_of) -> bool:
-        """Print the verdict, a line for each `group` of items, keep it, and tell whether it passed."""
+        """Keep the verdict, print it with a line for each `group`, and tell whether it passed."""
         self.verdicts.append(verdict)
         self.groups.append(group)
         self.say(render(verdict, group, self.types))
@@ -98,7 +93,7 @@ class Rung(Findings):
         keep: str | None = None,
         **options: Any,
     ) -> bool:
-        """Check what `compare` says of two sides, and tell whether it passed; without `atol` they must be equal.
+        """Check what `compare` says of two sides, which must be equal without `atol`; tell whether it passed.
 
         With `keep` they go into the result files, under that prefix. `options` are those of `compare`.
         """
@@ -108,7 +103,7 @@ class Rung(Findings):
         return self.check(compare(ref, port, limits, title=title, **options), group)
 
     def fail(self, what: str, reason: str) -> None:
-        """Count something that the port lacks or does otherwise, and that cannot be compared."""
+        """Count a fault of the port where nothing can be compared."""
         self.check(Verdict(what, [Row(Item(what), FAIL, reason=reason)]), group=str)
 
     def refuse(self, reason: str, what: str = "what the inputs can prove") -> None:
@@ -118,21 +113,18 @@ class Rung(Findings):
     def keep(self, ref: Arrays, port: Arrays, prefix: str = "") -> None:
         """Put arrays, but no strings, into the two result files, as PREFIX + the item's name."""
         for file, arrays in zip_strict(self.files, (ref, port)):
-            found = {f"{prefix}{item}": np.asarray(array) for item, array in arrays.items()}
-            file.update({name: array for name, array in found.items() if array.dtype.kind != "U"})
+            for item, array in arrays.items():
+                if np.asarray(array).dtype.kind != "U":
+                    file[f"{prefix}{item}"] = np.asarray(array)
 
     def observe(self, what: str, function: Callable[..., T], ref: Any, port: Any, *args: Any) -> tuple[T, T] | None:
-        """What `function` returns of both sides, `function(ref, *args)` and `function(port, *args)`.
-
-        Raises UserError, which calls it `what`, for what it raises of the reference. If it raises of the port, the rung
-        fails, and None is returned.
-        """
+        """What `function` returns of both sides, as by `of_ref` and `of_port`; None if it raises of the port."""
         of_ref = self.of_ref(what, function, ref, *args)
         of_port = self.of_port(what, lambda: [function(port, *args)])
         return None if of_port is None else (of_ref, of_port[0])
 
     def of_ref(self, what: str, function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
-        """What the reference's `function` returns; raises UserError, which calls it `what`, for what it raises."""
+        """What the reference's `function` returns; UserError, which calls it `what`, for all that it raises."""
         try:
             with user_code():
                 return function(*args, **kwargs)
@@ -155,7 +147,7 @@ class Rung(Findings):
             return None
 
     def check_signal(self, outputs: Mapping[Any, np.ndarray]) -> None:
-        """Refuse inputs or weights under which the signal dies or explodes: any port would pass, or none."""
+        """Refuse where the signal dies or explodes: any port would pass, or none."""
         for name, array in outputs.items():
             most = largest(array) if array.dtype.kind == "f" else 1
             if not 1e-3 <= most <= 1e6:
@@ -163,10 +155,9 @@ class Rung(Findings):
                 return
 
     def write(self, folder: str | Path, stem: str, log_stem: str = "", save: Callable = save_record) -> Rung:
-        """Write STEM_ref.npy, STEM_paddle.npy and log/STEM_diff.log to `folder`, say the last line -> this rung.
+        """Write STEM_ref.npy, STEM_paddle.npy and log/STEM_diff.log to `folder`; `save` writes arrays to a path.
 
-        In this order, for a verdict that could not be written is none: UserError says what cannot be. `save` writes
-        arrays to a path.
+        Then say the last line: a verdict that cannot be written is none, and raises UserError.
         """
         last = last_line(self.name, joined(self.name, self.verdicts))
         folder = output_dir(folder)
@@ -184,23 +175,23 @@ def of_kinds(items: Items, *kinds: str) -> dict[Item, np.ndarray]:
 
 
 def reference_name(tensor: str, back: Mapping[str, str]) -> str:
-    """What the reference calls a tensor of the port; `back` maps the port's modules to the reference's."""
+    """The reference's name of a port's tensor; `back` maps the port's modules to the reference's."""
     module, _, leaf = tensor.rpartition(".")
     return ".".join(filter(None, (back.get(module, module), leaf)))
 
 
 @contextmanager
 def processor_time(rung: Rung, what: str) -> Iterator[None]:
-    """Say how long it takes the processors, which on a busy machine is less than the clock says."""
-    before = sum(os.times()[:4])  # this process's and its children's, as a user and in the system
+    """Say how long the block takes the processors: this process's and its children's time."""
+    before = sum(os.times()[:4])
     yield
     rung.say(f"{what}: {sum(os.times()[:4]) - before:.0f} s of processor time")
 
 
 def on_rung(function: Callable[..., None]) -> Callable[..., RungVerdict]:
-    """Make a function that puts its checks into `rung` one of the ladder's: it returns the verdict on them.
+    """Make a function that puts its checks into `rung` return the verdict on them.
 
-    Without a `rung` it gets one of its own, which prints nothing: the verdict prints as its report.
+    Without a `rung` it gets a quiet one of its own.
     """
 
     @functools.wraps(function)
@@ -218,7 +209,7 @@ def on_rung(function: Callable[..., None]) -> Callable[..., RungVerdict]:
 
 
 def rung_parser(prog: str, description: str, folder: str | Path = "result") -> argparse.ArgumentParser:
-    """The flags that every rung's command has; results go to `folder` if nothing else is said."""
+    """The flags that every rung's command has."""
     parser = ArgumentParser(prog=prog, description=description, formatter_class=HelpFormatter)
     add = parser.add_argument
     add("--device", choices=("cpu", "gpu"), default="cpu", help="where both sides run")
@@ -228,7 +219,7 @@ def rung_parser(prog: str, description: str, folder: str | Path = "result") -> a
 
 
 def run_rung(name: str, main: Callable[[argparse.Namespace], Rung], parser: argparse.ArgumentParser) -> NoReturn:
-    """Run a rung as a command; a port that raises fails it, with the traceback for whoever ports."""
+    """Run a rung as a command; a port that raises fails it, with a traceback."""
 
     def guarded() -> int:
         args = parser.parse_args()

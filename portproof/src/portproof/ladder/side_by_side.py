@@ -1,8 +1,7 @@
 """Rungs in processes of their own: whatever a rung does to its process, it has passed only if its result is there.
 
-Two at once are forked from a process that has imported what they need: each has a core of its own. It must not have
-computed anything yet: the threads with which its libraries compute are not in the fork, which then waits for them for
-ever. A command that has computed starts a new process for its rungs.
+Two at once are forked from a process that has imported what they need. It must not have computed anything yet: a fork
+has not the threads with which libraries compute, and would wait for them for ever.
 """
 
 from __future__ import annotations
@@ -31,14 +30,14 @@ Rungs = Sequence[Callable[[], RungResult]]
 
 
 def cores_of_a_lane() -> int:
-    """How many threads each process may compute with; 0 where rungs cannot run side by side."""
+    """How many threads each of LANES processes may compute with; 0 where rungs cannot run side by side."""
     if sys.platform != "linux":  # elsewhere libraries do not outlive a fork, or there is none
         return 0
     return len(os.sched_getaffinity(0)) // LANES
 
 
 def _sendable(result: RungResult) -> RungResult:
-    """The result with no more than the reports need, and with no function in it but look-ups."""
+    """What reports need of a result, without functions, which cannot be pickled."""
     rung = result.rung
     if rung is None:
         return result
@@ -50,7 +49,7 @@ def _sendable(result: RungResult) -> RungResult:
 
 
 def _lane(rungs: Rungs, order: Sequence[int], folder: Path, parent: int) -> None:
-    """Run each rung that no other has taken: leave N.by, this process's number, N.out, N.err, and then N.result."""
+    """Run each rung that no other has taken: leave N.by (this process), N.out, N.err, and then N.result."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that a rung ends the processes that it has started
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
@@ -80,10 +79,9 @@ def _lane(rungs: Rungs, order: Sequence[int], folder: Path, parent: int) -> None
 def side_by_side(
     rungs: Rungs, order: Sequence[int], count: int = LANES, method: str = "fork"
 ) -> Iterator[RungResult | str]:
-    """The result of each of `rungs`, and what it prints, when it is there; of one that died, why.
+    """The result of each of `rungs`, which also prints; of one that died, why. Raises the UserError that one raises.
 
-    They begin in `order`, `count` at a time, in processes that this `method` of multiprocessing starts. Raises the
-    UserError that one raises.
+    They begin in `order`, `count` at a time; `method` is how multiprocessing starts their processes.
     """
     context = multiprocessing.get_context(method)
     lanes = []
@@ -101,7 +99,16 @@ def side_by_side(
             for number in range(len(rungs)):
                 yield _followed(Path(name), number, lanes, begin)
         finally:
-            _end([lane for lane in lanes if lane.pid is not None])
+            started = [lane for lane in lanes if lane.pid is not None]
+            for lane in started:
+                lane.join(0.5)  # a terminal has told it, too, and twice would be once too often
+                if lane.is_alive():
+                    lane.terminate()
+            for lane in started:
+                lane.join(10)
+                if lane.is_alive():
+                    lane.kill()
+                    lane.join()
 
 
 def _followed(folder: Path, number: int, lanes: list, begin: Callable[[], None]) -> RungResult | str:
@@ -137,16 +144,3 @@ def _followed(folder: Path, number: int, lanes: list, begin: Callable[[], None])
 
 def _bytes_of(path: Path) -> bytes:
     return path.read_bytes() if path.is_file() else b""
-
-
-def _end(lanes: list) -> None:
-    """End what still runs, and what that has started."""
-    for lane in lanes:
-        lane.join(0.5)  # a terminal has told it, too, and twice would be once too often
-        if lane.is_alive():
-            lane.terminate()
-    for lane in lanes:
-        lane.join(10)
-        if lane.is_alive():
-            lane.kill()
-            lane.join()

@@ -26,7 +26,7 @@ MakeLoader = Callable[[int], tuple[Iterable[Any], Callable[[int], Any]]]  # (wor
 
 
 def to_array(value: Any, place: str) -> np.ndarray:
-    """A tensor, an array, or what NumPy makes one of; None becomes "none". TypeError, naming `place`, for the rest."""
+    """An array of a tensor or of what NumPy takes; None becomes "none". TypeError, naming `place`, for the rest."""
     tensors = backend_of_tensor(value)
     array = tensors.to_array(value) if tensors else np.asarray("none" if value is None else value)
     if array.dtype.kind not in "biufU":
@@ -58,7 +58,6 @@ def _structure(value: Any) -> str:
 
 
 def _read(batches: Iterator[Any], number: int) -> Batch | None:
-    """The next batch; None if there is none."""
     batch = next(batches, END)
     if batch is END:
         return None
@@ -69,7 +68,6 @@ def _read(batches: Iterator[Any], number: int) -> Batch | None:
 
 
 def _compare(number: int, ref: Batch | None, port: Batch | None) -> Verdict:
-    """One batch of both sides; what only one side has fails, item by item."""
     whole = Item(f"batch {number}", "batch", section="batches")
     if ref is None or port is None:
         side, longer = ("port", ref) if port is None else ("reference", port)
@@ -84,10 +82,7 @@ def _compare(number: int, ref: Batch | None, port: Batch | None) -> Verdict:
 
 
 def _keep(rung: Rung, left: dict[str, int], verdict: Verdict, ref: Arrays, port: Arrays) -> None:
-    """Keep items for the result files, as many of a kind as are `left`, and the first images that differ.
-
-    An image is (3, H, W), or in a batch (N, 3, H, W).
-    """
+    """Keep as many items of a kind as are `left`, and the first images, (3, H, W) or (N, 3, H, W), that differ."""
     for item in ref:
         if left.get(item.kind, 0):
             left[item.kind] -= 1
@@ -106,7 +101,7 @@ def _keep(rung: Rung, left: dict[str, int], verdict: Verdict, ref: Arrays, port:
 
 
 def _progress(title: str, quiet: bool) -> Iterator[int]:
-    """0, 1, 2, ..., shown as a progress bar on a terminal where tqdm is installed."""
+    """0, 1, 2, ..., with a progress bar on a terminal if tqdm is installed."""
     try:
         from tqdm import tqdm
     except ImportError:
@@ -131,8 +126,8 @@ def data(
     {Item: array} brings its own. `hints` are {kind of item: what usually causes a difference here}, and `keep` is
     {kind of item: how many of the first ones go into the result files}.
 
-    An item fails that is not equal or of another structure, and every item of the first batch that one side lacks, the
-    last that is looked at: of endless batches give itertools.islice(batches, n). One batch a side is held at a time.
+    It ends with the first batch that one side lacks: of endless batches give itertools.islice(batches, n).
+    One batch a side is held at a time.
 
     Raises UserError if the reference's batches raise or hold what is no array. If the port's do, the rung fails.
     """
@@ -155,8 +150,8 @@ def data(
 def facts(ref: Mapping[Item | str, Any], port: Mapping[Item | str, Any], *, title: str = "facts", rung: Rung) -> None:
     """Compare what two sides say of the same thing, such as classes, files or options: all must be equal.
 
-    Values are numbers, strings, None, lists of these, arrays or tensors. Numbers go to the result files. Raises
-    UserError for a value of the reference that is none of these; one of the port fails the rung.
+    Values are numbers, strings, None, lists of these, arrays or tensors; UserError for another of the reference.
+    Numbers go to the result files.
     """
     both = rung.observe(title, _arrays, ref, port)
     if both:
@@ -164,10 +159,10 @@ def facts(ref: Mapping[Item | str, Any], port: Mapping[Item | str, Any], *, titl
 
 
 def image_folder(dataset: Any, name: str) -> dict[Item, Any]:
-    """What a folder of images, one folder a class, says of itself, for `facts`: length, classes, files and labels.
+    """Length, classes, files and labels of a folder of images, one folder a class, for `facts`.
 
     `dataset` is an ImageFolder or DatasetFolder of torchvision or paddle.vision, or has their `root`, `classes` and
-    `samples`, a list of (path, label). `name` is what all items are called, such as "val".
+    `samples`, a list of (path, label). All items are called `name`, such as "val".
     """
     files, labels = zip_strict(*dataset.samples)
     return {
@@ -190,10 +185,10 @@ def _sample_item(name: str, kinds: Sequence[str], i: int, section: str) -> Item:
 def by_sample(
     loader: Any, *, kinds: Sequence[str] = ("image", "label"), section: str = ""
 ) -> Iterator[dict[Item, Any]]:
-    """Batches for `data`, by sample: those of a DataLoader of either framework, tensors of N samples, as items.
+    """Batches of a DataLoader of either framework for `data`, by sample, with the order and sizes of each batch.
 
-    Its batch sampler gives their order. A sample is called as its file is in a folder of images, else by its index. The
-    items are NAME for the first of `kinds`, "NAME kind" for the others, and the order and the sizes of each batch.
+    A sample's items are NAME for the first of `kinds`, "NAME kind" for the others. NAME is that of its file in a folder
+    of images, else its index.
     """
     for number, (indices, tensors) in enumerate(zip(loader.batch_sampler, loader)):
         items = {
@@ -220,10 +215,9 @@ def loaders(
 ) -> None:
     """Compare what two DataLoaders give, sample by sample, in several epochs, without worker processes and with two.
 
-    `make_ref(workers)` and `make_port` return (loader, set_epoch): their framework's DataLoader, see `by_sample`, and a
-    function that gets the number of each epoch before it is read. `name` says which pipeline it is, such as "val".
-    `kinds` are those of `by_sample`, and `options`, `hints` and `keep`, those of `data`. Raises UserError for what the
-    reference's side raises; what the port's raises fails the rung.
+    `make_ref(workers)` and `make_port` return (loader, set_epoch): their framework's DataLoader, and a function that
+    gets the number of each epoch before it is read. `name` is the pipeline's, such as "val". `kinds` are those of
+    `by_sample`, and `options`, `hints` and `keep`, those of `data`, which also says what is raised.
     """
     for count in workers:
         made = rung.observe("make function", _loader, make_ref, make_port, count)
@@ -244,10 +238,10 @@ def _loader(make: MakeLoader, workers: int) -> tuple[Any, Callable[[int], Any]]:
 def single_samples(
     dataset: Any, chosen: Iterable[tuple[int, int]], *, kinds: Sequence[str] = ("image", "label"), section: str = ""
 ) -> Iterator[dict[Item, Any]]:
-    """Samples for `data`, one by one, each chosen by its (epoch, index), such as those that show a rare augmentation.
+    """Samples for `data`, each chosen by its (epoch, index), such as those that show a rare augmentation.
 
-    `dataset.set_epoch(epoch)` must choose what is drawn. Of a sample's tensors the first are compared, one of each of
-    `kinds`. The items are as in `by_sample`, with "epoch E" behind the sample's name.
+    `dataset.set_epoch(epoch)` must choose what is drawn. A sample's first tensors, one of each of `kinds`, are items as
+    in `by_sample`, with "epoch E" behind the sample's name.
     """
     for epoch, index in chosen:
         dataset.set_epoch(epoch)
@@ -258,7 +252,7 @@ def single_samples(
 def must_vary(drawn: Mapping[str, Sequence[bool]], *, what: str = "draws", of: str = "inputs", rung: Rung) -> None:
     """Refuse draws of which none, or every one, is as a key of `drawn` says: then its effect could not be seen.
 
-    `what` is what the draws are called, and `of` those that they are made for.
+    The draws are called `what`, and are made for those called `of`.
     """
     for name, flags in drawn.items():
         rung.say(f"{what} looked at: {len(flags)}, of which {sum(flags)} are {name}")
@@ -275,10 +269,10 @@ def covering(
     of: str = "inputs",
     rung: Rung,
 ) -> list[Draw]:
-    """Those draws that show all `cases` between them, the first that shows each; refuse if a case is shown by none.
+    """The first draws that show all `cases` between them; refuse if a case is shown by none.
 
-    `draws` are (draw, the cases that it shows); no more of them are read than are needed. `what` is what the cases are
-    called, and `of` those that draws are made for.
+    `draws` are (draw, the cases that it shows); no more of them are read than are needed. The cases are called `what`,
+    and draws are made for those called `of`.
     """
     unseen, chosen = set(cases), []
     count = len(unseen)

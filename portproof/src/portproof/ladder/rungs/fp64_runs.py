@@ -30,7 +30,7 @@ Run = Callable[["Batches"], "tuple[Any, Sequence[float]]"]  # (batches) -> (mode
 
 @dataclass
 class Batches:
-    """What a run takes its batches from, `batches(loader, model)`: the loader's, with floats in the model's precision.
+    """`batches(loader, model)` are the loader's, with floats in float64.
 
     With `jitter` these floats, and all parameters of the model, move by one ulp before each step.
     """
@@ -49,7 +49,6 @@ class Batches:
         return array * (1 + self.jitter.choice([-2 * U64, 2 * U64], array.shape))
 
     def given(self, tensor: Any, model: Any) -> Any:
-        """What the model gets for one tensor or array of a batch."""
         array = tensor if isinstance(tensor, np.ndarray) else self.backend.to_array(tensor)
         if array.dtype.kind == "f":
             array = self.moved(array.astype(np.float64))
@@ -58,8 +57,6 @@ class Batches:
 
 @dataclass
 class Epoch:
-    """The batches of a loader, once; see Batches."""
-
     batches: Batches
     loader: Any
     model: Any
@@ -82,10 +79,7 @@ class Epoch:
 
 
 def _fp64_run(run: Run, batches: Batches, back: Mapping[str, str]) -> dict[Item, np.ndarray]:
-    """The losses of all steps, and every parameter and buffer behind them; ValueError where nothing was trained.
-
-    `back` maps the port's modules to the reference's.
-    """
+    """Losses, and parameters and buffers after all steps; ValueError where nothing was trained."""
     with batches.backend.runs.exact_constants():
         model, losses = run(batches)
     arrays = batches.backend.arrays_of(model)
@@ -116,11 +110,10 @@ def train_fp64(
     `ref` and `port` take `batches` and return (model, losses): the model, in float64 and without dropout, after a run
     whose batches are those of `batches(loader, model)`, and each step's loss as a float. A loader gives tensors or
     arrays in tuples, lists or dicts. Both begin with the same weights, and `ref` runs twice. `names` are the
-    reference's modules and the port's, where they differ; `what` says what is trained on. The limit is S times
-    how far the reference is from itself when all moves by one ulp before each step.
+    reference's modules and the port's, where they differ; `what` says what is trained on.
 
-    Raises UserError for a reference that raises, trains nothing, or is not in float64; a port that raises or trains
-    nothing fails the rung. Refused if the reference magnifies rounding so that there is nothing to compare.
+    Raises UserError for a reference that raises, trains nothing, or is not in float64. A port that raises or trains
+    nothing fails. Refused if the reference magnifies rounding so that there is nothing to compare.
     """
     what_runs = "training in float64"
     with processor_time(rung, "float64"), suppress(Ended):
@@ -146,7 +139,7 @@ def train_fp64(
 
 
 def _growth(rung: Rung, fp64_ref: Items, moved: Items) -> float:
-    """How far `moved` is, as a share of an item's largest value; the rung refuses and ends if that is too far."""
+    """How far `moved` is, as a share of an item's largest value; refused if that is too far."""
     if not all(np.isfinite(array).all() for array in chain(fp64_ref.values(), moved.values())):
         rung.refuse("the reference's training in float64 gives NaN or infinity: lower its learning rate")
         raise Ended

@@ -37,7 +37,6 @@ def _item(tensor: str, what: str) -> Item:
 
 
 def _drawn_once(model: Any, backend: Backend, back: Mapping[str, str]) -> Arrays:
-    """A new model's parameters and buffers; `back` maps its modules to the reference's."""
     if not isinstance(model, backend.module_class):
         raise TypeError(f"it returned a {type(model).__name__}, no {backend.module_class_name}")
     found = {}
@@ -49,7 +48,7 @@ def _drawn_once(model: Any, backend: Backend, back: Mapping[str, str]) -> Arrays
 
 
 def _sampled(draw: Callable[[int], Arrays], seeds: Sequence[int]) -> tuple[Arrays, Arrays]:
-    """(samples (seeds, *shape), of small tensors from more seeds; what the first seed gives again)."""
+    """(samples (seeds, *shape), with more seeds for small tensors; what the first seed gives again)."""
     kept: dict[str, list[np.ndarray]] = {}
     for number, seed in enumerate(seeds):
         for name, array in draw(seed).items():
@@ -59,7 +58,7 @@ def _sampled(draw: Callable[[int], Arrays], seeds: Sequence[int]) -> tuple[Array
 
 
 def _laws(expected: Callable[..., Law], ref: Arrays, types: Mapping[str, str]) -> dict[str, Law]:
-    """What `expected` says of each tensor of the reference; raises UserError where that is no law."""
+    """What `expected` says of each tensor of the reference."""
     laws = {}
     for name, sample in ref.items():
         laws[name] = expected(name, sample.shape[1:], types.get(name.rpartition(".")[0], ""))
@@ -69,7 +68,7 @@ def _laws(expected: Callable[..., Law], ref: Arrays, types: Mapping[str, str]) -
 
 
 def _shown(rung: Rung, who: str, samples: Arrays, again: Arrays, laws: Mapping[str, Law]) -> dict[Item, Statistic]:
-    """What one side's samples show: by their laws, and each draw against the others."""
+    """What one side's samples show: of their laws, and of each draw and the others."""
     drawn = {name: sample[0] for name, sample in samples.items() if name in laws and sample[0].std() > 0}
     if not drawn:
         rung.refuse(f"{who}: no parameter is drawn, each is a constant")
@@ -89,7 +88,7 @@ def _shown(rung: Rung, who: str, samples: Arrays, again: Arrays, laws: Mapping[s
 
 
 def _check_side(rung: Rung, title: str, right: Mapping[Item, Statistic], shown: Mapping[Item, Statistic]) -> None:
-    """What one side has `shown` against what is `right`; of OWN it says itself what is."""
+    """Compare what one side has `shown` with what is `right`; for OWN its own draws say that."""
     wanted = {item: statistic for item, statistic in right.items() if item.name not in OWN}
     order = [*dict.fromkeys(item.name for item in wanted), *OWN]
     wanted |= {item: statistic for item, statistic in shown.items() if item.name in OWN}
@@ -129,12 +128,11 @@ def init(
     1024 values. `names` maps modules whose names differ, {reference's: port's}.
 
     Checked are the distribution of each tensor, that it follows the seed, that its values are independent along each
-    axis and of other tensors. The generators of two frameworks differ, so that values do not agree; `shared` says that
-    they should, to the last bit, as where both are drawn with NumPy: then the reference is held against the laws, and
-    the port against the reference. Mean and deviation of each tensor go to the result files, unless `shared`.
+    axis and of other tensors. With `shared`, as where both sides are drawn with NumPy, the port's values must be the
+    reference's to the last bit. Otherwise mean and deviation of each tensor go to the result files.
 
     Raises UserError for a reference that raises or returns no model, for `expected` that says nothing of a tensor, and
-    for fewer than 2 seeds. A port that raises or returns no model fails the rung.
+    for fewer than 2 seeds. A port that raises or returns no model fails.
     """
     if seeds < FEWEST_SEEDS:
         raise UserError(f"seeds={seeds}: give {FEWEST_SEEDS} or more, or nothing shows that draws follow the seed")

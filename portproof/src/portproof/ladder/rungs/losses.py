@@ -34,14 +34,14 @@ def loss(
 ) -> None:
     """Compare two criteria: callables of a case's tensors, of their own framework, that return a scalar tensor.
 
-    `cases` are {name: (logits, target)}, or any other number of arrays; by default those of `cases.losses(num_classes,
-    seed)`. Floats are rounded to float32 and given in float64 (semantic limits) and in float32 (kernel limits). The
-    first of them gets the gradient, and is called `wrt`. A criterion that is a module is run as a copy in the same
-    precision. The cases named in `keep` (None: all) go to the result files, the first one's float32 arrays as "loss"
-    and "gradient", others under "CASE, DTYPE/".
+    `cases` are {name: (logits, target)}, or any other number of arrays; by default `cases.losses(num_classes, seed)`.
+    Floats are rounded to float32 and given in float64 (semantic limits) and in float32 (kernel limits). The first of
+    them gets the gradient, and is called `wrt`. A criterion that is a module is run as a copy in the same precision.
+    The cases named in `keep` (None: all) go to the result files, the first one's float32 arrays as "loss" and
+    "gradient", others under "CASE, DTYPE/".
 
-    Raises UserError for cases that are none, and for a reference that raises or gives no gradient. A case on which the
-    reference is not finite, or all of whose gradients are zero, is refused.
+    Raises UserError for cases that are none, and for a reference that raises or gives no gradient. Refused are cases on
+    which the reference is not finite or its gradient is zero.
     """
     gradient = Item(wrt, "gradient")
     sides = [
@@ -85,7 +85,7 @@ def _loss_and_gradient(
     dtype: str,
     perturbation: int = 0,
 ) -> Items:
-    """The loss of `case`, and its gradient, if any, by the first array of floats; see `Question` for `perturbation`."""
+    """The loss, and its gradient by the first array of floats; see `Question` for `perturbation`."""
     arrays = in_precision(case, dtype)
     if perturbation:
         rng = np.random.default_rng(perturbation)

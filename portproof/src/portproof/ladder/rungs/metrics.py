@@ -33,7 +33,7 @@ def _array(value: Any) -> np.ndarray:
 
 
 def _numbers(returned: Any, name: str) -> Numbers:
-    """{name: int64 or float64} of what a metric returned; raises TypeError for what is no number."""
+    """{name: int64 or float64 array}; TypeError for what is no number."""
     returned = map_tensors(returned, backend_of_tensor, _array)
     named = returned if isinstance(returned, Mapping) else {name: returned}
     arrays = {str(key): np.asarray(value) for key, value in named.items()}
@@ -67,10 +67,7 @@ def _on_tensors(backend: Backend, function: Callable[..., Any], name: str, devic
 
 
 def _check(rung: Rung, expected: Items, found: Items, atol: Mapping[Item, float], title: str) -> None:
-    """Compare both with one dtype an item, and with NaN and infinity of the expected as items of words.
-
-    The difference of two infinities is no number, so `compare` fails them; here they are the right answer.
-    """
+    """Compare each item in one dtype, and where NaN and infinity are expected, words: they have no difference."""
     expected, found = dict(expected), dict(found)
     atol = dict(atol)
     for item in [item for item in expected if item in found]:
@@ -89,7 +86,7 @@ def _check(rung: Rung, expected: Items, found: Items, atol: Mapping[Item, float]
 
 
 def _atol(fp64_ref: Items, fp32_ref: Items) -> dict[Item, float]:
-    """0 for whole numbers, the kernel limits for floats, over what is finite in both precisions."""
+    """The kernel limits over what is finite in both precisions; 0 for whole numbers."""
     high, low = {}, {}
     for item, fp32 in fp32_ref.items():
         fp64 = fp64_ref.get(item)
@@ -116,14 +113,12 @@ def metric(
     """Compare two metrics: callables of (outputs, targets), tensors of their own framework.
 
     Each returns a number, an array or a dict of such, as tensors or not. `cases` are {name: (outputs, targets)}, or
-    any other number of arrays; by default `cases.metrics(seed)`: ties, NaN, infinite and huge logits (N, 8), int64
-    labels (N,). Each case is given whole (None) or cut into batches of each of `batch_sizes`, the last of which may be
-    smaller: what a metric of many samples hides, one of a single sample shows. Items are called `name`, or by the
+    any other number of arrays; by default `cases.metrics(seed)`. Each is given whole (None) and in batches of each of
+    `batch_sizes`: what a metric of many samples hides, one of a single sample shows. Items are called `name`, or by the
     dict's keys.
 
-    Whole numbers and booleans must be equal, floats within the kernel limit; NaN and infinity of the reference must be
-    the port's, too. With `exact`, a function of NumPy arrays that returns the right answer, both sides are judged
-    against that; without it the port is judged against the reference.
+    Whole numbers, booleans, NaN and infinity must be equal, floats within the kernel limit. With `exact`, a function of
+    NumPy arrays that returns the right answer, both sides are judged against that.
 
     Raises UserError for cases that are none, and for a reference or an `exact` that raises.
     """
@@ -155,9 +150,9 @@ def metric(
 
 
 class _Batches:
-    """A loader's batches as copies, since an evaluation may change them in place; all else of it is the loader's.
+    """A loader, but for its batches: copies, since an evaluation may change them, and with `labels` if these are set.
 
-    It is read once if its images take less than MOST_KEPT. With `labels`, tensors of these take the place of its own.
+    It is read once if its images take less than MOST_KEPT.
     """
 
     def __init__(self, loader: Iterable) -> None:
@@ -213,7 +208,6 @@ class _Side:
         return {LOGITS: np.concatenate(logits), LABELS: np.concatenate(labels)}, set(map(len, labels))
 
     def results(self, labels: np.ndarray) -> Numbers:
-        """What `evaluate` says with these labels and a copy of the model in train mode."""
         model = copy.deepcopy(self.model)
         model.train()
         self.loader.labels = self.backend.tensor(labels, self.device)
@@ -236,18 +230,17 @@ def evaluation(
 
     `evaluate(model, batches)` returns a number or {name: number}. Both models have the same weights and map images to
     logits (N, C). The loaders give batches (images, labels (N,)), as often as they are iterated; the last one should
-    not be full. First the logits and labels are compared: float32, kernel limits, labels equal. Then
-    both evaluations run, on a copy of the model in train mode, as training leaves it: to evaluate in eval mode is their
-    own business. They get the loader's images, at first with labels at every rank around the k of top-k
-    (`cases.ranked_labels`), then with its own.
+    not be full. First the logits and labels are compared: float32, kernel limits, labels equal. Then both evaluations
+    run, on a copy of the model in train mode, as training leaves it; with `cases.ranked_labels` of the loader's images,
+    which are at every rank around the k of top-k, and with its own labels.
 
     `results` are {what is compared, in this order: its kind}, by default all that the reference returns, those whose
     name has "loss" in it last, as of the kind "loss". A loss may differ by `gain` times the limit of the logits, plus
     its own rounding: cross entropy moves at most twice as far as the logits do, in the largest one. All else must be
     equal. `progress` wraps a loader while the logits are computed, as tqdm does.
 
-    Raises UserError for a reference that raises, for no batches, and for loaders that are iterators. Inputs on which
-    the rank of no label is beyond rounding are refused.
+    Raises UserError for a reference that raises, for no batches, and for loaders that are iterators. Refused if an
+    image's best logits are within rounding of each other.
     """
     if more or not len(ref) == len(port) == 3:
         raise UserError("evaluation takes ref and port, each (evaluate, model, loader) of that side")
