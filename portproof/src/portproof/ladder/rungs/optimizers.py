@@ -23,7 +23,7 @@ Recipes = Mapping[str, Mapping[str, Any]]
 
 
 def _made(make: Make, settings: Mapping[str, Any], model: Any) -> tuple[Callable[[], Any], Any, Any]:
-    """(what updates, optimizer, schedule or None), as `Trained` takes it."""
+    """(what updates, optimizer, schedule or None)."""
     made = make(model, **settings)
     optimizer, schedule = made if isinstance(made, tuple) else (made, None)
     return optimizer.step, optimizer, schedule
@@ -55,9 +55,10 @@ def optimizer(
     `ref` and `port` are models with equal weights, of which copies are trained. `make_ref(model, **settings)` and
     `make_port` return an optimizer of that model, or (optimizer, schedule); a schedule steps after each update.
     `recipes`, {name: settings}, are several settings at once, on top of `settings`. `names`, {reference's module:
-    port's module}, says what neither names nor weights tell. Each parameter may be SEMANTIC_RTOL of its largest value
-    off, and with `coefficients` "float32" as far as coefficients change it that are rounded so: PaddlePaddle's own
-    optimizers keep them in float32. Raises UserError for what is no model, and for what the reference's side raises.
+    port's module}, says what neither names nor weights tell. With `coefficients` "float32" a parameter may be as far
+    off as coefficients move it that are rounded so: PaddlePaddle's own optimizers keep them in float32.
+
+    Raises UserError for what is no model, and for what the reference's side raises.
     """
     check_coefficients(coefficients)
     if updates < 1:
@@ -85,7 +86,7 @@ def optimizer(
 
 
 def _updated(start: Start, drawn: Drawn, rounded: tuple[str, int] | None = None) -> tuple[float, Trained]:
-    """(the rate of the first update, a copy of the model after all of them)."""
+    """(the rate of the first update, the model after all of them)."""
     run = start("float64", rounded)
     rate = run.backend.training.learning_rate(run.optimizer)
     with run.backend.runs.new_tensors("float64"):
@@ -120,9 +121,9 @@ def schedule(
     """The learning rate of each epoch, bit for bit: how far it moves a weight whose gradient is 1.
 
     So a schedule that was never attached to its optimizer shows. `make_ref(model, **settings)` and `make_port` return
-    (optimizer, schedule) for a linear layer of one weight, float64, which is made 0 before each step; the optimizer has
-    to be plain SGD, without momentum and weight decay. `settings` and `recipes` are as in `optimizer`. Raises UserError
-    for what the reference's side raises, and without a schedule.
+    (optimizer, schedule) for a linear layer of one weight, float64: plain SGD, without momentum and weight decay.
+    `settings` and `recipes` are as in `optimizer`. Raises UserError for what the reference's side raises, and without a
+    schedule.
     """
     if epochs < 1:
         raise UserError(f"epochs {epochs}: choose 1 or more")

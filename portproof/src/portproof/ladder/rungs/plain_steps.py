@@ -20,10 +20,10 @@ def plain_steps(
 ) -> tuple[Make, Make]:
     """(make_ref, make_port) for `backward`.
 
-    A step clears the gradients, calls the model on the first `inputs` arrays of the batch, gives what it returns and
-    the rest of the batch to the criterion, goes backward from that loss, and updates. `criterion` and `optimizer` are
-    pairs, the reference's first: a function of (output, *labels) that returns the loss, and one of the list of
-    parameters that returns an optimizer; without it that is SGD with rate 0.01. With `train` it is done in train mode.
+    A step clears the gradients, calls the model on the first `inputs` arrays of the batch, gives its output and the
+    rest of the batch to the criterion, goes backward, and updates; in train mode with `train`. `criterion` and
+    `optimizer` are pairs, the reference's first: a function of (output, *labels) that returns the loss, and one of the
+    list of parameters that returns an optimizer, by default SGD with rate 0.01.
     """
 
     def make_of(side: int) -> Make:

@@ -66,7 +66,7 @@ Share = Callable[[bool, int, int, int], Any]  # (train, epoch, rank, world_size)
 
 @dataclass
 class Processes(Outcome):
-    """What became of several processes of one side, or of one alone."""
+    """What became of processes of one side."""
 
     who: str = ""
     own_statistics: Collection[str] = ()  # runs in which several are not one
@@ -77,11 +77,11 @@ class Processes(Outcome):
 
     @property
     def like_one(self) -> list[str]:
-        """The runs that have ended and in which they have to do what one does."""
+        """The runs that have ended in which they do what one does."""
         return [run for run in self.records[0] if run not in self.own_statistics]
 
     def each(self, runs: Collection[str]) -> list[Record]:
-        """Of each process the records of these runs as one; all items are called float64."""
+        """Each process's records of these runs as one; all items are called float64."""
         found = []
         for records in self.records:
             found.append({})
@@ -92,7 +92,7 @@ class Processes(Outcome):
         return found
 
     def together(self, runs: Collection[str]) -> Record:
-        """What they do between them, as far as it says something of one process; see the module's docstring."""
+        """What they do between them, to be compared with one process; see the module's docstring."""
         every = self.each(runs)
         result = {}
         for item in every[0]:
@@ -107,10 +107,7 @@ class Processes(Outcome):
 
 
 def one_process(who: str, run: Callable, runs: Runs, dtype: str = "float64") -> Processes:
-    """What this process records in each run, alone and silent.
-
-    With one thread, as the launched ones: on a busy machine, threads that wait for each other take ten times as long.
-    """
+    """What this process records in each run, alone, silent, and with one thread, as the launched ones."""
     before = backend(FRAMEWORKS[who]).training.set_threads(1)
     try:
         with redirect_stdout(io.StringIO()):
@@ -122,7 +119,7 @@ def one_process(who: str, run: Callable, runs: Runs, dtype: str = "float64") -> 
 def compare_with_one(
     rung: Rung, one: Record, found: Record, title: str, errors: Distances, rounded: Sequence[Distances] = ()
 ) -> None:
-    """Compare with what one process does, whose float32 run is so far away; counts are exact."""
+    """Compare with one process, whose float32 run is `errors` away; counts are exact."""
     exact = [item for item in one if item.kind in ("samples", "metric")]
     ruler = Ruler(one, errors=lambda: errors, rounded=lambda: rounded, exact=exact)
     rung.check(ruler.compare(found, title=f"{title}, float64", hints=HINTS), SHOWN["group"])
@@ -131,10 +128,7 @@ def compare_with_one(
 def check_one(
     rung: Rung, callables: Mapping[str, Callable], runs: Runs, coefficients: str
 ) -> tuple[dict[str, Processes], Distances]:
-    """({side: its one process}, how far the reference's float32 run is from its float64 run), and compare the sides.
-
-    The port's has no records where it raised.
-    """
+    """Compare the sides -> ({side: its one process}, how far the reference's float32 run is from its float64 run)."""
     ref, port = callables.values()
     what = "run in one process"
     one_ref = rung.of_ref(what, one_process, "reference", ref, runs)
@@ -158,7 +152,7 @@ def check_one(
 def strided_shares(order: Callable[[int], Any], *, evaluated: int) -> Share:
     """What most samplers document, for `shares`: process r of n takes every n-th sample, from the r-th on.
 
-    In training each gets as many: `order(epoch)`, indices, is lengthened by its own beginning, as by torch's
+    In training `order(epoch)`, indices, is lengthened by its own beginning so that each gets as many, as by torch's
     DistributedSampler. In evaluation each of the `evaluated` samples comes once, in order.
     """
 
@@ -171,7 +165,7 @@ def strided_shares(order: Callable[[int], Any], *, evaluated: int) -> Share:
 
 
 def shares_of(share: Share) -> Record:
-    """The images of each process, one process after another, in training and in evaluation."""
+    """The images of each process, one process after another."""
     shares = {}
     for train, n in product((True, False), SHARES):
         for epoch in range(EPOCHS if train else 1):
@@ -182,7 +176,7 @@ def shares_of(share: Share) -> Record:
 
 
 def check_shares(rung: Rung, one: Processes, documented: Record, own: Record, trained_on: Mapping) -> None:
-    """Which images each process of several gets, and which a run really took, in order."""
+    """Which images each process of several gets, and which a run took, in order."""
     exact, found = dict(documented), dict(own)
     for run, sections in trained_on.items():
         for section, indices in sections.items():
@@ -212,7 +206,7 @@ def check_several(rung: Rung, one: Processes, several: Processes, errors: Distan
 
 
 def check_agreement(rung: Rung, several: Processes) -> None:
-    """All processes end with the same bits, and in `own_statistics` not because they had nothing that differed."""
+    """All processes end with the same bits; in `own_statistics` their own buffers differed before."""
     shared = []
     for record in several.each(several.records[0]):
         shared.append({item: array for item, array in record.items() if item.kind not in OF_ONE_PROCESS})
@@ -227,7 +221,7 @@ def check_agreement(rung: Rung, several: Processes) -> None:
 
 
 def check_lines(rung: Rung, ref: Processes, port: Processes) -> None:
-    """Each process of the port prints as many lines of its log as the same one of the reference."""
+    """Each process of the port prints as many log lines as that of the reference."""
     runs = [run for run in ref.records[0] if run in port.records[0]]
     lines = []
     for several in (ref, port):
@@ -240,7 +234,7 @@ def check_lines(rung: Rung, ref: Processes, port: Processes) -> None:
 
 
 def kept(every: Sequence[Processes]) -> dict[str, np.ndarray]:
-    """What goes into the result files: images, losses and evaluations, of one process and of several."""
+    """What goes into the result files."""
     files = {}
     for processes in every:
         count = len(processes.records)
@@ -253,7 +247,7 @@ def kept(every: Sequence[Processes]) -> dict[str, np.ndarray]:
 
 
 def checked_runs(runs: Mapping[int, Runs], own_statistics: Collection[str], trained_on: Mapping) -> dict[int, Runs]:
-    """`runs` as JSON has them; raises UserError for what cannot be run or proves nothing."""
+    """`runs` as JSON has them; UserError for what cannot be run or proves nothing."""
     try:
         runs = {count: json.loads(json.dumps(dict(some))) for count, some in runs.items()}
     except TypeError as error:
@@ -284,20 +278,19 @@ def dist(
     """Judge whether several processes of each side do what one does, and one of the port what one of the reference.
 
     `ref` and `port` are import paths "PKG.MOD:NAME" of callables as in the module's docstring. Each framework's own
-    launcher starts processes on this machine, which import them and execute all their runs in turn; so a callable joins
-    the others by `process_worker.join_group`. `runs` is {number of processes: {name: options}}; options are JSON.
-    Computed in float64; limits come from a float32 run of the reference's one process.
+    launcher starts processes on this machine, which execute all their runs in turn; so a callable joins the others by
+    `process_worker.join_group`. `runs` is {number of processes: {name: options}}; options are JSON. Computed in
+    float64; limits come from a float32 run of the reference's one process.
 
     `own_statistics` names runs in which several processes are not one, since each normalizes with its own share: they
     are compared with each other only, and must have had an "own buffer" that differed. `shares` are three functions
     (train, epoch, rank, world_size) -> indices in their order: documented (see `strided_shares`), of the reference's
-    loaders, of the port's. They are called for 1, 2, 3, 5 and 20 processes; in evaluation each image comes once.
-    `trained_on` is {run: {section: indices}}, what one process trains on in the order of its batches. With
-    `coefficients` "float32" one process of the port may be as far away as the reference's float32 run is:
-    PaddlePaddle's own optimizers keep their coefficients so.
+    loaders, of the port's. In evaluation each image comes once. `trained_on` is {run: {section: indices}}, what one
+    process trains on in the order of its batches. With `coefficients` "float32" one process of the port may be as far
+    away as the reference's float32 run is: PaddlePaddle's own optimizers keep their coefficients so.
 
-    Processes that cannot come together on this machine, and inputs that prove nothing, are refused; a port's process
-    that ends in an error, or not within `timeout` seconds, fails. UserError: bad arguments, or a reference that raises.
+    Refused: processes that cannot come together on this machine, and inputs that prove nothing. A port's process that
+    ends in an error, or not within `timeout` seconds, fails. UserError: bad arguments, or a reference that raises.
     PortError: a module of the port that raises when it is imported.
     """
     check_coefficients(coefficients)

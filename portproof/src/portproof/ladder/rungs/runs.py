@@ -25,7 +25,7 @@ CURVES = {"loss": "losses", "lr": "lr", "training top-1": "right", "top-1": "top
 
 
 def _problem(record: Record) -> str:
-    """What is wrong with dtypes and shapes, "" if nothing."""
+    """What is wrong with dtypes and shapes, or ""."""
     texts = [name for name, array in record.items() if array.dtype.kind == "U"]
     if texts:
         return f"it has {texts[0]!r} with dtype {record[texts[0]].dtype}, not an array of numbers"
@@ -52,10 +52,9 @@ def _check_reference(ref: Sequence[Sequence[Record]]) -> None:
             raise UserError("runs of the reference leave records of different keys or shapes: each must leave the same")
     for records in ref:
         if len({record["losses"].tobytes() for record in records}) < len(records):
-            raise UserError(
-                "runs of the reference with different draws have the same losses: let `draw` seed its random masks, or"
-                " where it has none, move its initial weights by one ulp"
-            )
+            same = "runs of the reference with different draws have the same losses"
+            masks = "let `draw` seed its random masks, or where it has none, move its initial weights by one ulp"
+            raise UserError(f"{same}: {masks}")
 
 
 @on_rung
@@ -80,12 +79,10 @@ def train(
 
     Learning rates must be equal. Of the `features` (`trajectory.FEATURES`, `TOP1`) those are judged whose keys the
     reference's records have, so that all together fail a faultless port with probability `alpha`. With `top1`, both
-    sides must reach it on average at the end, with re-estimated statistics where there are any. Keeps curves for the
-    report where records have "lr".
+    sides must reach it on average at the end, with re-estimated statistics where there are any.
 
     Raises UserError for a pair that cannot be imported, a reference that fails or leaves another record, what the
-    machine lacks, and what a run raises so, see `to_fill_in`. A port with such a fault fails the rung; PortError is
-    raised for a module of the port that raises.
+    machine lacks, and what a run raises so. A port with such a fault fails; PortError for its module if that raises.
     """
     if len(set(seeds)) < len(seeds) or len(seeds) * (draws - 1) < FEWEST:
         raise UserError(
@@ -122,7 +119,6 @@ def train(
 
 
 def _judge(rung: Rung, ref: list, port: list, features: Mapping[str, Feature], alpha: float) -> None:
-    """The learning rates and the test."""
     both = ref[0][0], port[0]
     if "lr" in ref[0][0]:
         rates = [{Item("lr", "lr"): record["lr"]} if "lr" in record else {} for record in both]
@@ -141,7 +137,7 @@ def _judge(rung: Rung, ref: list, port: list, features: Mapping[str, Feature], a
 
 
 def _check_top1(rung: Rung, sides: Mapping[str, Sequence[Record]], needed: float | None) -> None:
-    """Say what every run has reached; the mean at the end must be `needed`."""
+    """Say what every run has reached; the mean must be `needed`."""
     mean = {side: Item(f"{side}, mean top-1", "metric") for side in sides}
     reached = {}
     for side, (what, statistics) in product(sides, EVALUATIONS.items()):
@@ -159,7 +155,7 @@ def _check_top1(rung: Rung, sides: Mapping[str, Sequence[Record]], needed: float
 
 
 def _keep_curves(rung: Rung, ref: list, port: list) -> None:
-    """Each seed's curves by epoch for the report; for the files those of the reference's first run."""
+    """Curves by epoch: of all runs for the report, of each seed's first for the files."""
     for i, (records, record) in enumerate(zip_strict(ref, port)):
         sides = [*records, record]
         for what, key in CURVES.items():

@@ -51,7 +51,7 @@ IN_FLOAT32 = ("loss", "lr", "buffer")  # what is judged in float32 through the w
 
 @dataclass(frozen=True)
 class StepOptions:
-    """The options of `backward`, which says what they are."""
+    """See `backward`."""
 
     train: bool = True
     name: str = ""
@@ -61,7 +61,6 @@ class StepOptions:
 
     @classmethod
     def checked(cls, **given: Any) -> StepOptions:
-        """Raises UserError for an option that there is not, and for a value that it cannot have."""
         known = [option.name for option in fields(cls)]
         if unknown := set(given) - set(known):
             raise UserError(f"{min(unknown)!r} is no option of a training step: choose among {', '.join(known)}")
@@ -80,7 +79,7 @@ class StepOptions:
 
 
 class Trained:
-    """A copy of one side's model, what its tensors are called by the reference, and what trains it."""
+    """A copy of one side's model, and what trains it; `keys` are the reference's names of its tensors."""
 
     def __init__(
         self, model: Model, keys: Mapping[str, str], make: Make, dtype: str, rounded: Any = None, perturbation: int = 0
@@ -103,7 +102,7 @@ class Trained:
 
     @cached_property
     def norms(self) -> set[str]:
-        """The model itself, and its modules that keep running statistics: what comes into them sets noise floors."""
+        """The model itself and its normalization layers, whose inputs set noise floors."""
         places = [key.rpartition(".") for key in self.keys]
         return {""} | {module for module, _, leaf in places if leaf == "running_mean"}
 
@@ -141,7 +140,7 @@ class Trained:
         return {LOSS: self.backend.to_array(loss), **rate, **gradients, **self.state()}
 
     def after(self, i: int, batches: Sequence[Batch], **traced: Any) -> Arrays:
-        """What the i-th iteration leaves, each on its batch; to be asked for in their order."""
+        """What the i-th iteration leaves, on the i-th batch; to be asked for in order."""
         while self.done <= i:
             self.items = self.iterate(batches[self.done], **traced)
             self.end_iteration()
@@ -149,7 +148,7 @@ class Trained:
         return self.items
 
     def coefficients(self) -> list[Any]:
-        """What the reference's optimizer computes with, each of which may be `rounded`."""
+        """What the optimizer computes with, each of which may be `rounded`."""
         return self.backend.training.coefficients(self.optimizer)
 
     def round_coefficient(self) -> None:
@@ -188,7 +187,6 @@ def starts(pair: Pair, make_ref: Make, make_port: Make) -> tuple[Start, Start]:
 
 
 def _ruler(rung: Rung, fp64_ref: Items, again: Callable[..., Items], **options: Any) -> Ruler:
-    """The ruler for what training gives in float64."""
     again = partial(rung.of_ref, "training step", again)
     return Ruler.measured(fp64_ref, "float64", again, exact=[RATE], must_be_judged=[LOSS], **options)
 
@@ -209,9 +207,8 @@ def backward(
     """The side's own training step, an iteration for each of `batches` (tuples of arrays that `step` takes).
 
     float64: loss, learning rate, every gradient by name, every parameter and every buffer after each iteration.
-    float32: the first iteration's loss and buffers, and the gradients of every layer's isolated run. If something
-    differs, the module at fault is located. See the module's text for `make_ref` and `make_port`, and `optimizer` for
-    `names`. The `options` are those of `StepOptions`:
+    float32: the first iteration's loss and buffers, and the gradients of every layer's isolated run. A module at fault
+    is located. See the module's text for `make_ref` and `make_port`, `optimizer` for `names`. The `options`:
 
         train           whether they train in train mode (True) or in eval mode
         name            what reports call them
@@ -243,7 +240,7 @@ class _Steps:
     call: ModuleCall | None = None  # of the model there
 
     def check_float64(self) -> None:
-        """The runs side by side, so that only one iteration is held at a time."""
+        """Compare iteration by iteration, so that only one is held at a time."""
         rung, first = self.rung, len(self.rung.verdicts)
         ref_run = rung.of_ref("make function", self.start_ref, "float64")
         port_run = needed(rung.of_port("make function", self.start_port, "float64"))
@@ -274,7 +271,8 @@ class _Steps:
                 curve.append((fp64_ref[item].item(), found[item].item()))
         if rows:
             self._report(rows, curves)
-        self._locate(first)
+        if any(verdict.status == FAIL for verdict in rung.verdicts[first:]):
+            say_location(rung, self.pair.at(self.call), first)
         zeros = [row for row in rows if row.item.kind == "gradient" and row.status == PASS and row.atol >= row.scale]
         count = len({row.item.name for row in zeros})
         rung.say(f"  {count} gradients are zero by structure: both sides' are below the rounding of the others")
@@ -284,9 +282,10 @@ class _Steps:
             rung.refuse(f"gradients whose norm is {max(norms):.1e} at most are not clipped to {clip:g}")
 
     def _after(self, i: int, run: Trained) -> Arrays:
-        """What the reference's i-th iteration in float64 leaves; the rung ends where nothing can be judged by it."""
-        first = {"traced": run.norms | run.activations, "keeps": UPSTREAM}
-        traced = {"traced": run.norms} if i else first
+        """What the reference's i-th iteration in float64 leaves; the rung ends if it can judge nothing."""
+        traced = {"traced": run.norms}
+        if i == 0:
+            traced = {"traced": run.norms | run.activations, "keeps": UPSTREAM}
         items = self.rung.of_ref("training step", run.after, i, self.batches, **traced)
         if i == 0:
             self.first_trace, self.call = run.trace, _model_call(run, self.how.train)
@@ -308,8 +307,8 @@ class _Steps:
         """float32: one iteration's loss and statistics, and the gradients of every layer in an isolated run.
 
         Through the whole network gradients cannot be judged in float32: one input of a ReLU that rounding puts on the
-        other side of zero moves them by up to 3 percent on a faultless port. Those that did are counted and named. A
-        layer's isolated run, on the reference's own input and upstream gradient, has none.
+        other side of zero moves them by up to 3 percent on a faultless port. A layer's isolated run, on the reference's
+        own input and upstream gradient, has no such flips.
         """
         rung, first, batch = self.rung, len(self.rung.verdicts), self.batches[0]
         if self.call is None:
@@ -336,10 +335,10 @@ class _Steps:
         if not isolated.rows:
             isolated = replace(isolated, refusal="no gradient reaches a layer that both sides have")
         rung.check(isolated, group=lambda item: item.module.partition(".")[0] or "model")
-        self._locate(first)
+        say_location(rung, pair, first)
 
     def _say_flips(self, trace: Trace, port_inputs: Mapping[str, np.ndarray]) -> None:
-        """How many inputs of activations rounding puts on the other side of a kink."""
+        """Say how many inputs of activations rounding puts on the other side of a kink."""
         fp64_inputs = self.first_trace.activation_inputs
         port_inputs = {name: x for name, x in port_inputs.items() if np.shape(fp64_inputs.get(name)) == x.shape}
         for who, inputs in (("reference", trace.activation_inputs), ("port", port_inputs)):
@@ -347,11 +346,6 @@ class _Steps:
             where = f", at {', '.join(flips)}" if flips else ""
             count = sum(flips.values())
             self.rung.say(f"{self.how.mode} mode, float32: {count} branch flips of the {who} by rounding{where}")
-
-    def _locate(self, first: int) -> None:
-        """If a verdict from the `first` on has failed, say at which module the port departs."""
-        if any(verdict.status == FAIL for verdict in self.rung.verdicts[first:]):
-            say_location(self.rung, self.pair.at(self.call), first)
 
 
 @on_rung
@@ -369,8 +363,7 @@ def accumulation(
     """Gradients of several batches added up, on either side, against those of all as one batch; float64, eval mode.
 
     `step(*batch, accumulation=(i, n))` gets the i-th of a group of n batches: the first clears the gradients, the last
-    updates. The loss has to be a mean over samples, which lie along axis 0: with fixed statistics every sample counts
-    for itself, so that the mean over all of them is all there is to get wrong. All else is as in `backward`.
+    updates. The loss has to be a mean over samples, which lie along axis 0. All else is as in `backward`.
     """
     batches = _checked(batches)
     if len(batches) < 2:
@@ -417,8 +410,8 @@ def epoch(
     """The training loop itself: what it logs, and the learning rate, parameters and buffers that it leaves; float64.
 
     `make_ref(model)` and `make_port(model)` return (loop, optimizer) for a model in eval mode: `loop(batches, log)`
-    trains on every batch, a list of tuples of tensors, and gives `log` each of its lines. What `ignore`, a regular
-    expression, matches in a line is left out, such as times. All else is as in `backward`.
+    trains on every batch, a list of tuples of tensors, and gives `log` each of its lines, without what `ignore`, a
+    regular expression, matches, such as times. All else is as in `backward`.
     """
     batches, pair = _checked(batches), needed(equal_pair(rung, ref, port, names, device))
     start_ref, start_port = starts(pair, make_ref, make_port)
@@ -440,7 +433,7 @@ def epoch(
 
 
 def _checked(batches: Sequence[Batch]) -> list[Batch]:
-    """The batches as tuples of arrays; raises UserError for none, and where one is not like the first."""
+    """The batches as tuples of arrays; UserError for none, and if one is not like the first."""
     batches = list(batches)
     if not batches or any(not isinstance(batch, (tuple, list)) or not batch for batch in batches):
         raise UserError("give one batch or more, each a tuple of the arrays that a step takes")
@@ -453,7 +446,7 @@ def _checked(batches: Sequence[Batch]) -> list[Batch]:
 
 
 def _is_finite(rung: Rung, fp64_ref: Items) -> bool:
-    """Whether all that the reference gives is finite; else the rung refuses."""
+    """Refuse if not all that the reference gives is finite."""
     bad = [item for item, array in fp64_ref.items() if array.dtype.kind in "fc" and not np.isfinite(array).all()]
     if bad:
         rung.refuse(f"the reference itself gives NaN or infinity at {bad[0]}")
@@ -461,7 +454,7 @@ def _is_finite(rung: Rung, fp64_ref: Items) -> bool:
 
 
 def _check_can_judge(rung: Rung, fp64_ref: Items) -> None:
-    """End where the reference leaves no gradients, or not all that it gives is finite."""
+    """The rung ends if the reference leaves no gradients, or gives NaN or infinity."""
     if not any(array.any() for array in of_kinds(fp64_ref, "gradient").values()):
         rung.refuse("the reference's step leaves no gradients: have it clear them at its beginning, not at its end")
         raise Ended

@@ -42,7 +42,7 @@ FEWEST_VALUES = 64  # of a tensor that is compared with others
 
 
 class Statistic(NamedTuple):
-    """A number, or an array of them, that a sample shows, what it should be, and how far a right one may be from it."""
+    """What a sample shows, what that should be, and how far a right sample's may be from it."""
 
     found: ArrayLike
     expected: ArrayLike
@@ -58,7 +58,7 @@ def correlation_atol(pairs: int, p: float) -> float:
 
 
 def _correlations(deviates: np.ndarray) -> Statistics:
-    """Of neighbours along each axis of (seeds, *shape) that has enough pairs of them; of nothing but zeros NaN."""
+    """Of neighbours along each axis of (seeds, *shape) with enough pairs; NaN if all are zero."""
     found = {}
     for axis, length in enumerate(deviates.shape):
         pairs = length // 2 * (deviates.size // length)
@@ -73,10 +73,7 @@ def _correlations(deviates: np.ndarray) -> Statistics:
 
 
 class Law(ABC):
-    """What the values of a tensor should be.
-
-    A sample is (seeds, *shape): the tensor under several seeds.
-    """
+    """What the values of a tensor should be; a sample is (seeds, *shape)."""
 
     @abstractmethod
     def statistics(self, sample: np.ndarray) -> Statistics:
@@ -107,7 +104,7 @@ def _independence(ordered: np.ndarray, deviates: np.ndarray) -> Statistics:
 
 
 def _quantiles(probabilities: np.ndarray) -> Statistic:
-    """Of what the exact distribution, P(x <= value), is at the sorted values."""
+    """Of P(x <= value) at the sorted values."""
     n = probabilities.size
     return Statistic(probabilities, (np.arange(n) + 0.5) / n, math.sqrt(math.log(2 / P) / (2 * n)) - 0.5 / n)
 
@@ -219,10 +216,9 @@ def law_like(sample: np.ndarray) -> Law:
 
 
 def between(samples: Mapping[str, np.ndarray]) -> tuple[dict[str, np.ndarray], float]:
-    """({name: the correlations of a sample's beginning with that of each other}, their limit), one seed of each.
+    """({name: correlations of a sample's beginning with each other's}, their limit), one seed of each.
 
-    Those of few values are left out. A matrix is read along its rows and along its columns, since the frameworks lay it
-    out differently.
+    Small samples are left out. A matrix is read by rows and by columns: the frameworks lay it out differently.
     """
     samples = {name: sample for name, sample in samples.items() if sample.size >= FEWEST_VALUES}
     if len(samples) < 2:

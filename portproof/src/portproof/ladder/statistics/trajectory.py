@@ -40,23 +40,20 @@ Record = Mapping[str, np.ndarray]
 
 
 class Feature(NamedTuple):
-    """A number that a run is reduced to; `resolution` is the step between the values that it can have.
+    """A number that a run is reduced to."""
 
-    `value` raises KeyError for a record that lacks what the number is made of.
-    """
-
-    value: Callable[[Record], float]
-    resolution: Callable[[Record], float] = lambda record: 0.0
+    value: Callable[[Record], float]  # raises KeyError for a record that lacks what it takes
+    resolution: Callable[[Record], float] = lambda record: 0.0  # the step between possible values
 
 
 def _log(values: float | np.ndarray) -> np.ndarray:
-    """-inf or NaN where there is none, which no comparison passes."""
+    """-inf or NaN, which no comparison passes, where there is none."""
     with np.errstate(divide="ignore", invalid="ignore"):
         return np.log(values)
 
 
 def _items(record: Record, prefix: str, dims: int | None = None) -> dict[str, np.ndarray]:
-    """{NAME: array} of what the record has as PREFIX + NAME, or of vectors only (1) or kernels (2 `dims` or more)."""
+    """{NAME: array} of all PREFIX + NAME, or of vectors only (`dims` 1) or kernels (2)."""
     found = {}
     for name, array in record.items():
         if name.startswith(prefix) and dims in (None, min(array.ndim, 2)):
@@ -76,7 +73,7 @@ def _log_loss(record: Record, third: int) -> float:
 
 
 def _statistics(record: Record, leaf: str) -> list[tuple[np.ndarray, np.ndarray, np.ndarray]]:
-    """Of each batch norm (running, re-estimated) means or variances and the re-estimated variance, each (C,)."""
+    """(running, re-estimated, re-estimated variance) of each batch norm, each (C,)."""
     running, again = _items(record, "running/"), _items(record, "reestimated/")
     names = [name for name in running if name.endswith(f".{leaf}")]
     if not names:
@@ -85,7 +82,7 @@ def _statistics(record: Record, leaf: str) -> list[tuple[np.ndarray, np.ndarray,
 
 
 def _mean_lag(record: Record) -> float:
-    """log of the mean square distance of the means, in standard deviations of what they are the mean of."""
+    """log of the mean square distance of the means, in standard deviations."""
     means = _statistics(record, "running_mean")
     return _log(np.mean([np.mean((old - new) ** 2) / np.mean(variance) for old, new, variance in means]))
 
@@ -130,7 +127,7 @@ TOP1 = {"top-1": _top1("eval"), "top-1, re-estimated": _top1("reestimated_eval")
 
 
 def prediction_atol(ref: np.ndarray, resolution: float, alpha: float) -> float:
-    """How far the mean of one more run a seed may be from the mean of `ref` (seeds, runs), with probability 1 - alpha.
+    """How far one more run a seed may be from `ref` (seeds, runs), on average, with probability 1 - alpha.
 
     Values on a grid of `resolution` are rounded, which adds its square / 12 to their variance; without it runs that
     happen to agree would allow no difference at all.
@@ -142,7 +139,7 @@ def prediction_atol(ref: np.ndarray, resolution: float, alpha: float) -> float:
 
 
 def lacking(feature: Feature, records: Iterable[Record]) -> str:
-    """What one of the records lacks of what the feature is made of, "" if none does."""
+    """A key that the feature takes and a record lacks, or ""."""
     try:
         for record in records:
             feature.value(record)
@@ -160,7 +157,7 @@ def judge(
 ) -> Verdict:
     """The port's runs, one a seed, against the reference's, several of each seed, feature by feature.
 
-    Refused where the reference's own runs give a feature no finite value. A feature that a port's record lacks fails.
+    Refused if one is not finite in the reference's own runs. A feature that a port's record lacks fails.
     """
     expected, found, atol = {}, {}, {}
     for name, feature in features.items():

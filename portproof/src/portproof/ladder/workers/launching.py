@@ -1,4 +1,4 @@
-"""Processes that are started, and what they recorded: several of one side that make a group, or one of each side."""
+"""Starting processes, and what they recorded: a group of one side, or one of each side."""
 
 from __future__ import annotations
 
@@ -25,24 +25,23 @@ KILLED = "its process was killed: is there enough memory?"
 class Outcome:
     """What became of processes that make a group, or of one alone."""
 
-    records: list[dict[Any, Any]]  # of each process what it recorded in each run that all of them ended
+    records: list[dict[Any, Any]]  # of each process, by run, of the runs that all of them ended
     reason: str = ""  # why not all runs ended, in one line
     log: str = ""  # the last lines of the log that says so
-    is_machines: bool = False  # they never came together, or one was killed, as where memory runs out: no side's fault
+    is_machines: bool = False  # no side's fault: they never came together, or one was killed
 
 
-def last_words(path: Path, count: int = 40) -> str:
-    """The last lines of a log, "" if there is none."""
+def last_words(path: Path) -> str:
+    """The last 40 lines of a log, "" if there is none."""
     text = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
-    return "\n".join(text.rstrip().splitlines()[-count:])
+    return "\n".join(text.rstrip().splitlines()[-40:])
 
 
 @contextmanager
 def _started(command: Sequence[str], folder: Path, **variables: str) -> Iterator[subprocess.Popen]:
     """A process in `folder`; behind the context neither it is left nor any that it has started.
 
-    It imports what this one does, after what lies in `folder`. It has one thread, since others run beside it.
-    What workers print before they have logs of their own goes to launcher.log.
+    It imports what this one does, has one thread, and prints to launcher.log.
     """
     given = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
     absolute = dict.fromkeys(str(Path(path).absolute()) for path in [*given, *sys.path])
@@ -63,7 +62,7 @@ def _started(command: Sequence[str], folder: Path, **variables: str) -> Iterator
 
 
 def _records(folder: Path, processes: Collection[Any], runs: Iterable[Any]) -> list[dict[Any, Record]]:
-    """Of every process the records of those runs that all of them ended."""
+    """Every process's records of the runs that all of them ended."""
     records = [{} for _ in processes]
     for number, run in enumerate(runs):
         paths = [folder / f"{process}.{number}.npz" for process in processes]
@@ -74,7 +73,7 @@ def _records(folder: Path, processes: Collection[Any], runs: Iterable[Any]) -> l
 
 
 def command(framework: str, world_size: int, folder: Path) -> list[str]:
-    """The command line of the launcher of "torch" or "paddle"; either chooses a free port itself."""
+    """The command line of the framework's launcher, which chooses a free port itself."""
     options = ["--nproc_per_node", str(world_size), "--log_dir", str(folder / "launcher")]
     worker = ["-m", WORKER, str(folder / "job.json")]
     if framework == "torch":
@@ -91,10 +90,7 @@ def command(framework: str, world_size: int, folder: Path) -> list[str]:
 
 
 def launch(framework: str, run: str, world_size: int, runs: Mapping[str, Any], folder: Path, timeout: float) -> Outcome:
-    """What became of processes that recorded `run(options, "float64")` of the `runs` {name: options}, one by one.
-
-    Files go to the empty folder `folder`.
-    """
+    """Processes that record `run(options, "float64")` of the `runs` {name: options}; `folder` must be empty."""
     write_job(folder / "job.json", run, [([options, "float64"], {}) for options in runs.values()])
     ended = "ended with an error"
     # The launcher's temporary files go with the folder.
@@ -123,7 +119,7 @@ def launch(framework: str, run: str, world_size: int, runs: Mapping[str, Any], f
 
 
 def _cause(log: str) -> str:
-    """The line of a log that says what was wrong, behind a colon; "" where it has none."""
+    """ ": " and the line of a log that says what was wrong; "" if it has none."""
     telling = [line for line in log.splitlines() if "Error" in line] or log.splitlines()
     return f": {telling[-1].strip()}" if telling else ""
 
@@ -131,10 +127,10 @@ def _cause(log: str) -> str:
 def launch_runs(
     paths: Mapping[str, str], runs: Mapping[str, Sequence[tuple[int, int]]], options: Mapping[str, Any], folder: Path
 ) -> dict[str, Outcome]:
-    """{side: what became of its process} that recorded `runs` {side: (seed, draw) of each}, arrays by their names.
+    """{side: its process, with records of `runs` {side: (seed, draw) of each}, arrays by their names}.
 
-    `paths` names each side's callable. A process with one thread for each, side by side; files go to `folder`. Raises
-    UserError where a run does, or the machine lacks something.
+    `paths` are those of the sides' callables; files go to `folder`. Raises UserError where a run does, and
+    MachineError where a process was killed.
     """
     processes = {}
     with ExitStack() as stack:

@@ -33,10 +33,10 @@ Record = dict[Item, np.ndarray]  # of one run of one process
 
 @dataclass
 class _Worker:
-    """This process: where it says how far it came, and what leaves the group that it has joined."""
+    """This process."""
 
-    stage_file: Path | None = None  # None: it was not started for this, and is alone
-    leave: Callable[[], Any] | None = None
+    stage_file: Path | None = None  # how far it came; None: it was not started here, and is alone
+    leave: Callable[[], Any] | None = None  # leaves the group that it has joined
 
     def stage(self, name: str) -> None:
         self.stage_file.write_text(name)
@@ -48,8 +48,8 @@ _worker = _Worker()
 def join_group(join: Callable[[], Any], leave: Callable[[], Any]) -> None:
     """Join the other processes by `join()`, unless an earlier run of this process did; `leave()` ends the last run.
 
-    For the callables of `dist`, of which a process executes several: no framework promises that of a second group. A
-    `join()` that fails is the machine's fault, not the side's. A process alone calls it in every run.
+    For the callables of `dist`: a process executes several, and no framework promises a second group. A `join()` that
+    fails is the machine's fault, not the side's. A process alone calls it in every run.
     """
     if _worker.stage_file is None:
         join()
@@ -61,7 +61,7 @@ def join_group(join: Callable[[], Any], leave: Callable[[], Any]) -> None:
 
 
 def record_of(run: Callable[..., Mapping[Item | str, Any]], *args: Any, **kwargs: Any) -> Record:
-    """What `run` returns of these; raises TypeError if that is no dict of arrays of numbers or text."""
+    """What `run` returns; TypeError if that is no dict of arrays of numbers or text."""
     with user_code():
         found = run(*args, **kwargs)
     if not isinstance(found, Mapping):
@@ -74,7 +74,7 @@ def record_of(run: Callable[..., Mapping[Item | str, Any]], *args: Any, **kwargs
 
 
 def write_job(path: Path, run: str, calls: Sequence[tuple[Sequence[Any], Mapping[str, Any]]]) -> None:
-    """What a process has to do: import `run` and call it with each (arguments, keyword arguments)."""
+    """What a process has to do: call `run` with each (arguments, keyword arguments)."""
     path.write_text(json.dumps({"run": run, "calls": calls}), encoding="utf-8")
 
 
@@ -84,14 +84,14 @@ def read_record(path: Path) -> Record:
 
 
 def _write_record(record: Record, path: Path) -> None:
-    """Arrays by the fields of their items; the file is there when it is whole."""
+    """The file is there when it is whole."""
     part = path.with_suffix(".part.npz")
     np.savez(part, **{json.dumps(vars(item)): array for item, array in record.items()})
     part.rename(path)
 
 
 def _end_with_parent() -> None:
-    """End this process when the one that holds the other end of stdin does, however that ends."""
+    """End with the process that holds the other end of stdin."""
     os.read(0, 1)  # nothing is ever written
     os._exit(1)
 
