@@ -8,6 +8,9 @@
 Every function returns a verdict whose `status` is 0 (equal within the limits), 1 (not) or 2 (that could not be told).
 With `rung=Rung(NAME)` it puts what it found into that rung, which prints it and writes the result files.
 
+Each raises UserError for arguments that it cannot take, and for what the reference's side raises or returns that is not
+as promised. If the port's side does that, the rung fails.
+
 Importing this imports neither PyTorch nor PaddlePaddle.
 """
 

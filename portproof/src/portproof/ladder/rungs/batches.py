@@ -40,13 +40,12 @@ def _arrays(values: Mapping[Any, Any]) -> dict[Any, np.ndarray]:
 
 def _arrays_at(value: Any, place: str) -> dict[str, np.ndarray]:
     """{place in `value`: array}: [1] in a tuple or list, [key] in a dict; what is empty has none."""
-    if isinstance(value, Mapping):
-        parts = [(f"{place}[{key}]", part) for key, part in value.items()]
-    elif isinstance(value, (tuple, list)):
-        parts = [(f"{place}[{number}]", part) for number, part in enumerate(value)]
-    else:
+    if not isinstance(value, (Mapping, tuple, list)):
         return {place: to_array(value, place)}
-    return {at: array for inner, part in parts for at, array in _arrays_at(part, inner).items()}
+    found = {}
+    for key, part in value.items() if isinstance(value, Mapping) else enumerate(value):
+        found |= _arrays_at(part, f"{place}[{key}]")
+    return found
 
 
 def _structure(value: Any) -> str:
@@ -128,8 +127,6 @@ def data(
 
     It ends with the first batch that one side lacks: of endless batches give itertools.islice(batches, n).
     One batch a side is held at a time.
-
-    Raises UserError if the reference's batches raise or hold what is no array. If the port's do, the rung fails.
     """
     verdicts: list[Verdict] = []
     left = dict(keep or {})
@@ -150,8 +147,7 @@ def data(
 def facts(ref: Mapping[Item | str, Any], port: Mapping[Item | str, Any], *, title: str = "facts", rung: Rung) -> None:
     """Compare what two sides say of the same thing, such as classes, files or options: all must be equal.
 
-    Values are numbers, strings, None, lists of these, arrays or tensors; UserError for another of the reference.
-    Numbers go to the result files.
+    Values are numbers, strings, None, lists of these, arrays or tensors. Numbers go to the result files.
     """
     both = rung.observe(title, _arrays, ref, port)
     if both:
@@ -217,7 +213,7 @@ def loaders(
 
     `make_ref(workers)` and `make_port` return (loader, set_epoch): their framework's DataLoader, and a function that
     gets the number of each epoch before it is read. `name` is the pipeline's, such as "val". `kinds` are those of
-    `by_sample`, and `options`, `hints` and `keep`, those of `data`, which also says what is raised.
+    `by_sample`, and `options`, `hints` and `keep`, those of `data`.
     """
     for count in workers:
         made = rung.observe("make function", _loader, make_ref, make_port, count)
@@ -252,7 +248,7 @@ def single_samples(
 def must_vary(drawn: Mapping[str, Sequence[bool]], *, what: str = "draws", of: str = "inputs", rung: Rung) -> None:
     """Refuse draws of which none, or every one, is as a key of `drawn` says: then its effect could not be seen.
 
-    The draws are called `what`, and are made for those called `of`.
+    The draws are called `what`, and are made for what `of` names.
     """
     for name, flags in drawn.items():
         rung.say(f"{what} looked at: {len(flags)}, of which {sum(flags)} are {name}")

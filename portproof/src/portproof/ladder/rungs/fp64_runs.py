@@ -112,8 +112,7 @@ def train_fp64(
     arrays in tuples, lists or dicts. Both begin with the same weights, and `ref` runs twice. `names` are the
     reference's modules and the port's, where they differ; `what` says what is trained on.
 
-    Raises UserError for a reference that raises, trains nothing, or is not in float64. A port that raises or trains
-    nothing fails. Refused if the reference magnifies rounding so that there is nothing to compare.
+    Refused if the reference magnifies rounding so that there is nothing to compare.
     """
     what_runs = "training in float64"
     with processor_time(rung, "float64"), suppress(Ended):

@@ -130,9 +130,6 @@ def init(
     Checked are the distribution of each tensor, that it follows the seed, that its values are independent along each
     axis and of other tensors. With `shared`, as where both sides are drawn with NumPy, the port's values must be the
     reference's to the last bit. Otherwise mean and deviation of each tensor go to the result files.
-
-    Raises UserError for a reference that raises or returns no model, for `expected` that says nothing of a tensor, and
-    for fewer than 2 seeds. A port that raises or returns no model fails.
     """
     if seeds < FEWEST_SEEDS:
         raise UserError(f"seeds={seeds}: give {FEWEST_SEEDS} or more, or nothing shows that draws follow the seed")

@@ -40,8 +40,7 @@ def loss(
     The cases named in `keep` (None: all) go to the result files, the first one's float32 arrays as "loss" and
     "gradient", others under "CASE, DTYPE/".
 
-    Raises UserError for cases that are none, and for a reference that raises or gives no gradient. Refused are cases on
-    which the reference is not finite or its gradient is zero.
+    Refused if a reference's loss or gradient is not finite, or a gradient zero.
     """
     gradient = Item(wrt, "gradient")
     sides = [

@@ -119,8 +119,6 @@ def metric(
 
     Whole numbers, booleans, NaN and infinity must be equal, floats within the kernel limit. With `exact`, a function of
     NumPy arrays that returns the right answer, both sides are judged against that.
-
-    Raises UserError for cases that are none, and for a reference or an `exact` that raises.
     """
     ref_numbers = _on_tensors(backend("torch"), ref_metric, name, device)
     port_numbers = _on_tensors(backend("paddle"), port_metric, name, device)
@@ -237,10 +235,8 @@ def evaluation(
     `results` are {what is compared, in this order: its kind}, by default all that the reference returns, those whose
     name has "loss" in it last, as of the kind "loss". A loss may differ by `gain` times the limit of the logits, plus
     its own rounding: cross entropy moves at most twice as far as the logits do, in the largest one. All else must be
-    equal. `progress` wraps a loader while the logits are computed, as tqdm does.
-
-    Raises UserError for a reference that raises, for no batches, and for loaders that are iterators. Refused if an
-    image's best logits are within rounding of each other.
+    equal. `progress` wraps a loader while the logits are computed, as tqdm does. Refused if an image's best logits are
+    within rounding of each other.
     """
     if more or not len(ref) == len(port) == 3:
         raise UserError("evaluation takes ref and port, each (evaluate, model, loader) of that side")

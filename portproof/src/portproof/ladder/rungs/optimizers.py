@@ -57,8 +57,6 @@ def optimizer(
     `recipes`, {name: settings}, are several settings at once, on top of `settings`. `names`, {reference's module:
     port's module}, says what neither names nor weights tell. With `coefficients` "float32" a parameter may be as far
     off as coefficients move it that are rounded so: PaddlePaddle's own optimizers keep them in float32.
-
-    Raises UserError for what is no model, and for what the reference's side raises.
     """
     check_coefficients(coefficients)
     if updates < 1:
@@ -122,8 +120,7 @@ def schedule(
 
     So a schedule that was never attached to its optimizer shows. `make_ref(model, **settings)` and `make_port` return
     (optimizer, schedule) for a linear layer of one weight, float64: plain SGD, without momentum and weight decay.
-    `settings` and `recipes` are as in `optimizer`. Raises UserError for what the reference's side raises, and without a
-    schedule.
+    `settings` and `recipes` are as in `optimizer`.
     """
     if epochs < 1:
         raise UserError(f"epochs {epochs}: choose 1 or more")

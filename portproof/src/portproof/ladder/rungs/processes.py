@@ -290,8 +290,7 @@ def dist(
     away as the reference's float32 run is: PaddlePaddle's own optimizers keep their coefficients so.
 
     Refused: processes that cannot come together on this machine, and inputs that prove nothing. A port's process that
-    ends in an error, or not within `timeout` seconds, fails. UserError: bad arguments, or a reference that raises.
-    PortError: a module of the port that raises when it is imported.
+    does not end within `timeout` seconds fails. PortError: a module of the port that raises when it is imported.
     """
     check_coefficients(coefficients)
     trained_on = trained_on or {}

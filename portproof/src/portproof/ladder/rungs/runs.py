@@ -81,8 +81,8 @@ def train(
     reference's records have, so that all together fail a faultless port with probability `alpha`. With `top1`, both
     sides must reach it on average at the end, with re-estimated statistics where there are any.
 
-    Raises UserError for a pair that cannot be imported, a reference that fails or leaves another record, what the
-    machine lacks, and what a run raises so. A port with such a fault fails; PortError for its module if that raises.
+    Raises UserError for what a run of either side raises so, MachineError for what the machine lacks, and PortError for
+    a module of the port that raises when it is imported.
     """
     if len(set(seeds)) < len(seeds) or len(seeds) * (draws - 1) < FEWEST:
         raise UserError(

@@ -10,8 +10,7 @@ framework:
     optimizer   whose learning rate is recorded, before each step
     schedule    steps after each iteration, if there is one
 
-Models are copied for each run, in its precision; dropout is off. Both have to hold the same weights. Every function
-raises UserError for what is no model or no batch, and for what the reference's side raises.
+Models are copied for each run, in its precision; dropout is off. Both have to hold the same weights.
 """
 
 from __future__ import annotations
