@@ -1,4 +1,4 @@
-"""One rung of the ladder while it runs: what it prints, its verdicts so far, what is written in the end."""
+"""One rung of the ladder while it runs."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class RungVerdict(Verdict):
 
 
 class Rung(Findings):
-    """Collects the verdicts of one rung, prints them as they come, and writes the files in the end."""
+    """Collects verdicts, prints them as they come, and writes the files in the end."""
 
     def __init__(self, name: str, quiet: bool = False) -> None:
         super().__init__(name)
@@ -76,7 +76,7 @@ class Rung(Findings):
         self.log.append(text)
 
     def check(self, verdict: Verdict, group: Callable[[Item], str] = block_of) -> bool:
-        """Keep the verdict, print it with a line for each `group`, and tell whether it passed."""
+        """Keep and print the verdict, a line for each `group`; tell whether it passed."""
         self.verdicts.append(verdict)
         self.groups.append(group)
         self.say(render(verdict, group, self.types))
@@ -163,9 +163,10 @@ class Rung(Findings):
         folder = output_dir(folder)
         for side, arrays in zip_strict(("ref", "paddle"), self.files):
             save(arrays, folder / f"{stem}_{side}.npy")
-        every = [line for verdict in self.verdicts for line in (verdict.title, *map(row_line, verdict.rows))]
-        text = "\n".join([*self.log, last, "", "every item:", *every, ""])
-        save_text(text, folder / "log" / f"{log_stem or stem}_diff.log")
+        lines = [*self.log, last, "", "every item:"]
+        for verdict in self.verdicts:
+            lines += [verdict.title, *map(row_line, verdict.rows)]
+        save_text("\n".join([*lines, ""]), folder / "log" / f"{log_stem or stem}_diff.log")
         self.say(last)
         return self
 

@@ -49,7 +49,7 @@ def _sendable(result: RungResult) -> RungResult:
 
 
 def _lane(rungs: Rungs, order: Sequence[int], folder: Path, parent: int) -> None:
-    """Run each rung that no other has taken: leave N.by (this process), N.out, N.err, and then N.result."""
+    """Run each rung that no other lane has taken; leave N.by, N.out, N.err, and then N.result."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that a rung ends the processes that it has started
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
@@ -112,7 +112,7 @@ def side_by_side(
 
 
 def _followed(folder: Path, number: int, lanes: list, begin: Callable[[], None]) -> RungResult | str:
-    """Print what the rung prints until its result is there; where every lane has died another one begins."""
+    """Print what the rung prints until its result is there; if every lane has died another begins."""
     printed, most = {"out": 0, "err": 0}, len(lanes) + LANES
     while True:
         ended = [lane for lane in lanes if not lane.is_alive()]

@@ -1,4 +1,4 @@
-"""What goes into a model, on both sides: batches, one after the other, and what each side says of its data."""
+"""What goes into a model: batches, and what each side says of its data."""
 
 from __future__ import annotations
 
@@ -51,9 +51,12 @@ def _arrays_at(value: Any, place: str) -> dict[str, np.ndarray]:
 def _structure(value: Any) -> str:
     """How the arrays of a batch are nested, as (array, {key: array})."""
     if isinstance(value, Mapping):
-        parts = (f"{key}: {_structure(part)}" for key, part in sorted(value.items(), key=lambda pair: str(pair[0])))
+        items = sorted(value.items(), key=lambda item: str(item[0]))
+        parts = [f"{key}: {_structure(part)}" for key, part in items]
         return f"{{{', '.join(parts)}}}"
-    return f"({', '.join(map(_structure, value))})" if isinstance(value, (tuple, list)) else "array"
+    if isinstance(value, (tuple, list)):
+        return f"({', '.join(map(_structure, value))})"
+    return "array"
 
 
 def _read(batches: Iterator[Any], number: int) -> Batch | None:

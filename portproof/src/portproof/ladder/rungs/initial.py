@@ -1,4 +1,4 @@
-"""Where training starts: each initial parameter against the distribution or the constant that it should come from."""
+"""Initial parameters, each against the distribution or the constant that it should come from."""
 
 from __future__ import annotations
 
@@ -102,7 +102,8 @@ def _check_side(rung: Rung, title: str, right: Mapping[Item, Statistic], shown: 
 def _summary(samples: Arrays) -> Arrays:
     found = {}
     for name, sample in samples.items():
-        found[f"{name}/mean"], found[f"{name}/std"] = sample.mean(), sample.std()
+        found[f"{name}/mean"] = sample.mean()
+        found[f"{name}/std"] = sample.std()
     return found
 
 

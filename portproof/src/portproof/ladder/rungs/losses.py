@@ -43,10 +43,9 @@ def loss(
     Refused if a reference's loss or gradient is not finite, or a gradient zero.
     """
     gradient = Item(wrt, "gradient")
-    sides = [
-        partial(_loss_and_gradient, framework, criterion, framework.device(device), gradient)
-        for framework, criterion in ((backend("torch"), ref_criterion), (backend("paddle"), port_criterion))
-    ]
+    sides = []
+    for framework, criterion in ((backend("torch"), ref_criterion), (backend("paddle"), port_criterion)):
+        sides.append(partial(_loss_and_gradient, framework, criterion, framework.device(device), gradient))
     for name, case in prepared(losses(num_classes, seed) if cases is None else cases).items():
         if all(array.dtype.kind != "f" for array in case):
             raise UserError(f"case {name!r} has no floating-point array: there is nothing to take the gradient of")

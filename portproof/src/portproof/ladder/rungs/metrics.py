@@ -61,9 +61,13 @@ def _over(section: str, suffix: str, size: int | None, function: Callable[..., N
 
 
 def _on_tensors(backend: Backend, function: Callable[..., Any], name: str, device: str) -> Callable[..., Numbers]:
-    """`function` of that framework's tensors as one of arrays."""
     place = backend.device(device)
-    return lambda *arrays: _numbers(function(*(backend.tensor(array, place) for array in arrays)), name)
+
+    def on_arrays(*arrays: np.ndarray) -> Numbers:
+        tensors = [backend.tensor(array, place) for array in arrays]
+        return _numbers(function(*tensors), name)
+
+    return on_arrays
 
 
 def _check(rung: Rung, expected: Items, found: Items, atol: Mapping[Item, float], title: str) -> None:
@@ -159,20 +163,18 @@ class _Batches:
         self.labels: Any = None  # a tensor (N,)
 
     def __iter__(self) -> Iterator[tuple]:
-        start = 0
-        for images, target in self._read() if self.kept is None else self.kept:
+        is_first, start = self.kept is None, 0
+        batches, size = [], 0
+        for images, target in self.loader if is_first else self.kept:
+            if is_first:
+                size += _array(images).nbytes
+            if is_first and size < MOST_KEPT:
+                batches.append(copy.deepcopy((images, target)))
             end = start + len(target)
             yield copy.deepcopy((images, target if self.labels is None else self.labels[start:end]))
             start = end
-
-    def _read(self) -> Iterator[tuple]:
-        batches, size = [], 0
-        for images, target in self.loader:
-            size += _array(images).nbytes
-            if size < MOST_KEPT:
-                batches.append(copy.deepcopy((images, target)))
-            yield images, target
-        self.kept = batches if size < MOST_KEPT else None
+        if is_first and size < MOST_KEPT:
+            self.kept = batches
 
     def __len__(self) -> int:
         return len(self.loader)
@@ -191,7 +193,7 @@ class _Side:
     progress: Callable[[Iterable], Iterable]
 
     def outputs(self, dtype: str) -> tuple[Items, set[int]]:
-        """(logits (N, C), by a copy of the model in eval mode, and labels (N,); sizes of the batches)."""
+        """(logits (N, C) in eval mode and labels (N,); sizes of the batches)."""
         model = self.backend.training.to_device(copy.deepcopy(self.model), self.device, dtype)
         model.eval()
         runs = self.backend.runs

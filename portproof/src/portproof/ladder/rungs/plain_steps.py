@@ -1,4 +1,4 @@
-"""Training steps of the usual form, for `backward`, of a pair whose own training loop is not at hand."""
+"""Training steps of the usual form, for a pair without a training loop at hand."""
 
 from __future__ import annotations
 

@@ -128,7 +128,10 @@ def compare_with_one(
 def check_one(
     rung: Rung, callables: Mapping[str, Callable], runs: Runs, coefficients: str
 ) -> tuple[dict[str, Processes], Distances]:
-    """Compare the sides -> ({side: its one process}, how far the reference's float32 run is from its float64 run)."""
+    """({side: its one process}, how far the reference's float32 run is from its float64 run).
+
+    Compares the two sides; the port's has no records if it raised.
+    """
     ref, port = callables.values()
     what = "run in one process"
     one_ref = rung.of_ref(what, one_process, "reference", ref, runs)
@@ -191,10 +194,9 @@ def check_shares(rung: Rung, one: Processes, documented: Record, own: Record, tr
 def check_several(rung: Rung, one: Processes, several: Processes, errors: Distances) -> None:
     if several.log:
         rung.say(several.log)
-    if several.like_one:
+    if runs := several.like_one:
         title = f"{several.title} (as the port) against one (as the reference)"
-        alone, found = (each.together(several.like_one) for each in (one, several))
-        compare_with_one(rung, alone, found, title, errors)
+        compare_with_one(rung, one.together(runs), several.together(runs), title, errors)
     if several.records[0]:
         check_agreement(rung, several)
     if several.is_machines:

@@ -171,7 +171,8 @@ class Trained:
         return {tensor_item(self.keys[k], kind): array for k, array in arrays.items() if k in self.keys}
 
     def largest_update(self) -> float:
-        return max((largest_difference(a, self.start[k]) for k, a in self.arrays.parameters().items()), default=0.0)
+        now = self.arrays.parameters()
+        return max((largest_difference(array, self.start[name]) for name, array in now.items()), default=0.0)
 
     def check_moved(self) -> None:
         """Raise UserError if the reference never updates: a port that does not either would pass."""
@@ -462,7 +463,7 @@ def _check_can_judge(rung: Rung, fp64_ref: Items) -> None:
 
 
 def _model_call(run: Trained, train: bool) -> ModuleCall:
-    """The reference's first call of its model; raises UserError if it was called otherwise than promised."""
+    """The reference's first call of its model; UserError if that is not as promised."""
     call = run.trace.calls.get(OUTPUT)
     if call is None or call.kwargs or not call.args:
         raise UserError("the reference's step has to call its model itself, on positional arguments only")

@@ -1,1 +1,1 @@
-"""What is random, judged by its distribution: initial weights, and whole training runs. Pure, NumPy and SciPy only."""
+"""What is random, judged by its distribution. Pure, NumPy and SciPy only."""

@@ -1,4 +1,4 @@
-"""A process that is started for what it records: it calls a callable again and again, and leaves a file of each call.
+"""A process that calls a callable again and again, and leaves a file of what each call recorded.
 
     LAUNCHER -m portproof.ladder.workers.process_worker FOLDER/JOB.json [NAME]
 
