@@ -24,7 +24,7 @@ from portproof.report.summary import Findings, RungResult
 from sturdyio.cli import UserError
 
 LANES = 2
-PR_SET_PDEATHSIG = 1  # of Linux's prctl: a signal that a process gets when the one that forked it ends
+PR_SET_PDEATHSIG = 1  # of Linux's prctl: the signal that a process gets when its parent ends
 PAUSE = 0.05  # seconds between two looks at what a rung has printed
 Rungs = Sequence[Callable[[], RungResult]]
 
@@ -79,9 +79,10 @@ def _lane(rungs: Rungs, order: Sequence[int], folder: Path, parent: int) -> None
 def side_by_side(
     rungs: Rungs, order: Sequence[int], count: int = LANES, method: str = "fork"
 ) -> Iterator[RungResult | str]:
-    """The result of each of `rungs`, which also prints; of one that died, why. Raises the UserError that one raises.
+    """The result of each of `rungs`, which also prints; of one that died, why.
 
-    They begin in `order`, `count` at a time; `method` is how multiprocessing starts their processes.
+    They begin in `order`, `count` at a time; `method` is how multiprocessing starts their processes. Raises the
+    UserError that one raises.
     """
     context = multiprocessing.get_context(method)
     lanes = []

@@ -19,10 +19,10 @@ from portproof.compare.ruler import SEMANTIC_RTOL, U64, Ruler, S, largest, summe
 from portproof.ladder.rung import Ended, Rung, needed, on_rung, processor_time, reference_name
 from sturdyio.cli import UserError
 
-# The growth of rounding is measured: a second, perturbed run of the reference, in which every input and every parameter
-# moves by one ulp before each step. That is one rounding where a step has several hundred, which mostly cancel: a
-# faultless port was seen 0.6 to 2.1 times as far from the reference. One run is enough, since each item has the largest
-# share of all items. If S times that is more than TOGETHER, there is nothing that could be compared.
+# The growth of rounding is measured by a second run of the reference, in which every input and every parameter moves by
+# one ulp before each step. That is one rounding where a step has several hundred, which mostly cancel: a faultless port
+# was seen 0.6 to 2.1 times as far from the reference. One run is enough, since each item has the largest share of all
+# items. If S times that is more than TOGETHER, nothing can be compared.
 TOGETHER = 1e-9
 LOSS = Item("loss", "loss")
 Run = Callable[["Batches"], "tuple[Any, Sequence[float]]"]  # (batches) -> (model, losses)

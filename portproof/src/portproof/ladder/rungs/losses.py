@@ -64,7 +64,7 @@ def loss(
                 rung.refuse(f"{name}: the reference's gradient is zero throughout")
                 break
             again = partial(rung.of_ref, f"criterion, on {name},", sides[0], case)
-            # In float32 both get the same, and there are no weights: one run tells how the reference rounds.
+            # There are no weights: in float32 one run tells how the reference rounds.
             options = {"perturbed": None} if dtype == "float32" else {"must_be_judged": list(ref)}
             ruler = Ruler.measured(ref, dtype, again, **options)
             rung.check(ruler.compare(port, title=title, dtype=dtype), group=str)

@@ -1,4 +1,4 @@
-"""The rungs of optimizers and schedules: the same drawn gradients, the same epochs, on both sides."""
+"""The rungs of optimizers and schedules."""
 
 from __future__ import annotations
 
@@ -79,7 +79,8 @@ def optimizer(
         if coefficients == "float32":
             ruler.rounded = partial(_rounded, rung, of_ref, sides[0], drawn)
         rows += ruler.compare(of_port.parameters(), section=name).rows
-    title = f"parameters after {updates} updates with drawn gradients at rate {' and '.join(rates.values())}, float64"
+    rate = " and ".join(rates.values())
+    title = f"parameters after {updates} updates with drawn gradients at rate {rate}, float64"
     rung.check(Verdict(title, rows), group=lambda item: item.section or item.kind)
 
 

@@ -43,10 +43,11 @@ from sturdyio.cli import UserError
 
 FRAMEWORKS = {"reference": "torch", "port": "paddle"}
 TIMEOUT = 300.0  # seconds; two processes of a small model take 10 on idle cores
-SHARES = (1, 2, 3, 5, 20)  # numbers of processes; with the last, some have nothing of a small evaluation set
+SHARES = (1, 2, 3, 5, 20)  # processes; of 20 some have nothing of a small evaluation set
 EPOCHS = 2  # of which shares are compared
-OF_ONE_PROCESS = ("images", "own loss", "own buffer", "own lines", "gradient")  # kinds that may differ between them
-KEPT = ("images", "own loss", "samples", "metric", "loss")  # kinds that go into the result files
+# Kinds that may differ between processes, and kinds that go into the result files.
+OF_ONE_PROCESS = ("images", "own loss", "own buffer", "own lines", "gradient")
+KEPT = ("images", "own loss", "samples", "metric", "loss")
 
 # What usually causes a difference between several processes and one.
 HINTS = {
@@ -58,7 +59,7 @@ HINTS = {
     **dict.fromkeys(("samples", "metric", "loss"), "counts not summed over the processes; shares that overlap"),
 }
 
-SHOWN = {"group": attrgetter("section"), "hints": HINTS}  # an item: under its run and the section of its record
+SHOWN = {"group": attrgetter("section"), "hints": HINTS}
 
 Runs = Mapping[str, Any]  # {name: options}
 Share = Callable[[bool, int, int, int], Any]  # (train, epoch, rank, world_size) -> indices in their order

@@ -34,9 +34,9 @@ from scipy import special, stats
 # Two sides of 142 tensors make about 3000 such items, so a faultless port is called faulty once in 30 000 runs; and as
 # draws follow the seed, a seed that passes passes again.
 P = 1e-8
-DEVIATIONS = -special.ndtri(P / 2)  # what the magnitude of a standard normal value exceeds with probability P
+DEVIATIONS = -special.ndtri(P / 2)  # what |N(0, 1)| exceeds with probability P
 DISTINCT = 0.25
-MANY = 1000  # values from which a mean is normal as far out as P: so simulated, at 5 deviations and less
+MANY = 1000  # values whose mean is normal as far out as P: simulated, at 5 deviations and less
 FEWEST_PAIRS = 3  # of fewer every correlation may be 1
 FEWEST_VALUES = 64  # of a tensor that is compared with others
 

@@ -101,7 +101,7 @@ def _top1(key: str) -> Feature:
 # Each is there because some mistake moves it and the chance of a run hardly does. Logarithms, since what is multiplied
 # by chance is normal only as one.
 FEATURES = {
-    # How fast it learns, at first, in between and in the end: whatever is wrong in the gradients or the images.
+    # How fast it learns: whatever is wrong in the gradients or the images.
     "loss, first third": Feature(lambda record: _log_loss(record, 0)),
     "loss, second third": Feature(lambda record: _log_loss(record, 1)),
     "loss, last third": Feature(lambda record: _log_loss(record, 2)),
@@ -111,7 +111,7 @@ FEATURES = {
     "norm of vectors": Feature(lambda record: _log_norm(record, "parameters/", 1)),
     # The steps of the last epoch are as long as its learning rate.
     "length of the last epoch": Feature(lambda record: _log_norm(record, "moved/")),
-    # How far the running statistics lag behind those of the last weights: the momentum of batch norm.
+    # How far running statistics lag behind the last weights': the momentum of batch norm.
     "lag of running means": Feature(_mean_lag),
     "lag of running variances": Feature(_variance_lag),
     # What it has learned, as evaluated with the running statistics, and without the lag.

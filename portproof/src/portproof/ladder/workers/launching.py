@@ -82,7 +82,7 @@ def command(framework: str, world_size: int, folder: Path) -> list[str]:
 
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is not None or paddle.device.cuda.device_count():
-        # It wants a card for every process where it sees any, also on the CPU: the first one for all. None uses it.
+        # Where it sees cards it wants one for every process, also on the CPU: the first for all.
         first = "0" if visible is None else visible.split(",")[0]
         options += ["--devices", ",".join([first] * world_size)]
     # It knows no -m, but starts any program.
@@ -119,7 +119,7 @@ def launch(framework: str, run: str, world_size: int, runs: Mapping[str, Any], f
 
 
 def _cause(log: str) -> str:
-    """ ": " and the line of a log that says what was wrong; "" if it has none."""
+    """The line of a log that says what was wrong, behind a colon; or ""."""
     telling = [line for line in log.splitlines() if "Error" in line] or log.splitlines()
     return f": {telling[-1].strip()}" if telling else ""
 
