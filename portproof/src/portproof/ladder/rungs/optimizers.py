@@ -142,10 +142,12 @@ def _moves(backend: Backend, device: str, make: Make, settings: Mapping[str, Any
     _, optimizer, schedule = _made(make, settings, model)
     if schedule is None:
         raise UserError(f"the {backend.name} side has no schedule: return (optimizer, schedule)")
-    arrays, moves = backend.arrays_of(model), np.empty(epochs)
+    device, moves = backend.device_of(model.weight), np.empty(epochs)
+    weight_gradient = backend.tensor(np.ones((1, 1)), device)
+    bias_gradient = backend.tensor(np.zeros(1), device)
     for epoch in range(epochs):
         backend.set_value(model.weight, np.zeros((1, 1)))
-        arrays.set_gradients({"weight": np.ones((1, 1)), "bias": np.zeros(1)})
+        model.weight.grad, model.bias.grad = weight_gradient, bias_gradient
         optimizer.step()
         schedule.step()
         moves[epoch] = -backend.to_array(model.weight).item()
