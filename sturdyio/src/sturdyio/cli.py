@@ -35,7 +35,7 @@ class ParserExit(SystemExit):
 
 
 class Stopped(Exception):
-    """Work that ended early because SIGTERM asked it to; the message says where it can go on."""
+    """Work that SIGTERM has ended early; the message says where it can go on."""
 
 
 class HelpFormatter(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):
@@ -60,9 +60,9 @@ class ArgumentParser(argparse.ArgumentParser):
 def run(main: Callable[[], int | None], prog: str, fault_of: str = "") -> NoReturn:
     """Exit with `main()`'s status (None is 0); a UserError is one line on stderr and status 2, a Failed FAIL and 1.
 
-    So is SystemExit and the like, and what is printed after standard output was closed: no code that is run can say for
-    itself that all is well. So is whatever else is raised if `fault_of` says whose fault that is, with the traceback
-    before it: Python's own status would be 1, and say that a check has failed.
+    Status 2 is also SystemExit and the like (code that is run cannot say for itself that all is well), a closed
+    standard output, and with `fault_of` (whose fault that is) any other exception, after its traceback: Python's own
+    status would be 1, a failed check.
     """
     try:
         status = main() or 0
@@ -101,7 +101,7 @@ def run(main: Callable[[], int | None], prog: str, fault_of: str = "") -> NoRetu
 
 
 def _stdout_is_closed() -> bool:
-    """Whether nothing can be printed any more; what has been is then given up, or Python would end with status 120."""
+    """Whether nothing can be printed any more; what waits is then given up, or Python would end with status 120."""
     try:
         sys.stdout.flush()
     except (ValueError, OSError):
@@ -116,10 +116,9 @@ LACKING = (errno.ENOSPC, errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 
 @contextmanager
 def user_code() -> Iterator[None]:
-    """For every call of code that is not ours: whatever it raises is an Exception, and it never goes on as we.
+    """For every call of code that is not ours: whatever it raises is an Exception, but for Ctrl-C.
 
-    SystemExit and the like are Escaped; Ctrl-C stays what it is. What the machine lacks is MachineError. A process that
-    the code has forked, and that comes back from it, ends here.
+    SystemExit and the like become Escaped, what the machine lacks a MachineError. A process that the code forked ends.
     """
     process = os.getpid()
     try:
@@ -137,7 +136,7 @@ def user_code() -> Iterator[None]:
 
 @contextmanager
 def staying() -> Iterator[None]:
-    """The current folder and sys.argv are afterwards what they were: paths of the command line stay what they name."""
+    """Keeps the current folder and sys.argv, so that paths of the command line stay what they name."""
     folder, words = Path.cwd(), list(sys.argv)
     try:
         yield
@@ -147,7 +146,7 @@ def staying() -> Iterator[None]:
 
 
 def one_line(error: BaseException) -> str:
-    """An exception's type and the first line of its message that says something (Paddle's begins with a stack)."""
+    """An exception's type and the first telling line of its message (Paddle's begins with a stack)."""
     if isinstance(error, (Escaped, Failed)):
         return str(error)
     lines = [line.strip() for line in str(error).splitlines() if line.strip(" -")]
@@ -189,18 +188,16 @@ def output_dir(path: str | Path) -> Path:
         with tempfile.TemporaryFile(dir=path):
             pass
     except OSError as error:
-        raise UserError(
-            f"output folder {path} cannot be written ({error.strerror}): choose another with --output-dir"
-        ) from error
+        problem = f"output folder {path} cannot be written ({error.strerror})"
+        raise UserError(f"{problem}: choose another with --output-dir") from error
     return path
 
 
 def positive_int(text: str) -> int:
     """An argparse type: a whole number of at least 1."""
-    value = int(text)
-    if value < 1:
+    if int(text) < 1:
         raise ValueError
-    return value
+    return int(text)
 
 
 positive_int.__name__ = "whole number of at least 1"  # argparse: "invalid whole number of at least 1 value: '0'"

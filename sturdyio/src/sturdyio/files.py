@@ -1,8 +1,8 @@
 """Files: written whole or not at all, and read without running anything that hides in them.
 
-`.pdparams` and reprod_log's `.npy` are pickles, and a pickle may call any function of any module. Read here
-it finds only the stand-ins below, which build arrays and containers and nothing else. No array is allocated
-before its bytes have been seen and what all take together is known: a file cannot claim more than `most_memory`.
+`.pdparams` and reprod_log's `.npy` are pickles, and a pickle may call any function of any module. Here it finds only
+the stand-ins below, which build arrays and containers. No array is allocated before its bytes have been seen, and it
+is known that all together take no more than `most_memory`.
 """
 
 from __future__ import annotations
@@ -35,14 +35,15 @@ from sturdyio.locks import here, is_gone
 # How file systems that cannot make the names in a folder durable say so: what is written is in place all the same.
 NO_FOLDER_SYNC = (errno.EBADF, errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EACCES, errno.EISDIR)
 DAY = 24 * 60 * 60  # seconds
+Arrays = Mapping[str, np.ndarray]
 
 
 @contextmanager
 def atomic_path(path: str | Path) -> Iterator[Path]:
     """A temporary path to write to; it becomes `path` once all is on disk, and vanishes on any error."""
     path = Path(path)
-    # In the same folder, since a rename is atomic only there; with the suffix, since numpy.save appends one; with the
-    # machine's name, since another that shares the folder may have a process of this number.
+    # A rename is atomic only in the same folder, numpy.save appends a suffix if there is none, and another machine that
+    # shares the folder may have a process of this number.
     temporary = path.parent / f".{path.stem}.tmp-{here()}-{os.getpid()}-{secrets.token_hex(4)}{path.suffix}"
     try:
         _remove_leftovers(path)
@@ -61,10 +62,7 @@ def atomic_path(path: str | Path) -> Iterator[Path]:
 
 
 def _remove_leftovers(path: Path) -> None:
-    """Remove what processes that were killed while they wrote `path` have left of it.
-
-    Of another machine's processes nobody knows here whether they are alive, but not that they write for a day.
-    """
+    """Remove what killed writers of `path` have left; of another machine's nobody knows, but none writes for a day."""
     start = f".{path.stem}.tmp-"
     for leftover in path.parent.glob(f"{glob.escape(start)}*{path.suffix}"):
         place, _, pid = leftover.name.removeprefix(start).removesuffix(path.suffix).rpartition("-")[0].rpartition("-")
@@ -92,7 +90,7 @@ def load_npy(path: str | Path) -> dict[str, np.ndarray]:
         stream = io.BytesIO(data)
         shape, fortran, dtype = _npy_header(stream)
         if dtype.kind != "O" or shape != ():
-            return {"data": _array(stream.read(), dtype, shape, fortran)}
+            return {"data": _array(shape, fortran, dtype, stream.read())}
         wrapper = Unpickler(stream).load()  # numpy.save makes an array of one object out of a dict
         record = plain(wrapper.objects[0], len(data))
         if type(record) is not dict or not all(
@@ -109,8 +107,7 @@ def load_npz(path: str | Path, what: str = "file") -> dict[str, np.ndarray]:
     with refusing(f"{what} {path}", "arrays as numpy.savez writes them"):
         for name, content in unzip(data).items():
             stream = io.BytesIO(content)
-            shape, fortran, dtype = _npy_header(stream)
-            arrays[name.removesuffix(".npy")] = _array(stream.read(), dtype, shape, fortran)
+            arrays[name.removesuffix(".npy")] = _array(*_npy_header(stream), stream.read())
     return arrays
 
 
@@ -120,7 +117,7 @@ def load_safetensors(path: str | Path) -> dict[str, np.ndarray]:
 
 
 def load_safetensors_with_metadata(path: str | Path) -> tuple[dict[str, np.ndarray], dict[str, str]]:
-    """`load_safetensors`, and the texts that the file holds beside its arrays, by name."""
+    """`load_safetensors`, and the texts beside the arrays, by name."""
     data = read_file(path)
     with refusing(path, "a .safetensors file of types that NumPy has"):
         arrays = dict(sorted(safetensors.numpy.load(data).items()))
@@ -128,17 +125,12 @@ def load_safetensors_with_metadata(path: str | Path) -> tuple[dict[str, np.ndarr
         return arrays, header.get("__metadata__") or {}
 
 
-def save_safetensors(
-    arrays: Mapping[str, np.ndarray], path: str | Path, metadata: Mapping[str, str] | None = None
-) -> None:
-    """Write `arrays`, whole or not at all; unlike a pickle such a file cannot carry code.
-
-    The bytes are the same each time, with one text in `metadata` at most: the order of several is random.
-    """
+def save_safetensors(arrays: Arrays, path: str | Path, metadata: dict[str, str] | None = None) -> None:
+    """Write `arrays`, whole or not at all; with several texts in `metadata` their order is random."""
     # safetensors writes the memory behind an array as it lies, transposed or not.
     contiguous = {name: np.asarray(array, order="C") for name, array in arrays.items()}
     with atomic_path(path) as temporary:
-        temporary.write_bytes(safetensors.numpy.save(contiguous, dict(metadata) if metadata else None))
+        temporary.write_bytes(safetensors.numpy.save(contiguous, metadata))
 
 
 def _sync(path: Path) -> None:
@@ -167,8 +159,7 @@ def read_file(path: str | Path, what: str = "file") -> bytes:
 def refusing(path: str | Path, expected: str, fix: str = "fetch or write it again") -> Iterator[None]:
     """Whatever is raised in this context is a UserError that refuses `path`, and says what was `expected` of it.
 
-    It is for the parsing of a file and nothing else: damaged ones make parsers raise nearly any type. They warn, too,
-    which would be more lines than the one.
+    For the parsing of a file alone: damaged ones make parsers raise nearly any type, and warn.
     """
     try:
         with warnings.catch_warnings():
@@ -180,11 +171,8 @@ def refusing(path: str | Path, expected: str, fix: str = "fetch or write it agai
 
 
 def most_memory(size: int) -> int:
-    """The bytes that the content of a file of `size` bytes may take; what says that it takes more is refused.
-
-    Tensors that share memory count each, since copies do not share it. 256 MB are more than is worth refusing.
-    """
-    return 8 * size + 2**28
+    """The bytes that the content of a file of `size` bytes may take; tensors that share memory count each."""
+    return 8 * size + 2**28  # a quarter of a gigabyte more is not worth a refusal
 
 
 def unzip(data: bytes) -> dict[str, bytearray]:
@@ -207,14 +195,14 @@ def unzip(data: bytes) -> dict[str, bytearray]:
 
 
 def _npy_header(stream: io.BytesIO) -> tuple[tuple[int, ...], bool, np.dtype]:
-    """(shape, whether it lies in Fortran's order, dtype) of the .npy in `stream`, which then is at its content."""
+    """(shape, whether it is in Fortran's order, dtype) of the .npy in `stream`, which then is at its content."""
     version = npy_format.read_magic(stream)
     read = npy_format.read_array_header_1_0 if version == (1, 0) else npy_format.read_array_header_2_0
     return read(stream)
 
 
-def _array(data: bytes | _Bytes, dtype: np.dtype, shape: tuple[int, ...], fortran: bool) -> np.ndarray:
-    """An array of numbers made of `data`, which must hold exactly that many."""
+def _array(shape: tuple[int, ...], fortran: bool, dtype: np.dtype, data: bytes | _Bytes) -> np.ndarray:
+    """The array of numbers, exactly as many as `data` must hold."""
     if dtype.kind not in "biufc":
         raise ValueError(f"it holds an array of {dtype}")
     content = data.text.encode("latin1") if isinstance(data, _Bytes) else data
@@ -222,10 +210,7 @@ def _array(data: bytes | _Bytes, dtype: np.dtype, shape: tuple[int, ...], fortra
 
 
 class StandIn:
-    """What a pickle gets in place of a callable.
-
-    A pickle may also set the attributes of whatever it got, except where that has a `__setstate__`.
-    """
+    """What a pickle gets in place of a callable; without a `__setstate__` it could set the attributes, too."""
 
     def __setstate__(self, state: Any) -> None:
         raise ValueError("it sets attributes")
@@ -254,26 +239,24 @@ class _Dtype(StandIn):
 
 
 class Array(StandIn):
-    """For what makes an array. It holds what that is made of, until it is known that all arrays fit into memory.
-
-    `numpy.ndarray` and `_reconstruct` make an empty array for `__setstate__` to fill.
-    """
+    """What an array is made of, until it is known that all arrays fit into memory."""
 
     objects: list | None = None  # of an array of objects
     parts: tuple = ()  # of any other: what `_array` takes
 
-    def __init__(self, *_type_and_shape: Any) -> None: ...
+    def __init__(self, *_type_and_shape: Any) -> None:
+        """As `numpy.ndarray` and `_reconstruct`, whose array is empty until `__setstate__` fills it."""
 
     def __setstate__(self, state: tuple) -> None:
         _version, shape, dtype, fortran, data = state
         if type(data) is list:
             self.objects = data
         else:
-            self.parts = data, dtype.dtype, shape, fortran
+            self.parts = shape, fortran, dtype.dtype, data
 
     @property
     def nbytes(self) -> int:
-        return len(self.parts[0]) if self.parts else 0
+        return len(self.parts[-1]) if self.parts else 0
 
     def build(self) -> Any:
         if not self.parts:
@@ -283,7 +266,7 @@ class Array(StandIn):
 
 class _Scalar(Array):
     def __init__(self, dtype: _Dtype, data: bytes | _Bytes) -> None:
-        self.parts = data, dtype.dtype, (), False
+        self.parts = (), False, dtype.dtype, data
 
     def build(self) -> np.generic:
         return super().build()[()]
@@ -293,7 +276,7 @@ class _Buffer(Array):
     """For `_frombuffer`: how protocol 5 writes an array."""
 
     def __init__(self, data: bytes | _Bytes, dtype: _Dtype, shape: tuple[int, ...], order: str) -> None:
-        self.parts = data, dtype.dtype, shape, order == "F"
+        self.parts = shape, order == "F", dtype.dtype, data
 
 
 class _Named(StandIn):
@@ -308,7 +291,7 @@ _LEAVES = (bool, int, float, str, type(None))
 
 
 class Unpickler(pickle.Unpickler):
-    """Builds stand-ins for arrays, containers and plain values; what a pickle asks for besides is refused."""
+    """Builds stand-ins for arrays, containers and plain values, and refuses all else."""
 
     stand_ins: dict[str, type] = {
         "_codecs.encode": _Bytes,
@@ -347,7 +330,7 @@ class Unpickler(pickle.Unpickler):
 
 
 def plain(value: Any, size: int) -> Any:
-    """`value`, which a file of `size` bytes holds, with arrays for their stand-ins; shared parts stay shared."""
+    """`value`, of a file of `size` bytes, with arrays for their stand-ins; shared parts stay shared."""
     claimed = _claimed(value, {})
     if claimed > most_memory(size):
         raise ValueError(f"its content takes {claimed} bytes, more than {most_memory(size)}")
@@ -360,7 +343,7 @@ def _claimed(value: Any, done: dict[int, int]) -> int:
         if isinstance(value, Array):
             parts = value.nbytes
         elif isinstance(value, dict):
-            parts = sum(_claimed(item, done) for pair in value.items() for item in pair)
+            parts = sum(_claimed(item, done) for item in (*value, *value.values()))
         elif isinstance(value, (list, tuple)):
             parts = sum(_claimed(item, done) for item in value)
         else:

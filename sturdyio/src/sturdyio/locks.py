@@ -26,7 +26,7 @@ PATIENCE = 30.0  # seconds without one after which a process of another machine 
 
 
 def here() -> str:
-    """Where the numbers of processes are this one's: the machine, and on Linux its boot and the container, too."""
+    """The place in which a process number names one process: the machine, on Linux its boot and the container, too."""
     host = re.sub(r"[^A-Za-z0-9]", "_", socket.gethostname())[:40]
     try:
         system = Path("/proc/sys/kernel/random/boot_id").read_text() + os.readlink("/proc/self/ns/pid")  # noqa: PTH115
@@ -59,9 +59,9 @@ def is_gone(place: str, pid: int) -> bool:
 class FolderLock:
     """Keeps a folder for this process, as a context, against others of this machine and of those that share the folder.
 
-    FOLDER/run.lock says who has it, and is touched every BEAT seconds. One whose process is gone is taken over: at once
-    where that ran on this machine, else when nobody has touched it for PATIENCE seconds, about which `say` gets a line.
-    Raises UserError, which names the process that has the folder.
+    FOLDER/run.lock says who has it, and is touched every BEAT seconds. It is taken over at once if its process ran here
+    and is gone, else when nobody has touched it for PATIENCE seconds, about which `say` gets a line. Raises UserError,
+    which names the process that has the folder.
     """
 
     def __init__(self, folder: str | Path, say: Callable[[str], None] = print) -> None:
@@ -74,31 +74,31 @@ class FolderLock:
 
     def __enter__(self) -> FolderLock:
         while not _create(self.path, self.text):
-            text = _read(self.path)
+            _, text = _sign_of_life(self.path)
             if not text and not self.path.exists():  # it has just been released
                 continue
             if not self._is_left(text):
-                raise UserError(
-                    f"output folder {self.path.parent} is in use by {_owner(text)}: wait until that ends, "
-                    "or choose another with --output-dir"
-                )
+                use = f"output folder {self.path.parent} is in use by {_owner(text)}"
+                raise UserError(f"{use}: wait until that ends, or choose another with --output-dir")
             self._remove(text)
         threading.Thread(target=self._beat, daemon=True).start()
         return self
 
     def __exit__(self, *_error: object) -> None:
         self.ended.set()
-        if _read(self.path) == self.text:
+        if self._is_ours():
             self.path.unlink(missing_ok=True)
 
     def check(self) -> None:
         """Raise UserError if another process has taken the folder over, since this one stood still for so long."""
-        text = _read(self.path)
+        _, text = _sign_of_life(self.path)
         if text not in ("", self.text):
-            raise UserError(
-                f"output folder {self.path.parent} was taken over by {_owner(text)}, since this run stood still "
-                f"for more than {PATIENCE:g} s: go on with one of the two"
-            )
+            taken = f"output folder {self.path.parent} was taken over by {_owner(text)}"
+            still = f"since this run stood still for more than {PATIENCE:g} s"
+            raise UserError(f"{taken}, {still}: go on with one of the two")
+
+    def _is_ours(self) -> bool:
+        return _sign_of_life(self.path)[1] == self.text
 
     def _is_left(self, text: str) -> bool:
         """Whether the lock with this text was left by a process that is gone."""
@@ -112,15 +112,14 @@ class FolderLock:
     def _remove(self, text: str) -> None:
         """Remove the lock, if it still has this text: of several that find one left, the first takes it over.
 
-        One at a time looks and removes, else a second would remove the lock of who was first. A lock is not taken away
-        to look at it: a third would find none.
+        One at a time looks and removes, else a second would remove the first one's new lock.
         """
         turn = self.path.with_name(f".{NAME}.turn")
         while not _create(turn, ""):
             if _is_silent(turn):  # it is of one that was killed in between
                 turn.unlink(missing_ok=True)
         try:
-            if _read(self.path) == text:
+            if _sign_of_life(self.path)[1] == text:
                 self.path.unlink(missing_ok=True)
         finally:
             turn.unlink(missing_ok=True)
@@ -128,7 +127,7 @@ class FolderLock:
     def _beat(self) -> None:
         while not self.ended.wait(BEAT):
             with suppress(OSError):
-                if _read(self.path) == self.text:
+                if self._is_ours():
                     os.utime(self.path)
 
 
@@ -154,23 +153,20 @@ def _is_silent(path: Path) -> bool:
     return True
 
 
-def _read(path: Path) -> str:
-    """What a lock says; "" if it is not there, cannot be read, or is being written."""
-    found = _sign_of_life(path)
-    return found[1] if found else ""
+def _sign_of_life(path: Path) -> tuple[int, str]:
+    """(when a lock was last touched, what it says), (-1, "") if it cannot be read; a lock being written says "".
 
-
-def _sign_of_life(path: Path) -> tuple[int, str] | None:
-    """(the time of the last touch, what a lock says); opened, since a network file system else answers from memory."""
+    The file is opened, since a network file system else answers from memory.
+    """
     try:
         with path.open(encoding="utf-8", errors="replace") as file:
             return os.fstat(file.fileno()).st_mtime_ns, file.read()
     except OSError:
-        return None
+        return -1, ""
 
 
 def _parse(text: str) -> dict | None:
-    """The owner that a lock names; None if it is no lock."""
+    """The owner that a lock names, if it is one."""
     try:
         owner = json.loads(text)
         texts = [owner[key] for key in ("host", "since", "place", "start")]
@@ -181,6 +177,5 @@ def _parse(text: str) -> dict | None:
 
 
 def _owner(text: str) -> str:
-    """The owner that a lock names, for a reader."""
     owner = _parse(text)
     return f"process {owner['pid']} on {owner['host']} since {owner['since']}" if owner else "an unknown process"

@@ -1,8 +1,8 @@
 """PyTorch's files, `.pth`, read without torch.load.
 
-torch.load(weights_only=True) runs no code either. But it calls constructors with what the file says, so that a file of
-a few hundred bytes takes gigabytes, and what it raises for a damaged one may be of any type. Here the pickle finds
-stand-ins, and every tensor is checked against the bytes that are there before it is made (see files.py).
+torch.load(weights_only=True) runs no code either. But it calls constructors with what the file says, so that a few
+hundred bytes take gigabytes, and it raises any type for a damaged file. Here the pickle finds stand-ins, and every
+tensor is checked against the bytes that are there before it is made (see files.py).
 
     zip      NAME/data.pkl, a pickle; NAME/data/KEY, the memory of one or several tensors; NAME/byteorder
     legacy   pickles: a magic number, a version, the machine, the content, the keys; then the memory of each key:
@@ -43,10 +43,9 @@ DTYPES = {name: name for name in (*STORAGES.values(), "uint16", "uint32", "uint6
 
 
 def load_pth(path: str | Path) -> dict[str, Any]:
-    """What `torch.save` wrote: tensors on the CPU, containers and plain values by name, nested as they were.
+    """What `torch.save` wrote: tensors on the CPU, containers and plain values by name, nested and shared as they were.
 
-    Tensors that shared memory do so here. Raises UserError for a file that is damaged, holds code or no dict, or says
-    that it takes more than `files.most_memory`.
+    Raises UserError for a file that is damaged, holds code or no dict, or takes more than `files.most_memory`.
     """
     import torch  # noqa: F401 - where it is missing the file is not to blame
 
@@ -97,15 +96,11 @@ class _Dict(dict):
 
 
 class _Device(StandIn):
-    """For `torch.device`: its name."""
-
     def __new__(cls, *name: Any) -> str:
         return ":".join(map(str, name))
 
 
-class _Kind(StandIn):
-    """For a type of memory, and for a dtype."""
-
+class _Kind(StandIn):  # of memory, or a dtype
     def __init__(self, name: str) -> None:
         import torch
 
@@ -113,8 +108,6 @@ class _Kind(StandIn):
 
 
 class _Storage(StandIn):
-    """Memory as tensors see it: the number and the dtype of its elements."""
-
     def __init__(self, dtype: torch.dtype, key: str, numel: int, memory: dict[str, bytearray | torch.Tensor]) -> None:
         if type(key) is not str or type(numel) is not int or numel < 0:
             raise ValueError(f"its memory {key!r:.40} has {numel!r:.40} elements")
@@ -122,7 +115,6 @@ class _Storage(StandIn):
         self.nbytes = numel * dtype.itemsize
 
     def content(self) -> torch.Tensor:
-        """Its bytes, which all tensors in it share."""
         import torch
 
         found = self.memory.get(self.key, b"")
@@ -153,8 +145,6 @@ class _Tensor(Array):
 
 
 class _Parameter(StandIn):
-    """For `_rebuild_parameter`: its tensor."""
-
     def __new__(cls, tensor: _Tensor, *_requires_grad_and_hooks: Any) -> _Tensor:
         return tensor
 

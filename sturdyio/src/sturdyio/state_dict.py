@@ -1,4 +1,4 @@
-"""What a weight file must be before it is loaded: every key, no other key, every shape and dtype, finite values."""
+"""What a weight file must be before it is loaded: exactly the model's keys, shapes and dtypes, and finite values."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from sturdyio.cli import UserError, existing_file, printable
-from sturdyio.files import load_safetensors, read_file
+from sturdyio.files import Arrays, load_safetensors, read_file
 
 
 def hash_in_name(path: Path) -> str | None:
@@ -21,19 +21,15 @@ def hash_in_name(path: Path) -> str | None:
 
 
 def check_hash(path: Path) -> None:
-    """Raise UserError when the name carries a hash, as in `mobilenet_v3_small-047dcff4.pth`, that the bytes lack.
-
-    The hash is the start of the file's SHA-256, which is torch.hub's convention.
-    """
+    """Raise UserError when the name carries a hash that the bytes lack: the start of their SHA-256, as of torch.hub."""
     named = hash_in_name(path)
     if named is None:
         return
     actual = hashlib.sha256(read_file(path, "weights")).hexdigest()
     if not actual.startswith(named):
-        raise UserError(
-            f"weights {path} are damaged: their SHA-256 starts {actual[: len(named)]}, the name says {named}; "
-            "fetch them again, or rename them if that is no hash"
-        )
+        damage = f"their SHA-256 starts {actual[: len(named)]}, the name says {named}"
+        fix = "fetch them again, or rename them if that is no hash"
+        raise UserError(f"weights {path} are damaged: {damage}; {fix}")
 
 
 def read_state_dict(
@@ -45,8 +41,7 @@ def read_state_dict(
 ) -> dict[str, np.ndarray]:
     """The state_dict in `path`, as arrays; the model's if it is a checkpoint of a training run.
 
-    Files of `suffixes` are read by `load`, which gives tensors of type `kind`. Raises UserError when the file is
-    missing, damaged, of another kind, or holds anything but arrays.
+    `load` reads files of `suffixes`, and gives tensors of type `kind`. Raises UserError for any other file or content.
     """
     path = existing_file(path, "weights")
     check_hash(path)
@@ -57,25 +52,21 @@ def read_state_dict(
         raise UserError(f"weights {path} are not {kinds} or .safetensors: convert them to one of these")
     content = load(path)
     state_dict = content.get("model", content)
-    if not isinstance(state_dict, dict) or not all(
-        isinstance(name, str) and isinstance(value, kind) for name, value in state_dict.items()
-    ):
+    items = state_dict.items() if isinstance(state_dict, dict) else [(None, None)]
+    if not all(isinstance(name, str) and isinstance(value, kind) for name, value in items):
         raise UserError(f"weights {path} are no state_dict: save model.state_dict(), tensors by name")
     try:
         return to_arrays(state_dict)
     except (TypeError, RuntimeError, NotImplementedError, MemoryError) as error:  # bfloat16, sparse, quantized, ...
-        raise UserError(
-            f"weights {path} hold tensors that are no plain arrays ({error}): save them as float32"
-        ) from error
+        problem = f"weights {path} hold tensors that are no plain arrays ({error})"
+        raise UserError(f"{problem}: save them as float32") from error
 
 
-def check_state_dict(
-    given: Mapping[str, np.ndarray],
-    expected: Mapping[str, np.ndarray],
-    what: str,
-    fix: str = "check which model and framework they are for",
-) -> None:
-    """Raise UserError, naming the first offender of each kind and the `fix`, unless `given` fits `expected` exactly."""
+FIX = "check which model and framework they are for"
+
+
+def check_state_dict(given: Arrays, expected: Arrays, what: str, fix: str = FIX) -> None:
+    """Raise UserError, naming the first offender of each kind and the `fix`, unless `given` fits `expected`."""
     common = [key for key in expected if key in given]
     offenders = {
         "missing": [key for key in expected if key not in given],
