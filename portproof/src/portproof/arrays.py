@@ -23,8 +23,7 @@ def tiles(shape: tuple[int, ...]) -> Iterator[tuple[slice, slice]]:
 def in_rows(array: np.ndarray, dtype: npt.DTypeLike = None, copy: bool = False) -> np.ndarray:
     """The array, in C order, in that dtype, or its own; a copy if it is not that already, or if one is asked for.
 
-    A matrix is copied a tile at a time: with rows of many kilobytes, one that is turned whole misses the cache at every
-    element.
+    A matrix is copied a tile at a time: turned whole, long rows miss the cache at every element.
     """
     dtype = np.dtype(dtype or array.dtype)
     if array.flags.c_contiguous or array.ndim != 2:
@@ -64,10 +63,7 @@ def largest_difference(first: np.ndarray, second: np.ndarray) -> float:
 
 
 def same_bits(first: np.ndarray, second: np.ndarray) -> bool:
-    """Whether both have the same dtype and shape, and the same bits in every element: -0.0 is not 0.0, NaN is NaN.
-
-    Never of elements of more than 8 bytes.
-    """
+    """Whether dtype, shape and all bits are the same: -0.0 is not 0.0, NaN is NaN. Never above 8 bytes an element."""
     size = first.dtype.itemsize
     if first.dtype != second.dtype or first.shape != second.shape or size > 8:
         return False

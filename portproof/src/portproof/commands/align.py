@@ -48,31 +48,21 @@ OF_THE_WHOLE = ("save_map", "save_weights", "print_map", "loss")  # what --locat
 def get_args_parser() -> argparse.ArgumentParser:
     parser = ArgumentParser(prog=PROG, description=__doc__, formatter_class=HelpFormatter)
     add = parser.add_argument
+    file, pair = {"metavar": "FILE"}, {"nargs": 2, "metavar": ("REF", "PORT")}
+    labels = {"action": "append", "metavar": "SHAPE[:DTYPE[:HIGH]]"}
     add_flags(parser, *PAIR, "--seed", "--inputs")
-    add("--weights", metavar="FILE", help="the reference's weights, for both sides, instead of probe weights")
-    add("--port-weights", metavar="FILE", help="the port's own .pdparams or .safetensors, compared with --weights too")
+    add("--weights", help="the reference's weights, for both sides, instead of probe weights", **file)
+    add("--port-weights", help="the port's own .pdparams or .safetensors, compared with --weights too", **file)
     add_flags(parser, "--device", *JUDGED)
     add("--locate-only", action="store_true", help="run each module alone without judging the whole")
     add("--print-map", action="store_true", help="print which module of the port stands for which of the reference")
-    add("--save-map", metavar="FILE", help="write that as YAML, as --map reads it")
-    add(
-        "--save-weights",
-        metavar="FILE",
-        help="write the port's weights, mapped from the reference's --weights, as .pdparams or .safetensors",
-    )
-    pair = {"nargs": 2, "metavar": ("REF", "PORT")}
+    add("--save-map", help="write that as YAML, as --map reads it", **file)
+    mapped = "mapped from the reference's --weights"
+    add("--save-weights", help=f"write the port's weights, {mapped}, as .pdparams or .safetensors", **file)
     add("--loss", help="PKG.MOD:FUNCTION of (output, labels) of each side: compare steps of training too", **pair)
-    add(
-        "--labels",
-        action="append",
-        metavar="SHAPE[:DTYPE[:HIGH]]",
-        help="shape of what --loss takes after the output, such as 8:int64:10; may be repeated",
-    )
-    add(
-        "--optimizer",
-        help="PKG.MOD:FACTORY(KEYWORD=VALUE, ...) of each side's, which gets the parameters; else SGD, rate 0.01",
-        **pair,
-    )
+    add("--labels", help="shape of what --loss takes after the output, such as 8:int64:10; may be repeated", **labels)
+    factory = "PKG.MOD:FACTORY(KEYWORD=VALUE, ...)"
+    add("--optimizer", help=f"{factory} of each side's, which gets the parameters; else SGD, rate 0.01", **pair)
     add("--steps", type=positive_int, default=3, help="how many steps of training are compared with --loss")
     return parser
 
@@ -110,18 +100,17 @@ def main(args: argparse.Namespace) -> int:
         backend("paddle").load_weights(port, args.port_weights, "port weights")
     train = _training(args, inputs) if args.loss else None
     print(f"{args.port} against {args.ref}, {args.device}, seed {args.seed}, {weights} weights", flush=True)
-    options = judging_options(args)
-    where = {"seed": args.seed, "device": args.device}
+    options = {**judging_options(args), "names": names, "weights": weights, "seed": args.seed, "device": args.device}
     if args.locate_only:
         from portproof.ladder.pairs.pair import Options
         from portproof.ladder.pairs.whole import search
 
         with shown(PROG), staying():
-            location, notes = search(ref, port, inputs, Options(names, weights, **options, **where))
+            location, notes = search(ref, port, inputs, Options(**options))
         print(*notes, *(location.lines() if location else [NOT_LOCATED]), sep="\n")
         return FAIL if location else exit_status(DONE)
     with shown(PROG), staying():
-        verdict = align(ref, port, inputs, names=names, weights=weights, **options, **where)
+        verdict = align(ref, port, inputs, **options)
     print(verdict, flush=True)
     if args.print_map:
         print(*map_lines(verdict.names), sep="\n")
@@ -144,7 +133,6 @@ def main(args: argparse.Namespace) -> int:
 
 
 def map_lines(names: NameMap) -> list[str]:
-    """Which module of the port stands for which of the reference, and which call where a module has no weights."""
     calls = {label: port for label, port in names.calls.items() if label.partition("#")[0] not in names.modules}
     lines = []
     for title, pairs in (("modules with weights", names.modules), ("calls of other modules", calls)):
@@ -153,7 +141,7 @@ def map_lines(names: NameMap) -> list[str]:
 
 
 def save_map(names: NameMap, path: str) -> None:
-    """Write the map as --map reads it; raises UserError where none was chosen, and if it cannot be."""
+    """Write the map as --map reads it; raises UserError where none was chosen, and where it cannot be written."""
     if names.ambiguous:
         raise UserError(f"no map is written to {path}, since none was chosen: say in --map which is which")
     save_text(map_text(names), Path(path))
@@ -161,7 +149,7 @@ def save_map(names: NameMap, path: str) -> None:
 
 
 def save_weights(ref: Any, port: Any, names: NameMap, args: argparse.Namespace) -> None:
-    """Write the reference's weights as the port's; raises UserError where either has a tensor that the other lacks."""
+    """Write the reference's weights as the port's; raises UserError if one side has a tensor that the other lacks."""
     from portproof.mapping.conversion import convert_state_dict
 
     if names.ambiguous or names.problems:
@@ -174,7 +162,7 @@ def save_weights(ref: Any, port: Any, names: NameMap, args: argparse.Namespace) 
 
 
 def _training(args: argparse.Namespace, inputs: Inputs) -> Callable[..., Verdict]:
-    """What compares the steps of training that the flags name, as function of the pair, its map and weights."""
+    """What compares the steps of training that the flags name."""
     from portproof import ladder
     from portproof.ladder.pairs.named import model_factory, named_function
 

@@ -69,19 +69,15 @@ def add_flags(parser: argparse.ArgumentParser, *names: str, **changed: Any) -> N
 
 
 def judging_options(args: argparse.Namespace) -> dict[str, Any]:
-    """The keywords of `portproof.align` that these flags stand for; raises UserError for a --match that is none."""
+    """The keywords of `portproof.align` for the flags JUDGED; raises UserError for a --match that is none."""
     outputs = {}
     for text in args.match:
         name, equals, port_name = text.partition("=")
         if not equals:
             raise UserError(f"--match {text!r} is no REF=PORT, such as logits=out")
         outputs[name] = port_name
-    return {
-        "modes": MODES[args.mode],
-        "precisions": PRECISIONS[args.precision],
-        "leave_out": args.leave_out,
-        "outputs": outputs,
-    }
+    precisions = PRECISIONS[args.precision]
+    return {"modes": MODES[args.mode], "precisions": precisions, "leave_out": args.leave_out, "outputs": outputs}
 
 
 def add_file_arguments(parser: argparse.ArgumentParser, frameworks: Sequence[str]) -> None:
@@ -95,7 +91,7 @@ def add_file_arguments(parser: argparse.ArgumentParser, frameworks: Sequence[str
 
 
 def check_files(args: argparse.Namespace) -> None:
-    """Raise UserError for what is wrong with `add_file_arguments`' and can be seen without opening a file."""
+    """Raise UserError for what is wrong with the files' names."""
     source, target = args.input_file, args.output_file
     if args.source == args.target:
         raise UserError(f"--from and --to are both {args.source}: name the two frameworks")
@@ -146,7 +142,7 @@ def load_models(args: argparse.Namespace, judged: bool = False) -> tuple[Any, An
 
 
 def load_given_inputs(args: argparse.Namespace, frameworks: Sequence[str]) -> Inputs:
-    """The inputs that --input or --inputs, and --seed say; raises UserError too where a framework has no --device."""
+    """The inputs that the flags say; raises UserError, also where one of the frameworks has no such --device."""
     file = getattr(args, "inputs", None)
     if file and args.input:
         raise UserError("--inputs are the inputs themselves, --input their shapes: give one of the two")

@@ -38,7 +38,7 @@ def get_args_parser() -> argparse.ArgumentParser:
 
 
 def read(path: str, what: str) -> dict[str, np.ndarray]:
-    """A file's arrays by name; raises UserError for a file that is missing, damaged or holds anything else."""
+    """A file's arrays by name; raises UserError for a file that holds anything else."""
     suffix = existing_file(path, what).suffix
     if suffix == ".safetensors":
         return load_safetensors(path)
@@ -60,10 +60,8 @@ def atol_of(args: argparse.Namespace, ref: dict[str, np.ndarray]) -> dict[str, f
         for name, array in floats.items():
             exact = fp64_ref.get(name)
             if exact is None or exact.shape != array.shape or exact.dtype != wide[name]:
-                raise UserError(
-                    f"fp64 reference {args.fp64_ref} has no {wide[name].__name__} {name} of shape {array.shape}:"
-                    " write it again"
-                )
+                what = f"{wide[name].__name__} {name} of shape {array.shape}"
+                raise UserError(f"fp64 reference {args.fp64_ref} has no {what}: write it again")
         atol = kernel_atol({name: fp64_ref[name] for name in floats}, floats)
     return dict.fromkeys(ref, 0.0) | atol
 

@@ -43,9 +43,8 @@ def main(args: argparse.Namespace) -> int:
         backend_of_side(port, "paddle").load_weights(port, args.port_weights, "port weights")
     options = judging_options(args) | ({"modes": None} if args.mode == "both" else {})
     print(f"{args.port} against {args.recording}, {args.device}", flush=True)
+    options |= {"names": names, "own_weights": bool(args.port_weights), "device": args.device}
     with shown(PROG), staying():
-        verdict = judge(
-            port, recording, names=names, own_weights=bool(args.port_weights), **options, device=args.device
-        )
+        verdict = judge(port, recording, **options)
     print(verdict, flush=True)
     return exit_status(verdict)

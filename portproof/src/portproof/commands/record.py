@@ -34,12 +34,8 @@ def get_args_parser() -> argparse.ArgumentParser:
     add("--weights", metavar="FILE", help="the reference's weights, instead of probe weights")
     add_flags(parser, "--device", help="where the reference runs")
     add_flags(parser, "--mode", help="which modes are recorded")
-    add(
-        "--modules",
-        action="append",
-        metavar="NAME",
-        help="module of the reference: only these, and all in them, are recorded to be run alone; may be repeated",
-    )
+    alone = "only these, and all in them, are recorded to be run alone"
+    add("--modules", action="append", metavar="NAME", help=f"module of the reference: {alone}; may be repeated")
     add("--max-size", type=size, metavar="SIZE", help="write nothing that is larger, such as 100MB")
     add("--output", metavar="FILE", help="what to write, such as net.ref.safetensors", **REQUIRED)
     return parser

@@ -49,7 +49,7 @@ def dead_branches(activation_inputs: Mapping[str, np.ndarray], types: Mapping[st
 def branch_flips(
     first: Mapping[str, np.ndarray], second: Mapping[str, np.ndarray], types: Mapping[str, str]
 ) -> dict[str, int]:
-    """{activation: how many of its inputs lie on different sides of a kink in two runs}, where there are any."""
+    """{activation: how many of its inputs two runs have on different sides of a kink}, where there are any."""
     counts = {
         name: sum(int(((x > kink) != (second[name] > kink)).sum()) for kink in KINKS[types[name]])
         for name, x in first.items()

@@ -8,22 +8,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping
+from functools import partial
 
 import numpy as np
 
 from portproof.arrays import largest, largest_difference
 
-from .verdict import FAIL, PASS, REFUSED, Item, Row, Verdict, Worst
+from .verdict import FAIL, NOTHING, PASS, REFUSED, Item, Row, Verdict, Worst
 
 
 def _error(ref: np.ndarray, port: np.ndarray) -> np.ndarray:
-    """|ref - port| in float64, of complex numbers the modulus.
-
-    Whole numbers are subtracted exactly first, which float64 cannot do above 2^53.
-    """
-    if ref.dtype.kind in "iu":
+    """|ref - port| in float64, of complex numbers the modulus."""
+    if ref.dtype.kind in "iu":  # exactly, which float64 cannot do above 2^53; modulo 2^64, in which any difference fits
         larger, smaller = np.maximum(ref, port).astype(np.uint64), np.minimum(ref, port).astype(np.uint64)
-        return np.subtract(larger, smaller).astype(np.float64)  # modulo 2^64, in which the difference fits
+        return np.subtract(larger, smaller).astype(np.float64)
     if ref.dtype.kind in "fc":
         wide = np.float64 if ref.dtype.kind == "f" else np.complex128
         with np.errstate(over="ignore", invalid="ignore"):  # an infinite difference is outside every limit
@@ -37,50 +35,41 @@ def _worst(ref: np.ndarray, port: np.ndarray, error: np.ndarray, outside: np.nda
     return Worst(tuple(int(i) for i in index), ref[index].item(), port[index].item(), int(outside.sum()), ref.size)
 
 
-def _compare_exact(item: Item, ref: np.ndarray, port: np.ndarray) -> Row:
-    unequal, error = np.asarray(ref != port), _error(ref, port)
-    status = FAIL if unequal.any() else PASS
-    worst = _worst(ref, port, np.where(unequal, error, -1.0), unequal) if unequal.any() else None
-    return Row(item, status, ref.shape, float(error.max()), 0.0, worst=worst)
-
-
-def _compare_close(
-    item: Item, ref: np.ndarray, port: np.ndarray, difference: float, atol: float, expected_zero: bool
-) -> Row:
-    scale = largest(ref)
-    if not difference <= atol:
-        error = _error(ref, port)
-        return Row(item, FAIL, ref.shape, difference, atol, scale, worst=_worst(ref, port, error, error > atol))
-    if atol >= scale and not expected_zero:
-        reason = f"limit {atol:.1e} is not below its largest value {scale:.1e}: zeros would pass"
-        return Row(item, REFUSED, ref.shape, difference, atol, scale, reason)
-    return Row(item, PASS, ref.shape, difference, atol, scale)
-
-
 def _compare_item(item: Item, ref: np.ndarray, port: np.ndarray, atol: float | None, expected_zero: bool) -> Row:
+    row = partial(Row, item, shape=ref.shape)
     for array in (ref, port):
         if array.dtype.kind not in "biufcU":
             return Row(item, FAIL, array.shape, reason=f"dtype {array.dtype} cannot be compared")
     if ref.shape != port.shape:
-        return Row(item, FAIL, ref.shape, reason=f"shape: reference {ref.shape}, port {port.shape}")
+        return row(FAIL, reason=f"shape: reference {ref.shape}, port {port.shape}")
     if ref.dtype != port.dtype and not ref.dtype.kind == port.dtype.kind == "U":
-        return Row(item, FAIL, ref.shape, reason=f"dtype: reference {ref.dtype}, port {port.dtype}")
+        return row(FAIL, reason=f"dtype: reference {ref.dtype}, port {port.dtype}")
     difference = largest_difference(ref, port) if ref.dtype.kind in "fc" else 0.0
     if not math.isfinite(difference):  # of two large numbers it may be infinite, too
         bad_ref, bad_port = (int((~np.isfinite(array)).sum()) for array in (ref, port))
         if bad_ref or bad_port:
-            return Row(item, FAIL, ref.shape, reason=f"not finite: reference {bad_ref}, port {bad_port} of {ref.size}")
+            return row(FAIL, reason=f"not finite: reference {bad_ref}, port {bad_port} of {ref.size}")
     if atol is None:
-        return Row(item, REFUSED, ref.shape, reason="no limit is given for it")
+        return row(REFUSED, reason="no limit is given for it")
     if not 0 <= atol < float("inf"):
-        return Row(item, REFUSED, ref.shape, reason=f"its limit is {atol}")
+        return row(REFUSED, reason=f"its limit is {atol}")
     if ref.size == 0:
-        return Row(item, REFUSED, ref.shape, reason="it is empty")
+        return row(REFUSED, reason="it is empty")
     if atol == 0 or ref.dtype.kind in "bU":
-        return _compare_exact(item, ref, port)
+        unequal, error = np.asarray(ref != port), _error(ref, port)
+        worst = _worst(ref, port, np.where(unequal, error, -1.0), unequal) if unequal.any() else None
+        return row(FAIL if worst else PASS, difference=float(error.max()), atol=0.0, worst=worst)
     if ref.dtype.kind in "iu":
         difference = float(_error(ref, port).max())
-    return _compare_close(item, ref, port, difference, atol, expected_zero)
+    scale = largest(ref)
+    row = partial(row, difference=difference, atol=atol, scale=scale)
+    if not difference <= atol:
+        error = _error(ref, port)
+        return row(FAIL, worst=_worst(ref, port, error, error > atol))
+    if atol >= scale and not expected_zero:
+        reason = f"limit {atol:.1e} is not below its largest value {scale:.1e}: zeros would pass"
+        return row(REFUSED, reason=reason)
+    return row(PASS)
 
 
 def compare(
@@ -104,19 +93,14 @@ def compare(
     zeros pass. Nothing to compare at all is refused.
     """
     if not ref and not port:
-        return Verdict(title, refusal="there is nothing to compare: both sides are empty")
+        return Verdict(title, refusal=f"{NOTHING}: both sides are empty")
     rows = []
-    for key, array in ref.items():
-        item = _item(key)
-        if key in port:
-            arrays = np.asarray(array), np.asarray(port[key])
+    for key, array in {**ref, **port}.items():
+        item = key if isinstance(key, Item) else Item(key)
+        if key in ref and key in port:
+            arrays = np.asarray(ref[key]), np.asarray(array)
             rows.append(_compare_item(item, *arrays, atol.get(key), key in expected_zero))
         else:
-            rows.append(Row(item, FAIL, np.shape(array), reason="the port does not have it"))
-    extra = [key for key in port if key not in ref]
-    rows += [Row(_item(key), FAIL, np.shape(port[key]), reason="the reference does not have it") for key in extra]
+            side = "port" if key in ref else "reference"
+            rows.append(Row(item, FAIL, np.shape(array), reason=f"the {side} does not have it"))
     return Verdict(title, rows, hints=hints or {})
-
-
-def _item(key: Item | str) -> Item:
-    return key if isinstance(key, Item) else Item(key)

@@ -64,7 +64,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache, cached_property, partial
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -170,28 +170,32 @@ class _Step:
 class Ruler:
     """How far each item of a port may be from `ref`, the reference's run in the precision `dtype`.
 
-    What has to be run for that is run when it is asked for: `errors()` gives the distances of the reference's float32
-    run from its float64 run; `perturbed(i)` those of the i-th perturbed run in that precision, from 1, or None where
-    there is none; `rounded()` those of float64 runs with one coefficient rounded in each. `has_float32_data` says that
-    code of either side makes tensors of float32 arrays. `input_scales`, `upstream_scale` and `update_scale` are what
-    `noise_floor` takes; `floors` are other floors than these. Items that are `exact` have to be equal. Those that
-    `must_be_judged` are refused where they cannot be, and may not be zero. Items are `decided` where another precision
-    has shown a fault: no perturbed run is asked for them.
+    `errors`, `perturbed` and `rounded` run the reference again; each is called once for each run, when it is needed.
     """
 
     ref: Items
     dtype: str = "float64"
-    errors: Callable[[], Distances] | None = None
-    perturbed: Callable[[int], Distances | None] | None = None
-    rounded: Callable[[], Sequence[Distances]] | None = None
-    has_float32_data: bool = False
+    errors: Callable[[], Distances] | None = None  # of the float32 run from the float64 run
+    perturbed: Callable[[int], Distances | None] | None = None  # of the i-th perturbed run, from 1; None: there is none
+    rounded: Callable[[], Sequence[Distances]] | None = None  # of float64 runs with one coefficient rounded in each
+    has_float32_data: bool = False  # code of either side makes tensors of float32 arrays
+    # What `noise_floor` takes, and other floors than it gives:
     input_scales: Mapping[str, float] = field(default_factory=dict)
     upstream_scale: float = 0.0
     update_scale: float = 0.0
     floors: Distances | None = None
-    exact: Collection[Item] = ()
-    must_be_judged: Collection[Item] = ()
-    decided: Collection[Item] = ()
+    exact: Collection[Item] = ()  # have to be equal
+    must_be_judged: Collection[Item] = ()  # are refused where they cannot be judged, and may not be zero
+    decided: Collection[Item] = ()  # in another precision, which has shown a fault: no perturbed run is asked for them
+
+    def __post_init__(self) -> None:
+        self._errors = cache(self.errors or dict)
+        self._perturbations = cache(lambda i: self.perturbed(i) or {})
+        self._rounded = cache(lambda: tuple(self.rounded()))  # which may be set later
+        # The largest value of every item of floats or complex numbers.
+        self._scales = {item: largest(array) for item, array in self.ref.items() if array.dtype.kind in "fc"}
+        scales = self.input_scales, self.upstream_scale, self.update_scale
+        self._floor = noise_floor(self.ref, UNIT_ROUNDOFF[self.dtype], *scales) if self.floors is None else self.floors
 
     @classmethod
     def measured(cls, ref: Items, dtype: str, again: Callable[..., Items], **options: Any) -> Ruler:
@@ -210,10 +214,7 @@ class Ruler:
         return cls(ref, dtype, **{"errors": errors, "perturbed": perturbed, **options})
 
     def compare(self, port: Items, *, title: str = "", hints: Mapping[str, str] | None = None, **facts: Any) -> Verdict:
-        """The verdict on `port`, each item by the first limit that it passes, with `facts` as fields of the items.
-
-        `hints` are as in `compare`.
-        """
+        """The verdict on `port`, each item by the first limit that it passes; `facts` become fields of the items."""
         atol = {item: self._least(item) for item in self.ref}
         zeros = {item for item in self.ref if self._is_zero(item)}
         found = {row.item: row for row in compare(self.ref, port, atol, expected_zero=zeros).rows}
@@ -227,7 +228,8 @@ class Ruler:
                 atol[item] = max(atol[item], step.limit(item))
                 if step.finds_zeros and item in self._floor and self._scales[item] <= atol[item]:
                     zeros.add(item)
-            again = compare(_only(failed, self.ref), _only(failed, port), atol, expected_zero=zeros)
+            ref_items, port_items = ({item: arrays[item] for item in failed} for arrays in (self.ref, port))
+            again = compare(ref_items, port_items, atol, expected_zero=zeros)
             found |= {row.item: replace(row, widened_by=step.name, hidden=step.hidden) for row in again.rows}
         judged = [row if row.item in zeros and row.status == PASS else self._judged(row) for row in found.values()]
         rows = [replace(row, item=replace(row.item, **facts)) for row in judged]
@@ -237,13 +239,8 @@ class Ruler:
         """Whether a perturbed run could explain an item that failed."""
         if row.item in self.decided:
             return False
-        says_nothing = draw == 1 and not self._error(row.item, np.inf) <= LOST * self._scales[row.item]
+        says_nothing = draw == 1 and not self._errors().get(row.item, np.inf) <= LOST * self._scales[row.item]
         return says_nothing or row.difference <= HOPELESS * atol
-
-    @cached_property
-    def _scales(self) -> Distances:
-        """The largest value of every item of floats or complex numbers."""
-        return {item: largest(array) for item, array in self.ref.items() if array.dtype.kind in "fc"}
 
     def _may_widen(self, item: Item) -> bool:
         return item in self._scales and item not in self.exact
@@ -264,7 +261,7 @@ class Ruler:
         return SEMANTIC_RTOL * scale + (floor if floor <= MOST_HIDDEN * scale else 0.0)
 
     def _judged(self, row: Row) -> Row:
-        """The row, not judged where its limit proves nothing."""
+        """The row, not judged if its limit proves nothing."""
         if self.dtype == "float32" and not self._scales.get(row.item, 0.0) < LARGEST_FLOAT32 / HOPELESS:
             return replace(row, status=NOT_JUDGED, reason="float32 overflows", worst=None)
         if not row.atol > 0:
@@ -293,47 +290,23 @@ class Ruler:
         if is_float32:
             return
         if self.rounded is not None:
-            yield _Step("rounded", lambda item: limits[item] + sum(run.get(item, 0.0) for run in self._rounded_runs), U)
+            yield _Step("rounded", lambda item: limits[item] + sum(run.get(item, 0.0) for run in self._rounded()), U)
         if self.has_float32_data and self.errors is not None:
             yield _Step("float32 data", lambda item: (K + 1) * self._error(item), (K + 1) * U)
         if self.update_scale:
             yield _Step("its gradient", partial(self._update_limit, limits), 2 * S * U64)
 
     def _perturbed_limit(self, i: int, item: Item) -> float:
-        change = self._perturbation(i).get(item, 0.0)
+        change = self._perturbations(i).get(item, 0.0)
         return self._least(item) + (K + 1) * change if self.dtype == "float32" else S * change
 
     def _update_limit(self, limits: Distances, item: Item) -> float:
-        """An update carries into a parameter what its gradient may be off, as it carries the largest gradient."""
+        """An update carries into a parameter what its gradient may be off."""
         gradient = replace(item, kind="gradient")
         if item.kind != "parameter" or gradient not in limits:
             return 0.0
         largest_gradient = max(scale for other, scale in self._scales.items() if other.kind == "gradient")
         return limits[gradient] * self.update_scale / largest_gradient
 
-    def _error(self, item: Item, unknown: float = 0.0) -> float:
-        """Its distance in the float32 run."""
-        return self._errors.get(item, unknown)
-
-    @cached_property
-    def _errors(self) -> Distances:
-        return self.errors() if self.errors is not None else {}
-
-    @cached_property
-    def _perturbation(self) -> Callable[[int], Distances]:
-        return cache(lambda i: self.perturbed(i) or {})
-
-    @cached_property
-    def _rounded_runs(self) -> Sequence[Distances]:
-        return self.rounded() if self.rounded is not None else ()
-
-    @cached_property
-    def _floor(self) -> Distances:
-        if self.floors is not None:
-            return self.floors
-        scales = self.input_scales, self.upstream_scale, self.update_scale
-        return noise_floor(self.ref, UNIT_ROUNDOFF[self.dtype], *scales)
-
-
-def _only(items: Collection[Item], arrays: Items) -> dict[Item, np.ndarray]:
-    return {item: arrays[item] for item in items}
+    def _error(self, item: Item) -> float:
+        return self._errors().get(item, 0.0)

@@ -12,13 +12,14 @@ from sturdyio.cli import UserError
 
 PASS, FAIL, REFUSED = 0, 1, 2  # also the exit codes of the steps
 NOT_JUDGED = 3  # of a row alone: it counts neither as passed nor as failed
+NOTHING = "there is nothing to compare"
 # The kinds of item of which one name can have several, so that the kind is printed with it.
 PRINTED_KINDS = ("gradient", "parameter", "structure", "weights")
 
 
 @dataclass(frozen=True)
 class Item:
-    """What is compared. Its fields say what it is; `str(item)`, its name in reports, is made of them and never read."""
+    """What is compared; `str(item)` is its name in reports."""
 
     name: str  # of the tensor, the module call, the statistic, ...
     kind: str = ""  # "output", "gradient", "parameter", "buffer", "loss", "lr", ...; "" for what its name says
@@ -48,7 +49,7 @@ Items = Mapping[Item, np.ndarray]
 
 
 def placed(items: Mapping[Item, Any], **facts) -> dict[Item, Any]:
-    """`items` with these fields changed: where they were computed, and under what they are shown."""
+    """`items` with these fields changed."""
     return {replace(item, **facts): value for item, value in items.items()}
 
 
@@ -65,13 +66,13 @@ class Worst:
 
 @dataclass(frozen=True)
 class Row:
-    """One item's verdict; `difference` is max|ref - port|, in which strings or booleans that differ are 1 apart."""
+    """One item's verdict; strings or booleans that differ are 1 apart."""
 
     item: Item
     status: int
     shape: tuple[int, ...] = ()
-    difference: float = float("nan")
-    atol: float = float("nan")  # the limit of `difference`
+    difference: float = float("nan")  # max|ref - port|
+    atol: float = float("nan")  # its limit
     scale: float = float("nan")  # max|ref|
     reason: str = ""  # why it failed or was refused, when not by value
     worst: Worst | None = None
@@ -82,6 +83,11 @@ class Row:
     def name(self) -> str:
         """As reports print it."""
         return str(self.item)
+
+    @property
+    def share(self) -> float:
+        """The difference as a share of the limit; where that is 0 or unknown, the difference."""
+        return self.difference / self.atol if self.atol > 0 else self.difference
 
 
 class Refused(UserError):
@@ -124,33 +130,38 @@ class Verdict:
         if self.status == FAIL:
             return False
         if self.status == REFUSED or not self.counted:
-            reason = self.refusal or (
-                self.first_failure.reason if self.first_failure else "there is nothing to compare"
-            )
+            first = self.first_failure
+            reason = self.refusal or (first.reason if first else NOTHING)
             raise Refused(f"{self.title or 'the verdict'} is refused, neither true nor false: {reason}")
         return True
 
     @property
     def counted(self) -> int:
-        """How many items were judged."""
         return len(self.judged)
 
     @property
+    def bad(self) -> list[Row]:
+        """The rows that failed or were refused."""
+        return [row for row in self.rows if row.status in (FAIL, REFUSED)]
+
+    @property
     def first_failure(self) -> Row | None:
-        """The first row that failed, or was refused, in the reference's order."""
-        bad = [row for row in self.rows if row.status == FAIL] or [row for row in self.rows if row.status == REFUSED]
-        return bad[0] if bad else None
+        """The first row that failed, or that was refused where none failed."""
+        return min(self.bad, key=lambda row: row.status, default=None)
 
 
 def joined(title: str, verdicts: Iterable[Verdict]) -> Verdict:
     """One verdict over the rows of several; none at all, or only empty ones, is refused."""
-    verdicts = list(verdicts)
-    rows = [row for verdict in verdicts for row in verdict.rows]
-    refusals = [verdict.refusal for verdict in verdicts if verdict.refusal]
-    if not rows:
-        refusals.append("there is nothing to compare")
-    hints = {kind: hint for verdict in verdicts for kind, hint in verdict.hints.items()}
-    return Verdict(title, rows, refusals[0] if refusals else "", hints=hints)
+    rows: list[Row] = []
+    hints: dict[str, str] = {}
+    refusal = ""
+    for verdict in verdicts:
+        rows += verdict.rows
+        hints |= verdict.hints
+        refusal = refusal or verdict.refusal
+    if not rows and not refusal:
+        refusal = NOTHING
+    return Verdict(title, rows, refusal, hints=hints)
 
 
 class Done:
@@ -161,9 +172,9 @@ DONE = Done()
 
 
 def exit_status(outcome: Any) -> int:
-    """The exit status of a command that ends in DONE, in a verdict, or in the verdicts of a rung or a ladder.
+    """The exit status of a command that ends in DONE, in a verdict, or in what has its `status` and `counted`.
 
-    Nothing else gives 0: it is DONE, or has passed and counted an item.
+    Only DONE gives 0, and what has passed and counted an item.
     """
     if outcome is DONE or (outcome.status == PASS and outcome.counted):
         return 0

@@ -16,7 +16,6 @@ Types = Mapping[str, str]  # of modules, by PyTorch's names
 
 
 def identity(array: np.ndarray) -> np.ndarray:
-    """The same array: both frameworks store it alike."""
     return array
 
 
@@ -47,10 +46,11 @@ RECURRENT_NAMES = [f"{kind}_{of}_l{layer}{way}" for layer, way, kind, of in RECU
 RECURRENT: Rules = {name: (name, identity) for name in RECURRENT_NAMES}
 
 RULES: dict[str, Rules] = {  # by layer type, as PyTorch names it
-    **dict.fromkeys(("Conv1d", "Conv2d", "Conv3d"), AFFINE),
-    **dict.fromkeys(("ConvTranspose1d", "ConvTranspose2d", "ConvTranspose3d"), AFFINE),
-    **dict.fromkeys(("BatchNorm1d", "BatchNorm2d", "BatchNorm3d", "SyncBatchNorm"), BATCH_NORM),
-    **dict.fromkeys(("InstanceNorm1d", "InstanceNorm2d", "InstanceNorm3d"), INSTANCE_NORM),
+    **{f"Conv{n}d": AFFINE for n in (1, 2, 3)},
+    **{f"ConvTranspose{n}d": AFFINE for n in (1, 2, 3)},
+    **{f"BatchNorm{n}d": BATCH_NORM for n in (1, 2, 3)},
+    "SyncBatchNorm": BATCH_NORM,
+    **{f"InstanceNorm{n}d": INSTANCE_NORM for n in (1, 2, 3)},
     **dict.fromkeys(("LayerNorm", "GroupNorm", "Embedding"), AFFINE),
     **dict.fromkeys(("LSTM", "GRU", "RNN"), RECURRENT),
     "Linear": LINEAR,
@@ -87,7 +87,10 @@ PADDLE_TYPES = {
 
 # MindSpore's, where it has another name.
 MINDSPORE_TYPES = {
-    **{"Dense": "Linear", "HSwish": "Hardswish", "HSigmoid": "Hardsigmoid", "SequentialCell": "Sequential"},
+    "Dense": "Linear",
+    "HSwish": "Hardswish",
+    "HSigmoid": "Hardsigmoid",
+    "SequentialCell": "Sequential",
     **{f"Conv{n}dTranspose": f"ConvTranspose{n}d" for n in (1, 2, 3)},
 }
 
@@ -117,10 +120,7 @@ def _converted(arrays: Arrays, types: Types, table: Mapping[str, Rules]) -> dict
 
 
 def torch_to_paddle(arrays: Arrays, types: Types) -> dict[str, np.ndarray]:
-    """A PyTorch state_dict's arrays under PaddlePaddle's names and layouts.
-
-    Raises UserError for a key that no rule covers.
-    """
+    """A PyTorch state_dict's arrays under PaddlePaddle's names, in its layouts; UserError: no rule covers a key."""
     return _converted(arrays, types, RULES)
 
 

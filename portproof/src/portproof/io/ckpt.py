@@ -1,9 +1,9 @@
 """MindSpore's checkpoint files, `.ckpt`, read and written without MindSpore.
 
-A file is messages of protocol buffers one after the other, each a Checkpoint of MindSpore's checkpoint.proto.
-It holds no code. But MindSpore 2.10.0 does not compare dims with the length of tensor_content: a tensor that is too
-short is filled up, one that is too long is written past the end of its memory. Read here, both are refused. Nor can
-MindSpore be imported after PaddlePaddle in one process: each brings a oneDNN of its own under one name.
+A file is messages of protocol buffers one after the other, each a Checkpoint of MindSpore's checkpoint.proto, without
+code. But MindSpore 2.10.0 does not compare dims with the length of tensor_content: it writes what is too long past the
+end of its memory. Read here, that is refused. Nor can MindSpore be imported after PaddlePaddle in one process: each
+brings a oneDNN of its own under one name.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def load_ckpt(path: str | Path) -> dict[str, np.ndarray]:
     data = read_file(path)
     expected = "plain arrays as mindspore.save_checkpoint writes them"
     with refusing(path, expected, "save the network alone, neither encrypted nor with its optimizer"):
-        return _arrays(_checked(data))
+        return _arrays(data)
 
 
 def save_ckpt(arrays: Mapping[str, np.ndarray], path: str | Path) -> None:
@@ -77,17 +77,11 @@ def save_ckpt(arrays: Mapping[str, np.ndarray], path: str | Path) -> None:
         temporary.write_bytes(checkpoint.SerializeToString())
 
 
-def _checked(data: bytes) -> bytes:
-    """The messages, without the sum that may follow them."""
-    if data[-len(CRC) - 10 : -10] != CRC:
-        return data
-    messages = data[: -len(CRC) - 10]
-    if zlib.crc32(messages) != int.from_bytes(data[-10:], "big"):
-        raise ValueError("its bytes are not those that its CRC-32 was taken of")
-    return messages
-
-
 def _arrays(data: bytes) -> dict[str, np.ndarray]:
+    if data[-len(CRC) - 10 : -10] == CRC:
+        data, crc = data[: -len(CRC) - 10], data[-10:]
+        if zlib.crc32(data) != int.from_bytes(crc, "big"):
+            raise ValueError("its bytes are not those that its CRC-32 was taken of")
     try:
         checkpoint = Checkpoint.FromString(data)
     except DecodeError as error:
@@ -102,17 +96,13 @@ def _arrays(data: bytes) -> dict[str, np.ndarray]:
     for (name, dims, type_name), slices in parameters:
         if name in arrays:
             raise ValueError(f"it holds {name} twice")
+        if type_name not in TYPES:
+            raise ValueError(f"{name} is of the type {type_name}, which NumPy has not")
         content = b"".join(value.tensor.tensor_content for value in slices)  # above 512 MB there are several
-        arrays[name] = _array(name, dims, type_name, content)
+        dtype = np.dtype(TYPES[type_name])
+        if math.prod(dims) * dtype.itemsize != len(content):
+            raise ValueError(f"{name} has {len(content)} bytes for the shape {dims} of {type_name}")
+        arrays[name] = np.frombuffer(content, dtype).reshape(dims).copy()
     if not arrays:
         raise ValueError("it holds no parameters")
     return arrays
-
-
-def _array(name: str, dims: tuple[int, ...], type_name: str, content: bytes) -> np.ndarray:
-    if type_name not in TYPES:
-        raise ValueError(f"{name} is of the type {type_name}, which NumPy has not")
-    dtype = np.dtype(TYPES[type_name])
-    if math.prod(dims) * dtype.itemsize != len(content):
-        raise ValueError(f"{name} has {len(content)} bytes for the shape {dims} of {type_name}")
-    return np.frombuffer(content, dtype).reshape(dims).copy()

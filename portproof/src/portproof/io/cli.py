@@ -26,7 +26,7 @@ EXTRAS = {
 
 @contextmanager
 def naming_extra(extra: str = "") -> Iterator[None]:
-    """A library that is missing in this context is a UserError that names the extra, if `extra` or EXTRAS knows it."""
+    """A missing library is a UserError that names the extra, if `extra` or EXTRAS knows it."""
     try:
         yield
     except ImportError as error:
@@ -44,7 +44,7 @@ class PortError(Failed):
 def resolve(path: str, what: str, of_port: bool = False) -> Callable[..., Any]:
     """What "PKG.MOD:NAME" names; raises UserError, which calls it `what`, if it is not there or cannot be called.
 
-    What the module itself raises is a UserError too, and a PortError if it is code `of_port`.
+    What the module itself raises is a PortError if it is code `of_port`, else a UserError.
     """
     module_name, _, name = str(path).partition(":")
     if not module_name or not name.isidentifier():

@@ -17,9 +17,9 @@ OWN_BLOCK, OWN_KEPT = 2**25, 2**26  # the most that glibc comes to by itself
 def proving() -> Iterator[None]:
     """In this context passes through models wait less for the system and for Python's collector of garbage.
 
-    Every pass lets go of about as much memory as its model has, and the next one asks for as much again. glibc gives a
-    large block back at once, and the system clears every page that it gives: half of the time of vgg16's proof. And
-    each of the collector's rounds looks through all objects of the frameworks. Afterwards both are as in any process.
+    Every pass frees about as much memory as the next one asks for. glibc gives large blocks back at once, and the
+    system clears every page that it gives: half of the time of vgg16's proof. And each round of the collector looks
+    through all objects of the frameworks.
     """
     libc = ctypes.CDLL(None) if sys.platform == "linux" else None
     has_glibc = hasattr(libc, "mallopt") and hasattr(libc, "malloc_trim")

@@ -18,18 +18,15 @@ def count_pass() -> None:
 
 @contextmanager
 def shown(title: str) -> Iterator[None]:
-    """Show passes in this context as a bar on stderr, where that is a terminal and tqdm is installed.
-
-    A warning of the same text and category is shown once, wherever it is raised.
-    """
+    """Show passes as a bar on stderr, where that is a terminal and tqdm is installed, and each warning once."""
     seen = set()
     with warnings.catch_warnings(), ExitStack() as ending:
         show = warnings.showwarning
 
-        def show_once(message: Any, category: type, *args: Any, **kwargs: Any) -> None:
+        def show_once(message: Any, category: type, *where: Any, **more: Any) -> None:
             if (str(message), category) not in seen:
                 seen.add((str(message), category))
-                show(message, category, *args, **kwargs)
+                show(message, category, *where, **more)
 
         warnings.showwarning = show_once
         if sys.stderr.isatty() and find_spec("tqdm"):

@@ -1,7 +1,6 @@
-"""The files of a comparison, in reprod_log's format: one `.npy` a side, arrays by name. Written without reprod_log.
+"""The files of a comparison, in reprod_log's format, without it: one `.npy` a side, a dict of arrays by name.
 
-`reprod_log.ReprodDiffHelper().load_info` reads them; `sturdyio.files.load_npy` does too, and runs nothing that hides in
-one.
+`reprod_log.ReprodDiffHelper().load_info` and `sturdyio.files.load_npy` read them.
 """
 
 from collections.abc import Mapping
@@ -13,7 +12,7 @@ from sturdyio.files import atomic_path
 
 
 def save_record(arrays: Mapping[str, np.ndarray], path: Path) -> None:
-    """Write `arrays` to `path` as reprod_log does, a dict of them; raises UserError when it cannot be written."""
+    """Write `arrays` to `path` as reprod_log does; raises UserError when it cannot be written."""
     with atomic_path(path) as temporary:
         np.save(temporary, {name: np.asarray(array) for name, array in arrays.items()}, allow_pickle=True)
 

@@ -1,6 +1,6 @@
 """Answers as JSON with their arrays in a store, and back: one table of forms for both directions.
 
-What is read is believed no further than its form: `read` raises ValueError, KeyError or TypeError for anything else.
+`read` raises ValueError, KeyError or TypeError for what has not its form.
 """
 
 from __future__ import annotations
@@ -60,17 +60,14 @@ MAKERS = {Slot: partial(Slot, change=identity)}  # where a field that is not wri
 
 
 def text_of(value: Any) -> str:
-    """`value`; raises ValueError for what is no text, or would write on a terminal elsewhere than in its line."""
+    """`value`; raises ValueError for what is no text of one line."""
     if type(value) is not str or not value.isprintable():
         raise ValueError(f"it has {value!r:.80} for a text")
     return value
 
 
 def write(form: Any, value: Any, store: Store, like: Any = None) -> Any:
-    """`value` of that `form` as JSON, its arrays in `store`.
-
-    With `like`, what was written of the same in float64, only the largest distance from it of each array.
-    """
+    """`value` of that `form` as JSON, its arrays in `store`; of those that `like` has only the distance from it."""
     kind, inside = get_origin(form), get_args(form)
     if form in FORMS:
         fields = FORMS[form].items()
@@ -127,7 +124,7 @@ class Reader:
         return value if form in (object, MAYBE_ARRAY) else _checked(value, form)
 
     def run(self, node: Any) -> Run:
-        """The run; its tensors are whole, by the keys that they have in the model."""
+        """The run, with whole tensors."""
         self.left = self.most
         run = self.read(Run, node)
         if len(run.output) != len(run.places):

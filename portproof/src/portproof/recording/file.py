@@ -3,8 +3,7 @@
     VERSION DIGEST
     {"made_with": ..., "modules": [...], "answers": {...}, "arrays": [[DIGEST, DTYPE], ...]}
 
-Numbers in the text are places in that list of arrays. Nothing in the file is run, and nothing is believed that the
-digests do not say.
+Numbers in the text are places in that list of arrays. Nothing in the file is run.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ class Recording:
 
     @property
     def size(self) -> int:
-        """Of its file, in bytes, up to some that align it."""
+        """Of its file, in bytes, about."""
         return sum(array.nbytes + 100 for array in self.arrays.values()) + len(json.dumps(self._text))
 
     def model(self) -> RecordedModel:
@@ -58,10 +57,9 @@ class Recording:
         """
         check_name(path)
         if max_size is not None and self.size > max_size:
-            raise UserError(
-                f"recording {path} would take {megabytes(self.size)}, more than {megabytes(max_size)}: "
-                "allow more, record fewer modules to be run alone, or give smaller inputs"
-            )
+            sizes = f"{megabytes(self.size)}, more than {megabytes(max_size)}"
+            fix = "allow more, record fewer modules to be run alone, or give smaller inputs"
+            raise UserError(f"recording {path} would take {sizes}: {fix}")
         if len(self._text) > MOST_TEXT:
             size = megabytes(len(self._text))
             raise UserError(f"recording {path} lists too many runs ({size} of text): record fewer modules alone")
@@ -78,8 +76,8 @@ class Recording:
         with refusing(path, WHAT):
             found = int(first.partition(" ")[0])
         if found != VERSION:
-            age = "a newer" if found > VERSION else "an older"
-            fix = "update portproof" if found > VERSION else "record the reference again with portproof record"
+            older = "an older", "record the reference again with portproof record"
+            age, fix = ("a newer", "update portproof") if found > VERSION else older
             raise UserError(f"{path} is of {age} portproof (format {found}, not {VERSION}): {fix}")
         with refusing(path, WHAT):
             if metadata[NAME] != sealed(body):
@@ -120,12 +118,12 @@ def _as_stored(array: np.ndarray) -> np.ndarray:
 
 
 def sealed(body: str) -> str:
-    """The text of a file with this JSON: the version, and the digest of both, come before it."""
+    """The text of a file with this JSON, after the version and a digest of both."""
     digest = hashlib.blake2b(f"{VERSION}\n{body}".encode(), digest_size=16).hexdigest()
     return f"{VERSION} {digest}\n{body}"
 
 
 def megabytes(size: int) -> str:
     """A size in bytes as "12 MB", "1.2 MB" or "0.12 MB"."""
-    number = size / 1e6
-    return f"{number:.0f} MB" if number >= 10 else f"{number:.1f} MB" if number >= 1 else f"{number:.2f} MB"
+    digits = (size < 10_000_000) + (size < 1_000_000)
+    return f"{size / 1e6:.{digits}f} MB"

@@ -20,7 +20,7 @@ from sturdyio.cli import UserError
 
 
 class RecordedModel(Model):
-    """A reference that answers from a recording's `header` and `arrays`, with no other weights and no other inputs.
+    """A reference that answers from a recording's `header` and `arrays`, with its weights and inputs alone.
 
     Raises ValueError, KeyError or TypeError for a header that does not hold together.
     """
@@ -92,13 +92,12 @@ class RecordedModel(Model):
                 run = question.only_asked(self._reader.run(answer))
                 gradients = self._pieces_of(run.gradients, question.module)
                 return replace(run, gradients=gradients, buffers=self._pieces_of(run.buffers, question.module))
+        recording = f"the recording, made by portproof {self.version},"
         what = f"what {question.module or 'the model'} gives in {MODES[question.train]} mode, {question.dtype},"
-        raise UserError(
-            f"the recording, made by portproof {self.version}, does not hold {what} on these inputs: record it again"
-        )
+        raise UserError(f"{recording} does not hold {what} on these inputs: record it again")
 
     def _pieces_of(self, tensors: Mapping[str, np.ndarray], module: str) -> dict[str, np.ndarray]:
-        """The pieces of whole tensors of `module`; keys are without the module's name on both sides."""
+        """The pieces of whole tensors of `module`, whose name no key begins with."""
         prefix, found = f"{module}." if module else "", {}
         owners = {slot.key: slot.tensor for each in self._whole.values() for slot in each.slots.values()}
         for key, array in tensors.items():

@@ -1,8 +1,7 @@
 """`portproof.record`: a reference asked all that judging a port may ask of it.
 
-A port is compared with what the whole reference gives in each mode and precision, and each of its modules with what the
-reference's gives alone, on the reference's own inputs and upstream gradients. What is asked follows from the reference
-alone, so it can be answered before there is a port.
+A port is compared with the whole reference in each mode and precision, and each of its modules with the reference's
+alone, on the inputs and upstream gradients that the reference's received. So all can be asked before there is a port.
 """
 
 from __future__ import annotations
@@ -82,26 +81,21 @@ class Recorder(Model):
             "tensors": {keys[key]: put(array) for key, array in self.model.arrays().items()},
             "constants": {key: put(array) for key, array in self.model.constants().items()},
         }
-        own = self.store.nbytes
+        own = self.store.nbytes  # of weights and inputs
         self.cotangent = drawn_cotangent(self.model.run(self.inputs, "float32", False).output, options.seed)
         self.header["cotangent"] = [put(array) for array in self.cotangent]
         given = self.store.nbytes
         run = self.ask(self._whole_question("float64", False))
-        self.expected_size = self._expected_size(run, own, self.store.nbytes - given)
-
-    def _expected_size(self, run: Run, own: int, flow: int) -> int:
-        """The size that the file will have about, in bytes, from one float64 run.
-
-        `own` are the bytes of weights and inputs, `flow` those of all that flows through it. Per mode: values and their
-        gradients in both precisions, and of each layer alone its inputs' and outputs' and its weights' gradients.
-        """
+        flow = self.store.nbytes - given  # of all that flows through it
         calls = run.trace.calls.values()
         leaves = [call for call in calls if self.modules[call.name].is_leaf]
-        alone = sum(array.size for call in leaves for array in (*call.inputs, *call.outputs))
-        return own + len(self.header["modes"]) * (3 * flow + 12 * alone + 6 * own + 1500 * len(calls))
+        alone_size = sum(array.size for call in leaves for array in (*call.inputs, *call.outputs))
+        # Values and gradients in both precisions; of each layer alone the gradients of inputs, outputs and weights.
+        per_mode = 3 * flow + 12 * alone_size + 6 * own + 1500 * len(calls)
+        self.expected_size = own + len(self.header["modes"]) * per_mode  # of the file, about, in bytes
 
     def recording(self) -> Recording:
-        """Ask all, and return what was answered; raises UserError where no port could be judged by it."""
+        """Ask all; raises UserError where no port could be judged by the answers."""
         not_alone: dict[str, str] = {}
         for mode in self.header["modes"]:
             not_alone |= self._ask_mode(mode == "train")
@@ -123,8 +117,8 @@ class Recorder(Model):
         runs = self._ask_whole(train)
         check_reference(runs["float64"], train)
         if lacking := runs["float64"].trace.lacking:
-            reason = f"{lacking} has no kernel in float64, on which limits rest"
-            raise UserError(f"the reference cannot be recorded: {reason}")
+            problem = f"{lacking} has no kernel in float64, on which limits rest"
+            raise UserError(f"the reference cannot be recorded: {problem}")
         for dtype in UNIT_ROUNDOFF:
             for i in range(1, RUNS + 1):
                 self.ask(replace(self._whole_question(dtype, train), keeps=OUTPUTS, perturbation=i))
@@ -142,7 +136,7 @@ class Recorder(Model):
         return Question.of_model(self.inputs, dtype, train, self.cotangent, UPSTREAM)
 
     def _ask_whole(self, train: bool) -> dict[str, Run]:
-        """Ask for the whole model in one mode -> its runs, by precision."""
+        """The whole model's runs in one mode, by precision."""
         return {dtype: self.ask(self._whole_question(dtype, train)) for dtype in UNIT_ROUNDOFF}
 
     def _why_not(self, call: ModuleCall) -> str:
@@ -156,8 +150,8 @@ class Recorder(Model):
     def _ask_alone(self, calls: Mapping[str, ModuleCall], label: str, given: str, train: bool) -> None:
         """What is asked of one call in a run of the precision `given`.
 
-        Of a float64 run what the search for a fault asks in either precision, see `locate`. Of a float32 run what
-        judging a layer's gradients asks, and whether it differs in float64 on the same inputs, too.
+        Of a float64 run, what the search for a fault asks in either precision (see `locate`). Of a float32 run, what
+        judging a layer's gradients asks, also in float64 on the same inputs.
         """
         call = calls[label]
         is_leaf = self.modules[call.name].is_leaf
@@ -173,7 +167,7 @@ class Recorder(Model):
                 self._keep(question, False, RESULTS if serves_a_limit else ())
 
     def ask(self, question: Question) -> Run:
-        """As the model, of the whole of which all that may be asked is kept; of a perturbed run only distances."""
+        """As the model; what is answered of the whole of it is kept, of a perturbed run only distances."""
         distances = () if self.modules[""].is_leaf else GRADIENTS  # a block's float32 gradients only serve limits
         self._keep(question, True, RESULTS if question.perturbation else distances)
         return self.model.ask(question)
@@ -189,7 +183,7 @@ class Recorder(Model):
         self.answers.setdefault(question.key(self.switched_off), []).append(answer)
 
     def _kept(self, question: Question) -> list[dict[str, Any]]:
-        """The answers to it that are kept, whatever else each keeps."""
+        """The kept answers that send the same back."""
         upstream = question.upstream_key()
         answers = self.answers.get(question.key(self.switched_off), ())
         return [answer for answer in answers if answer["upstream"] == upstream]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import jinja2
 
-from portproof.compare import FAIL, PASS, REFUSED, Item, Row, Verdict
+from portproof.compare import FAIL, PASS, REFUSED, Item, Row, Verdict, joined
 from portproof.io.records import save_text
 from portproof.report import text
 from portproof.report.hints import usual_causes
@@ -26,34 +26,27 @@ def share(row: Row) -> str:
     if row.difference != row.difference:
         return "–"
     if row.atol > 0:
-        value = row.difference / row.atol
-        return f"{value:.1e}" if value >= 1000 or 0 < value < 0.001 else f"{value:.2g}"
+        return f"{row.share:.1e}" if row.share >= 1000 or 0 < row.share < 0.001 else f"{row.share:.2g}"
     return "equal" if row.difference == 0 else "unequal"
 
 
 def worst_share(verdicts: Sequence[Verdict]) -> str:
     """The largest share of a limit; items without a difference say so by their status."""
-    rows = [row for verdict in verdicts for row in verdict.rows]
+    rows = joined("", verdicts).rows
     measured = [row for row in rows if row.atol > 0 and row.difference >= 0]
     if measured:
-        return share(max(measured, key=lambda row: row.difference / row.atol))
+        return share(max(measured, key=lambda row: row.share))
     return share(max(rows, key=text.badness)) if rows else "–"
 
 
 def render_page(result: LadderResult) -> str:
     """The page of `result`; names and messages from outside are escaped."""
-    environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("portproof.report"),
-        autoescape=True,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        undefined=jinja2.StrictUndefined,
-    )
+    style = {"autoescape": True, "trim_blocks": True, "lstrip_blocks": True, "undefined": jinja2.StrictUndefined}
+    environment = jinja2.Environment(loader=jinja2.PackageLoader("portproof.report"), **style)
     functions = (failing_first, picture_row, plots_of, share, usual_causes, worst_share)
     environment.globals |= {function.__name__: function for function in functions}
-    return environment.get_template("report.html.j2").render(
-        result=result, text=text, PASS=PASS, FAIL=FAIL, REFUSED=REFUSED, STYLES=STYLES
-    )
+    environment.globals |= {"text": text, "PASS": PASS, "FAIL": FAIL, "REFUSED": REFUSED, "STYLES": STYLES}
+    return environment.get_template("report.html.j2").render(result=result)
 
 
 def write_page(result: LadderResult, path: Path) -> None:

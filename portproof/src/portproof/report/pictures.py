@@ -33,7 +33,7 @@ def _is_image(array: np.ndarray) -> bool:
 
 
 def _side(title: str, array: np.ndarray) -> Picture:
-    """One side's tensor, (3, H, W) or by mistake (H, W, 3), back from normalization to colours."""
+    """A tensor, (3, H, W) or by mistake (H, W, 3), back from normalization to colours."""
     shape = "x".join(map(str, array.shape))
     if not _is_image(array) or 3 not in (array.shape[0], array.shape[2]):
         return Picture(title, "", f"no picture: {array.dtype}, {shape}")
@@ -48,13 +48,13 @@ def _side(title: str, array: np.ndarray) -> Picture:
 
 
 def _difference(ref: np.ndarray, port: np.ndarray) -> Picture:
-    """The largest difference of each pixel's channels: dark is none, the brightest is the largest."""
+    """The largest of each pixel's channels: dark is none, the brightest is the largest of all."""
     title = "difference"
     if not (_is_image(ref) and _is_image(port) and ref.shape == port.shape):
         return Picture(title, "", f"no picture: {ref.dtype} {ref.shape} and {port.dtype} {port.shape}")
     error = np.abs(ref.astype(np.float64) - port.astype(np.float64)).max(axis=0)
     finite = error[np.isfinite(error)]
-    largest = float(finite.max()) if finite.size else 0.0
+    largest = float(finite.max(initial=0))
     share = np.nan_to_num(error / largest if largest > 0 else error, nan=1.0, posinf=1.0)
     image = Image.fromarray((np.clip(share, 0, 1) * 255).round().astype(np.uint8), "L").convert("P")
     colours = matplotlib.colormaps[COLORMAP](np.arange(256), bytes=True)[:, :3]
@@ -64,5 +64,5 @@ def _difference(ref: np.ndarray, port: np.ndarray) -> Picture:
 
 
 def picture_row(ref: np.ndarray, port: np.ndarray) -> list[Picture]:
-    """Both sides' images and their difference, of whatever shape and type the tensors are."""
+    """Both sides' images and their difference, for tensors of any shape and type."""
     return [_side("reference", ref), _side("port", port), _difference(ref, port)]

@@ -7,6 +7,7 @@ import io
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import matplotlib
 import numpy as np
@@ -60,14 +61,13 @@ class Plot:
 
 
 def _drawable(values: ArrayLike) -> np.ndarray:
-    """float64, NaN where infinite, and kept from float64's ends, near which no axis can be laid out."""
+    """float64, NaN where infinite, away from float64's ends, near which no axis can be laid out."""
     array = np.array(values, np.float64)
     array[np.isinf(array)] = np.nan
     return np.sign(array) * np.clip(np.abs(array), 0, 1e300) * (np.abs(array) >= 1e-300)
 
 
 def _to_svg(axes: Axes, label: str, salt: str) -> str:
-    """The figure as an `<svg>` element that can stand in a page beside others."""
     text = io.StringIO()
     with matplotlib.rc_context({"svg.hashsalt": salt}):
         axes.figure.savefig(text, format="svg", transparent=True)
@@ -104,14 +104,18 @@ def _mark_bad(axes: Axes, x: np.ndarray, heights: np.ndarray, bad: np.ndarray) -
     """A cross at each bad place; at the upper edge where it has no finite height above 0."""
     with_height = bad & (heights > 0)
     axes.plot(x[with_height], heights[with_height], "X", **CROSS)
-    without = x[bad & ~with_height]
-    axes.plot(without, np.full(len(without), 0.97), "X", **CROSS, transform=axes.get_xaxis_transform())
+    _mark_edge(axes, x[bad & ~with_height], 0.97, "X", **CROSS)
+
+
+def _mark_edge(axes: Axes, x: np.ndarray, height: float, mark: str, **style: Any) -> None:
+    """Marks at one `height`, as a share of the plot's."""
+    axes.plot(x, np.full(len(x), height), mark, **style, transform=axes.get_xaxis_transform())
 
 
 def depth_rows(rows: Sequence[Row]) -> list[Row]:
     """The rows to draw along the network: gradients of the first iteration if there are any, else modules.
 
-    Items that must be equal to the last bit are left out unless they fail: there is no limit to draw them against.
+    What must be equal to the last bit has no limit to be drawn, and is left out unless it fails.
     """
     rows = [row for row in rows if row.atol != 0 or row.status != PASS]
     gradients = [row for row in rows if row.item.kind == "gradient" and not row.item.iteration]
@@ -120,11 +124,7 @@ def depth_rows(rows: Sequence[Row]) -> list[Row]:
 
 @matplotlib.rc_context(RC)
 def depth_plot(title: str, rows: Sequence[Row], salt: str) -> Plot:
-    """The difference and the limit of each of `depth_rows`, in order, on a log scale.
-
-    A failing row is marked; at the upper edge if it has no finite difference. A difference of 0 is a tick at the
-    lower edge. A vertical line parts modules from the running statistics behind them.
-    """
+    """The difference and the limit of each of `depth_rows`, in order, on a log scale; 0 is a tick at the lower edge."""
     x_label = "item, in the order of execution"
     if rows[0].item.kind == "gradient":
         x_label = "gradient, from the output to the input"
@@ -135,16 +135,15 @@ def depth_plot(title: str, rows: Sequence[Row], salt: str) -> Plot:
     bad = np.array([row.status != PASS for row in rows])
     x = np.arange(1, len(rows) + 1)
     axes = _axes(x_label, "largest difference", log=True)
-    edge = axes.get_xaxis_transform()
     axes.plot(x, np.where(limit > 0, limit, np.nan), color=LIMIT, linewidth=1.4, drawstyle="steps-mid")
     good = (difference > 0) & ~bad
     axes.plot(x[good], difference[good], "o", color=DATA, markersize=2.6)
-    equal = (difference == 0) & ~bad
-    axes.plot(x[equal], np.full(equal.sum(), 0.015), "|", color=DATA, markersize=4, transform=edge)
+    _mark_edge(axes, x[(difference == 0) & ~bad], 0.015, "|", color=DATA, markersize=4)
     _mark_bad(axes, x, difference, bad)
     statistics = [i for i, row in enumerate(rows) if row.item.kind == "buffer"]
     if statistics and statistics[0] > 0:
         axes.axvline(statistics[0] + 0.5, color=INK, linewidth=0.6, linestyle=":")
+        edge = axes.get_xaxis_transform()
         axes.text(statistics[0] + 2, 0.93, "running statistics", transform=edge, fontsize=9)
     axes.set_xlim(0, len(rows) + 1)
     text = ""
@@ -155,10 +154,7 @@ def depth_plot(title: str, rows: Sequence[Row], salt: str) -> Plot:
 
 
 def shares(rows: Sequence[Row]) -> dict[str, np.ndarray]:
-    """{kind: the largest difference as a share of its limit at each iteration} of rows of an iteration.
-
-    Infinity where a row failed without a difference; NaN where there is no such row.
-    """
+    """{kind: the largest share of a limit at each iteration}; infinity: without a difference, NaN: no such row."""
     rows = [row for row in rows if row.item.iteration is not None and (row.atol > 0 or row.status != PASS)]
     curves = {}
     for kind in STYLES:
@@ -166,14 +162,14 @@ def shares(rows: Sequence[Row]) -> dict[str, np.ndarray]:
         if of_kind:
             curves[kind] = np.full(1 + max(row.item.iteration for row in of_kind), np.nan)
         for row in of_kind:
-            share = row.difference / row.atol if row.atol > 0 and row.difference >= 0 else np.inf
+            share = row.share if row.atol > 0 and row.difference >= 0 else np.inf
             curves[kind][row.item.iteration] = np.fmax(curves[kind][row.item.iteration], share)
     return curves
 
 
 @matplotlib.rc_context(RC)
 def shares_plot(title: str, curves: dict[str, np.ndarray], salt: str) -> Plot:
-    """The largest share of the limit at each iteration, a line a kind; above 1 is a failure."""
+    """The largest share of the limit at each iteration, a line a kind."""
     axes = _axes("iteration", "largest difference / limit", log=True)
     axes.axhline(1, color=LIMIT, linewidth=1.4)
     over: set[int] = set()
@@ -190,15 +186,15 @@ def shares_plot(title: str, curves: dict[str, np.ndarray], salt: str) -> Plot:
 def curve_plot(name: str, ref: ArrayLike, port: ArrayLike, salt: str) -> Plot:
     """One number an iteration, of both sides; the end of `name` says what number.
 
-    `ref` may hold several runs, (runs, n): their mean in a band from the lowest to the highest. These are by epoch.
+    By epoch, `ref` holds several runs, (runs, n): their mean, in a band from the lowest to the highest.
     """
     ref = _drawable(ref)
     x_label = "epoch" if ref.ndim == 2 else "iteration"
     what = CURVES.get(name.rpartition(", ")[2], "value")
     axes = _axes(x_label, what)
     if ref.ndim == 2:
-        band = (ref.min(axis=0), ref.max(axis=0))
-        axes.fill_between(np.arange(ref.shape[1]), *band, color=LIMIT, alpha=0.4, linewidth=0)
+        lowest, highest = ref.min(axis=0), ref.max(axis=0)
+        axes.fill_between(np.arange(ref.shape[1]), lowest, highest, color=LIMIT, alpha=0.4, linewidth=0)
         axes.plot(ref.mean(axis=0), color=LIMIT, linewidth=1.4)
     else:
         axes.plot(ref, color=LIMIT, linewidth=4, solid_capstyle="round")

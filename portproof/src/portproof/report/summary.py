@@ -37,7 +37,7 @@ from typing import Any
 
 import numpy as np
 
-from portproof.compare import FAIL, PASS, REFUSED, Item, Row, Verdict, joined
+from portproof.compare import FAIL, PASS, REFUSED, Item, Row, Verdict, Worst, joined
 from portproof.io.records import save_text
 from portproof.report.text import LAST_WORDS
 
@@ -64,13 +64,12 @@ class Findings:
 
     @property
     def counted(self) -> int:
-        """How many items were judged."""
-        return sum(verdict.counted for verdict in self.verdicts)
+        return joined(self.name, self.verdicts).counted
 
 
 @dataclass(frozen=True)
 class RungResult:
-    """What became of one rung on one model; `rung` is None where it raised, and `error` says what, in one line."""
+    """What became of one rung on one model; `rung` is None where it raised `error`, in one line."""
 
     name: str
     model: str
@@ -95,7 +94,7 @@ class RungResult:
 
 @dataclass(frozen=True)
 class LadderResult:
-    """All rungs of a run, in the order in which they ran."""
+    """All rungs of a run, in their order."""
 
     rungs: list[RungResult]
     environment: dict[str, str] = field(default_factory=dict)
@@ -108,7 +107,6 @@ class LadderResult:
 
     @property
     def counted(self) -> int:
-        """How many items were judged."""
         return sum(verdict.counted for rung in self.rungs for verdict in rung.verdicts)
 
     @property
@@ -121,14 +119,14 @@ class LadderResult:
         """The outcome in words, without the status itself."""
         if not self.rungs:
             return "No rung was run."
-        count, rung = len(self.rungs), self.first_bad
-        if rung is None:
+        count, first = len(self.rungs), self.first_bad
+        if first is None:
             return f"All {self.counted:,} items of {count} rungs are within their limits."
-        bad = sum(other.status == self.status for other in self.rungs)
-        where = f"{rung.name}, {rung.model}"
+        bad = sum(rung.status == self.status for rung in self.rungs)
+        where = f"{first.name}, {first.model}"
         if self.status == REFUSED:
             return f"{bad} of {count} rungs could not be judged; the first is {where}."
-        row = None if rung.first_bad is None else rung.first_bad.first_failure
+        row = None if first.first_bad is None else first.first_bad.first_failure
         what = f"first differs at {row.name}" if row else "raised an error"
         return f"{bad} of {count} rungs failed; the first, {where}, {what}."
 
@@ -155,12 +153,15 @@ def _version(library: str) -> str:
 
 
 def _processor() -> str:
-    """The processor's name; Python's own `platform.processor()` is empty on most Linux systems."""
+    """Its name; Python's `platform.processor()` is empty on most Linux systems."""
     with suppress(OSError):
         text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
         if found := re.search(r"^model name.*?:(.*)", text, re.M):
             return found[1].strip()
     return platform.processor() or platform.machine()
+
+
+KEYS = {"atol": "limit", "ref": "reference"}  # of fields that have another name in the file
 
 
 def _json_value(value: object) -> object:
@@ -170,27 +171,14 @@ def _json_value(value: object) -> object:
     return value
 
 
+def _fields(of: Row | Worst) -> dict[str, Any]:
+    return {KEYS.get(name, name): _json_value(value) for name, value in vars(of).items()}
+
+
 def _row_data(row: Row) -> dict[str, Any]:
-    worst = row.worst and {
-        "index": row.worst.index,
-        "reference": _json_value(row.worst.ref),
-        "port": _json_value(row.worst.port),
-        "outside": row.worst.outside,
-        "size": row.worst.size,
-    }
-    return {
-        "name": row.name,
-        "item": vars(row.item),
-        "status": LAST_WORDS[row.status],
-        "shape": row.shape,
-        "difference": _json_value(row.difference),
-        "limit": _json_value(row.atol),
-        "scale": _json_value(row.scale),
-        "reason": row.reason,
-        "widened_by": row.widened_by,
-        "hidden": row.hidden,
-        "worst": worst,
-    }
+    data = {"name": row.name, **_fields(row), "item": vars(row.item), "status": LAST_WORDS[row.status]}
+    worst = data.pop("worst")  # which comes last
+    return data | {"worst": worst and _fields(worst)}
 
 
 def _verdict_data(verdict: Verdict) -> dict[str, Any]:

@@ -1,8 +1,10 @@
 """A verdict as text: a table with one line a group of items, then the first failing item in full."""
 
+import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from itertools import groupby
+from operator import itemgetter
 
 from portproof.compare import FAIL, NOT_JUDGED, PASS, REFUSED, Item, Row, Verdict
 from portproof.report.hints import usual_causes
@@ -14,8 +16,7 @@ ORDER = (NOT_JUDGED, PASS, REFUSED, FAIL)  # the worst last
 
 def badness(row: Row) -> tuple[int, float]:
     """Sorts rows by `ORDER`, then by difference against limit, NaN above all."""
-    share = row.difference / row.atol if row.atol > 0 else row.difference
-    return ORDER.index(row.status), share if share == share else float("inf")
+    return ORDER.index(row.status), float("inf") if math.isnan(row.share) else row.share
 
 
 def shape(row: Row) -> str:
@@ -49,7 +50,7 @@ def row_line(row: Row) -> str:
 
 
 def block_of(item: Item) -> str:
-    """The label that an item is shown under: its section, iteration and kind, or the block that an output lies in."""
+    """What an item is shown under: its section, iteration and kind, or the block that an output lies in."""
     where = str(replace(item, name=""))
     if item.kind == "buffer" and not where:
         return "running statistics"
@@ -77,7 +78,7 @@ class Group:
         """The shape of a single item; of several how many there are, and how many failed or were refused."""
         if len(self.rows) == 1:
             return shape(self.worst)
-        bad = sum(row.status in (FAIL, REFUSED) for row in self.rows)
+        bad = len(Verdict("", self.rows).bad)
         return f"{bad} of {len(self.rows)} items" if bad else f"{len(self.rows)} items"
 
 
@@ -118,23 +119,21 @@ def first_difference(verdict: Verdict, types: Mapping[str, str]) -> list[str]:
     return lines
 
 
-def _share_of_scale(row: Row) -> float:
-    """The limit as a share of the item's largest value."""
-    return row.atol / max(row.scale, 1e-300)
-
-
-def limit_lines(verdict: Verdict) -> list[str]:
-    """What a reader should know of the limits: which were widened, and which items are not judged."""
+def _limit_lines(verdict: Verdict) -> list[str]:
+    """Which limits were widened, and which items are not judged."""
+    widened: dict[str, list[tuple[float, Row]]] = {}
+    for row in verdict.rows:
+        if row.widened_by and row.status == PASS:
+            share_of_scale = row.atol / max(row.scale, 1e-300)
+            widened.setdefault(row.widened_by, []).append((share_of_scale, row))
     lines = []
-    widened = [row for row in verdict.rows if row.widened_by and row.status == PASS]
-    for word in dict.fromkeys(row.widened_by for row in widened):
-        rows = [row for row in widened if row.widened_by == word]
-        widest = max(rows, key=_share_of_scale)
+    for word, rows in widened.items():
+        share, widest = max(rows, key=itemgetter(0))
         hidden = f"; a relative change of {widest.hidden:.1e} could hide in it" if widest.hidden else ""
-        share = f"at most to {_share_of_scale(widest):.1e} of the largest value, at {widest.name}"
-        lines.append(f"limits widened, {word}: {len(rows)} items, {share}{hidden}")
+        at_most = f"at most to {share:.1e} of the largest value, at {widest.name}"
+        lines.append(f"  limits widened, {word}: {len(rows)} items, {at_most}{hidden}")
     for row in verdict.not_judged[:1]:
-        lines.append(f"not judged: {len(verdict.not_judged)} items, first {row.name}: {row.reason}")
+        lines.append(f"  not judged: {len(verdict.not_judged)} items, first {row.name}: {row.reason}")
     return lines
 
 
@@ -144,7 +143,7 @@ def render(verdict: Verdict, group: Callable[[Item], str], types: Mapping[str, s
 
 
 def render_sections(verdict: Verdict, passes: str = "") -> str:
-    """A verdict of `align` as text: notes, a line a section, the first failing item, where it begins, the last line."""
+    """A verdict of `align` as text, where it begins, too."""
     location = verdict.location.lines() if verdict.location else []
     last = last_line(verdict.title, verdict)
     notes = [*verdict.notes, passes] if passes else verdict.notes
@@ -153,8 +152,7 @@ def render_sections(verdict: Verdict, passes: str = "") -> str:
 
 def _body(verdict: Verdict, group: Callable[[Item], str], types: Mapping[str, str]) -> list[str]:
     refusal = [f"  REFUSED {verdict.refusal}"] if verdict.refusal else []
-    limits = [f"  {line}" for line in limit_lines(verdict)]
-    return [*table(verdict.rows, group), *refusal, *limits, *first_difference(verdict, types)]
+    return [*table(verdict.rows, group), *refusal, *_limit_lines(verdict), *first_difference(verdict, types)]
 
 
 def last_line(name: str, verdict: Verdict) -> str:
@@ -164,6 +162,5 @@ def last_line(name: str, verdict: Verdict) -> str:
         return f"PASS {name}: all {len(verdict.judged)} items within their limits{skipped}"
     if verdict.status == REFUSED:
         return f"REFUSED {name}: the comparison proves nothing, see above"
-    bad = sum(row.status in (FAIL, REFUSED) for row in verdict.rows)
-    first = f"first {verdict.first_failure.name}"
-    return f"FAIL {name}: {bad} of {len(verdict.judged)} items outside their limits{skipped}, {first}"
+    of_all = f"{len(verdict.bad)} of {len(verdict.judged)} items"
+    return f"FAIL {name}: {of_all} outside their limits{skipped}, first {verdict.first_failure.name}"
