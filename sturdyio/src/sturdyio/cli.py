@@ -101,7 +101,7 @@ def run(main: Callable[[], int | None], prog: str, fault_of: str = "") -> NoRetu
 
 
 def _stdout_is_closed() -> bool:
-    """Whether nothing can be printed any more; what waits is then given up, or Python would end with status 120."""
+    """Whether nothing can be printed any more; what waits is given up, or Python would end with status 120."""
     try:
         sys.stdout.flush()
     except (ValueError, OSError):

@@ -93,9 +93,8 @@ def load_npy(path: str | Path) -> dict[str, np.ndarray]:
             return {"data": _array(shape, fortran, dtype, stream.read())}
         wrapper = Unpickler(stream).load()  # numpy.save makes an array of one object out of a dict
         record = plain(wrapper.objects[0], len(data))
-        if type(record) is not dict or not all(
-            type(name) is str and type(array) is np.ndarray for name, array in record.items()
-        ):
+        items = record.items() if type(record) is dict else [(None, None)]
+        if not all(type(name) is str and type(array) is np.ndarray for name, array in items):
             raise ValueError("it holds no arrays by name")
         return record
 
@@ -134,7 +133,6 @@ def save_safetensors(arrays: Arrays, path: str | Path, metadata: dict[str, str] 
 
 
 def _sync(path: Path) -> None:
-    """Put a file on disk, or the names in a folder where the file system can."""
     is_folder = path.is_dir()
     try:
         descriptor = os.open(path, os.O_RDONLY if is_folder else os.O_RDWR)  # Windows syncs nothing that is only read
@@ -216,9 +214,7 @@ class StandIn:
         raise ValueError("it sets attributes")
 
 
-class _Bytes(StandIn):
-    """For `_codecs.encode` and `bytes`: how protocol 2 writes bytes."""
-
+class _Bytes(StandIn):  # how protocol 2 writes them
     def __init__(self, text: str = "", encoding: str = "latin1") -> None:
         if type(text) is not str:
             raise ValueError("it makes bytes of what is no text")
@@ -272,16 +268,12 @@ class _Scalar(Array):
         return super().build()[()]
 
 
-class _Buffer(Array):
-    """For `_frombuffer`: how protocol 5 writes an array."""
-
+class _Buffer(Array):  # how protocol 5 writes an array
     def __init__(self, data: bytes | _Bytes, dtype: _Dtype, shape: tuple[int, ...], order: str) -> None:
         self.parts = shape, order == "F", dtype.dtype, data
 
 
-class _Named(StandIn):
-    """For `tuple`: paddle.save calls it to write a tensor as (name, array); plain tuples need no call."""
-
+class _Named(StandIn):  # a tuple of a name and a tensor, of paddle.save; plain tuples need no call
     def __new__(cls, named: tuple[str, Array]) -> Array:
         _name, array = named
         return array
@@ -310,7 +302,6 @@ class Unpickler(pickle.Unpickler):
         self.stream = stream
 
     def load(self) -> Any:
-        """What the next pickle in the stream holds, with stand-ins for its arrays."""
         start = self.stream.tell()
         for opcode, argument, position in pickletools.genops(self.stream):  # raises where a length exceeds the data
             # pickle allocates as many slots as the highest number used, and real ones are counted up from 0.

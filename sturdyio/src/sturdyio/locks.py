@@ -101,7 +101,6 @@ class FolderLock:
         return _sign_of_life(self.path)[1] == self.text
 
     def _is_left(self, text: str) -> bool:
-        """Whether the lock with this text was left by a process that is gone."""
         owner = _parse(text)
         if owner and owner["place"] == here() and sys.platform != "win32":
             start = start_of(owner["pid"])
@@ -110,10 +109,7 @@ class FolderLock:
         return _is_silent(self.path)
 
     def _remove(self, text: str) -> None:
-        """Remove the lock, if it still has this text: of several that find one left, the first takes it over.
-
-        One at a time looks and removes, else a second would remove the first one's new lock.
-        """
+        """Remove the lock, if it still has this text; one process at a time, or a second would remove a new lock."""
         turn = self.path.with_name(f".{NAME}.turn")
         while not _create(turn, ""):
             if _is_silent(turn):  # it is of one that was killed in between
@@ -154,19 +150,15 @@ def _is_silent(path: Path) -> bool:
 
 
 def _sign_of_life(path: Path) -> tuple[int, str]:
-    """(when a lock was last touched, what it says), (-1, "") if it cannot be read; a lock being written says "".
-
-    The file is opened, since a network file system else answers from memory.
-    """
+    """(when a lock was last touched, what it says), (-1, "") if it cannot be read; one being written says ""."""
     try:
-        with path.open(encoding="utf-8", errors="replace") as file:
+        with path.open(encoding="utf-8", errors="replace") as file:  # a network file system else answers from memory
             return os.fstat(file.fileno()).st_mtime_ns, file.read()
     except OSError:
         return -1, ""
 
 
 def _parse(text: str) -> dict | None:
-    """The owner that a lock names, if it is one."""
     try:
         owner = json.loads(text)
         texts = [owner[key] for key in ("host", "since", "place", "start")]

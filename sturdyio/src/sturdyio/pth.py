@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 MAGIC = 0x1950A86A20F9469CFC6C  # of the legacy form, and its version
 VERSION = 1001
+HIGHEST_FIRST = "it is of a machine that writes the highest byte first"
 STORAGES = {  # PyTorch's names for memory, and the dtype of its elements
     "BFloat16Storage": "bfloat16",
     "BoolStorage": "bool",
@@ -63,7 +64,8 @@ def _zipped(data: bytes) -> Any:
     if len(names) != 1:
         raise ValueError("it is a zip archive, but not of torch.save")
     folder = names[0].removesuffix("data.pkl")
-    _check_byteorder(files.get(f"{folder}byteorder", b"little") == b"little")
+    if files.get(f"{folder}byteorder", b"little") != b"little":
+        raise ValueError(HIGHEST_FIRST)
     start = f"{folder}data/"
     memory = {name.removeprefix(start): content for name, content in files.items() if name.startswith(start)}
     return _Unpickler(io.BytesIO(files[names[0]]), memory).load()
@@ -73,7 +75,8 @@ def _legacy(data: bytes) -> Any:
     stream = io.BytesIO(data)
     if Unpickler(stream).load() != MAGIC or Unpickler(stream).load() != VERSION:
         raise ValueError("it does not begin as what torch.save writes does")
-    _check_byteorder(Unpickler(stream).load()["little_endian"] is True)
+    if Unpickler(stream).load()["little_endian"] is not True:
+        raise ValueError(HIGHEST_FIRST)
     unpickler = _Unpickler(stream, {})
     content = unpickler.load()
     for key in Unpickler(stream).load():
@@ -84,14 +87,7 @@ def _legacy(data: bytes) -> Any:
     return content
 
 
-def _check_byteorder(little: bool) -> None:
-    if not little:
-        raise ValueError("it is of a machine that writes the highest byte first")
-
-
-class _Dict(dict):
-    """For the kinds of dict that have attributes: a state_dict's, which say its version, are left out."""
-
+class _Dict(dict):  # without attributes, such as the version of a state_dict
     def __setstate__(self, state: Any) -> None: ...
 
 
@@ -127,8 +123,6 @@ class _Storage(StandIn):
 
 
 class _Tensor(Array):
-    """For `_rebuild_tensor`, also `_v2`, and `_v3`, whose memory has no dtype."""
-
     def __init__(self, storage: _Storage, offset: int, size: tuple, stride: tuple, *rest: Any) -> None:
         numbers, metadata = (*size, *stride, offset), list(rest[2:])  # after requires_grad and hooks
         kind = metadata.pop(0) if metadata and type(metadata[0]) is _Kind else storage

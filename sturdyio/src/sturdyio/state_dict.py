@@ -48,8 +48,7 @@ def read_state_dict(
     if path.suffix == ".safetensors":
         return load_safetensors(path)
     if path.suffix not in suffixes:
-        kinds = ", ".join(suffixes)
-        raise UserError(f"weights {path} are not {kinds} or .safetensors: convert them to one of these")
+        raise UserError(f"weights {path} are not {', '.join(suffixes)} or .safetensors: convert them to one of these")
     content = load(path)
     state_dict = content.get("model", content)
     items = state_dict.items() if isinstance(state_dict, dict) else [(None, None)]

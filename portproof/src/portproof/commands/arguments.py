@@ -107,9 +107,9 @@ def check_files(args: argparse.Namespace) -> None:
 
 
 def read_map(path: str | None) -> dict[str, str]:
-    """The names in a YAML file, {reference's: port's}; raises UserError for anything else.
+    """{reference's module or tensor: port's} of a YAML file; several names of one line are joined by commas.
 
-    A line names modules, or tensors by state_dict key; several, by commas or as a list, are joined into the one.
+    Raises UserError for anything else.
     """
     if path is None:
         return {}
@@ -132,10 +132,7 @@ def _are_texts(value: Any) -> bool:
 
 
 def load_models(args: argparse.Namespace, judged: bool = False) -> tuple[Any, Any, Inputs]:
-    """(reference, port, inputs) as PAIR, --inputs, --seed and --device say.
-
-    What the code of a port that is `judged` raises is a PortError.
-    """
+    """(reference, port, inputs) as the flags say; what the code of a port that is `judged` raises is a PortError."""
     inputs = load_given_inputs(args, ("torch", "paddle"))
     with staying():
         return model_factory(args.ref, "--ref")(), model_factory(args.port, "--port", judged)(), inputs

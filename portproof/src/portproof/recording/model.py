@@ -98,7 +98,8 @@ class RecordedModel(Model):
 
     def _pieces_of(self, tensors: Mapping[str, np.ndarray], module: str) -> dict[str, np.ndarray]:
         """The pieces of whole tensors of `module`, whose name no key begins with."""
-        prefix, found = f"{module}." if module else "", {}
+        found: dict[str, np.ndarray] = {}
+        prefix = f"{module}." if module else ""
         owners = {slot.key: slot.tensor for each in self._whole.values() for slot in each.slots.values()}
         for key, array in tensors.items():
             for piece in self._pieces[owners[prefix + key]]:
@@ -106,7 +107,6 @@ class RecordedModel(Model):
         return found
 
     def notes(self) -> list[str]:
-        """What it was recorded with, and what could not be run alone."""
         made_with = ", ".join(f"{name} {version}" for name, version in self.made_with.items())
         how = f"{self.weights} weights, seed {self.seed}, {' and '.join(self.modes)} mode"
         return [f"recorded with {made_with}: {how}", *not_alone_notes(self.not_alone)]
@@ -118,7 +118,7 @@ def _check_finite(name: str, array: np.ndarray) -> None:
 
 
 def not_alone_notes(not_alone: Mapping[str, str]) -> list[str]:
-    """What could not be run alone, a line for each reason."""
+    """A line for each reason."""
     reasons: dict[str, list[str]] = defaultdict(list)
     for label, reason in not_alone.items():
         reasons[reason].append(label)

@@ -110,7 +110,7 @@ class Recorder(Model):
         return recording
 
     def _ask_mode(self, train: bool) -> dict[str, str]:
-        """Ask all of one mode -> {label of a call: why its module was not run alone}."""
+        """{label of a call: why its module was not run alone}, after all of one mode was asked."""
         runs = self._ask_whole(train)  # with what is random, by which it is found
         if switch_off_random(self, self._whole_question("float64", train))[1]:
             return {}

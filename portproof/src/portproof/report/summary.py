@@ -31,7 +31,6 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
 from importlib import metadata
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -133,9 +132,12 @@ class LadderResult:
 
 def environment(args: argparse.Namespace, script: str) -> dict[str, str]:
     """What a run depends on, in words: the command with every flag of `args`, versions, machine, date."""
-    flags = {f"--{name.replace('_', '-')}": str(value) for name, value in vars(args).items() if value is not None}
+    command = ["python", script]
+    for name, value in vars(args).items():
+        if value is not None:
+            command += [f"--{name.replace('_', '-')}", str(value)]
     return {
-        "command": shlex.join(["python", script, *chain.from_iterable(flags.items())]),
+        "command": shlex.join(command),
         "date": datetime.now().astimezone().isoformat(" ", "seconds"),
         "seed": str(args.seed),
         "python": platform.python_version(),

@@ -25,13 +25,13 @@ def shape(row: Row) -> str:
 
 
 def with_layer(row: Row, types: Mapping[str, str]) -> str:
-    """The row's name, and of an output the type of its layer; `types` maps modules to layer types."""
+    """The row's name, and of an output the type of its layer."""
     layer = types.get(row.item.module) if row.item.kind == "output" else None
     return f"{row.name} ({layer})" if layer else row.name
 
 
 def place(row: Row) -> str:
-    """Where the largest difference is, with a space before it; "" for a scalar."""
+    """Where the largest difference is; "" for a scalar."""
     return f" at {row.worst.index}" if row.worst.index else ""
 
 
@@ -75,7 +75,7 @@ class Group:
 
     @property
     def size(self) -> str:
-        """The shape of a single item; of several how many there are, and how many failed or were refused."""
+        """The shape of a single item; of several how many there are, and how many are bad."""
         if len(self.rows) == 1:
             return shape(self.worst)
         bad = len(Verdict("", self.rows).bad)
@@ -100,7 +100,7 @@ def table(rows: Iterable[Row], group: Callable[[Item], str]) -> list[str]:
 
 
 def first_difference(verdict: Verdict, types: Mapping[str, str]) -> list[str]:
-    """The first failing item: where, both values, what agreed before it, what usually causes it."""
+    """The first failing item, what agreed before it, what usually causes it."""
     row = verdict.first_failure
     if row is None:
         return []
