@@ -71,18 +71,12 @@ def align(
 
 
 def assert_aligned(ref: torch.nn.Module, port: paddle.nn.Layer, inputs: Inputs, **options: Any) -> AlignVerdict:
-    """What `align` returns, of which these are the arguments, if it passed; for tests.
-
-    Raises AssertionError with the report if it failed or was refused, and UserError as `align` does.
-    """
+    """`align` for tests: raises AssertionError with the report if it failed or was refused."""
     return _passed(align(ref, port, inputs, **options))
 
 
 def assert_judged(port: paddle.nn.Layer, recording: Recording | str | Path, **options: Any) -> AlignVerdict:
-    """What `judge` returns, of which these are the arguments, if it passed; for tests.
-
-    Raises AssertionError with the report if it failed or was refused, and UserError as `judge` does.
-    """
+    """`judge` for tests: raises AssertionError with the report if it failed or was refused."""
     return _passed(judge(port, recording, **options))
 
 
@@ -106,9 +100,9 @@ def record(
 ) -> Recording:
     """Record what judging a port needs of the reference `ref`, which is not changed; PaddlePaddle is not needed.
 
-    `inputs`, `modes` and `seed` are those of `align`; `weights` is "probe" or "reference". `modules` names modules of
-    the reference: only these, and all in them, are recorded to be run alone, so that a fault is located in these only,
-    and the file is smaller. `.save(path)` of what is returned writes it, as .safetensors.
+    `inputs`, `modes` and `seed` are those of `align`; `weights` is "probe" or "reference". Only `modules` of the
+    reference, and all in them, are recorded to be run alone, so that a fault is located in these only, and the file is
+    smaller. `.save(path)` of what is returned writes it, as .safetensors.
 
     Raises UserError as `align` does, where the reference gives NaN or infinity, and for inputs that no file can hold.
     """

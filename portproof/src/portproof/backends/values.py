@@ -19,9 +19,9 @@ Put = Callable[[np.ndarray], Any]
 
 
 class Unwritten(list):
-    """What was in an object of a class that a file does not hold, in its order."""
+    """What was in an object that a file does not hold, in its order."""
 
-    type = ""  # the class
+    type = ""  # its class
 
 
 def digest_of(array: np.ndarray) -> str:
@@ -39,7 +39,7 @@ class Store:
         self.digests: dict[str, int] = {}
 
     def put(self, array: np.ndarray) -> int:
-        """The number of `array`, which is kept; raises ValueError for what is no array of numbers."""
+        """The number of `array`, which is kept; raises ValueError unless it is of numbers."""
         if array.dtype.kind not in KINDS or array.dtype.itemsize > np.dtype(np.complex128).itemsize:
             raise ValueError(f"an array of {array.dtype}")
         array = np.asarray(array, array.dtype.newbyteorder("="), order="C")
@@ -51,7 +51,6 @@ class Store:
 
     @property
     def nbytes(self) -> int:
-        """Of all arrays together."""
         return sum(array.nbytes for array in self.arrays)
 
 
@@ -89,7 +88,6 @@ def encode(value: Any, put: Put) -> Any:
 
 
 def _names(value: tuple) -> list[str]:
-    """The class of a named tuple and its fields; of any other tuple nothing."""
     names = [type(value).__name__, *getattr(value, "_fields", ())]
     try:
         namedtuple(names[0], names[1:])

@@ -141,7 +141,7 @@ def map_lines(names: NameMap) -> list[str]:
 
 
 def save_map(names: NameMap, path: str) -> None:
-    """Write the map as --map reads it; raises UserError where none was chosen, and where it cannot be written."""
+    """Write the map as --map reads it; raises UserError if none was chosen, or it cannot be written."""
     if names.ambiguous:
         raise UserError(f"no map is written to {path}, since none was chosen: say in --map which is which")
     save_text(map_text(names), Path(path))
@@ -149,7 +149,7 @@ def save_map(names: NameMap, path: str) -> None:
 
 
 def save_weights(ref: Any, port: Any, names: NameMap, args: argparse.Namespace) -> None:
-    """Write the reference's weights as the port's; raises UserError if one side has a tensor that the other lacks."""
+    """Write the reference's weights as the port's; raises UserError for a tensor of one side alone."""
     from portproof.mapping.conversion import convert_state_dict
 
     if names.ambiguous or names.problems:

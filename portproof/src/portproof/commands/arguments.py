@@ -1,4 +1,4 @@
-"""The flags that name a pair of models, their inputs, weights and files, and how the two are loaded."""
+"""The flags for a pair of models, their inputs, weights and files; how the two are loaded."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def add_flags(parser: argparse.ArgumentParser, *names: str, **changed: Any) -> N
 
 
 def judging_options(args: argparse.Namespace) -> dict[str, Any]:
-    """The keywords of `portproof.align` for the flags JUDGED; raises UserError for a --match that is none."""
+    """The keywords of `portproof.align` for JUDGED; raises UserError for a --match that is none."""
     outputs = {}
     for text in args.match:
         name, equals, port_name = text.partition("=")
@@ -102,7 +102,7 @@ def check_files(args: argparse.Namespace) -> None:
     existing_file(source, "weights")
     if target.exists() and target.samefile(source):
         raise UserError(f"output {target} is the input: choose another name")
-    if hash_in_name(target):  # the converted file will have another one, and would be refused as damaged
+    if hash_in_name(target):  # which would be refused as damaged
         raise UserError(f"output {target} would carry a wrong hash: choose a name without -{hash_in_name(target)}")
 
 
@@ -139,7 +139,7 @@ def load_models(args: argparse.Namespace, judged: bool = False) -> tuple[Any, An
 
 
 def load_given_inputs(args: argparse.Namespace, frameworks: Sequence[str]) -> Inputs:
-    """The inputs that the flags say; raises UserError, also where one of the frameworks has no such --device."""
+    """The inputs that the flags say; raises UserError also if a framework has no such --device."""
     file = getattr(args, "inputs", None)
     if file and args.input:
         raise UserError("--inputs are the inputs themselves, --input their shapes: give one of the two")

@@ -1,4 +1,4 @@
-"""The branches of activations: where they begin, which ones an input reaches, and where two runs took different ones.
+"""The branches of activations: which ones an input reaches, and where two runs took different ones.
 
 A ReLU no input of which exceeds 6 cannot be told from a ReLU6, nor a hard-swish from a swish where nothing is below -3:
 a comparison proves only the branches that its inputs reach. Framework-neutral: known by class name.

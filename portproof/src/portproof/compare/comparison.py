@@ -19,12 +19,12 @@ from .verdict import FAIL, NOTHING, PASS, REFUSED, Item, Row, Verdict, Worst
 
 def _error(ref: np.ndarray, port: np.ndarray) -> np.ndarray:
     """|ref - port| in float64, of complex numbers the modulus."""
-    if ref.dtype.kind in "iu":  # exactly, which float64 cannot do above 2^53; modulo 2^64, in which any difference fits
+    if ref.dtype.kind in "iu":  # exact, as float64 is not above 2^53: modulo 2^64 any difference fits
         larger, smaller = np.maximum(ref, port).astype(np.uint64), np.minimum(ref, port).astype(np.uint64)
         return np.subtract(larger, smaller).astype(np.float64)
     if ref.dtype.kind in "fc":
         wide = np.float64 if ref.dtype.kind == "f" else np.complex128
-        with np.errstate(over="ignore", invalid="ignore"):  # an infinite difference is outside every limit
+        with np.errstate(over="ignore", invalid="ignore"):  # infinity is outside every limit
             error = np.asarray(np.subtract(ref, port, dtype=wide))  # without wide copies of both
             return np.abs(error, out=error if error.dtype.kind == "f" else None)
     return np.asarray(ref != port).astype(np.float64)

@@ -76,8 +76,8 @@ class Row:
     scale: float = float("nan")  # max|ref|
     reason: str = ""  # why it failed or was refused, when not by value
     worst: Worst | None = None
-    widened_by: str = ""  # the last step in which the ruler widened the limit, see compare/ruler.py
-    hidden: float = 0.0  # the relative change of inputs and weights that could hide in the widened limit
+    widened_by: str = ""  # the last step of the ruler that did, see compare/ruler.py
+    hidden: float = 0.0  # the relative change of inputs and weights that could hide then
 
     @property
     def name(self) -> str:
@@ -91,12 +91,12 @@ class Row:
 
 
 class Refused(UserError):
-    """A verdict that was refused, or counted no item, was asked whether it passed."""
+    """A verdict that was refused, or counted no item, was asked if it passed."""
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What `compare` found; `status` is PASS, FAIL or REFUSED, and a failure outranks a refusal.
+    """What `compare` found; `status` is PASS, FAIL or REFUSED, and FAIL outranks REFUSED.
 
     It is true if it passed and false if it failed; of one that was refused, or has no row, this raises Refused.
     """
@@ -106,7 +106,7 @@ class Verdict:
     refusal: str = ""  # why nothing could be compared
     location: Any = None  # locate.Location: where a failure begins, if that was looked for
     notes: list[str] = field(default_factory=list)  # what a reader should know beside the rows
-    hints: Mapping[str, str] = field(default_factory=dict)  # {kind of item: what usually causes a difference here}
+    hints: Mapping[str, str] = field(default_factory=dict)  # {kind of item: usual causes of a difference here}
 
     @property
     def status(self) -> int:
@@ -164,11 +164,7 @@ def joined(title: str, verdicts: Iterable[Verdict]) -> Verdict:
     return Verdict(title, rows, refusal, hints=hints)
 
 
-class Done:
-    """The outcome of a command that gives no verdict, and has done all that it was asked for."""
-
-
-DONE = Done()
+DONE = object()  # the outcome of a command without a verdict, which has done its work
 
 
 def exit_status(outcome: Any) -> int:

@@ -1,1 +1,1 @@
-"""What the kit reads, writes and shows in its own way, beside `sturdyio`: extras, records, checkpoints, passes."""
+"""What the kit reads, writes and shows beside `sturdyio`: extras, records, checkpoints, passes."""

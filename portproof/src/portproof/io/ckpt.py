@@ -28,7 +28,7 @@ TYPES = {
 }
 NAMES = {np.dtype(dtype): name for name, dtype in TYPES.items()}
 
-CRC = b"crc_num"  # with save_checkpoint(crc_check=True) the file ends in this and ten bytes: the CRC-32 of all before
+CRC = b"crc_num"  # with crc_check=True the file ends in this and ten bytes: the CRC-32 of all before
 
 
 # MindSpore's checkpoint.proto as a FileDescriptorProto; no such file is installed. `tag` is the parameter's name,
@@ -87,7 +87,7 @@ def _arrays(data: bytes) -> dict[str, np.ndarray]:
     except DecodeError as error:
         raise ValueError(f"it ends early, or is no checkpoint of MindSpore ({error})") from error
     for value in checkpoint.value:
-        if not isinstance(value.tag, str):  # bytes are what the library gives for a string that is no UTF-8
+        if not isinstance(value.tag, str):  # bytes stand for what is no UTF-8
             raise ValueError(f"the name {value.tag!r} is no text")
         if not value.HasField("tensor"):
             raise ValueError(f"{value.tag or 'a parameter without a name'} is no plain array")

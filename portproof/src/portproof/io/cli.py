@@ -38,7 +38,7 @@ def naming_extra(extra: str = "") -> Iterator[None]:
 
 
 class PortError(Failed):
-    """What the port's code raised before it could be run."""
+    """The port's code raised before it could be run."""
 
 
 def resolve(path: str, what: str, of_port: bool = False) -> Callable[..., Any]:

@@ -1,4 +1,4 @@
-"""This process while models are run: memory that is let go stays with it, and old objects are no garbage."""
+"""This process while models are run: it keeps freed memory, and old objects are no garbage."""
 
 from __future__ import annotations
 

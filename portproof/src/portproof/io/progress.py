@@ -1,4 +1,4 @@
-"""What a command shows while it computes: how many passes there were, on a terminal, and each warning once."""
+"""What a command shows while it computes: the number of passes, and each warning once."""
 
 import sys
 import warnings

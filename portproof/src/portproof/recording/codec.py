@@ -94,7 +94,6 @@ def _written_array(array: np.ndarray, store: Store, like: Any) -> Any:
 
 
 def write_run(run: Run, store: Store, with_trace: bool, like: Any = None) -> dict[str, Any]:
-    """`run` as JSON, see `write`."""
     trace = run.trace if with_trace else Trace(error=run.trace.error)
     return write(Run, replace(run, trace=trace), store, like)
 
@@ -107,7 +106,6 @@ class Reader:
         self.most = self.left = most_memory(sum(array.nbytes for array in arrays))  # bytes that one run may take
 
     def read(self, form: Any, node: Any) -> Any:
-        """The value of that `form`."""
         kind, inside = get_origin(form), get_args(form)
         if form in FORMS:
             fields = {name: self.read(each, node[name]) for name, each in FORMS[form].items()}
@@ -124,7 +122,6 @@ class Reader:
         return value if form in (object, MAYBE_ARRAY) else _checked(value, form)
 
     def run(self, node: Any) -> Run:
-        """The run, with whole tensors."""
         self.left = self.most
         run = self.read(Run, node)
         if len(run.output) != len(run.places):

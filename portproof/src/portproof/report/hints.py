@@ -50,9 +50,6 @@ def usual_causes(item: Item, types: Mapping[str, str], hints: Mapping[str, str])
     """
     if item.kind in hints:
         return hints[item.kind]
-    what = item.kind
     if item.kind == "output" and item.module:
-        what = types.get(item.module, "")
-    elif item.kind == "buffer":
-        what = f"buffer {item.leaf}"
-    return CAUSES.get(what, "")
+        return CAUSES.get(types.get(item.module, ""), "")
+    return CAUSES.get(f"buffer {item.leaf}" if item.kind == "buffer" else item.kind, "")

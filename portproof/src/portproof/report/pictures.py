@@ -1,4 +1,4 @@
-"""Input images that differ, as PNG data URIs: the reference's, the port's, and their difference."""
+"""Input images that differ, and their difference, as PNG data URIs."""
 
 import base64
 import io

@@ -33,7 +33,7 @@ INK, GRID, DATA, LIMIT, BAD = VARIABLES
 # What is on the axis of a curve whose name ends so.
 CURVES = {"lr": "learning rate", "loss": "loss", "training top-1": "top-1 in training", "top-1": "top-1 in evaluation"}
 CROSS = {"color": BAD, "markersize": 5.5, "markeredgewidth": 0}
-# The kinds of item that are drawn by iteration: Matplotlib's line, and its dashes in the page's key.
+# By kind of item: Matplotlib's line, and its dashes in the page's key.
 STYLES = {"loss": ("-", ""), "gradient": ("--", "6 3"), "parameter": (":", "2 2"), "buffer": ("-.", "6 2 2 2")}
 RC = {
     "svg.fonttype": "none",  # text, which can be selected and read aloud, not outlines
@@ -61,7 +61,7 @@ class Plot:
 
 
 def _drawable(values: ArrayLike) -> np.ndarray:
-    """float64, NaN where infinite, away from float64's ends, near which no axis can be laid out."""
+    """As float64, away from its ends, near which no axis can be laid out; NaN where infinite."""
     array = np.array(values, np.float64)
     array[np.isinf(array)] = np.nan
     return np.sign(array) * np.clip(np.abs(array), 0, 1e300) * (np.abs(array) >= 1e-300)
@@ -86,7 +86,7 @@ def _to_svg(axes: Axes, label: str, salt: str) -> str:
 
 def _axes(x_label: str, y_label: str, log: bool = False) -> Axes:
     figure = Figure(figsize=(WIDTH / 72, HEIGHT / 72))
-    axes = figure.add_axes((0.135, 0.185, 0.85, 0.73))  # fixed: a layout that fits would be drawn twice
+    axes = figure.add_axes((0.135, 0.185, 0.85, 0.73))  # a layout that fits would be drawn twice
     axes.set_xlabel(x_label)
     axes.set_title(y_label, loc="left", fontsize=10, color=INK)
     axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
@@ -154,7 +154,7 @@ def depth_plot(title: str, rows: Sequence[Row], salt: str) -> Plot:
 
 
 def shares(rows: Sequence[Row]) -> dict[str, np.ndarray]:
-    """{kind: the largest share of a limit at each iteration}; infinity: without a difference, NaN: no such row."""
+    """{kind: the largest share of a limit at each iteration}, infinite without a difference, NaN without a row."""
     rows = [row for row in rows if row.item.iteration is not None and (row.atol > 0 or row.status != PASS)]
     curves = {}
     for kind in STYLES:

@@ -43,6 +43,8 @@ from portproof.report.text import LAST_WORDS
 SCHEMA = 2
 LIBRARIES = ("torch", "torchvision", "paddle", "numpy", "pillow", "reprod_log")
 
+Sides = tuple[np.ndarray, np.ndarray]  # (reference, port)
+
 
 @dataclass
 class Findings:
@@ -50,10 +52,10 @@ class Findings:
 
     name: str
     verdicts: list[Verdict] = field(default_factory=list)
-    groups: list[Callable[[Item], str]] = field(default_factory=list)  # the label of an item, for each verdict
-    types: dict[str, str] = field(default_factory=dict)  # the reference's modules and their layer types, for hints
-    curves: dict[str, tuple[np.ndarray, np.ndarray]] = field(default_factory=dict)  # (reference, port): see plots.py
-    pictures: dict[str, tuple[np.ndarray, np.ndarray]] = field(default_factory=dict)  # tensors (3, H, W) that differ
+    groups: list[Callable[[Item], str]] = field(default_factory=list)  # labels, for each verdict
+    types: dict[str, str] = field(default_factory=dict)  # of the reference's modules
+    curves: dict[str, Sides] = field(default_factory=dict)  # see plots.py
+    pictures: dict[str, Sides] = field(default_factory=dict)  # of shape (3, H, W), where they differ
     log: list[str] = field(default_factory=list)  # the lines that it printed
 
     @property
@@ -68,14 +70,14 @@ class Findings:
 
 @dataclass(frozen=True)
 class RungResult:
-    """What became of one rung on one model; `rung` is None where it raised `error`, in one line."""
+    """What became of one rung on one model; `rung` is None where it raised `error`."""
 
     name: str
     model: str
     seconds: float
     rung: Findings | None = None
     error: str = ""
-    plots: Mapping[str, Any] = field(default_factory=dict)  # `plots_of` the rung where they are drawn already
+    plots: Mapping[str, Any] = field(default_factory=dict)  # `plots_of` the rung, if drawn
 
     @property
     def status(self) -> int:
@@ -195,7 +197,7 @@ def _verdict_data(verdict: Verdict) -> dict[str, Any]:
 
 
 def write_summary(result: LadderResult, path: Path) -> None:
-    """Write `summary.json`, as this module's docstring has it; raises UserError when it cannot be written."""
+    """Write `summary.json`; raises UserError when it cannot be written."""
     rungs = [
         {
             "name": rung.name,
