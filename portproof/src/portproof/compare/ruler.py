@@ -134,9 +134,9 @@ def summed_noise_floor(steps: int) -> float:
 
 
 def distances(fp64_ref: Items, other: Items) -> dict[Item, float]:
-    """How far another run of the reference is from its float64 run, in each of the items of both; 0 of whole numbers.
+    """How far another run of the reference is from its float64 run in each item of both; 0 of whole numbers.
 
-    An item that the other run does not have, or has in another shape, or where it overflows, is left out.
+    An item of another shape, or in which the other run overflows, is left out.
     """
     found = {
         item: largest_difference(other[item], array) if array.dtype.kind in "fc" else 0.0

@@ -63,7 +63,10 @@ class Recording:
         if len(self._text) > MOST_TEXT:
             size = megabytes(len(self._text))
             raise UserError(f"recording {path} lists too many runs ({size} of text): record fewer modules alone")
-        stored = {digest: _as_stored(array) for digest, array in self.arrays.items()}
+        stored = dict(self.arrays)
+        for digest, array in self.arrays.items():
+            if real := COMPLEX.get(str(array.dtype)):  # as pairs: the file's format has no type for it
+                stored[digest] = array.reshape(*array.shape, 1).view(real)
         save_safetensors(stored, path, {NAME: self._text})
 
     @classmethod
@@ -109,12 +112,6 @@ def _arrays(table: Sequence[Sequence[str]], stored: Mapping[str, np.ndarray]) ->
     if len(found) != len(stored):
         raise ValueError("it holds other arrays")
     return found
-
-
-def _as_stored(array: np.ndarray) -> np.ndarray:
-    """Complex numbers as pairs, which the file's format has no type for."""
-    real = COMPLEX.get(str(array.dtype))
-    return array if real is None else array.reshape(*array.shape, 1).view(real)
 
 
 def sealed(body: str) -> str:

@@ -38,16 +38,10 @@ STYLES = {"loss": ("-", ""), "gradient": ("--", "6 3"), "parameter": (":", "2 2"
 RC = {
     "svg.fonttype": "none",  # text, which can be selected and read aloud, not outlines
     "font.size": 10,
-    "text.color": INK,
-    "axes.edgecolor": INK,
-    "axes.labelcolor": INK,
-    "axes.linewidth": 0.6,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "xtick.color": INK,
-    "ytick.color": INK,
+    **dict.fromkeys(("text.color", "axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color"), INK),
+    **dict.fromkeys(("axes.linewidth", "grid.linewidth"), 0.6),
+    **dict.fromkeys(("axes.spines.top", "axes.spines.right"), False),
     "grid.color": GRID,
-    "grid.linewidth": 0.6,
 }
 
 
