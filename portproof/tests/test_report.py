@@ -445,6 +445,13 @@ def test_summary_of_what_json_has_no_number_for(tmp_path):
     assert (row["difference"], row["status"]) == ("Infinity", "FAIL")
 
 
+def test_a_complex_number_is_text(tmp_path):
+    verdict = compare({"a": np.array([1 + 2j])}, {"a": np.array([1 + 3j])}, {"a": 0.1})
+    write_summary(LadderResult([rung(Outcome(verdict))]), tmp_path / "summary.json")
+    worst = strict(tmp_path / "summary.json")["rungs"][0]["verdicts"][0]["rows"][0]["worst"]
+    assert (worst["reference"], worst["port"]) == ("(1+2j)", "(1+3j)")
+
+
 def test_sentence():
     assert LadderResult(good()).sentence == "All 94 items of 2 rungs are within their limits."
     assert LadderResult([]).sentence == "No rung was run." and LadderResult([]).status == REFUSED

@@ -14,7 +14,7 @@
     item          what the row is of: {name, kind, module, mode, dtype, iteration, section}, see compare.Item
     worst         {index, reference, port, outside, size}, the place of the largest difference, or null
 
-A number that was not measured is null, an infinite one "Infinity" or "-Infinity".
+A number that was not measured is null, an infinite one "Infinity" or "-Infinity", a complex one text such as "(1+2j)".
 """
 
 from __future__ import annotations
@@ -169,7 +169,9 @@ KEYS = {"atol": "limit", "ref": "reference"}  # of fields that have another name
 
 
 def _json_value(value: object) -> object:
-    """`value` as strict JSON has it: no NaN and no infinity."""
+    """`value` as strict JSON has it: no NaN, no infinity, no complex numbers."""
+    if isinstance(value, complex):
+        return str(value)
     if isinstance(value, float) and not math.isfinite(value):
         return None if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
     return value
