@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
 
 from portproof.backends import backend, backend_of_model
-from portproof.backends.slots import Arrays, Module
+from portproof.backends.slots import Arrays, ModelArrays
 from portproof.backends.trace import Inputs
 from portproof.convert.rules import COUNT, identity, transpose
 from portproof.mapping.links import one_to_one, parse
@@ -42,7 +42,8 @@ def convert_state_dict(
         target_keys = {name: key for key, name in of_target.names.items()}
         given = {key: target_keys[name] for key, name in of_source.names.items() if name in target_keys}
     links = [parse(key, target_key) for key, target_key in given.items()]
-    served = {key for link in links for key in link.ref} | _spare(of_source.modules)
+    may_lack, may_keep = (_spare_keys(model) for model in (of_source, of_target))
+    served = may_lack.union(*(link.ref for link in links))
     left = [key for key in of_source.slots if key not in served]
     if left:
         raise UserError(f"{what} cannot be converted: the other model has nothing for {left[0]}: map their names")
@@ -53,7 +54,7 @@ def convert_state_dict(
             for slot, port_slot in one_to_one(link, of_source.slots, of_target.slots):
                 piece, key = slot.read(arrays[slot.tensor]), port_slot.tensor
                 converted[key] = port_slot.written(converted.get(key, own[key].astype(piece.dtype)), piece)
-    for key in _spare(of_target.modules) - converted.keys():
+    for key in may_keep - converted.keys():
         converted[key] = np.zeros((), np.int64) if key.rpartition(".")[2] == COUNT else own[key]
     target_backend.load_arrays(result, converted, "converted weights")
     return target_backend.state_arrays(result)
@@ -64,11 +65,10 @@ def key_map(
 ) -> tuple[dict[str, str], str]:
     """({reference's key: port's key}, what that rests on) of a model in PyTorch and one in PaddlePaddle.
 
-    A tensor that is several of the other side is a line for all of them, as in a map.
-
-    Where all names agree, those of the modules in `given`, {reference's: port's}, aside, nothing is run. Else the map
-    is proposed and confirmed with values: both models are run on `inputs`, with probe weights of `seed`. Raises
-    UserError where the two do not have the same tensors, and where values do not settle the map everywhere.
+    A tensor that is several of the other side is a line for all of them, as in a map. Where all names agree, those of
+    the modules in `given`, {reference's: port's}, aside, nothing is run. Else the map is proposed and confirmed with
+    values: both models are run on `inputs`, with probe weights of `seed`. Raises UserError where the two do not have
+    the same tensors, and where values do not settle the map everywhere.
     """
     ref_model, port_model = backend("torch").wrap(ref, "reference"), backend("paddle").wrap(port, "port")
     modules, lines = checked_map(given or {}, ref_model, port_model)
@@ -101,17 +101,15 @@ def changes(ref: Any, port: Any, keys: Mapping[str, str]) -> Iterator[tuple[str,
             layout = "joined" if len(link.ref) > 1 else "split"
         elif link.transposed or ref_slots[link.ref[0]].shape != slots[link.port[0]].shape:
             layout = "reshaped"
-        yield types[ref_slots[link.ref[0]].key.rpartition(".")[0]], _leaf(link.ref), _leaf(link.port), layout
-
-
-def _leaf(keys: Sequence[str]) -> str:
-    """What tensors are called in their modules: of several the first, and how many they are."""
-    leaf = keys[0].rpartition(".")[2]
-    return f"{len(keys)} x {leaf}" if len(keys) > 1 else leaf
+        names = []
+        for tensors in (link.ref, link.port):
+            leaf = tensors[0].rpartition(".")[2]
+            names.append(f"{len(tensors)} x {leaf}" if len(tensors) > 1 else leaf)
+        yield (types[ref_slots[link.ref[0]].key.rpartition(".")[0]], *names, layout)
 
 
 def table(rows: Iterable[tuple[str, str, str, str]], first: str, second: str) -> str:
-    """How many there are of each row, as `changes` gives them; `first` and `second` are the two frameworks."""
+    """How many there are of each row of `changes`; `first` and `second` are the two frameworks."""
     counted = Counter(rows).items()
     width = max([11, *(len(layer) for (layer, *_), _ in counted)])
     lines = [f"{'count':>5}  {'layer':{width}}  {first:19}  {second:19}  layout"]
@@ -120,6 +118,6 @@ def table(rows: Iterable[tuple[str, str, str, str]], first: str, second: str) ->
     return "\n".join(lines)
 
 
-def _spare(modules: Mapping[str, Module]) -> set[str]:
-    """The state_dict keys of the tensors that the other model may do without."""
-    return {slot.tensor for module in modules.values() for slot in spare(module).values()}
+def _spare_keys(model: ModelArrays) -> set[str]:
+    """Of what the other model may do without."""
+    return {slot.tensor for module in model.modules.values() for slot in spare(module).values()}

@@ -1,7 +1,6 @@
 """Which elements of the port's tensors stand for which of the reference's: whole tensors, or one joined from several.
 
-A link is what a line of a map says. Both sides are made one to one by it: a tensor that is several of the other side
-is read and written in pieces (see `Slot`).
+A tensor that is several of the other side is read and written in pieces (see `Slot`), so that both are one to one.
 """
 
 from __future__ import annotations
@@ -28,10 +27,9 @@ FORM = "write NAME: NAME, or NAME: NAME, NAME, ... with (axis 1), (heads 4) or (
 class Link:
     """Tensors of the reference and of the port, by state_dict key, with the same elements; one side has one tensor.
 
-    Where the other has several, they are joined along the `axis` of the one; with several `heads` its axis holds, for
-    each head in turn, that head's part of each. One that is `transposed` has its last two axes exchanged. Two whole
-    tensors need not have as many axes: (C, H, W) `transposed` is (H * W, C). Axes are those of PyTorch's layout; axes
-    of length 1 do not count.
+    Several are joined along the `axis` of the one; with several `heads` its axis holds, for each head in turn, that
+    head's part of each. One that is `transposed` has its last two axes exchanged. Two whole tensors need not have as
+    many axes: (C, H, W) `transposed` is (H * W, C). Axes are PyTorch's; those of length 1 do not count.
     """
 
     ref: tuple[str, ...]
@@ -42,48 +40,32 @@ class Link:
 
     @property
     def line(self) -> tuple[str, str]:
-        """The two sides of its line in a map."""
         said = {f"axis {self.axis}": self.axis, f"heads {self.heads}": self.heads > 1, "transposed": self.transposed}
         words = ", ".join(word for word, is_said in said.items() if is_said)
         return ", ".join(self.ref), ", ".join(self.port) + (f" ({words})" if words else "")
 
     @property
     def is_join(self) -> bool:
-        """Whether one side has several tensors."""
         return len(self.ref) + len(self.port) > 2
 
     @property
     def parts(self) -> tuple[str, ...]:
-        """The keys of the side that has several tensors."""
+        """The keys of the side that has several."""
         return self.port if len(self.ref) == 1 else self.ref
 
     @property
     def turned(self) -> Link:
-        """The same from the port to the reference."""
         return replace(self, ref=self.port, port=self.ref)
 
-    def views(self, ref: Sequence[Shape], port: Sequence[Shape]) -> list[tuple[str, View]]:
+    def views(self, ref: Sequence[Shape], port: Sequence[Shape]) -> list[tuple[str, View]] | None:
         """(what follows its name, view) of each piece of the joined tensor; of one for one it is the port's.
 
-        Shapes are PyTorch's. Raises UserError where the tensors do not hold as many elements, or do not join up.
+        Shapes are PyTorch's. None where the tensors do not hold as many elements, or do not join up.
         """
-        found = self._views(ref, port)
-        if found is None:
-            left, right = self.line
-            sizes = f"{_sizes(ref)} against {_sizes(port)}"
-            raise UserError(f"the map's {left}: {right} does not add up: {sizes}: check its names")
-        return found
-
-    def fits(self, ref: Sequence[Shape], port: Sequence[Shape]) -> bool:
-        """Whether tensors of these shapes can be linked so."""
-        return self._views(ref, port) is not None
-
-    def _views(self, ref: Sequence[Shape], port: Sequence[Shape]) -> list[tuple[str, View]] | None:
-        """What `views` returns; None where it raises."""
         joined, parts = (ref[0], port) if len(port) > 1 else (port[0], ref)
         if len(parts) == 1:
-            whole_view = self._view_of_whole(squeezed(joined), squeezed(parts[0]))
-            return [("[:]", whole_view)] if whole_view else None
+            view = self._view_of_whole(squeezed(joined), squeezed(parts[0]))
+            return [("[:]", view)] if view else None
         shape = self._turn(np.empty(joined, bool)).shape
         if self.axis >= len(shape) or shape[self.axis] % self.heads or not prod(shape):
             return None
@@ -102,7 +84,6 @@ class Link:
         return whole.swapaxes(-1, -2) if self.transposed and whole.ndim > 1 else whole
 
     def _view_of_whole(self, whole: Shape, other: Shape) -> View | None:
-        """The view of one tensor that holds the other's elements in their order; None where they do not fit."""
         if not self.transposed or len(whole) < 2 > len(other):
             return self._turn if prod(whole) == prod(other) else None
         for shape in (whole, exchanged(other)):  # whichever has fewer axes
@@ -111,7 +92,7 @@ class Link:
         return None
 
     def _piece(self, start: int, stop: int, group: int) -> tuple[str, View]:
-        """(name, view) of what lies between two places of each head's `group` of the joined axis."""
+        """What lies between two places of each head's `group` of the axis."""
 
         def view(whole: np.ndarray) -> np.ndarray:
             turned = self._turn(whole)
@@ -128,7 +109,7 @@ def _sizes(shapes: Iterable[Shape]) -> str:
 
 
 def exchanged(shape: Shape) -> Shape:
-    """`shape` with its last two axes exchanged."""
+    """With the last two axes exchanged."""
     return shape[:-2] + shape[:-3:-1]
 
 
@@ -139,7 +120,6 @@ def _covers(shape: Shape, other: Shape) -> bool:
 
 
 def squeezed(shape: Shape) -> Shape:
-    """`shape` without axes of length 1."""
     return tuple(n for n in shape if n != 1)
 
 
@@ -176,32 +156,29 @@ def tensors_of(model: BackendModel) -> dict[str, Slot]:
 
 
 def one_to_one(link: Link, ref: Mapping[str, Slot], port: Mapping[str, Slot]) -> list[tuple[Slot, Slot]]:
-    """The tensors of a link, or their pieces, that stand for each other; raises UserError for a link that cannot be.
+    """The tensors of a link, or their pieces, that stand for each other; `ref` and `port` are all, by state_dict key.
 
-    `ref` and `port` are all tensors, by state_dict key.
+    Raises UserError where they do not hold as many elements, or do not join up.
     """
     slots, port_slots = [ref[key] for key in link.ref], [port[key] for key in link.port]
     shapes, port_shapes = [slot.shape for slot in slots], [slot.shape for slot in port_slots]
     if link.transposed or shapes != port_shapes:
         views = link.views(shapes, port_shapes)
-        if len(port_slots) > 1:
-            slots = _cut(slots[0], port_shapes, views)
-        else:
-            port_slots = _cut(port_slots[0], shapes, views)
+        if views is None:
+            sizes = f"{_sizes(shapes)} against {_sizes(port_shapes)}"
+            raise UserError(f"the map's {': '.join(link.line)} does not add up: {sizes}: check its names")
+        whole, parts = (slots, port_shapes) if len(port_slots) > 1 else (port_slots, shapes)
+        whole[:] = [
+            replace(whole[0], key=whole[0].key + label, shape=shape, view=view)
+            for shape, (label, view) in zip_strict(parts, views)
+        ]
     return list(zip_strict(slots, port_slots))
 
 
-def _cut(whole: Slot, shapes: Sequence[Shape], views: Sequence[tuple[str, View]]) -> list[Slot]:
-    pieces = []
-    for shape, (label, view) in zip_strict(shapes, views):
-        pieces.append(replace(whole, key=whole.key + label, shape=shape, view=view))
-    return pieces
-
-
 def apply(links: Iterable[Link], ref: BackendModel, port: BackendModel) -> dict[str, str]:
-    """{reference's key: port's key} of the tensors, or of their pieces, that the links make one to one on the models.
+    """{reference's key: port's key} of the tensors, or pieces, that the links make one to one; see `one_to_one`.
 
-    Both models read and write their tensors in these pieces from now on. Raises UserError for a link that cannot be.
+    Both models read and write their tensors in these pieces from now on.
     """
     ref.set_pieces({})
     port.set_pieces({})

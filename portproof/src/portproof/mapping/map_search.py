@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import chain, filterfalse, islice, product
 
 import numpy as np
@@ -65,20 +66,15 @@ class FoundMap:
 
     @property
     def extent(self) -> str:
-        """How far values confirm the map, in words."""
         if self.reached == self.total:
             return "everywhere"
         return f"up to layer {self.reached} of {self.total - 1}{self.hint}"
 
 
-def _sorted(arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
-    return [np.sort(array, axis=None) for array in arrays]
-
-
 def _choices(group: Sequence[Unit], options: Options, chosen: Mapping[Unit, int], tries: int) -> list[dict[Unit, int]]:
-    """As it is; other options of the first unit; all of as many options in step; every combination.
+    """As it is; others of the first unit; all of as many in step; every combination: at most `tries`.
 
-    These are at most `tries`, of which those that names allow come first.
+    Those that names allow come first.
     """
     counts = [len(options[unit]) for unit in group]
     in_step = [unit for unit, count in zip_strict(group, counts) if count == counts[0]]
@@ -113,7 +109,7 @@ class MapSearch:
     """Maps tried by loading weights through them and sending values through both models, in eval mode."""
 
     def __init__(self, ref: BackendModel, port: BackendModel, inputs: Inputs, given: Options) -> None:
-        """`given` are links that are fixed: their tensors are taken out of `ref_modules` and `port_modules`."""
+        """`given` are links that are fixed: their tensors are taken out of the modules."""
         self.ref, self.port, self.inputs, self.given = ref, port, inputs, given
         ref.set_pieces({})
         port.set_pieces({})
@@ -130,17 +126,13 @@ class MapSearch:
         self._last: tuple[list[Link], Run] | None = None
 
     def set_units(self, options: Options, fixed: set[str], chosen: Mapping[Unit, int]) -> dict[str, str]:
-        """Search among the options of these units -> {reference's module: port's} of one for one.
-
-        The modules that are `fixed` stay as they are.
-        """
+        """Search among these -> {reference's module: port's} of one for one; `fixed` modules stay."""
         pairs = {unit: (unit[0][0], unit[1][0]) for unit in options if len(unit[0]) == len(unit[1]) == 1}
         self.joined = [*self.given, *(unit for unit in options if unit not in pairs)]
         self.options, self.fixed, self.chosen = self.given | options, fixed, dict(chosen)
         return dict(pairs.values())
 
     def options_by_unit(self, modules: Mapping[str, str]) -> Options:
-        """The options of all units under a map of modules."""
         pairs = [((name,), (port_name,)) for name, port_name in modules.items()]
         for unit in pairs:
             if unit not in self.options:
@@ -149,13 +141,12 @@ class MapSearch:
         return {unit: self.options[unit] for unit in (*self.joined, *pairs)}
 
     def links(self, modules: Mapping[str, str]) -> list[Link]:
-        """Those chosen, under a map of modules."""
         options = self.options_by_unit(modules)
         chosen = [each[self.chosen.get(unit, 0)] for unit, each in options.items()]
         return list(chain.from_iterable(option.links for option in chosen))
 
     def load(self, modules: Mapping[str, str]) -> dict[str, str]:
-        """Put the reference's weights into the port -> {reference's key: port's key}, see `apply`."""
+        """Put the reference's weights into the port -> {reference's key: port's}, see `apply`."""
         tensors = apply(self.links(modules), self.ref, self.port)
         arrays = self.ref.arrays()
         self.port.load({port_key: arrays[key] for key, port_key in tensors.items()})
@@ -175,9 +166,8 @@ class MapSearch:
     def settle_options(self, found: FoundMap) -> FoundMap:
         """`found`, or what agrees further with other options of its units.
 
-        Which is right is seen on the smallest block that holds a unit and can be run by itself, on what the
-        reference's received: what is wrong elsewhere makes no difference there. Only where no block can be run is it
-        the whole model that tells.
+        What is right shows on the smallest block that holds a unit and can be run by itself, on what the reference's
+        received: there mistakes elsewhere make no difference. Only where there is none does the whole model tell.
         """
         if found.reached == found.total:
             return found  # of every unit the first option
@@ -197,7 +187,15 @@ class MapSearch:
             if self._settle_block(block, group, options, found.modules):
                 decided.update(group)
         for unit in undecided:
-            found = self._settle_alone(unit, options[unit], found)
+            for i, option in enumerate(options[unit][:TRIES]):
+                if i == 0 or not option.by_name:
+                    continue
+                before, self.chosen = self.chosen, self.chosen | {unit: i}
+                further = self.resolve(found.modules)
+                if further.reached > found.reached:
+                    found = further
+                else:
+                    self.chosen = before
         found = max(found, self.resolve(found.modules), key=lambda each: each.reached)
         found.chosen = self.chosen
         if found.reached < found.total:
@@ -205,10 +203,7 @@ class MapSearch:
         return found
 
     def _settle_block(self, block: Block, group: list[Unit], options: Options, modules: Mapping[str, str]) -> bool:
-        """Choose the options of the units in a block with which it gives the same; whether names allow any.
-
-        Those against which names speak are a hint.
-        """
+        """Choose the options with which it gives the same; whether names allow any. If not they are a hint."""
         call, port_name, _ = block
         for choice in _choices(group, options, self.chosen, TRIES_OF_BLOCK if call.name else TRIES):
             if self._runs_left == 0:
@@ -229,25 +224,17 @@ class MapSearch:
                 return False
         return False
 
-    def _settle_alone(self, unit: Unit, options: Sequence[Option], found: FoundMap) -> FoundMap:
-        """The same for one unit, in the whole model."""
-        for i, option in enumerate(options[:TRIES]):
-            if i > 0 and option.by_name:
-                before, self.chosen = self.chosen, self.chosen | {unit: i}
-                further = self.resolve(found.modules)
-                if further.reached > found.reached:
-                    found = further
-                else:
-                    self.chosen = before
-        return found
-
     def _blocks(self, unit: Unit, modules: Mapping[str, str]) -> list[Block]:
         """The blocks of one content that hold a unit, smallest first."""
         tensors = self.load(modules)
         contents = contents_of(self.ref, {key: key for key in tensors})
         port_contents = contents_of(self.port, {port_key: key for key, port_key in tensors.items()})
         called = {call.name for call in self.port_run.trace.calls.values()}
-        keys = self._keys_by_unit(modules)
+        pieces, keys = defaultdict(set), defaultdict(set)  # of tensors and of units, the reference's
+        for slot in slots_of(self.ref.modules).values():
+            pieces[slot.tensor].add(slot.key)
+        for each, options in self.options_by_unit(modules).items():
+            keys[each].update(*(pieces[tensor] for link in options[0].links for tensor in link.ref))
         found = []
         for call in self.ref_run.trace.calls.values():
             content = contents.get(call.name, frozenset())
@@ -257,17 +244,8 @@ class MapSearch:
                 found += [(call, name, inside) for name in same]
         return sorted(found, key=lambda block: (len(contents[block[0].name]), -block[0].start, -len(block[1])))
 
-    def _keys_by_unit(self, modules: Mapping[str, str]) -> dict[Unit, set[str]]:
-        """The keys of the reference's tensors, or of their pieces, that it links."""
-        pieces, keys = defaultdict(set), defaultdict(set)
-        for slot in slots_of(self.ref.modules).values():
-            pieces[slot.tensor].add(slot.key)
-        for unit, options in self.options_by_unit(modules).items():
-            keys[unit].update(*(pieces[tensor] for link in options[0].links for tensor in link.ref))
-        return keys
-
     def _run_block(self, call: ModuleCall, port_name: str, modules: Mapping[str, str]) -> Run | None:
-        """The port's module on what the reference's received, or on its arrays alone."""
+        """On what the reference's received, or on its arrays alone."""
         self.load(modules)
         for given in (call, replace(call, args=tuple(call.inputs), kwargs={})):
             run = self.port.ask(Question(replace(given, name=port_name), "float64", train=False))
@@ -288,7 +266,7 @@ class MapSearch:
         return ""
 
     def _search(self, modules: dict[str, str], start: int, fixed: set[str]) -> FoundMap:
-        """The map under which values agree furthest, the latest choices taken back first."""
+        """The latest choices are taken back first."""
         stack, best, tries = [(modules, start)], None, 0
         while stack and tries < TRIES:
             found = self._settle_calls(*stack.pop(), fixed)
@@ -302,7 +280,6 @@ class MapSearch:
         return best
 
     def _settle_calls(self, modules: dict[str, str], start: int, fixed: set[str]) -> FoundMap:
-        """Settle each call from the `start`-th on by what the layers receive."""
         calls = [call for call in self.ref_run.trace.calls.values() if call.name in modules]
         calls.sort(key=lambda call: call.start)
         port_run, found = self.run(modules), FoundMap(modules, start, len(calls) + 1)
@@ -329,27 +306,26 @@ class MapSearch:
         return self._last[1]
 
     def _receives(self, port_run: Run, port_name: str, call: ModuleCall) -> bool:
-        """Whether the port's module received in `port_run` what `call` did, in any of its calls.
-
-        Of a layer of another kind it may be in another order: channels last.
-        """
+        """In any of its calls; a layer of another kind in any order (channels last)."""
         ref, port = self.ref_modules[call.name], self.port_modules[port_name]
         if bool(ref.kind) != bool(port.kind):  # what a module of one's own receives is not what one of its steps does
             return True
         received = [c.inputs for c in port_run.trace.calls.values() if c.name == port_name]
         if any(alike(call.inputs, inputs) for inputs in received):
             return True
-        any_order = signature(ref) != signature(port)
-        return any_order and any(alike(_sorted(call.inputs), _sorted(inputs)) for inputs in received)
+        if signature(ref) == signature(port):
+            return False
+        in_order = partial(np.sort, axis=None)
+        wanted = list(map(in_order, call.inputs))
+        return any(alike(wanted, list(map(in_order, inputs))) for inputs in received)
 
     def _possible_swaps(
         self, call: ModuleCall, modules: Mapping[str, str], settled: set[str], port_run: Run
     ) -> list[str]:
-        """The modules that it may change places with: of its signature, and fed alike on the port."""
         found = []
+        own = signature(self.ref_modules[call.name])
         for name, port_name in modules.items():
-            if name != call.name and name not in settled:
-                alike_here = signature(self.ref_modules[name]) == signature(self.ref_modules[call.name])
-                if alike_here and self._receives(port_run, port_name, call):
-                    found.append(name)
+            is_free = name != call.name and name not in settled and signature(self.ref_modules[name]) == own
+            if is_free and self._receives(port_run, port_name, call):
+                found.append(name)
         return found

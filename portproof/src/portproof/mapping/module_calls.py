@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import SequenceMatcher
+from operator import attrgetter
 
 from portproof.backends.model import BackendModel, Run
 from portproof.backends.trace import OUTPUT, ModuleCall
@@ -18,8 +19,6 @@ EXACT = 1e-9  # of the largest value: two float64 runs closer than this are of o
 Calls = Sequence[ModuleCall]
 
 
-def _in_order(run: Run) -> list[ModuleCall]:
-    return sorted(run.trace.calls.values(), key=lambda call: call.start)
 
 
 @dataclass
@@ -34,7 +33,8 @@ class CallMatcher:
     tensors: Mapping[str, str]  # {reference's: port's}, by which blocks are known
 
     def __post_init__(self) -> None:
-        self.ref_calls, self.port_calls = _in_order(self.ref_run), _in_order(self.port_run)
+        traces = self.ref_run.trace, self.port_run.trace
+        self.ref_calls, self.port_calls = (sorted(t.calls.values(), key=attrgetter("start")) for t in traces)
         self.same_names = all(ref_name == port_name for ref_name, port_name in self.modules.items())
         self.same_output = bool(self.ref_run.output) and alike(self.ref_run.output, self.port_run.output, EXACT)
         self.pairs: dict[str, str] = {}  # {reference's output: port's}
@@ -53,7 +53,7 @@ class CallMatcher:
         return {label: pairs[label] for label in self.ref_run.trace.calls if label in pairs}
 
     def _match_layers(self) -> None:
-        """Layers with tensors: calls of each and of its counterpart that receive the same, the others in turn."""
+        """Calls that receive the same, then the others in turn."""
         port_calls, waiting = defaultdict(list), []
         for call in self.port_calls:
             port_calls[call.name].append(call)
@@ -69,9 +69,9 @@ class CallMatcher:
                 self._pair_layers(call, calls.pop(0))
 
     def _pair_layers(self, call: ModuleCall, port_call: ModuleCall) -> None:
-        """A layer of another kind (a linear one for a 1x1 convolution) may have its output in another order or shape.
+        """A layer of another kind (linear for a 1x1 convolution) is compared only where its values tell.
 
-        Then it is compared only where its values tell.
+        Its output may be in another order or shape.
         """
         kind, port_kind = self.ref.modules[call.name].kind, self.port.modules[port_call.name].kind
         same_shapes = [array.shape for array in call.outputs] == [array.shape for array in port_call.outputs]
@@ -80,7 +80,7 @@ class CallMatcher:
             self.pairs[call.label] = port_call.label
 
     def _match_leaves(self) -> None:
-        """Leaves without tensors: by what they receive, among those that follow the same layer first.
+        """By what they receive, among those that follow the same layer first.
 
         Behind a fault, where that does not tell, by name where names are common, by type and order.
         """
@@ -109,7 +109,7 @@ class CallMatcher:
             self._pair_by_type(list(left.values()), list(port_left.values()))
 
     def _match_blocks(self) -> None:
-        """Blocks: by the layers that they contain, if they also begin and end at the same places; outer ones first."""
+        """By the layers in them, if they also begin and end at the same places; outer ones first."""
         ref_keys, port_keys = {key: key for key in self.tensors}, {key: ref for ref, key in self.tensors.items()}
         ref_groups = _by_tensors_inside(self.ref, self.ref_calls, ref_keys, self.pairs)
         port_groups = _by_tensors_inside(self.port, self.port_calls, port_keys, set(self.pairs.values()))
@@ -118,17 +118,17 @@ class CallMatcher:
             port_calls = port_groups.get(key, [])
             if len(calls) != len(port_calls):
                 continue
-            for pair in zip_strict(calls, port_calls):
-                types, fits = self._types(*pair), self._fits(*pair)
+            for call, port_call in zip_strict(calls, port_calls):
+                types, fits = self._types(call, port_call), self._fits(call, port_call)
                 if fits is None:
-                    undecided.append((types, *(call.label for call in pair)))
+                    undecided.append((call, port_call))
                     continue
                 self.type_fits[types] = fits and self.type_fits.get(types, True)
                 if fits:
-                    self.pairs[pair[0].label] = pair[1].label
-        for types, label, port_label in undecided:
-            if self.type_fits.get(types, self.same_names):
-                self.pairs[label] = port_label
+                    self.pairs[call.label] = port_call.label
+        for call, port_call in undecided:
+            if self.type_fits.get(self._types(call, port_call), self.same_names):
+                self.pairs[call.label] = port_call.label
 
     def _types(self, call: ModuleCall, port_call: ModuleCall) -> tuple[str, str]:
         return self.ref.modules[call.name].type, self._port_type(port_call)
@@ -137,7 +137,7 @@ class CallMatcher:
         return self.port.backend.layers.torch_type(self.port.modules[call.name].type)
 
     def _fits(self, call: ModuleCall, port_call: ModuleCall) -> bool | None:
-        """Whether two calls stand for each other; None: behind a fault what they receive does not tell."""
+        """None: behind a fault what they receive does not tell."""
         if not alike(call.inputs, port_call.inputs):
             return False if self.same_output else None
         if len(call.outputs) != len(port_call.outputs):  # attention that gives its weights, too
@@ -151,7 +151,7 @@ class CallMatcher:
         )
 
     def _best_fit(self, call: ModuleCall, port_calls: Calls, taken: Container[str]) -> ModuleCall | None:
-        """The first that fits, of the same name before others, of the same type before others."""
+        """Of the same name before others, of the same type before others."""
 
         def rank(other: ModuleCall) -> tuple[bool, bool]:
             ref_type, port_type = self._types(call, other)
@@ -161,7 +161,7 @@ class CallMatcher:
         return min(fitting, key=rank, default=None)
 
     def _pair_by_type(self, calls: Calls, port_calls: Calls) -> None:
-        """Pairs in turn, if the types fit each other; else where the sequences of types run alike."""
+        """In turn, if the types fit each other; else where the sequences of types run alike."""
         pairs = list(zip(calls, port_calls))
         all_types = [self._types(*pair) for pair in pairs]
         in_turn = all(types[0] == types[1] or self.type_fits.get(types) for types in all_types)
@@ -175,7 +175,7 @@ class CallMatcher:
 
 
 def _leaves_behind_layers(model: BackendModel, calls: Calls, layers: Mapping[str, str]) -> dict[str, list[ModuleCall]]:
-    """{label of a layer's call: the calls of leaves without tensors that follow it, up to the next such layer}.
+    """{label of a layer's call: the calls of leaves without tensors up to the next such layer}.
 
     `layers` are {this side's label: the reference's}.
     """
@@ -192,9 +192,9 @@ def _leaves_behind_layers(model: BackendModel, calls: Calls, layers: Mapping[str
 def _by_tensors_inside(
     model: BackendModel, calls: Calls, ref_keys: Mapping[str, str], taken: Container[str]
 ) -> dict[tuple[frozenset[str], int], list[ModuleCall]]:
-    """{(the tensors in a block, by the reference's keys, or the block's name; which call it is): the calls}.
+    """{(the tensors in a block, or its name; which call it is): the calls that are not `taken`}.
 
-    `ref_keys` are {this side's key: the reference's}; calls that are `taken` are left out.
+    `ref_keys` are {this side's key: the reference's}.
     """
     groups, contents = defaultdict(list), contents_of(model, ref_keys)
     for call in calls:

@@ -1,8 +1,7 @@
 """Which module and tensor of the port stands for which of the reference: by name, else by order, type and shape.
 
-A tensor of one side may be several of the other (see links.py). A proposal is only as good as what confirms it:
-weights are loaded through it and values are sent through both models (see map_search.py). Where every layer receives
-and gives the same, the map is right; where values cannot tell, it is not guessed.
+A proposal is only as good as what confirms it: weights are loaded through it and values are sent through both models
+(see map_search.py). Where values cannot tell, it is not guessed.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from portproof.backends.model import BackendModel
 from portproof.backends.slots import Slot
 from portproof.backends.trace import Inputs, module_of
 from portproof.convert.rules import COUNT
-from portproof.mapping.links import Link, parse, slots_of, tensors_of
+from portproof.mapping.links import Link, one_to_one, parse, slots_of, tensors_of
 from portproof.mapping.map_search import FoundMap, MapSearch
 from portproof.mapping.module_calls import CallMatcher
 from portproof.mapping.pairing import Option, Options, complete_pairs, fit_units, modules_with_tensors, unit_options
@@ -43,7 +42,6 @@ class NameMap:
 
     @property
     def confirmed(self) -> bool:
-        """Whether values confirm it everywhere."""
         return self.how.endswith("confirmed by values everywhere")
 
 
@@ -88,8 +86,8 @@ def match_calls(name_map: NameMap, ref: BackendModel, port: BackendModel, inputs
 def checked_map(given: Mapping[str, str], ref: BackendModel, port: BackendModel) -> tuple[dict[str, str], Options]:
     """A user's map -> ({reference's module: port's module}, the one option of each of its other lines).
 
-    A line names modules or tensors, by state_dict key. Raises UserError for a name that a side does not have, for one
-    that is there twice, and where tensors do not add up.
+    A line names modules or tensors, by state_dict key. Raises UserError for a name that is not there, or there twice,
+    and where tensors do not add up.
     """
     modules: dict[str, str] = {}
     options: Options = {}
@@ -102,8 +100,8 @@ def checked_map(given: Mapping[str, str], ref: BackendModel, port: BackendModel)
         if len(are_tensors) > 1:
             raise UserError(f"the map's {left}: {right} names a module and a tensor: name modules, or tensors")
         if True in are_tensors:
+            one_to_one(line, tensors, port_tensors)  # raises where they do not add up
             options[line.ref, line.port] = [Option((line,))]
-            line.views([tensors[key].shape for key in line.ref], [port_tensors[key].shape for key in line.port])
         elif (line.ref, line.port) == ((left,), (right,)):
             modules[left] = right
         else:
@@ -115,7 +113,6 @@ def checked_map(given: Mapping[str, str], ref: BackendModel, port: BackendModel)
 
 
 def _are_tensors(model: BackendModel, tensors: Mapping[str, Slot], names: Sequence[str]) -> set[bool]:
-    """Whether these are names of tensors, or else of modules."""
     for name in names:
         if name not in tensors and (name not in model.modules or not model.modules[name].slots):
             what = "no module with weights of that name, and no tensor"
@@ -136,7 +133,7 @@ def _given_join(line: Link, ref: BackendModel, port: BackendModel) -> Option:
 
 
 def _notes(links: Sequence[Link], spare: Sequence[str], ref: BackendModel, port: BackendModel) -> list[str]:
-    """What is in another form on the two sides, and what is left out; three of each."""
+    """What is in another form there, and what is left out; three of each."""
     viewed = {slot.tensor for model in (ref, port) for slot in slots_of(model.modules).values() if slot.view}
     other_form = [": ".join(link.line) for link in links if {*link.ref, *link.port} & viewed]
     notes = []
@@ -148,14 +145,13 @@ def _notes(links: Sequence[Link], spare: Sequence[str], ref: BackendModel, port:
 
 
 def map_text(name_map: NameMap) -> str:
-    """The map as YAML that `--map` reads: modules that stand for each other, then tensors where that is not enough."""
+    """The map as YAML that `--map` reads: modules, then tensors where that is not enough."""
     import yaml
 
     return yaml.safe_dump(name_map.lines, sort_keys=False, allow_unicode=True, width=1000)
 
 
 def _lines(modules: Mapping[str, str], links: Sequence[Link], ref: BackendModel, port: BackendModel) -> dict[str, str]:
-    """The map's lines: its modules, and the links that do not follow from these."""
     places, port_places = ({s.tensor: place for place, s in slots_of(m.modules).items()} for m in (ref, port))
     lines = {name: port_name for name, port_name in modules.items() if name or port_name}  # the two models do anyway
     for link in links:
@@ -179,8 +175,8 @@ class Proposal:
 def _proposals(search: MapSearch, given: dict[str, str]) -> Iterator[Proposal]:
     """The likely ones, the next where values do not confirm the one before.
 
-    By name where most names are common, unless by order fewer tensors are left over: the numbers in a Sequential are
-    names too, which one layer more or less moves. Where fewer are, by order; then by those names that are common.
+    By name where most names are common, unless by order fewer tensors are left over: a layer more or less moves the
+    numbers in a Sequential. Where fewer are, by order; then by those names that are common.
     """
     ref_modules = modules_with_tensors(search.ref_modules, search.ref_run.trace)
     port_modules = modules_with_tensors(search.port_modules, search.port_run.trace)

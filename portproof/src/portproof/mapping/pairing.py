@@ -7,6 +7,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Container, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from difflib import SequenceMatcher
+from functools import partial
 from itertools import chain, filterfalse, islice, permutations, product, starmap
 from math import prod
 from operator import attrgetter
@@ -22,7 +23,7 @@ from portproof.mapping.links import Link, exchanged, squeezed
 MOST_OPTIONS = 240  # of one unit that are tried
 MOST_EXCHANGED = 4  # tensors of one shape that are tried in every order
 
-# What a pair of modules costs in an alignment; one left over costs 1000.
+# Costs of a pair in an alignment; see alignment.SKIP
 SAME_SHAPES, SAME_ELEMENTS, JOINED, SAME_TENSORS_IN_PART, SAME_KIND = 100, 200, 300, 500, 900
 APART = 1000  # more, if other modules say that the blocks around the two do not belong together
 
@@ -36,7 +37,7 @@ class Option:
 
     @property
     def turned(self) -> Option:
-        """The same from the port to the reference."""
+        """From the port to the reference."""
         return replace(self, links=tuple(link.turned for link in self.links))
 
 
@@ -51,31 +52,24 @@ Options = dict[Unit, list[Option]]  # the ways in which they may
 T = TypeVar("T", Module, Slot)
 
 
-# Modules and their tensors
-
-
 def is_optional(module: Module, leaf: str) -> bool:
-    """Whether the other side may do without this tensor: a buffer that is no library layer's (an index, a mask)."""
+    """Whether the other side may do without it: a buffer that is no library layer's (an index, a mask)."""
     slot = module.slots[leaf]
     of_layer = leaf in RULES.get(module.kind, {}) or bool(module.kind) and leaf.endswith(("_u", "_v"))
     return leaf == COUNT or slot.is_buffer and not of_layer
 
 
 def needed(module: Module) -> Slots:
-    """The tensors of a module that have to have their counterpart."""
     return {leaf: slot for leaf, slot in module.slots.items() if not is_optional(module, leaf)}
 
 
 def spare(module: Module) -> Slots:
-    """Those that the other side may do without."""
+    """What the other side may do without."""
     return {leaf: slot for leaf, slot in module.slots.items() if is_optional(module, leaf)}
 
 
 def modules_with_tensors(modules: Modules, trace: Trace) -> list[Module]:
-    """The modules with tensors of their own, in the order of their first call.
-
-    One that is never called follows the one before it in order of definition.
-    """
+    """In the order of their first call; one that is never called follows the one defined before it."""
     called = dict.fromkeys(call.name for call in sorted(trace.calls.values(), key=attrgetter("start")))
     names = [name for name in called if name in modules and modules[name].slots]
     place = 0  # behind the one before
@@ -87,12 +81,8 @@ def modules_with_tensors(modules: Modules, trace: Trace) -> list[Module]:
     return [modules[name] for name in names]
 
 
-def _shapes(module: Module) -> tuple:
-    return tuple(sorted(slot.shape for slot in needed(module).values()))
-
-
-def _spare_shapes(module: Module) -> tuple:
-    return tuple(sorted(slot.shape for slot in spare(module).values()))
+def _shapes(module: Module, tensors: Callable[[Module], Slots] = needed) -> tuple:
+    return tuple(sorted(slot.shape for slot in tensors(module).values()))
 
 
 def _elements(module: Module) -> tuple:
@@ -105,7 +95,7 @@ def _size(of: Module | Slot) -> int:
 
 
 def signature(module: Module) -> tuple:
-    """What two modules must share to stand for each other: the kind of layer and the shapes of its tensors."""
+    """What two modules must share to stand for each other."""
     if not module.kind:
         return "", _shapes(module)
     shapes = {leaf: slot.shape for leaf, slot in needed(module).items()}
@@ -113,7 +103,7 @@ def signature(module: Module) -> tuple:
 
 
 def contents_of(model: BackendModel, ref_keys: Mapping[str, str]) -> dict[str, frozenset[str]]:
-    """{module: the tensors in it and in what it holds}, by the reference's keys: {this side's: the reference's}."""
+    """{module: the tensors in it and in what it holds}; `ref_keys` are {this side's: the reference's}."""
     found = defaultdict(set)
     for name, module in model.modules.items():
         keys = {ref_keys[slot.key] for slot in module.slots.values() if slot.key in ref_keys}
@@ -123,30 +113,23 @@ def contents_of(model: BackendModel, ref_keys: Mapping[str, str]) -> dict[str, f
     return {name: frozenset(keys) for name, keys in found.items()}
 
 
-# Modules of one side for those of the other
-
-
 def complete_pairs(pairs: dict[str, str], ref: Sequence[Module], port: Sequence[Module]) -> list[Unit]:
     """Units of the `pairs` of names and of the modules left, by order; in the reference's order.
 
-    Modules that hold nothing but spare buffers make no difference to the order of the others. They stand for each
-    other in turn if they have the same shapes, else by name.
+    Spare buffers are paired apart: in turn if they have the same shapes, else by name.
     """
     units = [((name,), (port_name,)) for name, port_name in pairs.items()]
     ref_left, port_left = _without(units, 0, ref), _without(units, 1, port)
     units += _by_order(list(filter(needed, ref_left)), list(filter(needed, port_left)), pairs)
     spare_ones, port_spare = list(filterfalse(needed, ref_left)), _by_name(filterfalse(needed, port_left))
-    in_turn = _in_turn(spare_ones, list(port_spare.values()), _spare_shapes)
+    in_turn = _in_turn(spare_ones, list(port_spare.values()), partial(_shapes, tensors=spare))
     units += in_turn or [((module.name,), (module.name,)) for module in spare_ones if module.name in port_spare]
     place = {module.name: i for i, module in enumerate(ref)}
     return sorted(units, key=lambda unit: place.get(unit[0][0], -1))
 
 
 def _by_order(ref: Sequence[Module], port: Sequence[Module], pairs: Mapping[str, str]) -> list[Unit]:
-    """Those of one signature, of the same shapes, or at least of the same elements, in turn; else in an alignment.
-
-    `pairs` are those of other modules, which say what blocks belong together.
-    """
+    """In turn by signature, shapes, or at least elements; else in an alignment."""
     for key in (signature, _shapes, _elements):
         units = _in_turn(ref, port, key)
         if units:
@@ -156,7 +139,6 @@ def _by_order(ref: Sequence[Module], port: Sequence[Module], pairs: Mapping[str,
 
 
 def _in_turn(ref: Sequence[Module], port: Sequence[Module], key: Callable[[Module], tuple]) -> list[Unit]:
-    """The n-th of a key with the n-th, if both sides have as many of each; else nothing."""
     if Counter(map(key, ref)) != Counter(map(key, port)):
         return []
     queues = defaultdict(list)
@@ -166,7 +148,6 @@ def _in_turn(ref: Sequence[Module], port: Sequence[Module], key: Callable[[Modul
 
 
 def _count_unmatched(units: Iterable[Unit], ref: Sequence[Module], port: Sequence[Module]) -> int:
-    """How many have no counterpart, or one that does not fit."""
     ref_modules, port_modules = _by_name(ref), _by_name(port)
     count = len(ref) + len(port)
     for names, port_names in units:
@@ -179,11 +160,10 @@ def _at(modules: Modules, names: Names) -> list[Module]:
     return [modules[name] for name in names]
 
 
-def _aligned(ref: Sequence[Module], port: Sequence[Module], pairs: Mapping[str, str], may_differ: bool) -> list[Unit]:
-    """Units of an alignment; then one of what is left over for the first that its tensors are joined from.
-
-    With `may_differ` layers of one kind may stand for each other though their tensors do not fit.
-    """
+def _aligned(
+    ref: Sequence[Module], port: Sequence[Module], pairs: Mapping[str, str], tensors_may_differ: bool
+) -> list[Unit]:
+    """Units of an alignment; then one of what is left over for the first that its tensors are joined from."""
     costs: dict[tuple, int | None] = {}
     blocks = {(_parent(name), _parent(port_name)) for name, port_name in pairs.items()}
     settled = {block for block, _ in blocks}, {block for _, block in blocks}
@@ -192,7 +172,7 @@ def _aligned(ref: Sequence[Module], port: Sequence[Module], pairs: Mapping[str, 
         sides = ref[ref_places], port[port_places]
         key = tuple(map(_described, sides[0])), tuple(map(_described, sides[1]))
         if key not in costs:
-            costs[key] = _cost(*sides, may_differ)
+            costs[key] = _cost(*sides, tensors_may_differ)
         around = _parent(sides[0][0].name), _parent(sides[1][0].name)
         apart = around not in blocks and (around[0] in settled[0] or around[1] in settled[1])
         return None if costs[key] is None else costs[key] + APART * apart
@@ -201,11 +181,14 @@ def _aligned(ref: Sequence[Module], port: Sequence[Module], pairs: Mapping[str, 
     aligned = align_sequences(list(map(_parent, names)), list(map(_parent, port_names)), cost)
     units = [(tuple(names[places]), tuple(port_names[port_places])) for places, port_places in aligned]
     ref_left, port_left = _by_name(_without(units, 0, ref)), _by_name(_without(units, 1, port))
-    joins = _take_joins(ref_left, port_left, signature, lambda one, parts, _: bool(join_options(one, parts)))
-    for turned, one, parts in joins:
+    for turned, one, parts in _take_joins(ref_left, port_left, signature, _may_join):
         joined = (one.name,), tuple(_by_name(parts))
         units.append(joined[::-1] if turned else joined)
     return units
+
+
+def _may_join(one: Module, parts: list[Module], turned: bool) -> bool:
+    return bool(join_options(one, parts))
 
 
 def _without(units: Iterable[Unit], side: int, modules: Iterable[Module]) -> list[Module]:
@@ -222,7 +205,6 @@ def _parent(name: str) -> str:
 
 
 def _described(module: Module) -> tuple:
-    """All that a cost depends on."""
     return module.kind, tuple((leaf, s.shape, s.trained, is_optional(module, leaf)) for leaf, s in module.slots.items())
 
 
@@ -246,10 +228,7 @@ def _cost(ref: Sequence[Module], port: Sequence[Module], may_differ: bool) -> in
 def _take_joins(
     ref: dict[str, T], port: dict[str, T], key: Callable[[T], Hashable], may_be: Callable[[T, list[T], bool], bool]
 ) -> list[tuple[bool, T, list[T]]]:
-    """(whether one is the port's, one, the first of one key on the other side that are as large together).
-
-    All these are taken out of `ref` and `port`.
-    """
+    """(whether `one` is the port's, `one`, what it is joined from), all taken out of both sides."""
     found = []
     for turned, (ones, others) in enumerate(((ref, port), (port, ref))):
         for name, one in list(ones.items()):
@@ -265,19 +244,16 @@ def _take_joins(
     return found
 
 
-# Tensors of modules that stand for each other
-
-
 def fit_units(units: Iterable[Unit], ref: Modules, port: Modules) -> tuple[dict[str, str], Options, list[str]]:
     """({tensor or module: what does not fit}, the units' options, keys of spare buffers without counterpart).
 
-    What is left of modules of one's own on both sides is fitted last, tensor by tensor, by shape.
+    What is left in modules of one's own is fitted tensor by tensor, by shape.
     """
     options: Options = {}
     reasons: dict[str, str] = {}
     for unit in units:
-        options[unit], wrong = unit_options(_at(ref, unit[0]), _at(port, unit[1]))
-        reasons |= wrong
+        options[unit], misfits = unit_options(_at(ref, unit[0]), _at(port, unit[1]))
+        reasons |= misfits
     linked, port_linked = linked_keys(options)
     left, layers = _left_over(ref, linked, reasons, "")
     port_left, port_layers = _left_over(port, port_linked, reasons, "port's ")
@@ -306,7 +282,6 @@ def fit_units(units: Iterable[Unit], ref: Modules, port: Modules) -> tuple[dict[
 
 
 def _left_over(modules: Modules, linked: set[str], reasons: Container[str], prefix: str) -> tuple[Slots, set[str]]:
-    """(what has to be linked and is not, for no known reason; which of it is a library layer's), by state_dict key."""
     slots, of_layers = {}, set()
     for module in modules.values():
         left = [s for s in needed(module).values() if s.tensor not in linked and prefix + s.key not in reasons]
@@ -316,7 +291,6 @@ def _left_over(modules: Modules, linked: set[str], reasons: Container[str], pref
 
 
 def linked_keys(options: Options) -> tuple[set[str], set[str]]:
-    """The state_dict keys of the reference's tensors and of the port's that the links of these units name."""
     linked, port_linked = set(), set()
     for each in options.values():
         for link in each[0].links:
@@ -326,7 +300,6 @@ def linked_keys(options: Options) -> tuple[set[str], set[str]]:
 
 
 def _combined(factors: Sequence[Sequence[Option]]) -> list[Option]:
-    """Every choice of one option of each; what names say first."""
     found = []
     for chosen in islice(product(*factors), MOST_OPTIONS):
         links = chain.from_iterable(option.links for option in chosen)
@@ -342,7 +315,7 @@ def unit_options(ref: Sequence[Module], port: Sequence[Module]) -> tuple[list[Op
 
 
 def _pair_options(ref: Module, port: Module) -> tuple[list[Option], dict[str, str]]:
-    """Tensors of one name; in modules of one's own then those of one shape, of the same elements, of any shape."""
+    """Tensors of one name; in modules of one's own then of one shape, of the same elements, of any."""
     same_layer = bool(ref.kind) and ref.kind == port.kind
     named = {leaf: _whole(slot, port.slots[leaf], same_layer) for leaf, slot in ref.slots.items() if leaf in port.slots}
     factors = [options for options in named.values() if options]
@@ -373,15 +346,14 @@ def _whole(ref: Slot, port: Slot, same_layer: bool = False) -> list[Option]:
     if not same_layer and len(shape) > 1 and exchanged(shape) == port_shape:
         links.append(turned)
     if not links and not same_layer and ref.is_whole == port.is_whole:
-        links = [link for link in (plain, turned) if link.fits([shape], [port_shape])]
+        links = [link for link in (plain, turned) if link.views([shape], [port_shape])]
     return [Option((link,)) for link in links]
 
 
 def _by_shape(ref: Slots, port: Slots, of_layers: Layers = ((), ())) -> Factors:
-    """Factors of the tensors that are wholes of each other, unless both are library layers'; taken out of both sides.
+    """Factors of the tensors that are wholes of each other, taken out of both sides; no two are library layers'.
 
-    The same shape comes before the same elements, and similar names before others; those of one shape are also tried
-    in every other order.
+    The same shape comes first, then similar names; those of one shape are also tried in every other order.
     """
     fitting = []
     for a, b in product(ref, port):
@@ -405,7 +377,6 @@ def _by_shape(ref: Slots, port: Slots, of_layers: Layers = ((), ())) -> Factors:
 
 
 def _difference(ref: Slot, port: Slot) -> int | None:
-    """How much two tensors differ; None: they cannot be wholes of each other."""
     if ref.is_whole != port.is_whole:
         return None
     if squeezed(ref.shape) != squeezed(port.shape):
@@ -414,11 +385,7 @@ def _difference(ref: Slot, port: Slot) -> int | None:
 
 
 def similarity(a: str, b: str) -> float:
-    """How much two names have in common, 0 to 1."""
     return SequenceMatcher(None, a, b, autojunk=False).ratio()
-
-
-# Joined tensors: the joined ones stand for the reference's
 
 
 ROLES = {"q": "q", "query": "q", "wq": "q", "k": "k", "key": "k", "wk": "k", "v": "v", "value": "v", "wv": "v"}
@@ -429,7 +396,6 @@ def _words(key: str) -> list[str]:
 
 
 def _named_order(joined: str, parts: Sequence[str]) -> tuple[int, ...] | None:
-    """The order of the parts of a joined tensor, if names say it: query, key and value in a "qkv"."""
     words = _words(joined)
     in_proj = "in" in words and "proj" in words  # PyTorch's own attention
     orders = [word for word in words if re.fullmatch("[qkv]{2,3}", word) and len(set(word)) == len(word)]
@@ -442,7 +408,7 @@ def _named_order(joined: str, parts: Sequence[str]) -> tuple[int, ...] | None:
 
 
 def _joined_options(joins: Sequence[tuple[Slot, Sequence[Slot]]]) -> list[Option]:
-    """The ways in which tensors are joined from parts, all in one order: each is (the joined one, its parts).
+    """The ways in which tensors are joined, each from its parts, all in one order.
 
     Parts of equal shape are tried in every order, one after another, and head by head.
     """
@@ -460,33 +426,29 @@ def _joined_options(joins: Sequence[tuple[Slot, Sequence[Slot]]]) -> list[Option
         by_name = named is None or order == named
         ways = []
         for joined, parts in joins:
-            links = _ways_to_join(joined, [parts[i] for i in order], head_count)
-            ways.append([Option((link,), by_name) for link in links])
+            ordered = [parts[i] for i in order]
+            ways.append([Option((link,), by_name) for link in _ways_to_join(joined, ordered, head_count)])
         found += _combined(ways)
     return sorted(found[:MOST_OPTIONS], key=lambda option: not option.by_name)
 
 
 def _ways_to_join(joined: Slot, parts: Sequence[Slot], heads: int) -> list[Link]:
-    """The links that add up: stored as it is or transposed, along any axis."""
     keys, shapes = tuple(part.tensor for part in parts), [part.shape for part in parts]
     axes = max(1, len(squeezed(joined.shape)))
     ways = product((False, True) if axes > 1 else (False,), range(axes))
     links = [Link((joined.tensor,), keys, axis, heads, transposed) for transposed, axis in ways]
-    return [link for link in links if link.fits([joined.shape], shapes)]
+    return [link for link in links if link.views([joined.shape], shapes)]
 
 
 def _tensor_joins(ref: Slots, port: Slots, of_layers: Layers = ((), ())) -> Factors:
-    """Factors of those, but a library layer's, that are joined from several of the other side; taken out of both.
-
-    Those that are joined from as many are joined in one order.
-    """
+    """Factors of those, but a library layer's, that are joined from several; taken out of both sides."""
 
     def may_be(one: Slot, parts: list[Slot], turned: bool) -> bool:
         return one.tensor not in of_layers[turned] and bool(_joined_options([(one, parts)]))
 
     joins = defaultdict(list)
     for turned, one, parts in _take_joins(ref, port, attrgetter("shape"), may_be):
-        joins[turned, len(parts)].append((one, parts))
+        joins[turned, len(parts)].append((one, parts))  # joined in one order
     factors: Factors = []
     for (turned, _), each in joins.items():
         options = _joined_options(each)
@@ -495,10 +457,7 @@ def _tensor_joins(ref: Slots, port: Slots, of_layers: Layers = ((), ())) -> Fact
 
 
 def join_options(one: Module, several: Sequence[Module]) -> list[Option]:
-    """The ways in which one module's tensors are joined from several modules'; none unless all needed ones are covered.
-
-    A tensor is joined from those that have one name in the several, or has its counterpart in one of them.
-    """
+    """The ways in which one module's tensors are joined from all needed ones of several modules."""
     free, slots = needed(one), [needed(module) for module in several]
     if any(side.keys() != slots[0].keys() for side in slots) or not slots[0]:
         return []
