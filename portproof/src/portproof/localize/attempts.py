@@ -1,9 +1,9 @@
 """How a module of the port may be run in place of the reference's: where one way differs, there may be another.
 
-Two modules that stand for each other may be called differently (keywords of other names, a size for height and width),
-return their values differently (more of them, in another order or shape), or reach further: `BatchNorm(act="relu")` is
-two modules of the reference. None of that is a fault. So each attempt is a way to call the port's module, and on
-either side the module behind it that is taken to belong to it.
+It may be called differently (other keywords, a size for height and width), return its values differently (more of
+them, in another order or shape), or reach further: `BatchNorm(act="relu")` is two modules of the reference. None of
+that is a fault. An attempt is a way to call the port's module, and on either side the module behind it that belongs
+to it.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import permutations
+from operator import attrgetter
 
 import numpy as np
 
@@ -43,7 +44,7 @@ class Attempt:
 
 
 def followed(question: Question, neighbour: ModuleCall) -> Question:
-    """`question` with one of the module's `neighbours` taken in, or left out, and what comes back then."""
+    """`question` with a neighbour taken in, or left out, and what comes back then."""
     call = replace(question.call, upstream=list(neighbour.upstream))
     return replace(question, call=call, followed_by=neighbour.name)
 
@@ -60,41 +61,39 @@ def neighbours(
         is_spare = call and not modules[call.name].slots and call.label not in mapped
         return call if is_spare else None
 
-    return if_spare(_behind(calls, label)), if_spare(_last_inside(modules, calls, label))
+    has_tensors = bool(modules[calls[label].name].slots)
+    return if_spare(_behind(calls, label)), if_spare(_last_inside(calls, label) if has_tensors else None)
 
 
-def _last_inside(modules: Mapping[str, Module], calls: Calls, label: str) -> ModuleCall | None:
-    """The last call inside a layer that has tensors of its own, if what that gives is what the layer returns.
-
-    What comes back to it is then what comes back to what it received.
-    """
-    call = calls[label]
-    inside = sorted((c for c in calls.values() if c.inside == label), key=lambda c: c.start)
-    if not modules[call.name].slots or not inside:
+def _last_inside(calls: Calls, label: str) -> ModuleCall | None:
+    """If the layer returns what it gives; what comes back to it is then what comes back to its input."""
+    inside = sorted((c for c in calls.values() if c.inside == label), key=attrgetter("start"))
+    if not inside or len(inside[-1].inputs) != 1 or not _one_array(calls[label].outputs, inside[-1].outputs):
         return None
-    last = inside[-1]
-    if len(call.outputs) != 1 or len(last.inputs) != 1 or not alike(call.outputs, last.outputs):
-        return None
-    before = next((c.upstream for c in inside[-2::-1] if alike(c.outputs, last.inputs)), [None])
-    return replace(last, upstream=before)
+    before = next((c.upstream for c in inside[-2::-1] if alike(c.outputs, inside[-1].inputs)), [None])
+    return replace(inside[-1], upstream=before)
 
 
 def _behind(calls: Calls, label: str) -> ModuleCall | None:
-    """The call that takes what `label` returned, and nothing else; one that returns just that is passed over."""
+    """What takes what `label` returned, and nothing else; one that returns just that is passed over."""
     call = calls[label]
     later = [c for c in calls.values() if c.start > call.start and c.inside == call.inside]
-    for following in sorted(later, key=lambda c: c.start):
-        if len(call.outputs) != 1 or len(following.inputs) != 1 or not alike(call.outputs, following.inputs):
+    for following in sorted(later, key=attrgetter("start")):
+        if not _one_array(call.outputs, following.inputs):
             return None
-        if len(following.outputs) != 1 or not alike(following.inputs, following.outputs):
+        if not _one_array(following.inputs, following.outputs):
             return following
     return None
+
+
+def _one_array(first: Sequence[np.ndarray], second: Sequence[np.ndarray]) -> bool:
+    return len(first) == len(second) == 1 and alike(first, second)
 
 
 def called_as_the_port_does(plain: Attempt, call: ModuleCall, port_call: ModuleCall) -> Attempt:
     """The arguments of `port_call` with the values that the reference's module receives, as far as these are there.
 
-    Those that it received in `call` tell which is which: by value where the two agree before it, else in order.
+    Those of `call` tell which is which: by value where the two agree before it, else in order.
     """
     values, seen = plain.question.call.inputs, call.inputs
     arrays = port_call.inputs
@@ -152,7 +151,7 @@ def _places(array: np.ndarray) -> np.ndarray:
 
 
 def _places_of(ref: np.ndarray, port: np.ndarray) -> np.ndarray | None:
-    """Where in `port` the elements of `ref` are: in another shape, or other axes; None if they are not."""
+    """Where in `port` the elements of `ref` are, in another shape or other axes."""
     if ref.size != port.size:
         return None
     if alike([ref.ravel()], [port.ravel()]):
@@ -167,7 +166,7 @@ def _places_of(ref: np.ndarray, port: np.ndarray) -> np.ndarray | None:
 def port_upstream(
     pairs: Pairs, upstream: Sequence[np.ndarray | None], port: Sequence[np.ndarray]
 ) -> list[np.ndarray | None]:
-    """The gradients for the port's outputs: those of the reference's that they stand for, in their shapes."""
+    """The gradients of the reference's outputs that the port's stand for, in the port's shapes."""
     sent: list[np.ndarray | None] = [None] * len(port)
     for i, (j, places) in pairs.items():
         if i < len(upstream) and upstream[i] is not None and upstream[i].size == port[j].size and sent[j] is None:

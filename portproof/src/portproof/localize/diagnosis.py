@@ -64,7 +64,6 @@ def reproduces(items: Items, faulty: FaultyModule) -> bool:
 
 
 def _reproducing(candidates: Iterable[Candidate], faulty: FaultyModule) -> Iterator[str]:
-    """The mistakes that give what the port gave."""
     for text, make in candidates:
         with suppress(Exception):  # one that does not fit these arrays reproduces nothing
             if reproduces(make(), faulty):
@@ -72,13 +71,12 @@ def _reproducing(candidates: Iterable[Candidate], faulty: FaultyModule) -> Itera
 
 
 def _mutated(faulty: FaultyModule) -> Iterator[Candidate]:
-    """The known mistakes of the module's type."""
     for text, mutation in mutations(faulty.module, faulty.inputs):
         yield text, partial(faulty.run_mutated, mutation)
 
 
 def _fitted(faulty: FaultyModule) -> Iterator[Candidate]:
-    """The module with a number in it fitted to what the port gives; to one element any number would fit."""
+    """A number fitted to what the port gives; to one element any would fit."""
     port = faulty.port.get(faulty.differing[0])
     if port is None or port.size < 2:
         return
@@ -90,7 +88,6 @@ def _fitted(faulty: FaultyModule) -> Iterator[Candidate]:
 
 
 def _distance_with(mistake: Callable[[float], Mistake], faulty: FaultyModule, number: float) -> float:
-    """How far the first item is from the port's with `number` in the module."""
     item, (_, mutation) = faulty.differing[0], mistake(number)
     port, found = faulty.port[item], faulty.run_mutated(mutation).get(item)
     return largest_difference(found, port) if found is not None and found.shape == port.shape else np.inf
@@ -124,8 +121,8 @@ def _statistics(faulty: FaultyModule) -> Iterator[Candidate]:
 Change = tuple[str, Callable[[], npt.ArrayLike]]  # (mistake in words, what makes the array that it would give)
 
 
-def _of_arrays_inside(faulty: FaultyModule, ref: np.ndarray, port: np.ndarray) -> Iterator[Change]:
-    """An input that is returned, added or left out, or joined with an inner output; an inner output."""
+def _of_arrays(faulty: FaultyModule, ref: np.ndarray, port: np.ndarray) -> Iterator[Change]:
+    """Inputs and inner outputs: returned, added, left out, joined."""
     for i, x in enumerate(faulty.inputs):
         if x.dtype.kind not in "fc" or x.shape != port.shape:
             continue
@@ -149,19 +146,8 @@ def _of_axes(ref: np.ndarray) -> Iterator[Change]:
                 yield f"axes {a} and {b} are exchanged", partial(np.swapaxes, ref, a, b)
 
 
-def _activated(ref: np.ndarray) -> Iterator[Change]:
-    """An activation too many."""
-    x = torch.from_numpy(np.array(ref))
-    for word, function in ACTIVATIONS.items():
-        if word != NO_ACTIVATION:
-            yield f"{word} is applied to what it returns", partial(function, x)
-
-
 def _relations(faulty: FaultyModule) -> Iterator[Candidate]:
-    """A first item that is a function of the reference's; the others are taken as given.
-
-    Only a common factor has to reproduce all that differ.
-    """
+    """A first item that is a function of the reference's; but for a common factor the others are taken as given."""
     item = faulty.differing[0]
     ref, port = faulty.ref.get(item), faulty.port.get(item)
     if ref is None or port is None:
@@ -173,8 +159,7 @@ def _relations(faulty: FaultyModule) -> Iterator[Candidate]:
 
     is_output = item.kind == "output"
     is_comparable = ref.shape == port.shape and bool(ref.any())
-    changes = [*_of_arrays_inside(faulty, ref, port)] if is_output else []
-    for text, make in (*changes, *_of_axes(ref)):
+    for text, make in (*(_of_arrays(faulty, ref, port) if is_output else ()), *_of_axes(ref)):
         yield text, partial(changed, make)
     if is_comparable and ref.size > 1 and ref.dtype.kind != "b":  # for one element there is always such a number
         factor = _proportion(ref, port)
@@ -185,12 +170,14 @@ def _relations(faulty: FaultyModule) -> Iterator[Candidate]:
             lambda: {other: factor * array for other, array in scaled.items()},
         )
         yield f"it is the reference's plus {shift:.6g}, everywhere", partial(changed, partial(np.add, ref, shift))
-    for text, make in _activated(ref) if is_comparable and is_output else ():
-        yield text, partial(changed, make)
+    if is_comparable and is_output:
+        x = torch.from_numpy(np.array(ref))
+        for word, function in ACTIVATIONS.items():
+            if word != NO_ACTIVATION:
+                yield f"{word} is applied to what it returns", partial(changed, partial(function, x))
 
 
 def _proportion(ref: np.ndarray, port: np.ndarray) -> float | complex:
-    """The number that `ref` times it is nearest to `port`."""
     ref, port = (array.astype(np.complex128).ravel() for array in (ref, port))
     factor = (np.vdot(ref, port) / np.vdot(ref, ref)).item()
     return factor.real if abs(factor.imag) <= 1e-9 * abs(factor) else factor
@@ -214,7 +201,6 @@ def _without_gradients(faulty: FaultyModule) -> tuple[list[str], FaultyModule]:
 
 
 def _whose(items: list[Item], own: set[str]) -> str:
-    """The module's parameters of these gradients as the subject of a sentence."""
     if len(items) == len(own) > 1:
         return "its parameters are"
     return f"{', '.join(item.leaf for item in items)} {'are' if len(items) > 1 else 'is'}"

@@ -1,8 +1,7 @@
 """Isolated runs: one module at a time on both sides, teacher-forced: on what the reference's module received.
 
-A difference in a network spreads to everything behind it, and in the backward pass to everything before it. A module
-that differs in an isolated run is at fault itself, unless the two are built differently: what differs at first is
-tried again in other ways (see attempts.py).
+A difference spreads to everything behind it, and backward to everything before it. A module that differs in an isolated
+run is at fault itself, unless the two are built differently: it is tried again in other ways (see attempts.py).
 """
 
 from __future__ import annotations
@@ -52,26 +51,23 @@ class IsolatedRun:
 
     @property
     def kinds(self) -> set[str]:
-        """The kinds of items that failed: "output", "gradient", "buffer"."""
         return {row.item.kind for row in self.rows if row.status == FAIL}
 
     @property
     def is_late(self) -> bool:
-        """Whether gradients differ, and nothing of the forward pass."""
         return self.kinds == {"gradient"}
 
     def narrowed(self, kinds: Collection[str]) -> IsolatedRun:
-        """The run with only these kinds of items that failed, and all that did not."""
+        """With failures of these kinds alone."""
         return replace(self, rows=[row for row in self.rows if row.status != FAIL or row.item.kind in kinds])
 
     @property
     def passed(self) -> bool:
-        """Whether nothing failed."""
         return not self.kinds
 
     @property
     def rank(self) -> tuple[bool, bool, float]:
-        """Sorts failed runs of one module: those that raised last, the plainest first unless another is far nearer.
+        """Sorts failed runs: those that raised last, the plainest first unless another is far nearer.
 
         Of a module that cannot be run alone it says nothing that it raised.
         """
@@ -97,7 +93,7 @@ class IsolatedRuns:
 
     @cached_property
     def port_calls(self) -> Calls:
-        """Those of the port in a run of its own, in float64."""
+        """Of the port in a run of its own, in float64."""
         if self.known_port_calls is not None:
             return self.known_port_calls
         return self.port.run(self.inputs, "float64", self.train, calls=True).trace.calls
@@ -118,7 +114,7 @@ class IsolatedRuns:
     def run(self, label: str, dtype: str, backward: bool, adjusted: bool = True) -> IsolatedRun:
         """The module behind `label` in "float64" or "float32", on inputs `adjusted` to show more.
 
-        Of several attempts the first that passes, else the nearest; a later one only if it is far nearer.
+        The first attempt that passes, else the nearest; a later one only if it is far nearer.
         """
         call = adjusted_call(self.ref, self.calls[label], dtype) if adjusted else self.calls[label]
         best = None
@@ -131,10 +127,7 @@ class IsolatedRuns:
         return best
 
     def _attempts(self, label: str, question: Question) -> Iterator[Attempt]:
-        """The ways to run the port's module where `question` is asked of the reference's, the plainest first.
-
-        The port is run for its calls only after the first attempt.
-        """
+        """The plainest first; the port is run for its calls only after that."""
         plain = Attempt(question, replace(question.call, name=port_module(self.names, label)))
         yield plain
         mapped = self.names.calls
@@ -183,24 +176,19 @@ class IsolatedRuns:
         keys = _keys_in(attempt.port_call.name, self.names.tensors)
         port = _items(port_run, given, module, keys, attempt.port_groups)
         port = without_optional(port, ref, self.port)
-        rows = self._ruler(attempt, ref).compare(port).rows
-        return IsolatedRun(attempt, rows, ref, port, port_run)
-
-    def _ruler(self, attempt: Attempt, ref: Items) -> Ruler:
-        """How far the port's module may be from `ref`, what the reference's gave."""
 
         def again(dtype: str, perturbation: int = 0) -> Items:
             return self.ref_items(attempt, dtype=dtype, perturbation=perturbation)
 
         call = attempt.question.call
-        upstream = [largest(array) for array in call.upstream if array is not None]
-        return Ruler.measured(
+        ruler = Ruler.measured(
             ref,
             attempt.question.dtype,
             again,
             input_scales={call.name: call.scale},
-            upstream_scale=max(upstream, default=0.0),
+            upstream_scale=max((largest(array) for array in upstream if array is not None), default=0.0),
         )
+        return IsolatedRun(attempt, ruler.compare(port).rows, ref, port, port_run)
 
     def _run_port(self, attempt: Attempt, upstream: list[np.ndarray | None]) -> Run:
         call = replace(attempt.port_call, upstream=upstream)
@@ -242,22 +230,17 @@ def adjusted_call(ref: Model, call: ModuleCall, dtype: str) -> ModuleCall:
         return call
     module, x = ref.modules[call.name], call.args[0]
     if module.kind == "Embedding":
-        x = _with_special_rows(x, module.slots["weight"].shape[0])
+        rows, ids = module.slots["weight"].shape[0], x.flatten()
+        may_be_padding = [row for row in dict.fromkeys((0, 1, rows - 1)) if row < rows and row not in ids][: ids.size]
+        ids[: len(may_be_padding)] = may_be_padding
+        x = ids.reshape(x.shape)
     elif dtype == "float32":
         x = off_kinks(x, module.type)
     return replace(call, args=(x, *call.args[1:]))
 
 
-def _with_special_rows(ids: np.ndarray, rows: int) -> np.ndarray:
-    """`ids` with the rows in them that may be padding: the first two and the last."""
-    special, flat = [0, 1, rows - 1], ids.flatten()
-    special = [row for row in dict.fromkeys(special) if row < rows and row not in flat][: flat.size]
-    flat[: len(special)] = special
-    return flat.reshape(ids.shape)
-
-
 def _keys_in(module: str, own: Mapping[str, str]) -> dict[str, str]:
-    """{key within `module` of one side: the reference's key}; `own` has that side's for the reference's."""
+    """{key within `module`: the reference's key}, of one side; `own` is {the reference's key: that side's}."""
     prefix = f"{module}." if module else ""
     return {key.removeprefix(prefix): ref_key for ref_key, key in own.items() if key.startswith(prefix)}
 
@@ -265,7 +248,7 @@ def _keys_in(module: str, own: Mapping[str, str]) -> dict[str, str]:
 def _items(
     run: Run, outputs: Mapping[int, np.ndarray], module: str, keys: Mapping[str, str], groups: Groups | None
 ) -> dict[Item, np.ndarray]:
-    """What the reference's `module`, or its counterpart, gave, by the reference's names; for `keys` see `_keys_in`.
+    """What a module gave, by the reference's names; for `keys` see `_keys_in`.
 
     The gradients of inputs that stand for the same one are added.
     """
@@ -286,7 +269,7 @@ def _items(
 
 
 def isolated_layers(runs: IsolatedRuns, dtype: str) -> Iterator[tuple[str, IsolatedRun]]:
-    """(label, isolated run) of every layer that a gradient came back to, the last first: modules without children.
+    """(label, isolated run) of every layer that a gradient came back to, the last first.
 
     Those that a recorded reference cannot run alone are left out.
     """

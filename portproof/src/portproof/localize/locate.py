@@ -24,7 +24,6 @@ from portproof.localize.location import Location, module_tree
 from portproof.mapping.map_search import alike
 from portproof.mapping.module_calls import EXACT
 from portproof.mapping.name_map import NameMap
-from portproof.python39 import zip_strict
 
 OTHER_VALUES = "gives other values, of which nothing comes"
 BOTH_MODES: Mapping[bool, Collection[str]] = MappingProxyType({False: (), True: ()})  # of which no difference is known
@@ -46,7 +45,7 @@ def locate(
     `modes` are {whether it is train mode: the kinds of items in which the whole model is known to differ there, none
     where that is not known}. In each it is looked for forward, then backward from `cotangent` (an array an output) if
     that is given, in the precision `dtype` in which a difference was seen. What does not fit by structure comes first,
-    then tensors of other values, since without them nothing can be compared.
+    then tensors of other values: without them nothing can be compared.
     """
     location = _structural(ref, port, names) if names.problems else _unequal_weights(ref, port, names)
     if location:
@@ -65,12 +64,12 @@ def locate(
 
 
 class _Search:
-    """From the whole model inwards: what agrees in an isolated run holds no fault, however it is made inside."""
+    """From the whole model inwards: what agrees in an isolated run holds no fault."""
 
     def __init__(
         self, runs: IsolatedRuns, backward: bool, dtype: str, faulty: Collection[str], different: Mapping[str, str]
     ) -> None:
-        """In another mode modules were found to be `faulty` forward, by name, or built `different`, by label.
+        """What another mode has shown: modules `faulty` forward, by name, or built `different`, by label.
 
         What is faulty there, or holds what is, is not run again: it differs here, too.
         """
@@ -89,10 +88,7 @@ class _Search:
                 self.inside[around].append(label)
 
     def faults(self, differing: Collection[str]) -> list[Location]:
-        """Every module that is at fault itself, forward first; of nested ones the innermost.
-
-        `differing` are kinds in which the whole model is known to differ.
-        """
+        """Forward first, of nested ones the innermost; `differing` are known for the whole model."""
         if differing:
             self._search_around(OUTPUT, set(differing), KINDS)
         else:
@@ -110,8 +106,8 @@ class _Search:
     def _search(self, label: str, kinds: Collection[str] = KINDS) -> bool:
         """Whether a fault in the forward pass was found at `label` or inside.
 
-        Only differences of these `kinds` count: those in which the block around it differs. What differs otherwise
-        stays inside that block: it is a difference of construction, and no fault.
+        Only `kinds` in which the block around it differs count. What else differs stays inside that block: it is a
+        difference of construction, and no fault.
         """
         if self._holds_faulty(label):
             self._search_inside(label, KINDS)
@@ -142,7 +138,7 @@ class _Search:
     def _search_around(
         self, label: str, differing: set[str], kinds: Collection[str], run: IsolatedRun | None = None
     ) -> bool:
-        """`_search` of what is known to differ in these kinds of items; `run` is its run, None: to be done again."""
+        """`_search` of what is known to differ; `run` is its run, None: to be done again."""
         before = len(self.found)
         inside = self._search_inside(label, differing)
         if differing == {"buffer"} and len(self.found) == before:  # it may tell of a value that does not leave
@@ -156,7 +152,7 @@ class _Search:
         return inside or not late
 
     def _judges_gradients(self, label: str) -> bool:
-        """In float32 only of layers: within a block, a branch flip by rounding moves gradients by a percent."""
+        """In float32 only of layers: a branch flip by rounding moves a block's by a percent."""
         return self.dtype == "float64" or self.runs.ref.modules[self.calls[label].name].is_leaf
 
     def _run(self, label: str) -> IsolatedRun:
@@ -170,25 +166,23 @@ class _Search:
         return any(found)
 
     def _holds_faulty(self, label: str) -> bool:
-        """Whether its module is one of those that are known to be faulty, or holds one."""
         prefix = _prefix(self.calls[label].name)
         return any(f"{other}.".startswith(prefix) for other in self.faulty)
 
     def _note_inside(self, label: str) -> None:
-        """Note what is built differently in a module without a fault: itself, and what lies inside."""
+        """In a module without a fault: itself, and what lies inside."""
         call, port_call = self.calls[label], self._port_call(label)
         if port_call is None:
             return
         if [array.shape for array in call.outputs] != [array.shape for array in port_call.outputs]:
             self.built_differently.setdefault(label, OTHER_FORM)
-        agrees = alike(call.outputs, port_call.outputs, EXACT)
+        agrees = self._agrees(label)
         for other in self.inside[label]:
             if agrees and not self._agrees(other):
                 self.built_differently.setdefault(other, OTHER_VALUES)
             self._note_inside(other)
 
     def _agrees(self, label: str) -> bool:
-        """Whether both models' own runs give the same values there."""
         port_call = self._port_call(label)
         return port_call is not None and alike(self.calls[label].outputs, port_call.outputs, EXACT)
 
@@ -197,7 +191,6 @@ class _Search:
 
 
 def _prefix(module: str) -> str:
-    """What the names of all that lies in `module` begin with."""
     return f"{module}." if module else ""
 
 
@@ -256,7 +249,7 @@ def _numbers(row: Row) -> list[str]:
 
 
 def _inputs_of_layers(names: NameMap, block: str, ref_run: Run, port_block: str, port_run: Run) -> list[str]:
-    """Which layer of a block at fault, whose layers are right, is the first that the port feeds otherwise."""
+    """The first layer of a block that the port feeds otherwise."""
     port_calls = {_prefix(port_block) + label: call for label, call in port_run.trace.calls.items()}
     calls = sorted(ref_run.trace.calls.values(), key=lambda call: call.start)
     inside = [call for call in calls if call.name and call.number == 0]
@@ -267,22 +260,15 @@ def _inputs_of_layers(names: NameMap, block: str, ref_run: Run, port_block: str,
         port_call = port_calls.get(module_of(names.calls[name]))
         if port_call is None:
             return [f"the port does not call {name} there"]
-        if not _same_inputs(call, port_call):
+        is_same = len(call.inputs) == len(port_call.inputs)
+        for array, other in zip(call.inputs, port_call.inputs):
+            is_same &= array.dtype.kind not in "fc" or array.shape == other.shape and alike([array], [other], EXACT)
+        if not is_same:
             return [f"its own code feeds {name} otherwise, though all before it agrees"]
     return ["its layers agree and are fed alike: the difference is made behind the last of them"] if inside else []
 
 
-def _same_inputs(call: ModuleCall, port_call: ModuleCall) -> bool:
-    """Whether all floats agree, and there are as many arrays."""
-    if len(call.inputs) != len(port_call.inputs):
-        return False
-    pairs = zip_strict(call.inputs, port_call.inputs)
-    floats = [(array, other) for array, other in pairs if array.dtype.kind in "fc"]
-    return all(array.shape == other.shape and alike([array], [other], EXACT) for array, other in floats)
-
-
 def _structural(ref: Model, port: Model, names: NameMap) -> Location:
-    """The first tensor or module that does not fit, as the place of a structural difference."""
     item, reason = next(iter(names.problems.items()))
     name = item.removeprefix("port's ")
     model = ref if name == item else port
@@ -296,7 +282,7 @@ def _structural(ref: Model, port: Model, names: NameMap) -> Location:
 
 
 def _counterpart_or_block(port_name: str, names: NameMap) -> str:
-    """The reference's module for the port's; of one that only the port has, the block that its neighbours share."""
+    """Of a module that only the port has, the block that its neighbours share."""
     modules = {mapped: name for name, mapped in names.modules.items()}
     if port_name in modules:
         return modules[port_name]
@@ -310,7 +296,6 @@ def _counterpart_or_block(port_name: str, names: NameMap) -> str:
 
 
 def _unequal_weights(ref: Model, port: Model, names: NameMap) -> Location | None:
-    """The first tensor that is not the same on both sides."""
     ref_arrays, port_arrays = ref.arrays(), port.arrays()
     for key, port_key in names.tensors.items():
         ref_array, port_array = ref_arrays[key], port_arrays[port_key]
@@ -328,7 +313,7 @@ def _unequal_weights(ref: Model, port: Model, names: NameMap) -> Location | None
 
 
 def _loading_mistakes(arrays: Mapping[str, np.ndarray], key: str) -> Iterator[tuple[str, np.ndarray]]:
-    """(mistake in words, what the tensor would be then) for the usual mistakes of loading."""
+    """(mistake in words, what the tensor would be then)."""
     array = arrays[key]
     yield "it holds zeros: it was not loaded", np.zeros_like(array)
     yield "it holds ones: it was not loaded", np.ones_like(array)

@@ -27,7 +27,7 @@ class Location:
     built_differently: Mapping[str, str] = field(default_factory=dict)  # {label of a call without a fault: in what}
 
     def lines(self) -> list[str]:
-        """As it is printed: the place, the proof, the diagnosis, the module tree with the place marked."""
+        """As it is printed."""
         port = f", the port's {self.port_name or 'model'} ({self.port_type})" if self.port_type else ""
         lines = [f"located: {self.name or 'the model itself'} ({self.type}){port}: {self.phase}"]
         lines += [f"  {line}" for line in self.proof]
@@ -36,12 +36,11 @@ class Location:
         return lines + [f"also at fault by itself: {line}" for line in _by_kind(self.also)]
 
     def summary(self) -> list[str]:
-        """One line for each kind of fault: its first module, how many more, in what they differ, the diagnosis."""
+        """One line for each kind of fault, with the first module that has it."""
         return _by_kind([self, *self.also])
 
 
 def _by_kind(locations: Iterable[Location]) -> list[str]:
-    """One line for each kind of fault, with the first module that has it."""
     groups = defaultdict(list)
     for location in locations:
         groups[location.type, location.phase, tuple(location.diagnosis)].append(location.name)

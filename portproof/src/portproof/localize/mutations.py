@@ -94,9 +94,9 @@ def unloaded(*names: str) -> Mutation:
     """The module with these tensors as they are before any are loaded: ones for what multiplies, else zeros."""
 
     def mutation(module: nn.Module) -> nn.Module:
-        with torch.no_grad():
-            for name in names:
-                attrgetter(name)(module).fill_(name in ("weight", "running_var"))
+        for name in names:
+            initial = torch.ones_like if name in ("weight", "running_var") else torch.zeros_like
+            with_tensors(initial, [name])(module)
         return module
 
     return mutation
@@ -107,9 +107,6 @@ def _blocks(tensor: torch.Tensor, places: Sequence[int], factors: Sequence[float
     blocks = tensor.chunk(len(places))
     factors = factors or [1.0 for _ in places]
     return torch.cat([blocks[place] * factor for place, factor in zip_strict(places, factors)])
-
-
-# Mistakes of each type of layer
 
 
 def _other_values(module: nn.Module, name: str, values: Iterable[int]) -> Mistakes:
@@ -153,7 +150,6 @@ def _of_statistics(module: nn.Module, inputs: Arrays) -> Mistakes:
 
 
 def _of_affine(module: nn.Module, inputs: Arrays) -> Mistakes:
-    """The weight and bias of a norm."""
     if module.weight is not None:
         yield "weight was not loaded (1)", unloaded("weight")
         if getattr(module, "bias", None) is not None:
@@ -163,7 +159,6 @@ def _of_affine(module: nn.Module, inputs: Arrays) -> Mistakes:
 
 
 def _of_formula(module: nn.Module, inputs: Arrays) -> Mistakes:
-    """A LayerNorm or RMSNorm that a port writes itself."""
     centred = isinstance(module, nn.LayerNorm)
     own = partial(_own_row_norm, centred=centred)
     yield "its variance is sum / (n - 1), not sum / n", partial(own, unbiased=True)
@@ -173,7 +168,7 @@ def _of_formula(module: nn.Module, inputs: Arrays) -> Mistakes:
 
 
 def _own_row_norm(module: nn.Module, centred: bool, unbiased: bool = False, outside: bool = False) -> nn.Module:
-    """The norm of the last axes; `outside`: epsilon is added to the standard deviation."""
+    """`outside`: epsilon is added to the standard deviation."""
 
     def forward(x: torch.Tensor) -> torch.Tensor:
         dims = tuple(range(-len(module.normalized_shape), 0))
@@ -319,7 +314,7 @@ def _attention(module: nn.MultiheadAttention, inputs: Arrays) -> Mistakes:
 
 
 def _recurrent(module: nn.Module, inputs: Arrays, gates: str) -> Mistakes:
-    """`gates` are the layer's, as their weights are stacked."""
+    """`gates` in the order in which their weights are stacked."""
     names = [name for name, _ in module.named_parameters(recurse=False)]
     stacked = [name for name in names if name.startswith(("weight_ih", "weight_hh", "bias"))]
     for order in list(permutations(range(len(gates))))[1:]:
@@ -372,14 +367,13 @@ def _pool(module: nn.Module, inputs: Arrays) -> Mistakes:
 
 
 def _activation(module: nn.Module, inputs: Arrays) -> Mistakes:
-    """What has neither modules nor parameters inside."""
+    """Of what has neither modules nor parameters inside."""
     if not any(module.children()) and not list(module.parameters()):
         for name, function in ACTIVATIONS.items():
             yield f"it is {name}, not {_named(module)}", setting(forward=function)
 
 
 def _named(module: nn.Module) -> str:
-    """An activation's class, with what tells it from others of that class."""
     kind = type(module).__name__
     own = {"LeakyReLU": "negative_slope", "ELU": "alpha", "Softplus": "beta", "GELU": "approximate"}.get(kind)
     return f"{kind}, {own} {getattr(module, own)}" if own else kind
@@ -407,15 +401,10 @@ MISTAKES: dict[tuple, tuple[Callable[[nn.Module, Arrays], Mistakes], ...]] = {  
 
 
 def mutations(module: nn.Module, inputs: Arrays = ()) -> Mistakes:
-    """(mistake in words, what makes it of the reference's module) for every mistake known of its type.
-
-    `inputs` are what the module received.
-    """
+    """Every mistake known of the module's type; `inputs` are what it received."""
     for mistakes in next(known for types, known in MISTAKES.items() if isinstance(module, types)):
         yield from mistakes(module, inputs)
 
-
-# Numbers
 
 Tunable = tuple[tuple[float, float], Callable[[float], Mistake]]  # (bounds, the mistake with a number within them)
 
@@ -439,5 +428,4 @@ def tunable_numbers(module: nn.Module) -> Iterator[Tunable]:
 
 
 def _other_activation(module: nn.Module, words: str, function: Callable, number: float) -> Mistake:
-    """`function(x, number)` in the place of `module`."""
     return f"it is {words} {number:.6g}, not {_named(module)}", setting(forward=lambda x: function(x, number))
