@@ -32,19 +32,16 @@ LARGE = 1e4  # what is larger is no value but a mask's -inf
 
 @dataclass(frozen=True)
 class Attempt:
-    """One way to run the port's module in place of the reference's."""
-
     question: Question  # to the reference
     port_call: ModuleCall  # the port's module, with the arguments that it is given
     port_followed_by: str = ""  # as in `Question`, of the port
     ref_groups: Groups | None = None  # None: each input stands for itself
     port_groups: Groups | None = None
-    built_differently: str = ""  # in what the port's module is built differently, in words
+    built_differently: str = ""  # in what, in words
     complete: bool = True  # the port's module gets from the reference's inputs all that it takes
 
 
 def followed(question: Question, neighbour: ModuleCall) -> Question:
-    """`question` with a neighbour taken in, or left out, and what comes back then."""
     call = replace(question.call, upstream=list(neighbour.upstream))
     return replace(question, call=call, followed_by=neighbour.name)
 
@@ -67,8 +64,9 @@ def neighbours(
 
 def _last_inside(calls: Calls, label: str) -> ModuleCall | None:
     """If the layer returns what it gives; what comes back to it is then what comes back to its input."""
+    outputs = calls[label].outputs
     inside = sorted((c for c in calls.values() if c.inside == label), key=attrgetter("start"))
-    if not inside or len(inside[-1].inputs) != 1 or not _one_array(calls[label].outputs, inside[-1].outputs):
+    if not inside or len(outputs) != 1 or len(inside[-1].inputs) != 1 or not alike(outputs, inside[-1].outputs):
         return None
     before = next((c.upstream for c in inside[-2::-1] if alike(c.outputs, inside[-1].inputs)), [None])
     return replace(inside[-1], upstream=before)
@@ -151,7 +149,6 @@ def _places(array: np.ndarray) -> np.ndarray:
 
 
 def _places_of(ref: np.ndarray, port: np.ndarray) -> np.ndarray | None:
-    """Where in `port` the elements of `ref` are, in another shape or other axes."""
     if ref.size != port.size:
         return None
     if alike([ref.ravel()], [port.ravel()]):
@@ -166,7 +163,6 @@ def _places_of(ref: np.ndarray, port: np.ndarray) -> np.ndarray | None:
 def port_upstream(
     pairs: Pairs, upstream: Sequence[np.ndarray | None], port: Sequence[np.ndarray]
 ) -> list[np.ndarray | None]:
-    """The gradients of the reference's outputs that the port's stand for, in the port's shapes."""
     sent: list[np.ndarray | None] = [None] * len(port)
     for i, (j, places) in pairs.items():
         if i < len(upstream) and upstream[i] is not None and upstream[i].size == port[j].size and sent[j] is None:

@@ -1,7 +1,7 @@
 """The diagnosis of one faulty module: which mutation of the reference's gives what the port's gives?
 
-A mutation is named only if it reproduces the port: what is left of the difference is under a thousandth, for every item
-that differs. So none is a guess; where none reproduces it, none is named. Whatever raises reproduces nothing.
+A mutation is named only if it reproduces the port: what is left of the difference is under a thousandth, for every
+item that differs. Where none does, none is named. Whatever raises reproduces nothing.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ Candidate = tuple[str, Callable[[], Items]]  # (mistake in words, what makes the
 
 @dataclass(frozen=True)
 class FaultyModule:
-    """A module that differs in an isolated run, in one precision."""
+    """What differs in an isolated run, in one precision."""
 
     module: nn.Module  # the reference's
     ref: Items  # what it gave
@@ -51,7 +51,7 @@ class FaultyModule:
 
 
 def reproduces(items: Items, faulty: FaultyModule) -> bool:
-    """Whether `items` are what the port gave, up to a thousandth of the difference, wherever the two sides differ."""
+    """Whether they are what the port gave, up to a thousandth of the difference, wherever the two differ."""
     for item in faulty.differing:
         ref, port, found = faulty.ref.get(item), faulty.port.get(item), items.get(item)
         if found is None or port is None or found.shape != port.shape or not np.isfinite(found).all():
@@ -94,7 +94,6 @@ def _distance_with(mistake: Callable[[float], Mistake], faulty: FaultyModule, nu
 
 
 def _statistics(faulty: FaultyModule) -> Iterator[Candidate]:
-    """Momenta taken otherwise, and the biased variance."""
     m, x = faulty.module.momentum, faulty.inputs[0]
     if m is None:
         return
@@ -122,7 +121,6 @@ Change = tuple[str, Callable[[], npt.ArrayLike]]  # (mistake in words, what make
 
 
 def _of_arrays(faulty: FaultyModule, ref: np.ndarray, port: np.ndarray) -> Iterator[Change]:
-    """Inputs and inner outputs: returned, added, left out, joined."""
     for i, x in enumerate(faulty.inputs):
         if x.dtype.kind not in "fc" or x.shape != port.shape:
             continue
@@ -147,7 +145,7 @@ def _of_axes(ref: np.ndarray) -> Iterator[Change]:
 
 
 def _relations(faulty: FaultyModule) -> Iterator[Candidate]:
-    """A first item that is a function of the reference's; but for a common factor the others are taken as given."""
+    """A function of the reference's first item; the others are taken as given, but for a factor."""
     item = faulty.differing[0]
     ref, port = faulty.ref.get(item), faulty.port.get(item)
     if ref is None or port is None:

@@ -1,7 +1,7 @@
 """Isolated runs: one module at a time on both sides, teacher-forced: on what the reference's module received.
 
-A difference spreads to everything behind it, and backward to everything before it. A module that differs in an isolated
-run is at fault itself, unless the two are built differently: it is tried again in other ways (see attempts.py).
+A difference spreads to everything behind it, and backward to everything before it. A module that differs in an
+isolated run is at fault itself, unless it is built differently: it is tried again in other ways (see attempts.py).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy as np
 
 from portproof.backends.model import Model
 from portproof.backends.question import Question, Run, to_precision
-from portproof.backends.trace import Inputs, ModuleCall, is_array, map_tensors
+from portproof.backends.trace import OUTPUT, Inputs, ModuleCall, is_array, map_tensors, module_of
 from portproof.compare import FAIL, Item, Items, Row, tensor_item
 from portproof.compare.activations import off_kinks
 from portproof.compare.ruler import RUNS, UNIT_ROUNDOFF, Ruler, largest
@@ -29,7 +29,7 @@ from portproof.localize.attempts import (
     paired_outputs,
     port_upstream,
 )
-from portproof.mapping.name_map import NameMap, port_module
+from portproof.mapping.name_map import NameMap
 
 OTHER_FORM = "returns its values in another form"
 FAR = 4.0  # how much nearer another way than the plain one has to come where both differ
@@ -37,8 +37,6 @@ FAR = 4.0  # how much nearer another way than the plain one has to come where bo
 
 @dataclass(frozen=True)
 class IsolatedRun:
-    """What one module gave on both sides, compared."""
-
     attempt: Attempt
     rows: list[Row]
     ref: Items
@@ -58,7 +56,6 @@ class IsolatedRun:
         return self.kinds == {"gradient"}
 
     def narrowed(self, kinds: Collection[str]) -> IsolatedRun:
-        """With failures of these kinds alone."""
         return replace(self, rows=[row for row in self.rows if row.status != FAIL or row.item.kind in kinds])
 
     @property
@@ -81,7 +78,7 @@ class IsolatedRun:
 
 @dataclass
 class IsolatedRuns:
-    """Runs one module at a time on both sides, in one mode, on what the reference's modules received in `calls`."""
+    """One module at a time on both sides, in one mode, on what the reference's received in `calls`."""
 
     ref: Model
     port: Model
@@ -89,23 +86,21 @@ class IsolatedRuns:
     inputs: Inputs
     train: bool
     calls: Calls
-    known_port_calls: Calls | None = None  # the port's in a run of its own, in float64, if they are known
+    known_port_calls: Calls | None = None  # of the port's own run, in float64
 
     @cached_property
     def port_calls(self) -> Calls:
-        """Of the port in a run of its own, in float64."""
         if self.known_port_calls is not None:
             return self.known_port_calls
         return self.port.run(self.inputs, "float64", self.train, calls=True).trace.calls
 
     def forget(self) -> None:
-        """Let go of all that whole models gave, but for the calls."""
+        """All that whole models gave, but for the calls."""
         if self.port_calls:
             self.ref.forget()
             self.port.forget()
 
     def ref_items(self, attempt: Attempt, **changes: Any) -> dict[Item, np.ndarray]:
-        """What the reference's module gives; `changes` are other fields of the question."""
         module = attempt.question.module
         run = self.ref.ask(replace(attempt.question, **changes))
         keys = _keys_in(module, {key: key for key in self.names.tensors})
@@ -128,9 +123,10 @@ class IsolatedRuns:
 
     def _attempts(self, label: str, question: Question) -> Iterator[Attempt]:
         """The plainest first; the port is run for its calls only after that."""
-        plain = Attempt(question, replace(question.call, name=port_module(self.names, label)))
-        yield plain
         mapped = self.names.calls
+        port_name = module_of(mapped[label])
+        plain = Attempt(question, replace(question.call, name="" if port_name == OUTPUT else port_name))
+        yield plain
         if not question.module or mapped[label] not in self.port_calls:
             return
         own = called_as_the_port_does(plain, self.calls[label], self.port_calls[mapped[label]])
@@ -196,7 +192,7 @@ class IsolatedRuns:
 
 
 def all_questions(ref: Model, calls: Calls, label: str, question: Question) -> Iterator[Question]:
-    """All that `IsolatedRuns.run` may ask of the reference for one call, `question` among it, the plainest first."""
+    """All that `IsolatedRuns.run` may ask of the reference for one call, the plainest first."""
     others = neighbours(ref.modules, calls, label) if question.module else ()
     for way in (question, *(followed(question, neighbour) for neighbour in others if neighbour)):
         yield way
@@ -218,7 +214,7 @@ def without_optional(port: Items, ref: Items, model: Model) -> dict[Item, np.nda
 
 
 def adjusted_call(ref: Model, call: ModuleCall, dtype: str) -> ModuleCall:
-    """The call with inputs that show more: whole numbers of an embedding's every kind, nothing at a kink.
+    """With inputs that show more: an embedding's rows of every kind, nothing at a kink.
 
     In "float32" its numbers are rounded to that, so that all runs in either precision receive the same.
     """

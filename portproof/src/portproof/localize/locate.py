@@ -1,8 +1,7 @@
 """Where a port departs from its reference: the first module that does so on the reference's own inputs.
 
-Each module is run isolated (see isolated.py): one that differs is at fault itself, one that does not was only fed
-wrong. Layers come before the blocks that hold them; a block at fault whose layers are all right has its fault in its
-own code, between them.
+Each module is run isolated (see isolated.py): one that agrees was only fed wrong. Layers come before the blocks that
+hold them; a block at fault whose layers are right has its fault in its own code, between them.
 """
 
 from __future__ import annotations
@@ -11,7 +10,6 @@ import os
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
-from types import MappingProxyType
 
 import numpy as np
 
@@ -26,7 +24,6 @@ from portproof.mapping.module_calls import EXACT
 from portproof.mapping.name_map import NameMap
 
 OTHER_VALUES = "gives other values, of which nothing comes"
-BOTH_MODES: Mapping[bool, Collection[str]] = MappingProxyType({False: (), True: ()})  # of which no difference is known
 KINDS = frozenset({"output", "gradient", "buffer"})  # of items that an isolated run compares
 
 
@@ -36,23 +33,23 @@ def locate(
     names: NameMap,
     inputs: Inputs,
     *,
-    modes: Mapping[bool, Collection[str]] = BOTH_MODES,
+    modes: Mapping[bool, Collection[str]] | None = None,
     cotangent: Sequence[np.ndarray] | None = None,
     dtype: str = "float64",
 ) -> Location | None:
     """The first module that is at fault itself; None: none is. Further ones are in the location's `also`.
 
     `modes` are {whether it is train mode: the kinds of items in which the whole model is known to differ there, none
-    where that is not known}. In each it is looked for forward, then backward from `cotangent` (an array an output) if
-    that is given, in the precision `dtype` in which a difference was seen. What does not fit by structure comes first,
-    then tensors of other values: without them nothing can be compared.
+    where that is not known}; without it both are searched. In each it is looked for forward, then backward from
+    `cotangent` (an array an output) if that is given, in the precision `dtype` in which a difference was seen. What
+    does not fit by structure comes first, then tensors of other values: without them nothing can be compared.
     """
     location = _structural(ref, port, names) if names.problems else _unequal_weights(ref, port, names)
     if location:
         return location
     found: list[Location] = []
     built_differently: dict[str, str] = {}
-    for train, kinds in modes.items():
+    for train, kinds in ({False: (), True: ()} if modes is None else modes).items():
         calls = ref.ask(Question.of_model(inputs, "float64", train, cotangent, UPSTREAM)).trace.calls
         known = {(one.name, one.phase) for one in found}
         faulty = [name for name, phase in known if phase == "forward"]
@@ -170,7 +167,6 @@ class _Search:
         return any(f"{other}.".startswith(prefix) for other in self.faulty)
 
     def _note_inside(self, label: str) -> None:
-        """In a module without a fault: itself, and what lies inside."""
         call, port_call = self.calls[label], self._port_call(label)
         if port_call is None:
             return
@@ -249,7 +245,6 @@ def _numbers(row: Row) -> list[str]:
 
 
 def _inputs_of_layers(names: NameMap, block: str, ref_run: Run, port_block: str, port_run: Run) -> list[str]:
-    """The first layer of a block that the port feeds otherwise."""
     port_calls = {_prefix(port_block) + label: call for label, call in port_run.trace.calls.items()}
     calls = sorted(ref_run.trace.calls.values(), key=lambda call: call.start)
     inside = [call for call in calls if call.name and call.number == 0]
@@ -260,10 +255,9 @@ def _inputs_of_layers(names: NameMap, block: str, ref_run: Run, port_block: str,
         port_call = port_calls.get(module_of(names.calls[name]))
         if port_call is None:
             return [f"the port does not call {name} there"]
-        is_same = len(call.inputs) == len(port_call.inputs)
-        for array, other in zip(call.inputs, port_call.inputs):
-            is_same &= array.dtype.kind not in "fc" or array.shape == other.shape and alike([array], [other], EXACT)
-        if not is_same:
+        floats = [(x, other) for x, other in zip(call.inputs, port_call.inputs) if x.dtype.kind in "fc"]
+        agree = all(x.shape == other.shape and alike([x], [other], EXACT) for x, other in floats)
+        if not agree or len(call.inputs) != len(port_call.inputs):
             return [f"its own code feeds {name} otherwise, though all before it agrees"]
     return ["its layers agree and are fed alike: the difference is made behind the last of them"] if inside else []
 
@@ -313,7 +307,6 @@ def _unequal_weights(ref: Model, port: Model, names: NameMap) -> Location | None
 
 
 def _loading_mistakes(arrays: Mapping[str, np.ndarray], key: str) -> Iterator[tuple[str, np.ndarray]]:
-    """(mistake in words, what the tensor would be then)."""
     array = arrays[key]
     yield "it holds zeros: it was not loaded", np.zeros_like(array)
     yield "it holds ones: it was not loaded", np.ones_like(array)

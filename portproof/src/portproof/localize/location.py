@@ -27,7 +27,6 @@ class Location:
     built_differently: Mapping[str, str] = field(default_factory=dict)  # {label of a call without a fault: in what}
 
     def lines(self) -> list[str]:
-        """As it is printed."""
         port = f", the port's {self.port_name or 'model'} ({self.port_type})" if self.port_type else ""
         lines = [f"located: {self.name or 'the model itself'} ({self.type}){port}: {self.phase}"]
         lines += [f"  {line}" for line in self.proof]
@@ -53,7 +52,7 @@ def _by_kind(locations: Iterable[Location]) -> list[str]:
 
 
 def module_tree(model: BackendModel, marked: str) -> list[str]:
-    """The module tree around `marked`: its ancestors with all their children, the rest folded."""
+    """Its ancestors with all their children, the rest folded."""
     parts = marked.split(".")
     ancestors = {".".join(parts[:n]) for n in range(len(parts))}  # the model itself, "", is the first
     lines = []

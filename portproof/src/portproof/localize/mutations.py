@@ -61,7 +61,7 @@ ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 
 
 def setting(**attributes) -> Mutation:
-    """The module with other attributes; with another `forward` it computes something else."""
+    """Other attributes; with another `forward` it computes something else."""
 
     def mutation(module: nn.Module) -> nn.Module:
         for name, value in attributes.items():
@@ -72,8 +72,6 @@ def setting(**attributes) -> Mutation:
 
 
 def with_tensors(change: Callable[[torch.Tensor], torch.Tensor], names: Iterable[str] = ("weight",)) -> Mutation:
-    """The module with each of these tensors changed, as if they had been loaded wrong."""
-
     def mutation(module: nn.Module) -> nn.Module:
         with torch.no_grad():
             for name in names:
@@ -85,13 +83,12 @@ def with_tensors(change: Callable[[torch.Tensor], torch.Tensor], names: Iterable
 
 
 def exchanging(pairs: Mapping[str, str]) -> Mutation:
-    """The module with the tensors of each of these pairs exchanged."""
     other = {**pairs, **{second: first for first, second in pairs.items()}}
     return lambda module: setting(**{name: getattr(module, other[name]) for name in other})(module)
 
 
 def unloaded(*names: str) -> Mutation:
-    """The module with these tensors as they are before any are loaded: ones for what multiplies, else zeros."""
+    """As before any are loaded: ones for what multiplies, else zeros."""
 
     def mutation(module: nn.Module) -> nn.Module:
         for name in names:
@@ -103,14 +100,13 @@ def unloaded(*names: str) -> Mutation:
 
 
 def _blocks(tensor: torch.Tensor, places: Sequence[int], factors: Sequence[float] = ()) -> torch.Tensor:
-    """Its rows in equal blocks, in another order, each times its factor."""
     blocks = tensor.chunk(len(places))
     factors = factors or [1.0 for _ in places]
     return torch.cat([blocks[place] * factor for place, factor in zip_strict(places, factors)])
 
 
 def _other_values(module: nn.Module, name: str, values: Iterable[int]) -> Mistakes:
-    """Another number as the attribute `name`, or as each of the numbers there."""
+    """As the attribute, or as each of the numbers there."""
     own = getattr(module, name)
     for value in values:
         other = (value,) * len(own) if isinstance(own, tuple) else value
@@ -367,8 +363,7 @@ def _pool(module: nn.Module, inputs: Arrays) -> Mistakes:
 
 
 def _activation(module: nn.Module, inputs: Arrays) -> Mistakes:
-    """Of what has neither modules nor parameters inside."""
-    if not any(module.children()) and not list(module.parameters()):
+    if not any(module.children()) and not list(module.parameters()):  # else it is no activation
         for name, function in ACTIVATIONS.items():
             yield f"it is {name}, not {_named(module)}", setting(forward=function)
 
@@ -417,7 +412,7 @@ ACTIVATION_NUMBERS = (  # (words, of (x, number), bounds)
 
 
 def tunable_numbers(module: nn.Module) -> Iterator[Tunable]:
-    """The numbers in the reference's module that are worth fitting where no known mistake is found."""
+    """Worth fitting where no known mistake is found."""
     if isinstance(module, (*BATCH_NORMS, *INSTANCE_NORMS, *ROW_NORMS, nn.GroupNorm)):
         near = math.log10(module.eps or 1e-12)  # the number is its logarithm
         for width in (0.01, 4.0):

@@ -1,4 +1,4 @@
-"""The cheapest way to put two sequences side by side: what stands for what, and what is left over on either side."""
+"""The cheapest way to put two sequences side by side."""
 
 from __future__ import annotations
 

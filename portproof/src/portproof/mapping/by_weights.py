@@ -1,7 +1,4 @@
-"""Which tensor of the port stands for which of the reference, where both hold the same weights: by name, then by value.
-
-Needs no inputs, so that it serves where nothing is sent through the models.
-"""
+"""Which tensor of the port stands for which of the reference, where both hold the same weights; needs no inputs."""
 
 from __future__ import annotations
 

@@ -50,7 +50,6 @@ class Link:
 
     @property
     def parts(self) -> tuple[str, ...]:
-        """The keys of the side that has several."""
         return self.port if len(self.ref) == 1 else self.ref
 
     @property
@@ -109,7 +108,6 @@ def _sizes(shapes: Iterable[Shape]) -> str:
 
 
 def exchanged(shape: Shape) -> Shape:
-    """With the last two axes exchanged."""
     return shape[:-2] + shape[:-3:-1]
 
 
@@ -146,12 +144,12 @@ def _listed(text: str) -> tuple[str, ...]:
 
 
 def slots_of(modules: Mapping[str, Module]) -> dict[tuple[str, str], Slot]:
-    """{(module, tensor in it): slot}."""
+    """By (module, name in it)."""
     return {(name, leaf): slot for name, module in modules.items() for leaf, slot in module.slots.items()}
 
 
 def tensors_of(model: BackendModel) -> dict[str, Slot]:
-    """{state_dict key: slot}."""
+    """By state_dict key."""
     return {slot.tensor: slot for slot in slots_of(model.modules).values()}
 
 
@@ -176,10 +174,7 @@ def one_to_one(link: Link, ref: Mapping[str, Slot], port: Mapping[str, Slot]) ->
 
 
 def apply(links: Iterable[Link], ref: BackendModel, port: BackendModel) -> dict[str, str]:
-    """{reference's key: port's key} of the tensors, or pieces, that the links make one to one; see `one_to_one`.
-
-    Both models read and write their tensors in these pieces from now on.
-    """
+    """Both models have the links' pieces from now on -> {reference's key: port's key} of these."""
     ref.set_pieces({})
     port.set_pieces({})
     tensors, port_tensors = tensors_of(ref), tensors_of(port)

@@ -1,8 +1,8 @@
 """A map between two models confirmed by values: where every layer receives the same on both sides, it is right.
 
-Layers of one type and shape may stand in another order on the port (branches). Which is which shows in what they
-receive and, of those that receive the same, in what their outputs do further on: each choice is followed until values
-part, then the last one is taken back. Where two choices explain all values, none is the right one.
+Layers of one type and shape may stand in another order on the port (branches). What they receive tells which is which,
+and of those that receive the same what their outputs do further on: each choice is followed until values part, then
+the last one is taken back. Where two choices explain all values, none is the right one.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain, filterfalse, islice, product
+from operator import attrgetter
 
 import numpy as np
 
@@ -28,7 +29,7 @@ TRIES_OF_BLOCK = 240  # choices of options for what one block holds
 TRIES_ALONE = 500  # runs of blocks alone in all
 TRIES = 60  # runs of the port without getting any further, after which the search ends
 
-Block = tuple[ModuleCall, str, set[Unit]]  # reference's call, port's module, units inside
+Block = tuple[ModuleCall, str, set[Unit]]  # the reference's call, the port's module, units inside
 
 
 def alike(ref: Sequence[np.ndarray], port: Sequence[np.ndarray], tolerance: float = SAME) -> bool:
@@ -55,12 +56,10 @@ def _close(ref: np.ndarray, port: np.ndarray, tolerance: float) -> bool:
 
 @dataclass
 class FoundMap:
-    """A map, and how far values agree under it."""
-
     modules: dict[str, str]
-    reached: int  # how many calls receive the same before the first that does not, the output counted as one more
+    reached: int  # calls that receive the same before the first that does not; the output is one more
     total: int
-    untried: list[tuple[dict[str, str], int]] = field(default_factory=list)  # other choices, and where they were met
+    untried: list[tuple[dict[str, str], int]] = field(default_factory=list)  # other choices, from which call on
     hint: str = ""
     chosen: dict[Unit, int] = field(default_factory=dict)  # options of units, if not the first
 
@@ -72,14 +71,10 @@ class FoundMap:
 
 
 def _choices(group: Sequence[Unit], options: Options, chosen: Mapping[Unit, int], tries: int) -> list[dict[Unit, int]]:
-    """As it is; others of the first unit; all of as many in step; every combination: at most `tries`.
-
-    Those that names allow come first.
-    """
     counts = [len(options[unit]) for unit in group]
     in_step = [unit for unit, count in zip_strict(group, counts) if count == counts[0]]
     now = {unit: chosen.get(unit, 0) for unit in group}
-    every = chain(
+    every = chain(  # those that names allow come first
         [now],
         (now | {group[0]: i} for i in range(counts[0])),
         (now | dict.fromkeys(in_step, i) for i in range(counts[0]) if len(in_step) > 1),
@@ -106,10 +101,9 @@ def _swapped(modules: dict[str, str], name: str, other: str) -> dict[str, str]:
 
 
 class MapSearch:
-    """Maps tried by loading weights through them and sending values through both models, in eval mode."""
+    """Maps tried in eval mode: weights are loaded through them, values sent through both models."""
 
     def __init__(self, ref: BackendModel, port: BackendModel, inputs: Inputs, given: Options) -> None:
-        """`given` are links that are fixed: their tensors are taken out of the modules."""
         self.ref, self.port, self.inputs, self.given = ref, port, inputs, given
         ref.set_pieces({})
         port.set_pieces({})
@@ -153,7 +147,6 @@ class MapSearch:
         return tensors
 
     def resolve(self, modules: dict[str, str]) -> FoundMap:
-        """The map, from the proposal `modules`, under which values agree furthest."""
         found = self._search(modules, 0, self.fixed)
         if found.reached < found.total and self.fixed:
             free = self._search(modules, 0, set())
@@ -203,9 +196,10 @@ class MapSearch:
         return found
 
     def _settle_block(self, block: Block, group: list[Unit], options: Options, modules: Mapping[str, str]) -> bool:
-        """Choose the options with which it gives the same; whether names allow any. If not they are a hint."""
+        """Whether options were chosen; what gives the same against the names is a hint."""
         call, port_name, _ = block
-        for choice in _choices(group, options, self.chosen, TRIES_OF_BLOCK if call.name else TRIES):
+        most = TRIES_OF_BLOCK if call.name else TRIES
+        for choice in _choices(group, options, self.chosen, most):
             if self._runs_left == 0:
                 return False
             self._runs_left -= 1
@@ -225,7 +219,7 @@ class MapSearch:
         return False
 
     def _blocks(self, unit: Unit, modules: Mapping[str, str]) -> list[Block]:
-        """The blocks of one content that hold a unit, smallest first."""
+        """Of one content that holds the unit, smallest first."""
         tensors = self.load(modules)
         contents = contents_of(self.ref, {key: key for key in tensors})
         port_contents = contents_of(self.port, {port_key: key for key, port_key in tensors.items()})
@@ -266,7 +260,6 @@ class MapSearch:
         return ""
 
     def _search(self, modules: dict[str, str], start: int, fixed: set[str]) -> FoundMap:
-        """The latest choices are taken back first."""
         stack, best, tries = [(modules, start)], None, 0
         while stack and tries < TRIES:
             found = self._settle_calls(*stack.pop(), fixed)
@@ -280,12 +273,17 @@ class MapSearch:
         return best
 
     def _settle_calls(self, modules: dict[str, str], start: int, fixed: set[str]) -> FoundMap:
+        """From the `start`-th call on; a layer may change places with those of its signature that are fed alike."""
         calls = [call for call in self.ref_run.trace.calls.values() if call.name in modules]
-        calls.sort(key=lambda call: call.start)
+        calls.sort(key=attrgetter("start"))
         port_run, found = self.run(modules), FoundMap(modules, start, len(calls) + 1)
         settled = {call.name for call in calls[:start]} | fixed
         for place, call in enumerate(calls[start:], start):
-            swaps = [] if call.name in settled else self._possible_swaps(call, found.modules, settled, port_run)
+            own, swaps = signature(self.ref_modules[call.name]), []
+            for name, port_name in found.modules.items() if call.name not in settled else ():
+                is_free = name != call.name and name not in settled
+                if is_free and signature(self.ref_modules[name]) == own and self._receives(port_run, port_name, call):
+                    swaps.append(name)
             if not self._receives(port_run, found.modules[call.name], call):
                 if not swaps:
                     return found
@@ -298,7 +296,6 @@ class MapSearch:
         return found
 
     def run(self, modules: Mapping[str, str]) -> Run:
-        """The port's run with the reference's weights under a map of modules."""
         links = self.links(modules)
         if self._last is None or self._last[0] != links:
             self.load(modules)
@@ -318,14 +315,3 @@ class MapSearch:
         in_order = partial(np.sort, axis=None)
         wanted = list(map(in_order, call.inputs))
         return any(alike(wanted, list(map(in_order, inputs))) for inputs in received)
-
-    def _possible_swaps(
-        self, call: ModuleCall, modules: Mapping[str, str], settled: set[str], port_run: Run
-    ) -> list[str]:
-        found = []
-        own = signature(self.ref_modules[call.name])
-        for name, port_name in modules.items():
-            is_free = name != call.name and name not in settled and signature(self.ref_modules[name]) == own
-            if is_free and self._receives(port_run, port_name, call):
-                found.append(name)
-        return found

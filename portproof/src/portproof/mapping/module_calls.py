@@ -23,14 +23,14 @@ Calls = Sequence[ModuleCall]
 
 @dataclass
 class CallMatcher:
-    """One run of each model, and what is known of which layer of the port stands for which of the reference."""
+    """One run of each model, and which layer of the port stands for which of the reference."""
 
     ref: BackendModel
     port: BackendModel
     ref_run: Run
     port_run: Run
     modules: Mapping[str, str]  # {reference's: port's}
-    tensors: Mapping[str, str]  # {reference's: port's}, by which blocks are known
+    tensors: Mapping[str, str]
 
     def __post_init__(self) -> None:
         traces = self.ref_run.trace, self.port_run.trace
@@ -43,8 +43,8 @@ class CallMatcher:
     def match(self) -> dict[str, str]:
         """{reference's output: port's output}, in the reference's order of execution.
 
-        Layers with tensors by `modules`; activations, pools and blocks by what they receive and give. What has no
-        counterpart (a function on the other side, a block that ends elsewhere) is left out.
+        Layers with tensors by `modules`; activations and pools by what they receive and give; blocks by the layers in
+        them, if they also begin and end at the same places. What has no counterpart is left out.
         """
         self._match_layers()
         self._match_leaves()
@@ -53,7 +53,6 @@ class CallMatcher:
         return {label: pairs[label] for label in self.ref_run.trace.calls if label in pairs}
 
     def _match_layers(self) -> None:
-        """Calls that receive the same, then the others in turn."""
         port_calls, waiting = defaultdict(list), []
         for call in self.port_calls:
             port_calls[call.name].append(call)
@@ -109,7 +108,6 @@ class CallMatcher:
             self._pair_by_type(list(left.values()), list(port_left.values()))
 
     def _match_blocks(self) -> None:
-        """By the layers in them, if they also begin and end at the same places; outer ones first."""
         ref_keys, port_keys = {key: key for key in self.tensors}, {key: ref for ref, key in self.tensors.items()}
         ref_groups = _by_tensors_inside(self.ref, self.ref_calls, ref_keys, self.pairs)
         port_groups = _by_tensors_inside(self.port, self.port_calls, port_keys, set(self.pairs.values()))
@@ -137,7 +135,7 @@ class CallMatcher:
         return self.port.backend.layers.torch_type(self.port.modules[call.name].type)
 
     def _fits(self, call: ModuleCall, port_call: ModuleCall) -> bool | None:
-        """None: behind a fault what they receive does not tell."""
+        """None: behind a fault this does not tell."""
         if not alike(call.inputs, port_call.inputs):
             return False if self.same_output else None
         if len(call.outputs) != len(port_call.outputs):  # attention that gives its weights, too
@@ -151,9 +149,7 @@ class CallMatcher:
         )
 
     def _best_fit(self, call: ModuleCall, port_calls: Calls, taken: Container[str]) -> ModuleCall | None:
-        """Of the same name before others, of the same type before others."""
-
-        def rank(other: ModuleCall) -> tuple[bool, bool]:
+        def rank(other: ModuleCall) -> tuple[bool, bool]:  # the same name, then the same type
             ref_type, port_type = self._types(call, other)
             return self.same_names and other.label != call.label, ref_type != port_type
 
@@ -161,7 +157,6 @@ class CallMatcher:
         return min(fitting, key=rank, default=None)
 
     def _pair_by_type(self, calls: Calls, port_calls: Calls) -> None:
-        """In turn, if the types fit each other; else where the sequences of types run alike."""
         pairs = list(zip(calls, port_calls))
         all_types = [self._types(*pair) for pair in pairs]
         in_turn = all(types[0] == types[1] or self.type_fits.get(types) for types in all_types)

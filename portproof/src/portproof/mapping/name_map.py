@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from portproof.backends.model import BackendModel
 from portproof.backends.slots import Slot
-from portproof.backends.trace import Inputs, module_of
+from portproof.backends.trace import Inputs
 from portproof.convert.rules import COUNT
 from portproof.mapping.links import Link, one_to_one, parse, slots_of, tensors_of
 from portproof.mapping.map_search import FoundMap, MapSearch
@@ -37,7 +37,7 @@ class NameMap:
 
     @property
     def keys(self) -> dict[str, str]:
-        """{reference's state_dict key or keys: port's}, as lines of a map."""
+        """By state_dict key, as lines of a map."""
         return dict(link.line for link in self.links)
 
     @property
@@ -48,8 +48,8 @@ class NameMap:
 def propose(ref: BackendModel, port: BackendModel, inputs: Inputs, given: Mapping[str, str] | None = None) -> NameMap:
     """The map between two models with the reference's weights, which the port is left with.
 
-    Tensors that are not one to one are pieces on both models from now on. `given` fixes modules or tensors, as a line
-    of a map does; raises UserError where it names what is not there, or does not add up. Calls are those in eval mode.
+    Tensors that are not one to one are pieces on both models from now on. `given` fixes modules or tensors, as a map's
+    lines do; raises UserError where these name what is not there, or do not add up. Calls are those in eval mode.
     """
     modules, lines = checked_map(given or {}, ref, port)
     search = MapSearch(ref, port, inputs, lines)
@@ -78,7 +78,7 @@ def propose(ref: BackendModel, port: BackendModel, inputs: Inputs, given: Mappin
 
 
 def match_calls(name_map: NameMap, ref: BackendModel, port: BackendModel, inputs: Inputs, train: bool) -> None:
-    """Have the calls of another mode in the map, too: some modules run in one mode only. Both have equal weights."""
+    """The calls of another mode, too: some modules run in one mode only. Both have equal weights."""
     runs = (model.run(inputs, "float64", train, calls=True) for model in (ref, port))
     name_map.calls = CallMatcher(ref, port, *runs, name_map.modules, name_map.tensors).match() | name_map.calls
 
@@ -133,7 +133,6 @@ def _given_join(line: Link, ref: BackendModel, port: BackendModel) -> Option:
 
 
 def _notes(links: Sequence[Link], spare: Sequence[str], ref: BackendModel, port: BackendModel) -> list[str]:
-    """What is in another form there, and what is left out; three of each."""
     viewed = {slot.tensor for model in (ref, port) for slot in slots_of(model.modules).values() if slot.view}
     other_form = [": ".join(link.line) for link in links if {*link.ref, *link.port} & viewed]
     notes = []
@@ -207,11 +206,11 @@ def _proposals(search: MapSearch, given: dict[str, str]) -> Iterator[Proposal]:
 
 
 def same_names(ref: BackendModel, port: BackendModel, inputs: Inputs) -> NameMap | None:
-    """The map of equal names, whose weights the port is left with; None unless both have the same names and shapes."""
+    """The map of equal names, with the reference's weights in the port; None unless names and shapes agree."""
     pairs = pairs_by_name(ref, port)
     if pairs is None or any(slot.shape != port_slot.shape for slot, port_slot in pairs):
         return None
-    if not len(pairs) == len(tensors_of(ref)) == len(tensors_of(port)):
+    if not len(pairs) == len(tensors_of(ref)) == len(tensors_of(port)):  # counts may be missing
         return None
     modules = {name: name for name, module in ref.modules.items() if module.slots}
     tensors = {slot.key: port_slot.key for slot, port_slot in pairs}
@@ -226,7 +225,7 @@ def same_names(ref: BackendModel, port: BackendModel, inputs: Inputs) -> NameMap
 def pairs_by_name(
     ref: BackendModel, port: BackendModel, modules: Mapping[str, str] | None = None
 ) -> list[tuple[Slot, Slot]] | None:
-    """Tensors of the same names, those of `modules` aside; None unless all names and shapes agree, but for counts."""
+    """Tensors of the same names, but for `modules`; None unless all names and shapes agree, counts aside."""
     ref_names = {port_name: name for name, port_name in (modules or {}).items()}
     slots, port_slots = slots_of(ref.modules), {}
     for (name, leaf), slot in slots_of(port.modules).items():
@@ -236,9 +235,3 @@ def pairs_by_name(
     if shapes != port_shapes:
         return None
     return [(slot, port_slots[place]) for place, slot in slots.items() if place in port_slots]
-
-
-def port_module(name_map: NameMap, label: str) -> str:
-    """The port's module behind the reference's output `label`."""
-    name = module_of(name_map.calls[label])
-    return "" if name == "output" else name

@@ -1,4 +1,4 @@
-"""Pairs of modules and tensors by name, order, type and shape. They are proposals, which values have to confirm."""
+"""Pairs of modules and tensors by name, order, type and shape; values have to confirm them."""
 
 from __future__ import annotations
 
@@ -25,28 +25,25 @@ MOST_EXCHANGED = 4  # tensors of one shape that are tried in every order
 
 # Costs of a pair in an alignment; see alignment.SKIP
 SAME_SHAPES, SAME_ELEMENTS, JOINED, SAME_TENSORS_IN_PART, SAME_KIND = 100, 200, 300, 500, 900
-APART = 1000  # more, if other modules say that the blocks around the two do not belong together
+APART = 1000  # more, if the blocks around the two do not belong together
 
 
 @dataclass(frozen=True)
 class Option:
-    """Links that may be right together."""
-
     links: tuple[Link, ...]
-    by_name: bool = True  # names do not say otherwise
+    by_name: bool = True  # names allow it
 
     @property
     def turned(self) -> Option:
-        """From the port to the reference."""
         return replace(self, links=tuple(link.turned for link in self.links))
 
 
 Modules = Mapping[str, Module]
 Slots = dict[str, Slot]  # tensors of one side, by name
 Factors = list[list[Option]]  # one option of each is chosen
-Layers = tuple[Container[str], Container[str]]  # those tensors of each side that are library layers'
+Layers = tuple[Container[str], Container[str]]  # each side's tensors that are library layers'
 Names = tuple[str, ...]
-Unit = tuple[Names, Names]  # modules of each side whose tensors stand for each other: one for one, or one for several
+Unit = tuple[Names, Names]  # modules that stand for each other: one for one, or one for several
 Options = dict[Unit, list[Option]]  # the ways in which they may
 
 T = TypeVar("T", Module, Slot)
@@ -129,31 +126,30 @@ def complete_pairs(pairs: dict[str, str], ref: Sequence[Module], port: Sequence[
 
 
 def _by_order(ref: Sequence[Module], port: Sequence[Module], pairs: Mapping[str, str]) -> list[Unit]:
-    """In turn by signature, shapes, or at least elements; else in an alignment."""
     for key in (signature, _shapes, _elements):
         units = _in_turn(ref, port, key)
         if units:
             return units
-    attempts = [_aligned(ref, port, pairs, may_differ) for may_differ in (False, True)]
-    return min(attempts, key=lambda units: _count_unmatched(units, ref, port))
+    ref_modules, port_modules = _by_name(ref), _by_name(port)
+
+    def unmatched(units: Iterable[Unit]) -> int:
+        count = len(ref) + len(port)
+        for names, port_names in units:
+            _, misfits = unit_options(_at(ref_modules, names), _at(port_modules, port_names))
+            count += bool(misfits) - len(names) - len(port_names)
+        return count
+
+    return min((_aligned(ref, port, pairs, may_differ) for may_differ in (False, True)), key=unmatched)
 
 
 def _in_turn(ref: Sequence[Module], port: Sequence[Module], key: Callable[[Module], tuple]) -> list[Unit]:
+    """The n-th of a key with the n-th; nothing unless both sides have as many of each."""
     if Counter(map(key, ref)) != Counter(map(key, port)):
         return []
     queues = defaultdict(list)
     for module in port:
         queues[key(module)].append(module.name)
     return [((module.name,), (queues[key(module)].pop(0),)) for module in ref]
-
-
-def _count_unmatched(units: Iterable[Unit], ref: Sequence[Module], port: Sequence[Module]) -> int:
-    ref_modules, port_modules = _by_name(ref), _by_name(port)
-    count = len(ref) + len(port)
-    for names, port_names in units:
-        _, wrong = unit_options(_at(ref_modules, names), _at(port_modules, port_names))
-        count += bool(wrong) - len(names) - len(port_names)
-    return count
 
 
 def _at(modules: Modules, names: Names) -> list[Module]:
@@ -163,14 +159,17 @@ def _at(modules: Modules, names: Names) -> list[Module]:
 def _aligned(
     ref: Sequence[Module], port: Sequence[Module], pairs: Mapping[str, str], tensors_may_differ: bool
 ) -> list[Unit]:
-    """Units of an alignment; then one of what is left over for the first that its tensors are joined from."""
     costs: dict[tuple, int | None] = {}
     blocks = {(_parent(name), _parent(port_name)) for name, port_name in pairs.items()}
     settled = {block for block, _ in blocks}, {block for _, block in blocks}
 
+    def described(module: Module) -> tuple:  # all that a cost depends on
+        slots = tuple((leaf, s.shape, s.trained, is_optional(module, leaf)) for leaf, s in module.slots.items())
+        return module.kind, slots
+
     def cost(ref_places: slice, port_places: slice) -> int | None:
         sides = ref[ref_places], port[port_places]
-        key = tuple(map(_described, sides[0])), tuple(map(_described, sides[1]))
+        key = tuple(map(described, sides[0])), tuple(map(described, sides[1]))
         if key not in costs:
             costs[key] = _cost(*sides, tensors_may_differ)
         around = _parent(sides[0][0].name), _parent(sides[1][0].name)
@@ -181,14 +180,14 @@ def _aligned(
     aligned = align_sequences(list(map(_parent, names)), list(map(_parent, port_names)), cost)
     units = [(tuple(names[places]), tuple(port_names[port_places])) for places, port_places in aligned]
     ref_left, port_left = _by_name(_without(units, 0, ref)), _by_name(_without(units, 1, port))
-    for turned, one, parts in _take_joins(ref_left, port_left, signature, _may_join):
+
+    def may_be(one: Module, parts: list[Module], _: bool) -> bool:
+        return bool(join_options(one, parts))
+
+    for turned, one, parts in _take_joins(ref_left, port_left, signature, may_be):
         joined = (one.name,), tuple(_by_name(parts))
         units.append(joined[::-1] if turned else joined)
     return units
-
-
-def _may_join(one: Module, parts: list[Module], turned: bool) -> bool:
-    return bool(join_options(one, parts))
 
 
 def _without(units: Iterable[Unit], side: int, modules: Iterable[Module]) -> list[Module]:
@@ -202,10 +201,6 @@ def _by_name(modules: Iterable[Module]) -> dict[str, Module]:
 
 def _parent(name: str) -> str:
     return name.rpartition(".")[0]
-
-
-def _described(module: Module) -> tuple:
-    return module.kind, tuple((leaf, s.shape, s.trained, is_optional(module, leaf)) for leaf, s in module.slots.items())
 
 
 def _cost(ref: Sequence[Module], port: Sequence[Module], may_differ: bool) -> int | None:
@@ -228,7 +223,7 @@ def _cost(ref: Sequence[Module], port: Sequence[Module], may_differ: bool) -> in
 def _take_joins(
     ref: dict[str, T], port: dict[str, T], key: Callable[[T], Hashable], may_be: Callable[[T, list[T], bool], bool]
 ) -> list[tuple[bool, T, list[T]]]:
-    """(whether `one` is the port's, `one`, what it is joined from), all taken out of both sides."""
+    """(whether `one` is the port's, `one`, its parts), all taken out of both sides."""
     found = []
     for turned, (ones, others) in enumerate(((ref, port), (port, ref))):
         for name, one in list(ones.items()):
@@ -308,14 +303,14 @@ def _combined(factors: Sequence[Sequence[Option]]) -> list[Option]:
 
 
 def unit_options(ref: Sequence[Module], port: Sequence[Module]) -> tuple[list[Option], dict[str, str]]:
-    """(options, {tensor: what does not fit}) of modules that stand for each other."""
+    """(options, {tensor: what does not fit})."""
     if len(ref) > 1:
         return [option.turned for option in join_options(port[0], ref)], {}
     return (join_options(ref[0], port), {}) if len(port) > 1 else _pair_options(ref[0], port[0])
 
 
 def _pair_options(ref: Module, port: Module) -> tuple[list[Option], dict[str, str]]:
-    """Tensors of one name; in modules of one's own then of one shape, of the same elements, of any."""
+    """By name; in modules of one's own then by shape, by elements, any."""
     same_layer = bool(ref.kind) and ref.kind == port.kind
     named = {leaf: _whole(slot, port.slots[leaf], same_layer) for leaf, slot in ref.slots.items() if leaf in port.slots}
     factors = [options for options in named.values() if options]
@@ -351,7 +346,7 @@ def _whole(ref: Slot, port: Slot, same_layer: bool = False) -> list[Option]:
 
 
 def _by_shape(ref: Slots, port: Slots, of_layers: Layers = ((), ())) -> Factors:
-    """Factors of the tensors that are wholes of each other, taken out of both sides; no two are library layers'.
+    """Wholes of each other, taken out of both sides; no two are library layers'.
 
     The same shape comes first, then similar names; those of one shape are also tried in every other order.
     """
@@ -408,10 +403,7 @@ def _named_order(joined: str, parts: Sequence[str]) -> tuple[int, ...] | None:
 
 
 def _joined_options(joins: Sequence[tuple[Slot, Sequence[Slot]]]) -> list[Option]:
-    """The ways in which tensors are joined, each from its parts, all in one order.
-
-    Parts of equal shape are tried in every order, one after another, and head by head.
-    """
+    """All in one order; parts of equal shape in every order, one after another, and head by head."""
     count = len(joins[0][1])
     named = _named_order(joins[0][0].tensor, [part.tensor for part in joins[0][1]])
     orders = list(permutations(range(count))) if count <= MOST_EXCHANGED else [tuple(range(count))]
@@ -441,7 +433,7 @@ def _ways_to_join(joined: Slot, parts: Sequence[Slot], heads: int) -> list[Link]
 
 
 def _tensor_joins(ref: Slots, port: Slots, of_layers: Layers = ((), ())) -> Factors:
-    """Factors of those, but a library layer's, that are joined from several; taken out of both sides."""
+    """A layer's own tensors are not joined; what is joined is taken out of both sides."""
 
     def may_be(one: Slot, parts: list[Slot], turned: bool) -> bool:
         return one.tensor not in of_layers[turned] and bool(_joined_options([(one, parts)]))
@@ -457,7 +449,6 @@ def _tensor_joins(ref: Slots, port: Slots, of_layers: Layers = ((), ())) -> Fact
 
 
 def join_options(one: Module, several: Sequence[Module]) -> list[Option]:
-    """The ways in which one module's tensors are joined from all needed ones of several modules."""
     free, slots = needed(one), [needed(module) for module in several]
     if any(side.keys() != slots[0].keys() for side in slots) or not slots[0]:
         return []
