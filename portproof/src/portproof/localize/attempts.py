@@ -63,7 +63,7 @@ def neighbours(
 
 
 def _last_inside(calls: Calls, label: str) -> ModuleCall | None:
-    """If the layer returns what it gives; what comes back to it is then what comes back to its input."""
+    """The last call inside whose output the layer returns, with what comes back to its input then."""
     outputs = calls[label].outputs
     inside = sorted((c for c in calls.values() if c.inside == label), key=attrgetter("start"))
     if not inside or len(outputs) != 1 or len(inside[-1].inputs) != 1 or not alike(outputs, inside[-1].outputs):
@@ -73,7 +73,7 @@ def _last_inside(calls: Calls, label: str) -> ModuleCall | None:
 
 
 def _behind(calls: Calls, label: str) -> ModuleCall | None:
-    """What takes what `label` returned, and nothing else; one that returns just that is passed over."""
+    """The call that takes what `label` returned, and nothing else; one that returns just that is passed over."""
     call = calls[label]
     later = [c for c in calls.values() if c.start > call.start and c.inside == call.inside]
     for following in sorted(later, key=attrgetter("start")):

@@ -77,20 +77,20 @@ def _mutated(faulty: FaultyModule) -> Iterator[Candidate]:
 
 def _fitted(faulty: FaultyModule) -> Iterator[Candidate]:
     """A number fitted to what the port gives; to one element any would fit."""
-    port = faulty.port.get(faulty.differing[0])
+    item = faulty.differing[0]
+    port = faulty.port.get(item)
     if port is None or port.size < 2:
         return
+
+    def distance(number: float, mistake: Callable[[float], Mistake]) -> float:
+        _, mutation = mistake(number)
+        found = faulty.run_mutated(mutation).get(item)
+        return largest_difference(found, port) if found is not None and found.shape == port.shape else np.inf
+
     for bounds, mistake in tunable_numbers(faulty.module):
-        distance = partial(_distance_with, mistake, faulty)
-        found = minimize_scalar(distance, bounds=bounds, method="bounded", options={"xatol": 1e-12})
-        text, mutation = mistake(found.x)
+        fit = minimize_scalar(distance, bounds=bounds, args=(mistake,), method="bounded", options={"xatol": 1e-12})
+        text, mutation = mistake(fit.x)
         yield text, partial(faulty.run_mutated, mutation)
-
-
-def _distance_with(mistake: Callable[[float], Mistake], faulty: FaultyModule, number: float) -> float:
-    item, (_, mutation) = faulty.differing[0], mistake(number)
-    port, found = faulty.port[item], faulty.run_mutated(mutation).get(item)
-    return largest_difference(found, port) if found is not None and found.shape == port.shape else np.inf
 
 
 def _statistics(faulty: FaultyModule) -> Iterator[Candidate]:

@@ -95,7 +95,7 @@ class IsolatedRuns:
         return self.port.run(self.inputs, "float64", self.train, calls=True).trace.calls
 
     def forget(self) -> None:
-        """All that whole models gave, but for the calls."""
+        """Let go of all that whole models gave, but for the calls."""
         if self.port_calls:
             self.ref.forget()
             self.port.forget()
@@ -214,7 +214,7 @@ def without_optional(port: Items, ref: Items, model: Model) -> dict[Item, np.nda
 
 
 def adjusted_call(ref: Model, call: ModuleCall, dtype: str) -> ModuleCall:
-    """With inputs that show more: an embedding's rows of every kind, nothing at a kink.
+    """The call with inputs that show more: rows of every kind for an embedding, nothing at a kink.
 
     In "float32" its numbers are rounded to that, so that all runs in either precision receive the same.
     """

@@ -85,7 +85,7 @@ class _Search:
                 self.inside[around].append(label)
 
     def faults(self, differing: Collection[str]) -> list[Location]:
-        """Forward first, of nested ones the innermost; `differing` are known for the whole model."""
+        """Every module at fault itself, forward first; `differing` are kinds that are known of the whole model."""
         if differing:
             self._search_around(OUTPUT, set(differing), KINDS)
         else:

@@ -61,7 +61,7 @@ ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 
 
 def setting(**attributes) -> Mutation:
-    """Other attributes; with another `forward` it computes something else."""
+    """The module with other attributes; with another `forward` it computes something else."""
 
     def mutation(module: nn.Module) -> nn.Module:
         for name, value in attributes.items():
@@ -88,7 +88,7 @@ def exchanging(pairs: Mapping[str, str]) -> Mutation:
 
 
 def unloaded(*names: str) -> Mutation:
-    """As before any are loaded: ones for what multiplies, else zeros."""
+    """These tensors as before any are loaded: ones for what multiplies, else zeros."""
 
     def mutation(module: nn.Module) -> nn.Module:
         for name in names:
@@ -106,7 +106,7 @@ def _blocks(tensor: torch.Tensor, places: Sequence[int], factors: Sequence[float
 
 
 def _other_values(module: nn.Module, name: str, values: Iterable[int]) -> Mistakes:
-    """As the attribute, or as each of the numbers there."""
+    """Another number as `name`, or as each of the numbers there."""
     own = getattr(module, name)
     for value in values:
         other = (value,) * len(own) if isinstance(own, tuple) else value
@@ -396,7 +396,7 @@ MISTAKES: dict[tuple, tuple[Callable[[nn.Module, Arrays], Mistakes], ...]] = {  
 
 
 def mutations(module: nn.Module, inputs: Arrays = ()) -> Mistakes:
-    """Every mistake known of the module's type; `inputs` are what it received."""
+    """(in words, what makes it of the module) of every mistake known of its type; `inputs` are what it received."""
     for mistakes in next(known for types, known in MISTAKES.items() if isinstance(module, types)):
         yield from mistakes(module, inputs)
 
@@ -412,7 +412,7 @@ ACTIVATION_NUMBERS = (  # (words, of (x, number), bounds)
 
 
 def tunable_numbers(module: nn.Module) -> Iterator[Tunable]:
-    """Worth fitting where no known mistake is found."""
+    """The numbers that are worth fitting where no known mistake is found."""
     if isinstance(module, (*BATCH_NORMS, *INSTANCE_NORMS, *ROW_NORMS, nn.GroupNorm)):
         near = math.log10(module.eps or 1e-12)  # the number is its logarithm
         for width in (0.01, 4.0):

@@ -1,4 +1,4 @@
-"""The weights of one model as those of another, which may be of the other framework: by name, or by a map of names."""
+"""The weights of one model as those of another, of either framework: by name, or by a map of names."""
 
 from __future__ import annotations
 

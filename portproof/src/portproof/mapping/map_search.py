@@ -1,8 +1,8 @@
-"""A map between two models confirmed by values: where every layer receives the same on both sides, it is right.
+"""A map between two models confirmed by values: it is right where every layer receives the same on both sides.
 
-Layers of one type and shape may stand in another order on the port (branches). What they receive tells which is which,
-and of those that receive the same what their outputs do further on: each choice is followed until values part, then
-the last one is taken back. Where two choices explain all values, none is the right one.
+Layers of one type and shape may stand in another order on the port (branches). Which is which shows in what they
+receive and, of those that receive the same, in what their outputs do further on. Each choice is followed until values
+part, then the last one is taken back. Where two choices explain all values, none is the right one.
 """
 
 from __future__ import annotations
@@ -196,7 +196,7 @@ class MapSearch:
         return found
 
     def _settle_block(self, block: Block, group: list[Unit], options: Options, modules: Mapping[str, str]) -> bool:
-        """Whether options were chosen; what gives the same against the names is a hint."""
+        """Whether options were chosen with which it gives the same; if only names forbid these, they are a hint."""
         call, port_name, _ = block
         most = TRIES_OF_BLOCK if call.name else TRIES
         for choice in _choices(group, options, self.chosen, most):
@@ -239,7 +239,7 @@ class MapSearch:
         return sorted(found, key=lambda block: (len(contents[block[0].name]), -block[0].start, -len(block[1])))
 
     def _run_block(self, call: ModuleCall, port_name: str, modules: Mapping[str, str]) -> Run | None:
-        """On what the reference's received, or on its arrays alone."""
+        """The port's module on what the reference's received, or on its arrays alone."""
         self.load(modules)
         for given in (call, replace(call, args=tuple(call.inputs), kwargs={})):
             run = self.port.ask(Question(replace(given, name=port_name), "float64", train=False))
@@ -303,7 +303,7 @@ class MapSearch:
         return self._last[1]
 
     def _receives(self, port_run: Run, port_name: str, call: ModuleCall) -> bool:
-        """In any of its calls; a layer of another kind in any order (channels last)."""
+        """Whether the port's module received it in any call; one of another kind in any order (channels last)."""
         ref, port = self.ref_modules[call.name], self.port_modules[port_name]
         if bool(ref.kind) != bool(port.kind):  # what a module of one's own receives is not what one of its steps does
             return True

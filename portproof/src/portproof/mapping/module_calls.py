@@ -1,4 +1,4 @@
-"""Which module call of the port stands for which of the reference: layers by the map, all else by their values."""
+"""Which module call of the port stands for which of the reference: layers by the map, all else by values."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from portproof.mapping.map_search import alike
 from portproof.mapping.pairing import contents_of
 from portproof.python39 import zip_strict
 
-EXACT = 1e-9  # of the largest value: two float64 runs closer than this are of one function, however it is put together
+EXACT = 1e-9  # of the largest value: float64 runs closer than this are of one function, however it is put together
 
 Calls = Sequence[ModuleCall]
 

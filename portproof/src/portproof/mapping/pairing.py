@@ -346,7 +346,7 @@ def _whole(ref: Slot, port: Slot, same_layer: bool = False) -> list[Option]:
 
 
 def _by_shape(ref: Slots, port: Slots, of_layers: Layers = ((), ())) -> Factors:
-    """Wholes of each other, taken out of both sides; no two are library layers'.
+    """Factors of the tensors that are wholes of each other, taken out of both; no two are library layers'.
 
     The same shape comes first, then similar names; those of one shape are also tried in every other order.
     """
@@ -433,7 +433,7 @@ def _ways_to_join(joined: Slot, parts: Sequence[Slot], heads: int) -> list[Link]
 
 
 def _tensor_joins(ref: Slots, port: Slots, of_layers: Layers = ((), ())) -> Factors:
-    """A layer's own tensors are not joined; what is joined is taken out of both sides."""
+    """Factors of what is joined from several, which is taken out of both; no layer's own tensor is."""
 
     def may_be(one: Slot, parts: list[Slot], turned: bool) -> bool:
         return one.tensor not in of_layers[turned] and bool(_joined_options([(one, parts)]))
