@@ -19,8 +19,6 @@ EXACT = 1e-9  # of the largest value: float64 runs closer than this are of one f
 Calls = Sequence[ModuleCall]
 
 
-
-
 @dataclass
 class CallMatcher:
     """One run of each model, and which layer of the port stands for which of the reference."""
