@@ -97,7 +97,7 @@ class _Search:
         for label in (*forward, *late):
             name = self.calls[label].name
             if name not in locations:  # which may be called several times
-                locations[name] = _location(self.runs, self.found[label])
+                locations[name] = _location(self.runs, self.found.pop(label))  # with its arrays
         return list(locations.values())
 
     def _search(self, label: str, kinds: Collection[str] = KINDS) -> bool:
