@@ -1,1 +1,1 @@
-"""Which module, tensor and call of the port stands for which of the reference."""
+"""Match the port's modules, tensors and calls with the reference's."""

@@ -1,30 +1,30 @@
-"""The cheapest way to put two sequences side by side."""
+"""Align two sequences at the least cost."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from itertools import product
 
-SKIP = 1000  # for each one left over
-NEW_GAP = 1  # for the first of several left over that have one parent: of equal ways that which leaves out a block
-NEW_PARENT = 900  # where the parent changes from one pair to the next on one side only: less than leaving a pair out
-MOST = 4  # that one may be joined from
+SKIP = 1000  # per element left over
+NEW_GAP = 1  # per gap in one parent: prefers to leave out a whole block
+NEW_PARENT = 900  # if only one side's parent changes; less than a skip
+MOST = 4  # parts of a join
 
-State = tuple[int, int, int]  # lengths of the beginnings, which side was left over last: 1, 2, or 0 for none
+State = tuple[int, int, int]  # (lengths so far, side skipped last or 0)
 
 
 def align_sequences(
     ref_owners: Sequence[str], port_owners: Sequence[str], cost: Callable[[slice, slice], int | None]
 ) -> list[tuple[slice, slice]]:
-    """(places in the first sequence, places in the second) that stand for each other, in order; one side is one place.
+    """(places, port's places) that are aligned, in order; one side is a single place.
 
-    The sequences are given by each one's parent. `cost` says what a pair, or one against several in turn, costs; None:
-    it cannot be. Dynamic programming over the beginnings of both: for each the cheapest way by which side was left
-    over last, of which the owners of its last pair are kept. Of equal ways that in which what is left over comes late.
+    Owners are the parents. `cost` is None for a pair that cannot be. Dynamic
+    programming: each state keeps its cheapest way; skips come late.
     """
     n, m = len(ref_owners), len(port_owners)
     steps = [(1, 1), *((1, k) for k in range(2, MOST + 1)), *((k, 1) for k in range(2, MOST + 1))]
-    best: dict[State, tuple] = {(0, 0, 0): (0, None, None, None)}  # cost, state before, pair, owners of the last pair
+    # cost, state before, pair, owners of the last pair
+    best: dict[State, tuple] = {(0, 0, 0): (0, None, None, None)}
 
     def offer(state: State, price: int, *rest: object) -> None:
         if state not in best or price < best[state][0]:

@@ -1,4 +1,4 @@
-"""Which tensor of the port stands for which of the reference, where both hold the same weights; needs no inputs."""
+"""Match tensors of the port and the reference by equal values, without inputs."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from portproof.convert.rules import COUNT
 def by_weights(
     ref: BackendModel, port: BackendModel, modules: Mapping[str, str] | None = None
 ) -> tuple[dict[str, str], Verdict | None]:
-    """({port's name: reference's key}, what has no equal on the other side, or None).
+    """({port's name: reference's key}, comparison of what has no equal, or None).
 
-    Names are PyTorch's, in the port's own modules. A tensor goes with the port's of the same name if it has the same
-    values, else with the first one left that has them. `modules`, {reference's module: port's module}, comes first.
+    Names are PyTorch's; `modules` is {reference's: port's}. An equal tensor of the
+    same name comes first.
     """
     names = port.backend.arrays_of(port.model).names
     left, port_left = ref.arrays(), {names[key]: array for key, array in port.arrays().items()}
     expected, pairs = {}, {}
     for key in left:
         module, dot, leaf = key.rpartition(".")
-        expected[key] = (modules or {}).get(module, module) + dot + leaf  # the port's name
+        expected[key] = (modules or {}).get(module, module) + dot + leaf
     for by_name in (True, False):
         for key, array in list(left.items()):
             candidates = [expected[key]] if by_name else list(port_left)
@@ -35,7 +35,8 @@ def by_weights(
                 pairs[name] = key
                 del left[key], port_left[name]
     left = {expected[key]: array for key, array in left.items()}
-    one_sided = {name for name in left.keys() ^ port_left.keys() if name.rpartition(".")[2] == COUNT}  # and may be
+    # One side may lack them.
+    one_sided = {name for name in left.keys() ^ port_left.keys() if name.rpartition(".")[2] == COUNT}
     items, port_items = (
         {tensor_item(name, "weights"): array for name, array in side.items() if name not in one_sided}
         for side in (left, port_left)

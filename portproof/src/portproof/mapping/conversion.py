@@ -1,4 +1,4 @@
-"""The weights of one model as those of another, of either framework: by name, or by a map of names."""
+"""Convert weights between two models, of either framework, by name or by a map."""
 
 from __future__ import annotations
 
@@ -25,15 +25,14 @@ def convert_state_dict(
     given: Mapping[str, str] | None = None,
     what: str = "weights",
 ) -> Arrays:
-    """The state_dict `arrays` of the model `source` as one of the model `target`, bit for bit; no model is changed.
+    """Convert the state_dict `arrays` of the model `source` to one of `target`, bit for bit.
 
-    A model is a torch.nn.Module or a paddle.nn.Layer. `arrays` and the result are by the model's own keys and in its
-    own layouts. `given` maps keys of `source` to keys of `target`, or several to one or one to several, as the lines
-    of a map do; without it they are those of one name, as PyTorch names a layer's tensors. A count of batches is left
-    out where `target` has none, and 0 where `source` has none; a buffer that is no library layer's (an index, a mask)
-    is left out, and stays as `target` has it. Raises UserError, which calls the arrays `what`, unless they are finite
-    and fit `source` by key, shape and dtype, every other tensor of either model has its counterpart in the other, and
-    what comes out fits `target` as exactly.
+    No model is changed; each is a torch.nn.Module or a paddle.nn.Layer, with its own
+    keys and layouts. `given` maps keys of `source` to keys of `target`, as a map's
+    lines do; the default is equal PyTorch names. Without counterpart, a count of
+    batches is left out or 0; a buffer of no library layer (a mask) is left out or
+    stays as in `target`. Raises UserError, which names `what`, if anything else has
+    no counterpart, is not finite, or does not fit by key, shape and dtype.
     """
     source_backend, target_backend = backend_of_model(source), backend_of_model(target)
     source_backend.load_arrays(source_backend.copied(source), arrays, what)
@@ -63,12 +62,11 @@ def convert_state_dict(
 def key_map(
     ref: Any, port: Any, inputs: Inputs, given: Mapping[str, str] | None = None, seed: int = 0
 ) -> tuple[dict[str, str], str]:
-    """({reference's key: port's key}, what that rests on) of a model in PyTorch and one in PaddlePaddle.
+    """Map PyTorch keys to PaddlePaddle keys -> ({reference's: port's}, what that rests on).
 
-    A tensor that is several of the other side is a line for all of them, as in a map. Where all names agree, those of
-    the modules in `given`, {reference's: port's}, aside, nothing is run. Else the map is proposed and confirmed with
-    values: both models are run on `inputs`, with probe weights of `seed`. Raises UserError where the two do not have
-    the same tensors, and where values do not settle the map everywhere.
+    Joined tensors share a line, as in a map; `given` is {reference's module: port's}.
+    Nothing is run if all other names agree; else both run on `inputs` with probe
+    weights of `seed`. Raises UserError if tensors differ or values leave it open.
     """
     ref_model, port_model = backend("torch").wrap(ref, "reference"), backend("paddle").wrap(port, "port")
     modules, lines = checked_map(given or {}, ref_model, port_model)
@@ -91,7 +89,7 @@ def key_map(
 
 
 def changes(ref: Any, port: Any, keys: Mapping[str, str]) -> Iterator[tuple[str, str, str, str]]:
-    """(layer, name in PyTorch, name in PaddlePaddle, what becomes of the layout) of every tensor in `keys`."""
+    """(layer, PyTorch's name, PaddlePaddle's name, change of layout) of all `keys`."""
     types, ref_slots = backend("torch").layers.types(ref), backend("torch").arrays_of(ref).slots
     slots = backend("paddle").arrays_of(port).slots
     layouts = {identity: "same", transpose: "transposed"}
@@ -109,7 +107,7 @@ def changes(ref: Any, port: Any, keys: Mapping[str, str]) -> Iterator[tuple[str,
 
 
 def table(rows: Iterable[tuple[str, str, str, str]], first: str, second: str) -> str:
-    """How many there are of each row of `changes`; `first` and `second` are the two frameworks."""
+    """Count equal rows of `changes`; `first` and `second` are the frameworks."""
     counted = Counter(rows).items()
     width = max([11, *(len(layer) for (layer, *_), _ in counted)])
     lines = [f"{'count':>5}  {'layer':{width}}  {first:19}  {second:19}  layout"]
@@ -119,5 +117,4 @@ def table(rows: Iterable[tuple[str, str, str, str]], first: str, second: str) ->
 
 
 def _spare_keys(model: ModelArrays) -> set[str]:
-    """Of what the other model may do without."""
     return {slot.tensor for module in model.modules.values() for slot in spare(module).values()}

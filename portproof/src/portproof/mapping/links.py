@@ -1,6 +1,6 @@
-"""Which elements of the port's tensors stand for which of the reference's: whole tensors, or one joined from several.
+"""Links between tensors of the two models: one to one, or one joined from several.
 
-A tensor that is several of the other side is read and written in pieces (see `Slot`), so that both are one to one.
+A joined tensor is read and written in pieces (see `Slot`).
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ FORM = "write NAME: NAME, or NAME: NAME, NAME, ... with (axis 1), (heads 4) or (
 
 @dataclass(frozen=True)
 class Link:
-    """Tensors of the reference and of the port, by state_dict key, with the same elements; one side has one tensor.
+    """Tensors with the same elements, by state_dict key; one side has one tensor.
 
-    Several are joined along the `axis` of the one; with several `heads` its axis holds, for each head in turn, that
-    head's part of each. One that is `transposed` has its last two axes exchanged. Two whole tensors need not have as
-    many axes: (C, H, W) `transposed` is (H * W, C). Axes are PyTorch's; those of length 1 do not count.
+    Several are joined along its `axis`, whole or head by head. `transposed` exchanges
+    the last two axes; (C, H, W) may become (H * W, C). Axes are PyTorch's, without
+    those of length 1.
     """
 
     ref: tuple[str, ...]
@@ -57,10 +57,7 @@ class Link:
         return replace(self, ref=self.port, port=self.ref)
 
     def views(self, ref: Sequence[Shape], port: Sequence[Shape]) -> list[tuple[str, View]] | None:
-        """(what follows its name, view) of each piece of the joined tensor; of one for one it is the port's.
-
-        Shapes are PyTorch's. None where the tensors do not hold as many elements, or do not join up.
-        """
+        """(suffix, view) of each piece of the joined tensor, else of the port's; None: no fit."""
         joined, parts = (ref[0], port) if len(port) > 1 else (port[0], ref)
         if len(parts) == 1:
             view = self._view_of_whole(squeezed(joined), squeezed(parts[0]))
@@ -91,8 +88,6 @@ class Link:
         return None
 
     def _piece(self, start: int, stop: int, group: int) -> tuple[str, View]:
-        """What lies between two places of each head's `group` of the axis."""
-
         def view(whole: np.ndarray) -> np.ndarray:
             turned = self._turn(whole)
             before, after = turned.shape[: self.axis], turned.shape[self.axis + 1 :]
@@ -112,7 +107,7 @@ def exchanged(shape: Shape) -> Shape:
 
 
 def _covers(shape: Shape, other: Shape) -> bool:
-    """Whether each axis of `shape` is one of `other`, or several in turn."""
+    """Whether each axis of `shape` is one or several of `other`."""
     ends, other_ends = np.cumprod((1, *shape)), np.cumprod((1, *other))
     return len(shape) > 1 and ends[-1] == other_ends[-1] and set(ends) <= set(other_ends)
 
@@ -122,7 +117,7 @@ def squeezed(shape: Shape) -> Shape:
 
 
 def parse(left: str, right: str) -> Link:
-    """The link that a line of a map says; raises UserError for a line that says none."""
+    """Parse a line of a map; raises UserError if it is unclear."""
     text = re.fullmatch(r"([^()]*?)\s*(?:\(([^()]*)\))?", right.strip())
     names, words = text.groups() if text else ("", None)
     ref, port = _listed(left), _listed(names)
@@ -154,10 +149,7 @@ def tensors_of(model: BackendModel) -> dict[str, Slot]:
 
 
 def one_to_one(link: Link, ref: Mapping[str, Slot], port: Mapping[str, Slot]) -> list[tuple[Slot, Slot]]:
-    """The tensors of a link, or their pieces, that stand for each other; `ref` and `port` are all, by state_dict key.
-
-    Raises UserError where they do not hold as many elements, or do not join up.
-    """
+    """(reference's, port's) tensors or pieces; raises UserError if they do not fit."""
     slots, port_slots = [ref[key] for key in link.ref], [port[key] for key in link.port]
     shapes, port_shapes = [slot.shape for slot in slots], [slot.shape for slot in port_slots]
     if link.transposed or shapes != port_shapes:
@@ -174,7 +166,7 @@ def one_to_one(link: Link, ref: Mapping[str, Slot], port: Mapping[str, Slot]) ->
 
 
 def apply(links: Iterable[Link], ref: BackendModel, port: BackendModel) -> dict[str, str]:
-    """Both models have the links' pieces from now on -> {reference's key: port's key} of these."""
+    """Set the links' pieces on both models -> {reference's key: port's key}."""
     ref.set_pieces({})
     port.set_pieces({})
     tensors, port_tensors = tensors_of(ref), tensors_of(port)
@@ -191,5 +183,5 @@ def apply(links: Iterable[Link], ref: BackendModel, port: BackendModel) -> dict[
 
 
 def inverse(lines: Mapping[str, str]) -> dict[str, str]:
-    """A map's lines for tensors the other way round."""
+    """The lines of a map of tensors, reversed."""
     return dict(parse(left, right).turned.line for left, right in lines.items())

@@ -1,8 +1,8 @@
-"""A map between two models confirmed by values: it is right where every layer receives the same on both sides.
+"""Search for the map with which every layer receives the same values on both sides.
 
-Layers of one type and shape may stand in another order on the port (branches). Which is which shows in what they
-receive and, of those that receive the same, in what their outputs do further on. Each choice is followed until values
-part, then the last one is taken back. Where two choices explain all values, none is the right one.
+Layers of one type and shape may be in another order (branches). Their inputs or later
+values tell them apart: the search goes back where values part. If two choices fit all
+values, neither is right.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from portproof.mapping.links import Link, apply, slots_of
 from portproof.mapping.pairing import Option, Options, Unit, contents_of, linked_keys, signature, unit_options
 from portproof.python39 import zip_strict
 
-SAME = 1e-4  # of the largest value: far above rounding in float64, far below what another layer would give
-TRIES_OF_BLOCK = 240  # choices of options for what one block holds
-TRIES_ALONE = 500  # runs of blocks alone in all
-TRIES = 60  # runs of the port without getting any further, after which the search ends
+SAME = 1e-4  # of the largest: above float64 rounding, below another layer's
+TRIES_OF_BLOCK = 240  # choices of options per block
+TRIES_ALONE = 500  # runs of single blocks in all
+TRIES = 60  # port runs without progress
 
-Block = tuple[ModuleCall, str, set[Unit]]  # the reference's call, the port's module, units inside
+Block = tuple[ModuleCall, str, set[Unit]]  # (reference's call, port's module, units inside)
 
 
 def alike(ref: Sequence[np.ndarray], port: Sequence[np.ndarray], tolerance: float = SAME) -> bool:
-    """Whether both hold the same: floats up to `tolerance` of each array's largest, whole numbers as far as both go."""
+    """Whether floats agree within `tolerance` of the largest; integers exactly, as far as both go."""
     floats, port_floats = list(filter(_is_float, ref)), list(filter(_is_float, port))
     return (
         len(floats) == len(port_floats)
@@ -49,19 +49,19 @@ def _is_float(array: np.ndarray) -> bool:
 def _close(ref: np.ndarray, port: np.ndarray, tolerance: float) -> bool:
     if ref.size != port.size:
         return False
-    ref, port = ref.ravel(), port.ravel()  # (B, H, W, C) on one side may be (B, H * W, C) on the other
-    with np.errstate(invalid="ignore"):  # infinity less infinity is no agreement
+    ref, port = ref.ravel(), port.ravel()  # (B, H, W, C) may be (B, H * W, C) there
+    with np.errstate(invalid="ignore"):  # inf - inf is no agreement
         return np.abs(ref - port).max(initial=0) <= tolerance * np.abs(ref).max(initial=0)
 
 
 @dataclass
 class FoundMap:
     modules: dict[str, str]
-    reached: int  # calls that receive the same before the first that does not; the output is one more
+    reached: int  # calls in a row that are fed alike, then the output
     total: int
-    untried: list[tuple[dict[str, str], int]] = field(default_factory=list)  # other choices, from which call on
+    untried: list[tuple[dict[str, str], int]] = field(default_factory=list)  # (other choice, next call)
     hint: str = ""
-    chosen: dict[Unit, int] = field(default_factory=dict)  # options of units, if not the first
+    chosen: dict[Unit, int] = field(default_factory=dict)  # options, if not the first
 
     @property
     def extent(self) -> str:
@@ -101,7 +101,7 @@ def _swapped(modules: dict[str, str], name: str, other: str) -> dict[str, str]:
 
 
 class MapSearch:
-    """Maps tried in eval mode: weights are loaded through them, values sent through both models."""
+    """Tries maps in eval mode: weights are loaded through them, both models run."""
 
     def __init__(self, ref: BackendModel, port: BackendModel, inputs: Inputs, given: Options) -> None:
         self.ref, self.port, self.inputs, self.given = ref, port, inputs, given
@@ -109,18 +109,18 @@ class MapSearch:
         port.set_pieces({})
         linked, port_linked = linked_keys(given)
         self.ref_modules, self.port_modules = _without(ref.modules, linked), _without(port.modules, port_linked)
-        self.options: Options = {}  # of all units that have been looked at
-        self.joined: list[Unit] = []  # those that are not one module for one
-        self.fixed: set[str] = set()  # modules, see `set_units`
-        self.chosen: dict[Unit, int] = {}  # which option, if not the first
+        self.options: Options = {}
+        self.joined: list[Unit] = []  # not one module to one
+        self.fixed: set[str] = set()  # modules that stay
+        self.chosen: dict[Unit, int] = {}
         self.ref_run = ref.run(inputs, "float64", train=False, calls=True)
-        self.port_run = port.run(inputs, "float32", train=False, calls=True)  # which are called, and in which order
-        self._runs_left = 0  # of blocks alone
+        self.port_run = port.run(inputs, "float32", train=False, calls=True)
+        self._runs_left = 0  # of single blocks
         self._hint = ""  # what would agree against the names
         self._last: tuple[list[Link], Run] | None = None
 
     def set_units(self, options: Options, fixed: set[str], chosen: Mapping[Unit, int]) -> dict[str, str]:
-        """Search among these -> {reference's module: port's} of one for one; `fixed` modules stay."""
+        """Search these -> {reference's module: port's} of one to one; `fixed` ones stay."""
         pairs = {unit: (unit[0][0], unit[1][0]) for unit in options if len(unit[0]) == len(unit[1]) == 1}
         self.joined = [*self.given, *(unit for unit in options if unit not in pairs)]
         self.options, self.fixed, self.chosen = self.given | options, fixed, dict(chosen)
@@ -140,7 +140,7 @@ class MapSearch:
         return list(chain.from_iterable(option.links for option in chosen))
 
     def load(self, modules: Mapping[str, str]) -> dict[str, str]:
-        """Put the reference's weights into the port -> {reference's key: port's}, see `apply`."""
+        """Load the reference's weights into the port -> {reference's key: port's}."""
         tensors = apply(self.links(modules), self.ref, self.port)
         arrays = self.ref.arrays()
         self.port.load({port_key: arrays[key] for key, port_key in tensors.items()})
@@ -157,13 +157,9 @@ class MapSearch:
         return found
 
     def settle_options(self, found: FoundMap) -> FoundMap:
-        """`found`, or what agrees further with other options of its units.
-
-        What is right shows on the smallest block that holds a unit and can be run by itself, on what the reference's
-        received: there mistakes elsewhere make no difference. Only where there is none does the whole model tell.
-        """
+        """Try options in small blocks run alone, away from other mistakes; else in the model."""
         if found.reached == found.total:
-            return found  # of every unit the first option
+            return found
         options = {unit: each for unit, each in self.options_by_unit(found.modules).items() if len(each) > 1}
         self._runs_left, self._hint = TRIES_ALONE, ""
         undecided: list[Unit] = []
@@ -196,7 +192,7 @@ class MapSearch:
         return found
 
     def _settle_block(self, block: Block, group: list[Unit], options: Options, modules: Mapping[str, str]) -> bool:
-        """Whether options were chosen with which it gives the same; if only names forbid these, they are a hint."""
+        """Whether fitting options were chosen; those that names forbid are a hint."""
         call, port_name, _ = block
         most = TRIES_OF_BLOCK if call.name else TRIES
         for choice in _choices(group, options, self.chosen, most):
@@ -205,7 +201,8 @@ class MapSearch:
             self._runs_left -= 1
             before, self.chosen = self.chosen, self.chosen | choice
             run = self._run_block(call, port_name, modules)
-            count = min(len(call.outputs), len(run.output)) if run else 0  # attention may give its weights, too
+            # Attention may give its weights, too.
+            count = min(len(call.outputs), len(run.output)) if run else 0
             right = count > 0 and alike(call.outputs[:count], run.output[:count])
             against = _against_names(choice, options)
             if right and not against:
@@ -219,12 +216,12 @@ class MapSearch:
         return False
 
     def _blocks(self, unit: Unit, modules: Mapping[str, str]) -> list[Block]:
-        """Of one content that holds the unit, smallest first."""
+        """Around the unit, with the same tensors on both sides; smallest first."""
         tensors = self.load(modules)
         contents = contents_of(self.ref, {key: key for key in tensors})
         port_contents = contents_of(self.port, {port_key: key for key, port_key in tensors.items()})
         called = {call.name for call in self.port_run.trace.calls.values()}
-        pieces, keys = defaultdict(set), defaultdict(set)  # of tensors and of units, the reference's
+        pieces, keys = defaultdict(set), defaultdict(set)  # of tensors, of units
         for slot in slots_of(self.ref.modules).values():
             pieces[slot.tensor].add(slot.key)
         for each, options in self.options_by_unit(modules).items():
@@ -239,7 +236,6 @@ class MapSearch:
         return sorted(found, key=lambda block: (len(contents[block[0].name]), -block[0].start, -len(block[1])))
 
     def _run_block(self, call: ModuleCall, port_name: str, modules: Mapping[str, str]) -> Run | None:
-        """The port's module on what the reference's received, or on its arrays alone."""
         self.load(modules)
         for given in (call, replace(call, args=tuple(call.inputs), kwargs={})):
             run = self.port.ask(Question(replace(given, name=port_name), "float64", train=False))
@@ -248,7 +244,7 @@ class MapSearch:
         return None
 
     def ambiguity(self, found: FoundMap) -> str:
-        """Two layers that could change places without any value telling; "" if there are none, or values part."""
+        """Two layers that could be exchanged with the same values; "" if none."""
         for modules, start in found.untried if found.reached == found.total else ():
             other = self._search(modules, start, self.fixed)
             if other.reached == other.total:
@@ -273,7 +269,7 @@ class MapSearch:
         return best
 
     def _settle_calls(self, modules: dict[str, str], start: int, fixed: set[str]) -> FoundMap:
-        """From the `start`-th call on; a layer may change places with those of its signature that are fed alike."""
+        """From call `start` on; layers of one signature, fed alike, may be exchanged."""
         calls = [call for call in self.ref_run.trace.calls.values() if call.name in modules]
         calls.sort(key=attrgetter("start"))
         port_run, found = self.run(modules), FoundMap(modules, start, len(calls) + 1)
@@ -303,9 +299,9 @@ class MapSearch:
         return self._last[1]
 
     def _receives(self, port_run: Run, port_name: str, call: ModuleCall) -> bool:
-        """Whether the port's module received it in any call; one of another kind in any order (channels last)."""
+        """In any call; another kind may receive it in any order (channels last)."""
         ref, port = self.ref_modules[call.name], self.port_modules[port_name]
-        if bool(ref.kind) != bool(port.kind):  # what a module of one's own receives is not what one of its steps does
+        if bool(ref.kind) != bool(port.kind):  # a custom module's steps are fed otherwise
             return True
         received = [c.inputs for c in port_run.trace.calls.values() if c.name == port_name]
         if any(alike(call.inputs, inputs) for inputs in received):

@@ -1,4 +1,4 @@
-"""Which module call of the port stands for which of the reference: layers by the map, all else by values."""
+"""Match module calls of the port and the reference: layers by the map, else by values."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from portproof.mapping.map_search import alike
 from portproof.mapping.pairing import contents_of
 from portproof.python39 import zip_strict
 
-EXACT = 1e-9  # of the largest value: float64 runs closer than this are of one function, however it is put together
+EXACT = 1e-9  # of the largest value: closer float64 runs are of one function
 
 Calls = Sequence[ModuleCall]
 
 
 @dataclass
 class CallMatcher:
-    """One run of each model, and which layer of the port stands for which of the reference."""
+    """Matches the calls of one run of each model."""
 
     ref: BackendModel
     port: BackendModel
@@ -36,14 +36,10 @@ class CallMatcher:
         self.same_names = all(ref_name == port_name for ref_name, port_name in self.modules.items())
         self.same_output = bool(self.ref_run.output) and alike(self.ref_run.output, self.port_run.output, EXACT)
         self.pairs: dict[str, str] = {}  # {reference's output: port's}
-        self.type_fits: dict[tuple[str, str], bool] = {}  # {two classes: whether they stand for each other here}
+        self.type_fits: dict[tuple[str, str], bool] = {}  # {(reference's, port's) class: match}
 
     def match(self) -> dict[str, str]:
-        """{reference's output: port's output}, in the reference's order of execution.
-
-        Layers with tensors by `modules`; activations and pools by what they receive and give; blocks by the layers in
-        them, if they also begin and end at the same places. What has no counterpart is left out.
-        """
+        """{reference's output: port's} of all that match, in execution order."""
         self._match_layers()
         self._match_leaves()
         self._match_blocks()
@@ -66,10 +62,7 @@ class CallMatcher:
                 self._pair_layers(call, calls.pop(0))
 
     def _pair_layers(self, call: ModuleCall, port_call: ModuleCall) -> None:
-        """A layer of another kind (linear for a 1x1 convolution) is compared only where its values tell.
-
-        Its output may be in another order or shape.
-        """
+        """Two kinds (linear, 1x1 convolution) must agree in shape; library layers also in values."""
         kind, port_kind = self.ref.modules[call.name].kind, self.port.modules[port_call.name].kind
         same_shapes = [array.shape for array in call.outputs] == [array.shape for array in port_call.outputs]
         may_be = not (kind and port_kind) or self._fits(call, port_call)
@@ -77,10 +70,7 @@ class CallMatcher:
             self.pairs[call.label] = port_call.label
 
     def _match_leaves(self) -> None:
-        """By what they receive, among those that follow the same layer first.
-
-        Behind a fault, where that does not tell, by name where names are common, by type and order.
-        """
+        """By values, first behind the same layer; behind a fault by name or type."""
         ref_groups = _leaves_behind_layers(self.ref, self.ref_calls, {label: label for label in self.pairs})
         back = {port_label: label for label, port_label in self.pairs.items()}
         port_groups = _leaves_behind_layers(self.port, self.port_calls, back)
@@ -133,15 +123,16 @@ class CallMatcher:
         return self.port.backend.layers.torch_type(self.port.modules[call.name].type)
 
     def _fits(self, call: ModuleCall, port_call: ModuleCall) -> bool | None:
-        """None: behind a fault this does not tell."""
+        """None: undecided, behind a fault."""
         if not alike(call.inputs, port_call.inputs):
             return False if self.same_output else None
-        if len(call.outputs) != len(port_call.outputs):  # attention that gives its weights, too
+        # Attention may give its weights, too.
+        if len(call.outputs) != len(port_call.outputs):
             return False
         same_outputs = alike(call.outputs, port_call.outputs)
         if self.same_output or same_outputs:
             return same_outputs
-        # One of them is at fault, or they end at different places: then the port has this value elsewhere.
+        # A fault, or they end at different places: then the port has this value elsewhere.
         return not any(
             alike(call.outputs, other.inputs) or alike(call.outputs, other.outputs) for other in self.port_calls
         )
@@ -168,10 +159,7 @@ class CallMatcher:
 
 
 def _leaves_behind_layers(model: BackendModel, calls: Calls, layers: Mapping[str, str]) -> dict[str, list[ModuleCall]]:
-    """{label of a layer's call: the calls of leaves without tensors up to the next such layer}.
-
-    `layers` are {this side's label: the reference's}.
-    """
+    """{layer: leaves behind it}; `layers` is {own label: reference's}."""
     groups, current = defaultdict(list), ""
     for call in calls:
         module = model.modules[call.name]
@@ -185,10 +173,7 @@ def _leaves_behind_layers(model: BackendModel, calls: Calls, layers: Mapping[str
 def _by_tensors_inside(
     model: BackendModel, calls: Calls, ref_keys: Mapping[str, str], taken: Container[str]
 ) -> dict[tuple[frozenset[str], int], list[ModuleCall]]:
-    """{(the tensors in a block, or its name; which call it is): the calls that are not `taken`}.
-
-    `ref_keys` are {this side's key: the reference's}.
-    """
+    """{(tensors inside, or the block's name; call number): calls}."""
     groups, contents = defaultdict(list), contents_of(model, ref_keys)
     for call in calls:
         module = model.modules[call.name]

@@ -1,7 +1,6 @@
-"""Which module and tensor of the port stands for which of the reference: by name, else by order, type and shape.
+"""Map the reference's modules and tensors to the port's by name, order, type and shape.
 
-A proposal is only as good as what confirms it: weights are loaded through it and values are sent through both models
-(see map_search.py). Where values cannot tell, it is not guessed.
+Values confirm a map (see map_search.py); where they cannot, nothing is guessed.
 """
 
 from __future__ import annotations
@@ -23,16 +22,16 @@ from sturdyio.cli import UserError
 
 @dataclass
 class NameMap:
-    """The reference's names to the port's."""
+    """Maps the reference's names to the port's."""
 
-    modules: dict[str, str] = field(default_factory=dict)  # those that have tensors
-    tensors: dict[str, str] = field(default_factory=dict)  # keys of slots: tensors, or pieces of them
-    calls: dict[str, str] = field(default_factory=dict)  # outputs' names as traces have them, in execution order
+    modules: dict[str, str] = field(default_factory=dict)  # with tensors
+    tensors: dict[str, str] = field(default_factory=dict)  # keys of slots or pieces
+    calls: dict[str, str] = field(default_factory=dict)  # trace labels, in execution order
     how: str = ""  # what the map rests on
-    problems: dict[str, str] = field(default_factory=dict)  # {tensor or module: what does not fit}
+    problems: dict[str, str] = field(default_factory=dict)  # {tensor or module: misfit}
     ambiguous: str = ""  # why no map was chosen
-    links: list[Link] = field(default_factory=list)  # what `tensors` comes from, by state_dict key
-    lines: dict[str, str] = field(default_factory=dict)  # of a map that says it all, see `map_text`
+    links: list[Link] = field(default_factory=list)
+    lines: dict[str, str] = field(default_factory=dict)  # of a complete map, see `map_text`
     notes: list[str] = field(default_factory=list)  # what is not compared
 
     @property
@@ -46,10 +45,10 @@ class NameMap:
 
 
 def propose(ref: BackendModel, port: BackendModel, inputs: Inputs, given: Mapping[str, str] | None = None) -> NameMap:
-    """The map between two models with the reference's weights, which the port is left with.
+    """Propose the map; the port is left with the reference's weights.
 
-    Tensors that are not one to one are pieces on both models from now on. `given` fixes modules or tensors, as a map's
-    lines do; raises UserError where these name what is not there, or do not add up. Calls are those in eval mode.
+    Joined tensors become pieces. `given` has a map's lines; raises UserError if they
+    do not fit. Calls are eval mode's.
     """
     modules, lines = checked_map(given or {}, ref, port)
     search = MapSearch(ref, port, inputs, lines)
@@ -78,17 +77,13 @@ def propose(ref: BackendModel, port: BackendModel, inputs: Inputs, given: Mappin
 
 
 def match_calls(name_map: NameMap, ref: BackendModel, port: BackendModel, inputs: Inputs, train: bool) -> None:
-    """The calls of another mode, too: some modules run in one mode only. Both have equal weights."""
+    """Add another mode's calls: some modules run in one only. Weights are equal."""
     runs = (model.run(inputs, "float64", train, calls=True) for model in (ref, port))
     name_map.calls = CallMatcher(ref, port, *runs, name_map.modules, name_map.tensors).match() | name_map.calls
 
 
 def checked_map(given: Mapping[str, str], ref: BackendModel, port: BackendModel) -> tuple[dict[str, str], Options]:
-    """A user's map -> ({reference's module: port's module}, the one option of each of its other lines).
-
-    A line names modules or tensors, by state_dict key. Raises UserError for a name that is not there, or there twice,
-    and where tensors do not add up.
-    """
+    """A user's map -> (modules, options of other lines); UserError: it does not fit."""
     modules: dict[str, str] = {}
     options: Options = {}
     taken: Counter[tuple[str, str]] = Counter()
@@ -100,7 +95,7 @@ def checked_map(given: Mapping[str, str], ref: BackendModel, port: BackendModel)
         if len(are_tensors) > 1:
             raise UserError(f"the map's {left}: {right} names a module and a tensor: name modules, or tensors")
         if True in are_tensors:
-            one_to_one(line, tensors, port_tensors)  # raises where they do not add up
+            one_to_one(line, tensors, port_tensors)  # may raise
             options[line.ref, line.port] = [Option((line,))]
         elif (line.ref, line.port) == ((left,), (right,)):
             modules[left] = right
@@ -144,7 +139,7 @@ def _notes(links: Sequence[Link], spare: Sequence[str], ref: BackendModel, port:
 
 
 def map_text(name_map: NameMap) -> str:
-    """The map as YAML that `--map` reads: modules, then tensors where that is not enough."""
+    """The map as YAML for `--map`: modules, then tensors where needed."""
     import yaml
 
     return yaml.safe_dump(name_map.lines, sort_keys=False, allow_unicode=True, width=1000)
@@ -152,7 +147,7 @@ def map_text(name_map: NameMap) -> str:
 
 def _lines(modules: Mapping[str, str], links: Sequence[Link], ref: BackendModel, port: BackendModel) -> dict[str, str]:
     places, port_places = ({s.tensor: place for place, s in slots_of(m.modules).items()} for m in (ref, port))
-    lines = {name: port_name for name, port_name in modules.items() if name or port_name}  # the two models do anyway
+    lines = {name: port_name for name, port_name in modules.items() if name or port_name}
     for link in links:
         (name, leaf), (port_name, port_leaf) = places[link.ref[0]], port_places[link.port[0]]
         follows = modules.get(name) == port_name and leaf == port_leaf and not link.transposed
@@ -167,16 +162,12 @@ class Proposal:
     problems: dict[str, str]
     options: Options
     spare: list[str]  # buffers without counterpart
-    fixed: set[str]  # modules that names or the user fix
+    fixed: set[str]  # by name or by the user
     how: str
 
 
 def _proposals(search: MapSearch, given: dict[str, str]) -> Iterator[Proposal]:
-    """The likely ones, the next where values do not confirm the one before.
-
-    By name where most names are common, unless by order fewer tensors are left over: a layer more or less moves the
-    numbers in a Sequential. Where fewer are, by order; then by those names that are common.
-    """
+    """By name first, unless order leaves fewer over: a new layer renumbers a Sequential."""
     ref_modules = modules_with_tensors(search.ref_modules, search.ref_run.trace)
     port_modules = modules_with_tensors(search.port_modules, search.port_run.trace)
     ref_names, port_names = [m.name for m in ref_modules], {m.name for m in port_modules}
@@ -193,7 +184,7 @@ def _proposals(search: MapSearch, given: dict[str, str]) -> Iterator[Proposal]:
     if not common:
         yield by_order
         return
-    all_common = set(ref_names) == port_names  # else a number may be the same by accident
+    all_common = set(ref_names) == port_names  # else equal numbers may be accidental
     fixed = {name for name in common if all_common or not name.rpartition(".")[2].isdigit()}
     by_name = proposal(given | common, fixed | set(given), "by name")
     few_names = 2 * (len(common) + len(given)) <= max(len(ref_names), len(port_names))
@@ -206,11 +197,12 @@ def _proposals(search: MapSearch, given: dict[str, str]) -> Iterator[Proposal]:
 
 
 def same_names(ref: BackendModel, port: BackendModel, inputs: Inputs) -> NameMap | None:
-    """The map of equal names, with the reference's weights in the port; None unless names and shapes agree."""
+    """The map of equal names, port loaded; None unless names and shapes agree."""
     pairs = pairs_by_name(ref, port)
     if pairs is None or any(slot.shape != port_slot.shape for slot, port_slot in pairs):
         return None
-    if not len(pairs) == len(tensors_of(ref)) == len(tensors_of(port)):  # counts may be missing
+    # Counts may be missing.
+    if not len(pairs) == len(tensors_of(ref)) == len(tensors_of(port)):
         return None
     modules = {name: name for name, module in ref.modules.items() if module.slots}
     tensors = {slot.key: port_slot.key for slot, port_slot in pairs}
@@ -225,7 +217,7 @@ def same_names(ref: BackendModel, port: BackendModel, inputs: Inputs) -> NameMap
 def pairs_by_name(
     ref: BackendModel, port: BackendModel, modules: Mapping[str, str] | None = None
 ) -> list[tuple[Slot, Slot]] | None:
-    """Tensors of the same names, but for `modules`; None unless all names and shapes agree, counts aside."""
+    """By name, but for `modules`; None unless names and shapes agree (counts aside)."""
     ref_names = {port_name: name for name, port_name in (modules or {}).items()}
     slots, port_slots = slots_of(ref.modules), {}
     for (name, leaf), slot in slots_of(port.modules).items():

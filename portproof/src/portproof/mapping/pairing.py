@@ -1,4 +1,4 @@
-"""Pairs of modules and tensors by name, order, type and shape; values have to confirm them."""
+"""Pair modules and tensors by name, order, type and shape, for values to confirm."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from portproof.convert.rules import COUNT, RULES
 from portproof.mapping.alignment import align_sequences
 from portproof.mapping.links import Link, exchanged, squeezed
 
-MOST_OPTIONS = 240  # of one unit that are tried
-MOST_EXCHANGED = 4  # tensors of one shape that are tried in every order
+MOST_OPTIONS = 240  # tried per unit
+MOST_EXCHANGED = 4  # of one shape, tried in every order
 
-# Costs of a pair in an alignment; see alignment.SKIP
+# Costs of a pair, see alignment.SKIP
 SAME_SHAPES, SAME_ELEMENTS, JOINED, SAME_TENSORS_IN_PART, SAME_KIND = 100, 200, 300, 500, 900
-APART = 1000  # more, if the blocks around the two do not belong together
+APART = 1000  # added if their parents do not match
 
 
 @dataclass(frozen=True)
@@ -39,18 +39,18 @@ class Option:
 
 
 Modules = Mapping[str, Module]
-Slots = dict[str, Slot]  # tensors of one side, by name
+Slots = dict[str, Slot]  # by name
 Factors = list[list[Option]]  # one option of each is chosen
-Layers = tuple[Container[str], Container[str]]  # each side's tensors that are library layers'
+Layers = tuple[Container[str], Container[str]]  # each side's, of library layers
 Names = tuple[str, ...]
-Unit = tuple[Names, Names]  # modules that stand for each other: one for one, or one for several
-Options = dict[Unit, list[Option]]  # the ways in which they may
+Unit = tuple[Names, Names]  # matched modules: one to one or several
+Options = dict[Unit, list[Option]]  # ways to link a unit
 
 T = TypeVar("T", Module, Slot)
 
 
 def is_optional(module: Module, leaf: str) -> bool:
-    """Whether the other side may do without it: a buffer that is no library layer's (an index, a mask)."""
+    """Whether the other side may lack it: a buffer of no library layer (an index, a mask)."""
     slot = module.slots[leaf]
     of_layer = leaf in RULES.get(module.kind, {}) or bool(module.kind) and leaf.endswith(("_u", "_v"))
     return leaf == COUNT or slot.is_buffer and not of_layer
@@ -61,12 +61,11 @@ def needed(module: Module) -> Slots:
 
 
 def spare(module: Module) -> Slots:
-    """What the other side may do without."""
     return {leaf: slot for leaf, slot in module.slots.items() if is_optional(module, leaf)}
 
 
 def modules_with_tensors(modules: Modules, trace: Trace) -> list[Module]:
-    """In the order of their first call; one that is never called follows the one defined before it."""
+    """In the order of their first call; uncalled ones follow the one defined before."""
     called = dict.fromkeys(call.name for call in sorted(trace.calls.values(), key=attrgetter("start")))
     names = [name for name in called if name in modules and modules[name].slots]
     place = 0  # behind the one before
@@ -92,7 +91,7 @@ def _size(of: Module | Slot) -> int:
 
 
 def signature(module: Module) -> tuple:
-    """What two modules must share to stand for each other."""
+    """What two modules must share to be paired."""
     if not module.kind:
         return "", _shapes(module)
     shapes = {leaf: slot.shape for leaf, slot in needed(module).items()}
@@ -100,7 +99,7 @@ def signature(module: Module) -> tuple:
 
 
 def contents_of(model: BackendModel, ref_keys: Mapping[str, str]) -> dict[str, frozenset[str]]:
-    """{module: the tensors in it and in what it holds}; `ref_keys` are {this side's: the reference's}."""
+    """{module: tensors in it and below}; `ref_keys` is {own: reference's}."""
     found = defaultdict(set)
     for name, module in model.modules.items():
         keys = {ref_keys[slot.key] for slot in module.slots.values() if slot.key in ref_keys}
@@ -111,10 +110,7 @@ def contents_of(model: BackendModel, ref_keys: Mapping[str, str]) -> dict[str, f
 
 
 def complete_pairs(pairs: dict[str, str], ref: Sequence[Module], port: Sequence[Module]) -> list[Unit]:
-    """Units of the `pairs` of names and of the modules left, by order; in the reference's order.
-
-    Spare buffers are paired apart: in turn if they have the same shapes, else by name.
-    """
+    """The named `pairs`, the rest by order; spare buffers by shape or name."""
     units = [((name,), (port_name,)) for name, port_name in pairs.items()]
     ref_left, port_left = _without(units, 0, ref), _without(units, 1, port)
     units += _by_order(list(filter(needed, ref_left)), list(filter(needed, port_left)), pairs)
@@ -143,7 +139,6 @@ def _by_order(ref: Sequence[Module], port: Sequence[Module], pairs: Mapping[str,
 
 
 def _in_turn(ref: Sequence[Module], port: Sequence[Module], key: Callable[[Module], tuple]) -> list[Unit]:
-    """The n-th of a key with the n-th; nothing unless both sides have as many of each."""
     if Counter(map(key, ref)) != Counter(map(key, port)):
         return []
     queues = defaultdict(list)
@@ -223,7 +218,7 @@ def _cost(ref: Sequence[Module], port: Sequence[Module], may_differ: bool) -> in
 def _take_joins(
     ref: dict[str, T], port: dict[str, T], key: Callable[[T], Hashable], may_be: Callable[[T, list[T], bool], bool]
 ) -> list[tuple[bool, T, list[T]]]:
-    """(whether `one` is the port's, `one`, its parts), all taken out of both sides."""
+    """(whether `one` is the port's, `one`, its parts), taken out."""
     found = []
     for turned, (ones, others) in enumerate(((ref, port), (port, ref))):
         for name, one in list(ones.items()):
@@ -240,10 +235,7 @@ def _take_joins(
 
 
 def fit_units(units: Iterable[Unit], ref: Modules, port: Modules) -> tuple[dict[str, str], Options, list[str]]:
-    """({tensor or module: what does not fit}, the units' options, keys of spare buffers without counterpart).
-
-    What is left in modules of one's own is fitted tensor by tensor, by shape.
-    """
+    """({tensor or module: misfit}, options, spare buffers left out)."""
     options: Options = {}
     reasons: dict[str, str] = {}
     for unit in units:
@@ -310,7 +302,7 @@ def unit_options(ref: Sequence[Module], port: Sequence[Module]) -> tuple[list[Op
 
 
 def _pair_options(ref: Module, port: Module) -> tuple[list[Option], dict[str, str]]:
-    """By name; in modules of one's own then by shape, by elements, any."""
+    """By name; in custom modules also by shape, and joined."""
     same_layer = bool(ref.kind) and ref.kind == port.kind
     named = {leaf: _whole(slot, port.slots[leaf], same_layer) for leaf, slot in ref.slots.items() if leaf in port.slots}
     factors = [options for options in named.values() if options]
@@ -330,7 +322,7 @@ def _pair_options(ref: Module, port: Module) -> tuple[list[Option], dict[str, st
         if not is_optional(ref, leaf) and not is_optional(port, port_leaf):
             slot, port_slot = ref.slots[leaf], port.slots[port_leaf]
             wrong[slot.key] = f"shape: reference {slot.shape}, port {port_slot.shape}"
-            wrong[f"port's {port_slot.key}"] = ""  # said of the reference's
+            wrong[f"port's {port_slot.key}"] = ""  # the reference's says it
     return _combined(factors), wrong
 
 
@@ -346,10 +338,7 @@ def _whole(ref: Slot, port: Slot, same_layer: bool = False) -> list[Option]:
 
 
 def _by_shape(ref: Slots, port: Slots, of_layers: Layers = ((), ())) -> Factors:
-    """Factors of the tensors that are wholes of each other, taken out of both; no two are library layers'.
-
-    The same shape comes first, then similar names; those of one shape are also tried in every other order.
-    """
+    """Take out pairs: same shape first, then similar names; no two of library layers."""
     fitting = []
     for a, b in product(ref, port):
         difference = _difference(ref[a], port[b])
@@ -403,7 +392,7 @@ def _named_order(joined: str, parts: Sequence[str]) -> tuple[int, ...] | None:
 
 
 def _joined_options(joins: Sequence[tuple[Slot, Sequence[Slot]]]) -> list[Option]:
-    """All in one order; parts of equal shape in every order, one after another, and head by head."""
+    """All in one order; parts of equal shape in every order, whole and head by head."""
     count = len(joins[0][1])
     named = _named_order(joins[0][0].tensor, [part.tensor for part in joins[0][1]])
     orders = list(permutations(range(count))) if count <= MOST_EXCHANGED else [tuple(range(count))]
@@ -433,14 +422,12 @@ def _ways_to_join(joined: Slot, parts: Sequence[Slot], heads: int) -> list[Link]
 
 
 def _tensor_joins(ref: Slots, port: Slots, of_layers: Layers = ((), ())) -> Factors:
-    """Factors of what is joined from several, which is taken out of both; no layer's own tensor is."""
-
     def may_be(one: Slot, parts: list[Slot], turned: bool) -> bool:
         return one.tensor not in of_layers[turned] and bool(_joined_options([(one, parts)]))
 
     joins = defaultdict(list)
     for turned, one, parts in _take_joins(ref, port, attrgetter("shape"), may_be):
-        joins[turned, len(parts)].append((one, parts))  # joined in one order
+        joins[turned, len(parts)].append((one, parts))  # all in one order
     factors: Factors = []
     for (turned, _), each in joins.items():
         options = _joined_options(each)
