@@ -1,9 +1,7 @@
-"""How a module of the port may be run in place of the reference's: where one way differs, there may be another.
+"""Ways to run a module of the port in place of the reference's, tried in turn.
 
-It may be called differently (other keywords, a size for height and width), return its values differently (more of
-them, in another order or shape), or reach further: `BatchNorm(act="relu")` is two modules of the reference. None of
-that is a fault. An attempt is a way to call the port's module, and on either side the module behind it that belongs
-to it.
+The port's may be called differently, return another form, or include its neighbour:
+`BatchNorm(act="relu")` is two modules of the reference. None is a fault.
 """
 
 from __future__ import annotations
@@ -22,23 +20,21 @@ from portproof.backends.trace import ModuleCall, is_array, map_tensors
 from portproof.mapping.map_search import alike
 from portproof.python39 import zip_strict
 
-Calls = Mapping[str, ModuleCall]  # of one side, by their labels
-# Of each input of floating point: the reference's input that it stands for (-1: none), and that one's shape.
-Groups = Sequence[tuple[int, tuple[int, ...]]]
-# {output of the reference: (the port's that stands for it, where in that, made flat, its elements are)}
-Pairs = Mapping[int, tuple[int, np.ndarray]]
-LARGE = 1e4  # what is larger is no value but a mask's -inf
+Calls = Mapping[str, ModuleCall]  # of one side, by label
+Groups = Sequence[tuple[int, tuple[int, ...]]]  # per float input: (reference's input or -1, its shape)
+Pairs = Mapping[int, tuple[int, np.ndarray]]  # {reference's output: (port's, flat places)}
+LARGE = 1e4  # larger is a mask's -inf
 
 
 @dataclass(frozen=True)
 class Attempt:
     question: Question  # to the reference
-    port_call: ModuleCall  # the port's module, with the arguments that it is given
-    port_followed_by: str = ""  # as in `Question`, of the port
+    port_call: ModuleCall
+    port_followed_by: str = ""  # as in `Question`
     ref_groups: Groups | None = None  # None: each input stands for itself
     port_groups: Groups | None = None
-    built_differently: str = ""  # in what, in words
-    complete: bool = True  # the port's module gets from the reference's inputs all that it takes
+    built_differently: str = ""  # in words
+    complete: bool = True  # the reference's inputs give all it takes
 
 
 def followed(question: Question, neighbour: ModuleCall) -> Question:
@@ -49,10 +45,7 @@ def followed(question: Question, neighbour: ModuleCall) -> Question:
 def neighbours(
     modules: Mapping[str, Module], calls: Calls, label: str, mapped: Collection[str] = ()
 ) -> tuple[ModuleCall | None, ModuleCall | None]:
-    """(the call behind that of `label`, the last one inside it), each if the other side may have it elsewhere.
-
-    Those that are `mapped` have a counterpart.
-    """
+    """(the call behind `label`, the last inside), each if the other side may have it elsewhere."""
 
     def if_spare(call: ModuleCall | None) -> ModuleCall | None:
         is_spare = call and not modules[call.name].slots and call.label not in mapped
@@ -63,7 +56,7 @@ def neighbours(
 
 
 def _last_inside(calls: Calls, label: str) -> ModuleCall | None:
-    """The last call inside whose output the layer returns, with what comes back to its input then."""
+    """The last call inside, if the layer returns its output, with its input's gradient."""
     outputs = calls[label].outputs
     inside = sorted((c for c in calls.values() if c.inside == label), key=attrgetter("start"))
     if not inside or len(outputs) != 1 or len(inside[-1].inputs) != 1 or not alike(outputs, inside[-1].outputs):
@@ -73,7 +66,7 @@ def _last_inside(calls: Calls, label: str) -> ModuleCall | None:
 
 
 def _behind(calls: Calls, label: str) -> ModuleCall | None:
-    """The call that takes what `label` returned, and nothing else; one that returns just that is passed over."""
+    """The call that takes this output alone; one that passes it on is skipped."""
     call = calls[label]
     later = [c for c in calls.values() if c.start > call.start and c.inside == call.inside]
     for following in sorted(later, key=attrgetter("start")):
@@ -89,10 +82,7 @@ def _one_array(first: Sequence[np.ndarray], second: Sequence[np.ndarray]) -> boo
 
 
 def called_as_the_port_does(plain: Attempt, call: ModuleCall, port_call: ModuleCall) -> Attempt:
-    """The arguments of `port_call` with the values that the reference's module receives, as far as these are there.
-
-    Those of `call` tell which is which: by value where the two agree before it, else in order.
-    """
+    """The port's arguments with the reference's values, matched by value, else in order."""
     values, seen = plain.question.call.inputs, call.inputs
     arrays = port_call.inputs
     chosen: list[int | None] = []
@@ -101,7 +91,7 @@ def called_as_the_port_does(plain: Attempt, call: ModuleCall, port_call: ModuleC
         same_value = [i for i in fitting if alike([seen[i]], [array])]
         best = min(same_value or fitting, key=lambda i: (i in chosen, i), default=None)
         is_found = best is not None and (bool(same_value) or seen[best].shape == array.shape)
-        chosen.append(best if is_found else None)  # None: a mask, say, that is written differently
+        chosen.append(best if is_found else None)  # a mask in another form, say
     matched = list(zip_strict(chosen, arrays))
     given = (array if i is None else values[i].reshape(array.shape) for i, array in matched)
     args, kwargs = map_tensors((port_call.args, port_call.kwargs), is_array, lambda _: next(given))
@@ -122,10 +112,7 @@ def called_as_the_port_does(plain: Attempt, call: ModuleCall, port_call: ModuleC
 
 
 def paired_outputs(ref: Sequence[np.ndarray], port: Sequence[np.ndarray], needed: Sequence[bool]) -> Pairs:
-    """Which output of the port, that has one at least, stands for which of the reference.
-
-    By place where shapes agree, else by value. One that is not `needed` may be missing, if any other is there.
-    """
+    """Pair by place and shape, else by value; all `needed`. `port` has one at least."""
     pairs: dict[int, tuple[int, np.ndarray]] = {}
     for i, array in enumerate(ref):
         same_shape = [j for j, other in enumerate(port) if other.shape == array.shape]
@@ -138,7 +125,7 @@ def paired_outputs(ref: Sequence[np.ndarray], port: Sequence[np.ndarray], needed
     used = bool(pairs)
     for i in range(len(ref)):
         is_needed = needed[i] if any(needed) and i < len(needed) else not used
-        if i not in pairs and is_needed:  # the difference is for the comparison to say
+        if i not in pairs and is_needed:  # the comparison says what differs
             j = min(i, len(port) - 1)
             pairs[i] = j, _places(port[j])
     return dict(sorted(pairs.items()))

@@ -1,7 +1,6 @@
-"""The diagnosis of one faulty module: which mutation of the reference's gives what the port's gives?
+"""Diagnose a faulty module: which mutation of the reference's gives what the port's gives?
 
-A mutation is named only if it reproduces the port: what is left of the difference is under a thousandth, for every
-item that differs. Where none does, none is named. Whatever raises reproduces nothing.
+A mutation is named only if it leaves under a thousandth of every item's difference.
 """
 
 from __future__ import annotations
@@ -32,9 +31,9 @@ from portproof.localize.mutations import (
     tunable_numbers,
 )
 
-RESIDUE = 1e-3  # of the difference: what a mutation may leave
+RESIDUE = 1e-3  # of the difference, at most
 
-Candidate = tuple[str, Callable[[], Items]]  # (mistake in words, what makes the items that it would give)
+Candidate = tuple[str, Callable[[], Items]]  # (mistake, makes its items)
 
 
 @dataclass(frozen=True)
@@ -42,22 +41,22 @@ class FaultyModule:
     """What differs in an isolated run, in one precision."""
 
     module: nn.Module  # the reference's
-    ref: Items  # what it gave
-    port: Items  # what the port's gave
+    ref: Items
+    port: Items
     differing: list[Item]
     inputs: list[np.ndarray]
-    inner_outputs: dict[str, np.ndarray]  # of the modules inside it, by their names, on the reference's side
-    run_mutated: Callable[[Mutation], Items]  # what a mutation of it gives on the same inputs
+    inner_outputs: dict[str, np.ndarray]  # of the modules inside
+    run_mutated: Callable[[Mutation], Items]  # on the same inputs
 
 
 def reproduces(items: Items, faulty: FaultyModule) -> bool:
-    """Whether they are what the port gave, up to a thousandth of the difference, wherever the two differ."""
+    """Whether they are the port's, to a thousandth of the difference."""
     for item in faulty.differing:
         ref, port, found = faulty.ref.get(item), faulty.port.get(item), items.get(item)
         if found is None or port is None or found.shape != port.shape or not np.isfinite(found).all():
             return False
         like = ref if ref is not None and ref.shape == port.shape else np.zeros_like(port)
-        difference = largest_difference(like, port)  # 0 where they differ in dtype alone
+        difference = largest_difference(like, port)  # 0 if only dtypes differ
         if difference == 0 or not largest_difference(found, port) <= RESIDUE * difference:
             return False
     return bool(faulty.differing)
@@ -65,7 +64,7 @@ def reproduces(items: Items, faulty: FaultyModule) -> bool:
 
 def _reproducing(candidates: Iterable[Candidate], faulty: FaultyModule) -> Iterator[str]:
     for text, make in candidates:
-        with suppress(Exception):  # one that does not fit these arrays reproduces nothing
+        with suppress(Exception):  # it may not fit these arrays
             if reproduces(make(), faulty):
                 yield text
 
@@ -76,7 +75,7 @@ def _mutated(faulty: FaultyModule) -> Iterator[Candidate]:
 
 
 def _fitted(faulty: FaultyModule) -> Iterator[Candidate]:
-    """A number fitted to what the port gives; to one element any would fit."""
+    """A number fitted to the port's values; to one element any would fit."""
     item = faulty.differing[0]
     port = faulty.port.get(item)
     if port is None or port.size < 2:
@@ -117,7 +116,7 @@ def _statistics(faulty: FaultyModule) -> Iterator[Candidate]:
     yield "the running statistics are not updated", partial(dict, before)
 
 
-Change = tuple[str, Callable[[], npt.ArrayLike]]  # (mistake in words, what makes the array that it would give)
+Change = tuple[str, Callable[[], npt.ArrayLike]]  # (mistake, makes its array)
 
 
 def _of_arrays(faulty: FaultyModule, ref: np.ndarray, port: np.ndarray) -> Iterator[Change]:
@@ -145,7 +144,7 @@ def _of_axes(ref: np.ndarray) -> Iterator[Change]:
 
 
 def _relations(faulty: FaultyModule) -> Iterator[Candidate]:
-    """A function of the reference's first item; the others are taken as given, but for a factor."""
+    """Functions of the first item; the others as given, but for a factor."""
     item = faulty.differing[0]
     ref, port = faulty.ref.get(item), faulty.port.get(item)
     if ref is None or port is None:
@@ -159,7 +158,8 @@ def _relations(faulty: FaultyModule) -> Iterator[Candidate]:
     is_comparable = ref.shape == port.shape and bool(ref.any())
     for text, make in (*(_of_arrays(faulty, ref, port) if is_output else ()), *_of_axes(ref)):
         yield text, partial(changed, make)
-    if is_comparable and ref.size > 1 and ref.dtype.kind != "b":  # for one element there is always such a number
+    # For one element there always is such a number.
+    if is_comparable and ref.size > 1 and ref.dtype.kind != "b":
         factor = _proportion(ref, port)
         shift = (port - ref).mean().item()
         scaled = {other: faulty.ref[other] for other in faulty.differing if other in faulty.ref}
@@ -182,7 +182,7 @@ def _proportion(ref: np.ndarray, port: np.ndarray) -> float | complex:
 
 
 def _without_gradients(faulty: FaultyModule) -> tuple[list[str], FaultyModule]:
-    """(what has a gradient on one side only, in words; what differs besides)."""
+    """(gradients on one side only, in words; what differs besides)."""
     own = {name for name, _ in faulty.module.named_parameters(recurse=False)}
     gradients = [item for item in faulty.differing if item.kind == "gradient"]
     missing = [item for item in gradients if item not in faulty.port]
@@ -205,9 +205,9 @@ def _whose(items: list[Item], own: set[str]) -> str:
 
 
 def diagnose(faulty: FaultyModule) -> list[str]:
-    """The mistakes that reproduce what differs, in words; the plainest first. Raises nothing."""
+    """Mistakes that reproduce what differs, plainest first. Raises nothing."""
     found: list[str] = []
-    # A module may only look like the library's, and what it gives may be of any kind.
+    # It may only look like the library's module: anything may raise.
     with suppress(Exception), warnings.catch_warnings(), np.errstate(all="ignore"):
         warnings.simplefilter("ignore")
         found, rest = _without_gradients(faulty)
@@ -224,9 +224,10 @@ def _causes(faulty: FaultyModule) -> list[str]:
     found: list[str] = []
     for candidates, most in ((_mutated, 3), (_fitted, 1), (_relations, 1)):
         with suppress(Exception):
-            found.extend(_reproducing(candidates(faulty), faulty))  # which keeps what comes before it raises
+            # This keeps those before an error.
+            found.extend(_reproducing(candidates(faulty), faulty))
         if found:
             return found[:most]
-    if statistics:  # values and statistics may differ for two reasons
+    if statistics:  # there may be two causes
         return [text for each in (values, statistics) for text in _causes(replace(faulty, differing=each))]
     return []

@@ -1,7 +1,8 @@
-"""Isolated runs: one module at a time on both sides, teacher-forced: on what the reference's module received.
+"""Run single modules on both sides, on what the reference's received (teacher forcing).
 
-A difference spreads to everything behind it, and backward to everything before it. A module that differs in an
-isolated run is at fault itself, unless it is built differently: it is tried again in other ways (see attempts.py).
+A difference spreads to everything behind it, and backward to everything before it. A
+module that differs alone is at fault itself, unless it is built differently: then
+other ways are tried (see attempts.py).
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from portproof.localize.attempts import (
 from portproof.mapping.name_map import NameMap
 
 OTHER_FORM = "returns its values in another form"
-FAR = 4.0  # how much nearer another way than the plain one has to come where both differ
+FAR = 4.0  # how much nearer another way must be
 
 
 @dataclass(frozen=True)
@@ -44,7 +45,6 @@ class IsolatedRun:
     port_run: Run
 
     def failed(self, gradients: bool) -> list[Row]:
-        """The rows of gradients, or all others, that failed."""
         return [row for row in self.rows if row.status == FAIL and (row.item.kind == "gradient") == gradients]
 
     @property
@@ -64,10 +64,8 @@ class IsolatedRun:
 
     @property
     def rank(self) -> tuple[bool, bool, float]:
-        """Sorts failed runs: those that raised last, the plainest first unless another is far nearer.
-
-        Of a module that cannot be run alone it says nothing that it raised.
-        """
+        """Errors last; the plainest first unless another is far nearer."""
+        # Without all its inputs, an error says nothing.
         raised = bool(self.port_run.trace.error) and self.attempt.complete
         outputs = [row for row in self.rows if row.item.kind == "output"]
         if not outputs or any(row.status == FAIL and row.worst is None for row in outputs):
@@ -78,7 +76,7 @@ class IsolatedRun:
 
 @dataclass
 class IsolatedRuns:
-    """One module at a time on both sides, in one mode, on what the reference's received in `calls`."""
+    """Isolated runs in one mode, fed from the reference's `calls`."""
 
     ref: Model
     port: Model
@@ -86,7 +84,7 @@ class IsolatedRuns:
     inputs: Inputs
     train: bool
     calls: Calls
-    known_port_calls: Calls | None = None  # of the port's own run, in float64
+    known_port_calls: Calls | None = None  # of its run in float64
 
     @cached_property
     def port_calls(self) -> Calls:
@@ -95,7 +93,7 @@ class IsolatedRuns:
         return self.port.run(self.inputs, "float64", self.train, calls=True).trace.calls
 
     def forget(self) -> None:
-        """Let go of all that whole models gave, but for the calls."""
+        """Drop what whole models gave, but for the calls."""
         if self.port_calls:
             self.ref.forget()
             self.port.forget()
@@ -107,22 +105,20 @@ class IsolatedRuns:
         return _items(run, dict(enumerate(run.output)), module, keys, attempt.ref_groups)
 
     def run(self, label: str, dtype: str, backward: bool, adjusted: bool = True) -> IsolatedRun:
-        """The module behind `label` in "float64" or "float32", on inputs `adjusted` to show more.
-
-        The first attempt that passes, else the nearest; a later one only if it is far nearer.
-        """
+        """In "float64" or "float32": the first attempt that passes, else the nearest."""
         call = adjusted_call(self.ref, self.calls[label], dtype) if adjusted else self.calls[label]
         best = None
         for attempt in self._attempts(label, Question(call, dtype, self.train, backward)):
             found = self._attempted(attempt)
-            if found.passed or found.kinds == {"buffer"}:  # no other way to call it changes its statistics alone
+            # Another way to call it would not change buffers alone.
+            if found.passed or found.kinds == {"buffer"}:
                 return found
             if best is None or found.rank < best.rank:
                 best = found
         return best
 
     def _attempts(self, label: str, question: Question) -> Iterator[Attempt]:
-        """The plainest first; the port is run for its calls only after that."""
+        """The plainest first; the port runs for its calls only then."""
         mapped = self.names.calls
         port_name = module_of(mapped[label])
         plain = Attempt(question, replace(question.call, name="" if port_name == OUTPUT else port_name))
@@ -160,7 +156,7 @@ class IsolatedRuns:
         outputs = [array for item, array in ref.items() if item.kind == "output"]
         given = dict(enumerate(port_run.output))
         same_form = [array.shape for array in outputs] == [array.shape for array in port_run.output]
-        if module and given and not same_form:  # what the whole model returns has to have the same form
+        if module and given and not same_form:  # the model must keep its form
             pairs = paired_outputs(outputs, port_run.output, [gradient is not None for gradient in upstream])
             if pairs:
                 attempt = replace(attempt, built_differently=attempt.built_differently or OTHER_FORM)
@@ -192,7 +188,7 @@ class IsolatedRuns:
 
 
 def all_questions(ref: Model, calls: Calls, label: str, question: Question) -> Iterator[Question]:
-    """All that `IsolatedRuns.run` may ask of the reference for one call, the plainest first."""
+    """All that `IsolatedRuns.run` may ask about one call, plainest first."""
     others = neighbours(ref.modules, calls, label) if question.module else ()
     for way in (question, *(followed(question, neighbour) for neighbour in others if neighbour)):
         yield way
@@ -201,24 +197,18 @@ def all_questions(ref: Model, calls: Calls, label: str, question: Question) -> I
 
 
 def without_optional(port: Items, ref: Items, model: Model) -> dict[Item, np.ndarray]:
-    """What the port's `model` gave, without what need not be in `ref`.
-
-    What is a parameter there and frozen here looks like a buffer; that it gets no gradient is the finding.
-    """
+    """What the port gave, without buffers and zero gradients that `ref` lacks."""
 
     def is_needed(item: Item) -> bool:
         is_zero = model.zeros_for_none and item.kind == "gradient" and not largest(port[item])
-        return item in ref or not (item.kind == "buffer" or is_zero)
+        return item in ref or not (item.kind == "buffer" or is_zero)  # a frozen parameter is one, too
 
     return {item: array for item, array in port.items() if is_needed(item)}
 
 
 def adjusted_call(ref: Model, call: ModuleCall, dtype: str) -> ModuleCall:
-    """The call with inputs that show more: rows of every kind for an embedding, nothing at a kink.
-
-    In "float32" its numbers are rounded to that, so that all runs in either precision receive the same.
-    """
-    if dtype == "float32":
+    """Inputs that show more: padding rows for an embedding, nothing at a kink."""
+    if dtype == "float32":  # so that all runs receive the same
         given = call.args, call.kwargs, call.upstream
         args, kwargs, upstream = map_tensors(given, is_array, partial(to_precision, dtype=dtype))
         call = replace(call, args=args, kwargs=kwargs, upstream=upstream)
@@ -236,7 +226,7 @@ def adjusted_call(ref: Model, call: ModuleCall, dtype: str) -> ModuleCall:
 
 
 def _keys_in(module: str, own: Mapping[str, str]) -> dict[str, str]:
-    """{key within `module`: the reference's key}, of one side; `own` is {the reference's key: that side's}."""
+    """{key in `module`: reference's}; `own` is {reference's key: own}."""
     prefix = f"{module}." if module else ""
     return {key.removeprefix(prefix): ref_key for ref_key, key in own.items() if key.startswith(prefix)}
 
@@ -244,10 +234,6 @@ def _keys_in(module: str, own: Mapping[str, str]) -> dict[str, str]:
 def _items(
     run: Run, outputs: Mapping[int, np.ndarray], module: str, keys: Mapping[str, str], groups: Groups | None
 ) -> dict[Item, np.ndarray]:
-    """What a module gave, by the reference's names; for `keys` see `_keys_in`.
-
-    The gradients of inputs that stand for the same one are added.
-    """
     gradients: dict[int, np.ndarray] = {}
     for i, array in enumerate(run.input_gradients):
         if array is None:
@@ -265,10 +251,7 @@ def _items(
 
 
 def isolated_layers(runs: IsolatedRuns, dtype: str) -> Iterator[tuple[str, IsolatedRun]]:
-    """(label, isolated run) of every layer that a gradient came back to, the last first.
-
-    Those that a recorded reference cannot run alone are left out.
-    """
+    """(label, run) of each layer with an upstream gradient that runs alone, last first."""
     calls, ref = runs.calls, runs.ref
     for label in sorted(runs.names.calls.keys() & calls.keys(), key=lambda label: -calls[label].start):
         is_alone = label not in ref.not_alone and ref.modules[calls[label].name].is_leaf
@@ -277,5 +260,5 @@ def isolated_layers(runs: IsolatedRuns, dtype: str) -> Iterator[tuple[str, Isola
 
 
 def has_upstream(call: ModuleCall) -> bool:
-    """Whether a gradient came back to what the call returned."""
+    """Whether a gradient came back to an output of the call."""
     return any(gradient is not None for gradient in call.upstream)

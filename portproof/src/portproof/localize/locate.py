@@ -1,7 +1,7 @@
-"""Where a port departs from its reference: the first module that does so on the reference's own inputs.
+"""Find the first module of a port that is wrong on the reference's own inputs.
 
-Each module is run isolated (see isolated.py): one that agrees was only fed wrong. Layers come before the blocks that
-hold them; a block at fault whose layers are right has its fault in its own code, between them.
+Modules run isolated (see isolated.py). A faulty block whose layers are right has its
+fault in its own code.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from portproof.mapping.module_calls import EXACT
 from portproof.mapping.name_map import NameMap
 
 OTHER_VALUES = "gives other values, of which nothing comes"
-KINDS = frozenset({"output", "gradient", "buffer"})  # of items that an isolated run compares
+KINDS = frozenset({"output", "gradient", "buffer"})  # of items in an isolated run
 
 
 def locate(
@@ -37,12 +37,12 @@ def locate(
     cotangent: Sequence[np.ndarray] | None = None,
     dtype: str = "float64",
 ) -> Location | None:
-    """The first module that is at fault itself; None: none is. Further ones are in the location's `also`.
+    """The first module that is at fault itself, or None. Further ones are in its `also`.
 
-    `modes` are {whether it is train mode: the kinds of items in which the whole model is known to differ there, none
-    where that is not known}; without it both are searched. In each it is looked for forward, then backward from
-    `cotangent` (an array an output) if that is given, in the precision `dtype` in which a difference was seen. What
-    does not fit by structure comes first, then tensors of other values: without them nothing can be compared.
+    `modes` is {train mode: kinds of items known to differ in the model, if any};
+    default: both. Each is searched forward, then backward from `cotangent` (an array
+    per output), in the precision `dtype` of the difference. Misfits and unequal
+    weights come first: with them nothing can be compared.
     """
     location = _structural(ref, port, names) if names.problems else _unequal_weights(ref, port, names)
     if location:
@@ -61,23 +61,20 @@ def locate(
 
 
 class _Search:
-    """From the whole model inwards: what agrees in an isolated run holds no fault."""
+    """From the whole model inwards: what agrees alone holds no fault."""
 
     def __init__(
         self, runs: IsolatedRuns, backward: bool, dtype: str, faulty: Collection[str], different: Mapping[str, str]
     ) -> None:
-        """What another mode has shown: modules `faulty` forward, by name, or built `different`, by label.
-
-        What is faulty there, or holds what is, is not run again: it differs here, too.
-        """
+        """`faulty` names and `different` labels are another mode's; the faulty are not run again."""
         self.runs = runs
         self.backward, self.dtype = backward, dtype
         self.calls, self.mapped = runs.calls, runs.names.calls
         self.faulty, self.different = faulty, different
-        self.built_differently: dict[str, str] = {}  # {label: in what its module is built differently}
+        self.built_differently: dict[str, str] = {}  # {label: in what}
         self.found: dict[str, IsolatedRun] = {}
-        self.inside: dict[str, list[str]] = defaultdict(list)  # by the innermost call around that has a counterpart
-        for label in self.calls:  # as they end: a block after its layers
+        self.inside: dict[str, list[str]] = defaultdict(list)  # by the mapped call around
+        for label in self.calls:  # blocks come after their layers
             if label in self.mapped and label != OUTPUT:
                 around = self.calls[label].inside
                 while around != OUTPUT and around not in self.mapped:
@@ -85,7 +82,7 @@ class _Search:
                 self.inside[around].append(label)
 
     def faults(self, differing: Collection[str]) -> list[Location]:
-        """Every module at fault itself, forward first; `differing` are kinds that are known of the whole model."""
+        """Every module at fault, forward first; `differing` kinds are known of the model."""
         if differing:
             self._search_around(OUTPUT, set(differing), KINDS)
         else:
@@ -96,15 +93,14 @@ class _Search:
         locations: dict[str, Location] = {}
         for label in (*forward, *late):
             name = self.calls[label].name
-            if name not in locations:  # which may be called several times
-                locations[name] = _location(self.runs, self.found.pop(label))  # with its arrays
+            if name not in locations:  # it may be called several times
+                locations[name] = _location(self.runs, self.found.pop(label))
         return list(locations.values())
 
     def _search(self, label: str, kinds: Collection[str] = KINDS) -> bool:
-        """Whether a fault in the forward pass was found at `label` or inside.
+        """Whether a forward fault was found at `label` or inside.
 
-        Only `kinds` in which the block around it differs count. What else differs stays inside that block: it is a
-        difference of construction, and no fault.
+        Only `kinds` in which the block around differs count: the rest is no fault.
         """
         if self._holds_faulty(label):
             self._search_inside(label, KINDS)
@@ -127,7 +123,7 @@ class _Search:
             return self._search_inside(label, KINDS)
         differing = run.kinds
         if self.inside[label]:
-            run = every = None  # its arrays are not held while all that lies inside is searched
+            run = every = None  # frees its arrays
         if is_complete:
             return self._search_around(label, differing, kinds, run)
         return self._search_inside(label, differing)
@@ -135,16 +131,17 @@ class _Search:
     def _search_around(
         self, label: str, differing: set[str], kinds: Collection[str], run: IsolatedRun | None = None
     ) -> bool:
-        """`_search` of what is known to differ; `run` is its run, None: to be done again."""
+        """`_search` of a known difference; without `run` it is run again."""
         before = len(self.found)
         inside = self._search_inside(label, differing)
-        if differing == {"buffer"} and len(self.found) == before:  # it may tell of a value that does not leave
+        # It may tell of a wrong value that stays inside.
+        if differing == {"buffer"} and len(self.found) == before:
             inside = self._search_inside(label, KINDS)
         late = differing == {"gradient"}
         is_here = len(self.found) == before if late else not inside
         if is_here and not self._holds_faulty(label):
             run = run or self._run(label).narrowed(kinds)
-            if not run.passed:  # which may receive other inputs than the whole model does
+            if not run.passed:  # its inputs may not be the model's
                 self.found[label] = run
         return inside or not late
 
@@ -159,7 +156,7 @@ class _Search:
     def _search_inside(self, label: str, kinds: Collection[str]) -> bool:
         if self.inside[label]:
             self.runs.forget()
-        found = [self._search(other, kinds) for other in self.inside[label]]  # of all of them
+        found = [self._search(other, kinds) for other in self.inside[label]]  # all of them
         return any(found)
 
     def _holds_faulty(self, label: str) -> bool:
@@ -217,7 +214,7 @@ def _location(runs: IsolatedRuns, run: IsolatedRun) -> Location:
     if runs.ref.is_recorded:
         proof.append("causes not tried: they need torch and the reference")
     elif not run.port_run.trace.error:
-        from portproof.localize.diagnosis import FaultyModule, diagnose  # which imports torch
+        from portproof.localize.diagnosis import FaultyModule, diagnose  # imports torch
 
         outputs = inner.trace.outputs.items() if inner else ()
         module = FaultyModule(
@@ -276,7 +273,7 @@ def _structural(ref: Model, port: Model, names: NameMap) -> Location:
 
 
 def _counterpart_or_block(port_name: str, names: NameMap) -> str:
-    """Of a module that only the port has, the block that its neighbours share."""
+    """For a module that only the port has: the block that its neighbours share."""
     modules = {mapped: name for name, mapped in names.modules.items()}
     if port_name in modules:
         return modules[port_name]
@@ -285,7 +282,7 @@ def _counterpart_or_block(port_name: str, names: NameMap) -> str:
         beside = [name for mapped, name in modules.items() if mapped.startswith(_prefix(port_name))]
         if beside:
             shared = os.path.commonprefix([name.split(".") for name in beside])
-            return ".".join(shared[: beside[0].count(".")])  # a block, not the neighbour itself
+            return ".".join(shared[: beside[0].count(".")])  # not the neighbour itself
     return ""
 
 

@@ -12,19 +12,17 @@ from portproof.compare import Row
 
 @dataclass(frozen=True)
 class Location:
-    """The place where a port departs from its reference."""
-
-    name: str  # the reference's module; "" is the model itself
+    name: str  # the reference's; "" is the model
     type: str
     phase: str  # "structure", "weights", "forward", "buffers" or "backward"
     port_name: str = ""
     port_type: str = ""
-    row: Row | None = None  # the comparison that proves it, of the isolated module
+    row: Row | None = None  # the comparison that proves it
     proof: list[str] = field(default_factory=list)
-    diagnosis: list[str] = field(default_factory=list)  # the mutations that reproduce the difference, in words
+    diagnosis: list[str] = field(default_factory=list)  # causes, in words
     tree: list[str] = field(default_factory=list)
-    also: list[Location] = field(default_factory=list)  # further modules that are at fault themselves
-    built_differently: Mapping[str, str] = field(default_factory=dict)  # {label of a call without a fault: in what}
+    also: list[Location] = field(default_factory=list)  # further faults
+    built_differently: Mapping[str, str] = field(default_factory=dict)  # {label: in what}
 
     def lines(self) -> list[str]:
         port = f", the port's {self.port_name or 'model'} ({self.port_type})" if self.port_type else ""
@@ -35,7 +33,7 @@ class Location:
         return lines + [f"also at fault by itself: {line}" for line in _by_kind(self.also)]
 
     def summary(self) -> list[str]:
-        """One line for each kind of fault, with the first module that has it."""
+        """One line per kind of fault, with its first module."""
         return _by_kind([self, *self.also])
 
 
@@ -54,7 +52,7 @@ def _by_kind(locations: Iterable[Location]) -> list[str]:
 def module_tree(model: BackendModel, marked: str) -> list[str]:
     """Its ancestors with all their children, the rest folded."""
     parts = marked.split(".")
-    ancestors = {".".join(parts[:n]) for n in range(len(parts))}  # the model itself, "", is the first
+    ancestors = {".".join(parts[:n]) for n in range(len(parts))}  # "" is the model itself
     lines = []
     for name, module in model.modules.items():
         parent, _, last = name.rpartition(".")

@@ -1,4 +1,4 @@
-"""Mutations of the reference: for each type of layer, what it would be with a known mistake in it."""
+"""Mutations of the reference: layers with a known mistake, by type."""
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -14,15 +14,15 @@ from torch.nn import functional as F
 from portproof.python39 import zip_strict
 
 Mutation = Callable[[nn.Module], nn.Module]
-Mistake = tuple[str, Mutation]  # (in words, what makes it of the reference's module)
+Mistake = tuple[str, Mutation]  # (in words, its mutation)
 Mistakes = Iterator[Mistake]
-Arrays = Sequence[np.ndarray]  # what the module received
+Arrays = Sequence[np.ndarray]  # the module's inputs
 
 EPSILONS = (1e-2, 1e-3, 1e-4, 1e-5, 1e-6, 1e-7, 1e-8, 1e-10, 1e-12, 0.0)
 MOMENTA = (0.1, 0.9, 0.01, 0.99, 0.001, 0.999, 0.05, 0.95, 0.03, 0.97)
 BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 INSTANCE_NORMS = (nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d)
-ROW_NORMS = (nn.LayerNorm, *([nn.RMSNorm] if hasattr(nn, "RMSNorm") else []))  # torch has had it since 2.4
+ROW_NORMS = (nn.LayerNorm, *([nn.RMSNorm] if hasattr(nn, "RMSNorm") else []))  # since torch 2.4
 # These bases have no public names.
 TRANSPOSED, DROPOUTS = nn.modules.conv._ConvTransposeNd, nn.modules.dropout._DropoutNd
 SOFTMAXES = (nn.Softmax, nn.LogSoftmax, nn.Softmin)
@@ -61,8 +61,6 @@ ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 
 
 def setting(**attributes) -> Mutation:
-    """The module with other attributes; with another `forward` it computes something else."""
-
     def mutation(module: nn.Module) -> nn.Module:
         for name, value in attributes.items():
             setattr(module, name, value)
@@ -88,8 +86,6 @@ def exchanging(pairs: Mapping[str, str]) -> Mutation:
 
 
 def unloaded(*names: str) -> Mutation:
-    """These tensors as before any are loaded: ones for what multiplies, else zeros."""
-
     def mutation(module: nn.Module) -> nn.Module:
         for name in names:
             initial = torch.ones_like if name in ("weight", "running_var") else torch.zeros_like
@@ -106,7 +102,6 @@ def _blocks(tensor: torch.Tensor, places: Sequence[int], factors: Sequence[float
 
 
 def _other_values(module: nn.Module, name: str, values: Iterable[int]) -> Mistakes:
-    """Another number as `name`, or as each of the numbers there."""
     own = getattr(module, name)
     for value in values:
         other = (value,) * len(own) if isinstance(own, tuple) else value
@@ -164,8 +159,6 @@ def _of_formula(module: nn.Module, inputs: Arrays) -> Mistakes:
 
 
 def _own_row_norm(module: nn.Module, centred: bool, unbiased: bool = False, outside: bool = False) -> nn.Module:
-    """`outside`: epsilon is added to the standard deviation."""
-
     def forward(x: torch.Tensor) -> torch.Tensor:
         dims = tuple(range(-len(module.normalized_shape), 0))
         x = x - x.mean(dims, keepdim=True) if centred else x
@@ -212,7 +205,7 @@ def _convolution(module: nn.Module, inputs: Arrays) -> Mistakes:
 
 
 def _padded_like_same(module: nn.Module) -> nn.Module:
-    """Asymmetric padding, as TensorFlow and Paddle's "SAME" have it."""
+    """Asymmetric padding, as "SAME" in TensorFlow and Paddle."""
 
     def forward(x: torch.Tensor) -> torch.Tensor:
         pads = []
@@ -229,7 +222,7 @@ def _transposed_convolution(module: nn.Module, inputs: Arrays) -> Mistakes:
     for name, values in (("padding", (0, 1, 2, 3)), ("output_padding", (0, 1)), ("stride", (1, 2)), ("dilation", (1,))):
         yield from _other_values(module, name, values)
     axes = len(module.kernel_size)
-    for padding, output_padding in product((0, 1, 2), (0, 1)):  # what keeps the size: both changed
+    for padding, output_padding in product((0, 1, 2), (0, 1)):  # both changed: keeps the size
         if padding != module.padding[0] and output_padding != module.output_padding[0]:
             words = f"padding is {padding}, not {_short(module.padding)}, and output_padding {output_padding}"
             yield words, setting(padding=(padding,) * axes, output_padding=(output_padding,) * axes)
@@ -245,7 +238,7 @@ def _embedding(module: nn.Embedding, inputs: Arrays) -> Mistakes:
     if own is not None:
         yield f"it has no padding_idx: row {own} gets a gradient", setting(padding_idx=None)
     received = set(inputs[0].flat) if inputs else set()
-    for row in sorted({0, 1, module.num_embeddings - 1} & received):  # of others nothing can be told
+    for row in sorted({0, 1, module.num_embeddings - 1} & received):  # others do not show
         if row != own:
             yield f"padding_idx is {row}, not {own}: that row gets no gradient", setting(padding_idx=row)
         yield f"padding_idx is {row}, and its row gives zeros, as Paddle's does", partial(_padded_with_zeros, row=row)
@@ -310,17 +303,18 @@ def _attention(module: nn.MultiheadAttention, inputs: Arrays) -> Mistakes:
 
 
 def _recurrent(module: nn.Module, inputs: Arrays, gates: str) -> Mistakes:
-    """`gates` in the order in which their weights are stacked."""
+    """`gates` in the order of the stacked weights."""
     names = [name for name, _ in module.named_parameters(recurse=False)]
     stacked = [name for name in names if name.startswith(("weight_ih", "weight_hh", "bias"))]
     for order in list(permutations(range(len(gates))))[1:]:
-        # The port takes for its i-th gate what torch keeps at that place: torch's order of its weights is the inverse.
+        # The port's i-th gate is read from torch's i-th place: torch's weights move by the inverse.
         named = ", ".join(gates[place] for place in order)
         inverse = [order.index(place) for place in range(len(gates))]
         words = f"its gates are in the order {named} (torch's is {', '.join(gates)})"
         yield words, with_tensors(partial(_blocks, places=inverse), stacked)
     if gates == "rzn":
-        negated = partial(_blocks, places=range(3), factors=(1, -1, 1))  # sigmoid(-x) is 1 - sigmoid(x)
+        # sigmoid(-x) is 1 - sigmoid(x).
+        negated = partial(_blocks, places=range(3), factors=(1, -1, 1))
         words = "the update gate z keeps the new state: z * n + (1 - z) * h, not (1 - z) * n + z * h"
         yield words, with_tensors(negated, stacked)
     for which, words in (("bias_ih", "bias_ih is"), ("bias_hh", "bias_hh is"), ("bias", "both biases are")):
@@ -374,7 +368,7 @@ def _named(module: nn.Module) -> str:
     return f"{kind}, {own} {getattr(module, own)}" if own else kind
 
 
-MISTAKES: dict[tuple, tuple[Callable[[nn.Module, Arrays], Mistakes], ...]] = {  # by types of layers
+MISTAKES: dict[tuple, tuple[Callable[[nn.Module, Arrays], Mistakes], ...]] = {
     BATCH_NORMS: (_of_epsilon, _of_statistics, _of_affine),
     INSTANCE_NORMS: (_of_epsilon, _of_affine),
     ROW_NORMS: (_of_epsilon, _of_formula, _of_affine),
@@ -396,14 +390,14 @@ MISTAKES: dict[tuple, tuple[Callable[[nn.Module, Arrays], Mistakes], ...]] = {  
 
 
 def mutations(module: nn.Module, inputs: Arrays = ()) -> Mistakes:
-    """(in words, what makes it of the module) of every mistake known of its type; `inputs` are what it received."""
+    """The known mistakes of its type; `inputs` are what it received."""
     for mistakes in next(known for types, known in MISTAKES.items() if isinstance(module, types)):
         yield from mistakes(module, inputs)
 
 
-Tunable = tuple[tuple[float, float], Callable[[float], Mistake]]  # (bounds, the mistake with a number within them)
+Tunable = tuple[tuple[float, float], Callable[[float], Mistake]]  # (bounds, mistake by number)
 
-ACTIVATION_NUMBERS = (  # (words, of (x, number), bounds)
+ACTIVATION_NUMBERS = (
     ("leaky ReLU, slope", lambda x, slope: torch.where(x > 0, x, slope * x), (-1.0, 1.0)),
     ("hard-sigmoid, slope", _hard_sigmoid, (0.1, 0.4)),
     ("ELU, alpha", F.elu, (0.0, 4.0)),
@@ -412,7 +406,7 @@ ACTIVATION_NUMBERS = (  # (words, of (x, number), bounds)
 
 
 def tunable_numbers(module: nn.Module) -> Iterator[Tunable]:
-    """The numbers that are worth fitting where no known mistake is found."""
+    """Numbers worth fitting where no known mistake is found."""
     if isinstance(module, (*BATCH_NORMS, *INSTANCE_NORMS, *ROW_NORMS, nn.GroupNorm)):
         near = math.log10(module.eps or 1e-12)  # the number is its logarithm
         for width in (0.01, 4.0):
