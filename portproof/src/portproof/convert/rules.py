@@ -1,4 +1,4 @@
-"""Weights from one framework to another, by layer type, from one table each; no bit is lost either way."""
+"""Weights from one framework to another, by layer type; no bit is lost either way."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from sturdyio.cli import UserError
 
 Change = Callable[[np.ndarray], np.ndarray]
 Arrays = Mapping[str, np.ndarray]
-Types = Mapping[str, str]  # of modules, by PyTorch's names
+Types = Mapping[str, str]  # {module: its layer type in PyTorch}
 
 
 def identity(array: np.ndarray) -> np.ndarray:
@@ -29,7 +29,7 @@ def view(change: Change, array: np.ndarray) -> np.ndarray:
     return array.T if change is transpose else change(array)
 
 
-Rules = dict[str, tuple[str, Change]]  # name in PyTorch: (name in the other, change of layout, its own inverse)
+Rules = dict[str, tuple[str, Change]]  # {PyTorch's name: (other name, self-inverse change)}
 
 AFFINE: Rules = {"weight": ("weight", identity), "bias": ("bias", identity)}
 LINEAR: Rules = {"weight": ("weight", transpose), "bias": ("bias", identity)}
@@ -45,7 +45,7 @@ RECURRENT_PARTS = product(range(16), ("", "_reverse"), ("weight", "bias"), ("ih"
 RECURRENT_NAMES = [f"{kind}_{of}_l{layer}{way}" for layer, way, kind, of in RECURRENT_PARTS]
 RECURRENT: Rules = {name: (name, identity) for name in RECURRENT_NAMES}
 
-RULES: dict[str, Rules] = {  # by layer type, as PyTorch names it
+RULES: dict[str, Rules] = {  # by PyTorch's layer type
     **{f"Conv{n}d": AFFINE for n in (1, 2, 3)},
     **{f"ConvTranspose{n}d": AFFINE for n in (1, 2, 3)},
     **{f"BatchNorm{n}d": BATCH_NORM for n in (1, 2, 3)},
@@ -57,26 +57,24 @@ RULES: dict[str, Rules] = {  # by layer type, as PyTorch names it
     "PReLU": PRELU,
 }
 
-# The same for MindSpore, whose fully connected layer, too, is (out_features, in_features).
+# For MindSpore. Its fully connected weight is (out, in), too.
 GAMMA_BETA: Rules = {"weight": ("gamma", identity), "bias": ("beta", identity)}
 MINDSPORE_BATCH_NORM: Rules = {
     **GAMMA_BETA,
     "running_mean": ("moving_mean", identity),
     "running_var": ("moving_variance", identity),
 }
-MINDSPORE_RULES: dict[str, Rules] = {  # what MindSpore has been seen to compute
+MINDSPORE_RULES: dict[str, Rules] = {  # seen to work in MindSpore
     **dict.fromkeys(("Conv2d", "Linear"), AFFINE),
     **dict.fromkeys(("BatchNorm1d", "BatchNorm2d"), MINDSPORE_BATCH_NORM),
     **dict.fromkeys(("LayerNorm", "GroupNorm"), GAMMA_BETA),
     "Embedding": {"weight": ("embedding_table", identity)},
 }
 
-# MindSpore's batch norm does not count its batches. Nor does PyTorch's use the count unless its momentum is None.
-COUNT = "num_batches_tracked"
+COUNT = "num_batches_tracked"  # not in MindSpore; PyTorch uses it only if momentum is None
 
-# PaddlePaddle's layer types, where the name is another one.
 POOLS_AND_NORMS = ("AvgPool", "MaxPool", "AdaptiveAvgPool", "AdaptiveMaxPool", "BatchNorm", "InstanceNorm")
-PADDLE_TYPES = {
+PADDLE_TYPES = {  # where the name is another one
     **{f"{layer}{n}D": f"{layer}{n}d" for layer, n in product(("Conv", "Dropout", *POOLS_AND_NORMS), (1, 2, 3))},
     **{f"Conv{n}DTranspose": f"ConvTranspose{n}d" for n in (1, 2, 3)},
     "BatchNorm": "BatchNorm2d",
@@ -85,7 +83,6 @@ PADDLE_TYPES = {
     "Swish": "SiLU",
 }
 
-# MindSpore's, where it has another name.
 MINDSPORE_TYPES = {
     "Dense": "Linear",
     "HSwish": "Hardswish",
@@ -102,7 +99,6 @@ def _inverse(table: Mapping[str, Rules]) -> dict[str, Rules]:
     return inverse
 
 
-# Back to PyTorch: names there first.
 PADDLE_TO_TORCH, MINDSPORE_TO_TORCH = _inverse(RULES), _inverse(MINDSPORE_RULES)
 
 
@@ -120,7 +116,7 @@ def _converted(arrays: Arrays, types: Types, table: Mapping[str, Rules]) -> dict
 
 
 def torch_to_paddle(arrays: Arrays, types: Types) -> dict[str, np.ndarray]:
-    """A PyTorch state_dict's arrays under PaddlePaddle's names, in its layouts; UserError: no rule covers a key."""
+    """To PaddlePaddle's names and layouts; UserError: no rule for a key."""
     return _converted(arrays, types, RULES)
 
 
@@ -130,13 +126,13 @@ def paddle_to_torch(arrays: Arrays, types: Types) -> dict[str, np.ndarray]:
 
 
 def torch_to_mindspore(arrays: Arrays, types: Types) -> dict[str, np.ndarray]:
-    """A PyTorch state_dict's arrays under MindSpore's names, without the counts of batches, as `torch_to_paddle`."""
+    """To MindSpore's names, without counts of batches; UserError: no rule for a key."""
     kept = {key: array for key, array in arrays.items() if key.rpartition(".")[2] != COUNT}
     return _converted(kept, types, MINDSPORE_RULES)
 
 
 def mindspore_to_torch(arrays: Arrays, types: Types) -> dict[str, np.ndarray]:
-    """The inverse of `torch_to_mindspore`, bit for bit; every count of batches is 0, as in a new network."""
+    """The inverse of `torch_to_mindspore`, bit for bit; counts of batches are 0."""
     result = _converted(arrays, types, MINDSPORE_TO_TORCH)
     means = [key for key in result if key.endswith(".running_mean")]
     return result | {f"{key.removesuffix('running_mean')}{COUNT}": np.zeros((), np.int64) for key in means}
