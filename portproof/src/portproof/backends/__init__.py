@@ -1,10 +1,7 @@
-"""One backend a framework: nothing else builds, runs, traces or reads a model. `backend("torch")` is the door.
+"""The frameworks, one backend each: only these build, run, trace and read models.
 
-`base.py` says what a framework's tensors and weights files are asked, `layers.py` its models' structure, `runs.py` a
-run, `training.py` training; `torch_backend.py`, `paddle_backend.py` and `mindspore_backend.py` answer, each in its own
-way, with the exact float64 arithmetic of `fp64_torch.py`, `fp64_paddle.py` and `fp64_mindspore.py`. On these stand,
-once for all frameworks, `slots.py` (a model's tensors by PyTorch's names), `tracer.py` (what flows through it) and
-`model.py` (its runs). Importing this package imports no framework.
+`backend("torch")` gives one. base.py, layers.py, runs.py and training.py say what a backend does. slots.py, tracer.py
+and model.py are the same for all of them. Importing this package imports no framework.
 """
 
 from __future__ import annotations
@@ -28,9 +25,9 @@ OLDEST = {"torch": (2, 1), "paddle": (2, 6), "mindspore": (2, 10)}  # as pyproje
 
 @cache
 def backend(name: str) -> Backend:
-    """The backend of "torch", "paddle" or "mindspore", which is imported now.
+    """Import the backend of "torch", "paddle" or "mindspore".
 
-    Raises UserError where it is not installed, is too old, or was compiled for another NumPy than there is.
+    Raises UserError if it is not installed, too old, or compiled for another version of NumPy.
     """
     with naming_extra(name):
         _check_version(importlib.import_module(name))
@@ -40,7 +37,7 @@ def backend(name: str) -> Backend:
 def _check_version(framework: ModuleType) -> None:
     name, version = framework.__name__, framework.__version__
     found = tuple(map(int, re.findall(r"\d+", version)[:2]))
-    if (0, 0) < found < OLDEST[name]:  # a build of the development version may be 0.0.0
+    if (0, 0) < found < OLDEST[name]:  # development builds may be 0.0.0
         oldest = ".".join(map(str, OLDEST[name]))
         raise UserError(f"{name} {version} is older than {oldest}: run pip install --upgrade 'portproof[{name}]'")
     if name == "torch" and found < (2, 3) and int(np.__version__.partition(".")[0]) > 1:
@@ -48,13 +45,13 @@ def _check_version(framework: ModuleType) -> None:
 
 
 def backend_of_tensor(value: Any) -> Backend | None:
-    """The backend whose tensor `value` is; None for what is no tensor. It imports no framework."""
+    """The backend whose tensor `value` is, or None. Imports no framework."""
     loaded = (backend(name) for name in FRAMEWORKS if name in sys.modules)
     return next((found for found in loaded if found.framework.is_tensor(value)), None)
 
 
 def backend_of_model(model: Any) -> Backend:
-    """The backend of the framework that `model` is of; raises UserError for what is no model."""
+    """The backend of the framework of `model`; raises UserError if it is no model."""
     for base in type(model).__mro__:
         name = base.__module__.partition(".")[0]
         if name in FRAMEWORKS and isinstance(model, backend(name).module_class):
@@ -69,5 +66,5 @@ def backend_of_side(model: Any, usual: str) -> Backend:
 
 
 def backend_imported(usual: str) -> Backend:
-    """The backend of `usual`, unless MindSpore has been imported and that has not."""
+    """MindSpore's backend if only MindSpore has been imported, else that of `usual`."""
     return backend("mindspore" if "mindspore" in sys.modules and usual not in sys.modules else usual)

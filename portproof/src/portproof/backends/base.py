@@ -1,7 +1,6 @@
-"""What all frameworks' backends have in common: devices, weights files, tensors.
+"""What every backend provides: devices, weights files, tensors. Imports no framework.
 
-What a framework spells or does in its own way is an abstract method or attribute here and in the parts (layers.py,
-runs.py, training.py), and its subclass says why. Imports no framework.
+Abstract methods and attributes, here and in layers.py, runs.py and training.py, are what frameworks do differently.
 """
 
 from __future__ import annotations
@@ -28,48 +27,44 @@ from sturdyio.cli import UserError
 from sturdyio.files import atomic_path, save_safetensors
 from sturdyio.state_dict import check_state_dict, read_state_dict
 
-# How each framework's own files of weights end; any of them may be .safetensors instead.
+# Suffixes of each framework's weights files; all take .safetensors too.
 SUFFIXES = {"torch": (".pth", ".pt"), "paddle": (".pdparams",), "mindspore": (".ckpt",)}
 
 
 def without_tf32() -> None:
-    """Have the CUDA libraries keep all bits of float32: TF32's products, of 11 bits, would drown what is compared."""
-    os.environ["NVIDIA_TF32_OVERRIDE"] = "0"  # which each reads when it is first used
+    """Turn off TF32: its 11-bit products would hide the differences that are compared."""
+    os.environ["NVIDIA_TF32_OVERRIDE"] = "0"  # read when CUDA libraries are first used
 
 
 class Backend(ABC):
-    """One framework: its devices, weights files and tensors; its layers, runs and training are parts of their own."""
-
     name: str
     framework: ModuleType
-    module_class: type  # what every model and module is
+    module_class: type
     module_class_name: str
     model_class: type[BackendModel] = BackendModel
     layers: Layers
     runs: Runs
-    training: Training  # MindSpore's has none: it is not trained here
-
-    # Models
+    training: Training  # MindSpore has none: no training here
 
     @abstractmethod
     def device(self, name: str) -> Any:
-        """The framework's own device for "cpu" or "gpu", chosen for what follows; raises UserError if it has none."""
+        """Choose "cpu" or "gpu" for all that follows; raises UserError if it is missing."""
 
-    load_file: Callable[[Path], dict[str, Any]]  # reads one of its own files of weights
-    loaded: type = np.ndarray  # what it gives for a tensor
+    load_file: Callable[[Path], dict[str, Any]]  # reads a weights file of its own kind
+    loaded: type = np.ndarray  # type of the tensors it returns
 
     def read_weights(self, path: str | Path) -> Arrays:
-        """The state_dict in a file of the framework's own kind or .safetensors; raises UserError as it says why not.
+        """Read a state_dict from one of the framework's files or a .safetensors file.
 
-        Names and layouts are the framework's own. Nothing that hides in the file is run.
+        Names and layouts are the framework's own. No code in the file is run. Raises UserError if it cannot be read.
         """
         to_arrays = dict if self.loaded is np.ndarray else self.arrays_in
         return read_state_dict(path, SUFFIXES[self.name], self.load_file, self.loaded, to_arrays)
 
     def write_weights(self, arrays: Mapping[str, np.ndarray], path: str | Path) -> None:
-        """Write `arrays`, by the framework's own names and layouts, as what `read_weights` reads.
+        """Write a file that `read_weights` reads; the suffix chooses the format.
 
-        The suffix says how. Whole or not at all; raises UserError for another suffix or when it cannot be written.
+        Whole or not at all. Raises UserError for another suffix, or if it cannot be written.
         """
         path = Path(path)
         if path.suffix == ".safetensors":
@@ -79,14 +74,14 @@ class Backend(ABC):
             suffixes = ", ".join(SUFFIXES[self.name])
             raise UserError(f"weights {path} are not {suffixes} or .safetensors: choose one of these suffixes")
         with atomic_path(path) as temporary:
-            buffer = io.BytesIO()  # a full disk would be a RuntimeError of PyTorch
+            buffer = io.BytesIO()  # PyTorch raises RuntimeError on a full disk
             self.framework.save({key: self.tensor(array) for key, array in arrays.items()}, buffer)
             temporary.write_bytes(buffer.getbuffer())
 
     def load_arrays(self, model: Any, arrays: Mapping[str, np.ndarray], what: str) -> None:
-        """Copy `arrays`, by the framework's own names, into `model`; UserError unless every key, shape and dtype fits.
+        """Copy `arrays`, by the framework's own names, into `model`.
 
-        Of a tensor that the model uses twice one name is enough, and two must not have different values.
+        Raises UserError unless all keys, shapes and dtypes fit. Of tied tensors one is enough; two must be equal.
         """
         state, slots = model.state_dict(), self.arrays_of(model).slots
         expected = {key: self.to_array(tensor) for key, tensor in state.items() if key in arrays or key in slots}
@@ -98,30 +93,26 @@ class Backend(ABC):
                 raise UserError(f"{what} have two values for {key}, which this model uses under two names")
 
     def load_weights(self, model: Any, path: str | Path, what: str) -> None:
-        """Copy what `read_weights` gives into `model`, as `load_arrays` does."""
+        """`load_arrays` from a file that `read_weights` reads."""
         self.load_arrays(model, self.read_weights(path), f"{what} {path}")
 
     def state_arrays(self, model: Any) -> Arrays:
-        """Copies of the tensors of its state_dict, by the framework's own names and in its own layouts."""
+        """A copy of the state_dict as arrays, in the framework's own names and layouts."""
         return self.arrays_in(model.state_dict())
 
     def arrays_in(self, tensors: Mapping[str, Any]) -> Arrays:
-        """Copies of these tensors."""
         return {key: self.to_array(tensor) for key, tensor in tensors.items()}
 
     def arrays_of(self, model: Any) -> ModelArrays:
-        """What reads and writes the tensors of `model` by PyTorch's names and in its layout."""
+        """The tensors of `model` by PyTorch's names, in its layout."""
         return ModelArrays(self, model)
 
     def wrap(self, model: Any, role: str, device: str = "cpu") -> BackendModel:
-        """A copy of `model` to be run, see `BackendModel`; messages call it "the `role`"."""
+        """A copy of `model` to run; messages call it "the `role`"."""
         return self.model_class(self, model, role, device)
 
     def copied(self, module: Any) -> Any:
-        """A deep copy of `module`.
-
-        What a layer has computed and keeps (weight norm does), which deepcopy refuses, is copied as a value.
-        """
+        """A deep copy, where computed tensors (weight norm's) are values: deepcopy refuses them."""
         memo = {}
         for _, layer in self.layers.named_modules(module):
             for value in [*vars(layer).values(), *vars(layer).get("_buffers", {}).values()]:
@@ -131,59 +122,49 @@ class Backend(ABC):
 
     @cached_property
     def module_attributes(self) -> frozenset[str]:
-        """What every module has as attributes."""
         return frozenset(vars(self.module_class()))
 
-    # Tensors
-
-    device_of: Callable[[Any], Any]  # what a tensor takes for another to lie where this one does
-    has_values: Callable[[Any], bool]  # whether a tensor is not one that the first run of its model makes
-    values: Callable[[Any], Any]  # what `put_back` gives back to a tensor after a `put`: its values, not copied
+    device_of: Callable[[Any], Any]  # the device argument for a tensor beside this one
+    has_values: Callable[[Any], bool]  # false until the model's first run makes it
+    values: Callable[[Any], Any]  # its values, not copied, for `put_back`
 
     @abstractmethod
     def tensor(self, array: np.ndarray, device: Any = None, dtype: Any = None, requires_grad: bool = False) -> Any:
-        """A copy of `array`; of floating point it is of `dtype`, if that is given, and may require a gradient.
-
-        Complex numbers are of the complex type that has this precision, and require none.
-        """
+        """A copy of `array`, floats and complex parts in `dtype`; only floats can need a gradient."""
 
     def to_tensor(self, array: np.ndarray, model: Any) -> Any:
-        """`array` on the model's device, in the model's precision if it is floating point."""
+        """`array` on the model's device; floats in the model's precision."""
         parameter = next(iter(model.parameters()))
         return self.tensor(array, self.device_of(parameter), parameter.dtype)
 
     @abstractmethod
     def to_array(self, tensor: Any, copy: bool = True) -> np.ndarray:
-        """A copy of `tensor`, which a later operation in place cannot change; not `copy`: it may be the same memory."""
+        """The tensor as an array; without `copy` it may share memory."""
 
     def requires_grad(self, tensor: Any) -> bool:
-        """Whether a gradient is computed for it."""
         return tensor.requires_grad
 
     @abstractmethod
     def set_value(self, tensor: Any, array: np.ndarray) -> None:
-        """Copy `array`, of the same shape, into `tensor`, in the tensor's own precision."""
+        """Copy `array`, of the same shape, into `tensor`, which keeps its precision."""
 
     def is_leaf(self, tensor: Any) -> bool:
-        """Whether it has values of its own, and is not computed from other tensors."""
+        """Whether it is not computed from other tensors."""
         return tensor.is_leaf
 
     def fresh(self, tensor: Any) -> Any:
-        """A copy of `tensor` that its gradient flows through."""
+        """A copy that lets its gradient flow through."""
         return tensor.clone()
 
     def put(self, tensor: Any, array: np.ndarray, dtype: str, device: Any) -> None:
-        """Give `tensor`, a parameter or buffer, a copy of `array`; old values stay as they are.
-
-        Numbers of floating point are then in `dtype`, "float32" or "float64".
-        """
+        """Give `tensor` a copy of `array` in `dtype`; its old values are not overwritten."""
         self.put_back(tensor, self.tensor(to_precision(array, dtype), device))
 
     @abstractmethod
     def put_back(self, tensor: Any, values: Any) -> None:
-        """Give `tensor` what `values` returned for it."""
+        """Restore what `values` returned for `tensor`."""
 
     def taken_gradient(self, tensor: Any) -> Any:
-        """The gradient of `tensor`, which then has none; None for none."""
+        """Remove the gradient of `tensor` and return it, or None."""
         gradient, tensor.grad = getattr(tensor, "grad", None), None
         return gradient

@@ -1,4 +1,4 @@
-"""Probe inputs, and weights for a reference that is not of PyTorch, from a seed. Imports no framework."""
+"""Random inputs, and weights for references not in PyTorch. Imports no framework."""
 
 from collections.abc import Sequence
 
@@ -10,9 +10,9 @@ NORMS = ("BatchNorm", "SyncBatchNorm", "LayerNorm", "GroupNorm", "InstanceNorm")
 
 
 def probe_images(rng: np.random.Generator, n: int, height: int, width: int) -> np.ndarray:
-    """(n, 3, height, width), float32, of order 1: coarse patches plus noise, each image with its own tint and contrast.
+    """Random images, (n, 3, height, width), float32, of order 1; sizes are multiples of 16.
 
-    White noise alone would give every image the same pooled features. Heights and widths are multiples of 16.
+    Coarse patches plus noise, with a tint and contrast for each image: of white noise all pooled features are equal.
     """
     coarse = rng.normal(size=(n, 3, height // 16, width // 16)).repeat(16, axis=2).repeat(16, axis=3)
     noise = rng.normal(size=(n, 3, height, width))
@@ -21,20 +21,17 @@ def probe_images(rng: np.random.Generator, n: int, height: int, width: int) -> n
 
 
 def even_filters(rng: np.random.Generator, shape: Sequence[int]) -> np.ndarray:
-    """Weights of a convolution or a linear layer, one filter in each row, all of one length.
-
-    So no channel is nearly constant: batch norm would magnify its rounding errors.
-    """
+    """Rows of equal norm: batch norm would magnify rounding in a nearly constant channel."""
     weight = rng.normal(size=shape)
     weight *= np.sqrt(2) / np.sqrt((weight**2).sum(axis=tuple(range(1, weight.ndim)), keepdims=True))
     return weight
 
 
 def drawn_weights(model: BackendModel, seed: int) -> dict[str, np.ndarray]:
-    """Arrays for `model`, as its `load` takes them, under which values of inputs of order 1 stay of order 1.
+    """Random weights for `model.load` that keep activations of order 1.
 
-    Drawn by layer type, and not measured as probe_weights are (see probe.py): on small inputs a branch of an activation
-    may remain unreached. No tensor has one value throughout, and none the values of another.
+    They depend on the layer type and, unlike `probe_weights` (probe.py), on no measured activations: on small inputs
+    some branch of an activation may not be reached. No tensor is constant, and no two are equal.
     """
     rng, arrays = np.random.default_rng([seed, 1]), model.arrays()
     for module in model.modules.values():

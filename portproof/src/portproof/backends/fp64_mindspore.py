@@ -1,10 +1,8 @@
-"""MindSpore's float64 arithmetic without float32 in it, and for operations that have no float64 kernel.
+"""Float64 arithmetic for MindSpore, where its own is float32 or missing.
 
-Convolution, batch norm and some activations have kernels for float32 alone: no model with one of them would run in
-float64. Python's numbers are float32 even where the tensors are float64, and layer norm computes in float32. That is
-the framework's affair and not the port's. So while a comparison runs, these operations, wherever a cell or a function
-of MindSpore calls them, are composed of others where they get float64. In float32 nothing is replaced: there an
-operation's own kernel is judged.
+Convolution, batch norm and some activations have only float32 kernels. Python numbers become float32 beside float64
+tensors, and layer norm computes in float32. None of that is the port's fault. So during a float64 comparison these
+operations are composed of others. In float32 nothing is replaced: the kernels themselves are judged.
 """
 
 from __future__ import annotations
@@ -20,16 +18,16 @@ from mindspore.ops import operations
 from portproof.backends.patched import patched
 from portproof.python39 import zip_strict
 
-# Where a Python number may stand, by Tensor's names.
+# Tensor methods that take a Python number.
 OPERATORS = ("add", "sub", "mul", "truediv", "pow")
 METHODS = [f"__{way}{name}__" for name in OPERATORS for way in ("", "r", "i")]
 METHODS += ["add", "sub", "mul", "div", "pow"]
 
-composed: set[str] = set()  # the operations without a float64 kernel that were, since this was imported
+composed: set[str] = set()  # operations replaced so far that lack a float64 kernel
 
 
 def _windows(operation: operations.Conv2D, axis: int, length: int, kernel: int) -> tuple[int, int, np.ndarray]:
-    """(what is added before, and after, the places of each window's elements) along one of the two axes."""
+    """Along one axis: (padding before, after, index of each element of each window)."""
     stride, dilation = operation.stride[axis - 2], operation.dilation[axis - 2]
     extent = (kernel - 1) * dilation + 1
     if operation.pad_mode == "pad":
@@ -42,7 +40,6 @@ def _windows(operation: operations.Conv2D, axis: int, length: int, kernel: int) 
 
 
 def conv2d(operation: operations.Conv2D, x: Tensor, weight: Tensor) -> Tensor:
-    """The elements of all windows side by side, times the weights."""
     top, bottom, rows = _windows(operation, 0, x.shape[2], weight.shape[2])
     left, right, columns = _windows(operation, 1, x.shape[3], weight.shape[3])
     x = ops.pad(x, [left, right, top, bottom])
@@ -55,12 +52,11 @@ def conv2d(operation: operations.Conv2D, x: Tensor, weight: Tensor) -> Tensor:
 
 
 def _by_channel(values: Tensor, x: Tensor) -> Tensor:
-    """One value a channel, as it broadcasts with `x`."""
     return values.reshape(1, -1, *[1] * (x.ndim - 2))
 
 
 def batch_norm(operation: operations.BatchNorm, x: Tensor, gamma: Tensor, beta: Tensor, *kept: Tensor) -> tuple:
-    """Its momentum is the share of the batch, whose variance is unbiased in the running one."""
+    """MindSpore's momentum weighs the new batch; the running variance is unbiased."""
     axes = (0, *range(2, x.ndim))
     mean, variance = kept
     if operation.is_training:
@@ -69,7 +65,7 @@ def batch_norm(operation: operations.BatchNorm, x: Tensor, gamma: Tensor, beta: 
         for tensor, new in zip_strict(kept, (mean, variance * (count / (count - 1)))):
             average = operation.momentum * new + (1 - operation.momentum) * tensor
             tensor.assign_value(Tensor(average.asnumpy()))
-    epsilon = float(np.float32(operation.epsilon))  # as in every framework here, see fp64_torch.py
+    epsilon = float(np.float32(operation.epsilon))  # see fp64_torch.py
     scale = gamma / ops.sqrt(variance + epsilon)
     y = (x - _by_channel(mean, x)) * _by_channel(scale, x) + _by_channel(beta, x)
     return y, mean, variance, mean, variance
@@ -113,7 +109,7 @@ def _with_exact_numbers(native: Callable) -> Callable:
 
 
 def exact_constants() -> AbstractContextManager:
-    """In this context MindSpore's operations take float64 tensors, and keep to float64; it may be nested."""
+    """Exact float64 arithmetic in this context; may be nested."""
     methods = [name for name in METHODS if hasattr(Tensor, name)]
     replaced = {(each, "__call__"): _guarded(each.__call__, exact) for each, exact in REPLACED.items()}
     return patched(replaced | {(Tensor, name): _with_exact_numbers(getattr(Tensor, name)) for name in methods})

@@ -1,10 +1,8 @@
-"""Paddle's float64 arithmetic without the float32 constants that some of its kernels keep inside.
+"""Float64 arithmetic for Paddle, where its kernels hold float32 constants.
 
-A kernel's attribute (a slope, a momentum) and some factors (1/N in the backward of a mean, the weights of a linear
-interpolation) are float32 even where the tensors are float64: 1e-9 to 1e-6 off, far more than the 1e-12 to which two
-right answers agree. That is the framework's affair and not the port's. So while a comparison runs in float64, these
-operations, wherever a layer or a function of Paddle calls them, are done with the same numbers in float64. In float32
-nothing is replaced.
+A kernel's attributes (a slope, a momentum) and some factors (1/N in the backward of a mean, weights of linear
+interpolation) are float32 even for float64 tensors. That is 1e-9 to 1e-6 off, where two right answers agree to 1e-12,
+and not the port's fault. So in a float64 comparison they are computed in float64. In float32 nothing is replaced.
 """
 
 from collections.abc import Callable
@@ -26,7 +24,7 @@ ACTIVATIONS = {
 
 
 def batch_norm(native: Callable, x, mean, variance, weight, bias, is_test, momentum, *rest) -> tuple:
-    """With momentum 0 the kernel leaves the batch's own statistics in what it is given for the running ones."""
+    """With momentum 0 the kernel writes the batch's statistics as the running ones."""
     *_, use_global_stats, trainable_statistics = rest
     if use_global_stats or (is_test and not trainable_statistics):
         return native(x, mean, variance, weight, bias, is_test, momentum, *rest)
@@ -39,19 +37,19 @@ def batch_norm(native: Callable, x, mean, variance, weight, bias, is_test, momen
 
 
 def p_norm(native: Callable, x, p, axis, epsilon, keepdim, as_vector) -> paddle.Tensor:
-    """The backward of the kernel divides by the norm plus 1e-12; in weight norm's that is seen."""
+    """The kernel's backward divides by the norm plus 1e-12, which shows in weight norm's."""
     if p != 2.0 or as_vector:
         return native(x, p, axis, epsilon, keepdim, as_vector)
     squares = (x * x).sum(axis, keepdim=keepdim)
-    is_zero = squares == 0  # there the gradient is 0
+    is_zero = squares == 0  # where the gradient is 0
     return paddle.where(is_zero, paddle.zeros_like(squares), paddle.sqrt(paddle.where(is_zero, squares + 1, squares)))
 
 
 def _window_sizes(x: paddle.Tensor, y: paddle.Tensor, args: tuple) -> np.ndarray:
-    """How many values each window's mean is over, as a factor that broadcasts with the output."""
+    """The number of values in each window, shaped to broadcast with the output."""
     size, strides, padding, _, exclusive, layout, _, _, adaptive, algorithm = args
     first = 2 if layout.startswith("NC") else 1
-    pads = padding[:: len(padding) // len(size)]  # of a pair the kernel takes the first for both ends
+    pads = padding[:: len(padding) // len(size)]  # the kernel uses a pair's first for both ends
     sizes = np.ones(())
     for axis, extent in enumerate(size):
         length, count, stride = x.shape[first + axis], y.shape[first + axis], strides[axis]
@@ -62,14 +60,14 @@ def _window_sizes(x: paddle.Tensor, y: paddle.Tensor, args: tuple) -> np.ndarray
             pad = max((count - 1) * stride + extent - length, 0) // 2 if algorithm == "SAME" else pads[axis]
             start = window * stride - pad
             end = np.minimum(start + extent, length + pad)
-        if exclusive:  # of the padding
+        if exclusive:
             start, end = np.maximum(start, 0), np.minimum(end, length)
-        sizes = np.multiply.outer(sizes, np.maximum(end - start, 1))  # a window may lie outside
+        sizes = np.multiply.outer(sizes, np.maximum(end - start, 1))  # a window may be all padding
     return sizes if first == 2 else sizes[..., None]
 
 
 def pool(native: Callable, x: paddle.Tensor, *args) -> paddle.Tensor:
-    """The forward is exact; the gradient is multiplied by what the kernel's float32 1/N lacks."""
+    """The forward is exact; the gradient is corrected for the kernel's float32 1/N."""
     y = native(x, *args)
     if args[6] != "avg":
         return y
@@ -79,7 +77,6 @@ def pool(native: Callable, x: paddle.Tensor, *args) -> paddle.Tensor:
 
 
 def _cubic(distance: np.ndarray) -> np.ndarray:
-    """The weight of a sample at that distance, up to 2."""
     a = -0.75
     near = ((a + 2) * distance - (a + 3)) * distance**2 + 1
     far = ((distance - 5) * distance + 8) * a * distance - 4 * a
@@ -87,7 +84,7 @@ def _cubic(distance: np.ndarray) -> np.ndarray:
 
 
 def _interpolation(length: int, count: int, scale: float, cubic: bool, corners: bool, mode: int) -> np.ndarray:
-    """(count, length): the weights with which `count` samples are taken from `length`."""
+    """(count, length): the weights that interpolate `count` samples from `length`."""
     places = np.arange(count)
     if corners:
         position = places * ((length - 1) / (count - 1) if count > 1 else 0.0)
@@ -105,7 +102,7 @@ def _interpolation(length: int, count: int, scale: float, cubic: bool, corners: 
 
 
 def interpolate(native: Callable, x: paddle.Tensor, *args) -> paddle.Tensor:
-    """One axis after the other; the kernel computes places and weights in float32."""
+    """Axis by axis; the kernel computes positions and weights in float32."""
     layout, scales, method, corners, mode = args[3], args[7], args[8], args[9], args[10]
     with paddle.no_grad():
         counts = native(x, *args).shape
@@ -131,5 +128,5 @@ def _guarded(native: Callable, exact: Callable) -> Callable:
 
 
 def exact_constants() -> AbstractContextManager:
-    """In this context Paddle's operations on float64 tensors hold no float32 constant; it may be nested."""
+    """Exact float64 arithmetic in this context; may be nested."""
     return patched({(ops, name): _guarded(getattr(ops, name), exact) for name, exact in REPLACED.items()})

@@ -1,11 +1,9 @@
-"""PyTorch's float64 arithmetic as `fp64_ref` needs it: no constant in it is another one than is meant.
+"""Float64 arithmetic for PyTorch, with exact constants.
 
-Hard-sigmoid is relu6(x + 3) / 6 and CELU has its own alpha: the native backwards hold 1/6 and 1/alpha as float32
-constants, 3e-8 off, even in float64. A normalization's epsilon is the float32 nearest to it (4.7e-8 off): the value
-that both frameworks' float32 kernels use, and Paddle's float64 kernels too. Batch norm in train mode adds up one value
-after another. It does so in float64 for float32 tensors too, where that leaves no error; float64 tensors are 126 ulp
-off over 1920 values, which a deep network magnifies to 2e-12. Here it adds up in blocks. In float32 nothing is
-replaced.
+The backwards of hard-sigmoid and CELU hold 1/6 and 1/alpha as float32, 3e-8 off. A normalization's epsilon becomes the
+float32 nearest to it (4.7e-8 off), which both frameworks' float32 kernels and Paddle's float64 kernels use. Native
+batch norm in train mode sums value by value: 126 ulp off over 1920 float64 values, which a deep network magnifies to
+2e-12. Here it sums in blocks. (Float32 tensors it sums in float64, without error.) In float32 nothing is replaced.
 """
 
 from __future__ import annotations
@@ -42,10 +40,10 @@ def _with_float32_epsilon(norm: Callable) -> Callable:
 
 def _batch_norm(input, running_mean, running_var, weight, bias, training, momentum, eps) -> torch.Tensor:
     count = input.numel() // input.size(1)
-    if not training or count < 2:  # which the native one refuses
+    if not training or count < 2:  # the native one refuses this
         return F.batch_norm(input, running_mean, running_var, weight, bias, training, momentum, eps)
     axes = [axis for axis in range(input.dim()) if axis != 1]
-    mean = input.mean(axes, keepdim=True)  # in pairs of blocks
+    mean = input.mean(axes, keepdim=True)  # sums in blocks
     centered = input - mean
     var = (centered * centered).mean(axes, keepdim=True)
     with torch.no_grad():
@@ -62,7 +60,7 @@ EXACT = {F.hardsigmoid: _hardsigmoid, F.celu: _celu, **{norm: _with_float32_epsi
 
 
 class ExactConstants(TorchFunctionMode):
-    """In this context PyTorch's functions on float64 tensors hold the constants that are meant; it may be nested."""
+    """Exact float64 arithmetic in this context; may be nested."""
 
     def __torch_function__(self, func: Callable, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         kwargs = kwargs or {}

@@ -1,4 +1,4 @@
-"""What a model of a framework is made of: its modules, and what its library's layers are called in PyTorch."""
+"""What a model is made of: its modules and its framework's layers, by PyTorch's names."""
 
 from __future__ import annotations
 
@@ -9,24 +9,21 @@ from typing import Any
 from portproof.backends.slots import Named
 from portproof.convert.rules import Change
 
-Tensors = list[tuple[str, Any]]  # by name
+Tensors = list[tuple[str, Any]]  # (name, tensor)
 
 
 class Layers(ABC):
-    """The modules of a framework's models, and its library of layers."""
-
-    library: str  # what the names of the modules that hold its layers begin with
-    containers: tuple[type, ...]  # classes of the library that are no layers
-    sequential: type  # the one whose output is only its last child's
-    forward = "forward"  # the method that computes a module's output
-    torch_types: Mapping[str, str]  # {class of the library: PyTorch's name, where that is another}
+    library: str  # prefix of its layers' Python modules
+    containers: tuple[type, ...]  # its classes that are no layers
+    sequential: type  # returns its last child's output
+    forward = "forward"
+    torch_types: Mapping[str, str]  # {its class: PyTorch's name}, where they differ
 
     @abstractmethod
     def named_modules(self, model: Any) -> Named:
-        """(dotted name, module) of each module once, the model itself, "", first; none that computes a parameter."""
+        """(dotted name, module) of each once, the model first; none that computes a parameter."""
 
     def children(self, module: Any) -> Iterable[Any]:
-        """The modules that `module` holds itself."""
         return module.children()
 
     def types(self, model: Any) -> dict[str, str]:
@@ -34,33 +31,32 @@ class Layers(ABC):
         return {name: type(module).__name__ for name, module in self.named_modules(model)}
 
     def is_container(self, module: Any) -> bool:
-        """Whether its output is only its last child's."""
+        """Whether it just returns its last child's output."""
         computed_by = getattr(type(module), self.forward)
         return isinstance(module, self.sequential) and computed_by is getattr(self.sequential, self.forward)
 
     def kind(self, module: Any) -> str:
-        """The library's layer that `module` is or derives from, by PyTorch's name; "" for a module of one's own."""
+        """PyTorch's name of the library layer that `module` is or derives from, or ""."""
         for base in type(module).__mro__:
             if base.__module__.startswith(self.library) and base not in self.containers:
                 return self.torch_type(base.__name__)
         return ""
 
     def torch_type(self, layer: str) -> str:
-        """PyTorch's name of the library's class `layer`."""
         return self.torch_types.get(layer, layer)
 
     @abstractmethod
     def layouts(self, module: Any) -> Mapping[str, tuple[str, Change]]:
-        """{tensor of a layer: (PyTorch's name, change of layout)}; what is not in it is as in PyTorch."""
+        """{tensor: (PyTorch's name, layout change)} where a layer differs from PyTorch."""
 
     def own_tensors(self, module: Any) -> tuple[Tensors, Tensors]:
-        """(parameters, buffers) of the module itself, each as (name below the module, tensor)."""
+        """(parameters, buffers) that the module itself holds, by their names in it."""
         return list(module.named_parameters("", False)), list(module.named_buffers("", False))
 
     def named_parameters(self, model: Any) -> Named:
-        """(state_dict key, tensor) of what may have a gradient."""
+        """(state_dict key, tensor) of the parameters."""
         return model.named_parameters()
 
     @abstractmethod
     def named_buffers(self, model: Any) -> Named:
-        """(state_dict key, tensor) of what is not trained."""
+        """(state_dict key, tensor) of the buffers."""

@@ -1,4 +1,4 @@
-"""A user's model lent for a run: its own objects, so that hooks and `stop_gradient` count, given back as they were."""
+"""A user's model object run as it is, with hooks and `stop_gradient`, and restored."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from portproof.backends.base import Backend
 
-Owned = tuple[str, Any]  # a parameter's or buffer's dotted name, and the tensor
+Owned = tuple[str, Any]  # (dotted name, parameter or buffer)
 
 
 def owned_tensors(backend: "Backend", module: Any) -> list[Owned]:
-    """Every parameter and buffer in `module` that has values of its own, saved or not; tied ones once.
+    """Every parameter and buffer, saved or not; tied ones once.
 
-    One that its layer computes from others in every run, as weight norm does, has none.
+    Not those that a layer computes in every run, as weight norm does.
     """
     found = {}
     for name, part in backend.layers.named_modules(module):
@@ -26,7 +26,7 @@ def owned_tensors(backend: "Backend", module: Any) -> list[Owned]:
 
 
 def taken_gradients(backend: "Backend", module: Any) -> Iterator[Owned]:
-    """(name, gradient) of every parameter that has received one, and has none any more when the next is asked for."""
+    """Yield (name, gradient) of each parameter that has one, and remove the gradient."""
     for name, parameter in backend.layers.named_parameters(module):
         gradient = backend.taken_gradient(parameter)
         if gradient is not None:
@@ -34,7 +34,7 @@ def taken_gradients(backend: "Backend", module: Any) -> Iterator[Owned]:
 
 
 def _all_in(backend: "Backend", module: Any) -> Iterator[Any]:
-    """`module` and all in it, those that only compute a parameter, too."""
+    """All modules, and also those that only compute a parameter."""
     yield module
     for child in backend.layers.children(module):
         yield from _all_in(backend, child)
@@ -42,13 +42,12 @@ def _all_in(backend: "Backend", module: Any) -> Iterator[Any]:
 
 @contextmanager
 def as_it_was(backend: "Backend", module: Any) -> Iterator[list[Any]]:
-    """The tensors in `module`, see `owned_tensors`, to be given other values in this context.
+    """In this context the yielded tensors (`owned_tensors`) may be given other values.
 
-    After it `module` and all in it have the attributes, values, precision and gradients of before.
-    Values must not have been changed in place: `Backend.put` gives a tensor new ones, and keeps the old.
+    Afterwards all is restored. Use `Backend.put`, which keeps the old values, and not operations in place.
     """
     attributes = [(part, dict(vars(part))) for part in _all_in(backend, module)]
-    # Of what an attribute holds, too: a list of kept activations, the dict of the buffers, ...
+    # Copies of lists and dicts too, such as kept activations and buffers.
     held = {id(value): value for _, saved in attributes for value in saved.values() if isinstance(value, (dict, list))}
     copies = [(value, value.copy()) for value in held.values()]
     owned = [tensor for _, tensor in owned_tensors(backend, module)]

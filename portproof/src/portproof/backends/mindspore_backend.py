@@ -1,7 +1,4 @@
-"""What MindSpore spells or does in its own way (see base.py). It judges and is judged on the CPU.
-
-PaddlePaddle cannot be in the same process.
-"""
+"""MindSpore's backend, on the CPU (see base.py). PaddlePaddle cannot share its process."""
 
 from __future__ import annotations
 
@@ -31,11 +28,11 @@ from portproof.io.ckpt import load_ckpt
 from portproof.python39 import zip_strict
 from sturdyio.cli import UserError
 
-with suppress(SystemError, ImportError):  # compiled for NumPy 1, 2.10.0 fails beside NumPy 2, in its first operation
+with suppress(SystemError, ImportError):  # 2.10.0, built for NumPy 1, fails at once with NumPy 2
     ops.add(Tensor(1.0), 1)
 
-random_seed = importlib.import_module("mindspore.common.seed")  # there is a function of that name, too
-# What it raises where an operation has no kernel for float64.
+random_seed = importlib.import_module("mindspore.common.seed")  # a function has this name too
+# What it raises if an operation has no float64 kernel.
 NO_KERNEL = re.compile(r"For primitive\[(\w+)\].*\bFloat64|Kernel select failed|Create kernelmod")
 
 
@@ -48,13 +45,13 @@ class _NothingSent(Exception):
 
 
 class MindSporeModel(BackendModel):
-    """A MindSpore model. Where an operation in it has no kernel for float64 it is run in float32, and that is said."""
+    """A MindSpore model; runs in float32, with a note, where a float64 kernel is missing."""
 
     zeros_for_none = True
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
-        self.lacking: dict[tuple[str, str, bool], str] = {}  # {(modules run, backward): operation without a kernel}
+        self.lacking: dict[tuple[str, str, bool], str] = {}  # {(modules, backward): operation without a kernel}
 
     def notes(self) -> list[str]:
         if self.lacking or not fp64_mindspore.composed:
@@ -111,15 +108,15 @@ class MindSporeRuns(Runs):
         module.set_train(train)
 
     def grad_enabled(self, enabled: bool) -> AbstractContextManager:
-        return nullcontext()  # outside of `run_backward` nothing is kept
+        return nullcontext()  # `run_backward` alone keeps anything
 
     def run_backward(self, forward: Forward, model: nn.Cell, inputs: Sequence[Tensor]) -> None:
-        """MindSpore has no backward(): it differentiates a function, with respect to parameters."""
+        """MindSpore has no backward(): it differentiates a function by its parameters."""
         leaves = [*inputs, *model.trainable_params()]
 
         def total() -> Tensor:
             sent = [(output * gradient).sum() for output, gradient in forward()]
-            if not sent:  # what depends on no parameter ends the process
+            if not sent:  # differentiating a constant crashes the process
                 raise _NothingSent
             return sum(sent[1:], sent[0])
 
@@ -132,7 +129,7 @@ class MindSporeRuns(Runs):
         return nullcontext()
 
     def seeded_framework(self, seed: int) -> AbstractContextManager:
-        """As ms.set_seed, which would change other generators, too."""
+        """Unlike ms.set_seed, leave other generators alone."""
         return patched({(random_seed, "_GLOBAL_SEED"): seed, (random_seed, "_KERNEL_SEED"): {}})
 
     def next_random(self) -> tuple:
@@ -155,7 +152,7 @@ class MindSporeBackend(Backend):
             raise UserError(f"--device {name}: MindSpore is judged on the CPU: use --device cpu")
         if ms.get_context("device_target") != "CPU":
             ms.set_device("CPU")  # a global setting
-        ms.set_context(mode=ms.PYNATIVE_MODE)  # in a graph no hook is called
+        ms.set_context(mode=ms.PYNATIVE_MODE)  # a graph calls no hooks
         return "CPU"
 
     def tensor(self, array: np.ndarray, device: Any = None, dtype: Any = None, requires_grad: bool = False) -> Any:
@@ -164,10 +161,10 @@ class MindSporeBackend(Backend):
         tensor = Tensor(np.array(array))
         if not requires_grad or array.dtype.kind != "f":
             return tensor
-        return Parameter(tensor, "input")  # only a parameter can be told to have a gradient
+        return Parameter(tensor, "input")  # only parameters can require a gradient
 
     def to_array(self, tensor: Tensor, copy: bool = True) -> np.ndarray:
-        tensor = tensor.float() if tensor.dtype == ms.bfloat16 else tensor  # which NumPy does not have
+        tensor = tensor.float() if tensor.dtype == ms.bfloat16 else tensor  # NumPy has no bfloat16
         return tensor.asnumpy().copy() if copy else tensor.asnumpy()
 
     def device_of(self, tensor: Tensor) -> str:
@@ -180,7 +177,7 @@ class MindSporeBackend(Backend):
         return isinstance(tensor, Parameter) or not tensor._requires_grad
 
     def fresh(self, tensor: Tensor) -> Tensor:
-        return ops.deepcopy(tensor)  # a parameter's clone() is another parameter
+        return ops.deepcopy(tensor)  # a parameter's clone() is a parameter
 
     def has_values(self, tensor: Tensor) -> bool:
         return not tensor.has_init
@@ -189,7 +186,7 @@ class MindSporeBackend(Backend):
         return Tensor(self.to_array(tensor))
 
     def put_back(self, tensor: Tensor, values: Tensor) -> None:
-        tensor.set_dtype(values.dtype)  # else operations would take it for what it was
+        tensor.set_dtype(values.dtype)  # else operations use the old type
         tensor.assign_value(values)
 
 

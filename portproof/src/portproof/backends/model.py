@@ -1,4 +1,4 @@
-"""One model as a comparison sees it, whichever framework it is of: its modules, its tensors, its runs, as arrays."""
+"""A model of any framework as comparisons use it: modules, weights and runs, as arrays."""
 
 from __future__ import annotations
 
@@ -26,31 +26,30 @@ if TYPE_CHECKING:
     from portproof.backends.base import Backend
 
 
-SEED = 0  # of the frameworks' generators in every run
+SEED = 0  # of the random generators in every run
 
 
 class Model:
-    """One side of a pair, as a comparison sees it: its modules, its weights, and what it answers when it is asked.
+    """One side of a pair: its modules, weights and answers.
 
-    Weights are kept as arrays, by the model's own state_dict keys, in PyTorch's layout. Of tied tensors only the first
-    has a place.
+    Weights are arrays by state_dict key, in PyTorch's layout. Of tied tensors only the first is listed.
     """
 
     role: str  # "reference" or "port", for messages
-    modules: dict[str, Module]  # by dotted name, "" is the model
-    zeros_for_none = False  # a parameter that nothing comes back to has a gradient of zeros
-    is_recorded = False  # answers come from a recording, and the framework's own modules are not at hand
-    not_alone: Mapping[str, str] = MappingProxyType({})  # {label of a call: why its module cannot be run alone}
-    cotangent: Sequence[np.ndarray] | None = None  # the gradient that a recording was made with
+    modules: dict[str, Module]  # by dotted name; "" is the model
+    zeros_for_none = False  # unused parameters get gradients of zeros
+    is_recorded = False  # answers come from a recording
+    not_alone: Mapping[str, str] = MappingProxyType({})  # {call: why it cannot be run alone}
+    cotangent: Sequence[np.ndarray] | None = None  # the recording's own
 
     def __init__(self, role: str, modules: Mapping[str, Module], values: Mapping[str, np.ndarray]) -> None:
-        """`values` are all tensors that have values of their own, by state_dict key, saved or not."""
+        """`values` are all parameters and buffers, saved or not, by state_dict key."""
         self.role, self._whole, self._values = role, modules, dict(values)
-        self.switched_off: set[str] = set()  # modules that are random in train mode, and stay in eval mode
+        self.switched_off: set[str] = set()  # random modules that stay in eval mode
         self.set_pieces({})
 
     def set_pieces(self, pieces: Mapping[str, Sequence[Slot]]) -> None:
-        """Read and write these tensors, by state_dict key, as these pieces from now on, and all others whole."""
+        """Split these tensors, by state_dict key, into pieces; all others are whole."""
         self.modules, self._slots, self._pieces = {}, {}, {}
         for name, module in self._whole.items():
             slots: dict[str, Slot] = {}
@@ -63,32 +62,30 @@ class Model:
 
     @property
     def tensor_keys(self) -> list[str]:
-        """The state_dict keys of all parameters and buffers that have a place."""
         return list(self._pieces)
 
     def arrays(self) -> dict[str, np.ndarray]:
-        """All parameters and buffers."""
         return {key: slot.read(self._values[slot.tensor]) for key, slot in self._slots.items()}
 
     def has_weights_of(self, other: Model) -> bool:
-        """Whether all parameters and buffers are those of `other`, bit for bit."""
+        """Whether all weights are equal to those of `other`, bit for bit."""
         return self._values.keys() == other._values.keys() and all(
             same_bits(array, other._values[key]) for key, array in self._values.items()
         )
 
     def constants(self) -> dict[str, np.ndarray]:
-        """The tensors of floating point that are no weights: buffers that are not saved, tensors as attributes."""
+        """Float tensors that are no weights: unsaved buffers and tensor attributes."""
         raise NotImplementedError
 
     def ask(self, question: Question) -> Run:
-        """What the model, or the module that is asked for, gives. What it raises is in the run's `trace.error`."""
+        """Run the model, or the question's module. Exceptions are noted in `trace.error`."""
         raise NotImplementedError
 
     def plan(self, questions: Iterable[Question]) -> None:
-        """Tell what will be asked: the first question that asks less of the same is then answered with all of it."""
+        """Announce questions, so that one run can answer several of them."""
 
     def forget(self) -> None:
-        """Forget large answers, which are not asked for soon."""
+        """Forget large answers."""
 
     def run(
         self,
@@ -98,55 +95,53 @@ class Model:
         cotangent: Sequence[np.ndarray] | None = None,
         calls: bool = False,
     ) -> Run:
-        """`ask` of the whole model; with `cotangent` backward, too, with `calls` the arguments of calls are kept."""
+        """`ask` the whole model; backward with `cotangent`, arguments with `calls`."""
         return self.ask(Question.of_model(inputs, dtype, train, cotangent, CALLS if calls else OUTPUTS))
 
     def notes(self) -> list[str]:
-        """What a reader should know of how it was run."""
+        """Remarks for the report on how it was run."""
         return []
 
 
 class BackendModel(Model):
-    """A user's model with weights of its own: every run is done on the user's objects, which are then as before.
+    """A user's model with weights of its own, run on the user's objects, which are restored.
 
-    So no run sees what another left, and hooks and `stop_gradient`, which a copy would lose, count. Answers of the
-    whole model are remembered, within a budget.
+    A copy would lose hooks and `stop_gradient`. Answers of the whole model are remembered, within a budget.
     """
 
     def __init__(self, backend: Backend, model: Any, role: str, device: str) -> None:
-        """Raises UserError for what is no model of this framework, and for a device that it does not have."""
+        """Raises UserError if it is no model of this framework, or for a missing device."""
         if not isinstance(model, backend.module_class):
             raise UserError(f"the {role} is a {type(model).__name__}, no {backend.module_class_name}: give a model")
         self.backend, self.device = backend, backend.device(device)
         self.model = model
-        self.output_names: dict[str, str] = {}  # {place in what it returns: the other side's, such as "[logits]"}
+        self.output_names: dict[str, str] = {}  # {place in its output: the other side's, such as "[logits]"}
         self.memory = Memory()
-        self.passes: Counter[str] = Counter()  # runs so far, of the "whole" model and of modules "alone"
+        self.passes: Counter[str] = Counter()  # counts of "whole" and "alone" runs
         self._planned: list[Question] = []
-        self._remembered_pieces: dict[str, list[Slot]] = {}  # those that remembered answers have
+        self._remembered_pieces: dict[str, list[Slot]] = {}
         self._parts = dict(backend.layers.named_modules(model))
-        self._inside: dict[str, list[tuple[str, Any]]] = defaultdict(list)  # {module: itself and all in it, by name}
+        self._inside: dict[str, list[tuple[str, Any]]] = defaultdict(list)  # {module: all in it and itself, by name}
         for name, part in self._parts.items():
             for around in {name, "", *(name[: dot.start()] for dot in re.finditer(r"\.", name))}:
                 self._inside[around].append((name, part))
         owned = owned_tensors(backend, model)
         self._keys = {id(tensor): key for key, tensor in owned}
-        self._attributes: dict[tuple[str, str], np.ndarray] = {}  # what `set_constant` gave
-        self._with_tensors: dict[str, list[str]] = {}  # {module: its attributes that are or hold tensors}
+        self._attributes: dict[tuple[str, str], np.ndarray] = {}
+        self._with_tensors: dict[str, list[str]] = {}  # {module: attributes that hold tensors}
         values = {key: to_precision(backend.to_array(tensor), "float32") for key, tensor in owned}
         super().__init__(role, describe(backend, model), values)
 
     def _in_torch_layout(self, tensors: Named, module: str) -> dict[str, np.ndarray]:
-        """The pieces of those `tensors` of `module` that have a place; keys are without the module's name."""
         prefix = f"{module}." if module else ""
         named = ((prefix + key, tensor) for key, tensor in tensors)
         found = read_slots(self.backend, named, self._pieces)
         return {slot.key.removeprefix(prefix): array for slot, array in found}
 
     def load(self, arrays: Mapping[str, np.ndarray]) -> None:
-        """Put `arrays` (as `arrays()` gives them) into the model; raises UserError for a key or shape that is not.
+        """Set weights, as `arrays()` gives them or whole by state_dict key.
 
-        A tensor may also be given whole, by its state_dict key.
+        Raises UserError for an unknown key or shape.
         """
         whole = {slot.tensor: slot for module in self._whole.values() for slot in module.slots.values()}
         for key, array in arrays.items():
@@ -159,7 +154,7 @@ class BackendModel(Model):
                 before = self._values[slot.tensor]
                 after = np.asarray(slot.written(before, array), before.dtype)
                 if not same_bits(before, after):
-                    self._values[slot.tensor] = after  # arrays are never written into
+                    self._values[slot.tensor] = after  # arrays are never modified in place
                     self.memory.clear()
 
     def constants(self) -> dict[str, np.ndarray]:
@@ -173,7 +168,7 @@ class BackendModel(Model):
         return {key: array for key, array in found.items() if array.dtype.kind == "f"}
 
     def set_constant(self, key: str, array: np.ndarray) -> None:
-        """Give one of `constants` another value of its shape."""
+        """Replace one of `constants`; the shape stays."""
         self.memory.clear()
         if key in self._values:
             self._values[key] = array.astype(np.float32)
@@ -188,7 +183,7 @@ class BackendModel(Model):
         self.memory.forget()
 
     def ask(self, question: Question) -> Run:
-        if question.module or question.mutation or question.perturbation:  # asked once each
+        if question.module or question.mutation or question.perturbation:  # asked only once
             return self._answer(question)
         if self._pieces != self._remembered_pieces:
             self.memory.clear()
@@ -203,7 +198,7 @@ class BackendModel(Model):
         return question.only_asked(run)
 
     def _planned_for(self, question: Question, key: str) -> Question:
-        """The planned question that asks all of this one, and is then planned no more; else this one."""
+        """The planned question that covers this one (removed from the plan), else this one."""
         for planned in self._planned:
             answer = Answer(Run(Trace()), planned.upstream_key(), planned.keeps)
             if planned.key(self.switched_off) == key and answer.serves(question, question.upstream_key()):
@@ -212,7 +207,7 @@ class BackendModel(Model):
         return question
 
     def _answer(self, question: Question, watch_random: bool = False) -> Run:
-        """Run what is asked for; once more, to see where, if it keeps calls and took random numbers."""
+        """Run it; if it keeps calls and took random numbers, run again to see where."""
         self.passes["alone" if question.module else "whole"] += 1
         how = question.dtype, question.train, question.perturbation
         with ExitStack() as lending:
@@ -232,7 +227,7 @@ class BackendModel(Model):
         return run
 
     def settings(self, name: str) -> dict[str, Any]:
-        """The public attributes of the module `name` that are plain numbers, truth values or text; (n, n) is n."""
+        """The module's public numbers, booleans and texts; (n, n) becomes n."""
         found = {}
         for key, value in vars(self._parts[name]).items():
             equal = isinstance(value, (tuple, list)) and len(set(map(str, value))) == 1
@@ -242,11 +237,11 @@ class BackendModel(Model):
         return found
 
     def dropout_probability(self, name: str) -> float:
-        """Of the dropout layer `name`; 0 for a layer of another kind."""
+        """The probability of a dropout layer; 0 for other layers."""
         return float(getattr(self._parts[name], "p", 0.0))
 
     def run_dropout(self, name: str, x: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """What the layer `name` makes of `x` (float32) with its dropout on: in eval mode, and twice in train mode."""
+        """Outputs for `x` (float32) with dropout on: eval mode, then train mode twice."""
         outputs = []
         with self.lent(name, "float32", train=False) as layer:
             for train in (False, True, True):
@@ -256,10 +251,9 @@ class BackendModel(Model):
 
     @contextmanager
     def lent(self, name: str, dtype: str, train: bool, perturbation: int = 0) -> Iterator[Any]:
-        """The module `name` ("": the model) with these weights in `dtype`, on the device, in that mode.
+        """The module `name` ("": the model) with these weights, `dtype` and mode; restored afterwards.
 
-        Without dropout, unless a later `train()` turns its layers on again, see `Backend.without_dropout`. Afterwards
-        it is as it was. `perturbation` is that of a `Question`.
+        Dropout is off, unless a later `train()` turns it on. `perturbation` is as in `Question`.
         """
         with self._with_weights(name, dtype, perturbation) as module:
             self.backend.runs.set_mode(module, train)
@@ -285,10 +279,7 @@ class BackendModel(Model):
             yield module
 
     def _lend_attributes(self, name: str, part: Any, dtype: str) -> None:
-        """Give the tensors that a module has as attributes their precision, and leave the graphs of earlier runs.
-
-        Which attributes these are is found once: after each run a module has those that it had before.
-        """
+        """Convert tensor attributes to `dtype` and detach them; they are looked up once."""
         if name not in self._with_tensors:
             own = [key for key in vars(part) if key not in self.backend.module_attributes]
             self._with_tensors[name] = [key for key in own if tensors_in(vars(part)[key], self._is_attribute)]
@@ -301,11 +292,10 @@ class BackendModel(Model):
             )
 
     def _is_attribute(self, value: Any) -> bool:
-        """Whether it is a tensor, and no parameter or buffer."""
         return self.backend.framework.is_tensor(value) and id(value) not in self._keys
 
     def copied(self, name: str, dtype: str, train: bool, perturbation: int = 0) -> Any:
-        """A copy of the module `name` as `lent` has it, a model of the framework's own."""
+        """A copy of the module `name`, set up as `lent` does."""
         with self.lent(name, dtype, train, perturbation) as module:
             return copy.deepcopy(module)
 
@@ -321,7 +311,6 @@ class BackendModel(Model):
         return map_tensors(value, is_array, tensor)
 
     def _run(self, model: Any, question: Question, watch_random: bool = False) -> Run:
-        """Run `model`, which is or stands for the module that is asked for; with `watch_random` see `tracing`."""
         count_pass()
         backend, is_tensor = self.backend, self.backend.framework.is_tensor
         call, dtype, backward = question.call, question.dtype, question.backward
@@ -334,7 +323,7 @@ class BackendModel(Model):
         inputs = [t for t in tensors_in(leaves, is_tensor) if t.is_floating_point()]
 
         def forward() -> list[tuple[Any, Any]]:
-            # An operation in place may not change a leaf that needs a gradient.
+            # A leaf that needs a gradient cannot be changed in place.
             args, kwargs = map_tensors(leaves, is_tensor, lambda t: backend.fresh(t) if backend.requires_grad(t) else t)
             returned = tensors_at(model(*args, **kwargs), is_tensor)
             if not call.name:
@@ -345,7 +334,7 @@ class BackendModel(Model):
 
         with (
             backend.runs.seeded(SEED),
-            backend.runs.without_dropout() if question.train else nullcontext(),  # in eval mode there should be none
+            backend.runs.without_dropout() if question.train else nullcontext(),  # eval mode has none
             backend.runs.grad_enabled(backward),
             tracing(backend, model, question.keeps, is_traced, watch_random=watch_random) as trace,
             backend.runs.new_tensors(dtype, trace.note_float32),
@@ -356,7 +345,7 @@ class BackendModel(Model):
                     backend.runs.run_backward(forward, model, inputs) if backward else forward()
             except MachineError:
                 raise
-            except Exception as error:  # whatever a model may raise
+            except Exception as error:
                 trace.error = one_line(error)
         received = (getattr(tensor, "grad", None) for tensor in inputs)
         run.input_gradients = [None if gradient is None else backend.to_array(gradient) for gradient in received]
@@ -365,14 +354,14 @@ class BackendModel(Model):
         return run
 
     def _by_output_names(self, returned: Mapping[str, Any], trace: Trace) -> dict[str, Any]:
-        """What the whole model returned, by the other side's places and in their order, in the trace, too."""
+        """The outputs by the other side's places and order; in the trace too."""
         for place, name in self.output_names.items():
             if OUTPUT + place in trace.outputs:
                 trace.outputs[OUTPUT + name] = trace.outputs.pop(OUTPUT + place)
         return dict(sorted((self.output_names.get(place, place), tensor) for place, tensor in returned.items()))
 
     def _sent_back(self, outputs: list, upstream: list, dtype: str) -> list[tuple[Any, Any]]:
-        """(output, gradient) of every output that has one; of a tensor that is returned twice they are added."""
+        """(output, gradient) pairs; gradients of a tensor returned twice are added."""
         sent: dict[int, tuple[Any, np.ndarray]] = {}
         for tensor, gradient in zip(outputs, upstream):
             if gradient is not None and gradient.shape == tuple(tensor.shape) and self.backend.requires_grad(tensor):

@@ -1,4 +1,4 @@
-"""What PaddlePaddle spells or does in its own way (see base.py)."""
+"""PaddlePaddle's backend (see base.py)."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ from sturdyio.cli import UserError
 from sturdyio.files import load_pdparams
 
 DTYPE = type(paddle.float32)
-DLPACK = hasattr(paddle.Tensor, "__dlpack__")  # memory can be shared with NumPy; Paddle 2.6 cannot
-# The operations that make tensors, or give them another precision.
+DLPACK = hasattr(paddle.Tensor, "__dlpack__")  # sharing memory with NumPy; not in Paddle 2.6
+# Operations that make tensors, or change their precision.
 MAKERS = ("cast", "full", "full_", "full_like", "full_with_tensor", "arange", "linspace", "logspace", "eye", "one_hot")
 MAKERS += ("empty", "empty_like", "assign_value", "assign_value_", "uniform", "gaussian", "truncated_gaussian_random")
 
 
 def _keywords_of_calls() -> list[dict[str, Any]] | None:
-    """The keyword arguments of the calls that are running; for Paddle up to 3.0, whose hooks do not get them."""
+    """Keyword arguments of the running calls: up to 3.0 Paddle's hooks do not get them."""
     if "with_kwargs" in inspect.signature(nn.Layer.register_forward_post_hook).parameters:
         return None
     running, native = [], nn.Layer.__call__
@@ -57,26 +57,24 @@ KEYWORDS = _keywords_of_calls()
 
 
 def _without_dropout() -> AbstractContextManager:
-    """Dropout that is called as a function, also inside other layers, is as in eval mode."""
+    """Have dropout functions, in layers too, act as in eval mode."""
 
     def off(native: Callable) -> Callable:
         return lambda x, seed, p, is_test, *rest: native(x, seed, p, True, *rest)
 
     names = [name for name in ("dropout", "dropout_") if hasattr(ops, name)]  # Paddle 2.6 has no dropout_
     replaced = {(ops, name): off(getattr(ops, name)) for name in names}
-    return patched(replaced | {(common, "dropout"): partial(common.dropout, training=False)})  # dropout2d's and 3d's
+    return patched(replaced | {(common, "dropout"): partial(common.dropout, training=False)})  # for dropout2d and 3d
 
 
 def _as_float64(note: Note) -> AbstractContextManager:
-    """What would be float32 is float64."""
-
     def wide(native: Callable) -> Callable:
         def call(*args, **kwargs) -> Any:
             named = any(map(_is_float32, (*args, *kwargs.values())))
             args = [paddle.float64 if _is_float32(value) else value for value in args]
             kwargs = {key: paddle.float64 if _is_float32(value) else value for key, value in kwargs.items()}
             result = native(*args, **kwargs)
-            # Of an array in float32 it is rounded; what one_hot gives, whole numbers, is not.
+            # An array in float32 is rounded already; one_hot's whole numbers are not.
             made = isinstance(result, paddle.Tensor) and result.dtype == paddle.float32
             if named or made:
                 note(made and not named and native is to_tensor)
@@ -94,12 +92,12 @@ def _is_float32(value: Any) -> bool:
 
 
 def _folded(shape: Sequence[int]) -> Change:
-    """A tensor of this shape that Paddle keeps flat; its own inverse."""
+    """Reshape what Paddle keeps flat; its own inverse."""
     return lambda array: array.reshape(-1 if array.ndim > 1 else tuple(shape))
 
 
 def _of_norm(module: nn.Layer, hook: WeightNorm | SpectralNorm, name: str, change: Change) -> Rules:
-    """The rules of what weight_norm or spectral_norm makes of a parameter, which is `name` in PyTorch."""
+    """Rules for weight_norm or spectral_norm of the parameter `name` (PyTorch's)."""
     if isinstance(hook, SpectralNorm):
         changes = {"orig": change, "u": identity, "v": identity}
         return {f"{hook.name}_{leaf}": (f"{name}_{leaf}", own) for leaf, own in changes.items()}
@@ -120,7 +118,7 @@ class PaddleLayers(Layers):
     def layouts(self, module: nn.Layer) -> Mapping[str, tuple[str, Change]]:
         kind = self.kind(module)
         rules = PADDLE_TO_TORCH.get(kind, {})
-        if kind == "LayerNorm" and len(module._normalized_shape) > 1:  # a weight over several axes is flat
+        if kind == "LayerNorm" and len(module._normalized_shape) > 1:  # flat in Paddle
             return {leaf: (name, _folded(module._normalized_shape)) for leaf, (name, _) in rules.items()}
         for hook in module._forward_pre_hooks.values():
             if isinstance(hook, (WeightNorm, SpectralNorm)):
@@ -128,7 +126,7 @@ class PaddleLayers(Layers):
         return rules
 
     def named_buffers(self, model: nn.Layer) -> Named:
-        # Batch norm's statistics are parameters without a gradient, and in no named_buffers().
+        # Batch norm's statistics are parameters without a gradient.
         return ((name, tensor) for name, tensor in model.state_dict().items() if tensor.stop_gradient)
 
 
@@ -151,7 +149,7 @@ class PaddleRuns(Runs):
     def turn_off_dropout(self, layer: nn.Layer) -> None:
         super().turn_off_dropout(layer)
         if isinstance(layer, self.holding_dropout):
-            layer.train()  # in eval mode its kernel keeps nothing for a backward pass; without dropout they are one
+            layer.train()  # the eval kernel keeps nothing for backward; without dropout both agree
 
     def hook_before(self, module: nn.Layer, hook: Callable) -> Any:
         if KEYWORDS is None:
@@ -168,10 +166,10 @@ class PaddleTraining(Training):
     learning_rate, clear_gradients = methodcaller("get_lr"), methodcaller("clear_grad")
 
     def to_device(self, module: nn.Layer, device: str, dtype: str) -> nn.Layer:
-        """Not by Layer.double(), which Paddle 3.0 has not, and which makes floats of counts and indices too."""
+        """Not Layer.double(): Paddle 3.0 lacks it, and it converts integers too."""
         if dtype == "float64":
             for layer in module.sublayers(include_self=True):
-                layer._dtype = dtype  # of the parameters that it may yet make
+                layer._dtype = dtype  # for parameters still to be made
                 for _, tensor in chain(*BACKEND.layers.own_tensors(layer)):
                     if tensor.is_floating_point():
                         BACKEND.put(tensor, BACKEND.to_array(tensor), dtype, device)
@@ -207,12 +205,12 @@ class PaddleBackend(Backend):
 
     def to_array(self, tensor: paddle.Tensor, copy: bool = True) -> np.ndarray:
         shape = tuple(tensor.shape)
-        if min(shape, default=0) < 0 or not tensor._is_initialized() and 0 not in shape:  # to read it ends the process
+        if min(shape, default=0) < 0 or not tensor._is_initialized() and 0 not in shape:  # reading would crash
             raise ValueError(f"a tensor of shape {shape} has no values")
         tensor = tensor.detach()
         if tensor.is_sparse():
             tensor = tensor.to_dense()
-        if tensor.dtype == paddle.bfloat16:  # which NumPy does not have
+        if tensor.dtype == paddle.bfloat16:  # NumPy has no bfloat16
             tensor = tensor.astype("float32")
         if not copy and tensor.place.is_cpu_place() and DLPACK:
             return np.from_dlpack(tensor)
@@ -225,28 +223,28 @@ class PaddleBackend(Backend):
         tensor.set_value(paddle.to_tensor(array).astype(tensor.dtype))
 
     def values(self, tensor: paddle.Tensor) -> paddle.Tensor:
-        values = paddle.empty([])  # detach() would follow what the tensor is given later
+        values = paddle.empty([])  # detach() would see later changes
         values.get_tensor()._share_data_with(tensor.get_tensor())
         return values
 
     def put(self, tensor: paddle.Tensor, array: np.ndarray, dtype: str, device: str) -> None:
-        # A cast of Paddle's spares copies; memory that may not be written into is not shared.
+        # A cast by Paddle saves copies; read-only memory is not shared.
         if array.dtype == np.float32 and dtype == "float64" and device == "cpu" and array.flags.writeable and DLPACK:
             self.put_back(tensor, paddle.utils.dlpack.from_dlpack(array).astype(dtype))
         else:
             super().put(tensor, array, dtype, device)
 
     def put_back(self, tensor: paddle.Tensor, values: paddle.Tensor) -> None:
-        # set_value() would keep the precision, and a new tensor would have no hooks.
+        # set_value() keeps the precision; a new tensor has no hooks.
         tensor.get_tensor()._share_data_with(values.get_tensor())
 
     def taken_gradient(self, tensor: paddle.Tensor) -> paddle.Tensor | None:
         gradient = tensor.grad
         if gradient is not None:
-            gradient = self.values(gradient)  # what tensor.grad gives is emptied with the tensor's own
+            gradient = self.values(gradient)  # tensor.grad is cleared with the tensor's own
             try:
                 tensor.grad = None
-            except ValueError:  # Paddle 2.6 can only empty it, wherever else it is held
+            except ValueError:  # Paddle 2.6 can only clear it, for all holders
                 gradient = gradient.clone()
                 tensor.clear_gradient(False)
         return gradient

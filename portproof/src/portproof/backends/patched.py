@@ -1,4 +1,4 @@
-"""Functions of a framework replaced for as long as a context lasts. Imports no framework."""
+"""Replace functions of a framework for a while. Imports no framework."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -7,7 +7,7 @@ from typing import Any
 
 @contextmanager
 def patched(replaced: Mapping[tuple[Any, str], Any]) -> Iterator[None]:
-    """In this context each of these attributes, (module or class, name), is what is given for it; it may be nested."""
+    """Replace each attribute, (module or class, name), in this context; may be nested."""
     before = {(owner, name): vars(owner)[name] for owner, name in replaced if name in vars(owner)}
     for (owner, name), value in replaced.items():
         setattr(owner, name, value)
@@ -17,5 +17,5 @@ def patched(replaced: Mapping[tuple[Any, str], Any]) -> Iterator[None]:
         for owner, name in replaced:
             if (owner, name) in before:
                 setattr(owner, name, before[owner, name])
-            else:  # a class has inherited it
+            else:  # it was inherited
                 delattr(owner, name)

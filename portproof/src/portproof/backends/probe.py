@@ -1,11 +1,9 @@
-"""Probe inputs and probe weights, from a seed: a network in which no fault can hide.
+"""Probe inputs and probe weights: a network in which no fault can hide.
 
-With a network's initial weights in eval mode the signal dies on its way (logits around 1e-13), and with batch-norm
-parameters at their defaults no ReLU output passes 6 and no hard-sigmoid saturates. Probe weights keep every layer's
-activations of order 1 and reach every branch of every activation: batch-norm weights and biases are drawn off their
-defaults, running statistics are measured on probe images, and layers with a bias get biases spread over all branches.
-Where the inputs are given, of a model that may be small, normalizations are spread too, and each channel is wide enough
-to reach several branches itself.
+With initial weights in eval mode the signal dies (logits around 1e-13); with default batch norm no ReLU output passes 6
+and no hard-sigmoid saturates. Probe weights keep activations of order 1 and reach every branch of every activation:
+batch norm gets random weights and biases, running statistics are measured on probe images, other biases are spread. For
+given inputs, whose model may be small, normalizations are spread too, and each channel reaches several branches itself.
 """
 
 from __future__ import annotations
@@ -23,12 +21,12 @@ from portproof.backends.model import BackendModel
 from portproof.backends.patched import patched
 from portproof.backends.trace import Inputs, ModuleCall, as_call, is_array, map_tensors, tensors_in
 
-# Range of a biased layer's mean outputs, by the activation that is called next: well past its breakpoints.
+# Range of a biased layer's mean outputs, by the next activation: well past its breakpoints.
 SPREAD = {"ReLU": (-4.0, 9.0), "ReLU6": (-4.0, 9.0), "Hardsigmoid": (-5.0, 5.0), "Hardswish": (-6.0, 6.0)}
 SPREAD_ELSE = (-3.0, 3.0)
 NORM_WIDTH = 3.0
-FILTERS = 64  # drawn at a time, which takes less memory than all at once
-WIDTH = 2.0  # of a channel's own values around their mean, in a model of any kind
+FILTERS = 64  # drawn at a time, to save memory
+WIDTH = 2.0  # spread of a channel's values, in any model
 BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 NORMS = (*BATCH_NORMS, nn.LayerNorm, nn.GroupNorm, nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d)
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Linear)
@@ -46,30 +44,30 @@ def _draw(model: nn.Module, rng: np.random.Generator) -> None:
             set_value(module.weight, weight)
             if module.bias is not None:
                 set_value(module.bias, weight * rng.uniform(-0.5, 0.5, weight.shape))
-        elif isinstance(module, nn.Embedding):  # whose own are drawn without a seed; the row that pads stays as it is
+        elif isinstance(module, nn.Embedding):  # its own are unseeded; its padding row stays
             rows = [i for i in range(module.num_embeddings) if i != module.padding_idx]
             module.weight[rows] = torch.from_numpy(rng.normal(size=(len(rows), module.embedding_dim))).to(module.weight)
-        else:  # a parameter of one value throughout says little: all its elements could change places
+        else:  # a constant parameter would hide permuted elements
             for parameter in module.parameters(recurse=False):
                 if parameter.is_floating_point() and (parameter == parameter.flatten()[0]).all():
                     set_value(parameter, rng.uniform(0.2, 0.8, parameter.shape))
 
 
 def _spread_hook(low: float, high: float, wide: bool, rng: np.random.Generator) -> Callable:
-    """A pre-hook that scales a layer's outputs, and gives its channels means from `low` to `high`.
+    """A pre-hook that scales a layer's outputs, with channel means from `low` to `high`.
 
-    A `wide` channel reaches a breakpoint from each of these means itself: its values are of size WIDTH around it, and
-    neither end is one of them. Else the values are of size 1.
+    The values of a `wide` channel have spread WIDTH, so that it reaches a breakpoint from any mean, and no mean is
+    `low` or `high`. Else their spread is 1.
     """
     done = set()
 
     def spread(module: nn.Module, inputs: tuple) -> None:
-        if module in done:  # called again in the same pass
+        if module in done:  # called twice in this pass
             return
         module.bias.zero_()
         output = next(iter(tensors_in(module.forward(*inputs), torch.is_tensor)))
         unit = output.std() / (WIDTH if wide else 1.0) if output.numel() > 1 else 0.0
-        if not unit > 0:  # its input is constant, an RNN's first state: wait for the next call
+        if not unit > 0:  # constant input, an RNN's first state: wait
             return
         done.add(module)
         module.weight.div_(unit)
@@ -82,7 +80,7 @@ def _spread_hook(low: float, high: float, wide: bool, rng: np.random.Generator) 
 
 
 def _called_next(model: nn.Module, call: ModuleCall) -> dict[nn.Module, str]:
-    """{module without children: the class of the one that is called after its first call}, in eval mode."""
+    """{module without children: class of the module called next}, in eval mode."""
     called = []
     leaves = [module for module in model.modules() if not any(module.children())]
     handles = [leaf.register_forward_pre_hook(lambda module, _: called.append(module)) for leaf in leaves]
@@ -95,12 +93,12 @@ def _called_next(model: nn.Module, call: ModuleCall) -> dict[nn.Module, str]:
 
 
 def _spread(model: nn.Module, call: ModuleCall, wide: bool, rng: np.random.Generator) -> list[RemovableHandle]:
-    """Have all that has a bias reach every branch of what follows it; of `wide` channels also norms, at once."""
+    """Hook biased layers, and norms if `wide`, to reach all branches of what follows."""
     handles = []
     for module, following in _called_next(model, call).items():
         if getattr(module, "bias", None) is None:
             continue
-        is_other_activation = following in nn.modules.activation.__all__  # else it may be a function
+        is_other_activation = following in nn.modules.activation.__all__  # else perhaps a function
         usual = SPREAD["ReLU"] if wide and not is_other_activation else SPREAD_ELSE
         low, high = SPREAD.get(following, usual)
         if isinstance(module, CONVOLUTIONS) or wide and isinstance(module, TRANSPOSED):
@@ -115,10 +113,10 @@ def _spread(model: nn.Module, call: ModuleCall, wide: bool, rng: np.random.Gener
 def probe_weights(
     model: nn.Module, seed: int, inputs: Inputs | None = None, train: bool = True
 ) -> dict[str, np.ndarray]:
-    """A state_dict for `model` as arrays; `model` itself is left with it, in train mode.
+    """A random state_dict for `model`, which keeps it and stays in train mode.
 
-    `inputs` are what running statistics and activations are measured on; without them 16 probe images of 96 x 64.
-    Where the model does not run on them in train mode, with `train` false, running statistics are drawn.
+    Running statistics and activations are measured on `inputs`, by default 16 probe images of 96 x 64. Without `train`,
+    for a model that fails in train mode on them, running statistics are random.
     """
     rng, torch_backend = np.random.default_rng([seed, 1]), backend("torch")
     _draw(model, rng)
@@ -126,7 +124,7 @@ def probe_weights(
     call.args, call.kwargs = map_tensors((call.args, call.kwargs), is_array, lambda a: torch.from_numpy(np.array(a)))
     handles = _spread(model, call, inputs is not None, rng)
     model.train(train)
-    in_one_pass = {}  # the running statistics become the batch's
+    in_one_pass = {}  # momentum 1: the batch's statistics
     for module in model.modules():
         if isinstance(module, BATCH_NORMS):
             in_one_pass[module, "momentum"] = 1.0
@@ -134,7 +132,7 @@ def probe_weights(
                 torch_backend.set_value(module.running_mean, rng.uniform(-0.5, 0.5, module.num_features))
                 torch_backend.set_value(module.running_var, rng.uniform(0.5, 2, module.num_features))
         elif isinstance(module, nn.modules.dropout._DropoutNd):
-            module.eval()  # its mask would not come from the seed
+            module.eval()  # its mask would be unseeded
     with patched(in_one_pass), torch_backend.runs.seeded(seed), torch_backend.runs.without_dropout():
         model(*call.args, **call.kwargs)
     for handle in handles:
@@ -143,10 +141,7 @@ def probe_weights(
 
 
 def load_probe_weights(ref: BackendModel, seed: int, inputs: Inputs, runs_in_train: bool = False) -> None:
-    """Give the reference `probe_weights` of `seed`, measured on `inputs`: in train mode, if it runs in that on them.
-
-    That is tried, unless it is known that it `runs_in_train`.
-    """
+    """Give the reference `probe_weights`, in train mode if it runs in that, which is tried."""
     train = runs_in_train or not ref.run(inputs, "float32", train=True).trace.error
     with ref.lent("", "float32", train) as model:
         arrays = probe_weights(model, seed, inputs, train)

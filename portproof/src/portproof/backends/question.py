@@ -1,4 +1,4 @@
-"""What is asked of a model, as a value with a key, and the answers that are remembered. Imports no framework."""
+"""Questions to a model, with keys, and a memory of answers. Imports no framework."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from portproof.backends.trace import Inputs, ModuleCall, Trace, as_call
 from portproof.backends.values import digest_of, encode
 
 PRECISIONS = {"float32": (np.float32, np.complex64), "float64": (np.float64, np.complex128)}
-# What a run keeps beside outputs, buffers and gradients: each holds what the one before does.
-OUTPUTS, CALLS, UPSTREAM = range(3)  # ...; the arguments of each module's call; the gradients that come back to it, too
-BUDGET = 2**24  # bytes of answers that a model remembers, if nothing else is said; see `Memory`
+# What a run keeps beside outputs, buffers and gradients; each includes the one before:
+OUTPUTS, CALLS, UPSTREAM = range(3)  # nothing; arguments of calls; gradients that come back to calls
+BUDGET = 2**24  # default size of a model's `Memory`, in bytes
 
 
 def to_precision(array: np.ndarray, dtype: str) -> np.ndarray:
-    """Numbers of floating point, and complex ones, in "float32" or "float64"; others as they are; in C order."""
+    """Floats and complex numbers in "float32" or "float64", others unchanged; in C order."""
     real, complex_ = PRECISIONS[dtype]
     return in_rows(array, {"f": real, "c": complex_}.get(array.dtype.kind))
 
 
 def perturbed(array: np.ndarray, dtype: str, rng: np.random.Generator) -> np.ndarray:
-    """The numbers of `dtype` next to those of `array`, larger or smaller as drawn; 0, and what is not finite, stays.
+    """Move each number to its neighbour in `dtype`, up or down at random.
 
-    So does what is not real. As whole numbers, the bits of neighbours are 1 apart.
+    Zeros, infinities, NaNs and what is no float stay. Bits of neighbours, as integers, differ by 1.
     """
     if array.dtype.kind != "f":
         return array
@@ -43,17 +43,16 @@ def perturbed(array: np.ndarray, dtype: str, rng: np.random.Generator) -> np.nda
 
 @dataclass
 class Run:
-    """One forward pass, and one backward pass if it was asked for: an answer. All arrays have PyTorch's layout."""
+    """An answer: a forward pass and, if asked for, a backward pass, in PyTorch's layout."""
 
     trace: Trace
     output: list[np.ndarray] = field(default_factory=list)
-    gradients: dict[str, np.ndarray] = field(default_factory=dict)  # by state_dict key; missing: it received none
+    gradients: dict[str, np.ndarray] = field(default_factory=dict)  # by state_dict key; missing if none received
     input_gradients: list[np.ndarray | None] = field(default_factory=list)
     buffers: dict[str, np.ndarray] = field(default_factory=dict)  # after the pass, by state_dict key
-    places: list[str] = field(default_factory=list)  # where each output was in what was returned
+    places: list[str] = field(default_factory=list)  # of each output in what was returned
 
     def arrays(self) -> Iterator[np.ndarray]:
-        """All arrays that it holds; one that is held twice comes twice."""
         yield from self.output
         yield from self.gradients.values()
         yield from (array for array in self.input_gradients if array is not None)
@@ -66,22 +65,21 @@ class Run:
 
     @property
     def nbytes(self) -> int:
-        """The bytes of its arrays, each counted once."""
         return sum({id(array): array.nbytes for array in self.arrays()}.values())
 
 
 @dataclass(frozen=True)
 class Question:
-    """One run of a model, or of a module of it, in one precision and mode; dropout is off in either mode."""
+    """One run of a model or module, in one precision and mode, without dropout."""
 
-    call: ModuleCall  # the module by its name ("" is the model), its arguments, the gradients that are sent back
+    call: ModuleCall  # module, arguments and gradients sent back
     dtype: str  # "float32" or "float64"
     train: bool
     backward: bool = False
     keeps: int = OUTPUTS
-    followed_by: str = ""  # the module that is applied to what it returns; one that lies inside it is left out
-    perturbation: int = 0  # the number of the draw that moves inputs and weights to the next number; 0: none does
-    mutation: Callable[[Any], Any] | None = None  # what is made of the module before it is run
+    followed_by: str = ""  # module applied to the output; left out if inside
+    perturbation: int = 0  # number of the random draw; 0: none
+    mutation: Callable[[Any], Any] | None = None  # changes the module before the run
 
     @classmethod
     def of_model(
@@ -93,39 +91,34 @@ class Question:
         keeps: int = OUTPUTS,
         perturbation: int = 0,
     ) -> Question:
-        """Of the whole model on `inputs`, backward from `cotangent`, an array an output, if that is given."""
+        """Ask the whole model on `inputs`; a `cotangent` has an array for each output."""
         call = as_call(inputs)
         call.upstream = list(cotangent or ())
         return cls(call, dtype, train, cotangent is not None, keeps, perturbation=perturbation)
 
     @property
     def module(self) -> str:
-        """The dotted name of the module that is run; "" is the model."""
         return self.call.name
 
     @property
     def leaves_out(self) -> bool:
-        """Whether `followed_by` lies inside the module, and is left out."""
         return self.followed_by.startswith(f"{self.module}.")
 
     def key(self, switched_off: Collection[str]) -> str:
-        """The same for two questions that differ in no more than what is sent back and kept.
-
-        Arrays count by their values in the question's precision; `switched_off` are modules in eval mode.
-        """
+        """A key of all but what is sent back and kept; arrays count by value in its precision."""
         given = [encode(list(self.call.args), self._digest), encode(dict(self.call.kwargs), self._digest)]
         off = sorted(switched_off) if self.train else []
         parts = [self.module, given, self.dtype, self.train, self.followed_by, off, self.perturbation]
         return hashlib.blake2b(json.dumps(parts).encode(), digest_size=16).hexdigest()
 
     def upstream_key(self) -> str:
-        """The same for two questions that send the same back; "" for one without a backward pass."""
+        """A key of what is sent back; "" without a backward pass."""
         if not self.backward:
             return ""
         return "/".join("-" if array is None else self._digest(array) for array in self.call.upstream)
 
     def only_asked(self, run: Run) -> Run:
-        """`run`, which answers the question and may give more, without gradients that were not asked for."""
+        """`run` without gradients that were not asked for."""
         return run if self.backward else replace(run, gradients={}, input_gradients=[])
 
     def _digest(self, array: np.ndarray) -> str:
@@ -134,30 +127,24 @@ class Question:
 
 @dataclass(frozen=True)
 class Answer:
-    """A run, and what it was asked for beside the question's key."""
-
     run: Run
     upstream_key: str
     keeps: int
 
     def serves(self, question: Question, upstream_key: str) -> bool:
-        """Whether it gives all that a question of the same key asks: a run that gives more serves one that asks less.
-
-        `upstream_key` is the question's own.
-        """
+        """Whether it gives all that a question of the same key asks."""
         return self.keeps >= question.keeps and (not question.backward or self.upstream_key == upstream_key)
 
 
 class Memory:
-    """The latest answers, within a budget of bytes; of one mode the latest two, in either precision, at any size."""
+    """The latest answers within a budget; two of one mode are kept at any size."""
 
     def __init__(self, budget: int = BUDGET) -> None:
         self.budget = budget
         self._answers: OrderedDict[tuple[str, str, int], Answer] = OrderedDict()
-        self._train = False  # the mode of the latest answer
+        self._train = False
 
     def find(self, question: Question, key: str) -> Run | None:
-        """A remembered answer; None if there is none that serves."""
         upstream_key = question.upstream_key()
         for place, answer in self._answers.items():
             if place[0] == key and answer.serves(question, upstream_key):
@@ -166,7 +153,7 @@ class Memory:
         return None
 
     def make_room(self, question: Question, key: str) -> None:
-        """Forget what the answer that is about to be given replaces; of another mode all, unless that is little."""
+        """Forget what the next answer replaces; large answers of the other mode too."""
         for place in [place for place in self._answers if place[0] == key and place[2] <= question.keeps]:
             del self._answers[place]
         if question.train != self._train:
@@ -174,7 +161,6 @@ class Memory:
         self._train = question.train
 
     def keep(self, question: Question, key: str, run: Run) -> None:
-        """Remember `run`, and forget the oldest answers that no longer fit."""
         answer = Answer(run, question.upstream_key(), question.keeps)
         self._answers[key, answer.upstream_key, answer.keeps] = answer
         while len(self) > 2 and self.size > self.budget:
@@ -182,16 +168,13 @@ class Memory:
 
     @property
     def size(self) -> int:
-        """The bytes of all answers."""
         return sum(answer.run.nbytes for answer in self._answers.values())
 
     def forget(self) -> None:
-        """Forget all answers, unless that is little."""
         if self.size > self.budget:
             self.clear()
 
     def clear(self) -> None:
-        """Forget all answers."""
         self._answers.clear()
 
     def __len__(self) -> int:

@@ -1,4 +1,4 @@
-"""What PyTorch spells or does in its own way (see base.py)."""
+"""PyTorch's backend (see base.py)."""
 
 from __future__ import annotations
 
@@ -45,8 +45,6 @@ class _NoDropout(TorchFunctionMode):
 
 
 class _AsFloat64(TorchFunctionMode):
-    """What would be float32 is float64."""
-
     def __init__(self, note: Note) -> None:
         super().__init__()
         self.note = note
@@ -68,7 +66,7 @@ class _AsFloat64(TorchFunctionMode):
 class TorchLayers(Layers):
     library, sequential = "torch.nn.modules.", nn.Sequential
     containers = (nn.Module, nn.Sequential, nn.ModuleList)
-    torch_types: ClassVar = {"NonDynamicallyQuantizableLinear": "Linear"}  # which attention has inside
+    torch_types: ClassVar = {"NonDynamicallyQuantizableLinear": "Linear"}  # inside attention
     named_buffers = methodcaller("named_buffers")
 
     def named_modules(self, model: nn.Module) -> Named:
@@ -77,7 +75,7 @@ class TorchLayers(Layers):
         return [(name, module) for name, module in named if not f"{name}.".startswith(inside)]
 
     def layouts(self, module: nn.Module) -> Mapping[str, tuple[str, Change]]:
-        """They are PyTorch's own; of parametrizations the names are those of weight_norm and spectral_norm."""
+        """Only weight_norm and spectral_norm parametrizations are renamed."""
         found = {}
         for name, steps in module.parametrizations.items() if is_parametrized(module) else ():
             types, at = {type(step).__name__ for step in steps}, f"parametrizations.{name}"
@@ -91,7 +89,6 @@ class TorchLayers(Layers):
         return found
 
     def own_tensors(self, module: nn.Module) -> tuple[Tensors, Tensors]:
-        """A layer's parametrizations hold tensors of its own."""
         parameters, buffers = super().own_tensors(module)
         if is_parametrized(module):
             parameters += module.parametrizations.named_parameters("parametrizations")
@@ -103,14 +100,14 @@ class TorchRuns(Runs):
     framework, dtypes = torch, DTYPES
     exact_constants, not_replaced = fp64_torch.ExactConstants, torch._C.DisableTorchFunction
     without_dropout, as_float64 = _NoDropout, _AsFloat64
-    dropouts = (nn.modules.dropout._DropoutNd,)  # the base of all of them has no public name
+    dropouts = (nn.modules.dropout._DropoutNd,)  # the base class of all has no public name
     holding_dropout = (nn.RNNBase, nn.MultiheadAttention)
 
     @contextmanager
     def seeded_framework(self, seed: int) -> Iterator[None]:
         cards = list(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else []
         with torch.random.fork_rng(cards):
-            # Before a card is used, torch.manual_seed() would queue a call for it, with a traceback, each time.
+            # Without CUDA in use, torch.manual_seed() would queue a call and a traceback each time.
             torch.default_generator.manual_seed(seed)
             if cards:
                 torch.cuda.manual_seed_all(seed)
@@ -132,11 +129,8 @@ class TorchTraining(Training):
         return optimizer.param_groups[0]["lr"]
 
     def coefficients(self, optimizer: torch.optim.Optimizer) -> list[tuple[str, int]]:
-        """What the optimizer computes with: (key of its groups, place in a tuple) of its rate, momentum, decay, ...
-
-        No other framework has this.
-        """
-        found = {}  # in order, each once
+        """(group key, place in a tuple) of rate, momentum, decay, ...; PyTorch only."""
+        found = {}
         for group in optimizer.param_groups:
             for key, value in group.items():
                 values = value if isinstance(value, tuple) else (value,)
@@ -145,7 +139,7 @@ class TorchTraining(Training):
         return list(found)
 
     def round_coefficient(self, optimizer: torch.optim.Optimizer, coefficient: tuple[str, int]) -> None:
-        """Round one of `coefficients` to float32, in which PaddlePaddle's own optimizers keep them."""
+        """Round one of `coefficients` to float32, as PaddlePaddle's optimizers do."""
         key, place = coefficient
         for group in optimizer.param_groups:
             value = group.get(key)
@@ -171,7 +165,7 @@ class TorchBackend(Backend):
         return torch.device("cuda", 0) if name == "gpu" else torch.device("cpu")
 
     def about(self, device: str) -> dict[str, str]:
-        """What PyTorch knows of the machine, in words: the card, if `device` is "gpu", and the number of threads."""
+        """PyTorch's device name, if `device` is "gpu", and its number of threads."""
         card = f"gpu, {torch.cuda.get_device_name()}" if device == "gpu" else device
         threads = f"torch {torch.get_num_threads()}, OMP_NUM_THREADS {os.environ.get('OMP_NUM_THREADS', 'not set')}"
         return {"device": card, "threads": threads}
@@ -180,16 +174,16 @@ class TorchBackend(Backend):
         tensor = torch.from_numpy(np.array(array)).to(device)
         if tensor.is_complex() and dtype is not None:
             return tensor.to(DTYPES.get(dtype, dtype).to_complex())
-        if not tensor.is_floating_point():  # PyTorch refuses a gradient for whole numbers
+        if not tensor.is_floating_point():  # integers cannot require a gradient
             return tensor
         return tensor.to(DTYPES.get(dtype, dtype)).requires_grad_(requires_grad)
 
     def to_array(self, tensor: torch.Tensor, copy: bool = True) -> np.ndarray:
         if tensor.layout is not torch.strided:
             tensor = tensor.to_dense()
-        if tensor.dtype is torch.bfloat16:  # which NumPy does not have
+        if tensor.dtype is torch.bfloat16:  # NumPy has no bfloat16
             tensor = tensor.float()
-        array = tensor.numpy(force=True)  # of what lies on a card, and of what needs a gradient, too
+        array = tensor.numpy(force=True)  # also from a GPU, or with a gradient
         return array.copy() if copy else array
 
     def set_value(self, tensor: torch.Tensor, array: np.ndarray) -> None:
@@ -200,7 +194,7 @@ class TorchBackend(Backend):
         return not nn.parameter.is_lazy(tensor)
 
     def put(self, tensor: torch.Tensor, array: np.ndarray, dtype: str, device: torch.device) -> None:
-        # One copy, which is the cast; memory that may not be written into is not shared.
+        # One copy, the cast; read-only memory is not shared.
         if array.dtype.kind == "f" and array.flags.c_contiguous and array.flags.writeable:
             self.put_back(tensor, torch.from_numpy(array).to(device, DTYPES[dtype], copy=True))
         else:

@@ -1,4 +1,4 @@
-"""What flows through a model: every module call, as arrays under the module's name. Framework-neutral."""
+"""A model's run as arrays: every module call, by module name. For all frameworks."""
 
 from __future__ import annotations
 
@@ -13,20 +13,19 @@ from portproof.compare import Item
 from portproof.python39 import zip_strict
 from sturdyio.cli import UserError
 
-# What a model is run on: its positional arguments, or {keyword: argument}, in which a whole number is a position. An
-# argument is an array, nested tuples, lists and dicts of arrays, or None, text or a plain number.
+# A model's inputs: positional arguments, or {keyword: argument}, where integer keys are positions.
+# An argument is an array, nested tuples, lists and dicts of arrays, None, text or a plain number.
 Inputs = Union[Sequence[Any], Mapping[Union[str, int], Any]]
 
-OUTPUT = "output"  # the label of the model's own call in a trace
+OUTPUT = "output"  # the model's own call in a trace
 
 
 def is_array(value: Any) -> bool:
-    """Whether it is a NumPy array."""
     return isinstance(value, np.ndarray)
 
 
 def items_in(value: Any, is_tensor: Callable[[Any], bool]) -> list[tuple[Any, Any]]:
-    """(key, item) of what is in `value`: a tuple, a list, a mapping, a dataclass, an object that has tensors."""
+    """(key, item) in a tuple, list, mapping, dataclass, or object with tensors."""
     if isinstance(value, Mapping):
         return sorted(value.items(), key=lambda item: str(item[0]))
     if isinstance(value, (tuple, list)):
@@ -38,7 +37,7 @@ def items_in(value: Any, is_tensor: Callable[[Any], bool]) -> list[tuple[Any, An
 
 
 def map_tensors(value: Any, is_tensor: Callable[[Any], bool], change: Callable[[Any], Any]) -> Any:
-    """`value` with `change` applied to every tensor in it; what holds them is copied, and of the same class."""
+    """A copy of `value`, of the same classes, with `change` applied to all tensors."""
     if is_tensor(value):
         return change(value)
     items = items_in(value, is_tensor)
@@ -47,7 +46,7 @@ def map_tensors(value: Any, is_tensor: Callable[[Any], bool], change: Callable[[
         return value
     if isinstance(value, tuple):
         arrays = [item for _, item in changed]
-        # A class derived from a named tuple may be made of other things than its fields.
+        # A class derived from a named tuple may take other arguments.
         return tuple.__new__(type(value), arrays) if hasattr(value, "_fields") else type(value)(arrays)
     result = copy.copy(value)
     for key, item in changed:
@@ -59,7 +58,7 @@ def map_tensors(value: Any, is_tensor: Callable[[Any], bool], change: Callable[[
 
 
 def tensors_at(value: Any, is_tensor: Callable[[Any], bool], place: str = "") -> dict[str, Any]:
-    """{place in `value`: tensor}: [1] in a tuple or list, [key] in a mapping or an object, sorted; "" is `value`."""
+    """{place: tensor}, sorted: [1] in a sequence, [key] in others; "" is `value`."""
     if is_tensor(value):
         return {place: value}
     items = items_in(value, is_tensor)
@@ -73,19 +72,17 @@ def tensors_in(value: Any, is_tensor: Callable[[Any], bool]) -> list:
 
 @dataclass
 class ModuleCall:
-    """One call of a module."""
-
-    name: str  # the module's dotted name; "" is the model itself
+    name: str  # dotted name; "" is the model
     number: int  # 0 for the module's first call
-    start: int = 0  # how many calls, of any module, had begun before it
-    inside: str = ""  # the label of the call in which it was made
-    args: tuple = ()  # positional arguments, tensors as arrays
+    start: int = 0  # number of calls begun before it
+    inside: str = ""  # label of the calling module's call
+    args: tuple = ()  # positional, tensors as arrays
     kwargs: dict = field(default_factory=dict)
-    scale: float = 0.0  # the largest value among the tensors that came in
-    outputs: list[np.ndarray] = field(default_factory=list)  # every tensor of what it returned
-    places: list[str] = field(default_factory=list)  # where each of them was in it
-    upstream: list[np.ndarray | None] = field(default_factory=list)  # the loss's gradient for each of them
-    took_random: bool = False  # random numbers were taken while it ran
+    scale: float = 0.0  # largest input value
+    outputs: list[np.ndarray] = field(default_factory=list)
+    places: list[str] = field(default_factory=list)  # where they were in the return value
+    upstream: list[np.ndarray | None] = field(default_factory=list)  # gradient of the loss for each output
+    took_random: bool = False
 
     @property
     def label(self) -> str:
@@ -95,12 +92,10 @@ class ModuleCall:
 
     @property
     def inputs(self) -> list[np.ndarray]:
-        """Every array among the arguments."""
         return tensors_in((self.args, self.kwargs), is_array)
 
 
 def as_call(inputs: Inputs) -> ModuleCall:
-    """The model's call on `inputs`."""
     if not isinstance(inputs, Mapping):
         return ModuleCall("", 0, args=tuple(inputs))
     args = tuple(inputs[place] for place in sorted(key for key in inputs if isinstance(key, int)))
@@ -108,9 +103,9 @@ def as_call(inputs: Inputs) -> ModuleCall:
 
 
 def checked_inputs(inputs: Inputs) -> Inputs:
-    """`inputs` with the arrays in the precision that both models start from: float32, complex64.
+    """Inputs as both models start from them: float32, complex64, arrays for lists of numbers.
 
-    A list or tuple of plain numbers is an array too. Raises UserError for what no model is run on.
+    Raises UserError for what no model is run on.
     """
     if is_array(inputs) or isinstance(inputs, (str, bytes)) or not isinstance(inputs, (Sequence, Mapping)):
         what = f"one array {inputs.shape}" if is_array(inputs) else f"a {type(inputs).__name__}"
@@ -124,7 +119,6 @@ def checked_inputs(inputs: Inputs) -> Inputs:
 
 
 def _checked(value: Any, name: str) -> Any:
-    """One argument, see `checked_inputs`."""
     if value is None or isinstance(value, (str, bool, int, float, complex)) and not isinstance(value, np.generic):
         return value
     if isinstance(value, Mapping):
@@ -139,7 +133,7 @@ def _checked(value: Any, name: str) -> Any:
 
 
 def _is_numbers(value: Any) -> bool:
-    """Whether nested lists and tuples hold plain numbers, at least one, and nothing else."""
+    """Whether nested sequences hold plain numbers, at least one, and nothing else."""
     if isinstance(value, (tuple, list)):
         return bool(value) and all(map(_is_numbers, value))
     return isinstance(value, (bool, int, float, complex))
@@ -149,26 +143,25 @@ def _is_numbers(value: Any) -> bool:
 class Trace:
     """One forward pass.
 
-    Outputs are named after their module: NAME, from its second call on NAME#2; of several NAME[1] or NAME[key].
+    Outputs are named NAME, from the second call on NAME#2; of several, NAME[1] or NAME[key].
     """
 
-    outputs: dict[str, np.ndarray] = field(default_factory=dict)  # in the order of execution
-    activation_inputs: dict[str, np.ndarray] = field(default_factory=dict)  # of each call of each activation, by label
-    input_scales: dict[str, float] = field(default_factory=dict)  # of each module: the largest value that came in
-    calls: dict[str, ModuleCall] = field(default_factory=dict)  # only if asked for
-    error: str = ""  # what the forward pass raised; the trace ends there
-    lacking: str = ""  # the operation without a kernel for float64, for which a float64 run was one in float32
-    unrecorded: dict[str, str] = field(default_factory=dict)  # {module: what was raised by recording it}
-    float32: set[str] = field(default_factory=set)  # modules whose own code asked for float32 in a float64 run
-    float32_data: set[str] = field(default_factory=set)  # those whose code made tensors of arrays in float32 there
-    running: list[ModuleCall] = field(default_factory=list)  # the calls that have begun and not ended
+    outputs: dict[str, np.ndarray] = field(default_factory=dict)  # in execution order
+    activation_inputs: dict[str, np.ndarray] = field(default_factory=dict)  # of activation calls, by label
+    input_scales: dict[str, float] = field(default_factory=dict)
+    calls: dict[str, ModuleCall] = field(default_factory=dict)
+    error: str = ""  # exception that ended the pass
+    lacking: str = ""  # operation without float64 kernel: the run was float32
+    unrecorded: dict[str, str] = field(default_factory=dict)  # {module: exception while it was recorded}
+    float32: set[str] = field(default_factory=set)  # modules that asked for float32 in float64 runs
+    float32_data: set[str] = field(default_factory=set)  # modules that made tensors of float32 arrays there
+    running: list[ModuleCall] = field(default_factory=list)
 
     def note_float32(self, is_data: bool) -> None:
-        """Remember in which module's code float32 was asked for, or brought in as data."""
+        """Note the module that asked for float32, or brought it in as data."""
         (self.float32_data if is_data else self.float32).add(self.running[-1].name if self.running else "")
 
     def add(self, call: ModuleCall, is_activation: bool, keep_call: bool) -> None:
-        """Take in a call that has ended."""
         label, many = call.label, len(call.outputs) > 1
         named = zip_strict(call.places, call.outputs)
         self.outputs.update({label + place if many else label: array for place, array in named})
@@ -180,7 +173,7 @@ class Trace:
 
 
 def output_item(label: str, whole: str) -> Item:
-    """The item of an output; the model's own is called `whole`, whatever it is in a trace."""
+    """The item of an output; the model's own is called `whole`."""
     module = module_of(label)
     if module in (OUTPUT, whole):
         return Item(whole + label.removeprefix(module), "output")
@@ -188,5 +181,5 @@ def output_item(label: str, whole: str) -> Item:
 
 
 def module_of(label: str) -> str:
-    """The module that an output's name stands for: without #2 and [1]."""
+    """The module of an output's name, without #2 and [1]."""
     return label.partition("#")[0].partition("[")[0]

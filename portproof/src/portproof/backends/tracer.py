@@ -1,4 +1,4 @@
-"""How a trace of a model is written: by hooks, while the model runs."""
+"""Traces a running model by hooks."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from sturdyio.cli import MachineError, one_line, user_code
 if TYPE_CHECKING:
     from portproof.backends.base import Backend
 
-RECENT = 12  # arrays of a trace: what came into a residual block may come into its shortcut, 9 layers later
-PLAIN = (type(None), bool, int, float, complex, str, list, tuple, dict)  # what a module may return without a tensor
+RECENT = 12  # arrays; a shortcut may take its block's input 9 layers later
+PLAIN = (type(None), bool, int, float, complex, str, list, tuple, dict)  # possible outputs without a tensor
 
 
 @contextmanager
@@ -31,11 +31,10 @@ def tracing(
     only: Collection[str] | None = None,
     watch_random: bool = False,
 ) -> Iterator[Trace]:
-    """Trace every forward pass of `model` in this context, in float64 with exact constants.
+    """Trace forward passes of `model` in this context, float64 with exact constants.
 
-    The whole model's own output is called OUTPUT. `keeps` says what is kept of every call, see question.py. Without
-    `modules` nothing is traced, and with `only` no other modules than these. Whether random numbers are taken is noted
-    of the model's own call alone, unless they are watched.
+    The model's own output is called OUTPUT. For `keeps` see question.py. Without `modules` nothing is traced; `only`
+    names those to trace. Random numbers are noted for the model's own call; with `watch_random` for all.
     """
     tracer = _Tracer(backend, keeps, watch_random)
     handles = [
@@ -54,23 +53,18 @@ def tracing(
 
 
 class _Tracer:
-    """The hooks that write one trace."""
-
     def __init__(self, backend: Backend, keeps: int, watch_random: bool) -> None:
         self.backend, self.keep_calls, self.keep_upstreams = backend, keeps >= CALLS, keeps >= UPSTREAM
         self.watch_random = watch_random
         self.is_tensor = backend.framework.is_tensor
         self.trace = Trace()
         self.running = self.trace.running
-        self.random_states: list[tuple | None] = []  # of the generators when each of these began, if that is noted
+        self.random_states: list[tuple | None] = []  # of the generators at each start, if noted
         self.counts: dict[str, int] = {}
         self.recent: deque[np.ndarray] = deque(maxlen=RECENT)
 
     def array(self, tensor: Any) -> np.ndarray:
-        """A copy of `tensor`: one that was just made, if its bits are the same.
-
-        What a layer returns comes into the next one, and is what the block around it returns.
-        """
+        """A copy of `tensor`, or a recent array with the same bits, such as the layer's input."""
         seen = self.backend.to_array(tensor, copy=False)
         for array in self.recent:
             if same_bits(array, seen):
@@ -79,7 +73,6 @@ class _Tracer:
         return self.recent[-1]
 
     def attach(self, name: str, module: Any) -> list[Any]:
-        """The handles of the hooks before and after each call of `module`."""
         is_activation = type(module).__name__ in BREAKPOINTS
 
         def before(module: Any, args: tuple, kwargs: dict) -> None:
@@ -119,13 +112,13 @@ class _Tracer:
                         self.keep_upstream(call, i, tensor)
 
     def note_random(self, call: ModuleCall) -> None:
-        """Note whether random numbers were taken since the call, the latest that runs, began."""
+        """Note whether random numbers were taken since the latest running call began."""
         before = self.random_states.pop()
         call.took_random = before is not None and before != self.backend.runs.random_state()
 
     @contextmanager
     def recording(self, call: ModuleCall) -> Iterator[None]:
-        """What cannot be recorded must not end the model's own run, and is said."""
+        """Note exceptions of recording, so that the model's run goes on."""
         try:
             with user_code(), self.backend.runs.not_replaced():
                 yield
@@ -135,7 +128,7 @@ class _Tracer:
             self.trace.unrecorded[call.name] = one_line(error)
 
     def keep_upstream(self, call: ModuleCall, i: int, tensor: Any) -> None:
-        """Have the backward pass, which comes later, write the gradient for `tensor`, an output, into `call`."""
+        """Have the later backward pass write the gradient of output `tensor` into `call`."""
 
         def hook(gradient: Any) -> None:
             call.upstream[i] = self.array(gradient)
@@ -143,12 +136,11 @@ class _Tracer:
         tensor.register_hook(hook)
 
     def scale(self, value: Any) -> float:
-        """The largest value among the tensors in it."""
         floats = [t for t in tensors_in(value, self.is_tensor) if t.is_floating_point() and 0 not in t.shape]
         return max((largest(self.backend.to_array(tensor, copy=False)) for tensor in floats), default=0.0)
 
     def close(self) -> None:
-        """Take in what was running when the model raised, the innermost first."""
+        """End the calls that were running when the model raised, innermost first."""
         for call in reversed(self.running if self.keep_calls else ()):
             self.note_random(call)
             self.trace.calls[call.label] = call

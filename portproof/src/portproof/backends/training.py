@@ -1,4 +1,4 @@
-"""What the ladder's rungs need of a framework that trains: precision in place, threads, optimizers."""
+"""What the ladder needs for training: precision, threads, optimizers."""
 
 from __future__ import annotations
 
@@ -7,15 +7,13 @@ from typing import Any
 
 
 class Training(ABC):
-    """What training needs."""
-
     @abstractmethod
     def to_device(self, module: Any, device: Any, dtype: str) -> Any:
-        """`module`, changed in place, on that device, its floats in "float32" or "float64"."""
+        """Move `module` in place; its floats become "float32" or "float64"."""
 
     def set_threads(self, count: int) -> int:
-        """Compute with `count` threads from now on, where the framework can be told -> how many it were before."""
-        return count  # PaddlePaddle takes OMP_NUM_THREADS as it is when it is imported
+        """Use `count` threads, where that can be set -> the number before."""
+        return count  # PaddlePaddle reads OMP_NUM_THREADS at import
 
     @abstractmethod
     def learning_rate(self, optimizer: Any) -> float:
@@ -27,4 +25,4 @@ class Training(ABC):
 
     @abstractmethod
     def clear_gradients(self, optimizer: Any) -> None:
-        """Forget the gradients of what it trains, in the framework's own default way."""
+        """Clear its parameters' gradients, in the framework's default way."""

@@ -1,4 +1,4 @@
-"""Nested values as JSON, with their arrays in a store by content. What has no such form is marked, never pickled."""
+"""Nested values as JSON, arrays apart. What has no JSON form is marked, never pickled."""
 
 from __future__ import annotations
 
@@ -13,33 +13,33 @@ import numpy as np
 
 from portproof.backends.trace import is_array, items_in
 
-KINDS = "biufc"  # of arrays that can be stored
-COMPLEX = {"complex64": "float32", "complex128": "float64"}  # a file holds them as pairs of these
+KINDS = "biufc"  # dtype kinds that can be stored
+COMPLEX = {"complex64": "float32", "complex128": "float64"}  # stored as pairs of floats
 Put = Callable[[np.ndarray], Any]
 
 
 class Unwritten(list):
-    """What was in an object that a file does not hold, in its order."""
+    """The contents of an object that a file cannot hold, in order."""
 
-    type = ""  # its class
+    type = ""
 
 
 def digest_of(array: np.ndarray) -> str:
-    """The same for arrays of the same type, shape and bits alone."""
+    """A digest of type, shape and bits."""
     digest = hashlib.blake2b(f"{array.dtype} {array.shape} ".encode(), digest_size=16)
     digest.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8))
     return digest.hexdigest()
 
 
 class Store:
-    """Arrays, each content once, by their numbers."""
+    """Numbered arrays without repeats."""
 
     def __init__(self) -> None:
         self.arrays: list[np.ndarray] = []
         self.digests: dict[str, int] = {}
 
     def put(self, array: np.ndarray) -> int:
-        """The number of `array`, which is kept; raises ValueError unless it is of numbers."""
+        """Store `array` and return its number; raises ValueError for other kinds."""
         if array.dtype.kind not in KINDS or array.dtype.itemsize > np.dtype(np.complex128).itemsize:
             raise ValueError(f"an array of {array.dtype}")
         array = np.asarray(array, array.dtype.newbyteorder("="), order="C")
@@ -55,16 +55,16 @@ class Store:
 
 
 def fetch(arrays: Sequence[np.ndarray], number: Any) -> np.ndarray:
-    """The array of that number; raises ValueError for what is none."""
+    """The array of that number; raises ValueError if there is none."""
     if type(number) is not int or not 0 <= number < len(arrays):
         raise ValueError(f"it names an array {number!r} that it does not hold")
     return arrays[number]
 
 
 def encode(value: Any, put: Put) -> Any:
-    """`value` as JSON, in which what `put` returns stands for an array; `decode` is the inverse.
+    """`value` as JSON, with what `put` returns for each array.
 
-    An object of a class that has no such form becomes an `Unwritten` of the values in it.
+    An object without a JSON form becomes an `Unwritten` of its values.
     """
     if is_array(value):
         return {"array": put(value)}
@@ -91,13 +91,13 @@ def _names(value: tuple) -> list[str]:
     names = [type(value).__name__, *getattr(value, "_fields", ())]
     try:
         namedtuple(names[0], names[1:])
-    except (TypeError, ValueError):  # a class of another kind that has `_fields`
+    except (TypeError, ValueError):  # another kind of class with `_fields`
         return []
     return names if value and len(names) == 1 + len(value) else []
 
 
 def decode(node: Any, arrays: Sequence[np.ndarray]) -> Any:
-    """What `encode` made `node` of; raises ValueError, TypeError or KeyError for anything else."""
+    """The inverse of `encode`; raises ValueError, TypeError or KeyError for bad input."""
     if node is None or type(node) in (bool, int, float, str):
         return node
     if type(node) is not dict:
