@@ -1,1 +1,1 @@
-"""Two models as a pair: what they are run on, how they are compared, and what rungs of models share."""
+"""Pairs of models: their inputs, how they are compared, and what rungs share."""

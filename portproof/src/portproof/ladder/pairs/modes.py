@@ -1,4 +1,4 @@
-"""A whole pair compared, mode by mode, and what is said of it."""
+"""Compare a whole pair, mode by mode."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _OWN_RUN = " (this run in float64 is the check's own: a port that works in float
 
 @dataclass(frozen=True)
 class Compared:
-    """What came of one comparison; of whole models the precision and both runs, too."""
+    """One comparison; of whole models with the precision and both runs."""
 
     verdict: Verdict
     dtype: str = ""
@@ -32,11 +32,11 @@ class Compared:
 
 
 def compare_mode(pair: Pair, train: bool) -> Iterator[Compared]:
-    """float64: everything. float32: the forward pass, and with a cotangent each layer's gradients in isolated runs.
+    """float64: everything. float32: the forward pass and, with a cotangent, isolated gradients.
 
-    Where only values inside the model differ, the two are equal, and built differently: that is noted, unless the pair
-    is `strict`. Of a mode that cannot be compared all that comes is why. Raises UserError where the reference cannot
-    run, and for a port without a kernel in float64 that is judged in that alone.
+    Where only values inside the model differ, the two are equal but built differently, which is noted unless the pair
+    is `strict`. A mode that cannot be compared gives only the reason. Raises UserError where the reference cannot run,
+    and for a port without a float64 kernel that is judged in float64 alone.
     """
     refused = None if pair.strict else random_or_unclear(pair, train)
     if refused is None:
@@ -56,9 +56,9 @@ def compare_mode(pair: Pair, train: bool) -> Iterator[Compared]:
 
 
 def random_or_unclear(pair: Pair, train: bool) -> Verdict | None:
-    """The verdict where a side gives another result each time, or other keys than the other; else None.
+    """The verdict if a side stays random or output keys differ; else None.
 
-    What is random in train mode is switched off where that can be, and named.
+    Modules that are random in train mode are switched off if possible, and named.
     """
     mode, places = f"{MODES[train]} mode", []
     for model in (pair.ref, pair.port):
@@ -71,7 +71,7 @@ def random_or_unclear(pair: Pair, train: bool) -> Verdict | None:
             continue
         reason = f"the {model.role} gives another result each time it runs in {mode}"
         where = f"random numbers are taken by {name or 'its own code'}"
-        if model is pair.port and not train:  # where the reference is not random the port has no reason to be
+        if model is pair.port and not train:  # then the port must not be random
             item = Item("the same each time", mode="eval")
             return Verdict(mode, [Row(item, FAIL, reason=f"{reason}, {where}: is dropout on?")])
         return Verdict(mode, refusal=f"{reason}, dropout layers aside, {where}: judge the other mode")
@@ -83,13 +83,11 @@ def random_or_unclear(pair: Pair, train: bool) -> Verdict | None:
 
 
 class _Mode:
-    """One mode of a pair while it is compared."""
-
     def __init__(self, pair: Pair, train: bool) -> None:
         self.pair, self.train, self.mode = pair, train, MODES[train]
-        self.may_differ = not pair.strict  # inside, since all that leaves the model is equal so far
-        self.decided: list[Item] = []  # what failed in float64
-        self.port_calls: Calls | None = None  # of the port's float64 run, if there is one
+        self.may_differ = not pair.strict  # inside, if all that leaves the model is equal so far
+        self.decided: list[Item] = []
+        self.port_calls: Calls | None = None
         pair.match_calls([train])
         run = pair.ask(pair.ref, "float64", train)
         check_reference(run, train)
@@ -102,7 +100,7 @@ class _Mode:
         pair.notes += [f"not compared, since it is not finite, a mask perhaps: {item}" for item in masks]
 
     def compare(self, dtype: str) -> Iterator[Compared]:
-        """One precision; nothing in float64 where the port's framework lacks a kernel."""
+        """Compare in one precision; nothing in float64 where the port lacks a kernel."""
         pair, mode = self.pair, self.mode
         ref_run, port_run = (pair.ask(model, dtype, self.train) for model in (pair.ref, pair.port))
         if dtype == "float64" and port_run.trace.lacking:
@@ -146,31 +144,27 @@ class _Mode:
             pair.port.forget()
 
     def _items(self, dtype: str, run: Run, is_port: bool) -> dict[Item, np.ndarray]:
-        """What is judged of a run in that precision."""
         found = items(self.pair, run, is_port)
         if dtype == "float32":
             found = {item: array for item, array in found.items() if item.kind != "gradient"}
         return {item: array for item, array in found.items() if item not in self.left_out}
 
     def _again(self, dtype: str, perturbation: int = 0) -> Items:
-        """What another run of the reference gives."""
         return items(self.pair, self.pair.ask(self.pair.ref, dtype, self.train, perturbation), False)
 
 
 def _stays_inside(item: Item) -> bool:
-    """Whether it is what a module inside the model gives, in the forward pass."""
     return item.kind == "output" and bool(item.module)
 
 
 def _label(item: Item) -> str:
-    """The module call that an output came from."""
     return item.name.partition("[")[0]
 
 
 def without_faultless(pair: Pair, verdict: Verdict, words: Mapping[str, str]) -> Verdict:
-    """`verdict` without outputs that differ since their module is built differently, which is noted.
+    """`verdict` without outputs of modules that are built differently, which are noted.
 
-    `words` say in what, by the label of the call.
+    `words` say how they differ, by the label of the call.
     """
     rows = []
     for row in verdict.rows:
@@ -183,7 +177,7 @@ def without_faultless(pair: Pair, verdict: Verdict, words: Mapping[str, str]) ->
 
 
 def _run_notes(side: str, run: Run) -> list[str]:
-    """Where one side's code asks for float32 in its float64 run, and what could not be recorded of that."""
+    """Where a float64 run asks for float32, and what could not be recorded."""
     trace, notes = run.trace, []
     if trace.float32:
         modules = ", ".join(sorted(name or "the model itself" for name in trace.float32))
@@ -196,11 +190,11 @@ def _run_notes(side: str, run: Run) -> list[str]:
 def isolated_gradients(
     pair: Pair, train: bool, calls: Calls, port_calls: Calls | None = None, is_equal: bool = False
 ) -> Verdict:
-    """float32 gradients, layer by layer, each on the reference's own inputs and upstream gradients, those of `calls`.
+    """float32 gradients of each layer alone, on the reference's inputs and upstream gradients.
 
-    Through a whole network they cannot be judged: one activation on the other side of a kink by rounding moves them by
-    a percent, on either framework. In an isolated run a layer receives the same on both sides, off its kinks (see
-    activations.py). Where the whole `is_equal` in float64, a layer that differs there too is built differently.
+    Through a whole network they cannot be judged: one activation that rounding moves across a kink changes them by a
+    percent, in either framework. Alone, a layer receives the same on both sides, off its kinks (activations.py). If the
+    whole `is_equal` in float64, a layer that differs there too is built differently.
     """
     pair.match_calls([train])
     runs = IsolatedRuns(pair.ref, pair.port, pair.name_map, pair.inputs, train, calls, port_calls)
@@ -219,14 +213,14 @@ def isolated_gradients(
 
 
 def structure(name_map: NameMap) -> Verdict:
-    """Whether every tensor of the reference has its counterpart, of its shape."""
+    """Whether every tensor of the reference has a counterpart of its shape."""
     rows = [Row(Item(name, "structure"), FAIL, reason=reason) for name, reason in name_map.problems.items()]
     rows += [Row(tensor_item(name, "structure"), PASS, difference=0.0, atol=0.0) for name in name_map.tensors]
     return Verdict("parameters and buffers", rows)
 
 
 def equal_weights(pair: Pair) -> Verdict:
-    """The port's weights against the reference's, bit for bit."""
+    """Whether the port's weights are equal to the reference's, bit for bit."""
     ref_arrays, port_arrays = pair.ref.arrays(), pair.port.arrays()
     tensors = pair.name_map.tensors
     ref = {tensor_item(key, "weights"): ref_arrays[key] for key in tensors}
@@ -235,7 +229,7 @@ def equal_weights(pair: Pair) -> Verdict:
 
 
 def all_notes(pair: Pair) -> list[str]:
-    """What the map covers and rests on, and what else a reader should know beside the rows."""
+    """Notes for the report, first those of the map."""
     names = pair.name_map
     notes = [f"map: {len(names.tensors)} tensors, {len(names.calls)} outputs, {names.how}", *names.notes]
     notes += [*dict.fromkeys(pair.notes), *pair.port.notes()]
@@ -249,22 +243,21 @@ def all_notes(pair: Pair) -> list[str]:
 
 
 def passes(pair: Pair) -> str:
-    """How often the models were run."""
     counted = pair.ref.passes + pair.port.passes
     return f"runs: {counted['whole']} of whole models, {counted['alone']} of modules alone"
 
 
 def locate_failure(pair: Pair, verdicts: Sequence[Verdict] = (), dtype: str = "") -> Location | None:
-    """Where the port departs, in the modes of what failed in `verdicts`, or in both; None: nowhere.
+    """Where the port departs, in the modes that failed or in both; else None.
 
-    In the precision `dtype`, by default in float64 unless only items of float32 failed.
+    In float64, unless only float32 items failed.
     """
     failed = [row.item for verdict in verdicts for row in verdict.rows if row.status == FAIL]
     dtype = dtype or ("float32" if {item.dtype for item in failed} == {"float32"} else "float64")
     named = {item.mode for item in failed}
     modes: dict[bool, set[str]] = {}
     for mode in [mode for mode in MODES if mode in named] or MODES:
-        # What is judged of a training step is more than what a pass of the whole model gives.
+        # A training step is judged by more than one pass gives.
         whole = [item for item in failed if (item.mode, item.dtype) == (mode, "float64") and item.iteration is None]
         modes[mode == "train"] = {item.kind for item in whole if not _stays_inside(item)} & KINDS
     pair.match_calls(list(modes))
@@ -273,7 +266,7 @@ def locate_failure(pair: Pair, verdicts: Sequence[Verdict] = (), dtype: str = ""
 
 
 def items(pair: Pair, run: Run, is_port: bool) -> dict[Item, np.ndarray]:
-    """What one side computed, by the reference's names: forward, then gradients from the output back, then buffers."""
+    """One side's arrays by the reference's names: outputs, gradients backward, buffers."""
     tensors, calls = pair.name_map.tensors, pair.name_map.calls
     if not is_port:
         tensors, calls = ({name: name for name in names} for names in (tensors, calls))
@@ -291,7 +284,7 @@ def items(pair: Pair, run: Run, is_port: bool) -> dict[Item, np.ndarray]:
 
 
 def renamed(outputs: Mapping[str, np.ndarray], calls: Mapping[str, str]) -> dict[str, np.ndarray]:
-    """The port's outputs under the reference's names; those without a counterpart are left out."""
+    """The port's outputs by the reference's names; those without a counterpart are left out."""
     ref_labels, found = {port_label: label for label, port_label in calls.items()}, {}
     for name, array in outputs.items():
         label, bracket, rest = name.partition("[")

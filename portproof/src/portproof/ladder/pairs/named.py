@@ -1,4 +1,4 @@
-"""Models, functions and inputs that are named by text, on a command line or in a script."""
+"""Models, functions and inputs given as text, on a command line or in a script."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ DTYPES = ("", "float32", "int64", "int32", "bool")
 
 
 def model_factory(text: str, what: str = "model", of_port: bool = False) -> Callable[[], Any]:
-    """What makes the model "PKG.MOD:NAME" or "PKG.MOD:NAME(KEYWORD=LITERAL, ...)", anew at each call.
+    """A factory of "PKG.MOD:NAME" or "PKG.MOD:NAME(KEYWORD=LITERAL, ...)".
 
-    What it is called with comes before these keywords. Raises UserError, which calls it `what`, if it is not there; so
-    does the factory where making the model raises. What the port's own code raises (`of_port`) is a PortError.
+    Call arguments come before these keywords. Raises UserError, naming it `what`, if it is missing; so does the factory
+    if making the model raises. With `of_port`, exceptions of the port's own code are PortErrors.
     """
     named, kwargs = _parsed(text, what, of_port)
 
@@ -36,7 +36,7 @@ def model_factory(text: str, what: str = "model", of_port: bool = False) -> Call
                 return named(*args, **more, **kwargs)
         except MachineError:
             raise
-        except Exception as error:  # whatever a factory of the user's may raise
+        except Exception as error:
             kind = PortError if of_port and _takes(named, args, more | kwargs) else UserError
             raise kind(f"{what} {text!r}: making it raised {one_line(error)}") from error
 
@@ -44,16 +44,16 @@ def model_factory(text: str, what: str = "model", of_port: bool = False) -> Call
 
 
 def named_function(text: str, what: str) -> Callable[..., Any]:
-    """The function "PKG.MOD:NAME", its keywords set where the text gives some; of a class an object of it.
+    """The function "PKG.MOD:NAME", with keywords if given; of a class, an object.
 
-    Raises UserError, which calls it `what`, as `model_factory` does.
+    Raises UserError as `model_factory` does.
     """
     named, kwargs = _parsed(text, what)
     return model_factory(text, what)() if isinstance(named, type) else functools.partial(named, **kwargs)
 
 
 def _takes(function: Callable[..., Any], args: tuple, kwargs: dict[str, Any]) -> bool:
-    """Whether it can be called so; of one that is not written in Python that cannot be told."""
+    """Whether it accepts these arguments; True if unknown (not written in Python)."""
     try:
         with suppress(ValueError):
             inspect.signature(function).bind(*args, **kwargs)
@@ -63,7 +63,6 @@ def _takes(function: Callable[..., Any], args: tuple, kwargs: dict[str, Any]) ->
 
 
 def _parsed(text: str, what: str, of_port: bool = False) -> tuple[Callable[..., Any], dict[str, Any]]:
-    """What "PKG.MOD:NAME(KEYWORD=LITERAL, ...)" names, and the keywords."""
     module_name, _, call = text.partition(":")
     try:
         node = ast.parse(call, mode="eval").body
@@ -79,12 +78,12 @@ def _parsed(text: str, what: str, of_port: bool = False) -> tuple[Callable[..., 
 
 
 def draw_inputs(texts: Sequence[str], seed: int, what: str = "input") -> Inputs:
-    """An array for each of `texts`, "SHAPE[:DTYPE[:HIGH]]" such as "2,3,224,224" or "2,16:int64:30522".
+    """Random arrays of "SHAPE[:DTYPE[:HIGH]]", such as "2,3,224,224" or "2,16:int64:30522".
 
-    NAME=SHAPE... is a keyword argument: with one of them it is a dict, in which 0, 1, ... are the positions of the
-    others. Probe images where the shape is that of images, else normal numbers, float32. Whole numbers are below HIGH
-    (2), and 0, HIGH - 1 and 1 are among them where there is room. No row of booleans (last axis) has one value alone,
-    unless it has one element. Raises UserError, which calls it `what`, for text that is none.
+    NAME=SHAPE... is a keyword argument: the result is then a dict, with keys 0, 1, ... for positions. Image shapes give
+    probe images, others normal numbers, float32. Integers are below HIGH (2) and include 0, HIGH - 1 and 1 if there is
+    room. No row of booleans (last axis) is constant, unless it has one element. Raises UserError, naming it `what`, for
+    other text.
     """
     rng, drawn = np.random.default_rng([seed, 9]), {}
     for text in texts:
@@ -99,7 +98,6 @@ def draw_inputs(texts: Sequence[str], seed: int, what: str = "input") -> Inputs:
 
 
 def _drawn(text: str, rng: np.random.Generator, what: str) -> np.ndarray:
-    """The array of SHAPE[:DTYPE[:HIGH]]."""
     lengths, _, rest = text.partition(":")
     dtype, _, high = rest.partition(":")
     is_whole = dtype.startswith("int")
@@ -119,7 +117,7 @@ def _drawn(text: str, rng: np.random.Generator, what: str) -> np.ndarray:
 
 
 def _whole_numbers(shape: tuple[int, ...], high: int, rng: np.random.Generator) -> np.ndarray:
-    """What is often special, such as a padding index or an end of text, is among them."""
+    """Include values that are often special, such as padding or an end of text."""
     drawn = rng.integers(0, high, shape)
     special = list(dict.fromkeys((0, high - 1, min(1, high - 1))))[: drawn.size]
     drawn.flat[rng.permutation(drawn.size)[: len(special)]] = special
@@ -127,7 +125,7 @@ def _whole_numbers(shape: tuple[int, ...], high: int, rng: np.random.Generator) 
 
 
 def _booleans(shape: tuple[int, ...], rng: np.random.Generator) -> np.ndarray:
-    """A mask that hides a whole row makes most models give NaN."""
+    """No constant rows: a mask that hides a whole row gives NaN in most models."""
     drawn = rng.random(shape) < 0.5
     rows = drawn.reshape(-1, shape[-1] if shape[-1] > 1 else drawn.size)
     for row in rows if rows.shape[1] > 1 else ():
@@ -136,9 +134,9 @@ def _booleans(shape: tuple[int, ...], rng: np.random.Generator) -> np.ndarray:
 
 
 def load_inputs(path: str | Path, what: str = "inputs") -> Inputs:
-    """The arrays in a .npz file: 0, 1, ... or arr_0, arr_1, ... are positional arguments, other names keywords.
+    """The arrays of a .npz file: 0, 1, ... or arr_0, arr_1, ... are positions, other names keywords.
 
-    Raises UserError, which calls it `what`, for a file that is missing, damaged or holds anything but arrays.
+    Raises UserError, naming it `what`, if it is missing, damaged or holds other things.
     """
     found: dict[str | int, np.ndarray] = {}
     for name, array in load_npz(path, what).items():

@@ -1,4 +1,4 @@
-"""What rungs of models share: a pair with equal weights, and where the port departs from the reference."""
+"""What rungs of models share: a pair with equal weights, and where the port departs."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from sturdyio.cli import UserError
 
 
 def check_coefficients(dtype: str) -> None:
-    """Raise UserError unless an optimizer may keep its rate, momentum and the like in this precision."""
+    """Raise UserError unless optimizers may keep their coefficients in this precision."""
     if dtype not in UNIT_ROUNDOFF:
         raise UserError(f"coefficients {dtype!r}: choose one of {', '.join(UNIT_ROUNDOFF)}")
 
 
 def equal_pair(rung: Rung, ref: Any, port: Any, given: Mapping[str, str] | None, device: str) -> Pair | None:
-    """The pair of two models with equal weights, made once a rung; None, and the rung fails, where they differ.
+    """The pair, made once a rung; None, and a failed rung, if weights differ.
 
     Raises UserError for what is no model.
     """
@@ -44,7 +44,7 @@ def equal_pair(rung: Rung, ref: Any, port: Any, given: Mapping[str, str] | None,
 
 
 def say_location(rung: Rung, pair: Pair, first: int) -> None:
-    """If a verdict of the rung from the `first` on has failed, say at which module the port departs; once a rung."""
+    """Once a rung: if a verdict from `first` on failed, say where the port departs."""
     failed = [i for i, verdict in enumerate(rung.verdicts) if verdict.status == FAIL and i >= first]
     if not failed or any(verdict.location for verdict in rung.verdicts):
         return

@@ -1,4 +1,4 @@
-"""Two models as a pair: the map between them, whatever found it, and what they are run on."""
+"""Two models as a pair: the map between them and their inputs."""
 
 from __future__ import annotations
 
@@ -18,15 +18,12 @@ from sturdyio.cli import UserError
 
 WEIGHTS = ("probe", "reference", "own")
 MODES = ("eval", "train")
-MOST = 1e-3  # of a constant's largest value: the most that float32's rounding may explain
+MOST = 1e-3  # most float32 rounding in a constant, relative
 
 
 @dataclass(frozen=True)
 class Options:
-    """How a pair is made and judged: arguments of `portproof.align`, then what rungs of the ladder add.
-
-    Raises UserError for modes, precisions and weights that there are not.
-    """
+    """Arguments of `portproof.align` and of the ladder; raises UserError for unknown ones."""
 
     names: Mapping[str, str] | None = None
     weights: str = "probe"
@@ -36,9 +33,9 @@ class Options:
     outputs: Mapping[str, str] | None = None
     seed: int = 0
     device: str = "cpu"
-    backward: bool = True  # gradients will be asked for, from a cotangent of `seed`
-    mirrored: bool = False  # equal names stand for each other where both sides have the same names and shapes
-    output: str = OUTPUT  # what the model's own output is called
+    backward: bool = True  # from a cotangent of `seed`
+    mirrored: bool = False  # use equal names if names and shapes agree
+    output: str = OUTPUT
 
     def __post_init__(self) -> None:
         for what, known in (("modes", MODES), ("precisions", UNIT_ROUNDOFF)):
@@ -51,36 +48,33 @@ class Options:
 
 @dataclass
 class Pair:
-    """Two models, the map between them, and what they are run on."""
-
     ref: Model
     port: Model
-    name_map: NameMap | None = None  # what is compared; None: not found yet, see `at`
+    name_map: NameMap | None = None  # what is compared; None until found, see `at`
     whole_map: NameMap | None = None  # with what is left out
     inputs: Inputs = ()
-    cotangent: Sequence[np.ndarray] | None = None  # the gradient that is sent back, an array an output
-    output: str = OUTPUT  # what the model's own output is called
-    strict: bool = False  # every module has to give the reference's values, also where nothing comes of a difference
-    notes: list[str] = field(default_factory=list)  # what a reader should know beside the rows; some come twice
-    built_differently: dict[str, str] = field(default_factory=dict)  # {module: in what, in words}, without a fault
-    precisions: Sequence[str] = tuple(UNIT_ROUNDOFF)  # those in which the port is judged
-    given: Mapping[str, str] | None = None  # {reference's module: port's}, as the user gave them
+    cotangent: Sequence[np.ndarray] | None = None  # gradients sent back, an array an output
+    output: str = OUTPUT
+    strict: bool = False  # differences inside the model are failures
+    notes: list[str] = field(default_factory=list)  # for the report, with repeats
+    built_differently: dict[str, str] = field(default_factory=dict)  # {module: how}, no fault
+    precisions: Sequence[str] = tuple(UNIT_ROUNDOFF)
+    given: Mapping[str, str] | None = None  # {reference's module: port's}, from the user
     equal_tensors: dict[str, str] = field(default_factory=dict)  # {port's name: reference's key}, see `by_weights`
-    matched: set[bool] = field(default_factory=set)  # the modes whose module calls are in the map (True: train)
+    matched: set[bool] = field(default_factory=set)  # modes with mapped calls (True: train)
 
     @classmethod
     def prepared(cls, ref: Any, port: Any, inputs: Inputs, options: Options) -> Pair:
-        """The pair of `ref` and `port`, to be run as the options say. `ref` may also be a recorded model.
+        """A pair ready to run; `ref` may be a recorded model.
 
-        Raises UserError for what is no model, for inputs on which the reference cannot run, and for a name that is left
-        out and is no module's.
+        Raises UserError for no model, inputs that the reference fails on, or an unknown module to leave out.
         """
         inputs = checked_inputs(inputs)
         if isinstance(ref, Model):
             ref_model = ref
         else:
             ref_model = backend_of_side(ref, "torch").wrap(ref, "reference", options.device)
-            import scipy  # noqa: F401  whoever lacks it is told now, not when a fault is diagnosed
+            import scipy  # noqa: F401  fail now if missing, not at the diagnosis
         port_model = backend_of_side(port, "paddle").wrap(port, "port", options.device)
         own = port_model.arrays() if options.weights == "own" else {}
         outputs = (options.outputs or {}).items()
@@ -111,7 +105,7 @@ class Pair:
         return pair
 
     def at(self, call: ModuleCall) -> Pair:
-        """The pair on what the reference's model received in `call`, with the gradient that came back to it."""
+        """The pair on the inputs and upstream gradients of the reference's `call`."""
         inputs = [array.astype(np.float32) if array.dtype.kind == "f" else array for array in call.inputs]
         there = replace(self, inputs=inputs, cotangent=call.upstream)
         if self.name_map is None:
@@ -120,22 +114,19 @@ class Pair:
         return there
 
     def _find_map(self, mirrored: bool) -> None:
-        """With `mirrored` that of equal names, where both sides have these; else it is proposed."""
+        """With `mirrored` map equal names, where both sides have them; else propose a map."""
         found = same_names(self.ref, self.port, self.inputs) if mirrored else None
         self.name_map = found or propose(self.ref, self.port, self.inputs, self.given)
         self.matched.update((False, True) if found else (False,))
 
     def match_calls(self, modes: Sequence[bool]) -> None:
-        """Have the module calls of these modes in the map; the two hold the reference's weights."""
+        """Map the module calls of these modes; the weights must be equal."""
         for train in set(modes) - self.matched:
             match_calls(self.name_map, self.ref, self.port, self.inputs, train)
             self.matched.add(train)
 
     def _leave_out(self, modules: Sequence[str]) -> None:
-        """Make the map a copy without these modules of the reference, and all in them.
-
-        Their tensors keep the values that they have.
-        """
+        """Leave modules of the reference out of a copy of the map."""
         self.whole_map = self.name_map
         modules = [modules] if isinstance(modules, str) else modules
         for name in modules:
@@ -153,9 +144,9 @@ class Pair:
             self.notes.append(f"left out, not compared: {', '.join(modules)} ({tensors} tensors, {calls} outputs)")
 
     def question(self, model: Model, dtype: str, train: bool, perturbation: int = 0) -> Question:
-        """What is asked of one side's whole model, in one mode and precision; see `Question` for `perturbation`.
+        """The question for a whole model.
 
-        In float32 only the reference goes backward: there gradients are judged layer by layer, on its own.
+        In float32 only the reference goes backward: layers are judged alone.
         """
         cotangent = self.cotangent if model is self.ref or dtype == "float64" else None
         keeps = UPSTREAM if dtype == "float32" and cotangent is not None else CALLS
@@ -163,16 +154,14 @@ class Pair:
         return Question.of_model(self.inputs, dtype, train, cotangent, keeps, perturbation)
 
     def ask(self, model: Model, dtype: str, train: bool, perturbation: int = 0) -> Run:
-        """The answer to `question`."""
         return model.ask(self.question(model, dtype, train, perturbation))
 
     def _take_constants(self) -> None:
-        """Give the port the reference's tables and other constants where it has the same up to float32's rounding.
+        """Copy constants of the reference to the port, where they agree up to float32 rounding.
 
-        A table that both make in float32, with the functions of two libraries, differs by an ulp or so: far more than
-        float64 arithmetic does, and no fault. One of n rows holds functions of arguments as large as n, which are
-        rounded to n * U: so much, times C, is allowed, of its largest value, and never more than MOST of it: in a table
-        of very many rows another formula could hide.
+        Tables that two libraries compute in float32 differ by an ulp or so: no fault, but far more than float64 errors.
+        A table of n rows has arguments up to n, rounded to n * U. So n * U * C of its largest value is allowed, and at
+        most MOST of it: in a table of very many rows another formula could hide.
         """
         ref, taken = self.ref.constants(), []
         for key, array in self.port.constants().items():
@@ -192,11 +181,11 @@ class Pair:
 
 
 def switch_off_random(model: Model, question: Question) -> tuple[Run, str | None]:
-    """Have layers that take random numbers in train mode run as in eval mode.
+    """Put layers that take random numbers in train mode into eval mode.
 
-    -> (the answer to `question`, which keeps calls; the module that is random all the same, or None). Such layers,
-    without tensors and children, are DropPath and the like, and in `model.switched_off` afterwards; plain dropout is
-    off in any case. Two runs with other results would not tell, for with few samples a mask is often the same.
+    -> (the answer, with calls; the module that stays random, or None). Only layers without tensors and children, such
+    as DropPath, can be switched; they are then in `model.switched_off`. Plain dropout is off anyway. Comparing two runs
+    would not do: with few samples masks are often equal.
     """
     while True:
         run = model.ask(question)
@@ -212,7 +201,7 @@ def switch_off_random(model: Model, question: Question) -> tuple[Run, str | None
 
 
 def drawn_cotangent(outputs: Sequence[np.ndarray], seed: int) -> list[np.ndarray]:
-    """Normal numbers for each output of the reference, complex ones if it is."""
+    """Random normal gradients for each output, complex for complex ones."""
     rng, drawn = np.random.default_rng([seed, 8]), []
     for output in outputs:
         real = rng.normal(size=output.shape)
@@ -221,10 +210,10 @@ def drawn_cotangent(outputs: Sequence[np.ndarray], seed: int) -> list[np.ndarray
 
 
 def same_weights(ref: Any, port: Any, inputs: Inputs, **options: Any) -> tuple[Any, Any]:
-    """Copies of both models with the same weights, for functions of the ladder that take such models.
+    """Copies of both models with the same weights, for the ladder's functions.
 
-    The `options` are names, weights and seed, see `portproof.align`: the "probe" weights of the seed, or the
-    "reference"'s own. Raises UserError as that does, and where the port has no counterpart of a tensor.
+    The `options` are names, weights and seed of `portproof.align`: "probe" weights of the seed, or the "reference"'s
+    own. Raises UserError as that does, and if the port lacks a tensor.
     """
     pair = Pair.prepared(ref, port, inputs, Options(**options))
     if pair.name_map.ambiguous:
@@ -235,7 +224,6 @@ def same_weights(ref: Any, port: Any, inputs: Inputs, **options: Any) -> tuple[A
 
 
 def _place(key: str) -> str:
-    """Where an output is in what a model returns, by its key, attribute or number; "" is all of it."""
     return f"[{key}]" if key else ""
 
 

@@ -1,4 +1,4 @@
-"""`portproof.align`: a whole pair judged at once, and where the port departs from the reference."""
+"""`portproof.align`: judge a whole pair, and find where the port departs."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from sturdyio.cli import UserError
 class AlignVerdict(Verdict):
     """The verdict of `align`, which prints as its report."""
 
-    names: NameMap | None = None  # what of the port stands for what of the reference
+    names: NameMap | None = None
     passes: str = ""  # how often the models were run, in words
 
     def __str__(self) -> str:
@@ -46,7 +46,7 @@ def judge(ref: Any, port: Any, inputs: Inputs, options: Options) -> AlignVerdict
     if options.weights == "own":
         verdicts.append(equal_weights(pair))
     for mode in options.modes if verdicts[0].status == PASS else ():
-        # without holding the runs of one precision while the next is compared
+        # frees one precision's runs before the next
         verdicts.extend(map(attrgetter("verdict"), compare_mode(pair, mode == "train")))
     failed = any(verdict.status == FAIL for verdict in verdicts)
     location = locate_failure(pair, verdicts) if failed else None
@@ -58,9 +58,9 @@ def judge(ref: Any, port: Any, inputs: Inputs, options: Options) -> AlignVerdict
 
 
 def search(ref: Any, port: Any, inputs: Inputs, options: Options) -> tuple[Location | None, list[str]]:
-    """(where the port departs in either mode, notes): `judge` without the comparison of the whole.
+    """(where the port departs in either mode, notes), without comparing the whole.
 
-    Raises UserError as `judge` does, and where that is refused in one of the modes, or the map is ambiguous.
+    Raises UserError as `judge` does, if it is refused in a mode, or if the map is ambiguous.
     """
     pair = Pair.prepared(ref, port, inputs, options)
     if pair.name_map.ambiguous:
@@ -74,7 +74,7 @@ def search(ref: Any, port: Any, inputs: Inputs, options: Options) -> tuple[Locat
 
 
 def _sectioned(verdict: Verdict) -> Verdict:
-    """The verdict, with its title over its items: all modes and precisions have items of one name."""
+    """Put the title over the items: all modes and precisions have the same names."""
     rows = []
     for row in verdict.rows:
         section = "/".join(filter(None, (verdict.title, row.item.section)))
