@@ -1,1 +1,1 @@
-"""A reference recorded as a file of arrays: what judging asks of it, so that it needs the reference no more."""
+"""A reference recorded in a file, so that judging a port no longer needs it."""

@@ -1,6 +1,6 @@
-"""Answers as JSON with their arrays in a store, and back: one table of forms for both directions.
+"""Answers as JSON and back, with arrays apart.
 
-`read` raises ValueError, KeyError or TypeError for what has not its form.
+`read` raises ValueError, KeyError or TypeError for bad input.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from sturdyio.cli import printable
 from sturdyio.files import most_memory
 
 MAYBE_ARRAY = Optional[np.ndarray]
-# The form of each field of a dataclass that is written, as in its annotation; `object` is what `encode` takes.
+# The form of each dataclass field, as annotated; `object` is for `encode`.
 FORMS: dict[type, dict[str, Any]] = {
     Slot: {"key": str, "tensor": str, "shape": tuple[int, ...], "trained": bool, "is_buffer": bool, "is_whole": bool},
     Module: {"name": str, "type": str, "kind": str, "slots": dict[str, Slot], "is_leaf": bool},
@@ -56,18 +56,18 @@ FORMS: dict[type, dict[str, Any]] = {
         "places": list[str],
     },
 }
-MAKERS = {Slot: partial(Slot, change=identity)}  # where a field that is not written has no default
+MAKERS = {Slot: partial(Slot, change=identity)}  # for unwritten fields without a default
 
 
 def text_of(value: Any) -> str:
-    """`value`; raises ValueError for what is no text of one line."""
+    """`value`, if it is one line of text; else raises ValueError."""
     if type(value) is not str or not value.isprintable():
         raise ValueError(f"it has {value!r:.80} for a text")
     return value
 
 
 def write(form: Any, value: Any, store: Store, like: Any = None) -> Any:
-    """`value` of that `form` as JSON, its arrays in `store`; of those that `like` has only the distance from it."""
+    """`value` as JSON, arrays in `store`; for arrays in `like` only the distance."""
     kind, inside = get_origin(form), get_args(form)
     if form in FORMS:
         fields = FORMS[form].items()
@@ -99,11 +99,9 @@ def write_run(run: Run, store: Store, with_trace: bool, like: Any = None) -> dic
 
 
 class Reader:
-    """Reads what `write` wrote."""
-
     def __init__(self, arrays: Sequence[np.ndarray]) -> None:
         self.arrays = arrays
-        self.most = self.left = most_memory(sum(array.nbytes for array in arrays))  # bytes that one run may take
+        self.most = self.left = most_memory(sum(array.nbytes for array in arrays))  # bytes for one run
 
     def read(self, form: Any, node: Any) -> Any:
         kind, inside = get_origin(form), get_args(form)

@@ -1,9 +1,9 @@
-"""A recording as a file: `.safetensors`, whose arrays are named by their content, and one text that says what they are.
+"""A recording is a `.safetensors` file: arrays named by digest, and a text about them.
 
     VERSION DIGEST
     {"made_with": ..., "modules": [...], "answers": {...}, "arrays": [[DIGEST, DTYPE], ...]}
 
-Numbers in the text are places in that list of arrays. Nothing in the file is run.
+Numbers in the text are indices of that list of arrays. No code in the file is run.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from portproof.recording.model import RecordedModel
 from sturdyio.cli import UserError
 from sturdyio.files import load_safetensors_with_metadata, refusing, save_safetensors
 
-NAME = "portproof.recording"  # of the text
+NAME = "portproof.recording"
 VERSION = 3
-MOST_TEXT = 64_000_000  # safetensors reads no header of more than 100 MB
+MOST_TEXT = 64_000_000  # safetensors reads headers up to 100 MB
 WHAT = "what portproof record wrote"
 
 
@@ -34,11 +34,11 @@ class Recording:
     """A reference's answers to all that judging a port asks."""
 
     header: Mapping[str, Any]
-    arrays: Mapping[str, np.ndarray]  # by the digest of each
+    arrays: Mapping[str, np.ndarray]  # by digest
 
     @property
     def size(self) -> int:
-        """Of its file, in bytes, about."""
+        """The size of its file in bytes, about."""
         return sum(array.nbytes + 100 for array in self.arrays.values()) + len(json.dumps(self._text))
 
     def model(self) -> RecordedModel:
@@ -51,9 +51,9 @@ class Recording:
         return sealed(json.dumps({**self.header, "arrays": table}, separators=(",", ":"), allow_nan=False))
 
     def save(self, path: str | Path, max_size: int | None = None) -> None:
-        """Write it, whole or not at all; the same recording has the same bytes.
+        """Write it, whole or not at all; equal recordings have equal bytes.
 
-        Raises UserError where that would be more than `max_size` bytes, and where it cannot be written.
+        Raises UserError if that takes more than `max_size` bytes, or it cannot be written.
         """
         check_name(path)
         if max_size is not None and self.size > max_size:
@@ -65,13 +65,13 @@ class Recording:
             raise UserError(f"recording {path} lists too many runs ({size} of text): record fewer modules alone")
         stored = dict(self.arrays)
         for digest, array in self.arrays.items():
-            if real := COMPLEX.get(str(array.dtype)):  # as pairs: the file's format has no type for it
+            if real := COMPLEX.get(str(array.dtype)):  # as pairs: the format lacks the type
                 stored[digest] = array.reshape(*array.shape, 1).view(real)
         save_safetensors(stored, path, {NAME: self._text})
 
     @classmethod
     def load(cls, path: str | Path) -> Recording:
-        """Read what `save` wrote; raises UserError for a file that is anything else, or was changed."""
+        """Read what `save` wrote; raises UserError for other or changed files."""
         stored, metadata = load_safetensors_with_metadata(path)
         if NAME not in metadata:
             raise UserError(f"{path} is no recording, but another .safetensors file: write it with portproof record")
@@ -98,7 +98,7 @@ def check_name(path: str | Path) -> None:
 
 
 def _arrays(table: Sequence[Sequence[str]], stored: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """The arrays of `table`; raises ValueError unless the file holds these, and no others."""
+    """The arrays of `table`; raises ValueError unless the file has exactly these."""
     found = {}
     for name, dtype in table:
         if name not in stored:
@@ -115,7 +115,7 @@ def _arrays(table: Sequence[Sequence[str]], stored: Mapping[str, np.ndarray]) ->
 
 
 def sealed(body: str) -> str:
-    """The text of a file with this JSON, after the version and a digest of both."""
+    """The JSON of a file after its version and a digest of both."""
     digest = hashlib.blake2b(f"{VERSION}\n{body}".encode(), digest_size=16).hexdigest()
     return f"{VERSION} {digest}\n{body}"
 

@@ -20,9 +20,9 @@ from sturdyio.cli import UserError
 
 
 class RecordedModel(Model):
-    """A reference that answers from a recording's `header` and `arrays`, with its weights and inputs alone.
+    """A reference that answers from a recording.
 
-    Raises ValueError, KeyError or TypeError for a header that does not hold together.
+    Raises ValueError, KeyError or TypeError for an inconsistent header.
     """
 
     is_recorded = True
@@ -41,7 +41,7 @@ class RecordedModel(Model):
         self.not_alone = read(dict[str, str], header["not_alone"])
         self.seed, self.weights = read(int, header["seed"]), read(str, header["weights"])
         self.modes = read(tuple[str, ...], header["modes"])
-        self._answers = dict(header["answers"])  # {question's key: answers as they are written}
+        self._answers = dict(header["answers"])  # {question's key: answers as written}
         self._check()
 
     def _check(self) -> None:
@@ -86,7 +86,7 @@ class RecordedModel(Model):
         return dict(self._constants)
 
     def ask(self, question: Question) -> Run:
-        """What the recording has for it; raises UserError for what it was not asked."""
+        """The recorded answer; raises UserError if it was not recorded."""
         for answer in self._answers.get(question.key(self.switched_off), ()):
             if Answer(None, answer["upstream"], answer["keeps"]).serves(question, question.upstream_key()):
                 run = question.only_asked(self._reader.run(answer))
@@ -97,7 +97,6 @@ class RecordedModel(Model):
         raise UserError(f"{recording} does not hold {what} on these inputs: record it again")
 
     def _pieces_of(self, tensors: Mapping[str, np.ndarray], module: str) -> dict[str, np.ndarray]:
-        """The pieces of whole tensors of `module`, whose name no key begins with."""
         found: dict[str, np.ndarray] = {}
         prefix = f"{module}." if module else ""
         owners = {slot.key: slot.tensor for each in self._whole.values() for slot in each.slots.values()}
@@ -118,7 +117,6 @@ def _check_finite(name: str, array: np.ndarray) -> None:
 
 
 def not_alone_notes(not_alone: Mapping[str, str]) -> list[str]:
-    """A line for each reason."""
     reasons: dict[str, list[str]] = defaultdict(list)
     for label, reason in not_alone.items():
         reasons[reason].append(label)

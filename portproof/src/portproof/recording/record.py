@@ -1,7 +1,7 @@
-"""`portproof.record`: a reference asked all that judging a port may ask of it.
+"""`portproof.record`: ask a reference all that judging any port may ask.
 
-A port is compared with the whole reference in each mode and precision, and each of its modules with the reference's
-alone, on the inputs and upstream gradients that the reference's received. So all can be asked before there is a port.
+That is the whole model in each mode and precision, and each module alone, on the inputs and upstream gradients that it
+received. So no port is needed yet.
 """
 
 from __future__ import annotations
@@ -28,13 +28,11 @@ from portproof.recording.codec import write, write_run
 from portproof.recording.file import Recording
 from sturdyio.cli import UserError
 
-GRADIENTS = ("gradients", "input_gradients")  # fields of a run
+GRADIENTS = ("gradients", "input_gradients")
 RESULTS = ("trace", "output", "buffers", *GRADIENTS)
 
 
 class Recorder(Model):
-    """A reference that keeps what it answers, each question once."""
-
     def __init__(
         self,
         ref: Any,
@@ -42,7 +40,7 @@ class Recorder(Model):
         options: Options,
         alone: Collection[str] | None,
     ) -> None:
-        """The arguments of `portproof.record`, `alone` its `modules`; raises UserError as it does."""
+        """The arguments are those of `portproof.record`; raises UserError as it does."""
         self.inputs, self.alone = checked_inputs(inputs), alone
         if not is_written(self.inputs):
             fix = "give arrays, nested tuples, lists and dicts, text, numbers"
@@ -65,7 +63,7 @@ class Recorder(Model):
         self.answers: dict[str, list[dict[str, Any]]] = {}  # as JSON, by the question's key
         put = self.store.put
         keys = {slot.key: slot.tensor for module in self.modules.values() for slot in module.slots.values()}
-        # A layer of the library has the name that it has in PyTorch.
+        # Library layers have PyTorch's names.
         named = [replace(each, type=framework.layers.torch_type(each.type)) for each in self.modules.values()]
         self.header: dict[str, Any] = {
             "made_with": {
@@ -86,16 +84,16 @@ class Recorder(Model):
         self.header["cotangent"] = [put(array) for array in self.cotangent]
         given = self.store.nbytes
         run = self.ask(self._whole_question("float64", False))
-        flow = self.store.nbytes - given  # of all that flows through it
+        flow = self.store.nbytes - given  # of all arrays in its calls
         calls = run.trace.calls.values()
         leaves = [call for call in calls if self.modules[call.name].is_leaf]
         alone_size = sum(array.size for call in leaves for array in (*call.inputs, *call.outputs))
-        # Values and gradients in both precisions; of each layer alone the gradients of inputs, outputs and weights.
+        # Values and gradients in both precisions; of layers alone gradients of inputs, outputs, weights.
         per_mode = 3 * flow + 12 * alone_size + 6 * own + 1500 * len(calls)
-        self.expected_size = own + len(self.header["modes"]) * per_mode  # of the file, about, in bytes
+        self.expected_size = own + len(self.header["modes"]) * per_mode
 
     def recording(self) -> Recording:
-        """Ask all; raises UserError where no port could be judged by the answers."""
+        """Ask all; raises UserError if the answers could judge no port."""
         not_alone: dict[str, str] = {}
         for mode in self.header["modes"]:
             not_alone |= self._ask_mode(mode == "train")
@@ -110,8 +108,8 @@ class Recorder(Model):
         return recording
 
     def _ask_mode(self, train: bool) -> dict[str, str]:
-        """{label of a call: why its module was not run alone}, after all of one mode was asked."""
-        runs = self._ask_whole(train)  # with what is random, by which it is found
+        """Ask all of one mode -> {call: why its module was not run alone}."""
+        runs = self._ask_whole(train)  # finds what is random
         if switch_off_random(self, self._whole_question("float64", train))[1]:
             return {}
         runs = self._ask_whole(train)
@@ -136,11 +134,10 @@ class Recorder(Model):
         return Question.of_model(self.inputs, dtype, train, self.cotangent, UPSTREAM)
 
     def _ask_whole(self, train: bool) -> dict[str, Run]:
-        """The whole model's runs in one mode, by precision."""
         return {dtype: self.ask(self._whole_question(dtype, train)) for dtype in UNIT_ROUNDOFF}
 
     def _why_not(self, call: ModuleCall) -> str:
-        """Why a module is not run alone on what the call received; "" if it is."""
+        """Why the call's module is not run alone; "" if it is."""
         if not is_written([list(call.args), call.kwargs]):
             return "since it was called with what no file can hold"
         if self.alone is None or not call.name or any(f"{call.name}.".startswith(f"{name}.") for name in self.alone):
@@ -148,14 +145,14 @@ class Recorder(Model):
         return "since the recording was told to leave them out"
 
     def _ask_alone(self, calls: Mapping[str, ModuleCall], label: str, given: str, train: bool) -> None:
-        """What is asked of one call in a run of the precision `given`.
+        """Ask all about one call of a run in the precision `given`.
 
-        Of a float64 run, what the search for a fault asks in either precision (see `locate`). Of a float32 run, what
+        Of float64 runs: what the search for a fault asks, in both precisions (see `locate`). Of float32 runs: what
         judging a layer's gradients asks, also in float64 on the same inputs.
         """
         call = calls[label]
         is_leaf = self.modules[call.name].is_leaf
-        for dtype in ("float32", "float64"):  # what is kept in full comes first
+        for dtype in ("float32", "float64"):  # what is kept in full first
             is_adjusted = given == "float64" or dtype == "float32"
             received = adjusted_call(self, call, dtype) if is_adjusted else call
             if not is_leaf:
@@ -167,13 +164,13 @@ class Recorder(Model):
                 self._keep(question, False, RESULTS if serves_a_limit else ())
 
     def ask(self, question: Question) -> Run:
-        """As the model; what is answered of the whole of it is kept, of a perturbed run only distances."""
+        """Ask the model, and keep answers of the whole; of perturbed runs only distances."""
         distances = () if self.modules[""].is_leaf else GRADIENTS  # a block's float32 gradients only serve limits
         self._keep(question, True, RESULTS if question.perturbation else distances)
         return self.model.ask(question)
 
     def _keep(self, question: Question, with_trace: bool, distances: Collection[str]) -> None:
-        """Keep the answer; of the fields `distances` only how far they are from the same in float64."""
+        """Keep the answer; of the fields `distances` only distances from float64."""
         if any(answer["keeps"] == question.keeps for answer in self._kept(question)):
             return
         exact = next(iter(self._kept(replace(question, dtype="float64", perturbation=0))), {})
@@ -183,7 +180,6 @@ class Recorder(Model):
         self.answers.setdefault(question.key(self.switched_off), []).append(answer)
 
     def _kept(self, question: Question) -> list[dict[str, Any]]:
-        """The kept answers that send the same back."""
         upstream = question.upstream_key()
         answers = self.answers.get(question.key(self.switched_off), ())
         return [answer for answer in answers if answer["upstream"] == upstream]
