@@ -1,1 +1,1 @@
-"""A verdict or a run of the ladder for people and machines: text, page, plots, summary."""
+"""Reports of a verdict or a run: text, page, plots, summary."""

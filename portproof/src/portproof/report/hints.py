@@ -1,13 +1,12 @@
-"""What usually causes a difference, by the kind of item that differs first."""
+"""Usual causes of a difference, by the kind of item."""
 
 from collections.abc import Mapping
 
 from portproof.compare import Item
 
-# By the type of layer whose output differs, the statistic, or else the kind of item.
-# Where a rung means another thing by a kind, it has its own hints: `compare(..., hints=)`.
+# By layer type, statistic or kind of item. A rung may have its own: `compare(..., hints=)`.
 CAUSES = {
-    "output": "the classifier, or a function between modules (flatten, residual)",  # of the whole model
+    "output": "the classifier, or a function between modules (flatten, residual)",  # whole model
     "Conv2d": "stride, padding, dilation or groups; a weight that was not loaded or was loaded into another layer",
     "BatchNorm2d": "epsilon; running statistics not loaded (running_mean is _mean in Paddle); train for eval mode",
     "Linear": "weight not transposed (Paddle keeps it as in_features x out_features); bias missing",
@@ -44,10 +43,7 @@ CAUSES = {
 
 
 def usual_causes(item: Item, types: Mapping[str, str], hints: Mapping[str, str]) -> str:
-    """What to look for first when `item` differs; "" where that is not known.
-
-    `types` maps module names to layer types; `hints` are the check's own, by kind of item.
-    """
+    """The usual causes, or "". `types`: {module: layer type}; `hints` come before CAUSES."""
     if item.kind in hints:
         return hints[item.kind]
     if item.kind == "output" and item.module:

@@ -1,4 +1,4 @@
-"""The report of a run of the ladder as one HTML page, which needs no other file and no network."""
+"""The HTML report of a run: one file, no network."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from portproof.report.summary import LadderResult
 
 
 def failing_first(verdict: Verdict, group: Callable[[Item], str]) -> list[text.Group]:
-    """The lines of the text report, those that did not pass first."""
+    """The groups of the text report, failures first."""
     return sorted(text.groups_of(verdict.rows, group), key=lambda group: group.worst.status == PASS)
 
 
 def share(row: Row) -> str:
-    """The difference as a share of the limit, in words where the limit is 0."""
+    """The difference as a share of the limit; in words if that is 0."""
     if row.difference != row.difference:
         return "–"
     if row.atol > 0:
@@ -31,7 +31,6 @@ def share(row: Row) -> str:
 
 
 def worst_share(verdicts: Sequence[Verdict]) -> str:
-    """The largest share of a limit; items without a difference say so by their status."""
     rows = joined("", verdicts).rows
     measured = [row for row in rows if row.atol > 0 and row.difference >= 0]
     if measured:
@@ -40,7 +39,6 @@ def worst_share(verdicts: Sequence[Verdict]) -> str:
 
 
 def render_page(result: LadderResult) -> str:
-    """The page of `result`; names and messages from outside are escaped."""
     style = {"autoescape": True, "trim_blocks": True, "lstrip_blocks": True, "undefined": jinja2.StrictUndefined}
     environment = jinja2.Environment(loader=jinja2.PackageLoader("portproof.report"), **style)
     functions = (failing_first, picture_row, plots_of, share, usual_causes, worst_share)
@@ -50,6 +48,6 @@ def render_page(result: LadderResult) -> str:
 
 
 def write_page(result: LadderResult, path: Path) -> None:
-    """Write `render_page` of `result`; raises UserError when it cannot be written."""
-    # a file name that is not UTF-8 may be an item's name
+    """Write the page; raises UserError if that fails."""
+    # an item may be a file name that is not UTF-8
     save_text(render_page(result).encode("utf-8", "backslashreplace").decode("utf-8"), path)

@@ -1,4 +1,4 @@
-"""Input images that differ, and their difference, as PNG data URIs."""
+"""Input images that differ, as PNG data URIs."""
 
 import base64
 import io
@@ -8,14 +8,14 @@ import matplotlib
 import numpy as np
 from PIL import Image
 
-MEAN = np.array([0.485, 0.456, 0.406])  # what both sides' presets subtract, and divide by
+MEAN = np.array([0.485, 0.456, 0.406])  # of both sides' presets
 STD = np.array([0.229, 0.224, 0.225])
-COLORMAP = "viridis"  # its brightness rises evenly, for every kind of colour vision
+COLORMAP = "viridis"  # readable with any colour vision
 
 
 @dataclass(frozen=True)
 class Picture:
-    """An image, or, where there is none to show (uri is ""), only what is said about it."""
+    """An image and its text; uri is "" if it cannot be shown."""
 
     title: str
     uri: str
@@ -33,7 +33,7 @@ def _is_image(array: np.ndarray) -> bool:
 
 
 def _side(title: str, array: np.ndarray) -> Picture:
-    """A tensor, (3, H, W) or by mistake (H, W, 3), back from normalization to colours."""
+    """(3, H, W), or (H, W, 3) by mistake, without the normalization."""
     shape = "x".join(map(str, array.shape))
     if not _is_image(array) or 3 not in (array.shape[0], array.shape[2]):
         return Picture(title, "", f"no picture: {array.dtype}, {shape}")
@@ -48,7 +48,7 @@ def _side(title: str, array: np.ndarray) -> Picture:
 
 
 def _difference(ref: np.ndarray, port: np.ndarray) -> Picture:
-    """The largest of each pixel's channels: dark is none, the brightest is the largest of all."""
+    """The largest of each pixel's channels; brighter is larger."""
     title = "difference"
     if not (_is_image(ref) and _is_image(port) and ref.shape == port.shape):
         return Picture(title, "", f"no picture: {ref.dtype} {ref.shape} and {port.dtype} {port.shape}")
@@ -64,5 +64,5 @@ def _difference(ref: np.ndarray, port: np.ndarray) -> Picture:
 
 
 def picture_row(ref: np.ndarray, port: np.ndarray) -> list[Picture]:
-    """Both sides' images and their difference, for tensors of any shape and type."""
+    """Both images and their difference; any shape and dtype."""
     return [_side("reference", ref), _side("port", port), _difference(ref, port)]

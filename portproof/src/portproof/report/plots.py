@@ -1,6 +1,6 @@
-"""The plots of the report: SVG text that takes its colours from the page, so that it follows light and dark.
+"""The plots of the report, as SVG. The page sets the colours, light or dark.
 
-No text of a user's gets into a plot (the page shows names beside it), since Matplotlib reads `$` as mathematics.
+No user text gets into a plot: Matplotlib reads `$` as mathematics.
 """
 
 import io
@@ -19,9 +19,9 @@ from numpy.typing import ArrayLike
 from portproof.compare import PASS, Row
 from portproof.report.summary import Findings
 
-WIDTH, HEIGHT = 440, 220  # in points, which the page scales; text stays legible on a phone
-FEWEST = 8  # items that make a depth
-# The page's colours, by placeholders that no other shape of a plot has as its colour.
+WIDTH, HEIGHT = 440, 220  # points; legible on a phone
+FEWEST = 8  # items of a depth plot
+# The page's colours, by placeholders that no plot uses.
 VARIABLES = {
     "#010203": "--muted",
     "#020304": "--line",
@@ -30,13 +30,13 @@ VARIABLES = {
     "#050607": "--fail",
 }
 INK, GRID, DATA, LIMIT, BAD = VARIABLES
-# What is on the axis of a curve whose name ends so.
+# The axis label, by how a curve's name ends.
 CURVES = {"lr": "learning rate", "loss": "loss", "training top-1": "top-1 in training", "top-1": "top-1 in evaluation"}
 CROSS = {"color": BAD, "markersize": 5.5, "markeredgewidth": 0}
-# By kind of item: Matplotlib's line, and its dashes in the page's key.
+# By kind of item: Matplotlib's line style, the dashes in the page's legend.
 STYLES = {"loss": ("-", ""), "gradient": ("--", "6 3"), "parameter": (":", "2 2"), "buffer": ("-.", "6 2 2 2")}
 RC = {
-    "svg.fonttype": "none",  # text, which can be selected and read aloud, not outlines
+    "svg.fonttype": "none",  # real text, for selection and screen readers
     "font.size": 10,
     **dict.fromkeys(("text.color", "axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color"), INK),
     **dict.fromkeys(("axes.linewidth", "grid.linewidth"), 0.6),
@@ -47,15 +47,13 @@ RC = {
 
 @dataclass(frozen=True)
 class Plot:
-    """An `<svg>` element and what is written above it."""
-
     title: str
     svg: str
     text: str = ""
 
 
 def _drawable(values: ArrayLike) -> np.ndarray:
-    """As float64, away from its ends, near which no axis can be laid out; NaN where infinite."""
+    """As float64; NaN where infinite. Matplotlib fails near the ends of float64."""
     array = np.array(values, np.float64)
     array[np.isinf(array)] = np.nan
     return np.sign(array) * np.clip(np.abs(array), 0, 1e300) * (np.abs(array) >= 1e-300)
@@ -69,9 +67,9 @@ def _to_svg(axes: Axes, label: str, salt: str) -> str:
     svg = svg[svg.index("<svg") :]
     svg = re.sub(r"\s*<metadata>.*?</metadata>|<defs>\s*<style.*?</style>\s*</defs>", "", svg, flags=re.S)
     svg = re.sub(r' (?:width|height)="[\d.]+pt"', "", svg, count=2)
-    used = set(re.findall(r"#([\w.-]+)", svg))  # other ids are the same in every plot
+    used = set(re.findall(r"#([\w.-]+)", svg))  # others repeat in every plot
     svg = re.sub(r' id="([\w.-]+)"', lambda match: match[0] if match[1] in used else "", svg)
-    svg = re.sub(r"font-family: [^;\"]*; ?", "", svg)  # the page's
+    svg = re.sub(r"font-family: [^;\"]*; ?", "", svg)
     svg = re.sub(r"\s+", " ", svg)
     for colour, variable in VARIABLES.items():
         svg = svg.replace(colour, f"var({variable})")
@@ -80,7 +78,7 @@ def _to_svg(axes: Axes, label: str, salt: str) -> str:
 
 def _axes(x_label: str, y_label: str, log: bool = False) -> Axes:
     figure = Figure(figsize=(WIDTH / 72, HEIGHT / 72))
-    axes = figure.add_axes((0.135, 0.185, 0.85, 0.73))  # a layout that fits would be drawn twice
+    axes = figure.add_axes((0.135, 0.185, 0.85, 0.73))  # a fitted layout is drawn twice
     axes.set_xlabel(x_label)
     axes.set_title(y_label, loc="left", fontsize=10, color=INK)
     axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
@@ -95,22 +93,18 @@ def _axes(x_label: str, y_label: str, log: bool = False) -> Axes:
 
 
 def _mark_bad(axes: Axes, x: np.ndarray, heights: np.ndarray, bad: np.ndarray) -> None:
-    """A cross at each bad place; at the upper edge where it has no finite height above 0."""
+    """A cross at each; at the upper edge where it has no height."""
     with_height = bad & (heights > 0)
     axes.plot(x[with_height], heights[with_height], "X", **CROSS)
     _mark_edge(axes, x[bad & ~with_height], 0.97, "X", **CROSS)
 
 
 def _mark_edge(axes: Axes, x: np.ndarray, height: float, mark: str, **style: Any) -> None:
-    """Marks at one `height`, as a share of the plot's."""
     axes.plot(x, np.full(len(x), height), mark, **style, transform=axes.get_xaxis_transform())
 
 
 def depth_rows(rows: Sequence[Row]) -> list[Row]:
-    """The rows to draw along the network: gradients of the first iteration if there are any, else modules.
-
-    What must be equal to the last bit has no limit to be drawn, and is left out unless it fails.
-    """
+    """The first iteration's gradients, else modules; without what passed with limit 0."""
     rows = [row for row in rows if row.atol != 0 or row.status != PASS]
     gradients = [row for row in rows if row.item.kind == "gradient" and not row.item.iteration]
     return gradients or [row for row in rows if row.item.kind in ("output", "buffer")]
@@ -118,7 +112,7 @@ def depth_rows(rows: Sequence[Row]) -> list[Row]:
 
 @matplotlib.rc_context(RC)
 def depth_plot(title: str, rows: Sequence[Row], salt: str) -> Plot:
-    """The difference and the limit of each of `depth_rows`, in order, on a log scale; 0 is a tick at the lower edge."""
+    """Difference and limit of each row on a log scale; a tick at the lower edge is 0."""
     x_label = "item, in the order of execution"
     if rows[0].item.kind == "gradient":
         x_label = "gradient, from the output to the input"
@@ -148,7 +142,7 @@ def depth_plot(title: str, rows: Sequence[Row], salt: str) -> Plot:
 
 
 def shares(rows: Sequence[Row]) -> dict[str, np.ndarray]:
-    """{kind: the largest share of a limit at each iteration}, infinite without a difference, NaN without a row."""
+    """{kind: largest share of a limit, by iteration}; inf: no difference, NaN: no row."""
     rows = [row for row in rows if row.item.iteration is not None and (row.atol > 0 or row.status != PASS)]
     curves = {}
     for kind in STYLES:
@@ -163,7 +157,6 @@ def shares(rows: Sequence[Row]) -> dict[str, np.ndarray]:
 
 @matplotlib.rc_context(RC)
 def shares_plot(title: str, curves: dict[str, np.ndarray], salt: str) -> Plot:
-    """The largest share of the limit at each iteration, a line a kind."""
     axes = _axes("iteration", "largest difference / limit", log=True)
     axes.axhline(1, color=LIMIT, linewidth=1.4)
     over: set[int] = set()
@@ -178,10 +171,7 @@ def shares_plot(title: str, curves: dict[str, np.ndarray], salt: str) -> Plot:
 
 @matplotlib.rc_context(RC)
 def curve_plot(name: str, ref: ArrayLike, port: ArrayLike, salt: str) -> Plot:
-    """One number an iteration, of both sides; the end of `name` says what number.
-
-    By epoch, `ref` holds several runs, (runs, n): their mean, in a band from the lowest to the highest.
-    """
+    """One number an iteration, or an epoch where `ref` is (runs, n): their mean and range."""
     ref = _drawable(ref)
     x_label = "epoch" if ref.ndim == 2 else "iteration"
     what = CURVES.get(name.rpartition(", ")[2], "value")
@@ -197,7 +187,7 @@ def curve_plot(name: str, ref: ArrayLike, port: ArrayLike, salt: str) -> Plot:
 
 
 def plots_of(rung: Findings, salt: str) -> dict[str, list[Plot]]:
-    """The plots of a rung, by what they show; `salt` keeps the ids of different rungs apart."""
+    """{"depth", "shares" or "curves": plots}; a `salt` for each rung keeps ids unique."""
     plots: dict[str, list[Plot]] = {"depth": [], "shares": [], "curves": []}
     for i, verdict in enumerate(rung.verdicts):
         rows = depth_rows(verdict.judged)

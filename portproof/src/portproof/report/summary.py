@@ -1,20 +1,19 @@
-"""A run of the ladder as data: its outcome, and `summary.json`, the same for machines.
+"""The outcome of a run as data, and as `summary.json`.
 
 `summary.json` (UTF-8, no NaN or Infinity literals) holds:
 
     schema        2; another number where a reader of this one would go wrong
-    status        "PASS", "FAIL" or "REFUSED"; of the run here, of each rung, verdict and row below; a row's may also be
-                  "NOT JUDGED"
+    status        "PASS", "FAIL" or "REFUSED", also of each rung, verdict and row; of a row also "NOT JUDGED"
     sentence      the outcome in words
     environment   {what: text}
-    rungs         a list of {name, model, status, seconds, error, verdicts}; error: the exception of one that raised
+    rungs         a list of {name, model, status, seconds, error, verdicts}; error: the exception, or ""
     verdicts      a list of {title, status, refusal, notes, location, rows}; location: lines of text, or null
     rows          a list of {name, item, status, shape, difference, limit, scale, reason, widened_by, hidden,
-                  worst}; widened_by, hidden: by what the limit was widened, and what could hide in it, see compare.Row
-    item          what the row is of: {name, kind, module, mode, dtype, iteration, section}, see compare.Item
+                  worst}, see compare.Row
+    item          {name, kind, module, mode, dtype, iteration, section}, see compare.Item
     worst         {index, reference, port, outside, size}, the place of the largest difference, or null
 
-A number that was not measured is null, an infinite one "Infinity" or "-Infinity", a complex one text such as "(1+2j)".
+NaN is null, infinity "Infinity" or "-Infinity", a complex number text such as "(1+2j)".
 """
 
 from __future__ import annotations
@@ -48,19 +47,19 @@ Sides = tuple[np.ndarray, np.ndarray]  # (reference, port)
 
 @dataclass
 class Findings:
-    """What a rung found: its verdicts, and what reports show beside them."""
+    """A rung's verdicts, and what reports show beside them."""
 
     name: str
     verdicts: list[Verdict] = field(default_factory=list)
-    groups: list[Callable[[Item], str]] = field(default_factory=list)  # labels, for each verdict
-    types: dict[str, str] = field(default_factory=dict)  # of the reference's modules
-    curves: dict[str, Sides] = field(default_factory=dict)  # see plots.py
-    pictures: dict[str, Sides] = field(default_factory=dict)  # of shape (3, H, W), where they differ
-    log: list[str] = field(default_factory=list)  # the lines that it printed
+    groups: list[Callable[[Item], str]] = field(default_factory=list)  # label each verdict's items
+    types: dict[str, str] = field(default_factory=dict)  # {module: layer type}
+    curves: dict[str, Sides] = field(default_factory=dict)
+    pictures: dict[str, Sides] = field(default_factory=dict)  # (3, H, W), only where they differ
+    log: list[str] = field(default_factory=list)
 
     @property
     def status(self) -> int:
-        """That of all verdicts together; REFUSED if nothing was judged."""
+        """REFUSED if nothing was judged."""
         return joined(self.name, self.verdicts).status
 
     @property
@@ -70,14 +69,14 @@ class Findings:
 
 @dataclass(frozen=True)
 class RungResult:
-    """What became of one rung on one model; `rung` is None where it raised `error`."""
+    """One rung on one model; `rung` is None if it raised `error`."""
 
     name: str
     model: str
     seconds: float
     rung: Findings | None = None
     error: str = ""
-    plots: Mapping[str, Any] = field(default_factory=dict)  # `plots_of` the rung, if drawn
+    plots: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def status(self) -> int:
@@ -89,20 +88,18 @@ class RungResult:
 
     @property
     def first_bad(self) -> Verdict | None:
-        """The first verdict with the rung's status, unless it passed or raised."""
+        """The first verdict with the rung's status; None if it passed or raised."""
         return next((verdict for verdict in self.verdicts if verdict.status == self.status != PASS), None)
 
 
 @dataclass(frozen=True)
 class LadderResult:
-    """All rungs of a run, in their order."""
-
     rungs: list[RungResult]
     environment: dict[str, str] = field(default_factory=dict)
 
     @property
     def status(self) -> int:
-        """That of the worst rung; REFUSED if there is none."""
+        """The worst rung's; REFUSED without rungs."""
         statuses = {rung.status for rung in self.rungs} or {REFUSED}
         return FAIL if FAIL in statuses else max(statuses)
 
@@ -112,12 +109,12 @@ class LadderResult:
 
     @property
     def first_bad(self) -> RungResult | None:
-        """The first rung that failed, or was refused where none failed."""
+        """The first failed rung, or else the first refused one."""
         return next((rung for rung in self.rungs if rung.status == self.status != PASS), None)
 
     @property
     def sentence(self) -> str:
-        """The outcome in words, without the status itself."""
+        """The outcome in words."""
         if not self.rungs:
             return "No rung was run."
         count, first = len(self.rungs), self.first_bad
@@ -133,7 +130,7 @@ class LadderResult:
 
 
 def environment(args: argparse.Namespace, script: str) -> dict[str, str]:
-    """What a run depends on, in words: the command with every flag of `args`, versions, machine, date."""
+    """The command with all flags, versions, machine and date, as text."""
     command = ["python", script]
     for name, value in vars(args).items():
         if value is not None:
@@ -157,7 +154,7 @@ def _version(library: str) -> str:
 
 
 def _processor() -> str:
-    """Its name; Python's `platform.processor()` is empty on most Linux systems."""
+    """`platform.processor()` is empty on most Linux systems."""
     with suppress(OSError):
         text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
         if found := re.search(r"^model name.*?:(.*)", text, re.M):
@@ -165,11 +162,11 @@ def _processor() -> str:
     return platform.processor() or platform.machine()
 
 
-KEYS = {"atol": "limit", "ref": "reference"}  # of fields that have another name in the file
+KEYS = {"atol": "limit", "ref": "reference"}
 
 
 def _json_value(value: object) -> object:
-    """`value` as strict JSON has it: no NaN, no infinity, no complex numbers."""
+    """Strict JSON: no NaN, infinity or complex numbers."""
     if isinstance(value, complex):
         return str(value)
     if isinstance(value, float) and not math.isfinite(value):
@@ -183,7 +180,7 @@ def _fields(of: Row | Worst) -> dict[str, Any]:
 
 def _row_data(row: Row) -> dict[str, Any]:
     data = {"name": row.name, **_fields(row), "item": vars(row.item), "status": LAST_WORDS[row.status]}
-    worst = data.pop("worst")  # which comes last
+    worst = data.pop("worst")
     return data | {"worst": worst and _fields(worst)}
 
 
@@ -199,7 +196,7 @@ def _verdict_data(verdict: Verdict) -> dict[str, Any]:
 
 
 def write_summary(result: LadderResult, path: Path) -> None:
-    """Write `summary.json`; raises UserError when it cannot be written."""
+    """Write `summary.json`; raises UserError if that fails."""
     rungs = [
         {
             "name": rung.name,

@@ -1,4 +1,4 @@
-"""A verdict as text: a table with one line a group of items, then the first failing item in full."""
+"""A verdict as text: a table of groups, then the first failing item."""
 
 import math
 from collections.abc import Callable, Iterable, Mapping
@@ -15,7 +15,7 @@ ORDER = (NOT_JUDGED, PASS, REFUSED, FAIL)  # the worst last
 
 
 def badness(row: Row) -> tuple[int, float]:
-    """Sorts rows by `ORDER`, then by difference against limit, NaN above all."""
+    """A sort key: `ORDER`, then the share of the limit, NaN last."""
     return ORDER.index(row.status), float("inf") if math.isnan(row.share) else row.share
 
 
@@ -25,13 +25,13 @@ def shape(row: Row) -> str:
 
 
 def with_layer(row: Row, types: Mapping[str, str]) -> str:
-    """The row's name, and of an output the type of its layer."""
+    """The row's name; outputs with their layer type."""
     layer = types.get(row.item.module) if row.item.kind == "output" else None
     return f"{row.name} ({layer})" if layer else row.name
 
 
 def place(row: Row) -> str:
-    """Where the largest difference is; "" for a scalar."""
+    """The index of the largest difference; "" for a scalar."""
     return f" at {row.worst.index}" if row.worst.index else ""
 
 
@@ -45,12 +45,12 @@ def _values(row: Row) -> str:
 
 
 def row_line(row: Row) -> str:
-    """One item in one line, as the log lists them all."""
+    """An item as one line of the log."""
     return f"  {WORDS[row.status]:<7} {row.name}  {shape(row)}  {_values(row)}"
 
 
 def block_of(item: Item) -> str:
-    """What an item is shown under: its section, iteration and kind, or the block that an output lies in."""
+    """The item's group: section, iteration and kind, or an output's block."""
     where = str(replace(item, name=""))
     if item.kind == "buffer" and not where:
         return "running statistics"
@@ -58,13 +58,13 @@ def block_of(item: Item) -> str:
 
 
 def section_of(item: Item) -> str:
-    """What an item of `align` is shown under: "eval mode, float64/output"."""
+    """The group in `align`: "eval mode, float64/output"."""
     return "/".join(part for part in (item.section, item.kind) if part)
 
 
 @dataclass(frozen=True)
 class Group:
-    """Items that a report shows in one line, which its worst item decides."""
+    """Items shown in one line, with the status of the worst."""
 
     label: str
     rows: list[Row]
@@ -75,7 +75,7 @@ class Group:
 
     @property
     def size(self) -> str:
-        """The shape of a single item; of several how many there are, and how many are bad."""
+        """A single item's shape, else the number of items."""
         if len(self.rows) == 1:
             return shape(self.worst)
         bad = len(Verdict("", self.rows).bad)
@@ -83,12 +83,11 @@ class Group:
 
 
 def groups_of(rows: Iterable[Row], group: Callable[[Item], str]) -> list[Group]:
-    """One for each run of rows that `group` gives the same label."""
+    """Consecutive rows to which `group` gives the same label."""
     return [Group(label, list(members)) for label, members in groupby(rows, key=lambda row: group(row.item))]
 
 
 def table(rows: Iterable[Row], group: Callable[[Item], str]) -> list[str]:
-    """One line for each of `groups_of`."""
     groups = groups_of(rows, group)
     width = max((len(each.label) for each in groups), default=0)
     lines = []
@@ -100,7 +99,7 @@ def table(rows: Iterable[Row], group: Callable[[Item], str]) -> list[str]:
 
 
 def first_difference(verdict: Verdict, types: Mapping[str, str]) -> list[str]:
-    """The first failing item, what agreed before it, what usually causes it."""
+    """The first failing item and its usual causes, as lines."""
     row = verdict.first_failure
     if row is None:
         return []
@@ -120,7 +119,6 @@ def first_difference(verdict: Verdict, types: Mapping[str, str]) -> list[str]:
 
 
 def _limit_lines(verdict: Verdict) -> list[str]:
-    """Which limits were widened, and which items are not judged."""
     widened: dict[str, list[tuple[float, Row]]] = {}
     for row in verdict.rows:
         if row.widened_by and row.status == PASS:
@@ -138,12 +136,12 @@ def _limit_lines(verdict: Verdict) -> list[str]:
 
 
 def render(verdict: Verdict, group: Callable[[Item], str], types: Mapping[str, str]) -> str:
-    """Title, table, and the first failing item."""
+    """The whole text report."""
     return "\n".join([verdict.title, *_body(verdict, group, types)])
 
 
 def render_sections(verdict: Verdict, passes: str = "") -> str:
-    """A verdict of `align` as text, where it begins, too."""
+    """A verdict of `align`, with the place where it departs."""
     location = verdict.location.lines() if verdict.location else []
     last = last_line(verdict.title, verdict)
     notes = [*verdict.notes, passes] if passes else verdict.notes
@@ -156,7 +154,7 @@ def _body(verdict: Verdict, group: Callable[[Item], str], types: Mapping[str, st
 
 
 def last_line(name: str, verdict: Verdict) -> str:
-    """PASS, FAIL or REFUSED, in one line."""
+    """The outcome in one line."""
     skipped = f"; {len(verdict.not_judged)} not judged" if verdict.not_judged else ""
     if verdict.status == PASS:
         return f"PASS {name}: all {len(verdict.judged)} items within their limits{skipped}"
