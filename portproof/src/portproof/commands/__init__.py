@@ -1,1 +1,1 @@
-"""The command `portproof`: a module a subcommand, which reads its flags and prints."""
+"""The subcommands of `portproof`, one a module."""

@@ -42,7 +42,7 @@ from sturdyio.cli import ArgumentParser, HelpFormatter, UserError, positive_int,
 PROG = "portproof align"
 NOT_LOCATED = "not located: each module alone gives what the reference's gives"
 MODEL = "the model itself"
-OF_THE_WHOLE = ("save_map", "save_weights", "print_map", "loss")  # what --locate-only does not do
+OF_THE_WHOLE = ("save_map", "save_weights", "print_map", "loss")
 
 
 def get_args_parser() -> argparse.ArgumentParser:
@@ -68,7 +68,6 @@ def get_args_parser() -> argparse.ArgumentParser:
 
 
 def check(args: argparse.Namespace) -> None:
-    """Raise UserError for flags that do not go together."""
     if args.locate_only:
         if args.mode != "both":
             raise UserError("--locate-only looks in both modes: leave --mode out")
@@ -125,7 +124,7 @@ def main(args: argparse.Namespace) -> int:
     if args.save_weights:
         try:
             save_weights(ref, port, verdict.names, args)
-        except UserError as error:  # what the port lacks is what the verdict says
+        except UserError as error:  # a failed verdict already says what the port lacks
             if status != FAIL:
                 raise
             print(f"{PROG}: weights not written: {error}", file=sys.stderr)
@@ -141,7 +140,6 @@ def map_lines(names: NameMap) -> list[str]:
 
 
 def save_map(names: NameMap, path: str) -> None:
-    """Write the map as --map reads it; raises UserError if none was chosen, or it cannot be written."""
     if names.ambiguous:
         raise UserError(f"no map is written to {path}, since none was chosen: say in --map which is which")
     save_text(map_text(names), Path(path))
@@ -149,7 +147,6 @@ def save_map(names: NameMap, path: str) -> None:
 
 
 def save_weights(ref: Any, port: Any, names: NameMap, args: argparse.Namespace) -> None:
-    """Write the reference's weights as the port's; raises UserError for a tensor of one side alone."""
     from portproof.mapping.conversion import convert_state_dict
 
     if names.ambiguous or names.problems:
@@ -162,7 +159,6 @@ def save_weights(ref: Any, port: Any, names: NameMap, args: argparse.Namespace) 
 
 
 def _training(args: argparse.Namespace, inputs: Inputs) -> Callable[..., Verdict]:
-    """What compares the steps of training that the flags name."""
     from portproof import ladder
     from portproof.ladder.pairs.named import model_factory, named_function
 

@@ -1,4 +1,4 @@
-"""The flags for a pair of models, their inputs, weights and files; how the two are loaded."""
+"""Flags that several commands share, and how models and inputs are loaded."""
 
 from __future__ import annotations
 
@@ -16,12 +16,11 @@ from sturdyio.files import read_file, refusing
 from sturdyio.state_dict import hash_in_name
 
 INPUT = "2,3,224,224"
-MOST_MAP = 2_000_000  # bytes: some 20,000 lines
+MOST_MAP = 2_000_000  # bytes, about 20,000 lines
 MODES = {"eval": ("eval",), "train": ("train",), "both": ("eval", "train")}
 PRECISIONS = {"float64": ("float64",), "float32": ("float32",), "both": ("float64", "float32")}
 
-# What argparse takes of the flags that several commands have.
-REQUIRED = {"required": True, "default": argparse.SUPPRESS}  # without a default in the help
+REQUIRED = {"required": True, "default": argparse.SUPPRESS}  # hides the default in help
 REPEATED = {"action": "append", "default": []}
 FACTORY = {"metavar": "PKG.MOD:FACTORY", **REQUIRED}
 FLAGS: dict[str, dict[str, Any]] = {
@@ -59,17 +58,17 @@ FLAGS: dict[str, dict[str, Any]] = {
     },
 }
 PAIR = ("--ref", "--port", "--map", "--input")
-JUDGED = ("--mode", "--precision", "--leave-out", "--match")  # `judging_options` reads them
+JUDGED = ("--mode", "--precision", "--leave-out", "--match")
 
 
 def add_flags(parser: argparse.ArgumentParser, *names: str, **changed: Any) -> None:
-    """Those of FLAGS, with what is `changed` in them."""
+    """Add these FLAGS, with `changed` keywords."""
     for name in names:
         parser.add_argument(name, **{**FLAGS[name], **changed})
 
 
 def judging_options(args: argparse.Namespace) -> dict[str, Any]:
-    """The keywords of `portproof.align` for JUDGED; raises UserError for a --match that is none."""
+    """JUDGED as keywords of `portproof.align`; raises UserError for a bad --match."""
     outputs = {}
     for text in args.match:
         name, equals, port_name = text.partition("=")
@@ -81,7 +80,7 @@ def judging_options(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def add_file_arguments(parser: argparse.ArgumentParser, frameworks: Sequence[str]) -> None:
-    """INPUT, OUTPUT, and --from and --to, which name two of the `frameworks`."""
+    """INPUT, OUTPUT, --from and --to (two of `frameworks`)."""
     framework = {"choices": frameworks, **REQUIRED}
     add = parser.add_argument
     add("input_file", metavar="INPUT", type=Path, help="weights or checkpoint to read")
@@ -91,7 +90,7 @@ def add_file_arguments(parser: argparse.ArgumentParser, frameworks: Sequence[str
 
 
 def check_files(args: argparse.Namespace) -> None:
-    """Raise UserError for what is wrong with the files' names."""
+    """Raise UserError for wrong file names."""
     source, target = args.input_file, args.output_file
     if args.source == args.target:
         raise UserError(f"--from and --to are both {args.source}: name the two frameworks")
@@ -102,15 +101,12 @@ def check_files(args: argparse.Namespace) -> None:
     existing_file(source, "weights")
     if target.exists() and target.samefile(source):
         raise UserError(f"output {target} is the input: choose another name")
-    if hash_in_name(target):  # which would be refused as damaged
+    if hash_in_name(target):  # it would be refused as damaged
         raise UserError(f"output {target} would carry a wrong hash: choose a name without -{hash_in_name(target)}")
 
 
 def read_map(path: str | None) -> dict[str, str]:
-    """{reference's module or tensor: port's} of a YAML file; several names of one line are joined by commas.
-
-    Raises UserError for anything else.
-    """
+    """{reference's name: port's} of a YAML file, lists joined by ", "; raises UserError."""
     if path is None:
         return {}
     import yaml
@@ -119,7 +115,7 @@ def read_map(path: str | None) -> dict[str, str]:
     with refusing(f"map {path}", "YAML", "write lines NAME: NAME"):
         if len(data) > MOST_MAP:
             raise ValueError(f"it has more than {MOST_MAP} bytes")
-        content = yaml.load(data.decode(), yaml.BaseLoader)  # which makes no number of a name
+        content = yaml.load(data.decode(), yaml.BaseLoader)  # names stay text, not numbers
     given = content if isinstance(content, dict) else {None: None}
     lines = {key: ", ".join(value) if _are_texts(value) else value for key, value in given.items()}
     if not _are_texts([*lines, *lines.values()]):
@@ -132,14 +128,14 @@ def _are_texts(value: Any) -> bool:
 
 
 def load_models(args: argparse.Namespace, judged: bool = False) -> tuple[Any, Any, Inputs]:
-    """(reference, port, inputs) as the flags say; what the code of a port that is `judged` raises is a PortError."""
+    """(reference, port, inputs). If the port is `judged`, what its code raises is a PortError."""
     inputs = load_given_inputs(args, ("torch", "paddle"))
     with staying():
         return model_factory(args.ref, "--ref")(), model_factory(args.port, "--port", judged)(), inputs
 
 
 def load_given_inputs(args: argparse.Namespace, frameworks: Sequence[str]) -> Inputs:
-    """The inputs that the flags say; raises UserError also if a framework has no such --device."""
+    """Of --input or --inputs. Raises UserError, also if a framework lacks the --device."""
     file = getattr(args, "inputs", None)
     if file and args.input:
         raise UserError("--inputs are the inputs themselves, --input their shapes: give one of the two")

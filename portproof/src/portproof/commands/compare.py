@@ -38,7 +38,6 @@ def get_args_parser() -> argparse.ArgumentParser:
 
 
 def read(path: str, what: str) -> dict[str, np.ndarray]:
-    """A file's arrays by name; raises UserError for a file that holds anything else."""
     suffix = existing_file(path, what).suffix
     if suffix == ".safetensors":
         return load_safetensors(path)
@@ -48,7 +47,6 @@ def read(path: str, what: str) -> dict[str, np.ndarray]:
 
 
 def atol_of(args: argparse.Namespace, ref: dict[str, np.ndarray]) -> dict[str, float]:
-    """Each item's limit from --fp64-ref or --rtol."""
     floats = {name: array for name, array in ref.items() if array.dtype.kind in "fc"}
     wide = {name: WIDE[array.dtype.kind] for name, array in floats.items()}
     if args.rtol is not None:

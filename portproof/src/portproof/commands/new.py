@@ -29,7 +29,6 @@ def get_args_parser() -> argparse.ArgumentParser:
 
 
 def main(args: argparse.Namespace) -> int:
-    """Raises UserError for a folder that is not empty, and for a pair that cannot be imported or made."""
     folder, inputs, names = args.folder, args.input or [INPUT], read_map(args.map)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UserError(f"{folder} exists and is not empty: name another folder")
@@ -39,12 +38,12 @@ def main(args: argparse.Namespace) -> int:
         folder.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".portproof-") as temporary:
             whole = Path(temporary) / "project"
-            for template in TEMPLATE.rglob("*.txt"):  # they are text until they are filled in
+            for template in TEMPLATE.rglob("*.txt"):  # no Python before they are filled in
                 path = whole / template.relative_to(TEMPLATE).with_suffix("")
                 path.parent.mkdir(parents=True, exist_ok=True)
                 text = Template(template.read_text(encoding="utf-8")).substitute(values)
                 path.write_text(text, encoding="utf-8")
-            whole.rename(folder)  # over an empty folder, if there is one
+            whole.rename(folder)  # may replace an empty folder
     except OSError as error:
         raise UserError(f"{folder} cannot be written ({error.strerror}): name another folder") from error
     print(f"wrote {folder}; where {args.ref.partition(':')[0]} and {args.port.partition(':')[0]} can be imported, run:")

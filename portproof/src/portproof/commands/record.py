@@ -42,14 +42,13 @@ def get_args_parser() -> argparse.ArgumentParser:
 
 
 def size(text: str) -> int:
-    """An argparse type: a number of bytes, such as 100MB."""
     found = re.fullmatch(r"(\d+(?:\.\d+)?) ?(kB|MB|GB|)", text)
     if not found or not float(found[1]):
         raise ValueError
     return int(float(found[1]) * UNITS[found[2]])
 
 
-size.__name__ = "size such as 100MB"  # argparse: "invalid size such as 100MB value: 'much'"
+size.__name__ = "size such as 100MB"  # for argparse's error message
 
 
 def main(args: argparse.Namespace) -> int:
