@@ -1,1 +1,1 @@
-"""What the kit reads, writes and shows beside `sturdyio`: extras, records, checkpoints, passes."""
+"""Files, missing libraries and progress; an addition to `sturdyio`."""

@@ -1,9 +1,8 @@
-"""MindSpore's checkpoint files, `.ckpt`, read and written without MindSpore.
+"""MindSpore's `.ckpt` files, read and written without MindSpore.
 
-A file is messages of protocol buffers one after the other, each a Checkpoint of MindSpore's checkpoint.proto, without
-code. But MindSpore 2.10.0 does not compare dims with the length of tensor_content: it writes what is too long past the
-end of its memory. Read here, that is refused. Nor can MindSpore be imported after PaddlePaddle in one process: each
-brings a oneDNN of its own under one name.
+A file is a sequence of Checkpoint messages of MindSpore's checkpoint.proto, without code. MindSpore 2.10.0 does not
+compare dims with the length of tensor_content: too long content is written past the end of its memory. Here it is
+refused. MindSpore cannot be imported after PaddlePaddle in one process: both bring a oneDNN of the same name.
 """
 
 from __future__ import annotations
@@ -28,11 +27,10 @@ TYPES = {
 }
 NAMES = {np.dtype(dtype): name for name, dtype in TYPES.items()}
 
-CRC = b"crc_num"  # with crc_check=True the file ends in this and ten bytes: the CRC-32 of all before
+CRC = b"crc_num"  # with crc_check=True: then ten bytes, the CRC-32 of all before
 
-
-# MindSpore's checkpoint.proto as a FileDescriptorProto; no such file is installed. `tag` is the parameter's name,
-# `tensor_type` such as "Float32", `tensor_content` little-endian.
+# MindSpore's checkpoint.proto, which it does not install. `tag` is the parameter's name, `tensor_type` such as
+# "Float32", `tensor_content` little-endian.
 SCHEMA = """
 name: "portproof/checkpoint.proto"  package: "portproof"  syntax: "proto2"
 message_type {
@@ -57,7 +55,7 @@ Checkpoint = message_factory.GetMessageClass(_pool.FindMessageTypeByName("portpr
 
 
 def load_ckpt(path: str | Path) -> dict[str, np.ndarray]:
-    """The arrays of a `.ckpt` by name; raises UserError when it is damaged or holds anything but plain arrays."""
+    """{name: array}; raises UserError if it is damaged or holds anything else."""
     data = read_file(path)
     expected = "plain arrays as mindspore.save_checkpoint writes them"
     with refusing(path, expected, "save the network alone, neither encrypted nor with its optimizer"):
@@ -65,7 +63,7 @@ def load_ckpt(path: str | Path) -> dict[str, np.ndarray]:
 
 
 def save_ckpt(arrays: Mapping[str, np.ndarray], path: str | Path) -> None:
-    """Write `arrays`, whole or not at all; mindspore.load_checkpoint reads the file."""
+    """Write for mindspore.load_checkpoint, whole or not at all."""
     with atomic_path(path) as temporary:
         checkpoint = Checkpoint()
         for name, array in arrays.items():
@@ -87,7 +85,7 @@ def _arrays(data: bytes) -> dict[str, np.ndarray]:
     except DecodeError as error:
         raise ValueError(f"it ends early, or is no checkpoint of MindSpore ({error})") from error
     for value in checkpoint.value:
-        if not isinstance(value.tag, str):  # bytes stand for what is no UTF-8
+        if not isinstance(value.tag, str):  # bytes: not UTF-8
             raise ValueError(f"the name {value.tag!r} is no text")
         if not value.HasField("tensor"):
             raise ValueError(f"{value.tag or 'a parameter without a name'} is no plain array")
@@ -98,7 +96,7 @@ def _arrays(data: bytes) -> dict[str, np.ndarray]:
             raise ValueError(f"it holds {name} twice")
         if type_name not in TYPES:
             raise ValueError(f"{name} is of the type {type_name}, which NumPy has not")
-        content = b"".join(value.tensor.tensor_content for value in slices)  # above 512 MB there are several
+        content = b"".join(value.tensor.tensor_content for value in slices)  # several above 512 MB
         dtype = np.dtype(TYPES[type_name])
         if math.prod(dims) * dtype.itemsize != len(content):
             raise ValueError(f"{name} has {len(content)} bytes for the shape {dims} of {type_name}")

@@ -1,7 +1,4 @@
-"""What the kit's commands say of its extras and of the user's modules, beside `sturdyio.cli`.
-
-`run` is here, too: the scripts of a generated project import it from here.
-"""
+"""Errors of missing libraries and user modules; generated projects import `run` from here."""
 
 from __future__ import annotations
 
@@ -14,7 +11,7 @@ from sturdyio.cli import Failed, UserError, one_line, run, user_code
 
 __all__ = ["naming_extra", "resolve", "run"]
 
-# What each of the kit's extras installs, by the names that are imported.
+# What each extra installs, by import name.
 EXTRAS = {
     "torch": ("torch", "scipy", "yaml"),
     "paddle": ("paddle",),
@@ -26,7 +23,7 @@ EXTRAS = {
 
 @contextmanager
 def naming_extra(extra: str = "") -> Iterator[None]:
-    """A missing library is a UserError that names the extra, if `extra` or EXTRAS knows it."""
+    """Make a missing library a UserError that names the extra, if that is known."""
     try:
         yield
     except ImportError as error:
@@ -38,13 +35,13 @@ def naming_extra(extra: str = "") -> Iterator[None]:
 
 
 class PortError(Failed):
-    """The port's code raised before it could be run."""
+    """The port's code raised before the port could run."""
 
 
 def resolve(path: str, what: str, of_port: bool = False) -> Callable[..., Any]:
-    """What "PKG.MOD:NAME" names; raises UserError, which calls it `what`, if it is not there or cannot be called.
+    """The callable "PKG.MOD:NAME"; raises UserError, which calls it `what`.
 
-    What the module itself raises is a PortError if it is code `of_port`, else a UserError.
+    If its module is code `of_port`, what the import raises is a PortError.
     """
     module_name, _, name = str(path).partition(":")
     if not module_name or not name.isidentifier():
@@ -56,7 +53,7 @@ def resolve(path: str, what: str, of_port: bool = False) -> Callable[..., Any]:
         raise
     except ModuleNotFoundError as error:
         raise UserError(f"{what} {path!r}: {error}: put the folder that holds it into PYTHONPATH") from error
-    except Exception as error:  # whatever a module of the user's may raise
+    except Exception as error:  # the user's module may raise anything
         kind = PortError if of_port else UserError
         raise kind(f"{what} {path!r}: importing {module_name} raised {one_line(error)}") from error
     if not callable(getattr(module, name, None)):

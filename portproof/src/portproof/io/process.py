@@ -1,4 +1,4 @@
-"""This process while models are run: it keeps freed memory, and old objects are no garbage."""
+"""Settings of this process that make runs of models faster."""
 
 from __future__ import annotations
 
@@ -9,17 +9,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # glibc's mallopt(): see malloc.h
-BLOCK, KEPT = 2**28, 2**30  # bytes: blocks of up to BLOCK are kept, and free memory of up to KEPT at the heap's end
-OWN_BLOCK, OWN_KEPT = 2**25, 2**26  # the most that glibc comes to by itself
+BLOCK, KEPT = 2**28, 2**30  # bytes: the largest block kept, the most free memory kept
+OWN_BLOCK, OWN_KEPT = 2**25, 2**26  # glibc's own largest values
 
 
 @contextmanager
 def proving() -> Iterator[None]:
-    """In this context passes through models wait less for the system and for Python's collector of garbage.
+    """Keep freed memory, and freeze the garbage collector's objects.
 
-    Every pass frees about as much memory as the next one asks for. glibc gives large blocks back at once, and the
-    system clears every page that it gives: half of the time of vgg16's proof. And each round of the collector looks
-    through all objects of the frameworks.
+    glibc returns large blocks at once, and the system clears every new page: half of the time of vgg16's proof.
+    Each garbage collection scans all objects of the frameworks.
     """
     libc = ctypes.CDLL(None) if sys.platform == "linux" else None
     has_glibc = hasattr(libc, "mallopt") and hasattr(libc, "malloc_trim")

@@ -1,4 +1,4 @@
-"""What a command shows while it computes: the number of passes, and each warning once."""
+"""What a command shows while it computes."""
 
 import sys
 import warnings
@@ -11,14 +11,14 @@ _listeners: list[Callable[[], object]] = []
 
 
 def count_pass() -> None:
-    """To be called for each pass through a model."""
+    """Call this for each pass through a model."""
     for listener in _listeners:
         listener()
 
 
 @contextmanager
 def shown(title: str) -> Iterator[None]:
-    """Show passes as a bar on stderr, where that is a terminal and tqdm is installed, and each warning once."""
+    """Show each warning once, and a tqdm bar of passes if stderr is a terminal."""
     seen = set()
     with warnings.catch_warnings(), ExitStack() as ending:
         show = warnings.showwarning
