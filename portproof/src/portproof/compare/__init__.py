@@ -1,6 +1,6 @@
-"""The comparison: items, verdicts, the ruler, and where activations change their branch. Pure, NumPy only."""
+"""Items, limits, verdicts and activation branches. Pure functions, NumPy only."""
 
-from .comparison import compare  # noqa: F401 - these are what other packages import
+from .comparison import compare  # noqa: F401 - for other packages
 from .verdict import (  # noqa: F401
     DONE,
     FAIL,

@@ -1,8 +1,4 @@
-"""The comparison of two dicts of arrays: one pure function, which decides and never prints.
-
-Structure comes before values: keys, then shape and dtype, then finite values, then the largest difference. Nothing is
-broadcast, cast or transposed to make it fit, NaN never passes, and an item on which any port would pass is refused.
-"""
+"""The comparison of two dicts of arrays. Nothing is broadcast, cast or transposed to fit."""
 
 from __future__ import annotations
 
@@ -18,14 +14,13 @@ from .verdict import FAIL, NOTHING, PASS, REFUSED, Item, Row, Verdict, Worst
 
 
 def _error(ref: np.ndarray, port: np.ndarray) -> np.ndarray:
-    """|ref - port| in float64, of complex numbers the modulus."""
-    if ref.dtype.kind in "iu":  # exact, as float64 is not above 2^53: modulo 2^64 any difference fits
+    if ref.dtype.kind in "iu":  # exact: float64 is not above 2^53; uint64 holds any difference
         larger, smaller = np.maximum(ref, port).astype(np.uint64), np.minimum(ref, port).astype(np.uint64)
         return np.subtract(larger, smaller).astype(np.float64)
     if ref.dtype.kind in "fc":
         wide = np.float64 if ref.dtype.kind == "f" else np.complex128
-        with np.errstate(over="ignore", invalid="ignore"):  # infinity is outside every limit
-            error = np.asarray(np.subtract(ref, port, dtype=wide))  # without wide copies of both
+        with np.errstate(over="ignore", invalid="ignore"):  # infinity fails every limit
+            error = np.asarray(np.subtract(ref, port, dtype=wide))  # without wide copies
             return np.abs(error, out=error if error.dtype.kind == "f" else None)
     return np.asarray(ref != port).astype(np.float64)
 
@@ -45,7 +40,7 @@ def _compare_item(item: Item, ref: np.ndarray, port: np.ndarray, atol: float | N
     if ref.dtype != port.dtype and not ref.dtype.kind == port.dtype.kind == "U":
         return row(FAIL, reason=f"dtype: reference {ref.dtype}, port {port.dtype}")
     difference = largest_difference(ref, port) if ref.dtype.kind in "fc" else 0.0
-    if not math.isfinite(difference):  # of two large numbers it may be infinite, too
+    if not math.isfinite(difference):  # or the difference of two large numbers overflows
         bad_ref, bad_port = (int((~np.isfinite(array)).sum()) for array in (ref, port))
         if bad_ref or bad_port:
             return row(FAIL, reason=f"not finite: reference {bad_ref}, port {bad_port} of {ref.size}")
@@ -81,16 +76,14 @@ def compare(
     expected_zero: Collection[Item | str] = (),
     hints: Mapping[str, str] | None = None,
 ) -> Verdict:
-    """Judge `port` against `ref`, item by item in the reference's order. A string is an item of that name alone.
+    """Judge `port` against `ref`, in the reference's order. A string key is an item of that name.
 
-    `atol` gives each item's limit, the max|ref - port| that is allowed, of complex numbers the largest modulus; 0 means
-    equal, and is the only one for strings and booleans. `expected_zero` names items that are zero by structure: their
-    limit may exceed their values. `hints` are kept for the report: {kind of item: what usually causes a difference
-    here}.
+    `atol`: the largest |ref - port| allowed of each item; 0 means equal. Strings and booleans have to be equal.
+    `expected_zero`: items that are zero by structure, whose limit may exceed their values.
+    `hints`: {kind of item: usual causes}, for the report.
 
-    An item fails when it is on one side only, when shape or dtype differ, when either side holds NaN or infinity, or
-    when an element is outside the limit. It is refused when it has no limit, is empty, or when its limit would let
-    zeros pass. Nothing to compare at all is refused.
+    An item fails if one side lacks it, shape or dtype differ, a value is NaN or infinite, or the limit is exceeded.
+    It is refused if it has no limit, is empty, or zeros would pass. So are two empty sides.
     """
     if not ref and not port:
         return Verdict(title, refusal=f"{NOTHING}: both sides are empty")

@@ -1,9 +1,8 @@
-"""How far apart two right answers may be: measured against the reference's float64 run, not chosen.
+"""How far apart two correct results may be: limits are measured against the reference's float64 run, not chosen.
 
-An ulp (unit in the last place) is the distance between two neighbouring numbers. U, the unit roundoff, is half an ulp
-of 1 in float32, 2^-24; U64 is the same in float64, 2^-53. An item's limit is an absolute tolerance, its `atol`. Each
-item starts from the least limit. One that fails by value gets the next, until it passes or there is none left; what a
-step needs is computed when the first item asks for it. SCALE is the item's largest value in the reference's float64
+An ulp (unit in the last place) is the distance between neighbouring numbers. U, the unit roundoff, is half an ulp of 1
+in float32, 2^-24; U64 is the same in float64, 2^-53. Limits are absolute tolerances (`atol`). Each item starts with the
+least limit; while it fails by value it gets the next. SCALE is the item's largest value in the reference's float64
 run, FLOOR the rounding of sums that may cancel (see `noise_floor`).
 
     float64, the semantic check
@@ -26,38 +25,37 @@ run, FLOOR the rounding of sums that may cancel (see `noise_floor`).
     perturbed       the same with the largest distance in RUNS perturbed float32 runs; not of a criterion, which has no
                     weights and gets the same on both sides
 
-A fault cannot hide in a widened limit, because the reference itself moves as far as the limit when its inputs and
-weights change by the share in the last column. Where that share is above MOST_HIDDEN the item is not judged. Where the
-limit is not below SCALE zeros would pass: no digit is left, and the item is not judged in that precision; in float64
-what is more than HOPELESS times outside such a limit has failed all the same. In float32, of which no such share is
-known, a pass needs a digit: where the limit is not below DIGIT * SCALE, what is within it is not judged.
+A fault cannot hide in a widened limit: the reference itself moves that far when its inputs and weights change by the
+share in the last column. Where that share is above MOST_HIDDEN, the item is not judged. Where the limit is not below
+SCALE, zeros would pass: the item is not judged in that precision. In float64 what is more than HOPELESS times outside
+such a limit fails all the same. In float32 no such share is known, so a pass needs a digit: what passes by a limit of
+DIGIT * SCALE or more is not judged.
 
-least: both sides run the same formulas in float64 on the same arrays; what differs is the order of additions. Correct
-ports of both models were seen 5e-15 to 5e-13 of a tensor's largest value apart, and a constant kept in float32 (1/6, an
-epsilon) is 3e-9 at least and cannot hide below 1e-12. What is not above FLOOR in the reference is zero by structure,
-and has no size of its own: its terms have, and a reference whose terms cancel by symmetry (2 samples in front of a
-batch norm) rounds less than a port whose terms do not.
+least: both sides run the same formulas in float64 on the same arrays; only the order of additions differs. Correct
+ports of both models were 5e-15 to 5e-13 of a tensor's largest value apart. A constant kept in float32 (1/6, an epsilon)
+is at least 3e-9 off and cannot hide below 1e-12. An item not above FLOOR in the reference is zero by structure: only
+its terms have a size. A reference whose terms cancel by symmetry (2 samples in front of a batch norm) rounds less than
+a port whose terms do not.
 
-float32: where a network magnifies rounding, its float32 run shows how much: the same additions in float64 round 2^-29
-as far. The port may be K times as far from `fp64_ref` as the reference's own float32 run is, and in float32 both are
-compared with each other, so the reference's own distance is added once more (triangle inequality). Two faultless runs
-round independently, so their largest errors are alike; the K that faultless ports need was measured on random draws.
+float32: the float32 run shows how much a network magnifies rounding; the same additions in float64 round 2^-29 as far.
+The port may be K times as far from `fp64_ref` as that run. Two faultless runs round independently, so their largest
+errors are alike; the K that faultless ports need was measured on random draws. In float32 both runs are compared with
+each other, so the reference's own distance is added once more (triangle inequality).
 
-perturbed: one float32 run may come out lucky, and where float32 loses a value altogether its error says too little of
-float64. So the reference is run again from inputs and weights that are each moved to the next number, up or down as
-drawn. A layer's rounding does to its output what weights some ulp off would have done (backward error), and all
-rounding behind what was moved falls out anew. LeViT's port, with 13 attention blocks and a batch norm over 2 samples
-behind them, was at 0.3 to 2.2 times that distance. RUNS is 5, since one may come out lucky, too: where one direction is
-magnified above all others, distances are the size of one normal number. Such a number is less than 1/S of another in 1
-of 13 draws; five are all that small in 1 of 13,000. A run is asked for only where the limit before it, of the float32
-run or of another perturbed run, is less than HOPELESS times short: a normal number is that much smaller than another in
-1 of 1600 draws. The float32 run says nothing of that where it is more than LOST of SCALE away.
+perturbed: one float32 run may come out lucky, and where float32 loses a value its error tells too little of float64. So
+the reference is run again with inputs and weights each moved to the next number, up or down at random. A layer's
+rounding acts like weights some ulp off (backward error), and all rounding after the change is new. LeViT's port, with
+13 attention blocks and a batch norm over 2 samples behind them, was at 0.3 to 2.2 times that distance. RUNS is 5, since
+one may come out lucky, too: where one direction is magnified most, distances are the size of one normal number. It is
+less than 1/S of another in 1 of 13 draws; five are all that small in 1 of 13,000. A run is made only where the limit
+before it (float32 or perturbed) is less than HOPELESS times short: a normal number is that much smaller than another in
+1 of 1600 draws. A float32 run that is more than LOST of SCALE away says nothing of that.
 
-rounded: PaddlePaddle's optimizers keep their coefficients in float32. To first order the effects of several add up, so
-a port that rounds any of them is no farther away than the sum. Rounding all at once would not do: their effects may
-cancel in the reference and not in the port. What is of second order is 2^-24 of that.
+rounded: PaddlePaddle's optimizers keep their coefficients in float32. To first order their effects add up, so a port
+that rounds any of them is no farther away than the sum; the second order is 2^-24 of that. One run with all of them
+rounded would not do: effects may cancel in the reference and not in the port.
 
-float32 data: where code of a model makes a tensor of an array in float32, a float64 run holds numbers that are rounded.
+float32 data: where a model makes a tensor of a float32 array, a float64 run holds rounded numbers.
 """
 
 from __future__ import annotations
@@ -83,16 +81,16 @@ U = 2.0**-24
 U64 = 2.0**-53
 UNIT_ROUNDOFF = {"float64": U64, "float32": U}
 MOST_HIDDEN = 1e-6
-DIGIT = 0.1  # of an item's largest value: a limit of float32 that is not below that leaves no digit to agree in
-HOPELESS = 1e3  # times its limit: for what is farther off no further perturbed run is asked for
-LOST = 1e-5  # of an item's largest value: a float32 run that is farther away may have lost what it should measure
+DIGIT = 0.1  # of the largest value: a float32 limit below this keeps a digit
+HOPELESS = 1e3  # times the limit: farther off, no perturbed run is made
+LOST = 1e-5  # of the largest value: a float32 run farther away tells nothing
 LARGEST_FLOAT32 = 2.0**127
 
 Distances = Mapping[Item, float]
 
 
 def exact_atol(ref: Iterable[Item]) -> dict[Item, float]:
-    """0 for every item."""
+    """{item: 0}."""
     return dict.fromkeys(ref, 0.0)
 
 
@@ -103,14 +101,13 @@ def noise_floor(
     upstream_scale: float = 0.0,
     update_scale: float = 0.0,
 ) -> dict[Item, float]:
-    """The rounding of sums that can cancel to zero by structure: C times the unit roundoff `unit`, of the largest term.
+    """The rounding of sums that can cancel to zero: C * `unit` (the unit roundoff) * the largest term.
 
-    A gradient is a sum of terms of any layer's size (that of a bias whose shift the next batch norm removes, say): of
-    the largest gradient of the same pass, which section and iteration tell, or `upstream_scale`, the largest value that
-    was sent back (what a saturated activation makes of it is 1 - y^2 times that). A running mean can cancel behind a
-    batch norm without bias, through a convolution: `input_scales` are the largest values that came into each module. An
-    update carries the rounding of gradients into parameters: `update_scale` is the largest change of any parameter,
-    which belongs to the largest gradient. Without a noise floor, rounding would be compared with rounding.
+    Without it, rounding would be compared with rounding.
+    A gradient's largest term is the largest gradient of its section and iteration, or `upstream_scale`, the largest
+    upstream gradient. (The next batch norm removes a bias's shift; a saturated activation's factor is 1 - y^2.)
+    A running mean can cancel behind a batch norm without bias and a convolution: `input_scales` are the largest inputs
+    of modules. Updates carry the rounding of gradients into parameters: `update_scale` is the largest change of any.
     """
     largest_gradient: dict[tuple, float] = {}
     for item, array in fp64_ref.items():
@@ -129,14 +126,14 @@ def noise_floor(
 
 
 def summed_noise_floor(steps: int) -> float:
-    """The rounding in float64, C times U64, of what `steps` updates of order 1 add up to, where they cancel."""
+    """The rounding in float64 of `steps` updates of order 1 that cancel."""
     return C * U64 * steps
 
 
 def distances(fp64_ref: Items, other: Items) -> dict[Item, float]:
-    """How far another run of the reference is from its float64 run in each item of both; 0 of whole numbers.
+    """{item: distance from the float64 run}; 0 for whole numbers.
 
-    An item of another shape, or in which the other run overflows, is left out.
+    Left out: items of one run only, of another shape, or that overflow.
     """
     found = {
         item: largest_difference(other[item], array) if array.dtype.kind in "fc" else 0.0
@@ -147,7 +144,7 @@ def distances(fp64_ref: Items, other: Items) -> dict[Item, float]:
 
 
 def kernel_atol(fp64_ref: Mapping[Any, np.ndarray], fp32_ref: Mapping[Any, np.ndarray]) -> dict[Any, float]:
-    """The limits of the float32 check, of the items of the reference's float32 run; whole numbers get 0."""
+    """{item of the float32 run: limit of the float32 check}; 0 for whole numbers."""
     errors = distances({item: fp64_ref[item] for item in fp32_ref}, fp32_ref)
     return {
         item: (K + 1) * error + C * U * largest(fp64_ref[item]) if fp64_ref[item].dtype.kind in "fc" else 0.0
@@ -157,49 +154,46 @@ def kernel_atol(fp64_ref: Mapping[Any, np.ndarray], fp32_ref: Mapping[Any, np.nd
 
 @dataclass(frozen=True)
 class _Step:
-    """One step in which limits widen."""
-
     name: str
-    limit: Callable[[Item], float]  # of an item; the limit before stays if it is larger
-    hidden: float = 0.0  # the relative change that could hide in it; of float32 nothing is claimed
-    draw: int = 0  # the number of the perturbed run that it needs; 0: it needs none
-    finds_zeros: bool = False  # a sum that may cancel, and is not above this limit, is zero by structure
+    limit: Callable[[Item], float]  # never lowers an item's limit
+    hidden: float = 0.0  # a relative change; unknown in float32
+    draw: int = 0  # the perturbed run it needs; 0: none
+    finds_zeros: bool = False  # a sum not above this limit is zero by structure
 
 
 @dataclass
 class Ruler:
-    """How far each item of a port may be from `ref`, the reference's run in the precision `dtype`.
+    """The limits of a port's items, from `ref`, the reference's run in `dtype`.
 
-    `errors`, `perturbed` and `rounded` run the reference again; each is called once for each run, when it is needed.
+    The functions run the reference again: each run once, and only when needed.
     """
 
     ref: Items
     dtype: str = "float64"
-    errors: Callable[[], Distances] | None = None  # of the float32 run from the float64 run
-    perturbed: Callable[[int], Distances | None] | None = None  # of the i-th perturbed run, from 1; None: there is none
-    rounded: Callable[[], Sequence[Distances]] | None = None  # of float64 runs with one coefficient rounded in each
-    has_float32_data: bool = False  # code of either side makes tensors of float32 arrays
-    # What `noise_floor` takes, and other floors than it gives:
+    errors: Callable[[], Distances] | None = None  # float32 run from float64 run
+    perturbed: Callable[[int], Distances | None] | None = None  # of run i, from 1; None: no run
+    rounded: Callable[[], Sequence[Distances]] | None = None  # one coefficient rounded in each run
+    has_float32_data: bool = False  # a model makes tensors of float32 arrays
+    # For `noise_floor`; `floors` replace it.
     input_scales: Mapping[str, float] = field(default_factory=dict)
     upstream_scale: float = 0.0
     update_scale: float = 0.0
     floors: Distances | None = None
-    exact: Collection[Item] = ()  # have to be equal
-    must_be_judged: Collection[Item] = ()  # are refused where they cannot be judged, and may not be zero
-    decided: Collection[Item] = ()  # in another precision, which has shown a fault: no perturbed run is asked for them
+    exact: Collection[Item] = ()
+    must_be_judged: Collection[Item] = ()  # else refused; never zero by structure
+    decided: Collection[Item] = ()  # failed in another precision: no perturbed runs
 
     def __post_init__(self) -> None:
         self._errors = cache(self.errors or dict)
         self._perturbations = cache(lambda i: self.perturbed(i) or {})
-        self._rounded = cache(lambda: tuple(self.rounded()))  # which may be set later
-        # The largest value of every item of floats or complex numbers.
+        self._rounded = cache(lambda: tuple(self.rounded()))  # may be set later
         self._scales = {item: largest(array) for item, array in self.ref.items() if array.dtype.kind in "fc"}
         scales = self.input_scales, self.upstream_scale, self.update_scale
         self._floor = noise_floor(self.ref, UNIT_ROUNDOFF[self.dtype], *scales) if self.floors is None else self.floors
 
     @classmethod
     def measured(cls, ref: Items, dtype: str, again: Callable[..., Items], **options: Any) -> Ruler:
-        """The ruler of a reference that can be run again: `again(dtype, perturbation=0)` is what it gives then."""
+        """`again(dtype, perturbation=0)` runs the reference again and returns its items."""
 
         @cache
         def fp64_ref() -> Items:
@@ -214,7 +208,7 @@ class Ruler:
         return cls(ref, dtype, **{"errors": errors, "perturbed": perturbed, **options})
 
     def compare(self, port: Items, *, title: str = "", hints: Mapping[str, str] | None = None, **facts: Any) -> Verdict:
-        """The verdict on `port`, each item by the first limit that it passes; `facts` become fields of the items."""
+        """The verdict on `port`, whose limits widen in steps; `facts` are fields of its items."""
         atol = {item: self._least(item) for item in self.ref}
         zeros = {item for item in self.ref if self._is_zero(item)}
         found = {row.item: row for row in compare(self.ref, port, atol, expected_zero=zeros).rows}
@@ -236,7 +230,7 @@ class Ruler:
         return Verdict(title, rows, hints=hints or {})
 
     def _is_worth(self, draw: int, row: Row, atol: float) -> bool:
-        """Whether a perturbed run could explain an item that failed."""
+        """Whether a perturbed run could explain this failure."""
         if row.item in self.decided:
             return False
         says_nothing = draw == 1 and not self._errors().get(row.item, np.inf) <= LOST * self._scales[row.item]
@@ -246,7 +240,6 @@ class Ruler:
         return item in self._scales and item not in self.exact
 
     def _is_zero(self, item: Item) -> bool:
-        """Whether it is zero by structure, or throughout."""
         is_small = item in self._scales and self._scales[item] <= self._floor.get(item, 0.0)
         return is_small and item not in self.must_be_judged
 
@@ -261,7 +254,6 @@ class Ruler:
         return SEMANTIC_RTOL * scale + (floor if floor <= MOST_HIDDEN * scale else 0.0)
 
     def _judged(self, row: Row) -> Row:
-        """The row, not judged if its limit proves nothing."""
         if self.dtype == "float32" and not self._scales.get(row.item, 0.0) < LARGEST_FLOAT32 / HOPELESS:
             return replace(row, status=NOT_JUDGED, reason="float32 overflows", worst=None)
         if not row.atol > 0:
@@ -279,7 +271,6 @@ class Ruler:
         return replace(row, status=status, reason=reason, worst=None)
 
     def _steps(self, limits: Distances) -> Iterator[_Step]:
-        """In their order; `limits` are those of now."""
         is_float32 = self.dtype == "float32"
         if self.errors is not None and is_float32:
             yield _Step("float32", lambda item: limits[item] + (K + 1) * self._error(item))
@@ -301,7 +292,7 @@ class Ruler:
         return self._least(item) + (K + 1) * change if self.dtype == "float32" else S * change
 
     def _update_limit(self, limits: Distances, item: Item) -> float:
-        """An update carries into a parameter what its gradient may be off."""
+        """The error of a gradient, carried into its parameter."""
         gradient = replace(item, kind="gradient")
         if item.kind != "parameter" or gradient not in limits:
             return 0.0

@@ -1,4 +1,4 @@
-"""What is compared, and what came of it: items, their rows, verdicts. Pure data, NumPy only."""
+"""Items, rows and verdicts: pure data, NumPy only."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ import numpy as np
 from sturdyio.cli import UserError
 
 PASS, FAIL, REFUSED = 0, 1, 2  # also the exit codes of the steps
-NOT_JUDGED = 3  # of a row alone: it counts neither as passed nor as failed
+NOT_JUDGED = 3  # of rows only: neither passed nor failed
 NOTHING = "there is nothing to compare"
-# The kinds of item of which one name can have several, so that the kind is printed with it.
+# One name can have several of these kinds, so the kind is printed.
 PRINTED_KINDS = ("gradient", "parameter", "structure", "weights")
 
 
 @dataclass(frozen=True)
 class Item:
-    """What is compared; `str(item)` is its name in reports."""
+    """What is compared; `str(item)` is its full name."""
 
-    name: str  # of the tensor, the module call, the statistic, ...
-    kind: str = ""  # "output", "gradient", "parameter", "buffer", "loss", "lr", ...; "" for what its name says
-    module: str = ""  # the reference's module that it belongs to; "" is the model itself, or none
-    mode: str = ""  # "eval" or "train"; "" where there is none
-    dtype: str = ""  # "float64" or "float32", the precision of the run; "" where there is none
+    name: str
+    kind: str = ""  # "output", "gradient", "parameter", "buffer", "loss", "lr", ... or ""
+    module: str = ""  # of the reference; "": the model itself, or none
+    mode: str = ""  # "eval" or "train"
+    dtype: str = ""  # "float64" or "float32"
     iteration: int | None = None
-    section: str = ""  # what it is shown under
+    section: str = ""  # its heading in reports
 
     def __str__(self) -> str:
         iteration = "" if self.iteration is None else f"iteration {self.iteration}"
@@ -36,7 +36,7 @@ class Item:
 
     @property
     def leaf(self) -> str:
-        """A tensor's own name in its module, such as "running_mean"."""
+        """The name within its module, such as "running_mean"."""
         return self.name.removeprefix(f"{self.module}.")
 
 
@@ -49,7 +49,7 @@ Items = Mapping[Item, np.ndarray]
 
 
 def placed(items: Mapping[Item, Any], **facts) -> dict[Item, Any]:
-    """`items` with these fields changed."""
+    """`items` with the fields `facts` changed."""
     return {replace(item, **facts): value for item, value in items.items()}
 
 
@@ -60,7 +60,7 @@ class Worst:
     index: tuple[int, ...]
     ref: object
     port: object
-    outside: int  # how many elements are outside the limit
+    outside: int  # number of elements
     size: int
 
 
@@ -72,41 +72,38 @@ class Row:
     status: int
     shape: tuple[int, ...] = ()
     difference: float = float("nan")  # max|ref - port|
-    atol: float = float("nan")  # its limit
+    atol: float = float("nan")
     scale: float = float("nan")  # max|ref|
-    reason: str = ""  # why it failed or was refused, when not by value
+    reason: str = ""  # of a failure not by value, or a refusal
     worst: Worst | None = None
-    widened_by: str = ""  # the last step of the ruler that did, see compare/ruler.py
-    hidden: float = 0.0  # the relative change of inputs and weights that could hide then
+    widened_by: str = ""  # the last such step, see compare/ruler.py
+    hidden: float = 0.0  # relative change of inputs and weights that could hide
 
     @property
     def name(self) -> str:
-        """As reports print it."""
+        """As in reports."""
         return str(self.item)
 
     @property
     def share(self) -> float:
-        """The difference as a share of the limit; where that is 0 or unknown, the difference."""
+        """difference / limit; if the limit is 0 or unknown, the difference."""
         return self.difference / self.atol if self.atol > 0 else self.difference
 
 
 class Refused(UserError):
-    """A verdict that was refused, or counted no item, was asked if it passed."""
+    """A refused verdict, or one without items, was asked if it passed."""
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What `compare` found; `status` is PASS, FAIL or REFUSED, and FAIL outranks REFUSED.
-
-    It is true if it passed and false if it failed; of one that was refused, or has no row, this raises Refused.
-    """
+    """FAIL outranks REFUSED; `bool()` raises Refused unless it passed or failed."""
 
     title: str
     rows: list[Row] = field(default_factory=list)
-    refusal: str = ""  # why nothing could be compared
-    location: Any = None  # locate.Location: where a failure begins, if that was looked for
-    notes: list[str] = field(default_factory=list)  # what a reader should know beside the rows
-    hints: Mapping[str, str] = field(default_factory=dict)  # {kind of item: usual causes of a difference here}
+    refusal: str = ""
+    location: Any = None  # locate.Location: where the failure begins
+    notes: list[str] = field(default_factory=list)
+    hints: Mapping[str, str] = field(default_factory=dict)  # {kind of item: usual causes}
 
     @property
     def status(self) -> int:
@@ -118,12 +115,12 @@ class Verdict:
 
     @property
     def judged(self) -> list[Row]:
-        """The rows that were judged."""
+        """Passed, failed or refused rows."""
         return [row for row in self.rows if row.status != NOT_JUDGED]
 
     @property
     def not_judged(self) -> list[Row]:
-        """The rows that count neither as passed nor as failed; their `reason` says why."""
+        """Their `reason` says why."""
         return [row for row in self.rows if row.status == NOT_JUDGED]
 
     def __bool__(self) -> bool:
@@ -141,17 +138,17 @@ class Verdict:
 
     @property
     def bad(self) -> list[Row]:
-        """The rows that failed or were refused."""
+        """Failed or refused rows."""
         return [row for row in self.rows if row.status in (FAIL, REFUSED)]
 
     @property
     def first_failure(self) -> Row | None:
-        """The first row that failed, or that was refused where none failed."""
+        """The first failed row, or else the first refused one."""
         return min(self.bad, key=lambda row: row.status, default=None)
 
 
 def joined(title: str, verdicts: Iterable[Verdict]) -> Verdict:
-    """One verdict over the rows of several; none at all, or only empty ones, is refused."""
+    """One verdict with the rows of all; refused if there are none."""
     rows: list[Row] = []
     hints: dict[str, str] = {}
     refusal = ""
@@ -164,14 +161,11 @@ def joined(title: str, verdicts: Iterable[Verdict]) -> Verdict:
     return Verdict(title, rows, refusal, hints=hints)
 
 
-DONE = object()  # the outcome of a command without a verdict, which has done its work
+DONE = object()  # the outcome of a command without a verdict
 
 
 def exit_status(outcome: Any) -> int:
-    """The exit status of a command that ends in DONE, in a verdict, or in what has its `status` and `counted`.
-
-    Only DONE gives 0, and what has passed and counted an item.
-    """
+    """0 for DONE, and for PASS with a counted item; else FAIL or REFUSED."""
     if outcome is DONE or (outcome.status == PASS and outcome.counted):
         return 0
     return outcome.status or REFUSED
