@@ -1,9 +1,9 @@
-"""Proof that a port of a PyTorch model is exact: run both, compare everything, say where and why they part.
+"""Prove that a port of a PyTorch model is exact: run both, compare, locate the fault.
 
     verdict = portproof.align(ref, port, [images])
     print(verdict)
 
-Importing this imports neither PyTorch nor PaddlePaddle; what needs one does when it is called.
+PyTorch and PaddlePaddle are imported only when they are needed.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-# Paddle looks for a compiler cache when it is imported, and warns on every run of every command where there is none.
+# Paddle warns at import if the compiler cache ccache is not installed.
 warnings.filterwarnings("ignore", message="No ccache found")
 
 
@@ -47,21 +47,21 @@ def align(
     seed: int = 0,
     device: str = "cpu",
 ) -> AlignVerdict:
-    """Judge the port `port` against the reference `ref`; neither is changed.
+    """Judge `port` against the reference `ref`; neither is changed. Dropout is off in both modes.
 
-    `inputs` are the positional arguments, or {keyword: argument}: arrays of floats, whole numbers, booleans or complex
-    numbers, or nested lists, tuples and dicts of them; at least 2 samples where there is batch norm. `names` fixes part
-    of the map, {reference's module: port's module}; the rest is proposed (see mapping.py). `weights`: "probe" puts
-    seeded weights under which no fault hides into both, "reference" the reference's own into both, and "own" leaves
-    each its own, and compares them. Dropout is off in both modes. `leave_out` names modules of the reference whose own
-    values, and those of all in them, are not compared. `outputs` are {reference's: port's} where the two return theirs
-    under other keys, attributes or numbers.
+    `inputs`: positional arguments, or {keyword: argument}. Arrays of floats, integers, booleans or complex numbers,
+    or nested lists, tuples and dicts of them. With batch norm at least 2 samples.
+    `names`: {reference's module: port's}, a part of the map; the rest is proposed (see mapping/).
+    `weights`: "probe" (seeded weights that hide no fault) or "reference" for both sides, or "own" (each side's own,
+    which are compared).
+    `leave_out`: modules of the reference whose values, and those of all in them, are not compared.
+    `outputs`: {reference's: port's} keys, attributes or numbers of outputs, where they differ.
 
-    The verdict prints as a report (`print(verdict)`). Its `status` is 0, 1 or 2: aligned, not, or refused because the
-    map is ambiguous, outputs have other keys, or the reference gives NaN. It is true if aligned, false if not, and
-    raises UserError when a refused one is asked. Its rows are named SECTION/ITEM, `location`
-    says where the port departs from the reference, `notes` what the map rests on. Raises UserError for what is no
-    model, inputs on which the reference cannot run, and unknown names, modes, precisions and weights.
+    `print(verdict)` gives a report. `status`: 0 aligned, 1 not, 2 refused (ambiguous map, other output keys, NaN in
+    the reference). The verdict is true if aligned, false if not; a refused one raises UserError. Rows are named
+    SECTION/ITEM; `location` is where the port departs, `notes` what the map rests on.
+
+    Raises UserError for no model, inputs on which the reference fails, and unknown names, modes, precisions or weights.
     """
     from portproof.ladder.pairs.pair import Options
     from portproof.ladder.pairs.whole import judge
@@ -71,12 +71,12 @@ def align(
 
 
 def assert_aligned(ref: torch.nn.Module, port: paddle.nn.Layer, inputs: Inputs, **options: Any) -> AlignVerdict:
-    """`align` for tests: raises AssertionError with the report if it failed or was refused."""
+    """`align` for tests: raises AssertionError with the report unless it passed."""
     return _passed(align(ref, port, inputs, **options))
 
 
 def assert_judged(port: paddle.nn.Layer, recording: Recording | str | Path, **options: Any) -> AlignVerdict:
-    """`judge` for tests: raises AssertionError with the report if it failed or was refused."""
+    """`judge` for tests: raises AssertionError with the report unless it passed."""
     return _passed(judge(port, recording, **options))
 
 
@@ -98,13 +98,12 @@ def record(
     seed: int = 0,
     device: str = "cpu",
 ) -> Recording:
-    """Record what judging a port needs of the reference `ref`, which is not changed; PaddlePaddle is not needed.
+    """Record the reference `ref` for `judge`, without PaddlePaddle; `ref` is not changed.
 
-    `inputs`, `modes` and `seed` are those of `align`; `weights` is "probe" or "reference". Only `modules` of the
-    reference, and all in them, are recorded to be run alone, so that a fault is located in these only, and the file is
-    smaller. `.save(path)` of what is returned writes it, as .safetensors.
+    `inputs`, `modes` and `seed` as in `align`; `weights`: "probe" or "reference". Only `modules`, and all in them, are
+    recorded alone: faults are located only there, and the file is smaller. `.save(path)` writes .safetensors.
 
-    Raises UserError as `align` does, where the reference gives NaN or infinity, and for inputs that no file can hold.
+    Raises UserError as `align` does, if the reference gives NaN or infinity, and for inputs that no file can hold.
     """
     from portproof.ladder.pairs.pair import Options
     from portproof.recording.record import Recorder
@@ -129,13 +128,13 @@ def judge(
     outputs: Mapping[str, str] | None = None,
     device: str = "cpu",
 ) -> AlignVerdict:
-    """Judge the port `port` as `align` does, against a reference that `record` has recorded; PyTorch is not needed.
+    """Judge `port` as `align` does, against a recorded reference, without PyTorch.
 
-    `recording` is what `record` returned, or the file that it was saved as. `modes` are those that were recorded, or
-    some of them. With `own_weights` the port keeps its own, and they are compared: of a recording with the reference's.
-    Causes, which are tried on the reference's own modules, are not looked for.
+    `recording`: what `record` returned, or its file. `modes`: some of the recorded ones; None: all.
+    `own_weights`: the port keeps its weights, which are compared with those of a recording with weights="reference".
+    Causes are not searched: that needs the reference's modules.
 
-    Raises UserError as `align` does, and for a file that is no recording or is damaged.
+    Raises UserError as `align` does, and for a file that is damaged or no recording.
     """
     from portproof.ladder.pairs import whole
     from portproof.ladder.pairs.pair import Options
@@ -162,10 +161,10 @@ def load_reference_weights(
     names: Mapping[str, str] | None = None,
     seed: int = 0,
 ) -> dict[str, str]:
-    """Give `port` the weights of `ref`, in its own layouts -> {reference's state_dict key: port's}.
+    """Load the weights of `ref` into `port`, in its layouts -> {reference's state_dict key: port's}.
 
-    The map is found as in `align`; where names differ, values on `inputs` have to confirm it. Raises UserError, and
-    leaves `port` as it was, where the two do not have the same tensors or the map is not certain.
+    The map is found as in `align`; where names differ, values on `inputs` confirm it. Raises UserError, and leaves
+    `port` as it was, if the tensors differ or the map is not certain.
     """
     from portproof.backends import backend
     from portproof.backends.trace import checked_inputs

@@ -1,4 +1,4 @@
-"""Large arrays, worked on a part at a time that fits a cache, without copies of the whole."""
+"""Large arrays, processed in parts that fit a cache, without full copies."""
 
 from __future__ import annotations
 
@@ -10,20 +10,19 @@ import numpy.typing as npt
 
 from portproof.python39 import zip_strict
 
-TILE = 256  # rows and columns of a matrix that fit a cache, in float64, of two matrices
-PART = 2 * TILE**2  # elements that do
+TILE = 256  # rows and columns: two float64 tiles fit a cache
+PART = 2 * TILE**2  # elements that fit a cache
 
 
 def tiles(shape: tuple[int, ...]) -> Iterator[tuple[slice, slice]]:
-    """The places of the tiles of a matrix."""
     for i, j in product(range(0, shape[0], TILE), range(0, shape[1], TILE)):
         yield slice(i, i + TILE), slice(j, j + TILE)
 
 
 def in_rows(array: np.ndarray, dtype: npt.DTypeLike = None, copy: bool = False) -> np.ndarray:
-    """The array, in C order, in that dtype, or its own; a copy if it is not that already, or if one is asked for.
+    """The array in C order and `dtype` (default: its own); copied only if needed, or on request.
 
-    A matrix is copied a tile at a time: turned whole, long rows miss the cache at every element.
+    A matrix is copied in tiles: otherwise a transposed one misses the cache at every element.
     """
     dtype = np.dtype(dtype or array.dtype)
     if array.flags.c_contiguous or array.ndim != 2:
@@ -35,22 +34,22 @@ def in_rows(array: np.ndarray, dtype: npt.DTypeLike = None, copy: bool = False) 
 
 
 def largest(array: np.ndarray) -> float:
-    """max|array|, of complex numbers the largest modulus; 0 for an empty array."""
+    """max|array|; 0 if empty."""
     if not array.size:
         return 0.0
     if array.dtype.kind == "c":
         return float(np.abs(array.astype(np.complex128, copy=False)).max())
-    return max(abs(float(array.max())), abs(float(array.min())))  # without a copy; either is NaN if there is one
+    return max(abs(float(array.max())), abs(float(array.min())))  # no copy; NaN stays NaN
 
 
 def largest_difference(first: np.ndarray, second: np.ndarray) -> float:
-    """max|first - second| of two arrays of one shape, of floats or complex numbers, in float64 or complex128.
+    """max|first - second| of floats or complex numbers, in float64 or complex128.
 
-    What is NaN, or infinite on both sides, gives NaN.
+    NaN, or the same infinity on both sides, gives NaN.
     """
     if first.size <= PART:
         wide = np.float64 if first.dtype.kind == second.dtype.kind == "f" else np.complex128
-        with np.errstate(over="ignore", invalid="ignore"):  # an infinite difference is one
+        with np.errstate(over="ignore", invalid="ignore"):  # infinity is valid
             return largest(np.asarray(np.subtract(first, second, dtype=wide)))
     if first.ndim == 2:
         parts: Iterable = tiles(first.shape)
@@ -63,7 +62,7 @@ def largest_difference(first: np.ndarray, second: np.ndarray) -> float:
 
 
 def same_bits(first: np.ndarray, second: np.ndarray) -> bool:
-    """Whether dtype, shape and all bits are the same: -0.0 is not 0.0, NaN is NaN. Never above 8 bytes an element."""
+    """Same dtype, shape and bits (-0.0 is not 0.0, NaN is NaN); False above 8 bytes an element."""
     size = first.dtype.itemsize
     if first.dtype != second.dtype or first.shape != second.shape or size > 8:
         return False

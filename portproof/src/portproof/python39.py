@@ -1,4 +1,4 @@
-"""What Python 3.9 does not have."""
+"""What Python 3.9 lacks."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ if sys.version_info >= (3, 10):
 else:
 
     def zip_strict(*iterables: Iterable[Any]) -> Iterator[tuple]:
-        """`zip` that raises ValueError where one of them ends before another."""
         end = object()
         for items in zip_longest(*iterables, fillvalue=end):
             if any(item is end for item in items):
