@@ -52,8 +52,7 @@ def align(
     `inputs`: positional arguments, or {keyword: argument}. Arrays of floats, integers, booleans or complex numbers,
     or nested lists, tuples and dicts of them. With batch norm at least 2 samples.
     `names`: {reference's module: port's}, a part of the map; the rest is proposed (see mapping/).
-    `weights`: "probe" (seeded weights that hide no fault) or "reference" for both sides, or "own" (each side's own,
-    which are compared).
+    `weights`: for both sides "probe" (seeded, hide no fault) or "reference"; "own" compares each side's own.
     `leave_out`: modules of the reference whose values, and those of all in them, are not compared.
     `outputs`: {reference's: port's} keys, attributes or numbers of outputs, where they differ.
 

@@ -20,7 +20,7 @@ MOST_MAP = 2_000_000  # bytes, about 20,000 lines
 MODES = {"eval": ("eval",), "train": ("train",), "both": ("eval", "train")}
 PRECISIONS = {"float64": ("float64",), "float32": ("float32",), "both": ("float64", "float32")}
 
-REQUIRED = {"required": True, "default": argparse.SUPPRESS}  # hides the default in help
+REQUIRED = {"required": True, "default": argparse.SUPPRESS}
 REPEATED = {"action": "append", "default": []}
 FACTORY = {"metavar": "PKG.MOD:FACTORY", **REQUIRED}
 FLAGS: dict[str, dict[str, Any]] = {

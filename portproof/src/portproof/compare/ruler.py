@@ -163,10 +163,7 @@ class _Step:
 
 @dataclass
 class Ruler:
-    """The limits of a port's items, from `ref`, the reference's run in `dtype`.
-
-    The functions run the reference again: each run once, and only when needed.
-    """
+    """Limits from `ref`, the reference's run in `dtype`, and from more runs, made when needed."""
 
     ref: Items
     dtype: str = "float64"
@@ -230,7 +227,6 @@ class Ruler:
         return Verdict(title, rows, hints=hints or {})
 
     def _is_worth(self, draw: int, row: Row, atol: float) -> bool:
-        """Whether a perturbed run could explain this failure."""
         if row.item in self.decided:
             return False
         says_nothing = draw == 1 and not self._errors().get(row.item, np.inf) <= LOST * self._scales[row.item]
@@ -292,7 +288,6 @@ class Ruler:
         return self._least(item) + (K + 1) * change if self.dtype == "float32" else S * change
 
     def _update_limit(self, limits: Distances, item: Item) -> float:
-        """The error of a gradient, carried into its parameter."""
         gradient = replace(item, kind="gradient")
         if item.kind != "parameter" or gradient not in limits:
             return 0.0

@@ -27,7 +27,7 @@ class Item:
     mode: str = ""  # "eval" or "train"
     dtype: str = ""  # "float64" or "float32"
     iteration: int | None = None
-    section: str = ""  # its heading in reports
+    section: str = ""
 
     def __str__(self) -> str:
         iteration = "" if self.iteration is None else f"iteration {self.iteration}"
@@ -103,7 +103,7 @@ class Verdict:
     refusal: str = ""
     location: Any = None  # locate.Location: where the failure begins
     notes: list[str] = field(default_factory=list)
-    hints: Mapping[str, str] = field(default_factory=dict)  # {kind of item: usual causes}
+    hints: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def status(self) -> int:

@@ -29,8 +29,7 @@ NAMES = {np.dtype(dtype): name for name, dtype in TYPES.items()}
 
 CRC = b"crc_num"  # with crc_check=True: then ten bytes, the CRC-32 of all before
 
-# MindSpore's checkpoint.proto, which it does not install. `tag` is the parameter's name, `tensor_type` such as
-# "Float32", `tensor_content` little-endian.
+# MindSpore's checkpoint.proto, which it does not install. tag: the parameter's name; tensor_content: little-endian.
 SCHEMA = """
 name: "portproof/checkpoint.proto"  package: "portproof"  syntax: "proto2"
 message_type {

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # glibc's mallopt(): see malloc.h
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # see glibc's malloc.h
 BLOCK, KEPT = 2**28, 2**30  # bytes: the largest block kept, the most free memory kept
 OWN_BLOCK, OWN_KEPT = 2**25, 2**26  # glibc's own largest values
 

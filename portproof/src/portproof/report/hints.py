@@ -6,7 +6,7 @@ from portproof.compare import Item
 
 # By layer type, statistic or kind of item. A rung may have its own: `compare(..., hints=)`.
 CAUSES = {
-    "output": "the classifier, or a function between modules (flatten, residual)",  # whole model
+    "output": "the classifier, or a function between modules (flatten, residual)",  # of the whole model
     "Conv2d": "stride, padding, dilation or groups; a weight that was not loaded or was loaded into another layer",
     "BatchNorm2d": "epsilon; running statistics not loaded (running_mean is _mean in Paddle); train for eval mode",
     "Linear": "weight not transposed (Paddle keeps it as in_features x out_features); bias missing",

@@ -20,7 +20,7 @@ from portproof.compare import PASS, Row
 from portproof.report.summary import Findings
 
 WIDTH, HEIGHT = 440, 220  # points; legible on a phone
-FEWEST = 8  # items of a depth plot
+FEWEST = 8
 # The page's colours, by placeholders that no plot uses.
 VARIABLES = {
     "#010203": "--muted",
@@ -93,7 +93,6 @@ def _axes(x_label: str, y_label: str, log: bool = False) -> Axes:
 
 
 def _mark_bad(axes: Axes, x: np.ndarray, heights: np.ndarray, bad: np.ndarray) -> None:
-    """A cross at each; at the upper edge where it has no height."""
     with_height = bad & (heights > 0)
     axes.plot(x[with_height], heights[with_height], "X", **CROSS)
     _mark_edge(axes, x[bad & ~with_height], 0.97, "X", **CROSS)

@@ -25,7 +25,7 @@ def shape(row: Row) -> str:
 
 
 def with_layer(row: Row, types: Mapping[str, str]) -> str:
-    """The row's name; outputs with their layer type."""
+    """The name; of outputs with the layer type."""
     layer = types.get(row.item.module) if row.item.kind == "output" else None
     return f"{row.name} ({layer})" if layer else row.name
 
