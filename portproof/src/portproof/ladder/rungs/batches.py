@@ -1,4 +1,4 @@
-"""What goes into a model: batches, and what each side says of its data."""
+"""What goes into a model: batches, and facts about the data."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from portproof.compare.ruler import exact_atol
 from portproof.ladder.rung import Rung, on_rung
 from portproof.python39 import zip_strict
 
-PICTURES = 4  # images that differ, for the report
+PICTURES = 4  # differing images in the report
 END = object()
 Draw = TypeVar("Draw")
 Arrays = dict[Item, np.ndarray]
@@ -26,7 +26,7 @@ MakeLoader = Callable[[int], tuple[Iterable[Any], Callable[[int], Any]]]  # (wor
 
 
 def to_array(value: Any, place: str) -> np.ndarray:
-    """An array of a tensor or of what NumPy takes; None becomes "none". TypeError, naming `place`, for the rest."""
+    """An array of a tensor or of what NumPy takes, "none" for None; TypeError for the rest."""
     tensors = backend_of_tensor(value)
     array = tensors.to_array(value) if tensors else np.asarray("none" if value is None else value)
     if array.dtype.kind not in "biufU":
@@ -39,7 +39,7 @@ def _arrays(values: Mapping[Any, Any]) -> dict[Any, np.ndarray]:
 
 
 def _arrays_at(value: Any, place: str) -> dict[str, np.ndarray]:
-    """{place in `value`: array}: [1] in a tuple or list, [key] in a dict; what is empty has none."""
+    """{place: array}: [1] in a tuple or list, [key] in a dict."""
     if not isinstance(value, (Mapping, tuple, list)):
         return {place: to_array(value, place)}
     found = {}
@@ -49,7 +49,6 @@ def _arrays_at(value: Any, place: str) -> dict[str, np.ndarray]:
 
 
 def _structure(value: Any) -> str:
-    """How the arrays of a batch are nested, as (array, {key: array})."""
     if isinstance(value, Mapping):
         items = sorted(value.items(), key=lambda item: str(item[0]))
         parts = [f"{key}: {_structure(part)}" for key, part in items]
@@ -84,7 +83,6 @@ def _compare(number: int, ref: Batch | None, port: Batch | None) -> Verdict:
 
 
 def _keep(rung: Rung, left: dict[str, int], verdict: Verdict, ref: Arrays, port: Arrays) -> None:
-    """Keep as many items of a kind as are `left`, and the first images, (3, H, W) or (N, 3, H, W), that differ."""
     for item in ref:
         if left.get(item.kind, 0):
             left[item.kind] -= 1
@@ -103,7 +101,6 @@ def _keep(rung: Rung, left: dict[str, int], verdict: Verdict, ref: Arrays, port:
 
 
 def _progress(title: str, quiet: bool) -> Iterator[int]:
-    """0, 1, 2, ..., with a progress bar on a terminal if tqdm is installed."""
     try:
         from tqdm import tqdm
     except ImportError:
@@ -121,15 +118,12 @@ def data(
     keep: Mapping[str, int] | None = None,
     rung: Rung,
 ) -> None:
-    """Compare two iterables of batches, batch by batch, to the last bit, shape and dtype included.
+    """Compare two iterables of batches bit for bit, shape and dtype included.
 
-    A batch is an array or a tensor (PyTorch, PaddlePaddle, NumPy), or tuples, lists and dicts of these, nested as you
-    like; a tuple and a list are one. Its items are called "batch 3[0]" or "batch 3[image]", of kind "batch"; a mapping
-    {Item: array} brings its own. `hints` are {kind of item: what usually causes a difference here}, and `keep` is
-    {kind of item: how many of the first ones go into the result files}.
-
-    It ends with the first batch that one side lacks: of endless batches give itertools.islice(batches, n).
-    One batch a side is held at a time.
+    A batch is an array or tensor (PyTorch, PaddlePaddle, NumPy), or nested tuples, lists and dicts of these; tuple and
+    list are one. Its items are called "batch 3[0]" or "batch 3[image]", of kind "batch"; a mapping {Item: array} brings
+    its own. `hints` is {kind: usual cause of a difference}, `keep` {kind: how many go into the result files}. It ends
+    with the first batch that one side lacks: cut endless ones with itertools.islice. One batch a side is held.
     """
     verdicts: list[Verdict] = []
     left = dict(keep or {})
@@ -148,7 +142,7 @@ def data(
 
 @on_rung
 def facts(ref: Mapping[Item | str, Any], port: Mapping[Item | str, Any], *, title: str = "facts", rung: Rung) -> None:
-    """Compare what two sides say of the same thing, such as classes, files or options: all must be equal.
+    """Compare facts such as classes, files or options: all must be equal.
 
     Values are numbers, strings, None, lists of these, arrays or tensors. Numbers go to the result files.
     """
@@ -158,10 +152,10 @@ def facts(ref: Mapping[Item | str, Any], port: Mapping[Item | str, Any], *, titl
 
 
 def image_folder(dataset: Any, name: str) -> dict[Item, Any]:
-    """Length, classes, files and labels of a folder of images, one folder a class, for `facts`.
+    """Length, classes, files and labels of an image folder, for `facts`; items are called `name`.
 
-    `dataset` is an ImageFolder or DatasetFolder of torchvision or paddle.vision, or has their `root`, `classes` and
-    `samples`, a list of (path, label). All items are called `name`, such as "val".
+    `dataset` is an ImageFolder or DatasetFolder of torchvision or paddle.vision, or has `root`, `classes` and
+    `samples`, a list of (path, label).
     """
     files, labels = zip_strict(*dataset.samples)
     return {
@@ -184,10 +178,9 @@ def _sample_item(name: str, kinds: Sequence[str], i: int, section: str) -> Item:
 def by_sample(
     loader: Any, *, kinds: Sequence[str] = ("image", "label"), section: str = ""
 ) -> Iterator[dict[Item, Any]]:
-    """Batches of a DataLoader of either framework for `data`, by sample, with the order and sizes of each batch.
+    """The batches of either framework's DataLoader, by sample, with each batch's order and size, for `data`.
 
-    A sample's items are NAME for the first of `kinds`, "NAME kind" for the others. NAME is that of its file in a folder
-    of images, else its index.
+    Items are called NAME for the first of `kinds`, "NAME kind" for the others: the file's name, or "sample INDEX".
     """
     for number, (indices, tensors) in enumerate(zip(loader.batch_sampler, loader)):
         items = {
@@ -195,7 +188,7 @@ def by_sample(
             Item(f"size of batch {number}", "order", section=section): [len(tensor) for tensor in tensors],
         }
         for i, tensor in enumerate(tensors[: len(kinds)]):
-            for index, sample in zip(indices, tensor):  # a size that differs is an item of its own
+            for index, sample in zip(indices, tensor):  # the size is an item of its own
                 items[_sample_item(_name_of(loader.dataset, index), kinds, i, section)] = sample
         yield items
 
@@ -212,11 +205,10 @@ def loaders(
     rung: Rung,
     **options: Any,
 ) -> None:
-    """Compare what two DataLoaders give, sample by sample, in several epochs, without worker processes and with two.
+    """Compare the samples of two DataLoaders in several epochs, without worker processes and with two.
 
-    `make_ref(workers)` and `make_port` return (loader, set_epoch): their framework's DataLoader, and a function that
-    gets the number of each epoch before it is read. `name` is the pipeline's, such as "val". `kinds` are those of
-    `by_sample`, and `options`, `hints` and `keep`, those of `data`.
+    `make_ref(workers)` and `make_port` return (DataLoader, set_epoch); `set_epoch(epoch)` is called before each epoch.
+    `name` is the pipeline's, such as "val", `kinds` as in `by_sample`; `options` are `hints` and `keep` of `data`.
     """
     for count in workers:
         made = rung.observe("make function", _loader, make_ref, make_port, count)
@@ -237,10 +229,9 @@ def _loader(make: MakeLoader, workers: int) -> tuple[Any, Callable[[int], Any]]:
 def single_samples(
     dataset: Any, chosen: Iterable[tuple[int, int]], *, kinds: Sequence[str] = ("image", "label"), section: str = ""
 ) -> Iterator[dict[Item, Any]]:
-    """Samples for `data`, each chosen by its (epoch, index), such as those that show a rare augmentation.
+    """Samples for `data`, chosen by (epoch, index), such as those that show a rare augmentation.
 
-    `dataset.set_epoch(epoch)` must choose what is drawn. A sample's first tensors, one of each of `kinds`, are items as
-    in `by_sample`, with "epoch E" behind the sample's name.
+    `dataset.set_epoch(epoch)` must choose what is drawn. Names are as in `by_sample`, with "epoch E" behind them.
     """
     for epoch, index in chosen:
         dataset.set_epoch(epoch)
@@ -249,9 +240,9 @@ def single_samples(
 
 
 def must_vary(drawn: Mapping[str, Sequence[bool]], *, what: str = "draws", of: str = "inputs", rung: Rung) -> None:
-    """Refuse draws of which none, or every one, is as a key of `drawn` says: then its effect could not be seen.
+    """Refuse if none or all of the draws have a property: its effect could not be seen.
 
-    The draws are called `what`, and are made for what `of` names.
+    `drawn` is {property: for each draw, whether it has it}. `what` names the draws, `of` what they are made for.
     """
     for name, flags in drawn.items():
         rung.say(f"{what} looked at: {len(flags)}, of which {sum(flags)} are {name}")
@@ -268,10 +259,9 @@ def covering(
     of: str = "inputs",
     rung: Rung,
 ) -> list[Draw]:
-    """The first draws that show all `cases` between them; refuse if a case is shown by none.
+    """The first draws that show all `cases` between them; refuse if a case is never shown.
 
-    `draws` are (draw, the cases that it shows); no more of them are read than are needed. The cases are called `what`,
-    and draws are made for those called `of`.
+    `draws` are (draw, its cases), read only as far as needed. `what` names the cases, `of` what is drawn for.
     """
     unseen, chosen = set(cases), []
     count = len(unseen)

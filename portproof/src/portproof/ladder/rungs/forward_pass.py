@@ -39,17 +39,16 @@ def forward(
     rung: Rung,
     **options: Any,
 ) -> None:
-    """Compare what every module of two models gives on `inputs`, and batch norm's statistics behind it.
+    """Compare every module's output on `inputs` in two models, and batch norm's statistics afterwards.
 
-    In eval and train mode; in float64, where formulas are judged, and in float32, where kernels are. Then the first
-    sample alone in eval mode, where an axis of length 1 must not vanish, and every dropout layer on ones. If anything
-    differs the module at fault is located. The `options` are names, weights, seed, device, mirrored and output: see
-    `portproof.align` and `Options`. With `all_branches` it is refused if an activation has a branch that no input
-    reaches, where a fault could hide.
+    In eval and train mode; float64 judges formulas, float32 kernels. Then the first sample alone in eval mode, where an
+    axis of length 1 must not vanish, and every dropout layer on ones. A module at fault is located. For the `options`
+    names, weights, seed, device, mirrored and output see `portproof.align` and `Options`. With `all_branches` it is
+    refused if no input reaches a branch of an activation, where a fault could hide.
     """
     first = len(rung.verdicts)
     pair = _prepared(rung, ref, port, inputs, Options(modes=modes, backward=False, **options))
-    dead: dict[str, set[str]] = {mode: set() for mode in modes}  # branches of activations that no input reached
+    dead: dict[str, set[str]] = {mode: set() for mode in modes}  # branches that no input reached
     for mode in modes:
         for compared in compare_mode(pair, mode == "train"):
             ref_run, port_run = compared.ref, compared.port
@@ -85,12 +84,11 @@ def forward(
 
 @on_rung
 def gradients(ref: Any, port: Any, inputs: Inputs, *, modes: Sequence[str] = MODES, rung: Rung, **options: Any) -> None:
-    """Compare every gradient of two models, of the parameters and of the inputs, sent back from all outputs at once.
+    """Compare every gradient of two models, of parameters and inputs, sent back from all outputs at once.
 
-    float64 through the whole model, with the forward pass that it stands on; float32 layer by layer, each on what the
-    reference's layer received. What is sent back is drawn from N(0, 1). If anything differs the module at fault is
-    located. The `options` are names, weights, seed, device and mirrored: see `portproof.align` and `Options`.
-    Refused if no parameter of the reference has a gradient.
+    float64: through the whole model, with its forward pass. float32: layer by layer, on the reference's inputs. What is
+    sent back is N(0, 1). A module at fault is located. For the `options` names, weights, seed, device and mirrored see
+    `portproof.align` and `Options`. Refused if no parameter of the reference has a gradient.
     """
     first = len(rung.verdicts)
     pair = _prepared(rung, ref, port, inputs, Options(modes=modes, **options))
@@ -108,7 +106,6 @@ def gradients(ref: Any, port: Any, inputs: Inputs, *, modes: Sequence[str] = MOD
 
 
 def _prepared(rung: Rung, ref: Any, port: Any, inputs: Inputs, options: Options) -> Pair:
-    """The pair, whose map covers every tensor, which is checked; the rung ends where it does not."""
     pair = Pair.prepared(ref, port, inputs, options)
     first = len(rung.verdicts)
     rung.types = rung.types or {name: module.type for name, module in pair.ref.modules.items()}
@@ -125,14 +122,12 @@ def _prepared(rung: Rung, ref: Any, port: Any, inputs: Inputs, options: Options)
 
 
 def _say_notes(rung: Rung, pair: Pair) -> None:
-    """What a reader should know beside the rows; how the map was found, unless all names agree."""
     for note in all_notes(pair)[pair.strict :]:
         rung.say(note)
     rung.say(passes(pair))
 
 
 def _blocks(outputs: Mapping[str, np.ndarray], output: str) -> dict[str, np.ndarray]:
-    """The outputs that the guide's files hold: the model's own, and those of its blocks."""
     own = {output + label.removeprefix(OUTPUT): a for label, a in outputs.items() if label.partition("[")[0] == OUTPUT}
     return {label: array for label, array in outputs.items() if label.count(".") == 1} | own
 
@@ -150,7 +145,6 @@ def _check_one_sample(rung: Rung, pair: Pair) -> None:
 
 
 def _dropout_facts(model: BackendModel, name: str) -> dict[Item, np.ndarray]:
-    """What a dropout layer does to ones: in train mode 0 or 1 / (1 - p), anew at each call."""
     kept, dropped, again = model.run_dropout(name, np.ones(DROPOUT_SHAPE, np.float32))
     facts = {
         "eval": kept,
@@ -163,12 +157,12 @@ def _dropout_facts(model: BackendModel, name: str) -> dict[Item, np.ndarray]:
 
 
 def _check_dropout(rung: Rung, pair: Pair, name: str) -> None:
-    """The masks are each framework's own, so what is compared is their distribution."""
+    """Compare the masks' distribution: the masks are each framework's own."""
     p = pair.ref.dropout_probability(name)
     counts = {"train share": np.prod(DROPOUT_SHAPE)}
     counts |= {f"train share of axis {axis}": DROPOUT_SHAPE[axis] for axis in (0, 1)}
     atol = {"eval": 0.0, "another mask each time": 0.0, "train values": 4 * U}
-    # Of the difference between two binomial shares, 6 deviations.
+    # 6 deviations of the difference of two binomial shares.
     atol |= {what: 6 * np.sqrt(2 * p * (1 - p) / count) for what, count in counts.items()}
     ref, port = _dropout_facts(pair.ref, name), _dropout_facts(pair.port, name)
     rung.compare(ref, port, {item: atol[item.name] for item in ref}, title="dropout on ones")

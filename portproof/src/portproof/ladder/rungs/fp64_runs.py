@@ -1,4 +1,4 @@
-"""A training run of both sides in float64, where rounding is not yet magnified: step for step."""
+"""Training of both sides in float64, where rounding is not yet magnified: step for step."""
 
 from __future__ import annotations
 
@@ -19,10 +19,9 @@ from portproof.compare.ruler import SEMANTIC_RTOL, U64, Ruler, S, largest, summe
 from portproof.ladder.rung import Ended, Rung, needed, on_rung, processor_time, reference_name
 from sturdyio.cli import UserError
 
-# The growth of rounding is measured by a second run of the reference, in which every input and every parameter moves by
-# one ulp before each step. That is one rounding where a step has several hundred, which mostly cancel: a faultless port
-# was seen 0.6 to 2.1 times as far from the reference. One run is enough, since each item has the largest share of all
-# items. If S times that is more than TOGETHER, nothing can be compared.
+# A second run of the reference measures the growth of rounding: inputs and parameters move by one ulp before each step.
+# A step has several hundred roundings, which mostly cancel: a faultless port was 0.6 to 2.1 times as far off. One run
+# is enough, since each item gets the largest share of all. Beyond TOGETHER / S nothing can be compared.
 TOGETHER = 1e-9
 LOSS = Item("loss", "loss")
 Run = Callable[["Batches"], "tuple[Any, Sequence[float]]"]  # (batches) -> (model, losses)
@@ -30,14 +29,11 @@ Run = Callable[["Batches"], "tuple[Any, Sequence[float]]"]  # (batches) -> (mode
 
 @dataclass
 class Batches:
-    """`batches(loader, model)` are the loader's, with floats in float64.
-
-    With `jitter` these floats, and all parameters of the model, move by one ulp before each step.
-    """
+    """`batches(loader, model)`: the loader's, in float64; with `jitter` they and the parameters move."""
 
     backend: Backend
     jitter: np.random.Generator | None = None
-    before: dict[str, np.ndarray] = field(default_factory=dict)  # the parameters before the first step
+    before: dict[str, np.ndarray] = field(default_factory=dict)  # parameters before the first step
 
     def __call__(self, loader: Any, model: Any) -> Epoch:
         return Epoch(self, loader, model)
@@ -79,7 +75,6 @@ class Epoch:
 
 
 def _fp64_run(run: Run, batches: Batches, back: Mapping[str, str]) -> dict[Item, np.ndarray]:
-    """Losses, and parameters and buffers after all steps; ValueError where nothing was trained."""
     with batches.backend.runs.exact_constants():
         model, losses = run(batches)
     arrays = batches.backend.arrays_of(model)
@@ -105,14 +100,14 @@ def train_fp64(
     seed: int = 0,
     rung: Rung,
 ) -> None:
-    """Both sides' training in float64, step for step: every loss, and at the end every parameter and buffer.
+    """Compare training in float64, step for step: every loss, and the final parameters and buffers.
 
     `ref` and `port` take `batches` and return (model, losses): the model, in float64 and without dropout, after a run
-    whose batches are those of `batches(loader, model)`, and each step's loss as a float. A loader gives tensors or
-    arrays in tuples, lists or dicts. Both begin with the same weights, and `ref` runs twice. `names` are the
-    reference's modules and the port's, where they differ; `what` says what is trained on.
+    on `batches(loader, model)`, and each step's loss as a float. A loader gives tensors or arrays in tuples, lists or
+    dicts. Both begin with the same weights. `names` is {reference's module: port's}, `what` says what is trained on.
 
-    Refused if the reference magnifies rounding so that there is nothing to compare.
+    The limit is S times how far the reference is from itself when moved by one ulp before each step, in a second run.
+    Refused if that is too far to compare anything.
     """
     what_runs = "training in float64"
     with processor_time(rung, "float64"), suppress(Ended):
@@ -138,7 +133,6 @@ def train_fp64(
 
 
 def _growth(rung: Rung, fp64_ref: Items, moved: Items) -> float:
-    """How far `moved` is, as a share of an item's largest value; refused if that is too far."""
     if not all(np.isfinite(array).all() for array in chain(fp64_ref.values(), moved.values())):
         rung.refuse("the reference's training in float64 gives NaN or infinity: lower its learning rate")
         raise Ended

@@ -1,4 +1,4 @@
-"""Initial parameters, each against the distribution or the constant that it should come from."""
+"""Initial parameters, each against its distribution or constant."""
 
 from __future__ import annotations
 
@@ -18,13 +18,12 @@ from sturdyio.cli import UserError
 
 __all__ = ["Constant", "Normal", "Uniform", "init"]
 
-# Each tensor is drawn until there are 1024 values of it, and at least twice. That is enough to see in any one tensor a
-# deviation that is 25 % off (it is 29 % off without the gain of a ReLU), and a uniform or a normal that is cut off at
-# two deviations; and in one of 50 000 values a deviation that is 2 % off.
+# Each tensor is drawn until there are 1024 values, and at least twice. That shows a std that is 25 % off (without the
+# gain of a ReLU it is 29 %), and a uniform or a normal cut off at two stds; in 50 000 values a std that is 2 % off.
 VALUES, FEWEST_SEEDS = 1024, 2
 AGAIN, OTHERS, SHARED = "same seed again", "other tensors", "shared draw"
 BY_NAME = attrgetter("name")
-OWN = AGAIN, OTHERS  # what a side's draws are compared with each other by
+OWN = AGAIN, OTHERS  # compare a side's draws with each other
 KINDS = {AGAIN: "seed", OTHERS: "independence", "distinct": "independence"}
 COUNT = "num_batches_tracked"  # PaddlePaddle does not have it
 
@@ -48,7 +47,7 @@ def _drawn_once(model: Any, backend: Backend, back: Mapping[str, str]) -> Arrays
 
 
 def _sampled(draw: Callable[[int], Arrays], seeds: Sequence[int]) -> tuple[Arrays, Arrays]:
-    """(samples (seeds, *shape), with more seeds for small tensors; what the first seed gives again)."""
+    """({name: (seeds, *shape)}, the first seed once more); small tensors get more seeds."""
     kept: dict[str, list[np.ndarray]] = {}
     for number, seed in enumerate(seeds):
         for name, array in draw(seed).items():
@@ -58,7 +57,6 @@ def _sampled(draw: Callable[[int], Arrays], seeds: Sequence[int]) -> tuple[Array
 
 
 def _laws(expected: Callable[..., Law], ref: Arrays, types: Mapping[str, str]) -> dict[str, Law]:
-    """What `expected` says of each tensor of the reference."""
     laws = {}
     for name, sample in ref.items():
         laws[name] = expected(name, sample.shape[1:], types.get(name.rpartition(".")[0], ""))
@@ -68,7 +66,6 @@ def _laws(expected: Callable[..., Law], ref: Arrays, types: Mapping[str, str]) -
 
 
 def _shown(rung: Rung, who: str, samples: Arrays, again: Arrays, laws: Mapping[str, Law]) -> dict[Item, Statistic]:
-    """What one side's samples show: of their laws, and of each draw and the others."""
     drawn = {name: sample[0] for name, sample in samples.items() if name in laws and sample[0].std() > 0}
     if not drawn:
         rung.refuse(f"{who}: no parameter is drawn, each is a constant")
@@ -88,7 +85,6 @@ def _shown(rung: Rung, who: str, samples: Arrays, again: Arrays, laws: Mapping[s
 
 
 def _check_side(rung: Rung, title: str, right: Mapping[Item, Statistic], shown: Mapping[Item, Statistic]) -> None:
-    """Compare what one side has `shown` with what is `right`; for OWN its own draws say that."""
     wanted = {item: statistic for item, statistic in right.items() if item.name not in OWN}
     order = [*dict.fromkeys(item.name for item in wanted), *OWN]
     wanted |= {item: statistic for item, statistic in shown.items() if item.name in OWN}
@@ -119,18 +115,17 @@ def init(
     names: Mapping[str, str] | None = None,
     rung: Rung,
 ) -> None:
-    """Judge initial weights: every parameter and buffer of both sides against what it should be drawn from.
+    """Compare every initial parameter and buffer of both sides with what it should be drawn from.
 
     `ref(seed)` and `port(seed)` seed their framework and return a new torch.nn.Module or paddle.nn.Layer. They are
-    called with `seeds` seeds made from `seed`; the smaller a tensor, the more of them it takes to show something.
-    `expected(name, shape, layer_type)` says what a tensor of the reference should be: `Normal(std)`, `Uniform(bound)`
-    or `Constant(value)`; the name is the state_dict's, and the type the class of the module that holds it. Without it
-    both are held against what the reference draws under as many seeds more, which shows less: a std that is 20 % off in
-    1024 values. `names` maps modules whose names differ, {reference's: port's}.
+    called with `seeds` seeds made from `seed`; fewer than 2 raise UserError. `expected(name, shape, layer_type)` gives
+    `Normal(std)`, `Uniform(bound)` or `Constant(value)`, by the name in the reference's state_dict and the class of its
+    module. Without it both are compared with what the reference draws under as many seeds more, which shows less: a std
+    that is 20 % off in 1024 values. `names` is {reference's module: port's}, where they differ.
 
-    Checked are the distribution of each tensor, that it follows the seed, that its values are independent along each
-    axis and of other tensors. With `shared`, as where both sides are drawn with NumPy, the port's values must be the
-    reference's to the last bit. Otherwise mean and deviation of each tensor go to the result files.
+    Checked are each tensor's distribution, that it follows the seed, and that its values are independent along each
+    axis and of other tensors. With `shared`, as where NumPy draws for both, the port's values must be the reference's
+    bit for bit. Otherwise each tensor's mean and std go to the result files.
     """
     if seeds < FEWEST_SEEDS:
         raise UserError(f"seeds={seeds}: give {FEWEST_SEEDS} or more, or nothing shows that draws follow the seed")

@@ -1,4 +1,4 @@
-"""Two criteria: the loss and its gradient, in both precisions, on ordinary and on awkward inputs."""
+"""Two criteria: loss and gradient, in both precisions, on ordinary and awkward inputs."""
 
 from __future__ import annotations
 
@@ -32,13 +32,12 @@ def loss(
     device: str = "cpu",
     rung: Rung,
 ) -> None:
-    """Compare two criteria: callables of a case's tensors, of their own framework, that return a scalar tensor.
+    """Compare two criteria: functions of a case's tensors that return a scalar tensor of their framework.
 
-    `cases` are {name: (logits, target)}, or any other number of arrays; by default `cases.losses(num_classes, seed)`.
-    Floats are rounded to float32 and given in float64 (semantic limits) and in float32 (kernel limits). The first of
-    them gets the gradient, and is called `wrt`. A criterion that is a module is run as a copy in the same precision.
-    The cases named in `keep` (None: all) go to the result files, the first one's float32 arrays as "loss" and
-    "gradient", others under "CASE, DTYPE/".
+    `cases` is {name: (logits, target)}, or any number of arrays; by default `cases.losses(num_classes, seed)`. Floats
+    are rounded to float32, and given in float64 (semantic limits) and float32 (kernel limits). The gradient is that of
+    the first array of floats, called `wrt`. A module is copied in the same precision. Cases in `keep` (None: all)
+    go to the result files, the first one's float32 arrays as "loss" and "gradient", others under "CASE, DTYPE/".
 
     Refused if a reference's loss or gradient is not finite, or a gradient zero.
     """
@@ -83,12 +82,11 @@ def _loss_and_gradient(
     dtype: str,
     perturbation: int = 0,
 ) -> Items:
-    """The loss, and its gradient by the first array of floats; see `Question` for `perturbation`."""
     arrays = in_precision(case, dtype)
     if perturbation:
         rng = np.random.default_rng(perturbation)
         arrays = [perturbed(array, dtype, rng) for array in arrays]
-    if isinstance(criterion, backend.module_class):  # its class weights must be of that precision, too
+    if isinstance(criterion, backend.module_class):  # its class weights need that precision
         criterion = backend.training.to_device(copy.deepcopy(criterion), device, dtype)
     first = next(i for i, array in enumerate(arrays) if array.dtype.kind == "f")
     leaves = [backend.tensor(array, device, requires_grad=i == first) for i, array in enumerate(arrays)]

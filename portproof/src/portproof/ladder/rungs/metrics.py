@@ -1,4 +1,4 @@
-"""Two metrics, on awkward cases; and two evaluations, over a whole loader."""
+"""Two metrics on awkward cases, and two evaluations over a whole loader."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ KINDS = {"b": np.int64, "i": np.int64, "u": np.int64, "f": np.float64}
 Numbers = dict[str, np.ndarray]
 Evaluated = tuple[Callable[..., Any], Any, Iterable]  # (evaluate, model, loader)
 LOGITS, LABELS = Item("logits", "output"), Item("labels", "label")
-MOST_KEPT = 2**28  # bytes of images; of a whole validation set that is little
+MOST_KEPT = 2**28  # bytes of images
 
 
 def _array(value: Any) -> np.ndarray:
@@ -33,7 +33,6 @@ def _array(value: Any) -> np.ndarray:
 
 
 def _numbers(returned: Any, name: str) -> Numbers:
-    """{name: int64 or float64 array}; TypeError for what is no number."""
     returned = map_tensors(returned, backend_of_tensor, _array)
     named = returned if isinstance(returned, Mapping) else {name: returned}
     arrays = {str(key): np.asarray(value) for key, value in named.items()}
@@ -44,7 +43,6 @@ def _numbers(returned: Any, name: str) -> Numbers:
 
 
 def _over(section: str, suffix: str, size: int | None, function: Callable[..., Numbers], case: Case) -> Items:
-    """What `function` gives for each batch, stacked; under names of their own where shapes differ."""
     found: dict[str, list[np.ndarray]] = {}
     for batch in batches(case, size):
         for key, array in function(*batch).items():
@@ -71,12 +69,12 @@ def _on_tensors(backend: Backend, function: Callable[..., Any], name: str, devic
 
 
 def _check(rung: Rung, expected: Items, found: Items, atol: Mapping[Item, float], title: str) -> None:
-    """Compare each item in one dtype, and where NaN and infinity are expected, words: they have no difference."""
+    """Compare in one dtype; NaN and infinity, which have no difference, as words."""
     expected, found = dict(expected), dict(found)
     atol = dict(atol)
     for item in [item for item in expected if item in found]:
         ref, port = expected[item], found[item]
-        if ref.dtype != port.dtype:  # a count may be a whole number on one side and a float on the other
+        if ref.dtype != port.dtype:  # a count may be a float on one side
             ref, port = ref.astype(np.float64), port.astype(np.float64)
         finite = np.isfinite(ref)
         if ref.shape == port.shape and not finite.all():
@@ -90,7 +88,6 @@ def _check(rung: Rung, expected: Items, found: Items, atol: Mapping[Item, float]
 
 
 def _atol(fp64_ref: Items, fp32_ref: Items) -> dict[Item, float]:
-    """The kernel limits over what is finite in both precisions; 0 for whole numbers."""
     high, low = {}, {}
     for item, fp32 in fp32_ref.items():
         fp64 = fp64_ref.get(item)
@@ -114,15 +111,14 @@ def metric(
     device: str = "cpu",
     rung: Rung,
 ) -> None:
-    """Compare two metrics: callables of (outputs, targets), tensors of their own framework.
+    """Compare two metrics: functions of (outputs, targets), tensors of their own framework.
 
-    Each returns a number, an array or a dict of such, as tensors or not. `cases` are {name: (outputs, targets)}, or
-    any other number of arrays; by default `cases.metrics(seed)`. Each is given whole (None) and in batches of each of
-    `batch_sizes`: what a metric of many samples hides, one of a single sample shows. Items are called `name`, or by the
-    dict's keys.
+    Each returns a number, an array or a dict of such, as tensors or not. `cases` is {name: (outputs, targets)}, or any
+    number of arrays; by default `cases.metrics(seed)`. Each is given whole (None) and in batches of `batch_sizes`: one
+    sample shows what many hide. Items are called `name`, or by the dict's keys.
 
     Whole numbers, booleans, NaN and infinity must be equal, floats within the kernel limit. With `exact`, a function of
-    NumPy arrays that returns the right answer, both sides are judged against that.
+    NumPy arrays that gives the right answer, both sides are compared with that.
     """
     ref_numbers = _on_tensors(backend("torch"), ref_metric, name, device)
     port_numbers = _on_tensors(backend("paddle"), port_metric, name, device)
@@ -152,15 +148,12 @@ def metric(
 
 
 class _Batches:
-    """A loader, but for its batches: copies, since an evaluation may change them, and with `labels` if these are set.
-
-    It is read once if its images take less than MOST_KEPT.
-    """
+    """A loader of copies, since an evaluation may change them; read once if below MOST_KEPT."""
 
     def __init__(self, loader: Iterable) -> None:
         self.loader = loader
         self.kept: list[tuple] | None = None
-        self.labels: Any = None  # a tensor (N,)
+        self.labels: Any = None  # a tensor (N,), in place of its own
 
     def __iter__(self) -> Iterator[tuple]:
         is_first, start = self.kept is None, 0
@@ -229,16 +222,15 @@ def evaluation(
     """Compare two evaluations of a classifier over a whole loader: (evaluate, model, loader) of each side.
 
     `evaluate(model, batches)` returns a number or {name: number}. Both models have the same weights and map images to
-    logits (N, C). The loaders give batches (images, labels (N,)), as often as they are iterated; the last one should
-    not be full. First the logits and labels are compared: float32, kernel limits, labels equal. Then both evaluations
-    run, on a copy of the model in train mode, as training leaves it; with `cases.ranked_labels` of the loader's images,
-    which are at every rank around the k of top-k, and with its own labels.
+    logits (N, C). A loader gives batches (images, labels (N,)), as often as it is iterated: an iterator raises
+    UserError. Let its last batch not be full. First logits (float32, kernel limits) and labels are compared. Then both
+    evaluations run on a copy of the model in train mode, as training leaves it: with `cases.ranked_labels`, at every
+    rank around the k of top-k, and with the loader's own labels.
 
-    `results` are {what is compared, in this order: its kind}, by default all that the reference returns, those whose
-    name has "loss" in it last, as of the kind "loss". A loss may differ by `gain` times the limit of the logits, plus
-    its own rounding: cross entropy moves at most twice as far as the logits do, in the largest one. All else must be
-    equal. `progress` wraps a loader while the logits are computed, as tqdm does. Refused if an image's best logits are
-    within rounding of each other.
+    `results` is {name: kind}, in the report's order; by default all of the reference's, those with "loss" in the name
+    last, of the kind "loss". A loss may differ by `gain` times the limit of the logits, plus its own rounding: cross
+    entropy moves at most twice as far as a logit. All else must be equal. `progress` wraps a loader while logits are
+    computed, as tqdm does. Refused if an image's best logits are within rounding of each other.
     """
     if more or not len(ref) == len(port) == 3:
         raise UserError("evaluation takes ref and port, each (evaluate, model, loader) of that side")

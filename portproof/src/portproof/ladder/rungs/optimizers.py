@@ -30,7 +30,6 @@ def _made(make: Make, settings: Mapping[str, Any], model: Any) -> tuple[Callable
 
 
 def _all(recipes: Recipes | None, settings: Mapping[str, Any] | None) -> dict[str, dict[str, Any]]:
-    """{name: all settings of the recipe}."""
     return {name: {**(settings or {}), **own} for name, own in (recipes or {"": {}}).items()}
 
 
@@ -50,13 +49,14 @@ def optimizer(
     device: str = "cpu",
     rung: Rung,
 ) -> None:
-    """Every parameter after some updates with the same drawn gradients, float64: no network magnifies rounding.
+    """Compare every parameter after some updates with the same drawn gradients, in float64.
 
-    `ref` and `port` are models with equal weights, of which copies are trained. `make_ref(model, **settings)` and
-    `make_port` return an optimizer of that model, or (optimizer, schedule); a schedule steps after each update.
-    `recipes`, {name: settings}, are several settings at once, on top of `settings`. `names`, {reference's module:
-    port's module}, says what neither names nor weights tell. With `coefficients` "float32" a parameter may be as far
-    off as coefficients move it that are rounded so: PaddlePaddle's own optimizers keep them in float32.
+    No network magnifies rounding: each parameter may be SEMANTIC_RTOL of its largest value off. `ref` and `port` are
+    models with equal weights, of which copies are trained. `make_ref(model, **settings)` and `make_port` return an
+    optimizer, or (optimizer, schedule); a schedule steps after each update. `recipes` is {name: settings}, each on top
+    of `settings`; `names` {reference's module: port's}, where neither names nor weights tell. With `coefficients`
+    "float32" a parameter may also be as far off as rounding them so moves it: PaddlePaddle's own optimizers keep them
+    in float32.
     """
     check_coefficients(coefficients)
     if updates < 1:
@@ -85,7 +85,6 @@ def optimizer(
 
 
 def _updated(start: Start, drawn: Drawn, rounded: tuple[str, int] | None = None) -> tuple[float, Trained]:
-    """(the rate of the first update, the model after all of them)."""
     run = start("float64", rounded)
     rate = run.backend.training.learning_rate(run.optimizer)
     with run.backend.runs.new_tensors("float64"):
@@ -98,7 +97,6 @@ def _updated(start: Start, drawn: Drawn, rounded: tuple[str, int] | None = None)
 
 
 def _rounded(rung: Rung, ref: Trained, start: Start, drawn: Drawn) -> list[Distances]:
-    """How far parameters are from `ref`'s with each of its coefficients rounded to float32."""
     found = []
     for coefficient in ref.coefficients():
         _, run = rung.of_ref("optimizer", _updated, start, drawn, coefficient)
@@ -117,7 +115,7 @@ def schedule(
     device: str = "cpu",
     rung: Rung,
 ) -> None:
-    """The learning rate of each epoch, bit for bit: how far it moves a weight whose gradient is 1.
+    """Compare each epoch's learning rate bit for bit: how far it moves a weight whose gradient is 1.
 
     So a schedule that was never attached to its optimizer shows. `make_ref(model, **settings)` and `make_port` return
     (optimizer, schedule) for a linear layer of one weight, float64: plain SGD, without momentum and weight decay.
@@ -137,7 +135,6 @@ def schedule(
 
 
 def _moves(backend: Backend, device: str, make: Make, settings: Mapping[str, Any], epochs: int) -> np.ndarray:
-    """(epochs,): how far each step moves the weight."""
     model = backend.training.to_device(backend.framework.nn.Linear(1, 1), backend.device(device), "float64")
     _, optimizer, schedule = _made(make, settings, model)
     if schedule is None:

@@ -1,4 +1,4 @@
-"""Training steps of the usual form, for a pair without a training loop at hand."""
+"""Training steps of the usual form, for a pair without a training loop."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ def plain_steps(
     """(make_ref, make_port) for `backward`.
 
     A step clears the gradients, calls the model on the first `inputs` arrays of the batch, gives its output and the
-    rest of the batch to the criterion, goes backward, and updates; in train mode with `train`. `criterion` and
-    `optimizer` are pairs, the reference's first: a function of (output, *labels) that returns the loss, and one of the
-    list of parameters that returns an optimizer, by default SGD with rate 0.01.
+    rest to the criterion, goes backward and updates; `train` sets train or eval mode. `criterion` is a pair of
+    functions (output, *labels) -> loss, the reference's first; `optimizer` one of (list of parameters) -> optimizer,
+    by default SGD with rate 0.01.
     """
 
     def make_of(side: int) -> Make:

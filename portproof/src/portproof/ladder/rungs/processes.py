@@ -1,17 +1,17 @@
-"""Several processes are one process, on both sides.
+"""Several processes do what one does, on both sides.
 
-Each side is a callable `run(options, dtype) -> {Item: array}`: one training or evaluation run in this process, which is
-alone or one of several (the launcher's environment variables tell), computed in `dtype`, and what it recorded. What
-becomes of an item over several processes follows from its kind:
+Each side is a callable `run(options, dtype) -> {Item: array}`: a training or evaluation run in this process, in
+`dtype`, and what it recorded. The process is alone or one of several, as the launcher's environment variables tell.
+An item's kind says how several processes are compared with one:
 
-    images          what this process trains on, as indices: together the images of one process, in any order
-    own loss        the mean loss of this process's share: averaged over the processes it is that of one
-    own buffer      before buffers are made equal: the processes' may differ, and in `own_statistics` runs have to
-    own lines       how many lines of its log this process prints: as many as the same process of the reference
-    gradient        what the processes have averaged, on process 0 at least: that of one
+    images          the indices it trains on: together those of one process, in any order
+    own loss        the mean loss of its share: averaged over the processes that of one
+    own buffer      before buffers are made equal: may differ; in `own_statistics` runs it has to
+    own lines       how many log lines it prints: as many as the same process of the reference
+    gradient        averaged over the processes, on process 0 at least: that of one
     samples, metric counts: exactly those of one, and equal on all processes
     parameter, buffer, loss, any other
-                    those of one within the limits, and equal on all processes to the last bit
+                    those of one within the limits, and bit-equal on all processes
 """
 
 from __future__ import annotations
@@ -44,12 +44,10 @@ from sturdyio.cli import UserError
 FRAMEWORKS = {"reference": "torch", "port": "paddle"}
 TIMEOUT = 300.0  # seconds; two processes of a small model take 10 on idle cores
 SHARES = (1, 2, 3, 5, 20)  # processes; of 20 some have nothing of a small evaluation set
-EPOCHS = 2  # of which shares are compared
-# Kinds that may differ between processes, and kinds that go into the result files.
-OF_ONE_PROCESS = ("images", "own loss", "own buffer", "own lines", "gradient")
-KEPT = ("images", "own loss", "samples", "metric", "loss")
+EPOCHS = 2  # whose shares are compared
+OF_ONE_PROCESS = ("images", "own loss", "own buffer", "own lines", "gradient")  # may differ
+KEPT = ("images", "own loss", "samples", "metric", "loss")  # in the result files
 
-# What usually causes a difference between several processes and one.
 HINTS = {
     "gradient": "gradients added up instead of averaged over the processes, or not exchanged at all",
     "parameter": "a learning rate or batch size per process; a process that began with other weights",
@@ -62,13 +60,11 @@ HINTS = {
 SHOWN = {"group": attrgetter("section"), "hints": HINTS}
 
 Runs = Mapping[str, Any]  # {name: options}
-Share = Callable[[bool, int, int, int], Any]  # (train, epoch, rank, world_size) -> indices in their order
+Share = Callable[[bool, int, int, int], Any]  # (train, epoch, rank, world_size) -> ordered indices
 
 
 @dataclass
 class Processes(Outcome):
-    """What became of processes of one side."""
-
     who: str = ""
     own_statistics: Collection[str] = ()  # runs in which several are not one
 
@@ -78,7 +74,6 @@ class Processes(Outcome):
 
     @property
     def like_one(self) -> list[str]:
-        """The runs that have ended in which they do what one does."""
         return [run for run in self.records[0] if run not in self.own_statistics]
 
     def each(self, runs: Collection[str]) -> list[Record]:
@@ -93,7 +88,7 @@ class Processes(Outcome):
         return found
 
     def together(self, runs: Collection[str]) -> Record:
-        """What they do between them, to be compared with one process; see the module's docstring."""
+        """Their joint record, to be compared with one process by the module's table."""
         every = self.each(runs)
         result = {}
         for item in every[0]:
@@ -108,7 +103,7 @@ class Processes(Outcome):
 
 
 def one_process(who: str, run: Callable, runs: Runs, dtype: str = "float64") -> Processes:
-    """What this process records in each run, alone, silent, and with one thread, as the launched ones."""
+    """What this process records alone: silent, and with one thread, as the launched ones."""
     before = backend(FRAMEWORKS[who]).training.set_threads(1)
     try:
         with redirect_stdout(io.StringIO()):
@@ -120,7 +115,6 @@ def one_process(who: str, run: Callable, runs: Runs, dtype: str = "float64") -> 
 def compare_with_one(
     rung: Rung, one: Record, found: Record, title: str, errors: Distances, rounded: Sequence[Distances] = ()
 ) -> None:
-    """Compare with one process, whose float32 run is `errors` away; counts are exact."""
     exact = [item for item in one if item.kind in ("samples", "metric")]
     ruler = Ruler(one, errors=lambda: errors, rounded=lambda: rounded, exact=exact)
     rung.check(ruler.compare(found, title=f"{title}, float64", hints=HINTS), SHOWN["group"])
@@ -129,10 +123,7 @@ def compare_with_one(
 def check_one(
     rung: Rung, callables: Mapping[str, Callable], runs: Runs, coefficients: str
 ) -> tuple[dict[str, Processes], Distances]:
-    """({side: its one process}, how far the reference's float32 run is from its float64 run).
-
-    Compares the two sides; the port's has no records if it raised.
-    """
+    """Compare one process of both sides -> ({side: it}, errors of the reference's float32 run)."""
     ref, port = callables.values()
     what = "run in one process"
     one_ref = rung.of_ref(what, one_process, "reference", ref, runs)
@@ -154,9 +145,9 @@ def check_one(
 
 
 def strided_shares(order: Callable[[int], Any], *, evaluated: int) -> Share:
-    """What most samplers document, for `shares`: process r of n takes every n-th sample, from the r-th on.
+    """The shares that most samplers document: process r of n takes every n-th sample from the r-th on.
 
-    In training `order(epoch)`, indices, is lengthened by its own beginning so that each gets as many, as by torch's
+    In training the indices `order(epoch)` are lengthened by their own beginning until all get as many, as in torch's
     DistributedSampler. In evaluation each of the `evaluated` samples comes once, in order.
     """
 
@@ -169,7 +160,6 @@ def strided_shares(order: Callable[[int], Any], *, evaluated: int) -> Share:
 
 
 def shares_of(share: Share) -> Record:
-    """The images of each process, one process after another."""
     shares = {}
     for train, n in product((True, False), SHARES):
         for epoch in range(EPOCHS if train else 1):
@@ -180,7 +170,6 @@ def shares_of(share: Share) -> Record:
 
 
 def check_shares(rung: Rung, one: Processes, documented: Record, own: Record, trained_on: Mapping) -> None:
-    """Which images each process of several gets, and which a run took, in order."""
     exact, found = dict(documented), dict(own)
     for run, sections in trained_on.items():
         for section, indices in sections.items():
@@ -209,7 +198,7 @@ def check_several(rung: Rung, one: Processes, several: Processes, errors: Distan
 
 
 def check_agreement(rung: Rung, several: Processes) -> None:
-    """All processes end with the same bits; in `own_statistics` their own buffers differed before."""
+    """All processes end with the same bits; in `own_statistics` their buffers differed before."""
     shared = []
     for record in several.each(several.records[0]):
         shared.append({item: array for item, array in record.items() if item.kind not in OF_ONE_PROCESS})
@@ -224,7 +213,6 @@ def check_agreement(rung: Rung, several: Processes) -> None:
 
 
 def check_lines(rung: Rung, ref: Processes, port: Processes) -> None:
-    """Each process of the port prints as many log lines as that of the reference."""
     runs = [run for run in ref.records[0] if run in port.records[0]]
     lines = []
     for several in (ref, port):
@@ -237,7 +225,6 @@ def check_lines(rung: Rung, ref: Processes, port: Processes) -> None:
 
 
 def kept(every: Sequence[Processes]) -> dict[str, np.ndarray]:
-    """What goes into the result files."""
     files = {}
     for processes in every:
         count = len(processes.records)
@@ -250,7 +237,6 @@ def kept(every: Sequence[Processes]) -> dict[str, np.ndarray]:
 
 
 def checked_runs(runs: Mapping[int, Runs], own_statistics: Collection[str], trained_on: Mapping) -> dict[int, Runs]:
-    """`runs` as JSON has them; UserError for what cannot be run or proves nothing."""
     try:
         runs = {count: json.loads(json.dumps(dict(some))) for count, some in runs.items()}
     except TypeError as error:
@@ -278,22 +264,22 @@ def dist(
     timeout: float = TIMEOUT,
     rung: Rung,
 ) -> None:
-    """Judge whether several processes of each side do what one does, and one of the port what one of the reference.
+    """Compare several processes of each side with one, and one of the port with one of the reference.
 
     `ref` and `port` are import paths "PKG.MOD:NAME" of callables as in the module's docstring. Each framework's own
-    launcher starts processes on this machine, which execute all their runs in turn; so a callable joins the others by
-    `process_worker.join_group`. `runs` is {number of processes: {name: options}}; options are JSON. Computed in
-    float64; limits come from a float32 run of the reference's one process.
+    launcher starts processes on this machine, which execute their runs in turn; a callable joins the others by
+    `process_worker.join_group`. `runs` is {number of processes: {name: options}}; options are JSON. All is float64;
+    limits come from a float32 run of the reference's one process.
 
-    `own_statistics` names runs in which several processes are not one, since each normalizes with its own share: they
-    are compared with each other only, and must have had an "own buffer" that differed. `shares` are three functions
-    (train, epoch, rank, world_size) -> indices in their order: documented (see `strided_shares`), of the reference's
-    loaders, of the port's. In evaluation each image comes once. `trained_on` is {run: {section: indices}}, what one
-    process trains on in the order of its batches. With `coefficients` "float32" one process of the port may be as far
-    away as the reference's float32 run is: PaddlePaddle's own optimizers keep their coefficients so.
+    `own_statistics` names runs in which each process normalizes with its own share: they are compared with each other
+    only, and must have had an "own buffer" that differed. `shares` are three functions (train, epoch, rank, world_size)
+    -> ordered indices: documented (see `strided_shares`), the reference's, the port's; called for 1, 2, 3, 5 and 20
+    processes. In evaluation each image comes once. `trained_on`, {run: {section: indices}}, is what one process trains
+    on, in order. With `coefficients` "float32" one process of the port may be as far off as the reference's float32
+    run: PaddlePaddle's own optimizers keep them so.
 
-    Refused: processes that cannot come together on this machine, and inputs that prove nothing. A port's process that
-    does not end within `timeout` seconds fails. PortError: a module of the port that raises when it is imported.
+    Refused: processes that cannot come together, and inputs that prove nothing. A port's process that takes more than
+    `timeout` seconds fails. PortError: a module of the port that raises when imported.
     """
     check_coefficients(coefficients)
     trained_on = trained_on or {}

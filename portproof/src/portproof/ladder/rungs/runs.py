@@ -1,4 +1,4 @@
-"""Whole float32 training runs of both sides, judged by the test of hypotheses in trajectory.py."""
+"""Whole float32 training runs of both sides, judged by the test in trajectory.py."""
 
 from __future__ import annotations
 
@@ -19,13 +19,12 @@ from portproof.ladder.workers.launching import launch_runs
 from portproof.python39 import zip_strict
 from sturdyio.cli import UserError
 
-FEWEST = 4  # degrees of freedom of the test: with fewer a limit is more than 20 standard deviations
+FEWEST = 4  # degrees of freedom: with fewer a limit is more than 20 standard deviations
 EVALUATIONS = {"eval": "running", "reestimated_eval": "re-estimated"}
 CURVES = {"loss": "losses", "lr": "lr", "training top-1": "right", "top-1": "top1"}
 
 
 def _problem(record: Record) -> str:
-    """What is wrong with dtypes and shapes, or ""."""
     texts = [name for name, array in record.items() if array.dtype.kind == "U"]
     if texts:
         return f"it has {texts[0]!r} with dtype {record[texts[0]].dtype}, not an array of numbers"
@@ -41,7 +40,6 @@ def _problem(record: Record) -> str:
 
 
 def _check_reference(ref: Sequence[Sequence[Record]]) -> None:
-    """Raise UserError unless the reference's records can be judged by."""
     every = sum(map(list, ref), [])
     for record in every:
         if problem := _problem(record):
@@ -70,19 +68,19 @@ def train(
     top1: float | None = None,
     rung: Rung,
 ) -> None:
-    """Whether whole float32 training runs of the port are runs of the reference, and how well both have learned.
+    """Test whether the port's whole float32 training runs are runs of the reference, and how well both learn.
 
     `ref` and `port` are import paths "pkg.mod:name" of callables `run(seed, draw, options) -> dict of arrays`: one run
-    from the initial weights and on the batches of `seed`, with the `draw`-th series of random masks, and its record,
-    see `trajectory`. Each side gets a process with one thread, side by side; both are handed `options`, which are JSON.
-    The reference runs `draws` times for each of `seeds`, the port once.
+    from the initial weights and on the batches of `seed`, with the `draw`-th series of random masks. See `trajectory`
+    for the record. Each side gets a process with one thread, side by side. `options` are JSON. The reference runs
+    `draws` times for each of `seeds`, the port once.
 
     Learning rates must be equal. Of the `features` (`trajectory.FEATURES`, `TOP1`) those are judged whose keys the
-    reference's records have, so that all together fail a faultless port with probability `alpha`. With `top1`, both
-    sides must reach it on average at the end, with re-estimated statistics where there are any.
+    reference's records have; together they fail a faultless port with probability `alpha`. With `top1` both sides must
+    reach it on average at the end, with re-estimated statistics where there are any.
 
-    Raises UserError for what a run of either side raises so, MachineError for what the machine lacks, and PortError for
-    a module of the port that raises when it is imported.
+    Raises UserError where a run does, MachineError for what the machine lacks, and PortError for a module of the port
+    that raises when imported.
     """
     if len(set(seeds)) < len(seeds) or len(seeds) * (draws - 1) < FEWEST:
         raise UserError(
@@ -137,7 +135,6 @@ def _judge(rung: Rung, ref: list, port: list, features: Mapping[str, Feature], a
 
 
 def _check_top1(rung: Rung, sides: Mapping[str, Sequence[Record]], needed: float | None) -> None:
-    """Say what every run has reached; the mean must be `needed`."""
     mean = {side: Item(f"{side}, mean top-1", "metric") for side in sides}
     reached = {}
     for side, (what, statistics) in product(sides, EVALUATIONS.items()):
@@ -155,7 +152,6 @@ def _check_top1(rung: Rung, sides: Mapping[str, Sequence[Record]], needed: float
 
 
 def _keep_curves(rung: Rung, ref: list, port: list) -> None:
-    """Curves by epoch: of all runs for the report, of each seed's first for the files."""
     for i, (records, record) in enumerate(zip_strict(ref, port)):
         sides = [*records, record]
         for what, key in CURVES.items():

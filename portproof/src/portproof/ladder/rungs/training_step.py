@@ -1,14 +1,13 @@
-"""The rungs of the training step and of the training loop, on both sides.
+"""The rungs of the training step and of the training loop.
 
 `make_ref(model)` and `make_port(model)` return (step, optimizer) or (step, optimizer, schedule) for a model of their
 framework:
 
-    step        `step(*batch)` does a whole iteration on tensors of its framework: it clears the gradients, runs the
-                model itself, on positional arguments, goes backward, updates, and returns the loss. The gradients stay
-                in the parameters. It begins in the eval mode that an evaluation leaves: to train in train mode, it has
-                to call what its side calls for that.
-    optimizer   whose learning rate is recorded, before each step
-    schedule    steps after each iteration, if there is one
+    step        `step(*batch)` does one iteration on tensors: it clears the gradients, calls the model itself on
+                positional arguments, goes backward, updates, and returns the loss. The gradients stay in the
+                parameters. The model comes in eval mode: a step that trains in train mode has to set that.
+    optimizer   its learning rate is recorded before each step
+    schedule    steps after each iteration
 
 Models are copied for each run, in its precision; dropout is off. Both have to hold the same weights.
 """
@@ -40,18 +39,16 @@ from portproof.python39 import zip_strict
 from sturdyio.cli import UserError
 
 Make = Callable[[Any], tuple]
-Start = Callable[..., "Trained"]  # `Trained` of one side, but for its dtype and what comes behind that
+Start = Callable[..., "Trained"]  # `Trained` of one side, but for dtype and what follows
 Batch = Sequence[np.ndarray]
 Arrays = dict[Item, np.ndarray]
 LOSS, RATE, LOG = Item("loss", "loss"), Item("lr", "lr"), Item("log")
 PRECISIONS = ("float64", "float32")
-IN_FLOAT32 = ("loss", "lr", "buffer")  # what is judged in float32 through the whole network
+IN_FLOAT32 = ("loss", "lr", "buffer")  # judged in float32 through the whole network
 
 
 @dataclass(frozen=True)
 class StepOptions:
-    """See `backward`."""
-
     train: bool = True
     name: str = ""
     dtypes: Sequence[str] = PRECISIONS
@@ -78,12 +75,12 @@ class StepOptions:
 
 
 class Trained:
-    """A copy of one side's model, and what trains it; `keys` are the reference's names of its tensors."""
+    """A copy of one side's model, and what trains it; `keys` maps its names to the reference's."""
 
     def __init__(
         self, model: Model, keys: Mapping[str, str], make: Make, dtype: str, rounded: Any = None, perturbation: int = 0
     ) -> None:
-        """`rounded`: which of the reference's coefficients is rounded to float32; `perturbation`: see `Question`."""
+        """`rounded`: a coefficient to be rounded to float32; `perturbation`: see `Question`."""
         self.keys, self.dtype, self.rounded = keys, dtype, rounded
         self.backend, self.role = model.backend, model.role
         self.is_ref = self.role == "reference"
@@ -101,7 +98,7 @@ class Trained:
 
     @cached_property
     def norms(self) -> set[str]:
-        """The model itself and its normalization layers, whose inputs set noise floors."""
+        """The model and its normalization layers, whose inputs set noise floors."""
         places = [key.rpartition(".") for key in self.keys]
         return {""} | {module for module, _, leaf in places if leaf == "running_mean"}
 
@@ -115,7 +112,6 @@ class Trained:
         return tuple(self.backend.to_tensor(array, self.model) for array in batch)
 
     def run(self, *args: Any, **kwargs: Any) -> Any:
-        """What the user's function returns, called in eval mode, without dropout."""
         runs = self.backend.runs
         self.model.eval()
         for _, layer in self.backend.layers.named_modules(self.model):
@@ -126,7 +122,7 @@ class Trained:
     def iterate(
         self, batch: Batch, *, traced: Collection[str] | None = (), keeps: int = OUTPUTS, **kwargs: Any
     ) -> Arrays:
-        """What an iteration leaves; `trace` is then that of the modules `traced`, None: of all."""
+        """What an iteration leaves; `trace` is that of the modules `traced` (None: all)."""
         self.round_coefficient()
         rate = self.rate()
         with tracing(self.backend, self.model, keeps, traced != (), traced) as self.trace:
@@ -134,12 +130,12 @@ class Trained:
         if not self.backend.framework.is_tensor(loss) or self.backend.to_array(loss).size != 1:
             kind = type(loss).__name__
             raise UserError(f"the {self.role}'s step returns a {kind}, no loss: return a tensor of one number")
-        # From the output to the input, as they are computed: the first that differs is where the fault lies.
+        # From output to input, as computed: the first that differs shows where the fault lies.
         gradients = dict(reversed(self._items("gradient", self.arrays.gradients()).items()))
         return {LOSS: self.backend.to_array(loss), **rate, **gradients, **self.state()}
 
     def after(self, i: int, batches: Sequence[Batch], **traced: Any) -> Arrays:
-        """What the i-th iteration leaves, on the i-th batch; to be asked for in order."""
+        """What the i-th iteration leaves; to be called in order."""
         while self.done <= i:
             self.items = self.iterate(batches[self.done], **traced)
             self.end_iteration()
@@ -147,7 +143,6 @@ class Trained:
         return self.items
 
     def coefficients(self) -> list[Any]:
-        """What the optimizer computes with, each of which may be `rounded`."""
         return self.backend.training.coefficients(self.optimizer)
 
     def round_coefficient(self) -> None:
@@ -175,7 +170,7 @@ class Trained:
         return max((largest_difference(array, self.start[name]) for name, array in now.items()), default=0.0)
 
     def check_moved(self) -> None:
-        """Raise UserError if the reference never updates: a port that does not either would pass."""
+        """UserError if the reference never updates: a port that does not either would pass."""
         if self.is_ref and not self.largest_update():
             raise UserError("the reference's training moves no parameter: have it update them")
 
@@ -204,13 +199,13 @@ def backward(
     rung: Rung,
     **options: Any,
 ) -> None:
-    """The side's own training step, an iteration for each of `batches` (tuples of arrays that `step` takes).
+    """Compare the sides' own training step, one iteration for each of `batches` (tuples of arrays for `step`).
 
-    float64: loss, learning rate, every gradient by name, every parameter and every buffer after each iteration.
-    float32: the first iteration's loss and buffers, and the gradients of every layer's isolated run. A module at fault
-    is located. See the module's text for `make_ref` and `make_port`, `optimizer` for `names`. The `options`:
+    float64: loss, learning rate, and every gradient, parameter and buffer after each iteration. float32: the first
+    iteration's loss and buffers, and the gradients of every layer's isolated run. A module at fault is located.
+    `make_ref` and `make_port` are as in the module's docstring, `names` as in `optimizer`. The `options`:
 
-        train           whether they train in train mode (True) or in eval mode
+        train           train mode (True, default) or eval mode
         name            what reports call them
         dtypes          precisions that are compared, by default both
         clip_grad_norm  to which norm they clip gradients; refused if none reaches it
@@ -227,8 +222,6 @@ def backward(
 
 @dataclass
 class _Steps:
-    """A training step of both sides while it is compared."""
-
     rung: Rung
     pair: Pair
     start_ref: Start
@@ -236,7 +229,7 @@ class _Steps:
     batches: list[Batch]
     how: StepOptions
     first_items: Arrays = field(default_factory=dict)  # of the reference's first iteration in float64
-    first_trace: Trace | None = None  # of what normalization layers and activations receive there
+    first_trace: Trace | None = None  # of normalization layers and activations there
     call: ModuleCall | None = None  # of the model there
 
     def check_float64(self) -> None:
@@ -245,7 +238,7 @@ class _Steps:
         ref_run = rung.of_ref("make function", self.start_ref, "float64")
         port_run = needed(rung.of_port("make function", self.start_port, "float64"))
         coefficients = ref_run.coefficients() if self.how.coefficients == "float32" else []
-        rerun = cache(self.start_ref)  # which goes only as far as it is asked for
+        rerun = cache(self.start_ref)  # runs only as far as asked
 
         def again(i: int, dtype: str, **how: Any) -> Items:
             return rerun(dtype, **how).after(i, self.batches)
@@ -282,7 +275,6 @@ class _Steps:
             rung.refuse(f"gradients whose norm is {max(norms):.1e} at most are not clipped to {clip:g}")
 
     def _after(self, i: int, run: Trained) -> Arrays:
-        """What the reference's i-th iteration in float64 leaves; the rung ends if it can judge nothing."""
         traced = {"traced": run.norms}
         if i == 0:
             traced = {"traced": run.norms | run.activations, "keeps": UPSTREAM}
@@ -304,11 +296,11 @@ class _Steps:
         self.rung.check(Verdict(title, rows), group=lambda item: f"iteration {item.iteration}")
 
     def check_float32(self) -> None:
-        """float32: one iteration's loss and statistics, and the gradients of every layer in an isolated run.
+        """Compare one iteration's loss and statistics, and every layer's gradients in isolated runs.
 
-        Through the whole network gradients cannot be judged in float32: one input of a ReLU that rounding puts on the
-        other side of zero moves them by up to 3 percent on a faultless port. A layer's isolated run, on the reference's
-        own input and upstream gradient, has no such flips.
+        Whole-network gradients cannot be judged in float32: one input of a ReLU that rounding puts on the other side of
+        zero moves them by up to 3 percent on a faultless port. An isolated run, on the reference's input and upstream
+        gradient, has no such flips.
         """
         rung, first, batch = self.rung, len(self.rung.verdicts), self.batches[0]
         if self.call is None:
@@ -338,7 +330,6 @@ class _Steps:
         say_location(rung, pair, first)
 
     def _say_flips(self, trace: Trace, port_inputs: Mapping[str, np.ndarray]) -> None:
-        """Say how many inputs of activations rounding puts on the other side of a kink."""
         fp64_inputs = self.first_trace.activation_inputs
         port_inputs = {name: x for name, x in port_inputs.items() if np.shape(fp64_inputs.get(name)) == x.shape}
         for who, inputs in (("reference", trace.activation_inputs), ("port", port_inputs)):
@@ -360,10 +351,11 @@ def accumulation(
     device: str = "cpu",
     rung: Rung,
 ) -> None:
-    """Gradients of several batches added up, on either side, against those of all as one batch; float64, eval mode.
+    """Compare gradients added up over batches, of either side, with those of all as one batch; float64.
 
-    `step(*batch, accumulation=(i, n))` gets the i-th of a group of n batches: the first clears the gradients, the last
-    updates. The loss has to be a mean over samples, which lie along axis 0. All else is as in `backward`.
+    In eval mode, because with fixed statistics every sample counts for itself. `step(*batch, accumulation=(i, n))` gets
+    the i-th of n batches: the first clears the gradients, the last updates. The loss has to be a mean over samples,
+    which lie along axis 0. All else is as in `backward`.
     """
     batches = _checked(batches)
     if len(batches) < 2:
@@ -407,11 +399,11 @@ def epoch(
     device: str = "cpu",
     rung: Rung,
 ) -> None:
-    """The training loop itself: what it logs, and the learning rate, parameters and buffers that it leaves; float64.
+    """Compare the training loop: its log, and the learning rate, parameters and buffers it leaves; float64.
 
-    `make_ref(model)` and `make_port(model)` return (loop, optimizer) for a model in eval mode: `loop(batches, log)`
-    trains on every batch, a list of tuples of tensors, and gives `log` each of its lines, without what `ignore`, a
-    regular expression, matches, such as times. All else is as in `backward`.
+    `make_ref(model)` and `make_port(model)` return (loop, optimizer) for a model in eval mode. `loop(batches, log)`
+    trains on every batch, a list of tuples of tensors, and gives each line to `log`. What `ignore`, a regular
+    expression, matches is cut from lines, such as times. All else is as in `backward`.
     """
     batches, pair = _checked(batches), needed(equal_pair(rung, ref, port, names, device))
     start_ref, start_port = starts(pair, make_ref, make_port)
@@ -433,7 +425,6 @@ def epoch(
 
 
 def _checked(batches: Sequence[Batch]) -> list[Batch]:
-    """The batches as tuples of arrays; UserError for none, and if one is not like the first."""
     batches = list(batches)
     if not batches or any(not isinstance(batch, (tuple, list)) or not batch for batch in batches):
         raise UserError("give one batch or more, each a tuple of the arrays that a step takes")
@@ -446,7 +437,6 @@ def _checked(batches: Sequence[Batch]) -> list[Batch]:
 
 
 def _is_finite(rung: Rung, fp64_ref: Items) -> bool:
-    """Refuse if not all that the reference gives is finite."""
     bad = [item for item, array in fp64_ref.items() if array.dtype.kind in "fc" and not np.isfinite(array).all()]
     if bad:
         rung.refuse(f"the reference itself gives NaN or infinity at {bad[0]}")
@@ -454,7 +444,6 @@ def _is_finite(rung: Rung, fp64_ref: Items) -> bool:
 
 
 def _check_can_judge(rung: Rung, fp64_ref: Items) -> None:
-    """The rung ends if the reference leaves no gradients, or gives NaN or infinity."""
     if not any(array.any() for array in of_kinds(fp64_ref, "gradient").values()):
         rung.refuse("the reference's step leaves no gradients: have it clear them at its beginning, not at its end")
         raise Ended
@@ -463,7 +452,6 @@ def _check_can_judge(rung: Rung, fp64_ref: Items) -> None:
 
 
 def _model_call(run: Trained, train: bool) -> ModuleCall:
-    """The reference's first call of its model; UserError if that is not as promised."""
     call = run.trace.calls.get(OUTPUT)
     if call is None or call.kwargs or not call.args:
         raise UserError("the reference's step has to call its model itself, on positional arguments only")
