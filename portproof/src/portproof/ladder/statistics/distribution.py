@@ -1,22 +1,22 @@
 """Whether values are independent draws from the distribution that they should come from, or the constant.
 
-Each item but one is a statistic whose law for such draws is known exactly, not only for large samples, and its limit is
-what a right sample exceeds with probability P at most:
+Each item but one is a statistic whose law for such draws is known exactly, not only for large samples. A right sample
+exceeds its limit with probability P at most:
 
     std           of a normal distribution, root mean square: n rms^2 / std^2 is chi-squared with n degrees of freedom
     mean          of a normal distribution: normal with deviation std / sqrt(n)
     quantiles     the exact distribution at the sorted values, against (i + 1/2) / n: the Kolmogorov-Smirnov test, with
                   P(D > d) <= 2 exp(-2 n d^2) for every n (Massart 1990)
-    largest       of a normal distribution: P(max|x| <= t) is (2 Phi(t / std) - 1)^n; at the largest value this is
-                  uniform over (0, 1), and is given as the normal deviate of that probability: -13 for 1000 values that
-                  are uniform or cut off at two deviations. Of a uniform one: P(max|x| <= t) is (t / bound)^n
-    correlation   r of m disjoint pairs: r^2 is Beta(1/2, (m - 1) / 2). The pairs are neighbours along one axis, so that
-                  values which repeat along it give 1; axis 0 of a sample is the seed
+    largest       of a normal distribution: P(max|x| <= t) is (2 Phi(t / std) - 1)^n, at the largest value uniform over
+                  (0, 1), and given as the normal deviate of that: -13 for 1000 values that are uniform or cut off at
+                  two deviations. Of a uniform one: P(max|x| <= t) is (t / bound)^n
+    correlation   r of m disjoint pairs: r^2 is Beta(1/2, (m - 1) / 2). The pairs are neighbours along one axis: values
+                  that repeat along it give 1. Axis 0 of a sample is the seed
     others        the same for the first values of two tensors: generators seeded alike give 1
     distinct      the share of different values, which one repeat of each would halve. Among right draws some fall on
                   one float32 by chance: 0.02 of the 2.6 million of the largest tensor
 
-Correlations are those of normal deviates: of uniform values, of the normal deviates that are as rare.
+Correlations are those of normal deviates; uniform values become the normal deviates that are as rare.
 """
 
 from __future__ import annotations
@@ -31,8 +31,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 from scipy import special, stats
 
-# Two sides of 142 tensors make about 3000 such items, so a faultless port is called faulty once in 30 000 runs; and as
-# draws follow the seed, a seed that passes passes again.
+# Two sides of 142 tensors make about 3000 items: a faultless port fails once in 30 000 runs. A passing seed stays so.
 P = 1e-8
 DEVIATIONS = -special.ndtri(P / 2)  # what |N(0, 1)| exceeds with probability P
 DISTINCT = 0.25
@@ -42,7 +41,7 @@ FEWEST_VALUES = 64  # of a tensor that is compared with others
 
 
 class Statistic(NamedTuple):
-    """What a sample shows, what that should be, and how far a right sample's may be from it."""
+    """What a sample shows, what is right, and how far a right sample's may be off."""
 
     found: ArrayLike
     expected: ArrayLike
@@ -58,7 +57,6 @@ def correlation_atol(pairs: int, p: float) -> float:
 
 
 def _correlations(deviates: np.ndarray) -> Statistics:
-    """Of neighbours along each axis of (seeds, *shape) with enough pairs; NaN if all are zero."""
     found = {}
     for axis, length in enumerate(deviates.shape):
         pairs = length // 2 * (deviates.size // length)
@@ -80,13 +78,13 @@ class Law(ABC):
         """What `sample` shows, and what one of its shape and dtype should show."""
 
     def deviates(self, sample: np.ndarray) -> np.ndarray:
-        """Values that are normal around 0, in float64, if those of the sample are right."""
+        """Float64 values that are normal around 0 if the sample is right."""
         return sample.astype(np.float64)
 
 
 @dataclass(frozen=True)
 class Constant(Law):
-    """Every value is `value`: a number, or an array of the tensor's shape; within `atol`."""
+    """Every value is `value`, a number or an array of the tensor's shape, within `atol`."""
 
     value: float | np.ndarray
     atol: float = 0.0
@@ -98,13 +96,11 @@ class Constant(Law):
 
 
 def _independence(ordered: np.ndarray, deviates: np.ndarray) -> Statistics:
-    """Whether the values, sorted and as normal deviates, are draws of their own."""
     distinct = (1 + np.count_nonzero(np.diff(ordered))) / ordered.size
     return {"distinct": Statistic(distinct, 1.0, DISTINCT)} | _correlations(deviates)
 
 
 def _quantiles(probabilities: np.ndarray) -> Statistic:
-    """Of P(x <= value) at the sorted values."""
     n = probabilities.size
     return Statistic(probabilities, (np.arange(n) + 0.5) / n, math.sqrt(math.log(2 / P) / (2 * n)) - 0.5 / n)
 
@@ -162,10 +158,10 @@ class Like(Law):
         quantiles   the largest distance between their distributions: the two-sample Kolmogorov-Smirnov test, with
                     P(D > d) <= e exp(-n d^2) for samples of equal size (Wei and Dudley 2012, theorem 1)
         mean, std   the std as a ratio, and the mean in parts of the std
-        magnitude   the mean of |x - mean| / std, which tells a uniform distribution from a normal one (Geary 1935)
+        magnitude   the mean of |x - mean| / std, which tells uniform from normal (Geary 1935)
 
-    All but the first are normal for MANY values and more; their deviations follow from their influence functions over
-    the sample. Of fewer values only the quantiles are compared.
+    All but the first are normal for MANY values and more, with deviations by their influence functions over the sample.
+    Of fewer values only the quantiles are compared.
     """
 
     sample: np.ndarray
@@ -196,17 +192,13 @@ class Like(Law):
 
 
 def _moments(sample: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """(mean, std, mean magnitude in parts of the std), float64."""
     values = sample.astype(np.float64)
     mean, std = values.mean(), values.std()
     return mean, std, np.abs(values - mean).mean() / std
 
 
 def law_like(sample: np.ndarray) -> Law:
-    """What a sample (seeds, *shape) was drawn from: the same each time is a constant, anything else `Like`.
-
-    A table of numbers that are not all equal was computed, which may round differently: by 4 ulp of the largest.
-    """
+    """`Like`, or a constant if all seeds agree; numbers that were computed may be 4 ulp of the largest off."""
     first = sample[0]
     if not (sample == first).all():
         return Like(sample)
@@ -216,7 +208,7 @@ def law_like(sample: np.ndarray) -> Law:
 
 
 def between(samples: Mapping[str, np.ndarray]) -> tuple[dict[str, np.ndarray], float]:
-    """({name: correlations of a sample's beginning with each other's}, their limit), one seed of each.
+    """({name: correlations of its beginning with the others'}, their limit), one seed of each.
 
     Small samples are left out. A matrix is read by rows and by columns: the frameworks lay it out differently.
     """

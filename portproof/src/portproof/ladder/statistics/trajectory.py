@@ -1,10 +1,10 @@
 """Whether a port's training runs are runs of the reference: a test of hypotheses on what the runs have in common.
 
-Two float32 runs part within some twenty steps, whatever rounds differently, so step for step nothing can be compared.
-But a run from the same initial weights on the same batches is one draw from a distribution, that of the random masks
-(dropout, say) and of rounding, and a faultless port draws from the same. The reference runs several times with masks of
-its own; the port runs once for each seed. Each run is reduced to the numbers in FEATURES, and the port's must lie in
-the prediction interval that the reference's runs give for one more run of their own:
+Two float32 runs part within some twenty steps, whatever rounds differently, so they cannot be compared step for step.
+But a run from the same initial weights on the same batches is one draw from a distribution: of the random masks (such
+as dropout) and of rounding. A faultless port draws from the same. The reference runs several times for each seed, the
+port once. Each run is reduced to the numbers in FEATURES, and the port's must lie in the prediction interval that the
+reference's runs give for one more run:
 
     |mean over seeds of (port - mean of the reference's runs)| <= t * sqrt(s^2 (1 + 1/n) / seeds)
 
@@ -18,10 +18,10 @@ A run leaves a record, arrays by these keys, of which only the losses are needed
     lr, top1         each epoch's learning rate, and top-1 in eval mode behind it, (epochs,)
     parameters/NAME  at the end; moved/NAME: what the last epoch has changed
     running/NAME     batch norm's statistics, NAME.running_mean and NAME.running_var, at the end; reestimated/NAME:
-                     averaged over one more epoch's batches, with the weights as they are at the end
+                     averaged over one more epoch's batches, with the final weights
     eval, reestimated_eval, mirrored_eval
-                     (loss, top-1, samples) of the validation data with the running statistics, with the re-estimated
-                     ones, and with these and every image mirrored
+                     (loss, top-1, samples) of the validation data: with running statistics, with re-estimated ones,
+                     and with these and every image mirrored
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def _log(values: float | np.ndarray) -> np.ndarray:
 
 
 def _items(record: Record, prefix: str, dims: int | None = None) -> dict[str, np.ndarray]:
-    """{NAME: array} of all PREFIX + NAME, or of vectors only (`dims` 1) or kernels (2)."""
+    """{NAME: array} of all PREFIX + NAME, or of vectors (`dims` 1) or kernels (2)."""
     found = {}
     for name, array in record.items():
         if name.startswith(prefix) and dims in (None, min(array.ndim, 2)):
@@ -82,13 +82,11 @@ def _statistics(record: Record, leaf: str) -> list[tuple[np.ndarray, np.ndarray,
 
 
 def _mean_lag(record: Record) -> float:
-    """log of the mean square distance of the means, in standard deviations."""
     means = _statistics(record, "running_mean")
     return _log(np.mean([np.mean((old - new) ** 2) / np.mean(variance) for old, new, variance in means]))
 
 
 def _variance_lag(record: Record) -> float:
-    """log of the ratio of the variances, averaged."""
     tiny, variances = np.finfo(np.float32).tiny, _statistics(record, "running_var")
     ratios = [np.log(np.maximum(old, tiny) / np.maximum(new, tiny)) for old, new, _ in variances]
     return float(np.mean(np.concatenate(ratios)))
@@ -98,26 +96,23 @@ def _top1(key: str) -> Feature:
     return Feature(lambda record: float(record[key][1]), lambda record: 1 / float(record["eval"][2]))
 
 
-# Each is there because some mistake moves it and the chance of a run hardly does. Logarithms, since what is multiplied
-# by chance is normal only as one.
+# Mistakes move them, chance hardly does. Logarithms: factors of chance are normal only as these.
 FEATURES = {
-    # How fast it learns: whatever is wrong in the gradients or the images.
+    # Speed of learning: any fault in gradients or images.
     "loss, first third": Feature(lambda record: _log_loss(record, 0)),
     "loss, second third": Feature(lambda record: _log_loss(record, 1)),
     "loss, last third": Feature(lambda record: _log_loss(record, 2)),
-    # Weight decay acts on nothing else as directly: on kernels, whose gradients are orthogonal to them, and on batch
-    # norm's weights and biases.
+    # Weight decay: on kernels, whose gradients are orthogonal to them, and on batch norm's weights and biases.
     "norm of kernels": Feature(lambda record: _log_norm(record, "parameters/", 2)),
     "norm of vectors": Feature(lambda record: _log_norm(record, "parameters/", 1)),
     # The steps of the last epoch are as long as its learning rate.
     "length of the last epoch": Feature(lambda record: _log_norm(record, "moved/")),
-    # How far running statistics lag behind the last weights': the momentum of batch norm.
+    # The momentum of batch norm: how far statistics lag behind the last weights'.
     "lag of running means": Feature(_mean_lag),
     "lag of running variances": Feature(_variance_lag),
-    # What it has learned, as evaluated with the running statistics, and without the lag.
     "evaluation loss": Feature(lambda record: _log(record["eval"][0])),
     "evaluation loss, re-estimated": Feature(lambda record: _log(record["reestimated_eval"][0])),
-    # What flips teach: a network that never saw a mirrored image is lost on one.
+    # Flips: a network that never saw a mirrored image is lost on one.
     "mirrored to upright loss": Feature(
         lambda record: _log(record["mirrored_eval"][0]) - _log(record["reestimated_eval"][0])
     ),
@@ -129,8 +124,8 @@ TOP1 = {"top-1": _top1("eval"), "top-1, re-estimated": _top1("reestimated_eval")
 def prediction_atol(ref: np.ndarray, resolution: float, alpha: float) -> float:
     """How far one more run a seed may be from `ref` (seeds, runs), on average, with probability 1 - alpha.
 
-    Values on a grid of `resolution` are rounded, which adds its square / 12 to their variance; without it runs that
-    happen to agree would allow no difference at all.
+    Values on a grid of `resolution` are rounded, which adds its square / 12 to the variance; else runs that happen to
+    agree would allow no difference at all.
     """
     seeds, runs = ref.shape
     freedom = seeds * (runs - 1)
@@ -155,9 +150,9 @@ def judge(
     title: str,
     alpha: float = ALPHA,
 ) -> Verdict:
-    """The port's runs, one a seed, against the reference's, several of each seed, feature by feature.
+    """The port's runs, one a seed, against the reference's, several a seed, by each feature.
 
-    Refused if one is not finite in the reference's own runs. A feature that a port's record lacks fails.
+    Refused if one is not finite in the reference's runs. A feature that a port's record lacks fails.
     """
     expected, found, atol = {}, {}, {}
     for name, feature in features.items():
@@ -169,5 +164,5 @@ def judge(
         atol[item] = prediction_atol(values, feature.resolution(ref[0][0]), alpha / len(features))
         if not lacking(feature, port):
             found[item] = np.mean([feature.value(record) for record in port])
-    # A logarithm or a difference of 0 is a value as any other.
+    # A logarithm or difference of 0 is a value as any other.
     return compare(expected, found, atol, title=title, expected_zero=set(expected))
