@@ -1,4 +1,4 @@
-"""Starting processes, and what they recorded: a group of one side, or one of each side."""
+"""Starting processes and reading what they recorded: a group of one side, or one of each side."""
 
 from __future__ import annotations
 
@@ -23,26 +23,20 @@ KILLED = "its process was killed: is there enough memory?"
 
 @dataclass
 class Outcome:
-    """What became of processes that make a group, or of one alone."""
-
-    records: list[dict[Any, Any]]  # of each process, by run, of the runs that all of them ended
-    reason: str = ""  # why not all runs ended, in one line
-    log: str = ""  # the last lines of the log that says so
-    is_machines: bool = False  # no side's fault: they never came together, or one was killed
+    records: list[dict[Any, Any]]  # by process and run; runs that all ended
+    reason: str = ""  # why not all runs ended
+    log: str = ""  # its last lines
+    is_machines: bool = False  # no side's fault: never joined, or killed
 
 
 def last_words(path: Path) -> str:
-    """The last 40 lines of a log, "" if there is none."""
     text = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
     return "\n".join(text.rstrip().splitlines()[-40:])
 
 
 @contextmanager
 def _started(command: Sequence[str], folder: Path, **variables: str) -> Iterator[subprocess.Popen]:
-    """A process in `folder`; behind the context neither it is left nor any that it has started.
-
-    It imports what this one does, has one thread, and prints to launcher.log.
-    """
+    """A process in `folder`; at the end it is killed with all that it has started."""
     given = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
     absolute = dict.fromkeys(str(Path(path).absolute()) for path in [*given, *sys.path])
     env = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(absolute)} | variables
@@ -52,7 +46,7 @@ def _started(command: Sequence[str], folder: Path, **variables: str) -> Iterator
     try:
         yield process
     finally:
-        process.stdin.close()  # workers end when this closes: a launcher gives them sessions of their own
+        process.stdin.close()  # workers end then: the launcher gives them sessions of their own
         if hasattr(os, "killpg"):
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
@@ -62,7 +56,6 @@ def _started(command: Sequence[str], folder: Path, **variables: str) -> Iterator
 
 
 def _records(folder: Path, processes: Collection[Any], runs: Iterable[Any]) -> list[dict[Any, Record]]:
-    """Every process's records of the runs that all of them ended."""
     records = [{} for _ in processes]
     for number, run in enumerate(runs):
         paths = [folder / f"{process}.{number}.npz" for process in processes]
@@ -73,7 +66,7 @@ def _records(folder: Path, processes: Collection[Any], runs: Iterable[Any]) -> l
 
 
 def command(framework: str, world_size: int, folder: Path) -> list[str]:
-    """The command line of the framework's launcher, which chooses a free port itself."""
+    """The framework's launcher with its arguments; it chooses a free port itself."""
     options = ["--nproc_per_node", str(world_size), "--log_dir", str(folder / "launcher")]
     worker = ["-m", WORKER, str(folder / "job.json")]
     if framework == "torch":
@@ -82,7 +75,7 @@ def command(framework: str, world_size: int, folder: Path) -> list[str]:
 
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is not None or paddle.device.cuda.device_count():
-        # Where it sees cards it wants one for every process, also on the CPU: the first for all.
+        # Where it sees cards it wants one a process, also on the CPU: the first for all.
         first = "0" if visible is None else visible.split(",")[0]
         options += ["--devices", ",".join([first] * world_size)]
     # It knows no -m, but starts any program.
@@ -90,7 +83,7 @@ def command(framework: str, world_size: int, folder: Path) -> list[str]:
 
 
 def launch(framework: str, run: str, world_size: int, runs: Mapping[str, Any], folder: Path, timeout: float) -> Outcome:
-    """Processes that record `run(options, "float64")` of the `runs` {name: options}; `folder` must be empty."""
+    """Record `run(options, "float64")` of `runs` {name: options} in processes; `folder` must be empty."""
     write_job(folder / "job.json", run, [([options, "float64"], {}) for options in runs.values()])
     ended = "ended with an error"
     # The launcher's temporary files go with the folder.
@@ -119,7 +112,6 @@ def launch(framework: str, run: str, world_size: int, runs: Mapping[str, Any], f
 
 
 def _cause(log: str) -> str:
-    """The line of a log that says what was wrong, behind a colon; or ""."""
     telling = [line for line in log.splitlines() if "Error" in line] or log.splitlines()
     return f": {telling[-1].strip()}" if telling else ""
 
@@ -127,10 +119,9 @@ def _cause(log: str) -> str:
 def launch_runs(
     paths: Mapping[str, str], runs: Mapping[str, Sequence[tuple[int, int]]], options: Mapping[str, Any], folder: Path
 ) -> dict[str, Outcome]:
-    """{side: its process, with records of `runs` {side: (seed, draw) of each}, arrays by their names}.
+    """{side: its process, with records by name of `runs` {side: [(seed, draw), ...]}}.
 
-    `paths` are those of the sides' callables; files go to `folder`. Raises UserError where a run does, and
-    MachineError where a process was killed.
+    `paths` are those of the callables. Raises UserError where a run does, MachineError where a process was killed.
     """
     processes = {}
     with ExitStack() as stack:

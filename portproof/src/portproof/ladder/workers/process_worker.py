@@ -2,9 +2,9 @@
 
     LAUNCHER -m portproof.ladder.workers.process_worker FOLDER/JOB.json [NAME]
 
-JOB.json is what `write_job` writes. The process, NAME or else its rank, writes all that it prints to FOLDER/NAME.log,
-how far it came to FOLDER/NAME.stage, and what each call recorded to FOLDER/NAME.NUMBER.npz. If a call raises, the last
-line of the log says what, and the status is 1, or MISTAKE where that is a mistake of the user's.
+`write_job` writes JOB.json. The process, called NAME or its rank, prints to FOLDER/NAME.log, writes how far it came to
+FOLDER/NAME.stage, and each record to FOLDER/NAME.NUMBER.npz. If a call raises, the log's last line says what, and the
+status is 1, or MISTAKE for a user's mistake.
 """
 
 from __future__ import annotations
@@ -26,17 +26,15 @@ from portproof.compare import Item
 from portproof.io.cli import resolve
 from sturdyio.cli import UserError, one_line, user_code
 
-MISTAKE = 65  # EX_DATAERR; not 2, with which a run may end by itself
-JOINING, ENDED = "joining", "ended"  # of the stages that a process writes, those that are asked for
-Record = dict[Item, np.ndarray]  # of one run of one process
+MISTAKE = 65  # EX_DATAERR; a run may end with 2 by itself
+JOINING, ENDED = "joining", "ended"  # stages that are asked for
+Record = dict[Item, np.ndarray]  # of one run
 
 
 @dataclass
 class _Worker:
-    """This process."""
-
-    stage_file: Path | None = None  # how far it came; None: it was not started here, and is alone
-    leave: Callable[[], Any] | None = None  # leaves the group that it has joined
+    stage_file: Path | None = None  # None: not started here, and alone
+    leave: Callable[[], Any] | None = None  # leaves its group
 
     def stage(self, name: str) -> None:
         self.stage_file.write_text(name)
@@ -46,10 +44,10 @@ _worker = _Worker()
 
 
 def join_group(join: Callable[[], Any], leave: Callable[[], Any]) -> None:
-    """Join the other processes by `join()`, unless an earlier run of this process did; `leave()` ends the last run.
+    """Join the other processes by `join()`, unless this one already has; `leave()` ends its last run.
 
     For the callables of `dist`: a process executes several, and no framework promises a second group. A `join()` that
-    fails is the machine's fault, not the side's. A process alone calls it in every run.
+    fails is the machine's fault. A process alone joins in every run.
     """
     if _worker.stage_file is None:
         join()
@@ -74,7 +72,7 @@ def record_of(run: Callable[..., Mapping[Item | str, Any]], *args: Any, **kwargs
 
 
 def write_job(path: Path, run: str, calls: Sequence[tuple[Sequence[Any], Mapping[str, Any]]]) -> None:
-    """What a process has to do: call `run` with each (arguments, keyword arguments)."""
+    """Have a process call `run` with each (arguments, keyword arguments)."""
     path.write_text(json.dumps({"run": run, "calls": calls}), encoding="utf-8")
 
 
@@ -91,7 +89,6 @@ def _write_record(record: Record, path: Path) -> None:
 
 
 def _end_with_parent() -> None:
-    """End with the process that holds the other end of stdin."""
     os.read(0, 1)  # nothing is ever written
     os._exit(1)
 
@@ -123,5 +120,5 @@ def main(job_file: Path, name: str) -> None:
 if __name__ == "__main__":
     rank = os.environ.get("PADDLE_TRAINER_ID") or os.environ.get("RANK", "0")
     job, *names = sys.argv[1:]
-    # Of the module that callables import, which is another than __main__.
+    # The module that callables import is another than __main__.
     importlib.import_module("portproof.ladder.workers.process_worker").main(Path(job), *(names or [rank]))
