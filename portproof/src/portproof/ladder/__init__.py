@@ -1,17 +1,12 @@
-"""The rungs: each takes what two sides made of the same thing and says whether they agree.
+"""The rungs: each compares the same thing of the reference and the port, and returns a verdict.
 
     from portproof import ladder
 
-    verdict = ladder.forward(ref, port, [images])
-    print(verdict)
+    print(ladder.forward(ref, port, [images]))
 
-Every function returns a verdict whose `status` is 0 (equal within the limits), 1 (not) or 2 (that could not be told).
-With `rung=Rung(NAME)` it puts what it found into that rung, which prints it and writes the result files.
-
-Each raises UserError for arguments that it cannot take, and for what the reference's side raises or returns that is not
-as promised. If the port's side does that, the rung fails.
-
-Importing this imports neither PyTorch nor PaddlePaddle.
+A verdict's `status` is 0 (equal within the limits), 1 (not equal) or 2 (it could not be told). With `rung=Rung(NAME)`
+that rung prints it and writes the result files. Bad arguments, and faults of the reference's side, raise UserError;
+faults of the port's side fail the rung. Importing this imports neither PyTorch nor PaddlePaddle.
 """
 
 from importlib import import_module
@@ -19,7 +14,7 @@ from typing import Any
 
 from portproof.ladder import cases
 
-# The module that each name comes from, which is imported when the name is used.
+# {module: its names}; imported when a name is used.
 _MODULES = {
     "all_rungs": ("Planned", "run_all"),
     "pairs.named": ("draw_inputs", "model_factory"),

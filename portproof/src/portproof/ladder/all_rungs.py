@@ -1,4 +1,4 @@
-"""All rungs of a ladder, one after another or two at a time, and the report of the run."""
+"""All rungs of a ladder, and the report of the run."""
 
 from __future__ import annotations
 
@@ -26,22 +26,16 @@ from sturdyio.cli import UserError, one_line, output_dir, staying, user_code
 
 @dataclass(frozen=True)
 class Planned:
-    """A rung to run: its script, its flags, and the name of the model that it is run for, "" if there is one.
-
-    Where rungs run side by side, the first begins first, and then of each model those that are long.
-    """
+    """A rung to run: its script, its flags, and the name of its model, "" if there is only one."""
 
     script: Path
     flags: Sequence[str]
     model: str = ""
-    is_long: bool = False
+    is_long: bool = False  # in lanes it starts before its model's short ones
 
 
 def run_planned(planned: Planned, refused_by_mistake: bool = False) -> RungResult:
-    """Run one rung; a port that raises fails it.
-
-    Raises UserError for a user's mistake; with `refused_by_mistake` the rung is refused instead.
-    """
+    """Run one rung; a port that raises fails it, and with `refused_by_mistake` a UserError refuses it."""
     name, start = planned.script.stem, time.perf_counter()
     checks, error = None, ""
     try:
@@ -64,7 +58,7 @@ def run_planned(planned: Planned, refused_by_mistake: bool = False) -> RungResul
 
 
 def _cleared(path: Path) -> Path:
-    """The path, with nothing there: an earlier run's report must not pass for this one's."""
+    """Delete what an earlier run left there: it must not pass for this run's."""
     try:
         path.unlink(missing_ok=True)
     except OSError as error:
@@ -74,12 +68,11 @@ def _cleared(path: Path) -> Path:
 
 
 def _results(rungs: Sequence[Planned], refused_by_mistake: bool, in_lanes: bool) -> Iterator[RungResult]:
-    """What `run_planned` gives of each in another process, or in two at a time."""
     calls = [partial(run_planned, planned, refused_by_mistake) for planned in rungs]
     if in_lanes:
-        # PyTorch's optimizers import this at their first use: here once for both lanes.
+        # PyTorch's optimizers import this at first use: here once for both lanes.
         importlib.import_module("torch._dynamo")
-        gc.freeze()  # no lane looks through what has been imported, nor copies it for that
+        gc.freeze()  # lanes neither scan nor copy what is imported
         models = list(dict.fromkeys(planned.model for planned in rungs))
         places = [(i > 0, models.index(planned.model), not planned.is_long, i) for i, planned in enumerate(rungs)]
         found = side_by_side(calls, [i for *_, i in sorted(places)])
@@ -101,18 +94,18 @@ def run_all(
     refused_by_mistake: bool = False,
     in_lanes: bool = False,
 ) -> int:
-    """Run the rungs, write FOLDER/report.html and FOLDER/summary.json, print a table -> the ladder's exit status.
+    """Run the rungs, print a table, write report.html and summary.json to `folder`; return the exit status.
 
-    Rungs run in other processes, so call this under `if __name__ == "__main__":` only. One that leaves no result has
-    not passed. `environment` is that of `report.summary.environment`, `refused_by_mistake` that of `run_planned`;
-    `in_lanes` runs rungs side by side. Raises UserError for a folder that cannot be written.
+    Rungs run in other processes: call this under `if __name__ == "__main__":` only. `environment` is that of
+    `report.summary.environment`, `refused_by_mistake` as in `run_planned`; `in_lanes` runs two at a time. Raises
+    UserError for a folder that cannot be written.
     """
     page, summary = (_cleared(output_dir(folder) / name) for name in ("report.html", "summary.json"))
     rungs, results = list(rungs), []
     for result in _results(rungs, refused_by_mistake, in_lanes):
         results.append(result)
         print(flush=True)
-        with suppress(Exception):  # without plots the page draws them, and says what is wrong
+        with suppress(Exception):  # else the page draws them, and says what is wrong
             from portproof.report.plots import plots_of  # not before the first rung: it imports libraries
 
             results[-1] = replace(result, plots=plots_of(result.rung, f"r{len(results)}"))

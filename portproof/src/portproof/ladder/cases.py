@@ -1,4 +1,4 @@
-"""The awkward inputs of the ladder's functions, on which ports differ first. Pure, NumPy only."""
+"""Awkward inputs of the ladder's functions, on which ports differ first. NumPy only."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ import numpy as np
 from portproof.python39 import zip_strict
 from sturdyio.cli import UserError
 
-Case = tuple[np.ndarray, ...]  # what a criterion or a metric takes, as tensors
+Case = tuple[np.ndarray, ...]  # arguments of a criterion or a metric
 Seed = Union[int, Sequence[int], np.random.Generator]
 
-RANKS = 8  # labels are put at ranks 0 to 7, so that an off-by-one in the k of top-k changes a count
+RANKS = 8  # of labels, 0 to 7: an off-by-one in top-k changes a count
 SPECIAL_LOGITS = {
     "ties": [[3, 1, 3, 0, 2, 2, 2, 1], [0] * 8, [1, 2, 2, 2, 2, 2, 9, 9]],
     "NaN": [[np.nan] * 8],
@@ -24,7 +24,7 @@ SPECIAL_LOGITS = {
 
 
 def losses(num_classes: int = 100, seed: Seed = 0, logits: Mapping[str, np.ndarray] | None = None) -> dict[str, Case]:
-    """{what they are: (logits (C, C), target)}, for C classes; `logits` are a caller's own (N, C), repeated to (C, C).
+    """{description: (logits (C, C), target)} for C classes; own `logits` (N, C) are repeated to (C, C).
 
     Drawn logits are N(0, 3). Extreme ones overflow float32 in exp(), and some rows vanish if one maximum is taken of
     all. Labels (C,), int64, are every class once; soft targets (C, C) mix each with another class.
@@ -40,18 +40,17 @@ def losses(num_classes: int = 100, seed: Seed = 0, logits: Mapping[str, np.ndarr
 
 
 def _with_every_label(rows: Sequence[Sequence[float]]) -> Case:
-    """(logits, labels): each row once with each label."""
     logits = np.array(rows, np.float32)
     return np.repeat(logits, logits.shape[1], axis=0), np.tile(np.arange(logits.shape[1]), len(logits))
 
 
 def ties() -> Case:
-    """(logits (48, 8), labels (48,)): ties at the edge of k, equal logits, NaN, infinite and huge ones."""
+    """(logits (48, 8), labels (48,)): ties at the edge of k, equal, NaN, infinite and huge logits."""
     return _with_every_label([row for rows in SPECIAL_LOGITS.values() for row in rows])
 
 
 def metrics(seed: Seed = 0) -> dict[str, Case]:
-    """{what they are: (logits (N, 8), labels (N,))}: those of `ties` apart, one NaN among numbers, and drawn ones."""
+    """{description: (logits (N, 8), labels (N,))}: those of `ties` apart, one NaN among numbers, drawn ones."""
     rng = np.random.default_rng(seed)
     every = {name: _with_every_label(rows) for name, rows in SPECIAL_LOGITS.items()}
     every["one NaN"] = _with_every_label([[1, np.nan, 3, 0, 2, 5, 4, -1]])
@@ -62,8 +61,8 @@ def metrics(seed: Seed = 0) -> dict[str, Case]:
 def ranked_labels(logits: np.ndarray, margin: float) -> np.ndarray | None:
     """Labels (N,), int64, for `logits` (N, C): the class at rank 0, 1, ... 7, 0, ... of each row.
 
-    So that rounding cannot change its rank, a label's logit is more than `margin` off its neighbours'; else the next
-    rank is taken. None if a row has no such rank.
+    A label's logit is more than `margin` off its neighbours', so rounding cannot change its rank; else the next rank
+    is taken. None if a row has no such rank.
     """
     ranks = min(RANKS, logits.shape[1])
     order = np.argsort(-logits, axis=1, kind="stable")[:, : ranks + 1]
@@ -78,7 +77,7 @@ def ranked_labels(logits: np.ndarray, margin: float) -> np.ndarray | None:
 
 
 def prepared(cases: Mapping[str, Sequence[np.ndarray]]) -> dict[str, Case]:
-    """`cases` as arrays, floats in float32; raises UserError for what is no case."""
+    """The cases as arrays, floats in float32; UserError for what is no case."""
     if not isinstance(cases, Mapping) or not cases:
         raise UserError(f"cases: {{name: tuple of arrays}} with one case at least, not {cases!r}")
     found = {}
@@ -94,12 +93,11 @@ def prepared(cases: Mapping[str, Sequence[np.ndarray]]) -> dict[str, Case]:
 
 
 def in_precision(case: Case, dtype: str) -> Case:
-    """The case with its floats in `dtype`; labels and masks as they are."""
     return tuple(array.astype(dtype) if array.dtype.kind == "f" else array for array in case)
 
 
 def batches(case: Case, size: int | None) -> list[Case]:
-    """The case cut along axis 0 into batches of `size`; None leaves it whole."""
+    """The case in batches of `size` along axis 0, or whole (None); UserError if it cannot be cut."""
     if size is None:
         return [case]
     lengths = {array.shape[0] if array.ndim else None for array in case}

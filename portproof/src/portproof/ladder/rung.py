@@ -33,7 +33,7 @@ class ToFillIn(UserError):
 
 
 def to_fill_in(name: str, file: str, what: str) -> ToFillIn:
-    """To be raised where a project's author has still to write `name` in `file`, which does `what`.
+    """The error to raise where an author has still to write `name` in `file`, which does `what`.
 
     The rung ends in this line and exit status 2, whichever side raises it.
     """
@@ -41,7 +41,7 @@ def to_fill_in(name: str, file: str, what: str) -> ToFillIn:
 
 
 class Ended(Exception):
-    """Nothing more can be judged, and the rung has said why. `on_rung` catches it."""
+    """The rung has said why nothing more can be judged; `on_rung` catches this."""
 
 
 def needed(value: T | None) -> T:
@@ -53,7 +53,7 @@ def needed(value: T | None) -> T:
 
 @dataclass(frozen=True)
 class RungVerdict(Verdict):
-    """The verdict on all checks of a function of the ladder. It prints as their report."""
+    """A ladder function's verdict; it prints as the report of all its checks."""
 
     log: list[str] = field(default_factory=list)
 
@@ -67,8 +67,8 @@ class Rung(Findings):
     def __init__(self, name: str, quiet: bool = False) -> None:
         super().__init__(name)
         self.quiet = quiet
-        self.pairs: list[Any] = []  # that it has compared so far, see `equal_pair`
-        self.files: tuple[dict, dict] = ({}, {})  # {name: array} that each side recorded
+        self.pairs: list[Any] = []  # compared so far, see `equal_pair`
+        self.files: tuple[dict, dict] = ({}, {})  # {name: array} of each side
 
     def say(self, text: str) -> None:
         if not self.quiet:
@@ -76,7 +76,7 @@ class Rung(Findings):
         self.log.append(text)
 
     def check(self, verdict: Verdict, group: Callable[[Item], str] = block_of) -> bool:
-        """Keep and print the verdict, a line for each `group`; tell whether it passed."""
+        """Keep and print the verdict, one line per `group`; return whether it passed."""
         self.verdicts.append(verdict)
         self.groups.append(group)
         self.say(render(verdict, group, self.types))
@@ -93,7 +93,7 @@ class Rung(Findings):
         keep: str | None = None,
         **options: Any,
     ) -> bool:
-        """Check what `compare` says of two sides, which must be equal without `atol`; tell whether it passed.
+        """Compare two sides, which must be equal without `atol`; return whether they passed.
 
         With `keep` they go into the result files, under that prefix. `options` are those of `compare`.
         """
@@ -107,24 +107,24 @@ class Rung(Findings):
         self.check(Verdict(what, [Row(Item(what), FAIL, reason=reason)]), group=str)
 
     def refuse(self, reason: str, what: str = "what the inputs can prove") -> None:
-        """Count a reason for which a pass would prove nothing."""
+        """Count a reason why a pass would prove nothing."""
         self.check(Verdict(what, refusal=reason))
 
     def keep(self, ref: Arrays, port: Arrays, prefix: str = "") -> None:
-        """Put arrays, but no strings, into the two result files, as PREFIX + the item's name."""
+        """Put arrays, but no strings, into the two result files as PREFIX + item."""
         for file, arrays in zip_strict(self.files, (ref, port)):
             for item, array in arrays.items():
                 if np.asarray(array).dtype.kind != "U":
                     file[f"{prefix}{item}"] = np.asarray(array)
 
     def observe(self, what: str, function: Callable[..., T], ref: Any, port: Any, *args: Any) -> tuple[T, T] | None:
-        """What `function` returns of both sides, as by `of_ref` and `of_port`; None if it raises of the port."""
+        """What `function` returns for both sides; None, and the rung fails, if it raises for the port."""
         of_ref = self.of_ref(what, function, ref, *args)
         of_port = self.of_port(what, lambda: [function(port, *args)])
         return None if of_port is None else (of_ref, of_port[0])
 
     def of_ref(self, what: str, function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
-        """What the reference's `function` returns; UserError, which calls it `what`, for all that it raises."""
+        """What the reference's `function` returns; all that it raises becomes a UserError about `what`."""
         try:
             with user_code():
                 return function(*args, **kwargs)
@@ -147,7 +147,7 @@ class Rung(Findings):
             return None
 
     def check_signal(self, outputs: Mapping[Any, np.ndarray]) -> None:
-        """Refuse where the signal dies or explodes: any port would pass, or none."""
+        """Refuse a signal that dies or explodes: any port would pass, or none."""
         for name, array in outputs.items():
             most = largest(array) if array.dtype.kind == "f" else 1
             if not 1e-3 <= most <= 1e6:
@@ -155,9 +155,9 @@ class Rung(Findings):
                 return
 
     def write(self, folder: str | Path, stem: str, log_stem: str = "", save: Callable = save_record) -> Rung:
-        """Write STEM_ref.npy, STEM_paddle.npy and log/STEM_diff.log to `folder`; `save` writes arrays to a path.
+        """Write STEM_ref.npy, STEM_paddle.npy and log/STEM_diff.log to `folder`, then print the last line.
 
-        Then say the last line: a verdict that cannot be written is none, and raises UserError.
+        `save` writes arrays to a path. Raises UserError if it cannot write: there is no verdict then.
         """
         last = last_line(self.name, joined(self.name, self.verdicts))
         folder = output_dir(folder)
@@ -176,24 +176,21 @@ def of_kinds(items: Items, *kinds: str) -> dict[Item, np.ndarray]:
 
 
 def reference_name(tensor: str, back: Mapping[str, str]) -> str:
-    """The reference's name of a port's tensor; `back` maps the port's modules to the reference's."""
+    """The reference's name of a port's tensor; `back` is {port's module: reference's}."""
     module, _, leaf = tensor.rpartition(".")
     return ".".join(filter(None, (back.get(module, module), leaf)))
 
 
 @contextmanager
 def processor_time(rung: Rung, what: str) -> Iterator[None]:
-    """Say how long the block takes the processors: this process's and its children's time."""
+    """Print the processor time of the block, child processes included."""
     before = sum(os.times()[:4])
     yield
     rung.say(f"{what}: {sum(os.times()[:4]) - before:.0f} s of processor time")
 
 
 def on_rung(function: Callable[..., None]) -> Callable[..., RungVerdict]:
-    """Make a function that puts its checks into `rung` return the verdict on them.
-
-    Without a `rung` it gets a quiet one of its own.
-    """
+    """Make a function return the verdict on the checks that it puts into `rung`, by default a quiet new one."""
 
     @functools.wraps(function)
     def wrapped(*args: Any, rung: Rung | None = None, **kwargs: Any) -> RungVerdict:
@@ -224,7 +221,7 @@ def run_rung(name: str, main: Callable[[argparse.Namespace], Rung], parser: argp
 
     def guarded() -> int:
         args = parser.parse_args()
-        args.output_dir = str(Path(args.output_dir).absolute())  # what is run may go to another folder
+        args.output_dir = str(Path(args.output_dir).absolute())  # a rung may change the folder
         try:
             with user_code(), proving():
                 return exit_status(main(args))

@@ -1,7 +1,7 @@
-"""Rungs in processes of their own: whatever a rung does to its process, it has passed only if its result is there.
+"""Rungs in processes of their own: a rung has passed only if its result is there.
 
-Two at once are forked from a process that has imported what they need. It must not have computed anything yet: a fork
-has not the threads with which libraries compute, and would wait for them for ever.
+Two at once are forked, from a process that has imported what they need but computed nothing yet: a fork lacks the
+threads of its libraries, and would wait for them for ever.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ from portproof.report.summary import Findings, RungResult
 from sturdyio.cli import UserError
 
 LANES = 2
-PR_SET_PDEATHSIG = 1  # of Linux's prctl: the signal that a process gets when its parent ends
-PAUSE = 0.05  # seconds between two looks at what a rung has printed
+PR_SET_PDEATHSIG = 1  # of Linux's prctl: a signal when the parent ends
+PAUSE = 0.05  # seconds between two looks at a rung's output
 Rungs = Sequence[Callable[[], RungResult]]
 
 
 def cores_of_a_lane() -> int:
-    """How many threads each of LANES processes may compute with; 0 where rungs cannot run side by side."""
-    if sys.platform != "linux":  # elsewhere libraries do not outlive a fork, or there is none
+    """Threads for each of LANES processes; 0 where rungs cannot run side by side."""
+    if sys.platform != "linux":  # elsewhere libraries do not outlive a fork
         return 0
     return len(os.sched_getaffinity(0)) // LANES
 
 
 def _sendable(result: RungResult) -> RungResult:
-    """What reports need of a result, without functions, which cannot be pickled."""
+    """The result without functions, which cannot be pickled."""
     rung = result.rung
     if rung is None:
         return result
@@ -49,8 +49,8 @@ def _sendable(result: RungResult) -> RungResult:
 
 
 def _lane(rungs: Rungs, order: Sequence[int], folder: Path, parent: int) -> None:
-    """Run each rung that no other lane has taken; leave N.by, N.out, N.err, and then N.result."""
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that a rung ends the processes that it has started
+    """Run each rung that no other lane has taken; write N.by, N.out, N.err, and last N.result."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that a rung ends its own processes
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
     for number in order:
@@ -79,10 +79,9 @@ def _lane(rungs: Rungs, order: Sequence[int], folder: Path, parent: int) -> None
 def side_by_side(
     rungs: Rungs, order: Sequence[int], count: int = LANES, method: str = "fork"
 ) -> Iterator[RungResult | str]:
-    """The result of each of `rungs`, which also prints; of one that died, why.
+    """Yield each rung's result, or why it died, and print its output; a rung's UserError is raised.
 
-    They begin in `order`, `count` at a time; `method` is how multiprocessing starts their processes. Raises the
-    UserError that one raises.
+    They begin in `order`, `count` at a time; `method` is how multiprocessing starts processes.
     """
     context = multiprocessing.get_context(method)
     lanes = []
@@ -102,7 +101,7 @@ def side_by_side(
         finally:
             started = [lane for lane in lanes if lane.pid is not None]
             for lane in started:
-                lane.join(0.5)  # a terminal has told it, too, and twice would be once too often
+                lane.join(0.5)  # a terminal has interrupted it too: not twice
                 if lane.is_alive():
                     lane.terminate()
             for lane in started:
@@ -113,7 +112,6 @@ def side_by_side(
 
 
 def _followed(folder: Path, number: int, lanes: list, begin: Callable[[], None]) -> RungResult | str:
-    """Print what the rung prints until its result is there; if every lane has died another begins."""
     printed, most = {"out": 0, "err": 0}, len(lanes) + LANES
     while True:
         ended = [lane for lane in lanes if not lane.is_alive()]
@@ -121,12 +119,12 @@ def _followed(folder: Path, number: int, lanes: list, begin: Callable[[], None])
         is_done = done.is_file()
         for name, stream in (("out", sys.stdout), ("err", sys.stderr)):
             text = _bytes_of(folder / f"{number}.{name}")[printed[name] :]
-            whole = len(text) if is_done else text.rfind(b"\n") + 1  # no letter of several bytes is parted
+            whole = len(text) if is_done else text.rfind(b"\n") + 1  # cuts no character
             printed[name] += whole
             stream.write(text[:whole].decode("utf-8", "replace"))
             stream.flush()
         if is_done:
-            result = pickle.loads(done.read_bytes())  # our own process wrote it, into a folder of ours
+            result = pickle.loads(done.read_bytes())  # our own process wrote it
             if isinstance(result, UserError):
                 raise result
             return result
