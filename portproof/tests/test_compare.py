@@ -3,6 +3,8 @@
 And what is printed about a failure, the weights' conversion, the activations, and the arithmetic of the ruler.
 """
 
+import gc
+import weakref
 from dataclasses import replace
 from functools import partial
 
@@ -686,6 +688,19 @@ def test_a_pass_in_float32_needs_a_digit_and_a_difference_above_the_limit_needs_
         ruler = Ruler(REF, dtype, perturbed={i: {OUT: limit / times} for i in range(1, RUNS + 1)}.get)
         assert judged_by(ruler, off_by(0.3 * limit)).status == within
         assert judged_by(ruler, off_by(1.1 * limit)).status == FAIL
+
+
+def test_a_ruler_lets_go_of_the_references_arrays_without_a_collection_of_garbage():
+    measures = {"errors": lambda: {OUT: 1e-9}, "perturbed": {1: {OUT: 1e-9}}.get, "rounded": lambda: [{OUT: 1e-9}]}
+    gc.disable()
+    try:
+        ruler = Ruler(REF, **measures)
+        assert ruler.compare(off_by(1e-8)).rows
+        seen = weakref.ref(ruler)
+        del ruler
+        assert seen() is None
+    finally:
+        gc.enable()
 
 
 def test_limits_in_float32():

@@ -62,7 +62,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache, partial
+from functools import cache, cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -181,9 +181,8 @@ class Ruler:
     decided: Collection[Item] = ()  # failed in another precision: no perturbed runs
 
     def __post_init__(self) -> None:
-        self._errors = cache(self.errors or dict)
-        self._perturbations = cache(lambda i: self.perturbed(i) or {})
-        self._rounded = cache(lambda: tuple(self.rounded()))  # may be set later
+        # A function here that holds `self` would keep the reference's arrays until the next collection of garbage.
+        self._errors, self._perturbed = cache(self.errors or dict), cache(self.perturbed or {}.get)
         self._scales = {item: largest(array) for item, array in self.ref.items() if array.dtype.kind in "fc"}
         scales = self.input_scales, self.upstream_scale, self.update_scale
         self._floor = noise_floor(self.ref, UNIT_ROUNDOFF[self.dtype], *scales) if self.floors is None else self.floors
@@ -277,14 +276,18 @@ class Ruler:
         if is_float32:
             return
         if self.rounded is not None:
-            yield _Step("rounded", lambda item: limits[item] + sum(run.get(item, 0.0) for run in self._rounded()), U)
+            yield _Step("rounded", lambda item: limits[item] + sum(run.get(item, 0.0) for run in self._rounded), U)
         if self.has_float32_data and self.errors is not None:
             yield _Step("float32 data", lambda item: (K + 1) * self._error(item), (K + 1) * U)
         if self.update_scale:
             yield _Step("its gradient", partial(self._update_limit, limits), 2 * S * U64)
 
+    @cached_property
+    def _rounded(self) -> Sequence[Distances]:
+        return self.rounded()
+
     def _perturbed_limit(self, i: int, item: Item) -> float:
-        change = self._perturbations(i).get(item, 0.0)
+        change = (self._perturbed(i) or {}).get(item, 0.0)
         return self._least(item) + (K + 1) * change if self.dtype == "float32" else S * change
 
     def _update_limit(self, limits: Distances, item: Item) -> float:
