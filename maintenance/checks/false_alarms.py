@@ -72,16 +72,17 @@ def main(args: argparse.Namespace) -> int:
     if args.seed < 0:
         raise UserError(f"--seed {args.seed} is negative: choose 0 or more")
     try:
-        from portproof.compare import PASS
+        from portproof.compare import NOT_JUDGED, PASS
         from portproof.report.text import row_line
     except ImportError as error:
         raise UserError(f"both frameworks are needed ({error}): pip install -e '.[align]'") from error
-    alarms, items, worst = 0, 0, {}
+    alarms, not_judged, items, worst = 0, 0, 0, {}
     for seed in tqdm(range(args.seed, args.seed + args.draws), "draws", disable=None):
         draw = draw_of(seed)
         for verdict in judged(draw):
             items += len(verdict.rows)
-            bad = [row for row in verdict.rows if row.status != PASS]
+            bad = [row for row in verdict.rows if row.status not in (PASS, NOT_JUDGED)]
+            not_judged += len(verdict.not_judged)
             for row in verdict.rows:
                 if row.atol > 0:
                     check = f"{row.item.dtype}, {row.item.kind}s"
@@ -89,7 +90,7 @@ def main(args: argparse.Namespace) -> int:
             if bad or verdict.refusal:
                 alarms += 1
                 tqdm.write(f"{draw}: {verdict.title}: {verdict.refusal or row_line(bad[0]).strip()}")
-    print(f"{args.draws} draws from seed {args.seed}, {items} items, {alarms} alarms")
+    print(f"{args.draws} draws from seed {args.seed}, {items} items, {not_judged} of them not judged, {alarms} alarms")
     for check, (share, seed, name) in worst.items():
         print(f"  {check}: the worst item came to {share:.2f} of its limit: {name} of {draw_of(seed)}")
     print(f"{'FAIL' if alarms else 'PASS'} {PROG}")
