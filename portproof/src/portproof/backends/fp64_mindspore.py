@@ -15,7 +15,7 @@ import numpy as np
 from mindspore import Tensor, ops
 from mindspore.ops import operations
 
-from portproof.backends.patched import patched
+from portproof.backends.lent import patched
 from portproof.python39 import zip_strict
 
 # Tensor methods that take a Python number.

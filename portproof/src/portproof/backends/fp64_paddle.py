@@ -12,7 +12,7 @@ import numpy as np
 import paddle
 from paddle import _C_ops as ops
 
-from portproof.backends.patched import patched
+from portproof.backends.lent import patched
 
 ACTIVATIONS = {
     "hardsigmoid": lambda _, x, slope, offset: (x * slope + offset).clip(0.0, 1.0),

@@ -16,12 +16,10 @@ from mindspore import Parameter, Tensor, nn, ops
 from mindspore.ops import operations
 
 from portproof.backends import fp64_mindspore
-from portproof.backends.base import Backend
-from portproof.backends.layers import Layers, Tensors
+from portproof.backends.base import Backend, Forward, Layers, Note, Runs, Tensors
+from portproof.backends.lent import patched
 from portproof.backends.model import BackendModel
-from portproof.backends.patched import patched
 from portproof.backends.question import Question, Run
-from portproof.backends.runs import Forward, Note, Runs
 from portproof.backends.slots import Named
 from portproof.convert.rules import MINDSPORE_TO_TORCH, MINDSPORE_TYPES, Change
 from portproof.io.ckpt import load_ckpt

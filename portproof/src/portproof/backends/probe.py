@@ -17,8 +17,8 @@ from torch.utils.hooks import RemovableHandle
 
 from portproof.backends import backend
 from portproof.backends.drawn import even_filters, probe_images
+from portproof.backends.lent import patched
 from portproof.backends.model import BackendModel
-from portproof.backends.patched import patched
 from portproof.backends.trace import Inputs, ModuleCall, as_call, is_array, map_tensors, tensors_in
 
 # Range of a biased layer's mean outputs, by the next activation: well past its breakpoints.
