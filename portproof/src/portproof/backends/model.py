@@ -15,10 +15,9 @@ import numpy as np
 
 from portproof.arrays import same_bits
 from portproof.backends.lent import as_it_was, owned_tensors, taken_gradients
-from portproof.backends.question import CALLS, OUTPUTS, Answer, Memory, Question, Run, perturbed, to_precision
+from portproof.backends.question import Answer, Memory, Question, Run, perturbed, to_precision
 from portproof.backends.slots import Module, Named, Slot, describe, read_slots
-from portproof.backends.trace import OUTPUT, Inputs, Trace, is_array, map_tensors, tensors_at, tensors_in
-from portproof.backends.tracer import tracing
+from portproof.backends.trace import CALLS, OUTPUT, OUTPUTS, Inputs, Trace, is_array, map_tensors, tensors_at, tracing
 from portproof.io.progress import count_pass
 from sturdyio.cli import MachineError, UserError, one_line, user_code
 
@@ -282,7 +281,7 @@ class BackendModel(Model):
         """Convert tensor attributes to `dtype` and detach them; they are looked up once."""
         if name not in self._with_tensors:
             own = [key for key in vars(part) if key not in self.backend.module_attributes]
-            self._with_tensors[name] = [key for key in own if tensors_in(vars(part)[key], self._is_attribute)]
+            self._with_tensors[name] = [key for key in own if tensors_at(vars(part)[key], self._is_attribute)]
         for attribute in self._with_tensors[name]:
             given = self._attributes.get((name, attribute))
             vars(part)[attribute] = map_tensors(
@@ -315,12 +314,12 @@ class BackendModel(Model):
         backend, is_tensor = self.backend, self.backend.framework.is_tensor
         call, dtype, backward = question.call, question.dtype, question.backward
         given, upstream = (call.args, call.kwargs), call.upstream
-        is_traced = question.keeps > OUTPUTS or not call.name
+        only = None if question.keeps > OUTPUTS or not call.name else ()
         if question.perturbation:
             rng = np.random.default_rng([question.perturbation, 1])
             given, upstream = map_tensors((given, upstream), is_array, lambda array: perturbed(array, dtype, rng))
         leaves = self._tensors(given, dtype, backward)
-        inputs = [t for t in tensors_in(leaves, is_tensor) if t.is_floating_point()]
+        inputs = [t for t in tensors_at(leaves, is_tensor).values() if t.is_floating_point()]
 
         def forward() -> list[tuple[Any, Any]]:
             # A leaf that needs a gradient cannot be changed in place.
@@ -336,7 +335,7 @@ class BackendModel(Model):
             backend.runs.seeded(SEED),
             backend.runs.without_dropout() if question.train else nullcontext(),  # eval mode has none
             backend.runs.grad_enabled(backward),
-            tracing(backend, model, question.keeps, is_traced, watch_random=watch_random) as trace,
+            tracing(backend, model, question.keeps, only, watch_random) as trace,
             backend.runs.new_tensors(dtype, trace.note_float32),
         ):
             run = Run(trace)

@@ -12,12 +12,10 @@ from typing import Any
 import numpy as np
 
 from portproof.arrays import in_rows
-from portproof.backends.trace import Inputs, ModuleCall, Trace, as_call
+from portproof.backends.trace import OUTPUTS, Inputs, ModuleCall, Trace, as_call
 from portproof.backends.values import digest_of, encode
 
 PRECISIONS = {"float32": (np.float32, np.complex64), "float64": (np.float64, np.complex128)}
-# What a run keeps beside outputs, buffers and gradients; each includes the one before:
-OUTPUTS, CALLS, UPSTREAM = range(3)  # nothing; arguments of calls; gradients that come back to calls
 BUDGET = 2**24  # default size of a model's `Memory`, in bytes
 
 
