@@ -18,8 +18,7 @@ from portproof.compare import DONE, exit_status
 from portproof.io.progress import shown
 from portproof.ladder.pairs.named import model_factory
 from portproof.ladder.pairs.pair import Options
-from portproof.recording.file import check_name, megabytes
-from portproof.recording.model import not_alone_notes
+from portproof.recording.file import check_name, megabytes, not_alone_notes
 from portproof.recording.record import Recorder
 from sturdyio.cli import ArgumentParser, HelpFormatter, staying
 
