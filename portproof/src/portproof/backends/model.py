@@ -18,7 +18,7 @@ from portproof.backends.lent import as_it_was, owned_tensors, taken_gradients
 from portproof.backends.question import Answer, Memory, Question, Run, perturbed, to_precision
 from portproof.backends.slots import Module, Named, Slot, describe, read_slots
 from portproof.backends.trace import CALLS, OUTPUT, OUTPUTS, Inputs, Trace, is_array, map_tensors, tensors_at, tracing
-from portproof.io.progress import count_pass
+from portproof.io.process import count_pass
 from sturdyio.cli import MachineError, UserError, one_line, user_code
 
 if TYPE_CHECKING:
