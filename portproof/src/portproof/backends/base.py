@@ -93,6 +93,8 @@ class Runs(ABC):
 
     framework: ModuleType
     dtypes: Mapping[str, Any]  # its "float32" and "float64"
+    exact_constants: Callable[[], AbstractContextManager]  # exact float64 arithmetic; may be nested
+    without_dropout: Callable[[], AbstractContextManager]  # dropout functions do nothing
     as_float64: Callable[[Note], AbstractContextManager]  # turns float32 into float64, see `new_tensors`
     dropouts: tuple[type, ...]  # layers that are only dropout
     holding_dropout: tuple[type, ...] = ()  # layers that pass a probability to a kernel
@@ -111,10 +113,6 @@ class Runs(ABC):
         if sent:
             tensors, gradients = zip_strict(*sent)
             self.framework.autograd.backward(list(tensors), list(gradients))
-
-    @abstractmethod
-    def exact_constants(self) -> AbstractContextManager:
-        """Exact float64 arithmetic in this context; may be nested."""
 
     def not_replaced(self) -> AbstractContextManager:
         """Undo slow replacements of functions in this context, for code of our own."""
@@ -164,10 +162,6 @@ class Runs(ABC):
         self.framework.set_rng_state(state)
         return number
 
-    @abstractmethod
-    def without_dropout(self) -> AbstractContextManager:
-        """Dropout functions do nothing in this context."""
-
     def turn_off_dropout(self, layer: Any) -> None:
         """Turn off a dropout layer, or the dropout inside a layer, in any mode."""
         if isinstance(layer, self.dropouts):
@@ -190,6 +184,10 @@ class Runs(ABC):
 class Training(ABC):
     """What the ladder needs for training: precision, threads, optimizers."""
 
+    sgd: Callable[[list, float], Any]  # plain stochastic gradient descent: parameters and a rate
+    learning_rate: Callable[[Any], float]  # of an optimizer's next step
+    clear_gradients: Callable[[Any], None]  # of an optimizer's parameters, in the framework's default way
+
     @abstractmethod
     def to_device(self, module: Any, device: Any, dtype: str) -> Any:
         """Move `module` in place; its floats become "float32" or "float64"."""
@@ -197,18 +195,6 @@ class Training(ABC):
     def set_threads(self, count: int) -> int:
         """Use `count` threads, where that can be set -> the number before."""
         return count  # PaddlePaddle reads OMP_NUM_THREADS at import
-
-    @abstractmethod
-    def learning_rate(self, optimizer: Any) -> float:
-        """The rate of its next step."""
-
-    @abstractmethod
-    def sgd(self, parameters: list, rate: float) -> Any:
-        """Plain stochastic gradient descent."""
-
-    @abstractmethod
-    def clear_gradients(self, optimizer: Any) -> None:
-        """Clear its parameters' gradients, in the framework's default way."""
 
 
 def without_tf32() -> None:

@@ -34,10 +34,6 @@ random_seed = importlib.import_module("mindspore.common.seed")  # a function has
 NO_KERNEL = re.compile(r"For primitive\[(\w+)\].*\bFloat64|Kernel select failed|Create kernelmod")
 
 
-def _requires_grad(tensor: Tensor) -> bool:
-    return tensor.requires_grad if isinstance(tensor, Parameter) else tensor._requires_grad
-
-
 class _NothingSent(Exception):
     """No output has a gradient."""
 
@@ -95,7 +91,7 @@ class MindSporeLayers(Layers):
         return ((name, parameter) for name, parameter in model.parameters_and_names() if parameter.requires_grad)
 
     def named_buffers(self, model: nn.Cell) -> Named:
-        return ((name, tensor) for name, tensor in model.state_dict().items() if not _requires_grad(tensor))
+        return ((name, tensor) for name, tensor in model.state_dict().items() if not BACKEND.requires_grad(tensor))
 
 
 class MindSporeRuns(Runs):
@@ -143,7 +139,6 @@ class MindSporeBackend(Backend):
     model_class = MindSporeModel
     layers, runs = MindSporeLayers(), MindSporeRuns()
     load_file = staticmethod(load_ckpt)
-    requires_grad = staticmethod(_requires_grad)
 
     def device(self, name: str) -> str:
         if name != "cpu":
@@ -167,6 +162,9 @@ class MindSporeBackend(Backend):
 
     def device_of(self, tensor: Tensor) -> str:
         return "CPU"
+
+    def requires_grad(self, tensor: Tensor) -> bool:
+        return tensor.requires_grad if isinstance(tensor, Parameter) else tensor._requires_grad
 
     def set_value(self, tensor: Tensor, array: np.ndarray) -> None:
         tensor.assign_value(Tensor(array.astype(self.to_array(tensor).dtype)))

@@ -15,7 +15,7 @@ import numpy as np
 
 from portproof.arrays import same_bits
 from portproof.backends.lent import as_it_was, owned_tensors, taken_gradients
-from portproof.backends.question import Answer, Memory, Question, Run, perturbed, to_precision
+from portproof.backends.question import Memory, Question, Run, perturbed, to_precision
 from portproof.backends.slots import Module, Named, Slot, describe, read_slots
 from portproof.backends.trace import CALLS, OUTPUT, OUTPUTS, Inputs, Trace, is_array, map_tensors, tensors_at, tracing
 from portproof.io.process import count_pass
@@ -45,6 +45,7 @@ class Model:
         """`values` are all parameters and buffers, saved or not, by state_dict key."""
         self.role, self._whole, self._values = role, modules, dict(values)
         self.switched_off: set[str] = set()  # random modules that stay in eval mode
+        self.passes: Counter[str] = Counter()  # counts of "whole" and "alone" runs
         self.set_pieces({})
 
     def set_pieces(self, pieces: Mapping[str, Sequence[Slot]]) -> None:
@@ -116,7 +117,6 @@ class BackendModel(Model):
         self.model = model
         self.output_names: dict[str, str] = {}  # {place in its output: the other side's, such as "[logits]"}
         self.memory = Memory()
-        self.passes: Counter[str] = Counter()  # counts of "whole" and "alone" runs
         self._planned: list[Question] = []
         self._remembered_pieces: dict[str, list[Slot]] = {}
         self._parts = dict(backend.layers.named_modules(model))
@@ -199,8 +199,7 @@ class BackendModel(Model):
     def _planned_for(self, question: Question, key: str) -> Question:
         """The planned question that covers this one (removed from the plan), else this one."""
         for planned in self._planned:
-            answer = Answer(Run(Trace()), planned.upstream_key(), planned.keeps)
-            if planned.key(self.switched_off) == key and answer.serves(question, question.upstream_key()):
+            if planned.key(self.switched_off) == key and question.served_by(planned.upstream_key(), planned.keeps):
                 self._planned.remove(planned)
                 return planned
         return question

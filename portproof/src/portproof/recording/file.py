@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from portproof.backends.model import Model
-from portproof.backends.question import Answer, Question, Run
+from portproof.backends.question import Question, Run
 from portproof.backends.slots import Module
 from portproof.backends.trace import Inputs
 from portproof.backends.values import COMPLEX, KINDS, decode, digest_of
@@ -147,7 +147,6 @@ class RecordedModel(Model):
     def __init__(self, header: Mapping[str, Any], arrays: Sequence[np.ndarray]) -> None:
         self._reader = Reader(arrays)
         read = self._reader.read
-        self.passes: Counter[str] = Counter()
         self.made_with = read(dict[str, str], header["made_with"])
         self.version = self.made_with["portproof"]
         modules = {module.name: module for module in read(list[Module], header["modules"])}
@@ -205,7 +204,7 @@ class RecordedModel(Model):
     def ask(self, question: Question) -> Run:
         """The recorded answer; raises UserError if it was not recorded."""
         for answer in self._answers.get(question.key(self.switched_off), ()):
-            if Answer(None, answer["upstream"], answer["keeps"]).serves(question, question.upstream_key()):
+            if question.served_by(answer["upstream"], answer["keeps"]):
                 run = question.only_asked(self._reader.run(answer))
                 gradients = self._pieces_of(run.gradients, question.module)
                 return replace(run, gradients=gradients, buffers=self._pieces_of(run.buffers, question.module))
