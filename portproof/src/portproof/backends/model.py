@@ -157,13 +157,12 @@ class BackendModel(Model):
                     self.memory.clear()
 
     def constants(self) -> dict[str, np.ndarray]:
-        unsaved = {key: array for key, array in self._values.items() if key not in self._pieces}
-        found = unsaved | {
-            f"{name}.{attribute}".lstrip("."): self._attributes.get((name, attribute), self.backend.to_array(value))
-            for name, part in self._parts.items()
-            for attribute, value in vars(part).items()
-            if self.backend.framework.is_tensor(value)
-        }
+        found = {key: array for key, array in self._values.items() if key not in self._pieces}
+        for name, part in self._parts.items():
+            for attribute, value in vars(part).items():
+                if self.backend.framework.is_tensor(value):
+                    array = self._attributes.get((name, attribute), self.backend.to_array(value))
+                    found[f"{name}.{attribute}".lstrip(".")] = array
         return {key: array for key, array in found.items() if array.dtype.kind == "f"}
 
     def set_constant(self, key: str, array: np.ndarray) -> None:

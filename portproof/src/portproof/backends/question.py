@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from portproof.arrays import in_rows
-from portproof.backends.trace import OUTPUTS, Inputs, ModuleCall, Trace, as_call
+from portproof.backends.trace import OUTPUTS, Inputs, MaybeArray, ModuleCall, Trace, as_call
 from portproof.backends.values import digest_of, encode
 
 PRECISIONS = {"float32": (np.float32, np.complex64), "float64": (np.float64, np.complex128)}
@@ -46,7 +46,7 @@ class Run:
     trace: Trace
     output: list[np.ndarray] = field(default_factory=list)
     gradients: dict[str, np.ndarray] = field(default_factory=dict)  # by state_dict key; missing if none received
-    input_gradients: list[np.ndarray | None] = field(default_factory=list)
+    input_gradients: list[MaybeArray] = field(default_factory=list)
     buffers: dict[str, np.ndarray] = field(default_factory=dict)  # after the pass, by state_dict key
     places: list[str] = field(default_factory=list)  # of each output in what was returned
 

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, is_dataclass
-from typing import TYPE_CHECKING, Any, Union
+from typing import TYPE_CHECKING, Any, Optional, Union
 
 import numpy as np
 
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 # A model's inputs: positional arguments, or {keyword: argument}, where integer keys are positions.
 # An argument is an array, nested tuples, lists and dicts of arrays, None, text or a plain number.
 Inputs = Union[Sequence[Any], Mapping[Union[str, int], Any]]
+
+MaybeArray = Optional[np.ndarray]  # as Python 3.9 reads annotations at run time
 
 OUTPUT = "output"  # the model's own call in a trace
 # What a run keeps beside outputs, buffers and gradients; each includes the one before:
@@ -87,12 +89,12 @@ class ModuleCall:
     number: int  # 0 for the module's first call
     start: int = 0  # number of calls begun before it
     inside: str = ""  # label of the calling module's call
-    args: tuple = ()  # positional, tensors as arrays
-    kwargs: dict = field(default_factory=dict)
+    args: tuple[object, ...] = ()  # positional, tensors as arrays
+    kwargs: dict[str, object] = field(default_factory=dict)
     scale: float = 0.0  # largest input value
     outputs: list[np.ndarray] = field(default_factory=list)
     places: list[str] = field(default_factory=list)  # where they were in the return value
-    upstream: list[np.ndarray | None] = field(default_factory=list)  # gradient of the loss for each output
+    upstream: list[MaybeArray] = field(default_factory=list)  # gradient of the loss for each output
     took_random: bool = False
 
     @property
@@ -210,12 +212,11 @@ def tracing(
     noted for the model's own call; with `watch_random` for all.
     """
     tracer = _Tracer(backend, keeps, watch_random)
-    handles = [
-        handle
-        for name, module in backend.layers.named_modules(model)
-        if (name in only if only is not None else name == "" or not backend.layers.is_container(module))
-        for handle in tracer.attach(name, module)
-    ]
+    handles = []
+    for name, module in backend.layers.named_modules(model):
+        usual = name == "" or not backend.layers.is_container(module)
+        if usual if only is None else name in only:
+            handles += tracer.attach(name, module)
     try:
         with backend.runs.exact_constants():
             yield tracer.trace
