@@ -48,7 +48,9 @@ def as_it_was(backend: "Backend", module: Any) -> Iterator[list[Any]]:
     """
     attributes = [(part, dict(vars(part))) for part in _all_in(backend, module)]
     # Copies of lists and dicts too, such as kept activations and buffers.
-    held = {id(value): value for _, saved in attributes for value in saved.values() if isinstance(value, (dict, list))}
+    held = {}
+    for _, saved in attributes:
+        held |= {id(value): value for value in saved.values() if isinstance(value, (dict, list))}
     copies = [(value, value.copy()) for value in held.values()]
     owned = [tensor for _, tensor in owned_tensors(backend, module)]
     values = [(tensor, backend.values(tensor), backend.taken_gradient(tensor)) for tensor in owned]

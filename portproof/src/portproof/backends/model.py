@@ -281,12 +281,12 @@ class BackendModel(Model):
             own = [key for key in vars(part) if key not in self.backend.module_attributes]
             self._with_tensors[name] = [key for key in own if tensors_at(vars(part)[key], self._is_attribute)]
         for attribute in self._with_tensors[name]:
-            given = self._attributes.get((name, attribute))
-            vars(part)[attribute] = map_tensors(
-                vars(part)[attribute],
-                self._is_attribute,
-                lambda t, given=given: self._tensors(self.backend.to_array(t) if given is None else given, dtype),
-            )
+            value = vars(part)[attribute]
+            if (name, attribute) in self._attributes:
+                value = self._tensors(self._attributes[name, attribute], dtype)
+            else:
+                value = map_tensors(value, self._is_attribute, lambda t: self._tensors(self.backend.to_array(t), dtype))
+            vars(part)[attribute] = value
 
     def _is_attribute(self, value: Any) -> bool:
         return self.backend.framework.is_tensor(value) and id(value) not in self._keys
@@ -355,13 +355,15 @@ class BackendModel(Model):
         for place, name in self.output_names.items():
             if OUTPUT + place in trace.outputs:
                 trace.outputs[OUTPUT + name] = trace.outputs.pop(OUTPUT + place)
-        return dict(sorted((self.output_names.get(place, place), tensor) for place, tensor in returned.items()))
+        named = {self.output_names.get(place, place): tensor for place, tensor in returned.items()}
+        return dict(sorted(named.items()))
 
     def _sent_back(self, outputs: list, upstream: list, dtype: str) -> list[tuple[Any, Any]]:
         """(output, gradient) pairs; gradients of a tensor returned twice are added."""
         sent: dict[int, tuple[Any, np.ndarray]] = {}
         for tensor, gradient in zip(outputs, upstream):
-            if gradient is not None and gradient.shape == tuple(tensor.shape) and self.backend.requires_grad(tensor):
+            fits = gradient is not None and gradient.shape == tuple(tensor.shape)
+            if fits and self.backend.requires_grad(tensor):
                 before = sent.get(id(tensor), (tensor, 0.0))[1]
                 sent[id(tensor)] = tensor, before + gradient
         return [(tensor, self._tensors(np.asarray(gradient), dtype)) for tensor, gradient in sent.values()]

@@ -85,7 +85,9 @@ def _as_float64(note: Note) -> AbstractContextManager:
 
 
 def _is_float32(value: Any) -> bool:
-    return value == "float32" if isinstance(value, str) else isinstance(value, DTYPE) and value == paddle.float32
+    if isinstance(value, str):
+        return value == "float32"
+    return isinstance(value, DTYPE) and value == paddle.float32
 
 
 def _folded(shape: Sequence[int]) -> Change:

@@ -112,7 +112,8 @@ def as_call(inputs: Inputs) -> ModuleCall:
     if not isinstance(inputs, Mapping):
         return ModuleCall("", 0, args=tuple(inputs))
     args = tuple(inputs[place] for place in sorted(key for key in inputs if isinstance(key, int)))
-    return ModuleCall("", 0, args=args, kwargs={key: value for key, value in inputs.items() if isinstance(key, str)})
+    kwargs = {key: value for key, value in inputs.items() if isinstance(key, str)}
+    return ModuleCall("", 0, args=args, kwargs=kwargs)
 
 
 def checked_inputs(inputs: Inputs) -> Inputs:
@@ -172,7 +173,8 @@ class Trace:
 
     def note_float32(self, is_data: bool) -> None:
         """Note the module that asked for float32, or brought it in as data."""
-        (self.float32_data if is_data else self.float32).add(self.running[-1].name if self.running else "")
+        noted = self.float32_data if is_data else self.float32
+        noted.add(self.running[-1].name if self.running else "")
 
     def add(self, call: ModuleCall, is_activation: bool, keep_call: bool) -> None:
         label, many = call.label, len(call.outputs) > 1
@@ -255,7 +257,8 @@ class _Tracer:
         def after(module: Any, args: tuple, kwargs: dict, output: Any) -> None:
             self.end(output, is_activation)
 
-        return [self.backend.runs.hook_before(module, before), self.backend.runs.hook_after(module, after)]
+        runs = self.backend.runs
+        return [runs.hook_before(module, before), runs.hook_after(module, after)]
 
     def begin(self, name: str, args: tuple, kwargs: dict, keep_arguments: bool) -> None:
         number = self.counts.get(name, 0)

@@ -207,7 +207,8 @@ class RecordedModel(Model):
             if question.served_by(answer["upstream"], answer["keeps"]):
                 run = question.only_asked(self._reader.run(answer))
                 gradients = self._pieces_of(run.gradients, question.module)
-                return replace(run, gradients=gradients, buffers=self._pieces_of(run.buffers, question.module))
+                buffers = self._pieces_of(run.buffers, question.module)
+                return replace(run, gradients=gradients, buffers=buffers)
         recording = f"the recording, made by portproof {self.version},"
         what = f"what {question.module or 'the model'} gives in {MODES[question.train]} mode, {question.dtype},"
         raise UserError(f"{recording} does not hold {what} on these inputs: record it again")

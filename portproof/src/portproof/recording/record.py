@@ -140,7 +140,9 @@ class Recorder(Model):
         """Why the call's module is not run alone; "" if it is."""
         if not is_written([list(call.args), call.kwargs]):
             return "since it was called with what no file can hold"
-        if self.alone is None or not call.name or any(f"{call.name}.".startswith(f"{name}.") for name in self.alone):
+        if self.alone is None or not call.name:
+            return ""
+        if any(f"{call.name}.".startswith(f"{name}.") for name in self.alone):
             return ""
         return "since the recording was told to leave them out"
 
