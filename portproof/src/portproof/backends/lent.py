@@ -1,4 +1,4 @@
-"""What is changed for a while and restored: a user's model object, a framework's functions. Imports no framework."""
+"""What is changed for a while and restored: a user's model, a framework's functions."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager

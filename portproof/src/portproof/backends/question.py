@@ -116,7 +116,7 @@ class Question:
         return "/".join("-" if array is None else self._digest(array) for array in self.call.upstream)
 
     def served_by(self, upstream_key: str, keeps: int) -> bool:
-        """Whether an answer of the same key that sent this back, and keeps this, gives all that is asked."""
+        """Whether an answer of the same key, with that sent back and kept, gives all that is asked."""
         return keeps >= self.keeps and (not self.backward or upstream_key == self.upstream_key())
 
     def only_asked(self, run: Run) -> Run:

@@ -1,4 +1,4 @@
-"""A model's run as arrays: every module call, by module name; and the hooks that record it. For all frameworks."""
+"""A model's run as arrays: every module call, recorded by hooks. For all frameworks."""
 
 from __future__ import annotations
 
@@ -74,8 +74,10 @@ def tensors_at(value: Any, is_tensor: Callable[[Any], bool], place: str = "") ->
     """{place: tensor}, sorted: [1] in a sequence, [key] in others; "" is `value`."""
     if is_tensor(value):
         return {place: value}
-    items = items_in(value, is_tensor)
-    return {k: t for key, item in items for k, t in tensors_at(item, is_tensor, f"{place}[{key}]").items()}
+    found: dict[str, Any] = {}
+    for key, item in items_in(value, is_tensor):
+        found |= tensors_at(item, is_tensor, f"{place}[{key}]")
+    return found
 
 
 def tensors_in(value: Any, is_tensor: Callable[[Any], bool]) -> list:
