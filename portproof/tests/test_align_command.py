@@ -16,7 +16,7 @@ from safetensors.numpy import save_file
 from toy_sources import PORT, PORT_SUM, REF, REF_SUM
 
 from portproof.commands import align
-from portproof.io import progress
+from portproof.io import process
 from sturdyio import cli
 
 # Beside the toy pairs: what is no model, and losses.
@@ -265,15 +265,15 @@ def test_a_repeated_warning_is_shown_once_and_a_bar_on_a_terminal_only(monkeypat
     monkeypatch.setattr(warnings, "showwarning", lambda message, *args, **kwargs: printed.append(str(message)))
     for terminal in (False, True):
         monkeypatch.setattr(sys.stderr, "isatty", lambda terminal=terminal: terminal)
-        with progress.shown("align"):
+        with process.shown("align"):
             warnings.simplefilter("always")
             for i in range(3):
-                progress.count_pass()
+                process.count_pass()
                 warnings.warn("the same", stacklevel=1)
                 warnings.warn(f"another, {min(i, 1)}", stacklevel=1)
         assert ("align: " in capsys.readouterr().err) is terminal
     assert printed == ["the same", "another, 0", "another, 1"] * 2
-    assert not progress._listeners
+    assert not process._listeners
 
 
 def test_training_with_a_keyword_in_the_file_of_inputs_is_refused(run, folder):

@@ -5,8 +5,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from portproof.backends.question import CALLS, OUTPUTS, UPSTREAM, Memory, Question, Run, perturbed
-from portproof.backends.trace import Trace
+from portproof.backends.question import Memory, Question, Run, perturbed
+from portproof.backends.trace import CALLS, OUTPUTS, UPSTREAM, Trace
 
 X = [np.ones((2, 3), np.float32)]
 FLOAT64 = Question.of_model(X, "float64", False, [np.ones(3)], CALLS)

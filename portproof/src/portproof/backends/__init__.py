@@ -1,7 +1,7 @@
 """The frameworks, one backend each: only these build, run, trace and read models.
 
-`backend("torch")` gives one. base.py, layers.py, runs.py and training.py say what a backend does. slots.py, tracer.py
-and model.py are the same for all of them. Importing this package imports no framework.
+`backend("torch")` gives one. base.py says what a backend does. slots.py, trace.py and model.py are the same for all of
+them. Importing this package imports no framework.
 """
 
 from __future__ import annotations

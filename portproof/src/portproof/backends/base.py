@@ -1,6 +1,6 @@
-"""What every backend provides: devices, weights files, tensors. Imports no framework.
+"""What every backend provides: layers, runs, training, weights files, tensors. Imports no framework.
 
-Abstract methods and attributes, here and in layers.py, runs.py and training.py, are what frameworks do differently.
+Abstract methods and attributes are what frameworks do differently.
 """
 
 from __future__ import annotations
@@ -8,8 +8,10 @@ from __future__ import annotations
 import copy
 import io
 import os
+import random
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cached_property
 from pathlib import Path
 from types import ModuleType
@@ -17,18 +19,182 @@ from typing import Any
 
 import numpy as np
 
-from portproof.backends.layers import Layers
 from portproof.backends.model import BackendModel
 from portproof.backends.question import to_precision
-from portproof.backends.runs import Runs
-from portproof.backends.slots import Arrays, ModelArrays
-from portproof.backends.training import Training
+from portproof.backends.slots import Arrays, ModelArrays, Named
+from portproof.convert.rules import Change
+from portproof.python39 import zip_strict
 from sturdyio.cli import UserError
 from sturdyio.files import atomic_path, save_safetensors
 from sturdyio.state_dict import check_state_dict, read_state_dict
 
 # Suffixes of each framework's weights files; all take .safetensors too.
 SUFFIXES = {"torch": (".pth", ".pt"), "paddle": (".pdparams",), "mindspore": (".ckpt",)}
+
+Tensors = list[tuple[str, Any]]  # (name, tensor)
+Forward = Callable[[], Sequence[tuple[Any, Any]]]  # returns (output, gradient) pairs
+Note = Callable[[bool], None]  # see `Runs.new_tensors`
+
+
+class Layers(ABC):
+    """What a model is made of: its modules and its framework's layers, by PyTorch's names."""
+
+    library: str  # prefix of its layers' Python modules
+    containers: tuple[type, ...]  # its classes that are no layers
+    sequential: type  # returns its last child's output
+    forward = "forward"
+    torch_types: Mapping[str, str]  # {its class: PyTorch's name}, where they differ
+
+    @abstractmethod
+    def named_modules(self, model: Any) -> Named:
+        """(dotted name, module) of each once, the model first; none that computes a parameter."""
+
+    def children(self, module: Any) -> Iterable[Any]:
+        return module.children()
+
+    def types(self, model: Any) -> dict[str, str]:
+        """{dotted name: class name} of every module."""
+        return {name: type(module).__name__ for name, module in self.named_modules(model)}
+
+    def is_container(self, module: Any) -> bool:
+        """Whether it just returns its last child's output."""
+        computed_by = getattr(type(module), self.forward)
+        return isinstance(module, self.sequential) and computed_by is getattr(self.sequential, self.forward)
+
+    def kind(self, module: Any) -> str:
+        """PyTorch's name of the library layer that `module` is or derives from, or ""."""
+        for base in type(module).__mro__:
+            if base.__module__.startswith(self.library) and base not in self.containers:
+                return self.torch_type(base.__name__)
+        return ""
+
+    def torch_type(self, layer: str) -> str:
+        return self.torch_types.get(layer, layer)
+
+    @abstractmethod
+    def layouts(self, module: Any) -> Mapping[str, tuple[str, Change]]:
+        """{tensor: (PyTorch's name, layout change)} where a layer differs from PyTorch."""
+
+    def own_tensors(self, module: Any) -> tuple[Tensors, Tensors]:
+        """(parameters, buffers) that the module itself holds, by their names in it."""
+        return list(module.named_parameters("", False)), list(module.named_buffers("", False))
+
+    def named_parameters(self, model: Any) -> Named:
+        """(state_dict key, tensor) of the parameters."""
+        return model.named_parameters()
+
+    @abstractmethod
+    def named_buffers(self, model: Any) -> Named:
+        """(state_dict key, tensor) of the buffers."""
+
+
+class Runs(ABC):
+    """How models are run: modes, contexts, random numbers, dropout, hooks."""
+
+    framework: ModuleType
+    dtypes: Mapping[str, Any]  # its "float32" and "float64"
+    exact_constants: Callable[[], AbstractContextManager]  # exact float64 arithmetic; may be nested
+    without_dropout: Callable[[], AbstractContextManager]  # dropout functions do nothing
+    as_float64: Callable[[Note], AbstractContextManager]  # turns float32 into float64, see `new_tensors`
+    dropouts: tuple[type, ...]  # layers that are only dropout
+    holding_dropout: tuple[type, ...] = ()  # layers that pass a probability to a kernel
+
+    def set_mode(self, module: Any, train: bool) -> None:
+        """Set train mode or eval mode in all of `module`."""
+        module.train() if train else module.eval()
+
+    def grad_enabled(self, enabled: bool) -> AbstractContextManager:
+        """Whether forward passes in this context keep what backward needs."""
+        return self.framework.set_grad_enabled(enabled)
+
+    def run_backward(self, forward: Forward, model: Any, inputs: Sequence[Any]) -> None:
+        """Call `forward` and go back: `inputs` and parameters then have their `grad`."""
+        sent = forward()
+        if sent:
+            tensors, gradients = zip_strict(*sent)
+            self.framework.autograd.backward(list(tensors), list(gradients))
+
+    def not_replaced(self) -> AbstractContextManager:
+        """Undo slow replacements of functions in this context, for code of our own."""
+        return nullcontext()
+
+    @contextmanager
+    def new_tensors(self, dtype: str, note: Note | None = None) -> Iterator[None]:
+        """Tensors made without a type have the precision `dtype` in this context.
+
+        With `note`, in "float64", also those requested as float32, by name or by a cast: rounding in between would hide
+        differences. `note` is called at each, with True if it comes from a float32 array, already rounded.
+        """
+        before = self.framework.get_default_dtype()
+        self.framework.set_default_dtype(self.dtypes[dtype])
+        try:
+            with self.as_float64(note) if note and dtype == "float64" else nullcontext():
+                yield
+        finally:
+            self.framework.set_default_dtype(before)
+
+    @contextmanager
+    def seeded(self, seed: int) -> Iterator[None]:
+        """Seed all random generators in this context, and restore them afterwards."""
+        before = random.getstate(), np.random.get_state()  # noqa: NPY002
+        random.seed(seed)
+        np.random.seed(seed)  # noqa: NPY002
+        try:
+            with self.seeded_framework(seed):
+                yield
+        finally:
+            random.setstate(before[0])
+            np.random.set_state(before[1])  # noqa: NPY002
+
+    @abstractmethod
+    def seeded_framework(self, seed: int) -> AbstractContextManager:
+        """`seeded` for the framework's own generator."""
+
+    def random_state(self) -> tuple:
+        """The state of all generators, to see whether random numbers were taken."""
+        _, key, place, *_ = np.random.get_state()  # noqa: NPY002
+        return self.next_random(), random.getstate()[1][-1], int(key[0]), place
+
+    def next_random(self) -> Any:
+        """The next number of the framework's generator, not taken, or its state."""
+        state = self.framework.get_rng_state()
+        number = self.framework.rand([1], dtype=self.dtypes["float64"]).item()
+        self.framework.set_rng_state(state)
+        return number
+
+    def turn_off_dropout(self, layer: Any) -> None:
+        """Turn off a dropout layer, or the dropout inside a layer, in any mode."""
+        if isinstance(layer, self.dropouts):
+            self.set_mode(layer, False)
+        elif isinstance(layer, self.holding_dropout):
+            layer.dropout = 0.0
+
+    def hook_before(self, module: Any, hook: Callable) -> Any:
+        """Call `hook(module, args, kwargs)` before each call, until remove()."""
+        return module.register_forward_pre_hook(hook, with_kwargs=True)
+
+    def hook_after(self, module: Any, hook: Callable) -> Any:
+        """Call `hook(module, args, kwargs, output)` after each call, until remove().
+
+        Its result, unless None, replaces the output.
+        """
+        return module.register_forward_hook(hook, with_kwargs=True)
+
+
+class Training(ABC):
+    """What the ladder needs for training: precision, threads, optimizers."""
+
+    sgd: Callable[[list, float], Any]  # plain stochastic gradient descent: parameters and a rate
+    learning_rate: Callable[[Any], float]  # of an optimizer's next step
+    clear_gradients: Callable[[Any], None]  # of an optimizer's parameters, in the framework's default way
+
+    @abstractmethod
+    def to_device(self, module: Any, device: Any, dtype: str) -> Any:
+        """Move `module` in place; its floats become "float32" or "float64"."""
+
+    def set_threads(self, count: int) -> int:
+        """Use `count` threads, where that can be set -> the number before."""
+        return count  # PaddlePaddle reads OMP_NUM_THREADS at import
 
 
 def without_tf32() -> None:

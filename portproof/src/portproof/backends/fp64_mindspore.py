@@ -15,7 +15,7 @@ import numpy as np
 from mindspore import Tensor, ops
 from mindspore.ops import operations
 
-from portproof.backends.patched import patched
+from portproof.backends.lent import patched
 from portproof.python39 import zip_strict
 
 # Tensor methods that take a Python number.
@@ -32,9 +32,11 @@ def _windows(operation: operations.Conv2D, axis: int, length: int, kernel: int) 
     extent = (kernel - 1) * dilation + 1
     if operation.pad_mode == "pad":
         before, after = operation.padding[2 * axis : 2 * axis + 2]
-    else:
-        total = max((-(-length // stride) - 1) * stride + extent - length, 0) if operation.pad_mode == "same" else 0
+    elif operation.pad_mode == "same":
+        total = max((-(-length // stride) - 1) * stride + extent - length, 0)
         before, after = total // 2, total - total // 2
+    else:
+        before, after = 0, 0
     starts = np.arange(0, length + before + after - extent + 1, stride)
     return before, after, dilation * np.arange(kernel)[:, None] + starts
 

@@ -12,7 +12,7 @@ import numpy as np
 import paddle
 from paddle import _C_ops as ops
 
-from portproof.backends.patched import patched
+from portproof.backends.lent import patched
 
 ACTIVATIONS = {
     "hardsigmoid": lambda _, x, slope, offset: (x * slope + offset).clip(0.0, 1.0),
@@ -42,7 +42,8 @@ def p_norm(native: Callable, x, p, axis, epsilon, keepdim, as_vector) -> paddle.
         return native(x, p, axis, epsilon, keepdim, as_vector)
     squares = (x * x).sum(axis, keepdim=keepdim)
     is_zero = squares == 0  # where the gradient is 0
-    return paddle.where(is_zero, paddle.zeros_like(squares), paddle.sqrt(paddle.where(is_zero, squares + 1, squares)))
+    norm = paddle.sqrt(paddle.where(is_zero, squares + 1, squares))
+    return paddle.where(is_zero, paddle.zeros_like(squares), norm)
 
 
 def _window_sizes(x: paddle.Tensor, y: paddle.Tensor, args: tuple) -> np.ndarray:
@@ -110,7 +111,8 @@ def interpolate(native: Callable, x: paddle.Tensor, *args) -> paddle.Tensor:
     for axis in range(first, first + x.ndim - 2):
         scale = scales[axis - first] if scales else 0.0
         matrix = _interpolation(x.shape[axis], counts[axis], scale, method == "bicubic", corners, mode)
-        x = paddle.moveaxis(paddle.matmul(paddle.moveaxis(x, axis, -1), paddle.to_tensor(matrix.T)), -1, axis)
+        samples = paddle.matmul(paddle.moveaxis(x, axis, -1), paddle.to_tensor(matrix.T))
+        x = paddle.moveaxis(samples, -1, axis)
     return x
 
 

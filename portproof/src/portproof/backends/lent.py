@@ -1,6 +1,6 @@
-"""A user's model object run as it is, with hooks and `stop_gradient`, and restored."""
+"""What is changed for a while and restored: a user's model, a framework's functions."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from itertools import chain
 from typing import TYPE_CHECKING, Any
@@ -48,7 +48,9 @@ def as_it_was(backend: "Backend", module: Any) -> Iterator[list[Any]]:
     """
     attributes = [(part, dict(vars(part))) for part in _all_in(backend, module)]
     # Copies of lists and dicts too, such as kept activations and buffers.
-    held = {id(value): value for _, saved in attributes for value in saved.values() if isinstance(value, (dict, list))}
+    held = {}
+    for _, saved in attributes:
+        held |= {id(value): value for value in saved.values() if isinstance(value, (dict, list))}
     copies = [(value, value.copy()) for value in held.values()]
     owned = [tensor for _, tensor in owned_tensors(backend, module)]
     values = [(tensor, backend.values(tensor), backend.taken_gradient(tensor)) for tensor in owned]
@@ -66,3 +68,19 @@ def as_it_was(backend: "Backend", module: Any) -> Iterator[list[Any]]:
             backend.put_back(tensor, before)
             if gradient is not None:
                 tensor.grad = gradient
+
+
+@contextmanager
+def patched(replaced: Mapping[tuple[Any, str], Any]) -> Iterator[None]:
+    """Replace each attribute, (module or class, name), in this context; may be nested."""
+    before = {(owner, name): vars(owner)[name] for owner, name in replaced if name in vars(owner)}
+    for (owner, name), value in replaced.items():
+        setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        for owner, name in replaced:
+            if (owner, name) in before:
+                setattr(owner, name, before[owner, name])
+            else:  # it was inherited
+                delattr(owner, name)

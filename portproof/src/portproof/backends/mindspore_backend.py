@@ -16,12 +16,10 @@ from mindspore import Parameter, Tensor, nn, ops
 from mindspore.ops import operations
 
 from portproof.backends import fp64_mindspore
-from portproof.backends.base import Backend
-from portproof.backends.layers import Layers, Tensors
+from portproof.backends.base import Backend, Forward, Layers, Note, Runs, Tensors
+from portproof.backends.lent import patched
 from portproof.backends.model import BackendModel
-from portproof.backends.patched import patched
 from portproof.backends.question import Question, Run
-from portproof.backends.runs import Forward, Note, Runs
 from portproof.backends.slots import Named
 from portproof.convert.rules import MINDSPORE_TO_TORCH, MINDSPORE_TYPES, Change
 from portproof.io.ckpt import load_ckpt
@@ -34,10 +32,6 @@ with suppress(SystemError, ImportError):  # 2.10.0, built for NumPy 1, fails at 
 random_seed = importlib.import_module("mindspore.common.seed")  # a function has this name too
 # What it raises if an operation has no float64 kernel.
 NO_KERNEL = re.compile(r"For primitive\[(\w+)\].*\bFloat64|Kernel select failed|Create kernelmod")
-
-
-def _requires_grad(tensor: Tensor) -> bool:
-    return tensor.requires_grad if isinstance(tensor, Parameter) else tensor._requires_grad
 
 
 class _NothingSent(Exception):
@@ -97,7 +91,7 @@ class MindSporeLayers(Layers):
         return ((name, parameter) for name, parameter in model.parameters_and_names() if parameter.requires_grad)
 
     def named_buffers(self, model: nn.Cell) -> Named:
-        return ((name, tensor) for name, tensor in model.state_dict().items() if not _requires_grad(tensor))
+        return ((name, tensor) for name, tensor in model.state_dict().items() if not BACKEND.requires_grad(tensor))
 
 
 class MindSporeRuns(Runs):
@@ -145,7 +139,6 @@ class MindSporeBackend(Backend):
     model_class = MindSporeModel
     layers, runs = MindSporeLayers(), MindSporeRuns()
     load_file = staticmethod(load_ckpt)
-    requires_grad = staticmethod(_requires_grad)
 
     def device(self, name: str) -> str:
         if name != "cpu":
@@ -169,6 +162,9 @@ class MindSporeBackend(Backend):
 
     def device_of(self, tensor: Tensor) -> str:
         return "CPU"
+
+    def requires_grad(self, tensor: Tensor) -> bool:
+        return tensor.requires_grad if isinstance(tensor, Parameter) else tensor._requires_grad
 
     def set_value(self, tensor: Tensor, array: np.ndarray) -> None:
         tensor.assign_value(Tensor(array.astype(self.to_array(tensor).dtype)))

@@ -15,11 +15,10 @@ import numpy as np
 
 from portproof.arrays import same_bits
 from portproof.backends.lent import as_it_was, owned_tensors, taken_gradients
-from portproof.backends.question import CALLS, OUTPUTS, Answer, Memory, Question, Run, perturbed, to_precision
+from portproof.backends.question import Memory, Question, Run, perturbed, to_precision
 from portproof.backends.slots import Module, Named, Slot, describe, read_slots
-from portproof.backends.trace import OUTPUT, Inputs, Trace, is_array, map_tensors, tensors_at, tensors_in
-from portproof.backends.tracer import tracing
-from portproof.io.progress import count_pass
+from portproof.backends.trace import CALLS, OUTPUT, OUTPUTS, Inputs, Trace, is_array, map_tensors, tensors_at, tracing
+from portproof.io.process import count_pass
 from sturdyio.cli import MachineError, UserError, one_line, user_code
 
 if TYPE_CHECKING:
@@ -46,6 +45,7 @@ class Model:
         """`values` are all parameters and buffers, saved or not, by state_dict key."""
         self.role, self._whole, self._values = role, modules, dict(values)
         self.switched_off: set[str] = set()  # random modules that stay in eval mode
+        self.passes: Counter[str] = Counter()  # counts of "whole" and "alone" runs
         self.set_pieces({})
 
     def set_pieces(self, pieces: Mapping[str, Sequence[Slot]]) -> None:
@@ -117,7 +117,6 @@ class BackendModel(Model):
         self.model = model
         self.output_names: dict[str, str] = {}  # {place in its output: the other side's, such as "[logits]"}
         self.memory = Memory()
-        self.passes: Counter[str] = Counter()  # counts of "whole" and "alone" runs
         self._planned: list[Question] = []
         self._remembered_pieces: dict[str, list[Slot]] = {}
         self._parts = dict(backend.layers.named_modules(model))
@@ -158,13 +157,12 @@ class BackendModel(Model):
                     self.memory.clear()
 
     def constants(self) -> dict[str, np.ndarray]:
-        unsaved = {key: array for key, array in self._values.items() if key not in self._pieces}
-        found = unsaved | {
-            f"{name}.{attribute}".lstrip("."): self._attributes.get((name, attribute), self.backend.to_array(value))
-            for name, part in self._parts.items()
-            for attribute, value in vars(part).items()
-            if self.backend.framework.is_tensor(value)
-        }
+        found = {key: array for key, array in self._values.items() if key not in self._pieces}
+        for name, part in self._parts.items():
+            for attribute, value in vars(part).items():
+                if self.backend.framework.is_tensor(value):
+                    array = self._attributes.get((name, attribute), self.backend.to_array(value))
+                    found[f"{name}.{attribute}".lstrip(".")] = array
         return {key: array for key, array in found.items() if array.dtype.kind == "f"}
 
     def set_constant(self, key: str, array: np.ndarray) -> None:
@@ -200,8 +198,7 @@ class BackendModel(Model):
     def _planned_for(self, question: Question, key: str) -> Question:
         """The planned question that covers this one (removed from the plan), else this one."""
         for planned in self._planned:
-            answer = Answer(Run(Trace()), planned.upstream_key(), planned.keeps)
-            if planned.key(self.switched_off) == key and answer.serves(question, question.upstream_key()):
+            if planned.key(self.switched_off) == key and question.served_by(planned.upstream_key(), planned.keeps):
                 self._planned.remove(planned)
                 return planned
         return question
@@ -282,14 +279,14 @@ class BackendModel(Model):
         """Convert tensor attributes to `dtype` and detach them; they are looked up once."""
         if name not in self._with_tensors:
             own = [key for key in vars(part) if key not in self.backend.module_attributes]
-            self._with_tensors[name] = [key for key in own if tensors_in(vars(part)[key], self._is_attribute)]
+            self._with_tensors[name] = [key for key in own if tensors_at(vars(part)[key], self._is_attribute)]
         for attribute in self._with_tensors[name]:
-            given = self._attributes.get((name, attribute))
-            vars(part)[attribute] = map_tensors(
-                vars(part)[attribute],
-                self._is_attribute,
-                lambda t, given=given: self._tensors(self.backend.to_array(t) if given is None else given, dtype),
-            )
+            value = vars(part)[attribute]
+            if (name, attribute) in self._attributes:
+                value = self._tensors(self._attributes[name, attribute], dtype)
+            else:
+                value = map_tensors(value, self._is_attribute, lambda t: self._tensors(self.backend.to_array(t), dtype))
+            vars(part)[attribute] = value
 
     def _is_attribute(self, value: Any) -> bool:
         return self.backend.framework.is_tensor(value) and id(value) not in self._keys
@@ -315,12 +312,12 @@ class BackendModel(Model):
         backend, is_tensor = self.backend, self.backend.framework.is_tensor
         call, dtype, backward = question.call, question.dtype, question.backward
         given, upstream = (call.args, call.kwargs), call.upstream
-        is_traced = question.keeps > OUTPUTS or not call.name
+        only = None if question.keeps > OUTPUTS or not call.name else ()
         if question.perturbation:
             rng = np.random.default_rng([question.perturbation, 1])
             given, upstream = map_tensors((given, upstream), is_array, lambda array: perturbed(array, dtype, rng))
         leaves = self._tensors(given, dtype, backward)
-        inputs = [t for t in tensors_in(leaves, is_tensor) if t.is_floating_point()]
+        inputs = [t for t in tensors_at(leaves, is_tensor).values() if t.is_floating_point()]
 
         def forward() -> list[tuple[Any, Any]]:
             # A leaf that needs a gradient cannot be changed in place.
@@ -336,7 +333,7 @@ class BackendModel(Model):
             backend.runs.seeded(SEED),
             backend.runs.without_dropout() if question.train else nullcontext(),  # eval mode has none
             backend.runs.grad_enabled(backward),
-            tracing(backend, model, question.keeps, is_traced, watch_random=watch_random) as trace,
+            tracing(backend, model, question.keeps, only, watch_random) as trace,
             backend.runs.new_tensors(dtype, trace.note_float32),
         ):
             run = Run(trace)
@@ -358,13 +355,15 @@ class BackendModel(Model):
         for place, name in self.output_names.items():
             if OUTPUT + place in trace.outputs:
                 trace.outputs[OUTPUT + name] = trace.outputs.pop(OUTPUT + place)
-        return dict(sorted((self.output_names.get(place, place), tensor) for place, tensor in returned.items()))
+        named = {self.output_names.get(place, place): tensor for place, tensor in returned.items()}
+        return dict(sorted(named.items()))
 
     def _sent_back(self, outputs: list, upstream: list, dtype: str) -> list[tuple[Any, Any]]:
         """(output, gradient) pairs; gradients of a tensor returned twice are added."""
         sent: dict[int, tuple[Any, np.ndarray]] = {}
         for tensor, gradient in zip(outputs, upstream):
-            if gradient is not None and gradient.shape == tuple(tensor.shape) and self.backend.requires_grad(tensor):
+            fits = gradient is not None and gradient.shape == tuple(tensor.shape)
+            if fits and self.backend.requires_grad(tensor):
                 before = sent.get(id(tensor), (tensor, 0.0))[1]
                 sent[id(tensor)] = tensor, before + gradient
         return [(tensor, self._tensors(np.asarray(gradient), dtype)) for tensor, gradient in sent.values()]

@@ -19,12 +19,9 @@ from paddle.nn.utils.spectral_norm_hook import SpectralNorm
 from paddle.nn.utils.weight_norm_hook import WeightNorm
 
 from portproof.backends import fp64_paddle
-from portproof.backends.base import Backend, without_tf32
-from portproof.backends.layers import Layers
-from portproof.backends.patched import patched
-from portproof.backends.runs import Note, Runs
+from portproof.backends.base import Backend, Layers, Note, Runs, Training, without_tf32
+from portproof.backends.lent import patched
 from portproof.backends.slots import Named
-from portproof.backends.training import Training
 from portproof.convert.rules import PADDLE_TO_TORCH, PADDLE_TYPES, Change, Rules, identity
 from sturdyio.cli import UserError
 from sturdyio.files import load_pdparams
@@ -88,7 +85,9 @@ def _as_float64(note: Note) -> AbstractContextManager:
 
 
 def _is_float32(value: Any) -> bool:
-    return value == "float32" if isinstance(value, str) else isinstance(value, DTYPE) and value == paddle.float32
+    if isinstance(value, str):
+        return value == "float32"
+    return isinstance(value, DTYPE) and value == paddle.float32
 
 
 def _folded(shape: Sequence[int]) -> Change:

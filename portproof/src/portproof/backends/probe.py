@@ -17,8 +17,8 @@ from torch.utils.hooks import RemovableHandle
 
 from portproof.backends import backend
 from portproof.backends.drawn import even_filters, probe_images
+from portproof.backends.lent import patched
 from portproof.backends.model import BackendModel
-from portproof.backends.patched import patched
 from portproof.backends.trace import Inputs, ModuleCall, as_call, is_array, map_tensors, tensors_in
 
 # Range of a biased layer's mean outputs, by the next activation: well past its breakpoints.
@@ -46,7 +46,8 @@ def _draw(model: nn.Module, rng: np.random.Generator) -> None:
                 set_value(module.bias, weight * rng.uniform(-0.5, 0.5, weight.shape))
         elif isinstance(module, nn.Embedding):  # its own are unseeded; its padding row stays
             rows = [i for i in range(module.num_embeddings) if i != module.padding_idx]
-            module.weight[rows] = torch.from_numpy(rng.normal(size=(len(rows), module.embedding_dim))).to(module.weight)
+            drawn = rng.normal(size=(len(rows), module.embedding_dim))
+            module.weight[rows] = torch.from_numpy(drawn).to(module.weight)
         else:  # a constant parameter would hide permuted elements
             for parameter in module.parameters(recurse=False):
                 if parameter.is_floating_point() and (parameter == parameter.flatten()[0]).all():
@@ -73,7 +74,9 @@ def _spread_hook(low: float, high: float, wide: bool, rng: np.random.Generator) 
         module.weight.div_(unit)
         channels = output.dim() - 1 if isinstance(module, nn.Linear) else 1
         means = (output / unit).mean([d for d in range(output.dim()) if d != channels])
-        targets = np.linspace(low, high, len(means) + 2)[1:-1] if wide else np.linspace(low, high, len(means))
+        targets = np.linspace(low, high, len(means))
+        if wide:
+            targets = np.linspace(low, high, len(means) + 2)[1:-1]
         module.bias.copy_(torch.from_numpy(rng.permutation(targets)).to(means.dtype) - means)
 
     return spread

@@ -12,12 +12,10 @@ from typing import Any
 import numpy as np
 
 from portproof.arrays import in_rows
-from portproof.backends.trace import Inputs, ModuleCall, Trace, as_call
+from portproof.backends.trace import OUTPUTS, Inputs, MaybeArray, ModuleCall, Trace, as_call
 from portproof.backends.values import digest_of, encode
 
 PRECISIONS = {"float32": (np.float32, np.complex64), "float64": (np.float64, np.complex128)}
-# What a run keeps beside outputs, buffers and gradients; each includes the one before:
-OUTPUTS, CALLS, UPSTREAM = range(3)  # nothing; arguments of calls; gradients that come back to calls
 BUDGET = 2**24  # default size of a model's `Memory`, in bytes
 
 
@@ -48,7 +46,7 @@ class Run:
     trace: Trace
     output: list[np.ndarray] = field(default_factory=list)
     gradients: dict[str, np.ndarray] = field(default_factory=dict)  # by state_dict key; missing if none received
-    input_gradients: list[np.ndarray | None] = field(default_factory=list)
+    input_gradients: list[MaybeArray] = field(default_factory=list)
     buffers: dict[str, np.ndarray] = field(default_factory=dict)  # after the pass, by state_dict key
     places: list[str] = field(default_factory=list)  # of each output in what was returned
 
@@ -117,6 +115,10 @@ class Question:
             return ""
         return "/".join("-" if array is None else self._digest(array) for array in self.call.upstream)
 
+    def served_by(self, upstream_key: str, keeps: int) -> bool:
+        """Whether an answer of the same key, with that sent back and kept, gives all that is asked."""
+        return keeps >= self.keeps and (not self.backward or upstream_key == self.upstream_key())
+
     def only_asked(self, run: Run) -> Run:
         """`run` without gradients that were not asked for."""
         return run if self.backward else replace(run, gradients={}, input_gradients=[])
@@ -125,31 +127,19 @@ class Question:
         return digest_of(to_precision(array, self.dtype))
 
 
-@dataclass(frozen=True)
-class Answer:
-    run: Run
-    upstream_key: str
-    keeps: int
-
-    def serves(self, question: Question, upstream_key: str) -> bool:
-        """Whether it gives all that a question of the same key asks."""
-        return self.keeps >= question.keeps and (not question.backward or self.upstream_key == upstream_key)
-
-
 class Memory:
     """The latest answers within a budget; two of one mode are kept at any size."""
 
     def __init__(self, budget: int = BUDGET) -> None:
         self.budget = budget
-        self._answers: OrderedDict[tuple[str, str, int], Answer] = OrderedDict()
+        self._answers: OrderedDict[tuple[str, str, int], Run] = OrderedDict()  # by key, upstream_key, keeps
         self._train = False
 
     def find(self, question: Question, key: str) -> Run | None:
-        upstream_key = question.upstream_key()
-        for place, answer in self._answers.items():
-            if place[0] == key and answer.serves(question, upstream_key):
+        for place, run in self._answers.items():
+            if place[0] == key and question.served_by(*place[1:]):
                 self._answers.move_to_end(place)
-                return answer.run
+                return run
         return None
 
     def make_room(self, question: Question, key: str) -> None:
@@ -161,14 +151,13 @@ class Memory:
         self._train = question.train
 
     def keep(self, question: Question, key: str, run: Run) -> None:
-        answer = Answer(run, question.upstream_key(), question.keeps)
-        self._answers[key, answer.upstream_key, answer.keeps] = answer
+        self._answers[key, question.upstream_key(), question.keeps] = run
         while len(self) > 2 and self.size > self.budget:
             self._answers.popitem(last=False)
 
     @property
     def size(self) -> int:
-        return sum(answer.run.nbytes for answer in self._answers.values())
+        return sum(run.nbytes for run in self._answers.values())
 
     def forget(self) -> None:
         if self.size > self.budget:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Optional
 
 import numpy as np
 
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 Array = np.ndarray
 Arrays = dict[str, Array]
+MaybeChange = Optional[Change]  # as Python 3.9 reads annotations at run time
 Named = Iterable[tuple[str, Any]]  # (key in the model's own state_dict, tensor)
 
 
@@ -30,7 +31,7 @@ class Slot:
     trained: bool
     is_buffer: bool = False
     is_whole: bool = False  # integers or booleans
-    view: Callable[[np.ndarray], np.ndarray] | None = None  # takes the piece from a whole PyTorch tensor
+    view: MaybeChange = None  # takes the piece from a whole PyTorch tensor
 
     def read(self, own: np.ndarray) -> np.ndarray:
         """The piece in PyTorch's layout; may be a view."""

@@ -16,11 +16,8 @@ from torch.nn.utils.parametrize import is_parametrized
 from torch.overrides import TorchFunctionMode
 
 from portproof.backends import fp64_torch
-from portproof.backends.base import Backend, without_tf32
-from portproof.backends.layers import Layers, Tensors
-from portproof.backends.runs import Note, Runs
+from portproof.backends.base import Backend, Layers, Note, Runs, Tensors, Training, without_tf32
 from portproof.backends.slots import Named
-from portproof.backends.training import Training
 from portproof.convert.rules import Change, identity
 from sturdyio.cli import UserError
 from sturdyio.pth import load_pth

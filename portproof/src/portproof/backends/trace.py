@@ -1,23 +1,36 @@
-"""A model's run as arrays: every module call, by module name. For all frameworks."""
+"""A model's run as arrays: every module call, recorded by hooks. For all frameworks."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, is_dataclass
-from typing import Any, Union
+from typing import TYPE_CHECKING, Any, Optional, Union
 
 import numpy as np
 
+from portproof.arrays import largest, same_bits
 from portproof.compare import Item
+from portproof.compare.activations import BREAKPOINTS
 from portproof.python39 import zip_strict
-from sturdyio.cli import UserError
+from sturdyio.cli import MachineError, UserError, one_line, user_code
+
+if TYPE_CHECKING:
+    from portproof.backends.base import Backend
 
 # A model's inputs: positional arguments, or {keyword: argument}, where integer keys are positions.
 # An argument is an array, nested tuples, lists and dicts of arrays, None, text or a plain number.
 Inputs = Union[Sequence[Any], Mapping[Union[str, int], Any]]
 
+MaybeArray = Optional[np.ndarray]  # as Python 3.9 reads annotations at run time
+
 OUTPUT = "output"  # the model's own call in a trace
+# What a run keeps beside outputs, buffers and gradients; each includes the one before:
+OUTPUTS, CALLS, UPSTREAM = range(3)  # nothing; arguments of calls; gradients that come back to calls
+RECENT = 12  # arrays; a shortcut may take its block's input 9 layers later
+PLAIN = (type(None), bool, int, float, complex, str, list, tuple, dict)  # possible outputs without a tensor
 
 
 def is_array(value: Any) -> bool:
@@ -61,8 +74,10 @@ def tensors_at(value: Any, is_tensor: Callable[[Any], bool], place: str = "") ->
     """{place: tensor}, sorted: [1] in a sequence, [key] in others; "" is `value`."""
     if is_tensor(value):
         return {place: value}
-    items = items_in(value, is_tensor)
-    return {k: t for key, item in items for k, t in tensors_at(item, is_tensor, f"{place}[{key}]").items()}
+    found: dict[str, Any] = {}
+    for key, item in items_in(value, is_tensor):
+        found |= tensors_at(item, is_tensor, f"{place}[{key}]")
+    return found
 
 
 def tensors_in(value: Any, is_tensor: Callable[[Any], bool]) -> list:
@@ -76,12 +91,12 @@ class ModuleCall:
     number: int  # 0 for the module's first call
     start: int = 0  # number of calls begun before it
     inside: str = ""  # label of the calling module's call
-    args: tuple = ()  # positional, tensors as arrays
-    kwargs: dict = field(default_factory=dict)
+    args: tuple[object, ...] = ()  # positional, tensors as arrays
+    kwargs: dict[str, object] = field(default_factory=dict)
     scale: float = 0.0  # largest input value
     outputs: list[np.ndarray] = field(default_factory=list)
     places: list[str] = field(default_factory=list)  # where they were in the return value
-    upstream: list[np.ndarray | None] = field(default_factory=list)  # gradient of the loss for each output
+    upstream: list[MaybeArray] = field(default_factory=list)  # gradient of the loss for each output
     took_random: bool = False
 
     @property
@@ -99,7 +114,8 @@ def as_call(inputs: Inputs) -> ModuleCall:
     if not isinstance(inputs, Mapping):
         return ModuleCall("", 0, args=tuple(inputs))
     args = tuple(inputs[place] for place in sorted(key for key in inputs if isinstance(key, int)))
-    return ModuleCall("", 0, args=args, kwargs={key: value for key, value in inputs.items() if isinstance(key, str)})
+    kwargs = {key: value for key, value in inputs.items() if isinstance(key, str)}
+    return ModuleCall("", 0, args=args, kwargs=kwargs)
 
 
 def checked_inputs(inputs: Inputs) -> Inputs:
@@ -159,7 +175,8 @@ class Trace:
 
     def note_float32(self, is_data: bool) -> None:
         """Note the module that asked for float32, or brought it in as data."""
-        (self.float32_data if is_data else self.float32).add(self.running[-1].name if self.running else "")
+        noted = self.float32_data if is_data else self.float32
+        noted.add(self.running[-1].name if self.running else "")
 
     def add(self, call: ModuleCall, is_activation: bool, keep_call: bool) -> None:
         label, many = call.label, len(call.outputs) > 1
@@ -183,3 +200,126 @@ def output_item(label: str, whole: str) -> Item:
 def module_of(label: str) -> str:
     """The module of an output's name, without #2 and [1]."""
     return label.partition("#")[0].partition("[")[0]
+
+
+@contextmanager
+def tracing(
+    backend: Backend,
+    model: Any,
+    keeps: int = OUTPUTS,
+    only: Collection[str] | None = None,
+    watch_random: bool = False,
+) -> Iterator[Trace]:
+    """Trace forward passes of `model` in this context, float64 with exact constants.
+
+    The model's own output is called OUTPUT. `only` names the modules to trace. Random numbers are
+    noted for the model's own call; with `watch_random` for all.
+    """
+    tracer = _Tracer(backend, keeps, watch_random)
+    handles = []
+    for name, module in backend.layers.named_modules(model):
+        usual = name == "" or not backend.layers.is_container(module)
+        if usual if only is None else name in only:
+            handles += tracer.attach(name, module)
+    try:
+        with backend.runs.exact_constants():
+            yield tracer.trace
+    finally:
+        for handle in handles:
+            handle.remove()
+        tracer.close()
+
+
+class _Tracer:
+    def __init__(self, backend: Backend, keeps: int, watch_random: bool) -> None:
+        self.backend, self.keep_calls, self.keep_upstreams = backend, keeps >= CALLS, keeps >= UPSTREAM
+        self.watch_random = watch_random
+        self.is_tensor = backend.framework.is_tensor
+        self.trace = Trace()
+        self.running = self.trace.running
+        self.random_states: list[tuple | None] = []  # of the generators at each start, if noted
+        self.counts: dict[str, int] = {}
+        self.recent: deque[np.ndarray] = deque(maxlen=RECENT)
+
+    def array(self, tensor: Any) -> np.ndarray:
+        """A copy of `tensor`, or a recent array with the same bits, such as the layer's input."""
+        seen = self.backend.to_array(tensor, copy=False)
+        for array in self.recent:
+            if same_bits(array, seen):
+                return array
+        self.recent.append(self.backend.to_array(tensor))
+        return self.recent[-1]
+
+    def attach(self, name: str, module: Any) -> list[Any]:
+        is_activation = type(module).__name__ in BREAKPOINTS
+
+        def before(module: Any, args: tuple, kwargs: dict) -> None:
+            self.begin(name, args, kwargs, self.keep_calls or is_activation)
+
+        def after(module: Any, args: tuple, kwargs: dict, output: Any) -> None:
+            self.end(output, is_activation)
+
+        runs = self.backend.runs
+        return [runs.hook_before(module, before), runs.hook_after(module, after)]
+
+    def begin(self, name: str, args: tuple, kwargs: dict, keep_arguments: bool) -> None:
+        number = self.counts.get(name, 0)
+        inside = self.running[-1].label if self.running else ""
+        call = ModuleCall(name, number, start=sum(self.counts.values()), inside=inside)
+        self.counts[name] = number + 1
+        self.running.append(call)
+        noted = self.keep_calls and (self.watch_random or not name)
+        self.random_states.append(self.backend.runs.random_state() if noted else None)
+        with self.recording(call):
+            call.scale = self.scale((args, kwargs))
+            if keep_arguments:
+                call.args, call.kwargs = map_tensors((args, kwargs), self.is_tensor, self.array)
+
+    def end(self, output: Any, is_activation: bool) -> None:
+        call = self.running.pop()
+        self.note_random(call)
+        with self.recording(call):
+            tensors = tensors_at(output, self.is_tensor)
+            if not tensors and not isinstance(output, PLAIN):
+                self.trace.unrecorded[call.name] = f"it returns a {type(output).__name__}, in which no tensor is found"
+            call.outputs = [self.array(tensor) for tensor in tensors.values()]
+            call.places, call.upstream = list(tensors), [None] * len(tensors)
+            self.trace.add(call, is_activation, self.keep_calls)
+            if self.keep_upstreams:
+                for i, tensor in enumerate(tensors.values()):
+                    if self.backend.requires_grad(tensor):
+                        self.keep_upstream(call, i, tensor)
+
+    def note_random(self, call: ModuleCall) -> None:
+        """Note whether random numbers were taken since the latest running call began."""
+        before = self.random_states.pop()
+        call.took_random = before is not None and before != self.backend.runs.random_state()
+
+    @contextmanager
+    def recording(self, call: ModuleCall) -> Iterator[None]:
+        """Note exceptions of recording, so that the model's run goes on."""
+        try:
+            with user_code(), self.backend.runs.not_replaced():
+                yield
+        except MachineError:
+            raise
+        except Exception as error:
+            self.trace.unrecorded[call.name] = one_line(error)
+
+    def keep_upstream(self, call: ModuleCall, i: int, tensor: Any) -> None:
+        """Have the later backward pass write the gradient of output `tensor` into `call`."""
+
+        def hook(gradient: Any) -> None:
+            call.upstream[i] = self.array(gradient)
+
+        tensor.register_hook(hook)
+
+    def scale(self, value: Any) -> float:
+        floats = [t for t in tensors_in(value, self.is_tensor) if t.is_floating_point() and 0 not in t.shape]
+        return max((largest(self.backend.to_array(tensor, copy=False)) for tensor in floats), default=0.0)
+
+    def close(self) -> None:
+        """End the calls that were running when the model raised, innermost first."""
+        for call in reversed(self.running if self.keep_calls else ()):
+            self.note_random(call)
+            self.trace.calls[call.label] = call

@@ -116,7 +116,9 @@ def decode(node: Any, arrays: Sequence[np.ndarray]) -> Any:
         return {key: decode(item, arrays) for key, item in node["dict"]}
     if "tuple" in node:
         items = [decode(item, arrays) for item in node["tuple"]]
-        return namedtuple(node["named"][0], node["named"][1:])(*items) if node["named"] else tuple(items)
+        if node["named"]:
+            return namedtuple(node["named"][0], node["named"][1:])(*items)
+        return tuple(items)
     found = Unwritten(decode(item, arrays) for item in node["items"])
     found.type = str(node["object"])
     return found

@@ -34,7 +34,7 @@ from portproof.backends.base import SUFFIXES
 from portproof.backends.trace import Inputs, as_call
 from portproof.commands.arguments import INPUT, JUDGED, PAIR, add_flags, judging_options, load_models, read_map
 from portproof.compare import DONE, FAIL, Verdict, exit_status, joined
-from portproof.io.progress import shown
+from portproof.io.process import shown
 from portproof.io.records import save_text
 from portproof.mapping.name_map import NameMap, map_text
 from sturdyio.cli import ArgumentParser, HelpFormatter, UserError, positive_int, staying

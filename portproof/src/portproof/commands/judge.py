@@ -13,7 +13,7 @@ from portproof import judge
 from portproof.backends import backend_imported, backend_of_side
 from portproof.commands.arguments import JUDGED, add_flags, judging_options, read_map
 from portproof.compare import exit_status
-from portproof.io.progress import shown
+from portproof.io.process import shown
 from portproof.ladder.pairs.named import model_factory
 from portproof.recording.file import Recording
 from sturdyio.cli import ArgumentParser, HelpFormatter, staying

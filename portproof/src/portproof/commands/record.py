@@ -15,11 +15,10 @@ import re
 from portproof.backends import backend_imported, backend_of_side
 from portproof.commands.arguments import MODES, REQUIRED, add_flags, load_given_inputs
 from portproof.compare import DONE, exit_status
-from portproof.io.progress import shown
+from portproof.io.process import shown
 from portproof.ladder.pairs.named import model_factory
 from portproof.ladder.pairs.pair import Options
-from portproof.recording.file import check_name, megabytes
-from portproof.recording.model import not_alone_notes
+from portproof.recording.file import check_name, megabytes, not_alone_notes
 from portproof.recording.record import Recorder
 from sturdyio.cli import ArgumentParser, HelpFormatter, staying
 

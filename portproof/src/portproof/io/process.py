@@ -1,16 +1,21 @@
-"""Settings of this process that make runs of models faster."""
+"""What surrounds runs of models: settings that make them faster, and what is shown meanwhile."""
 
 from __future__ import annotations
 
 import ctypes
 import gc
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from importlib.util import find_spec
+from typing import Any
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # see glibc's malloc.h
 BLOCK, KEPT = 2**28, 2**30  # bytes: the largest block kept, the most free memory kept
 OWN_BLOCK, OWN_KEPT = 2**25, 2**26  # glibc's own largest values
+
+_listeners: list[Callable[[], object]] = []
 
 
 @contextmanager
@@ -34,3 +39,31 @@ def proving() -> Iterator[None]:
             libc.mallopt(M_MMAP_THRESHOLD, OWN_BLOCK)
             libc.mallopt(M_TRIM_THRESHOLD, OWN_KEPT)
             libc.malloc_trim(0)
+
+
+def count_pass() -> None:
+    """Call this for each pass through a model."""
+    for listener in _listeners:
+        listener()
+
+
+@contextmanager
+def shown(title: str) -> Iterator[None]:
+    """Show each warning once, and a tqdm bar of passes if stderr is a terminal."""
+    seen = set()
+    with warnings.catch_warnings(), ExitStack() as ending:
+        show = warnings.showwarning
+
+        def show_once(message: Any, category: type, *where: Any, **more: Any) -> None:
+            if (str(message), category) not in seen:
+                seen.add((str(message), category))
+                show(message, category, *where, **more)
+
+        warnings.showwarning = show_once
+        if sys.stderr.isatty() and find_spec("tqdm"):
+            from tqdm import tqdm
+
+            bar = ending.enter_context(tqdm(desc=title, unit=" passes", leave=False))
+            _listeners.append(bar.update)
+            ending.callback(_listeners.remove, bar.update)
+        yield

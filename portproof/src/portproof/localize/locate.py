@@ -14,8 +14,8 @@ from dataclasses import replace
 import numpy as np
 
 from portproof.backends.model import Model
-from portproof.backends.question import CALLS, UPSTREAM, Question, Run
-from portproof.backends.trace import OUTPUT, Inputs, ModuleCall, module_of
+from portproof.backends.question import Question, Run
+from portproof.backends.trace import CALLS, OUTPUT, UPSTREAM, Inputs, ModuleCall, module_of
 from portproof.compare import Row, compare, tensor_item
 from portproof.localize.isolated import OTHER_FORM, IsolatedRun, IsolatedRuns, has_upstream
 from portproof.localize.location import Location, module_tree

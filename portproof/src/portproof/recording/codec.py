@@ -8,55 +8,28 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, Optional, get_args, get_origin
+from typing import Any, get_args, get_origin, get_type_hints
 
 import numpy as np
 
 from portproof.backends.question import Run
 from portproof.backends.slots import Module, Slot
-from portproof.backends.trace import OUTPUT, ModuleCall, Trace
+from portproof.backends.trace import OUTPUT, MaybeArray, ModuleCall, Trace
 from portproof.backends.values import Store, decode, encode, fetch
 from portproof.convert.rules import identity
 from sturdyio.cli import printable
 from sturdyio.files import most_memory
 
-MAYBE_ARRAY = Optional[np.ndarray]
-# The form of each dataclass field, as annotated; `object` is for `encode`.
-FORMS: dict[type, dict[str, Any]] = {
-    Slot: {"key": str, "tensor": str, "shape": tuple[int, ...], "trained": bool, "is_buffer": bool, "is_whole": bool},
-    Module: {"name": str, "type": str, "kind": str, "slots": dict[str, Slot], "is_leaf": bool},
-    ModuleCall: {
-        "name": str,
-        "number": int,
-        "start": int,
-        "inside": str,
-        "args": tuple[object, ...],
-        "kwargs": dict[str, object],
-        "scale": float,
-        "outputs": list[np.ndarray],
-        "places": list[str],
-        "upstream": list[MAYBE_ARRAY],
-        "took_random": bool,
-    },
-    Trace: {
-        "outputs": dict[str, np.ndarray],
-        "input_scales": dict[str, float],
-        "calls": dict[str, ModuleCall],
-        "error": str,
-        "unrecorded": dict[str, str],
-        "float32": set[str],
-        "float32_data": set[str],
-    },
-    Run: {
-        "trace": Trace,
-        "output": list[np.ndarray],
-        "gradients": dict[str, np.ndarray],
-        "input_gradients": list[MAYBE_ARRAY],
-        "buffers": dict[str, np.ndarray],
-        "places": list[str],
-    },
-}
-MAKERS = {Slot: partial(Slot, change=identity)}  # for unwritten fields without a default
+UNWRITTEN = ("change", "view", "activation_inputs", "lacking", "running")  # fields that a recording leaves out
+
+
+def _forms(kind: type) -> dict[str, Any]:
+    """The form of each field of a dataclass, as annotated; `object` is for `encode`."""
+    return {name: form for name, form in get_type_hints(kind).items() if name not in UNWRITTEN}
+
+
+FORMS = {kind: _forms(kind) for kind in (Slot, Module, ModuleCall, Trace, Run)}
+MAKERS = {Slot: partial(Slot, change=identity)}  # for an unwritten field without a default
 
 
 def text_of(value: Any) -> str:
@@ -114,10 +87,10 @@ class Reader:
             return kind(self.read(inside[0], item) for item in _checked(node, list))
         if form is str:
             return text_of(node)
-        if form is np.ndarray or form is MAYBE_ARRAY and node is not None:
+        if form is np.ndarray or form is MaybeArray and node is not None:
             return self._array(node)
         value = decode(node, self.arrays)
-        return value if form in (object, MAYBE_ARRAY) else _checked(value, form)
+        return value if form in (object, MaybeArray) else _checked(value, form)
 
     def run(self, node: Any) -> Run:
         self.left = self.most

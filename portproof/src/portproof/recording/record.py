@@ -16,9 +16,9 @@ from portproof import __version__
 from portproof.backends import backend_of_side
 from portproof.backends.drawn import drawn_weights
 from portproof.backends.model import Model
-from portproof.backends.question import CALLS, OUTPUTS, UPSTREAM, Question, Run
+from portproof.backends.question import Question, Run
 from portproof.backends.slots import Module
-from portproof.backends.trace import Inputs, ModuleCall, checked_inputs
+from portproof.backends.trace import CALLS, OUTPUTS, UPSTREAM, Inputs, ModuleCall, checked_inputs
 from portproof.backends.values import Store, encode, is_written
 from portproof.compare.ruler import RUNS, UNIT_ROUNDOFF
 from portproof.ladder.pairs.pair import MODES, Options, check_reference, drawn_cotangent, switch_off_random
@@ -140,7 +140,9 @@ class Recorder(Model):
         """Why the call's module is not run alone; "" if it is."""
         if not is_written([list(call.args), call.kwargs]):
             return "since it was called with what no file can hold"
-        if self.alone is None or not call.name or any(f"{call.name}.".startswith(f"{name}.") for name in self.alone):
+        if self.alone is None or not call.name:
+            return ""
+        if any(f"{call.name}.".startswith(f"{name}.") for name in self.alone):
             return ""
         return "since the recording was told to leave them out"
 

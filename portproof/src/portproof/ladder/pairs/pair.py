@@ -10,8 +10,8 @@ import numpy as np
 
 from portproof.backends import backend_of_side
 from portproof.backends.model import Model
-from portproof.backends.question import CALLS, OUTPUTS, UPSTREAM, Question, Run
-from portproof.backends.trace import OUTPUT, Inputs, ModuleCall, checked_inputs, module_of
+from portproof.backends.question import Question, Run
+from portproof.backends.trace import CALLS, OUTPUT, OUTPUTS, UPSTREAM, Inputs, ModuleCall, checked_inputs, module_of
 from portproof.compare.ruler import UNIT_ROUNDOFF, C, U, largest
 from portproof.mapping.name_map import NameMap, match_calls, propose, same_names
 from sturdyio.cli import UserError

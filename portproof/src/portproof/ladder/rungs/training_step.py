@@ -24,9 +24,8 @@ import numpy as np
 
 from portproof.arrays import largest_difference
 from portproof.backends.model import Model
-from portproof.backends.question import CALLS, OUTPUTS, UPSTREAM, perturbed
-from portproof.backends.trace import OUTPUT, ModuleCall, Trace
-from portproof.backends.tracer import tracing
+from portproof.backends.question import perturbed
+from portproof.backends.trace import CALLS, OUTPUT, OUTPUTS, UPSTREAM, ModuleCall, Trace, tracing
 from portproof.compare import FAIL, PASS, Item, Items, Row, Verdict, placed, tensor_item
 from portproof.compare.activations import BREAKPOINTS, branch_flips
 from portproof.compare.ruler import Distances, Ruler, distances
@@ -125,7 +124,7 @@ class Trained:
         """What an iteration leaves; `trace` is that of the modules `traced` (None: all)."""
         self.round_coefficient()
         rate = self.rate()
-        with tracing(self.backend, self.model, keeps, traced != (), traced) as self.trace:
+        with tracing(self.backend, self.model, keeps, traced) as self.trace:
             loss = self.run(*self.tensors(batch), **kwargs)
         if not self.backend.framework.is_tensor(loss) or self.backend.to_array(loss).size != 1:
             kind = type(loss).__name__
