@@ -68,9 +68,7 @@ from typing import Any
 import numpy as np
 
 from portproof.arrays import largest, largest_difference
-
-from .comparison import compare
-from .verdict import FAIL, NOT_JUDGED, PASS, REFUSED, Item, Items, Row, Verdict
+from portproof.compare import FAIL, NOT_JUDGED, PASS, REFUSED, Item, Items, Row, Verdict, compare
 
 SEMANTIC_RTOL = 1e-12
 S = 8.0
