@@ -13,8 +13,7 @@ from portproof.compare import FAIL, PASS, Item, Items, Row, Verdict, compare, te
 from portproof.compare.ruler import Ruler, exact_atol
 from portproof.ladder.pairs.pair import MODES, Pair, check_reference, switch_off_random
 from portproof.localize.isolated import Calls, IsolatedRuns, isolated_layers, without_optional
-from portproof.localize.locate import KINDS, OTHER_VALUES, locate
-from portproof.localize.location import Location
+from portproof.localize.locate import KINDS, OTHER_VALUES, Location, locate
 from portproof.mapping.name_map import NameMap
 from sturdyio.cli import UserError
 
