@@ -1,7 +1,6 @@
-"""Items, limits, verdicts and activation branches, as pure functions and data, NumPy only.
+"""Items, the comparison of two dicts of arrays, and its verdict: pure functions and data, NumPy only.
 
-Here: what is compared, the comparison of two dicts of arrays, and its verdict. Nothing is broadcast, cast or transposed
-to fit. ruler.py has the limits, activations.py the branches.
+Nothing is broadcast, cast or transposed to fit.
 """
 
 from __future__ import annotations
