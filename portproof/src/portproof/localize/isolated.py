@@ -181,9 +181,6 @@ class IsolatedRun:
     port: Items
     port_run: Run
 
-    def failed(self, gradients: bool) -> list[Row]:
-        return [row for row in self.rows if row.status == FAIL and (row.item.kind == "gradient") == gradients]
-
     @property
     def kinds(self) -> set[str]:
         return {row.item.kind for row in self.rows if row.status == FAIL}
@@ -282,8 +279,8 @@ class IsolatedRuns:
             yield replace(plain, port_followed_by=port_last.name, built_differently=word)
 
     def _attempted(self, attempt: Attempt) -> IsolatedRun:
-        module = attempt.question.module
-        upstream = attempt.question.call.upstream
+        call = attempt.question.call
+        module, upstream = call.name, call.upstream
         ref = self.ref_items(attempt)
         port_run = self._run_port(attempt, upstream)
         if port_run.trace.error:
@@ -309,7 +306,6 @@ class IsolatedRuns:
         def again(dtype: str, perturbation: int = 0) -> Items:
             return self.ref_items(attempt, dtype=dtype, perturbation=perturbation)
 
-        call = attempt.question.call
         ruler = Ruler.measured(
             ref,
             attempt.question.dtype,

@@ -16,7 +16,7 @@ import numpy as np
 from portproof.backends.model import Model
 from portproof.backends.question import CALLS, UPSTREAM, Question, Run
 from portproof.backends.trace import OUTPUT, Inputs, ModuleCall, module_of
-from portproof.compare import Row, compare, tensor_item
+from portproof.compare import FAIL, Row, compare, tensor_item
 from portproof.localize.isolated import OTHER_FORM, IsolatedRun, IsolatedRuns, has_upstream
 from portproof.mapping.map_search import alike
 from portproof.mapping.module_calls import EXACT
@@ -243,7 +243,7 @@ def _prefix(module: str) -> str:
 def _location(runs: IsolatedRuns, run: IsolatedRun) -> Location:
     question, port_call = run.attempt.question, run.attempt.port_call
     name, backward = question.module, run.is_late
-    failed = run.failed(gradients=backward)
+    failed = [row for row in run.rows if row.status == FAIL and (row.item.kind == "gradient") == backward]
     ref, port = runs.ref.modules[name], runs.port.modules[port_call.name]
     phase = {"output": "forward", "gradient": "backward", "buffer": "buffers"}[failed[0].item.kind]
     inner = None if ref.is_leaf else runs.ref.ask(Question(question.call, "float64", runs.train, keeps=CALLS))
