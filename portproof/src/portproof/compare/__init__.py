@@ -82,7 +82,7 @@ class Row:
     scale: float = float("nan")  # max|ref|
     reason: str = ""  # of a failure not by value, or a refusal
     worst: Worst | None = None
-    widened_by: str = ""  # the last such step, see compare/ruler.py
+    widened_by: str = ""  # the last such step, see ruler.py
     hidden: float = 0.0  # relative change of inputs and weights that could hide
 
     @property
