@@ -11,8 +11,7 @@ import mobilenetv3_paddle.models
 import mobilenetv3_ref.models
 from portproof.backends import backend
 from portproof.backends.probe import probe_images, probe_weights
-from portproof.localize.locate import locate
-from portproof.localize.location import Location, module_tree
+from portproof.localize.locate import Location, locate, module_tree
 from portproof.mapping.name_map import propose
 
 OPTIONS = {"width_mult": 0.35, "num_classes": 10, "dropout": 0.0}

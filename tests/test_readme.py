@@ -25,7 +25,7 @@ from portproof.__main__ import COMMANDS
 from portproof.backends import backend
 from portproof.backends.trace import output_item
 from portproof.compare import FAIL, PASS, Item, Row, Verdict, Worst, tensor_item
-from portproof.localize.location import Location
+from portproof.localize.locate import Location
 from portproof.report.text import first_difference
 
 ENGLISH, CHINESE = "README.md", "README_cn.md"

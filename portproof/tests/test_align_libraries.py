@@ -9,7 +9,7 @@ import torchvision.models
 
 from portproof import align
 from portproof.compare import FAIL, PASS
-from portproof.localize.location import Location
+from portproof.localize.locate import Location
 
 IMAGES = np.random.default_rng(0).normal(size=(2, 3, 64, 64)).astype(np.float32)
 DOWNSCALED = "it gives 0.5 times its input where nothing is dropped (Paddle's mode downscale_in_infer)"

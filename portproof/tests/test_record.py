@@ -30,7 +30,7 @@ from portproof.backends.values import Store, Unwritten, decode, digest_of, encod
 from portproof.commands import judge as judge_command
 from portproof.commands import record as record_command
 from portproof.compare import FAIL, PASS, Verdict
-from portproof.localize.location import Location
+from portproof.localize.locate import Location
 from portproof.recording import file
 from portproof.recording.codec import Reader, write_run
 from portproof.recording.file import Recording

@@ -22,7 +22,7 @@ from playwright.sync_api import Browser, Page
 
 from portproof.backends.trace import output_item
 from portproof.compare import FAIL, NOT_JUDGED, PASS, REFUSED, Item, Row, Verdict, compare, tensor_item
-from portproof.localize.location import Location
+from portproof.localize.locate import Location
 from portproof.python39 import zip_strict
 from portproof.report import pictures
 from portproof.report.page import render_page, worst_share, write_page

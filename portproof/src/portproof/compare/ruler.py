@@ -62,15 +62,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache, cached_property, partial
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
 
 from portproof.arrays import largest, largest_difference
-
-from .comparison import compare
-from .verdict import FAIL, NOT_JUDGED, PASS, REFUSED, Item, Items, Row, Verdict
+from portproof.compare import FAIL, NOT_JUDGED, PASS, REFUSED, Item, Items, Row, Verdict, compare
 
 SEMANTIC_RTOL = 1e-12
 S = 8.0
@@ -183,6 +181,7 @@ class Ruler:
     def __post_init__(self) -> None:
         # A function here that holds `self` would keep the reference's arrays until the next collection of garbage.
         self._errors, self._perturbed = cache(self.errors or dict), cache(self.perturbed or {}.get)
+        self._rounded = cache(self.rounded or tuple)
         self._scales = {item: largest(array) for item, array in self.ref.items() if array.dtype.kind in "fc"}
         scales = self.input_scales, self.upstream_scale, self.update_scale
         self._floor = noise_floor(self.ref, UNIT_ROUNDOFF[self.dtype], *scales) if self.floors is None else self.floors
@@ -276,15 +275,11 @@ class Ruler:
         if is_float32:
             return
         if self.rounded is not None:
-            yield _Step("rounded", lambda item: limits[item] + sum(run.get(item, 0.0) for run in self._rounded), U)
+            yield _Step("rounded", lambda item: limits[item] + sum(run.get(item, 0.0) for run in self._rounded()), U)
         if self.has_float32_data and self.errors is not None:
             yield _Step("float32 data", lambda item: (K + 1) * self._error(item), (K + 1) * U)
         if self.update_scale:
             yield _Step("its gradient", partial(self._update_limit, limits), 2 * S * U64)
-
-    @cached_property
-    def _rounded(self) -> Sequence[Distances]:
-        return self.rounded()
 
     def _perturbed_limit(self, i: int, item: Item) -> float:
         change = (self._perturbed(i) or {}).get(item, 0.0)

@@ -20,17 +20,9 @@ from torch import nn
 
 from portproof.arrays import largest_difference
 from portproof.compare import Item, Items
-from portproof.localize.mutations import (
-    ACTIVATIONS,
-    BATCH_NORMS,
-    MOMENTA,
-    NO_ACTIVATION,
-    Mistake,
-    Mutation,
-    mutations,
-    tunable_numbers,
-)
+from portproof.localize.mutations import ACTIVATIONS, BATCH_NORMS, Mistake, Mutation, mutations, tunable_numbers
 
+MOMENTA = (0.1, 0.9, 0.01, 0.99, 0.001, 0.999, 0.05, 0.95, 0.03, 0.97)
 RESIDUE = 1e-3  # of the difference, at most
 
 Candidate = tuple[str, Callable[[], Items]]  # (mistake, makes its items)
@@ -171,8 +163,7 @@ def _relations(faulty: FaultyModule) -> Iterator[Candidate]:
     if is_comparable and is_output:
         x = torch.from_numpy(np.array(ref))
         for word, function in ACTIVATIONS.items():
-            if word != NO_ACTIVATION:
-                yield f"{word} is applied to what it returns", partial(changed, partial(function, x))
+            yield f"{word} is applied to what it returns", partial(changed, partial(function, x))
 
 
 def _proportion(ref: np.ndarray, port: np.ndarray) -> float | complex:

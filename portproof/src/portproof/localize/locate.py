@@ -1,4 +1,4 @@
-"""Find the first module of a port that is wrong on the reference's own inputs.
+"""Find the first module of a port that is wrong on the reference's own inputs, and say where it is.
 
 Modules run isolated (see isolated.py). A faulty block whose layers are right has its
 fault in its own code.
@@ -8,23 +8,76 @@ from __future__ import annotations
 
 import os
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from portproof.backends.model import Model
 from portproof.backends.question import Question, Run
 from portproof.backends.trace import CALLS, OUTPUT, UPSTREAM, Inputs, ModuleCall, module_of
-from portproof.compare import Row, compare, tensor_item
+from portproof.compare import FAIL, Row, compare, tensor_item
 from portproof.localize.isolated import OTHER_FORM, IsolatedRun, IsolatedRuns, has_upstream
-from portproof.localize.location import Location, module_tree
 from portproof.mapping.map_search import alike
 from portproof.mapping.module_calls import EXACT
 from portproof.mapping.name_map import NameMap
 
 OTHER_VALUES = "gives other values, of which nothing comes"
 KINDS = frozenset({"output", "gradient", "buffer"})  # of items in an isolated run
+
+
+@dataclass(frozen=True)
+class Location:
+    name: str  # the reference's; "" is the model
+    type: str
+    phase: str  # "structure", "weights", "forward", "buffers" or "backward"
+    port_name: str = ""
+    port_type: str = ""
+    row: Row | None = None  # the comparison that proves it
+    proof: list[str] = field(default_factory=list)
+    diagnosis: list[str] = field(default_factory=list)  # causes, in words
+    tree: list[str] = field(default_factory=list)
+    also: list[Location] = field(default_factory=list)  # further faults
+    built_differently: Mapping[str, str] = field(default_factory=dict)  # {label: in what}
+
+    def lines(self) -> list[str]:
+        port = f", the port's {self.port_name or 'model'} ({self.port_type})" if self.port_type else ""
+        lines = [f"located: {self.name or 'the model itself'} ({self.type}){port}: {self.phase}"]
+        lines += [f"  {line}" for line in self.proof]
+        lines += [f"  cause, tested: {text}" for text in self.diagnosis]
+        lines += [f"  {line}" for line in self.tree]
+        return lines + [f"also at fault by itself: {line}" for line in _by_kind(self.also)]
+
+    def summary(self) -> list[str]:
+        """One line per kind of fault, with its first module."""
+        return _by_kind([self, *self.also])
+
+
+def _by_kind(locations: Iterable[Location]) -> list[str]:
+    groups = defaultdict(list)
+    for location in locations:
+        groups[location.type, location.phase, tuple(location.diagnosis)].append(location.name)
+    lines = []
+    for (layer, phase, diagnosis), names in groups.items():
+        more = f" and {len(names) - 1} more of that kind" if len(names) > 1 else ""
+        why = f": {'; '.join(diagnosis)}" if diagnosis else ""
+        lines.append(f"{names[0]} ({layer}){more}: {phase}{why}")
+    return lines
+
+
+def module_tree(model: Model, marked: str) -> list[str]:
+    """Its ancestors with all their children, the rest folded."""
+    parts = marked.split(".")
+    ancestors = {".".join(parts[:n]) for n in range(len(parts))}  # "" is the model itself
+    lines = []
+    for name, module in model.modules.items():
+        parent, _, last = name.rpartition(".")
+        if name and parent not in ancestors:
+            continue
+        depth = name.count(".") + 1 if name else 0
+        mark = "   <--- HERE" if name == marked else ""
+        lines.append(f"{'  ' * depth}{last or 'model'} ({module.type}){mark}")
+    return lines
 
 
 def locate(
@@ -190,7 +243,7 @@ def _prefix(module: str) -> str:
 def _location(runs: IsolatedRuns, run: IsolatedRun) -> Location:
     question, port_call = run.attempt.question, run.attempt.port_call
     name, backward = question.module, run.is_late
-    failed = run.failed(gradients=backward)
+    failed = [row for row in run.rows if row.status == FAIL and (row.item.kind == "gradient") == backward]
     ref, port = runs.ref.modules[name], runs.port.modules[port_call.name]
     phase = {"output": "forward", "gradient": "backward", "buffer": "buffers"}[failed[0].item.kind]
     inner = None if ref.is_leaf else runs.ref.ask(Question(question.call, "float64", runs.train, keeps=CALLS))

@@ -19,7 +19,6 @@ Mistakes = Iterator[Mistake]
 Arrays = Sequence[np.ndarray]  # the module's inputs
 
 EPSILONS = (1e-2, 1e-3, 1e-4, 1e-5, 1e-6, 1e-7, 1e-8, 1e-10, 1e-12, 0.0)
-MOMENTA = (0.1, 0.9, 0.01, 0.99, 0.001, 0.999, 0.05, 0.95, 0.03, 0.97)
 BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 INSTANCE_NORMS = (nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d)
 ROW_NORMS = (nn.LayerNorm, *([nn.RMSNorm] if hasattr(nn, "RMSNorm") else []))  # since torch 2.4
@@ -34,9 +33,7 @@ def _hard_sigmoid(x: torch.Tensor, slope: float) -> torch.Tensor:
     return (slope * x + 0.5).clamp(0, 1)
 
 
-NO_ACTIVATION = "no activation"
 ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
-    NO_ACTIVATION: nn.Identity().forward,
     "ReLU": F.relu,
     "ReLU6": F.relu6,
     "hard-swish": F.hardswish,
@@ -101,12 +98,13 @@ def _blocks(tensor: torch.Tensor, places: Sequence[int], factors: Sequence[float
     return torch.cat([blocks[place] * factor for place, factor in zip_strict(places, factors)])
 
 
-def _other_values(module: nn.Module, name: str, values: Iterable[int]) -> Mistakes:
-    own = getattr(module, name)
-    for value in values:
-        other = (value,) * len(own) if isinstance(own, tuple) else value
-        if other != own:
-            yield f"{name} is {value}, not {_short(own)}", setting(**{name: other})
+def _other_values(module: nn.Module, **values: Iterable[int]) -> Mistakes:
+    for name, of_name in values.items():
+        own = getattr(module, name)
+        for value in of_name:
+            other = (value,) * len(own) if isinstance(own, tuple) else value
+            if other != own:
+                yield f"{name} is {value}, not {_short(own)}", setting(**{name: other})
 
 
 def _short(value: object) -> str:
@@ -193,15 +191,14 @@ def _of_kernel(module: nn.Module, inputs: Arrays) -> Mistakes:
 def _convolution(module: nn.Module, inputs: Arrays) -> Mistakes:
     kernel = module.kernel_size
     usual = {0, 1, 2, 3, kernel[0] // 2, (kernel[0] - 1) // 2 * module.dilation[0]}
-    yield from _other_values(module, "padding", sorted(usual))
+    yield from _other_values(module, padding=sorted(usual))
     for mode in ("reflect", "replicate", "circular"):
         pads = [pad for pad in reversed(module.padding) for _ in range(2)]
         padded = setting(padding_mode=mode, _reversed_padding_repeated_twice=pads)
         yield f"padding repeats the image ({mode}), not zeros", padded
     if any(stride > 1 for stride in module.stride):
         yield "padding is that of 'SAME': one more at the end than at the start", _padded_like_same
-    yield from _other_values(module, "stride", (1, 2))
-    yield from _other_values(module, "dilation", (1, 2))
+    yield from _other_values(module, stride=(1, 2), dilation=(1, 2))
 
 
 def _padded_like_same(module: nn.Module) -> nn.Module:
@@ -219,8 +216,7 @@ def _padded_like_same(module: nn.Module) -> nn.Module:
 
 
 def _transposed_convolution(module: nn.Module, inputs: Arrays) -> Mistakes:
-    for name, values in (("padding", (0, 1, 2, 3)), ("output_padding", (0, 1)), ("stride", (1, 2)), ("dilation", (1,))):
-        yield from _other_values(module, name, values)
+    yield from _other_values(module, padding=(0, 1, 2, 3), output_padding=(0, 1), stride=(1, 2), dilation=(1,))
     axes = len(module.kernel_size)
     for padding, output_padding in product((0, 1, 2), (0, 1)):  # both changed: keeps the size
         if padding != module.padding[0] and output_padding != module.output_padding[0]:
@@ -258,7 +254,7 @@ def _softmax(module: nn.Module, inputs: Arrays) -> Mistakes:
     for other in SOFTMAXES:
         if not isinstance(module, other):
             yield f"it is {other.__name__}, not {type(module).__name__}", setting(forward=other(module.dim).forward)
-    yield "it is no activation", setting(forward=ACTIVATIONS[NO_ACTIVATION])
+    yield "it is no activation", setting(forward=nn.Identity().forward)
 
 
 def _upsample(module: nn.Upsample, inputs: Arrays) -> Mistakes:
@@ -352,12 +348,12 @@ def _pool(module: nn.Module, inputs: Arrays) -> Mistakes:
             yield "it takes the mean, not the maximum", setting(forward=mean(*where).forward)
     if isinstance(module, POOLS[0]):
         yield f"ceil_mode is {not module.ceil_mode}", setting(ceil_mode=not module.ceil_mode)
-        for name, values in (("padding", (0, 1)), ("stride", (1, 2, 3)), ("kernel_size", (2, 3))):
-            yield from _other_values(module, name, values)
+        yield from _other_values(module, padding=(0, 1), stride=(1, 2, 3), kernel_size=(2, 3))
 
 
 def _activation(module: nn.Module, inputs: Arrays) -> Mistakes:
     if not any(module.children()) and not list(module.parameters()):  # else it is no activation
+        yield f"it is no activation, not {_named(module)}", setting(forward=nn.Identity().forward)
         for name, function in ACTIVATIONS.items():
             yield f"it is {name}, not {_named(module)}", setting(forward=function)
 

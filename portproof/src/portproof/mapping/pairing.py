@@ -220,7 +220,7 @@ def _take_joins(
 ) -> list[tuple[bool, T, list[T]]]:
     """(whether `one` is the port's, `one`, its parts), taken out."""
     found = []
-    for turned, (ones, others) in enumerate(((ref, port), (port, ref))):
+    for turned, ones, others in ((False, ref, port), (True, port, ref)):
         for name, one in list(ones.items()):
             groups = defaultdict(list)
             for other_name, other in others.items():
@@ -228,8 +228,8 @@ def _take_joins(
             for group in groups.values():
                 count, rest = divmod(_size(one), max(1, _size(others[group[0]])))
                 parts = [others[part] for part in group[:count]]
-                if not rest and 1 < count == len(parts) and may_be(one, parts, bool(turned)):
-                    found.append((bool(turned), ones.pop(name), [others.pop(part) for part in group[:count]]))
+                if not rest and 1 < count == len(parts) and may_be(one, parts, turned):
+                    found.append((turned, ones.pop(name), [others.pop(part) for part in group[:count]]))
                     break
     return found
 
@@ -396,8 +396,7 @@ def _joined_options(joins: Sequence[tuple[Slot, Sequence[Slot]]]) -> list[Option
     count = len(joins[0][1])
     named = _named_order(joins[0][0].tensor, [part.tensor for part in joins[0][1]])
     orders = list(permutations(range(count))) if count <= MOST_EXCHANGED else [tuple(range(count))]
-    if named:
-        orders.sort(key=lambda order: order != named)
+    orders.sort(key=lambda order: order != named)
     heads = [1]
     if all(len({part.shape for part in parts}) == 1 for _, parts in joins):
         width = min(max(squeezed(parts[0].shape), default=1) for _, parts in joins)

@@ -13,8 +13,7 @@ from portproof.compare import FAIL, PASS, Item, Items, Row, Verdict, compare, te
 from portproof.compare.ruler import Ruler, exact_atol
 from portproof.ladder.pairs.pair import MODES, Pair, check_reference, switch_off_random
 from portproof.localize.isolated import Calls, IsolatedRuns, isolated_layers, without_optional
-from portproof.localize.locate import KINDS, OTHER_VALUES, locate
-from portproof.localize.location import Location
+from portproof.localize.locate import KINDS, OTHER_VALUES, Location, locate
 from portproof.mapping.name_map import NameMap
 from sturdyio.cli import UserError
 
@@ -200,7 +199,7 @@ def isolated_gradients(
     runs = IsolatedRuns(pair.ref, pair.port, pair.name_map, pair.inputs, train, calls, port_calls)
     rows = []
     for label, found in isolated_layers(runs, "float32"):
-        name, differs = calls[label].name, found.failed(gradients=True)
+        name, differs = calls[label].name, "gradient" in found.kinds
         if not found.attempt.complete:
             pair.built_differently.setdefault(name, found.attempt.built_differently)
         elif differs and is_equal and not runs.run(label, "float64", True, adjusted=False).passed:

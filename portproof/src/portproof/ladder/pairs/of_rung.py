@@ -12,7 +12,7 @@ from portproof.compare.ruler import UNIT_ROUNDOFF
 from portproof.ladder.pairs.modes import locate_failure
 from portproof.ladder.pairs.pair import Pair
 from portproof.ladder.rung import Rung
-from portproof.mapping.by_weights import by_weights
+from portproof.mapping.name_map import by_weights
 from sturdyio.cli import UserError
 
 

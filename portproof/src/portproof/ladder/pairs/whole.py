@@ -19,7 +19,7 @@ from portproof.ladder.pairs.modes import (
     without_faultless,
 )
 from portproof.ladder.pairs.pair import Options, Pair
-from portproof.localize.location import Location
+from portproof.localize.locate import Location
 from portproof.mapping.name_map import NameMap
 from portproof.report.text import render_sections
 from sturdyio.cli import UserError
