@@ -1,6 +1,6 @@
 """A recorded reference: a model whose answers come from a recording."""
 
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
@@ -16,6 +16,7 @@ from portproof.backends.values import decode
 from portproof.compare.ruler import UNIT_ROUNDOFF
 from portproof.ladder.pairs.pair import MODES
 from portproof.recording.codec import Reader
+from portproof.report.text import grouped
 from sturdyio.cli import UserError
 
 
@@ -108,20 +109,9 @@ class RecordedModel(Model):
     def notes(self) -> list[str]:
         made_with = ", ".join(f"{name} {version}" for name, version in self.made_with.items())
         how = f"{self.weights} weights, seed {self.seed}, {' and '.join(self.modes)} mode"
-        return [f"recorded with {made_with}: {how}", *not_alone_notes(self.not_alone)]
+        return [f"recorded with {made_with}: {how}", *grouped("not run alone, ", self.not_alone)]
 
 
 def _check_finite(name: str, array: np.ndarray) -> None:
     if array.dtype.kind in "fc" and not np.isfinite(array).all():
         raise ValueError(f"its {name} holds NaN or infinity")
-
-
-def not_alone_notes(not_alone: Mapping[str, str]) -> list[str]:
-    reasons: dict[str, list[str]] = defaultdict(list)
-    for label, reason in not_alone.items():
-        reasons[reason].append(label)
-    notes = []
-    for reason, labels in reasons.items():
-        more = f" and {len(labels) - 5} more" if len(labels) > 5 else ""
-        notes.append(f"not run alone, {reason}: {', '.join(labels[:5])}{more}")
-    return notes
