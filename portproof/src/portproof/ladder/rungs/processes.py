@@ -34,8 +34,7 @@ from portproof.backends import backend
 from portproof.compare import Item
 from portproof.compare.ruler import Distances, Ruler, distances
 from portproof.io.cli import resolve
-from portproof.ladder.pairs.of_rung import check_coefficients
-from portproof.ladder.rung import Rung, on_rung
+from portproof.ladder.rung import Rung, check_coefficients, on_rung
 from portproof.ladder.workers.launching import Outcome, launch
 from portproof.ladder.workers.process_worker import Record, record_of
 from portproof.python39 import zip_strict
