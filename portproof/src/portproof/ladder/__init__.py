@@ -39,7 +39,7 @@ _MODULES = {
     "rungs.processes": ("dist", "strided_shares"),
     "rungs.runs": ("train",),
     "rungs.training_step": ("accumulation", "backward", "epoch"),
-    "workers.process_worker": ("join_group",),
+    "workers": ("join_group",),
 }
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
 
