@@ -16,7 +16,7 @@ from mobilenetv3_common.arguments import get_args_parser
 from mobilenetv3_common.classes import num_classes_of
 from mobilenetv3_proof.package import PORT, REF, Package
 from portproof.compare import Item, tensor_item
-from portproof.ladder.workers.process_worker import join_group
+from portproof.ladder.workers import join_group
 from sturdyio.files import load_safetensors
 
 TWO_MODES = ("BatchNorm2d", "Dropout")  # layers that do something else in train mode

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from mobilenetv3_common.arguments import MODEL_NAMES
 from portproof.ladder import Planned, run_all
-from portproof.ladder.side_by_side import cores_of_a_lane
+from portproof.ladder.all_rungs import cores_of_a_lane
 from portproof.report.summary import environment
 from sturdyio.cli import ArgumentParser, HelpFormatter, UserError, run
 

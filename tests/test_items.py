@@ -8,7 +8,7 @@ from mobilenetv3_ref.models import MODELS
 from portproof.backends import backend
 from portproof.backends.trace import output_item
 from portproof.convert.rules import paddle_to_torch, torch_to_paddle
-from portproof.report.hints import usual_causes
+from portproof.report.text import usual_causes
 
 
 def test_causes_are_known_for_every_module():

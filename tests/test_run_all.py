@@ -13,7 +13,7 @@ from markdown_pages import ROOT
 import mobilenetv3_paddle.data.presets
 import mobilenetv3_ref.data.presets
 from portproof.compare import FAIL, PASS
-from portproof.report import pictures
+from portproof.report import plots
 from sturdyio.cli import UserError
 
 SMALL = "mobilenet_v3_small"
@@ -105,4 +105,4 @@ def test_a_report_that_cannot_be_written_is_a_user_error(run_all, monkeypatch, t
 
 @pytest.mark.parametrize("presets", [mobilenetv3_ref.data.presets, mobilenetv3_paddle.data.presets])
 def test_pictures_are_shown_in_the_presets_colours(presets):
-    np.testing.assert_array_equal(np.array([presets.MEAN, presets.STD]), [pictures.MEAN, pictures.STD])
+    np.testing.assert_array_equal(np.array([presets.MEAN, presets.STD]), [plots.MEAN, plots.STD])

@@ -25,7 +25,7 @@ from mobilenetv3_proof.step import ModelRung
 from mobilenetv3_proof.training import Recipe, Trainee
 from portproof.compare import FAIL, PASS, REFUSED
 from portproof.ladder.statistics import trajectory
-from portproof.ladder.workers.launching import launch_runs
+from portproof.ladder.workers import launch_runs
 from sturdyio.cli import UserError
 
 ROOT = Path(__file__).resolve().parents[1]

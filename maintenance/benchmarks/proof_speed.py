@@ -103,7 +103,7 @@ def passes(pair: Any) -> None:
     """Both sides in float32, and the comparison of all that they give."""
     from portproof.compare import compare
     from portproof.compare.ruler import largest
-    from portproof.ladder.pairs.modes import items
+    from portproof.ladder.pairs.whole import items
 
     for train in (False, True):
         runs = [model.run(pair.inputs, "float32", train, pair.cotangent) for model in (pair.ref, pair.port)]

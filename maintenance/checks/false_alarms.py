@@ -51,8 +51,8 @@ def judged(draw: Draw):
     import mobilenetv3_paddle.models
     import mobilenetv3_ref.models
     from portproof.backends.probe import probe_images
-    from portproof.ladder.pairs.modes import compare_mode
     from portproof.ladder.pairs.pair import Options, Pair
+    from portproof.ladder.pairs.whole import compare_mode
 
     images = probe_images(np.random.default_rng([draw.seed, 11]), *draw.shape)
     ref = mobilenetv3_ref.models.MODELS[draw.model](dropout=0.0)

@@ -45,8 +45,7 @@ from portproof.compare.ruler import (
 from portproof.convert.rules import RULES, paddle_to_torch, torch_to_paddle
 from portproof.ladder.pairs.pair import MODES
 from portproof.ladder.rung import Rung
-from portproof.report.hints import usual_causes
-from portproof.report.text import block_of, render, row_line, table
+from portproof.report.text import block_of, render, row_line, table, usual_causes
 from sturdyio.cli import UserError
 from sturdyio.files import load_npy
 

@@ -11,7 +11,7 @@ from portproof.backends import backend
 from portproof.compare import FAIL, PASS, REFUSED
 from portproof.ladder import cases
 from portproof.ladder.rung import Rung
-from portproof.ladder.rungs.losses import loss
+from portproof.ladder.rungs.metrics import loss
 from sturdyio.cli import UserError
 
 CLASSES = 11

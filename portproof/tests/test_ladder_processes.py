@@ -14,12 +14,11 @@ from torch.utils.data import DistributedSampler
 
 from portproof.compare import FAIL, PASS, REFUSED
 from portproof.io.cli import resolve
+from portproof.ladder import workers
 from portproof.ladder.rung import Rung
 from portproof.ladder.rungs import processes
 from portproof.ladder.rungs.processes import dist, strided_shares
-from portproof.ladder.workers import launching
-from portproof.ladder.workers.launching import Outcome, launch
-from portproof.ladder.workers.process_worker import record_of
+from portproof.ladder.workers import Outcome, launch, record_of
 from sturdyio.cli import UserError
 
 REF, PORT = "toy_processes:ref", "toy_processes:port"
@@ -106,7 +105,7 @@ def test_a_process_that_dies_leaves_what_all_had_ended(tmp_path):
 
 
 def test_processes_that_do_not_come_together_are_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr(launching, "command", lambda *args: [sys.executable, "-c", "raise OSError('no network')"])
+    monkeypatch.setattr(workers, "command", lambda *args: [sys.executable, "-c", "raise OSError('no network')"])
     outcome = launch("torch", REF, 2, {"a": {}}, tmp_path, 60)
     assert outcome.is_machines and "before all processes ran: OSError: no network" in outcome.reason
     verdict = dist(REF, PORT, {2: {"a": {}}})
@@ -215,7 +214,7 @@ def test_processes_on_the_cpu_may_be_more_than_cards(monkeypatch, tmp_path, visi
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     if visible is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    line = launching.command("paddle", 2, tmp_path)
+    line = workers.command("paddle", 2, tmp_path)
     assert line[line.index("--devices") + 1 :][:1] == flags if flags else "--devices" not in line
 
 
@@ -251,7 +250,7 @@ def test_processes_that_never_end_are_ended(framework, tmp_path):
 def test_no_process_outlives_the_caller(framework, tmp_path):
     """Not even one that is killed."""
     code = (
-        "import pathlib, sys; from portproof.ladder.workers.launching import launch; "
+        "import pathlib, sys; from portproof.ladder.workers import launch; "
         "launch(sys.argv[1], 'toy_processes:waits', 2, {'a run': {}}, pathlib.Path(sys.argv[2]), 60)"
     )
     caller = subprocess.Popen([sys.executable, "-c", code, framework, str(tmp_path)], cwd=Path(__file__).parent)

@@ -24,9 +24,8 @@ from portproof.backends.trace import output_item
 from portproof.compare import FAIL, NOT_JUDGED, PASS, REFUSED, Item, Row, Verdict, compare, tensor_item
 from portproof.localize.locate import Location
 from portproof.python39 import zip_strict
-from portproof.report import pictures
 from portproof.report.page import render_page, worst_share, write_page
-from portproof.report.plots import depth_rows, shares
+from portproof.report.plots import MEAN, STD, Picture, depth_rows, picture_row, shares
 from portproof.report.summary import LIBRARIES, SCHEMA, LadderResult, RungResult, environment, write_summary
 from portproof.report.text import LAST_WORDS, WORDS
 from sturdyio.cli import UserError
@@ -65,7 +64,7 @@ def backward(wrong_from: int) -> Verdict:
 
 def normalized(pixels: np.ndarray) -> np.ndarray:
     """(H, W, 3) uint8 -> (3, H, W) float32, as the presets do it."""
-    return ((pixels / 255 - pictures.MEAN) / pictures.STD).transpose(2, 0, 1).astype(np.float32)
+    return ((pixels / 255 - MEAN) / STD).transpose(2, 0, 1).astype(np.float32)
 
 
 def photographs() -> tuple[np.ndarray, np.ndarray]:
@@ -349,7 +348,7 @@ def test_worst_share():
     assert worst_share([Verdict("", [exact, Row(Item("d"), FAIL, reason="missing")])]) == "–"
 
 
-def decoded(picture: pictures.Picture) -> np.ndarray:
+def decoded(picture: Picture) -> np.ndarray:
     head, _, data = picture.uri.partition(",")
     assert head == "data:image/png;base64"
     with Image.open(io.BytesIO(base64.b64decode(data))) as image:
@@ -361,7 +360,7 @@ def test_pictures_are_the_images():
     ref = normalized(pixels)
     port = ref.copy()
     port[1, 2, 3] += 0.5
-    shown = pictures.picture_row(ref, port)
+    shown = picture_row(ref, port)
     np.testing.assert_array_equal(decoded(shown[0]), pixels)
     changed = (decoded(shown[1]) != pixels).any(axis=2)
     brightness = decoded(shown[2]).astype(int).sum(axis=2)
@@ -389,7 +388,7 @@ def test_pictures_are_the_images():
     ids=lambda array: f"{array.dtype}-{array.shape}-{array.flat[:1]}",
 )
 def test_pictures_of_any_tensor(port):
-    assert [picture.title for picture in pictures.picture_row(np.zeros((3, 8, 6), np.float32), port)] == [
+    assert [picture.title for picture in picture_row(np.zeros((3, 8, 6), np.float32), port)] == [
         "reference",
         "port",
         "difference",

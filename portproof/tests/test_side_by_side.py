@@ -14,9 +14,8 @@ import pytest
 
 from portproof.compare import FAIL, PASS, Item, Row, Verdict
 from portproof.ladder import all_rungs
-from portproof.ladder.all_rungs import Planned, run_all
+from portproof.ladder.all_rungs import Planned, run_all, side_by_side
 from portproof.ladder.rung import Rung
-from portproof.ladder.side_by_side import side_by_side
 from portproof.report.summary import RungResult
 from sturdyio.cli import UserError
 
@@ -83,7 +82,7 @@ def test_however_it_ends_every_process_ends(sent, said, status, tmp_path):
         from functools import partial
         from pathlib import Path
         from sturdyio.cli import run
-        from portproof.ladder.side_by_side import side_by_side
+        from portproof.ladder.all_rungs import side_by_side
 
         signal.signal(signal.SIGINT, signal.default_int_handler)  # what a shell starts with & ignores it
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from portproof.compare import Item
-from portproof.ladder.workers.process_worker import join_group
+from portproof.ladder.workers import join_group
 
 RNG = np.random.default_rng(5)
 X, Y = RNG.normal(size=(8, 3)), RNG.normal(size=8)

@@ -18,8 +18,9 @@ from portproof.compare import DONE, exit_status
 from portproof.io.process import shown
 from portproof.ladder.pairs.named import model_factory
 from portproof.ladder.pairs.pair import Options
-from portproof.recording.file import check_name, megabytes, not_alone_notes
+from portproof.recording.file import check_name, megabytes
 from portproof.recording.record import Recorder
+from portproof.report.text import grouped
 from sturdyio.cli import ArgumentParser, HelpFormatter, staying
 
 PROG = "portproof record"
@@ -65,6 +66,6 @@ def main(args: argparse.Namespace) -> int:
         print(f"{args.ref}, {weights} weights, seed {args.seed}: about {about}", flush=True)
         recording = recorder.recording()
     recording.save(args.output, args.max_size)
-    notes = not_alone_notes(recording.header["not_alone"])
+    notes = grouped("not run alone, ", recording.header["not_alone"])
     print(f"wrote {args.output}: {megabytes(recording.size)}", *notes, sep="\n")
     return exit_status(DONE)

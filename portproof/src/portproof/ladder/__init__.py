@@ -33,14 +33,13 @@ _MODULES = {
     "rungs.forward_pass": ("forward", "gradients"),
     "rungs.fp64_runs": ("train_fp64",),
     "rungs.initial": ("Constant", "Normal", "Uniform", "init"),
-    "rungs.losses": ("loss",),
-    "rungs.metrics": ("evaluation", "metric"),
+    "rungs.metrics": ("evaluation", "loss", "metric"),
     "rungs.optimizers": ("optimizer", "schedule"),
     "rungs.plain_steps": ("plain_steps",),
     "rungs.processes": ("dist", "strided_shares"),
     "rungs.runs": ("train",),
     "rungs.training_step": ("accumulation", "backward", "epoch"),
-    "workers.process_worker": ("join_group",),
+    "workers": ("join_group",),
 }
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
 

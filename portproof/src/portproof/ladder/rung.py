@@ -14,11 +14,15 @@ from typing import Any, NoReturn, TypeVar, Union
 
 import numpy as np
 
+from portproof.backends import backend
 from portproof.compare import FAIL, PASS, Item, Items, Row, Verdict, compare, exit_status, joined
-from portproof.compare.ruler import exact_atol, largest
+from portproof.compare.ruler import UNIT_ROUNDOFF, exact_atol, largest
 from portproof.io.cli import PortError
 from portproof.io.process import proving
 from portproof.io.records import save_record, save_text
+from portproof.ladder.pairs.pair import Pair
+from portproof.ladder.pairs.whole import locate_failure
+from portproof.mapping.name_map import by_weights
 from portproof.python39 import zip_strict
 from portproof.report.summary import Findings
 from portproof.report.text import block_of, last_line, render, row_line
@@ -67,7 +71,7 @@ class Rung(Findings):
     def __init__(self, name: str, quiet: bool = False) -> None:
         super().__init__(name)
         self.quiet = quiet
-        self.pairs: list[Any] = []  # compared so far, see `equal_pair`
+        self.pairs: list[Pair] = []  # compared so far, see `equal_pair`
         self.files: tuple[dict, dict] = ({}, {})  # {name: array} of each side
 
     def say(self, text: str) -> None:
@@ -169,6 +173,46 @@ class Rung(Findings):
         save_text("\n".join([*lines, ""]), folder / "log" / f"{log_stem or stem}_diff.log")
         self.say(last)
         return self
+
+
+def check_coefficients(dtype: str) -> None:
+    """Raise UserError unless optimizers may keep their coefficients in this precision."""
+    if dtype not in UNIT_ROUNDOFF:
+        raise UserError(f"coefficients {dtype!r}: choose one of {', '.join(UNIT_ROUNDOFF)}")
+
+
+def equal_pair(rung: Rung, ref: Any, port: Any, given: Mapping[str, str] | None, device: str) -> Pair:
+    """The pair, made once a rung; if weights differ, the rung fails and ends.
+
+    Raises UserError for what is no model.
+    """
+    pair = Pair(backend("torch").wrap(ref, "reference", device), backend("paddle").wrap(port, "port", device))
+    pair.given = given
+    for known in rung.pairs:
+        sides = (known.ref, pair.ref), (known.port, pair.port)
+        same_models = all(old.model is new.model and old.has_weights_of(new) for old, new in sides)
+        if same_models and known.given == given:
+            return known
+    pair.equal_tensors, unequal = by_weights(pair.ref, pair.port, given)
+    rung.types = rung.types or {name: module.type for name, module in pair.ref.modules.items()}
+    if unequal is not None:
+        rung.check(unequal, group=str)
+        raise Ended
+    rung.pairs.append(pair)
+    return pair
+
+
+def say_location(rung: Rung, pair: Pair, first: int) -> None:
+    """Once a rung: if a verdict from `first` on failed, say where the port departs."""
+    failed = [i for i, verdict in enumerate(rung.verdicts) if verdict.status == FAIL and i >= first]
+    if not failed or any(verdict.location for verdict in rung.verdicts):
+        return
+    location = locate_failure(pair, rung.verdicts[first:])
+    if location is None:
+        rung.say("not located: each module alone gives what the reference's gives; look at what surrounds them")
+    else:
+        rung.say("\n".join(location.lines()))
+        rung.verdicts[failed[0]] = replace(rung.verdicts[failed[0]], location=location)
 
 
 def of_kinds(items: Items, *kinds: str) -> dict[Item, np.ndarray]:

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -30,6 +29,7 @@ from portproof.backends.values import COMPLEX, KINDS, decode, digest_of
 from portproof.compare.ruler import UNIT_ROUNDOFF
 from portproof.ladder.pairs.pair import MODES
 from portproof.recording.codec import Reader
+from portproof.report.text import grouped
 from sturdyio.cli import UserError
 from sturdyio.files import load_safetensors_with_metadata, refusing, save_safetensors
 
@@ -225,20 +225,9 @@ class RecordedModel(Model):
     def notes(self) -> list[str]:
         made_with = ", ".join(f"{name} {version}" for name, version in self.made_with.items())
         how = f"{self.weights} weights, seed {self.seed}, {' and '.join(self.modes)} mode"
-        return [f"recorded with {made_with}: {how}", *not_alone_notes(self.not_alone)]
+        return [f"recorded with {made_with}: {how}", *grouped("not run alone, ", self.not_alone)]
 
 
 def _check_finite(name: str, array: np.ndarray) -> None:
     if array.dtype.kind in "fc" and not np.isfinite(array).all():
         raise ValueError(f"its {name} holds NaN or infinity")
-
-
-def not_alone_notes(not_alone: Mapping[str, str]) -> list[str]:
-    reasons: dict[str, list[str]] = defaultdict(list)
-    for label, reason in not_alone.items():
-        reasons[reason].append(label)
-    notes = []
-    for reason, labels in reasons.items():
-        more = f" and {len(labels) - 5} more" if len(labels) > 5 else ""
-        notes.append(f"not run alone, {reason}: {', '.join(labels[:5])}{more}")
-    return notes

@@ -10,9 +10,7 @@ import jinja2
 from portproof.compare import FAIL, PASS, REFUSED, Item, Row, Verdict, joined
 from portproof.io.records import save_text
 from portproof.report import text
-from portproof.report.hints import usual_causes
-from portproof.report.pictures import picture_row
-from portproof.report.plots import STYLES, plots_of
+from portproof.report.plots import STYLES, picture_row, plots_of
 from portproof.report.summary import LadderResult
 
 
@@ -41,7 +39,7 @@ def worst_share(verdicts: Sequence[Verdict]) -> str:
 def render_page(result: LadderResult) -> str:
     style = {"autoescape": True, "trim_blocks": True, "lstrip_blocks": True, "undefined": jinja2.StrictUndefined}
     environment = jinja2.Environment(loader=jinja2.PackageLoader("portproof.report"), **style)
-    functions = (failing_first, picture_row, plots_of, share, usual_causes, worst_share)
+    functions = (failing_first, picture_row, plots_of, share, worst_share)
     environment.globals |= {function.__name__: function for function in functions}
     environment.globals |= {"text": text, "PASS": PASS, "FAIL": FAIL, "REFUSED": REFUSED, "STYLES": STYLES}
     return environment.get_template("report.html.j2").render(result=result)

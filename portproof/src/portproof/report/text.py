@@ -1,4 +1,4 @@
-"""A verdict as text: a table of groups, then the first failing item."""
+"""A verdict as text: a table of groups, then the first failing item and its usual causes."""
 
 import math
 from collections.abc import Callable, Iterable, Mapping
@@ -7,11 +7,46 @@ from itertools import groupby
 from operator import itemgetter
 
 from portproof.compare import FAIL, NOT_JUDGED, PASS, REFUSED, Item, Row, Verdict
-from portproof.report.hints import usual_causes
 
 LAST_WORDS = {PASS: "PASS", FAIL: "FAIL", REFUSED: "REFUSED", NOT_JUDGED: "NOT JUDGED"}
 WORDS = {PASS: "ok", FAIL: "FAIL", REFUSED: "REFUSED", NOT_JUDGED: "-"}
 ORDER = (NOT_JUDGED, PASS, REFUSED, FAIL)  # the worst last
+# Usual causes, by layer type, statistic or kind of item. A rung may have its own: `compare(..., hints=)`.
+CAUSES = {
+    "output": "the classifier, or a function between modules (flatten, residual)",  # of the whole model
+    "Conv2d": "stride, padding, dilation or groups; a weight that was not loaded or was loaded into another layer",
+    "BatchNorm2d": "epsilon; running statistics not loaded (running_mean is _mean in Paddle); train for eval mode",
+    "Linear": "weight not transposed (Paddle keeps it as in_features x out_features); bias missing",
+    "ReLU": "another activation (ReLU6, hard-swish)",
+    "Hardswish": "another activation (swish, ReLU); hard-swish with other constants",
+    "Hardsigmoid": "slope (Paddle's default is 0.1666667, not 1/6) or offset; sigmoid in its place",
+    "AdaptiveAvgPool2d": "max for average pooling; a pool over the wrong axes",
+    "AvgPool2d": "whether padding counts in the mean (Paddle's exclusive=True leaves it out); ceil_mode",
+    "MaxPool2d": "padding, ceil_mode",
+    "Dropout": "active in eval mode; outputs scaled at another time (Paddle's downscale_in_infer)",
+    "SqueezeExcitation": "the gate added instead of multiplied, or applied to another tensor",
+    "InvertedResidual": "the residual connection missing, or present where channels or stride change",
+    "Conv2dNormActivation": "order of convolution, normalization and activation",
+    "buffer running_mean": "batch-norm momentum: Paddle's is the share of the OLD value, 1 - PyTorch's",
+    "buffer running_var": "biased instead of unbiased batch variance (factor n / (n - 1)); batch-norm momentum "
+    "convention",
+    "buffer num_batches_tracked": "batch norm in eval mode, or statistics not updated",
+    "structure": "a layer missing, added or of another size; another width, kernel or number of classes",
+    "dropout": "dropout probability, or its mode (Paddle: upscale_in_train)",
+    "lr": "the schedule is not attached to the optimizer, not stepped, or stepped at another time; gamma",
+    "gradient": "an operation whose backward differs; a gradient not cleared, or scaled by the batch",
+    "parameter": "optimizer formula: epsilon, weight decay, momentum, nesterov, learning rate of one group",
+    "loss": "criterion: axis, reduction, label smoothing; or logits that differ (run 01_test_forward)",
+    "metric": "ties, the k of top-k, the last partial batch, an average of averages",
+    "samples": "a last batch that is not full left out (drop_last), or images counted twice",
+    "files": "class folders or files listed in another order, or filtered by suffix",
+    "label": "class folders sorted otherwise; labels off by one; samples in another order",
+    "distribution": "reset_parameters not called or past this layer; fan-in or the fan of a group, another gain, no "
+    "normal; an initializer that is built and dropped (Paddle's nn.initializer.Normal(weight) fills nothing)",
+    "independence": "one draw used twice: broadcast, or the generator seeded again",
+    "seed": "a generator that the seed does not reach (NumPy's, or one made anew)",
+    "trajectory": "weight decay, momentum, learning rate, or the statistics' momentum over a whole run",
+}
 
 
 def badness(row: Row) -> tuple[int, float]:
@@ -98,6 +133,15 @@ def table(rows: Iterable[Row], group: Callable[[Item], str]) -> list[str]:
     return lines
 
 
+def usual_causes(item: Item, types: Mapping[str, str], hints: Mapping[str, str]) -> str:
+    """The usual causes, or "". `types`: {module: layer type}; `hints` come before CAUSES."""
+    if item.kind in hints:
+        return hints[item.kind]
+    if item.kind == "output" and item.module:
+        return CAUSES.get(types.get(item.module, ""), "")
+    return CAUSES.get(f"buffer {item.leaf}" if item.kind == "buffer" else item.kind, "")
+
+
 def first_difference(verdict: Verdict, types: Mapping[str, str]) -> list[str]:
     """The first failing item and its usual causes, as lines."""
     row = verdict.first_failure
@@ -115,6 +159,18 @@ def first_difference(verdict: Verdict, types: Mapping[str, str]) -> list[str]:
         lines.append(f"  all items before it agree ({len(before)}): look at {row.name} itself")
     if row.status == FAIL and (causes := usual_causes(row.item, types, verdict.hints)):
         lines.append(f"  usual causes: {causes}")
+    return lines
+
+
+def grouped(what: str, reasons: Mapping[str, str]) -> list[str]:
+    """A line for each reason of {name: reason}, with its first names."""
+    groups: dict[str, list[str]] = {}
+    for name, reason in reasons.items():
+        groups.setdefault(reason, []).append(name)
+    lines = []
+    for reason, names in groups.items():
+        more = f" and {len(names) - 5} more" if len(names) > 5 else ""
+        lines.append(f"{what}{reason}: {', '.join(names[:5])}{more}")
     return lines
 
 

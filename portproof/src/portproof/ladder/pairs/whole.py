@@ -1,28 +1,292 @@
-"""`portproof.align`: judge a whole pair, and find where the port departs."""
+"""A whole pair: compared mode by mode, judged for `portproof.align`, and where the port departs."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from operator import attrgetter
 from typing import Any
 
-from portproof.backends.trace import Inputs
-from portproof.compare import FAIL, PASS, Verdict, joined
-from portproof.ladder.pairs.modes import (
-    all_notes,
-    compare_mode,
-    equal_weights,
-    locate_failure,
-    passes,
-    random_or_unclear,
-    structure,
-    without_faultless,
-)
-from portproof.ladder.pairs.pair import Options, Pair
-from portproof.localize.locate import Location
+import numpy as np
+
+from portproof.backends.question import Run
+from portproof.backends.trace import Inputs, output_item
+from portproof.compare import FAIL, PASS, Item, Items, Row, Verdict, compare, joined, tensor_item
+from portproof.compare.ruler import Ruler, exact_atol
+from portproof.ladder.pairs.pair import MODES, Options, Pair, check_reference, switch_off_random
+from portproof.localize.isolated import Calls, IsolatedRuns, isolated_layers, without_optional
+from portproof.localize.locate import KINDS, OTHER_VALUES, Location, locate
 from portproof.mapping.name_map import NameMap
-from portproof.report.text import render_sections
+from portproof.report.text import grouped, render_sections
 from sturdyio.cli import UserError
+
+_OWN_RUN = " (this run in float64 is the check's own: a port that works in float32 alone is judged in that alone)"
+
+
+@dataclass(frozen=True)
+class Compared:
+    """One comparison; of whole models with the precision and both runs."""
+
+    verdict: Verdict
+    dtype: str = ""
+    ref: Run | None = None
+    port: Run | None = None
+
+
+def compare_mode(pair: Pair, train: bool) -> Iterator[Compared]:
+    """float64: everything. float32: the forward pass and, with a cotangent, isolated gradients.
+
+    Where only values inside the model differ, the two are equal but built differently, which is noted unless the pair
+    is `strict`. A mode that cannot be compared gives only the reason. Raises UserError where the reference cannot run,
+    and for a port without a float64 kernel that is judged in float64 alone.
+    """
+    refused = None if pair.strict else random_or_unclear(pair, train)
+    if refused is None:
+        mode = _Mode(pair, train)
+        refused = Verdict(f"{mode.mode} mode", refusal=mode.refusal) if mode.refusal else None
+    if refused is not None:
+        yield Compared(refused)
+        return
+    for dtype in pair.precisions:
+        yield from mode.compare(dtype)
+    if pair.cotangent is not None and "float32" in pair.precisions:
+        calls = pair.ask(pair.ref, "float32", train).trace.calls
+        pair.ref.forget()
+        pair.port.forget()
+        may_differ = mode.may_differ and mode.port_calls is not None
+        yield Compared(isolated_gradients(pair, train, calls, mode.port_calls, may_differ))
+
+
+def random_or_unclear(pair: Pair, train: bool) -> Verdict | None:
+    """The verdict if a side stays random or output keys differ; else None.
+
+    Modules that are random in train mode are switched off if possible, and named.
+    """
+    mode, places = f"{MODES[train]} mode", []
+    for model in (pair.ref, pair.port):
+        run, name = switch_off_random(model, pair.question(model, pair.precisions[0], train))
+        places.append(run.places)
+        if model.switched_off:
+            names = ", ".join(sorted(model.switched_off))
+            pair.notes.append(f"random in train mode, and run as in eval mode: the {model.role}'s {names}")
+        if name is None:
+            continue
+        reason = f"the {model.role} gives another result each time it runs in {mode}"
+        where = f"random numbers are taken by {name or 'its own code'}"
+        if model is pair.port and not train:  # then the port must not be random
+            item = Item("the same each time", mode="eval")
+            return Verdict(mode, [Row(item, FAIL, reason=f"{reason}, {where}: is dropout on?")])
+        return Verdict(mode, refusal=f"{reason}, dropout layers aside, {where}: judge the other mode")
+    if all(places) and "" not in places[0] + places[1] and set(places[0]).isdisjoint(places[1]):
+        ref, port = (", ".join(place.strip("[]") for place in side) for side in places)
+        which = "say which is which with outputs (--match REF=PORT)"
+        return Verdict(mode, refusal=f"the reference returns {ref} and the port {port}: {which}")
+    return None
+
+
+class _Mode:
+    def __init__(self, pair: Pair, train: bool) -> None:
+        self.pair, self.train, self.mode = pair, train, MODES[train]
+        self.may_differ = not pair.strict  # inside, if all that leaves the model is equal so far
+        self.decided: list[Item] = []
+        self.port_calls: Calls | None = None
+        pair.match_calls([train])
+        run = pair.ask(pair.ref, "float64", train)
+        check_reference(run, train)
+        self.input_scales = run.trace.input_scales
+        fp64_ref = items(pair, run, False)
+        self.left_out = [i for i, a in fp64_ref.items() if a.dtype.kind in "fc" and not np.isfinite(a).all()]
+        judged = [item for item in self.left_out if pair.strict or not _stays_inside(item)]
+        masks = [item for item in self.left_out if item not in judged]
+        self.refusal = f"the reference itself gives NaN or infinity at {judged[-1]}" if judged else ""
+        pair.notes += [f"not compared, since it is not finite, a mask perhaps: {item}" for item in masks]
+
+    def compare(self, dtype: str) -> Iterator[Compared]:
+        """Compare in one precision; nothing in float64 where the port lacks a kernel."""
+        pair, mode = self.pair, self.mode
+        ref_run, port_run = (pair.ask(model, dtype, self.train) for model in (pair.ref, pair.port))
+        if dtype == "float64" and port_run.trace.lacking:
+            lacking = f"the port's framework has no kernel in float64 for {port_run.trace.lacking}"
+            if "float32" not in pair.precisions:
+                raise UserError(f"{lacking}: judge the port in float32")
+            pair.notes.append(
+                f"{lacking}: {mode} mode was not run in float64, float32's limits alone judge it:"
+                " less than these, and gradients in code between layers, are not proved"
+            )
+            return
+        data = sorted({*ref_run.trace.float32_data, *port_run.trace.float32_data})
+        options = {"input_scales": self.input_scales, "decided": self.decided}
+        if dtype == "float64":
+            pair.notes += [*_run_notes("reference", ref_run), *_run_notes("port", port_run)]
+            options["must_be_judged"] = [Item(pair.output, "output")]
+            options["has_float32_data"] = bool(data) and not pair.strict
+        ref = self._items(dtype, ref_run, False)
+        port = without_optional(self._items(dtype, port_run, True), ref, pair.port)
+        ruler = Ruler.measured(ref, dtype, self._again, **options)
+        verdict = ruler.compare(port, title=f"{mode} mode, {dtype}", mode=mode, dtype=dtype)
+        if port_run.trace.error:
+            reason = f"it raised {port_run.trace.error}{_OWN_RUN if dtype == 'float64' else ''}"
+            row = Row(Item("the port runs", mode=mode, dtype=dtype), FAIL, reason=reason)
+            verdict = replace(verdict, rows=[*verdict.rows, row])
+        failed = [row.item for row in verdict.rows if row.status == FAIL]
+        self.decided = [replace(item, mode="", dtype="") for item in failed]
+        self.may_differ &= all(map(_stays_inside, failed))
+        if any(row.widened_by == "float32 data" for row in verdict.rows):
+            where = ", ".join(name or "the model itself" for name in data)
+            pair.notes.append(f"float32 data come in at {where}: what differs is judged with float32's limits")
+        if verdict.not_judged and list(pair.precisions) == ["float32"]:
+            first = verdict.not_judged[0].name
+            verdict = replace(verdict, refusal=f"float32 keeps no digit of {first}: judge the port in float64, too")
+        if self.may_differ:
+            words = {_label(item): pair.built_differently.get(item.module, OTHER_VALUES) for item in failed}
+            verdict = without_faultless(pair, verdict, words)
+        yield Compared(verdict, dtype, ref_run, port_run)
+        if dtype == "float64":
+            self.port_calls = port_run.trace.calls
+            pair.port.forget()
+
+    def _items(self, dtype: str, run: Run, is_port: bool) -> dict[Item, np.ndarray]:
+        found = items(self.pair, run, is_port)
+        if dtype == "float32":
+            found = {item: array for item, array in found.items() if item.kind != "gradient"}
+        return {item: array for item, array in found.items() if item not in self.left_out}
+
+    def _again(self, dtype: str, perturbation: int = 0) -> Items:
+        return items(self.pair, self.pair.ask(self.pair.ref, dtype, self.train, perturbation), False)
+
+
+def _stays_inside(item: Item) -> bool:
+    return item.kind == "output" and bool(item.module)
+
+
+def _label(item: Item) -> str:
+    return item.name.partition("[")[0]
+
+
+def without_faultless(pair: Pair, verdict: Verdict, words: Mapping[str, str]) -> Verdict:
+    """`verdict` without outputs of modules that are built differently, which are noted.
+
+    `words` say how they differ, by the label of the call.
+    """
+    rows = []
+    for row in verdict.rows:
+        item = row.item
+        if row.status == FAIL and _stays_inside(item) and _label(item) in words:
+            pair.built_differently[item.module] = words[_label(item)]
+        else:
+            rows.append(row)
+    return replace(verdict, rows=rows)
+
+
+def _run_notes(side: str, run: Run) -> list[str]:
+    """Where a float64 run asks for float32, and what could not be recorded."""
+    trace, notes = run.trace, []
+    if trace.float32:
+        modules = ", ".join(sorted(name or "the model itself" for name in trace.float32))
+        notes.append(f"the {side} asks for float32, and gets float64 in the float64 run: in {modules}")
+    for name, reason in trace.unrecorded.items():
+        notes.append(f"not recorded of the {side}: {name or 'the model itself'}: {reason}")
+    return notes
+
+
+def isolated_gradients(
+    pair: Pair, train: bool, calls: Calls, port_calls: Calls | None = None, is_equal: bool = False
+) -> Verdict:
+    """float32 gradients of each layer alone, on the reference's inputs and upstream gradients.
+
+    Through a whole network they cannot be judged: one activation that rounding moves across a kink changes them by a
+    percent, in either framework. Alone, a layer receives the same on both sides, off its kinks (activations.py). If the
+    whole `is_equal` in float64, a layer that differs there too is built differently.
+    """
+    pair.match_calls([train])
+    runs = IsolatedRuns(pair.ref, pair.port, pair.name_map, pair.inputs, train, calls, port_calls)
+    rows = []
+    for label, found in isolated_layers(runs, "float32"):
+        name, differs = calls[label].name, "gradient" in found.kinds
+        if not found.attempt.complete:
+            pair.built_differently.setdefault(name, found.attempt.built_differently)
+        elif differs and is_equal and not runs.run(label, "float64", True, adjusted=False).passed:
+            pair.built_differently.setdefault(name, OTHER_VALUES)
+        else:
+            there = {"mode": MODES[train], "dtype": "float32", "section": label}
+            gradients = (row for row in found.rows if row.item.kind == "gradient")
+            rows += [replace(row, item=replace(row.item, **there)) for row in gradients]
+    return Verdict(f"{MODES[train]} mode, float32, isolated layers", rows)
+
+
+def structure(name_map: NameMap) -> Verdict:
+    """Whether every tensor of the reference has a counterpart of its shape."""
+    rows = [Row(Item(name, "structure"), FAIL, reason=reason) for name, reason in name_map.problems.items()]
+    rows += [Row(tensor_item(name, "structure"), PASS, difference=0.0, atol=0.0) for name in name_map.tensors]
+    return Verdict("parameters and buffers", rows)
+
+
+def equal_weights(pair: Pair) -> Verdict:
+    """Whether the port's weights are equal to the reference's, bit for bit."""
+    ref_arrays, port_arrays = pair.ref.arrays(), pair.port.arrays()
+    tensors = pair.name_map.tensors
+    ref = {tensor_item(key, "weights"): ref_arrays[key] for key in tensors}
+    port = {tensor_item(key, "weights"): port_arrays[port_key] for key, port_key in tensors.items()}
+    return compare(ref, port, exact_atol(ref), title="weights as they were given")
+
+
+def all_notes(pair: Pair) -> list[str]:
+    """Notes for the report, first those of the map."""
+    names = pair.name_map
+    notes = [f"map: {len(names.tensors)} tensors, {len(names.calls)} outputs, {names.how}", *names.notes]
+    typed = {f"{name} ({pair.ref.modules[name].type})": word for name, word in pair.built_differently.items()}
+    return [*notes, *dict.fromkeys(pair.notes), *pair.port.notes(), *grouped("built differently, no fault: ", typed)]
+
+
+def passes(pair: Pair) -> str:
+    counted = pair.ref.passes + pair.port.passes
+    return f"runs: {counted['whole']} of whole models, {counted['alone']} of modules alone"
+
+
+def locate_failure(pair: Pair, verdicts: Sequence[Verdict] = (), dtype: str = "") -> Location | None:
+    """Where the port departs, in the modes that failed or in both; else None.
+
+    In float64, unless only float32 items failed.
+    """
+    failed = [row.item for verdict in verdicts for row in verdict.rows if row.status == FAIL]
+    dtype = dtype or ("float32" if {item.dtype for item in failed} == {"float32"} else "float64")
+    named = {item.mode for item in failed}
+    modes: dict[bool, set[str]] = {}
+    for mode in [mode for mode in MODES if mode in named] or MODES:
+        # A training step is judged by more than one pass gives.
+        whole = [item for item in failed if (item.mode, item.dtype) == (mode, "float64") and item.iteration is None]
+        modes[mode == "train"] = {item.kind for item in whole if not _stays_inside(item)} & KINDS
+    pair.match_calls(list(modes))
+    sides = pair.ref, pair.port, pair.name_map, pair.inputs
+    return locate(*sides, modes=modes, cotangent=pair.cotangent, dtype=dtype)
+
+
+def items(pair: Pair, run: Run, is_port: bool) -> dict[Item, np.ndarray]:
+    """One side's arrays by the reference's names: outputs, gradients backward, buffers."""
+    tensors, calls = pair.name_map.tensors, pair.name_map.calls
+    if not is_port:
+        tensors, calls = ({name: name for name in names} for names in (tensors, calls))
+    outputs = renamed(run.trace.outputs, calls)
+    found = {output_item(label, pair.output): array for label, array in outputs.items()}
+    for key, own in reversed(tensors.items()):
+        if own in run.gradients:
+            found[tensor_item(key, "gradient")] = run.gradients[own]
+    for i, array in enumerate(run.input_gradients):
+        if array is not None:
+            found[Item(f"input {i}", "gradient")] = array
+    ref_keys = {own: key for key, own in tensors.items()}
+    buffers = {ref_keys[own]: array for own, array in run.buffers.items() if own in ref_keys}
+    return found | {tensor_item(key, "buffer"): array for key, array in buffers.items()}
+
+
+def renamed(outputs: Mapping[str, np.ndarray], calls: Mapping[str, str]) -> dict[str, np.ndarray]:
+    """The port's outputs by the reference's names; those without a counterpart are left out."""
+    ref_labels, found = {port_label: label for label, port_label in calls.items()}, {}
+    for name, array in outputs.items():
+        label, bracket, rest = name.partition("[")
+        if label in ref_labels:
+            found[ref_labels[label] + bracket + rest] = array
+    return found
 
 
 @dataclass(frozen=True)

@@ -13,17 +13,9 @@ from portproof.backends.trace import OUTPUT, Inputs, as_call, is_array, map_tens
 from portproof.compare import Item
 from portproof.compare.activations import dead_branches
 from portproof.compare.ruler import Ruler, U
-from portproof.ladder.pairs.modes import (
-    all_notes,
-    compare_mode,
-    equal_weights,
-    items,
-    passes,
-    structure,
-)
-from portproof.ladder.pairs.of_rung import say_location
 from portproof.ladder.pairs.pair import MODES, Options, Pair
-from portproof.ladder.rung import Ended, Rung, of_kinds, on_rung
+from portproof.ladder.pairs.whole import all_notes, compare_mode, equal_weights, items, passes, structure
+from portproof.ladder.rung import Ended, Rung, of_kinds, on_rung, say_location
 
 DROPOUT_SHAPE = (256, 256)
 

@@ -12,8 +12,7 @@ from portproof.backends import backend
 from portproof.backends.base import Backend
 from portproof.compare import Item, Verdict
 from portproof.compare.ruler import Distances, Ruler, distances
-from portproof.ladder.pairs.of_rung import check_coefficients, equal_pair
-from portproof.ladder.rung import Rung, needed, on_rung
+from portproof.ladder.rung import Rung, check_coefficients, equal_pair, on_rung
 from portproof.ladder.rungs.training_step import Start, Trained, starts
 from sturdyio.cli import UserError
 
@@ -61,7 +60,7 @@ def optimizer(
     check_coefficients(coefficients)
     if updates < 1:
         raise UserError(f"updates {updates}: choose 1 or more")
-    pair = needed(equal_pair(rung, ref, port, names, device))
+    pair = equal_pair(rung, ref, port, names, device)
     rng = np.random.default_rng([seed, 9])
     start = pair.ref.backend.arrays_of(pair.ref.model).parameters()
     drawn = [{name: rng.normal(size=array.shape) for name, array in start.items()} for _ in range(updates)]

@@ -34,10 +34,8 @@ from portproof.backends import backend
 from portproof.compare import Item
 from portproof.compare.ruler import Distances, Ruler, distances
 from portproof.io.cli import resolve
-from portproof.ladder.pairs.of_rung import check_coefficients
-from portproof.ladder.rung import Rung, on_rung
-from portproof.ladder.workers.launching import Outcome, launch
-from portproof.ladder.workers.process_worker import Record, record_of
+from portproof.ladder.rung import Rung, check_coefficients, on_rung
+from portproof.ladder.workers import Outcome, Record, launch, record_of
 from portproof.python39 import zip_strict
 from sturdyio.cli import UserError
 
@@ -268,7 +266,7 @@ def dist(
 
     `ref` and `port` are import paths "PKG.MOD:NAME" of callables as in the module's docstring. Each framework's own
     launcher starts processes on this machine, which execute their runs in turn; a callable joins the others by
-    `process_worker.join_group`. `runs` is {number of processes: {name: options}}; options are JSON. All is float64;
+    `workers.join_group`. `runs` is {number of processes: {name: options}}; options are JSON. All is float64;
     limits come from a float32 run of the reference's one process.
 
     `own_statistics` names runs in which each process normalizes with its own share: they are compared with each other

@@ -15,7 +15,7 @@ from portproof.compare import Item
 from portproof.io.cli import resolve
 from portproof.ladder.rung import Rung, on_rung, processor_time
 from portproof.ladder.statistics.trajectory import ALPHA, FEATURES, Feature, Record, judge, lacking
-from portproof.ladder.workers.launching import launch_runs
+from portproof.ladder.workers import launch_runs
 from portproof.python39 import zip_strict
 from sturdyio.cli import UserError
 

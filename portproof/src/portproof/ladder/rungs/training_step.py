@@ -29,10 +29,9 @@ from portproof.backends.trace import CALLS, OUTPUT, OUTPUTS, UPSTREAM, ModuleCal
 from portproof.compare import FAIL, PASS, Item, Items, Row, Verdict, placed, tensor_item
 from portproof.compare.activations import BREAKPOINTS, branch_flips
 from portproof.compare.ruler import Distances, Ruler, distances
-from portproof.ladder.pairs.modes import isolated_gradients, renamed
-from portproof.ladder.pairs.of_rung import check_coefficients, equal_pair, say_location
 from portproof.ladder.pairs.pair import MODES, Pair
-from portproof.ladder.rung import Ended, Rung, needed, of_kinds, on_rung
+from portproof.ladder.pairs.whole import isolated_gradients, renamed
+from portproof.ladder.rung import Ended, Rung, check_coefficients, equal_pair, needed, of_kinds, on_rung, say_location
 from portproof.localize.isolated import without_optional
 from portproof.python39 import zip_strict
 from sturdyio.cli import UserError
@@ -211,7 +210,7 @@ def backward(
         coefficients    "float32" (default) or "float64", as in `optimizer`
     """
     batches, how = _checked(batches), StepOptions.checked(**options)
-    pair = needed(equal_pair(rung, ref, port, names, device))
+    pair = equal_pair(rung, ref, port, names, device)
     steps = _Steps(rung, pair, *starts(pair, make_ref, make_port), batches, how)
     if "float64" in how.dtypes:
         steps.check_float64()
@@ -359,7 +358,7 @@ def accumulation(
     batches = _checked(batches)
     if len(batches) < 2:
         raise UserError("one batch has nothing to be added up with: give two or more")
-    pair = needed(equal_pair(rung, ref, port, names, device))
+    pair = equal_pair(rung, ref, port, names, device)
     start_ref, start_port = starts(pair, make_ref, make_port)
 
     def accumulated(start: Start, group: list[Batch], dtype: str, perturbation: int = 0) -> Arrays:
@@ -404,7 +403,7 @@ def epoch(
     trains on every batch, a list of tuples of tensors, and gives each line to `log`. What `ignore`, a regular
     expression, matches is cut from lines, such as times. All else is as in `backward`.
     """
-    batches, pair = _checked(batches), needed(equal_pair(rung, ref, port, names, device))
+    batches, pair = _checked(batches), equal_pair(rung, ref, port, names, device)
     start_ref, start_port = starts(pair, make_ref, make_port)
 
     def trained(start: Start, dtype: str, perturbation: int = 0) -> Arrays:
