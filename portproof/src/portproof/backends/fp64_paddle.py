@@ -53,7 +53,9 @@ def _window_sizes(x: paddle.Tensor, y: paddle.Tensor, args: tuple) -> np.ndarray
     pads = padding[:: len(padding) // len(size)]  # the kernel uses a pair's first for both ends
     sizes = np.ones(())
     for axis, extent in enumerate(size):
-        length, count, stride = x.shape[first + axis], y.shape[first + axis], strides[axis]
+        length = x.shape[first + axis]
+        count = y.shape[first + axis]
+        stride = strides[axis]
         window = np.arange(count)
         if adaptive:
             start, end = window * length // count, -(-(window + 1) * length // count)
@@ -104,7 +106,11 @@ def _interpolation(length: int, count: int, scale: float, cubic: bool, corners: 
 
 def interpolate(native: Callable, x: paddle.Tensor, *args) -> paddle.Tensor:
     """Axis by axis; the kernel computes positions and weights in float32."""
-    layout, scales, method, corners, mode = args[3], args[7], args[8], args[9], args[10]
+    layout = args[3]
+    scales = args[7]
+    method = args[8]
+    corners = args[9]
+    mode = args[10]
     with paddle.no_grad():
         counts = native(x, *args).shape
     first = 2 if layout.startswith("NC") else 1

@@ -43,14 +43,18 @@ class Model:
 
     def __init__(self, role: str, modules: Mapping[str, Module], values: Mapping[str, np.ndarray]) -> None:
         """`values` are all parameters and buffers, saved or not, by state_dict key."""
-        self.role, self._whole, self._values = role, modules, dict(values)
+        self.role = role
+        self._whole = modules
+        self._values = dict(values)
         self.switched_off: set[str] = set()  # random modules that stay in eval mode
         self.passes: Counter[str] = Counter()  # counts of "whole" and "alone" runs
         self.set_pieces({})
 
     def set_pieces(self, pieces: Mapping[str, Sequence[Slot]]) -> None:
         """Split these tensors, by state_dict key, into pieces; all others are whole."""
-        self.modules, self._slots, self._pieces = {}, {}, {}
+        self.modules = {}
+        self._slots = {}
+        self._pieces = {}
         for name, module in self._whole.items():
             slots: dict[str, Slot] = {}
             for leaf, slot in module.slots.items():
@@ -310,7 +314,9 @@ class BackendModel(Model):
     def _run(self, model: Any, question: Question, watch_random: bool = False) -> Run:
         count_pass()
         backend, is_tensor = self.backend, self.backend.framework.is_tensor
-        call, dtype, backward = question.call, question.dtype, question.backward
+        call = question.call
+        dtype = question.dtype
+        backward = question.backward
         given, upstream = (call.args, call.kwargs), call.upstream
         only = None if question.keeps > OUTPUTS or not call.name else ()
         if question.perturbation:

@@ -61,7 +61,9 @@ def describe(backend: Backend, model: Any) -> dict[str, Module]:
     """{dotted name: module} of all modules; of tied tensors only the first is listed."""
     named = dict(backend.layers.named_modules(model))
     ids = {id(module) for module in named.values()}
-    saved, seen, modules = model.state_dict().keys(), set(), {}
+    saved = model.state_dict().keys()
+    seen = set()
+    modules = {}
     for name, module in named.items():
         slots = dict(_own_slots(backend, module, f"{name}." if name else "", saved, seen))
         kind = backend.layers.kind(module)

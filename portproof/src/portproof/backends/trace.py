@@ -232,7 +232,9 @@ def tracing(
 
 class _Tracer:
     def __init__(self, backend: Backend, keeps: int, watch_random: bool) -> None:
-        self.backend, self.keep_calls, self.keep_upstreams = backend, keeps >= CALLS, keeps >= UPSTREAM
+        self.backend = backend
+        self.keep_calls = keeps >= CALLS
+        self.keep_upstreams = keeps >= UPSTREAM
         self.watch_random = watch_random
         self.is_tensor = backend.framework.is_tensor
         self.trace = Trace()

@@ -29,7 +29,9 @@ def get_args_parser() -> argparse.ArgumentParser:
 
 
 def main(args: argparse.Namespace) -> int:
-    folder, inputs, names = args.folder, args.input or [INPUT], read_map(args.map)
+    folder = args.folder
+    inputs = args.input or [INPUT]
+    names = read_map(args.map)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UserError(f"{folder} exists and is not empty: name another folder")
     load_models(args)

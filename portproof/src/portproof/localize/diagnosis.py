@@ -44,7 +44,9 @@ class FaultyModule:
 def reproduces(items: Items, faulty: FaultyModule) -> bool:
     """Whether they are the port's, to a thousandth of the difference."""
     for item in faulty.differing:
-        ref, port, found = faulty.ref.get(item), faulty.port.get(item), items.get(item)
+        ref = faulty.ref.get(item)
+        port = faulty.port.get(item)
+        found = items.get(item)
         if found is None or port is None or found.shape != port.shape or not np.isfinite(found).all():
             return False
         like = ref if ref is not None and ref.shape == port.shape else np.zeros_like(port)

@@ -65,7 +65,9 @@ class Link:
         shape = self._turn(np.empty(joined, bool)).shape
         if self.axis >= len(shape) or shape[self.axis] % self.heads or not prod(shape):
             return None
-        group, start, found = shape[self.axis] // self.heads, 0, []
+        group = shape[self.axis] // self.heads
+        start = 0
+        found = []
         for part in parts:
             stop = start + prod(part) * group // prod(shape)
             piece = shape[: self.axis] + (self.heads * (stop - start),) + shape[self.axis + 1 :]

@@ -104,7 +104,10 @@ class MapSearch:
     """Tries maps in eval mode: weights are loaded through them, both models run."""
 
     def __init__(self, ref: BackendModel, port: BackendModel, inputs: Inputs, given: Options) -> None:
-        self.ref, self.port, self.inputs, self.given = ref, port, inputs, given
+        self.ref = ref
+        self.port = port
+        self.inputs = inputs
+        self.given = given
         ref.set_pieces({})
         port.set_pieces({})
         linked, port_linked = linked_keys(given)
@@ -123,7 +126,9 @@ class MapSearch:
         """Search these -> {reference's module: port's} of one to one; `fixed` ones stay."""
         pairs = {unit: (unit[0][0], unit[1][0]) for unit in options if len(unit[0]) == len(unit[1]) == 1}
         self.joined = [*self.given, *(unit for unit in options if unit not in pairs)]
-        self.options, self.fixed, self.chosen = self.given | options, fixed, dict(chosen)
+        self.options = self.given | options
+        self.fixed = fixed
+        self.chosen = dict(chosen)
         return dict(pairs.values())
 
     def options_by_unit(self, modules: Mapping[str, str]) -> Options:
@@ -256,7 +261,9 @@ class MapSearch:
         return ""
 
     def _search(self, modules: dict[str, str], start: int, fixed: set[str]) -> FoundMap:
-        stack, best, tries = [(modules, start)], None, 0
+        stack = [(modules, start)]
+        best = None
+        tries = 0
         while stack and tries < TRIES:
             found = self._settle_calls(*stack.pop(), fixed)
             stack += found.untried

@@ -24,7 +24,11 @@ MOST_OPTIONS = 240  # tried per unit
 MOST_EXCHANGED = 4  # of one shape, tried in every order
 
 # Costs of a pair, see alignment.SKIP
-SAME_SHAPES, SAME_ELEMENTS, JOINED, SAME_TENSORS_IN_PART, SAME_KIND = 100, 200, 300, 500, 900
+SAME_SHAPES = 100
+SAME_ELEMENTS = 200
+JOINED = 300
+SAME_TENSORS_IN_PART = 500
+SAME_KIND = 900
 APART = 1000  # added if their parents do not match
 
 

@@ -86,7 +86,9 @@ def random_or_unclear(pair: Pair, train: bool) -> Verdict | None:
 
 class _Mode:
     def __init__(self, pair: Pair, train: bool) -> None:
-        self.pair, self.train, self.mode = pair, train, MODES[train]
+        self.pair = pair
+        self.train = train
+        self.mode = MODES[train]
         self.may_differ = not pair.strict  # inside, if all that leaves the model is equal so far
         self.decided: list[Item] = []
         self.port_calls: Calls | None = None

@@ -79,7 +79,9 @@ class Trained:
         self, model: Model, keys: Mapping[str, str], make: Make, dtype: str, rounded: Any = None, perturbation: int = 0
     ) -> None:
         """`rounded`: a coefficient to be rounded to float32; `perturbation`: see `Question`."""
-        self.keys, self.dtype, self.rounded = keys, dtype, rounded
+        self.keys = keys
+        self.dtype = dtype
+        self.rounded = rounded
         self.backend, self.role = model.backend, model.role
         self.is_ref = self.role == "reference"
         self.jitter = np.random.default_rng([perturbation, 2]) if perturbation else None
@@ -300,7 +302,9 @@ class _Steps:
         zero moves them by up to 3 percent on a faultless port. An isolated run, on the reference's input and upstream
         gradient, has no such flips.
         """
-        rung, first, batch = self.rung, len(self.rung.verdicts), self.batches[0]
+        rung = self.rung
+        first = len(self.rung.verdicts)
+        batch = self.batches[0]
         if self.call is None:
             self._after(0, rung.of_ref("make function", self.start_ref, "float64"))
 

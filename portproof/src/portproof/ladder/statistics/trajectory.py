@@ -154,7 +154,9 @@ def judge(
 
     Refused if one is not finite in the reference's runs. A feature that a port's record lacks fails.
     """
-    expected, found, atol = {}, {}, {}
+    expected = {}
+    found = {}
+    atol = {}
     for name, feature in features.items():
         item = Item(name, "trajectory", mode="train", dtype="float32")
         values = np.array([[feature.value(record) for record in records] for records in ref])
