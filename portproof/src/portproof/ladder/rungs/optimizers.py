@@ -74,9 +74,8 @@ def optimizer(
         rates[rate] = f"{rate:g}"
         if not of_ref.largest_update():
             rung.refuse(f"the reference's optimizer{name and f' {name}'} moves no parameter")
-        ruler = Ruler(of_ref.parameters())
-        if coefficients == "float32":
-            ruler.rounded = partial(_rounded, rung, of_ref, sides[0], drawn)
+        rounded = partial(_rounded, rung, of_ref, sides[0], drawn) if coefficients == "float32" else None
+        ruler = Ruler(of_ref.parameters(), rounded=rounded)
         rows += ruler.compare(of_port.parameters(), section=name).rows
     rate = " and ".join(rates.values())
     title = f"parameters after {updates} updates with drawn gradients at rate {rate}, float64"
