@@ -3,10 +3,11 @@
   python maintenance/checks/fuzz_files.py --flips 10000               all, a quarter of an hour
   python maintenance/checks/fuzz_files.py --flips 300 --format torch.pth --format map.yaml
 
-A flip is one of: a bit turned over, a byte replaced, the end cut off, some bytes put in, some zeroed. One process reads
-all files, with as much memory above what it has at the beginning of a format as that format's bound says. A failure is
-any other exception than a refusal, a refusal of another form than one line that names the file, one for want of
-memory, and a reading of more than 20 seconds; a crash ends the program. The file that did it is the last in the folder
+A flip is one of: a bit turned over, a byte replaced, the end cut off, some bytes put in, some zeroed. In place of a
+damaged pickle, the formats named "grown" have one that a grammar made (see grown_pickles.py). One process reads all
+files, with as much memory above what it has at the beginning of a format as that format's bound says. A failure is any
+other exception than a refusal, a refusal of another form than one line that names the file, one for want of memory, and
+a reading of more than 20 seconds, or 2 of a grown pickle; a crash ends the program. The file that did it is the last in the folder
 that is named first.
 
 Exit status: 0 no failure, 1 some.
@@ -17,6 +18,7 @@ import contextlib
 import faulthandler
 import io
 import json
+import pickle
 import random
 import resource
 import tempfile
@@ -30,9 +32,11 @@ from types import ModuleType
 from typing import Any
 
 import numpy as np
+from numpy.lib import format as npy_format
 from PIL import Image
 
 from maintenance.benchmarks.speed import in_kilobytes
+from maintenance.checks.grown_pickles import grown
 from mobilenetv3_common.images import MOST_PIXELS, read_image
 from mobilenetv3_common.metrics import MetricsLog, read_metrics
 from portproof.commands.arguments import read_map
@@ -44,6 +48,7 @@ from sturdyio.files import load_npy, load_safetensors, most_memory, save_safeten
 
 PROG = "fuzz_files"
 LONGEST = 20  # seconds that a file may take
+GROWN_MEMORY, GROWN_LONGEST = 2**29, 2  # bytes and seconds for a grown pickle
 IMAGE_BYTES = 20 * MOST_PIXELS  # see images.py
 
 rng = np.random.default_rng(0)
@@ -55,17 +60,35 @@ ARRAYS = {
 }
 
 
+def damaged(data: bytes, draws: random.Random) -> bytes:
+    """`data` with one flip."""
+    at = draws.randrange(len(data))
+    kind = draws.choice(("bit", "byte", "cut", "insert", "zero"))
+    if kind == "cut":
+        return data[:at]
+    length = draws.randint(1, 64)
+    new = {
+        "bit": lambda: bytes([data[at] ^ 1 << draws.randrange(8)]),
+        "byte": lambda: draws.randbytes(1),
+        "insert": lambda: draws.randbytes(length) + data[at : at + 1],
+        "zero": lambda: bytes(len(data[at : at + length])),
+    }[kind]()
+    return data[:at] + new + data[at + (length if kind == "zero" else 1) :]
+
+
 @dataclass
 class Format:
     """A kind of file: what writes a sound one, what reads it, and the memory that this may take, in bytes.
 
-    `seal` makes a file of the damaged bytes, such as one whose sums fit.
+    `seal` makes a file of the damaged bytes, such as one whose sums fit; `damage` is what damages them.
     """
 
     write: Callable[[Path], Any]
     read: Callable[[Path], Any]
     memory: int = 2 * most_memory(2**14)  # its content, and one copy of it while it is made
     seal: Callable[[bytes], bytes] = bytes
+    damage: Callable[[bytes, random.Random], bytes] = damaged
+    longest: float | None = None  # seconds that a file may take; None: LONGEST
 
 
 @dataclass
@@ -248,23 +271,50 @@ def exif() -> Image.Exif:
     return found
 
 
-GROUPS = (array_formats, text_formats, image_formats, torch_formats, paddle_formats)
+def grown_formats() -> dict[str, Format]:
+    """What reads pickles, each given those that a grammar made."""
+    import torch  # noqa: F401 - what its import takes is not the reader's
+
+    from sturdyio.files import load_pdparams
+    from sturdyio.pth import MAGIC, VERSION, load_pth
+
+    def write(path: Path) -> None:
+        path.write_bytes(pickle.dumps({"x": np.ones(2)}, 2))
+
+    def record(pickled: bytes) -> bytes:
+        made = io.BytesIO()
+        npy_format.write_array_header_1_0(made, {"descr": "|O", "fortran_order": False, "shape": ()})
+        array = b"cnumpy.core.multiarray\n_reconstruct\n(cnumpy\nndarray\nK\x00\x85C\x01btR"
+        state = b"(K\x01)cnumpy\ndtype\n(U\x02O8K\x00K\x01tR\x89]" + pickled[2:-1] + b"atb."
+        return made.getvalue() + b"\x80\x02" + array + state
+
+    def zipped(pickled: bytes) -> bytes:
+        made = io.BytesIO()
+        with zipfile.ZipFile(made, "w") as archive:
+            archive.writestr("a/data.pkl", pickled)
+            archive.writestr("a/data/0", bytes(64))
+        return made.getvalue()
+
+    def legacy(pickled: bytes) -> bytes:
+        head = [pickle.dumps(value, 2) for value in (MAGIC, VERSION, {"little_endian": True})]
+        return b"".join(head) + pickled + pickle.dumps([], 2)
+
+    kinds = {
+        "grown.pdparams": (load_pdparams, bytes),
+        "grown.npy": (load_npy, record),
+        "grown zip.pth": (load_pth, zipped),
+        "grown legacy.pth": (load_pth, legacy),
+    }
+
+    def damage(_whole: bytes, draws: random.Random) -> bytes:
+        return grown(draws)
+
+    return {
+        name: Format(write, read, GROWN_MEMORY, seal, damage, GROWN_LONGEST) for name, (read, seal) in kinds.items()
+    }
 
 
-def damaged(data: bytes, draws: random.Random) -> bytes:
-    """`data` with one flip."""
-    at = draws.randrange(len(data))
-    kind = draws.choice(("bit", "byte", "cut", "insert", "zero"))
-    if kind == "cut":
-        return data[:at]
-    length = draws.randint(1, 64)
-    new = {
-        "bit": lambda: bytes([data[at] ^ 1 << draws.randrange(8)]),
-        "byte": lambda: draws.randbytes(1),
-        "insert": lambda: draws.randbytes(length) + data[at : at + 1],
-        "zero": lambda: bytes(len(data[at : at + length])),
-    }[kind]()
-    return data[:at] + new + data[at + (length if kind == "zero" else 1) :]
+GROUPS = (array_formats, text_formats, image_formats, torch_formats, paddle_formats, grown_formats)
 
 
 def complaint(path: Path, read: Callable[[Path], Any]) -> str | None:
@@ -302,8 +352,8 @@ def fuzz(name: str, kind: Format, folder: Path, flips: int, seed: int) -> Row:
     before = in_kilobytes("VmHWM")
     with limited(kind.memory):
         for number in range(flips):
-            path.write_bytes(kind.seal(damaged(whole, random.Random(f"{seed} {name} {number}"))))
-            faulthandler.dump_traceback_later(LONGEST, exit=True)
+            path.write_bytes(kind.seal(kind.damage(whole, random.Random(f"{seed} {name} {number}"))))
+            faulthandler.dump_traceback_later(kind.longest or LONGEST, exit=True)
             start = time.perf_counter()
             said = complaint(path, kind.read)
             row.longest = max(row.longest, time.perf_counter() - start)

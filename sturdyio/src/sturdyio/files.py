@@ -1,8 +1,7 @@
 """Files: written whole or not at all, and read without running anything that hides in them.
 
-`.pdparams` and reprod_log's `.npy` are pickles, and a pickle may call any function of any module. Here it finds only
-the stand-ins below, which build arrays and containers. No array is allocated before its bytes have been seen, and it
-is known that all together take no more than `most_memory`.
+`.pdparams` and reprod_log's `.npy` are pickles, see pickles.py. No array is allocated before its bytes have been seen,
+and it is known that all together take no more than `most_memory`.
 """
 
 from __future__ import annotations
@@ -12,8 +11,6 @@ import glob
 import io
 import json
 import os
-import pickle
-import pickletools
 import secrets
 import sys
 import textwrap
@@ -31,6 +28,7 @@ from numpy.lib import format as npy_format
 
 from sturdyio.cli import UserError, existing_file, printable
 from sturdyio.locks import here, is_gone
+from sturdyio.pickles import LEAVES, Array, Unpickler, numbers_of_array
 
 # How file systems that cannot make the names in a folder durable say so: what is written is in place all the same.
 NO_FOLDER_SYNC = (errno.EBADF, errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EACCES, errno.EISDIR)
@@ -76,7 +74,7 @@ def load_pdparams(path: str | Path) -> dict[str, Any]:
     """What `paddle.save` wrote: arrays and plain values by name, nested as they were; tensors are arrays."""
     data = read_file(path)
     with refusing(path, "a state dict or checkpoint written by paddle.save"):
-        state = plain(Unpickler(io.BytesIO(data)).load(), len(data))
+        state = plain(Unpickler(io.BytesIO(data), len(data)).load(), len(data))
         if type(state) is not dict or not all(type(name) is str for name in state):
             raise ValueError("it holds no values by name")
         state.pop("StructuredToParameterName@@", None)  # Paddle's own table of generated names
@@ -90,8 +88,8 @@ def load_npy(path: str | Path) -> dict[str, np.ndarray]:
         stream = io.BytesIO(data)
         shape, fortran, dtype = _npy_header(stream)
         if dtype.kind != "O" or shape != ():
-            return {"data": _array(shape, fortran, dtype, stream.read())}
-        wrapper = Unpickler(stream).load()  # numpy.save makes an array of one object out of a dict
+            return {"data": numbers_of_array(shape, fortran, dtype, stream.read())}
+        wrapper = Unpickler(stream, len(data)).load()  # numpy.save makes an array of one object out of a dict
         record = plain(wrapper.objects[0], len(data))
         items = record.items() if type(record) is dict else [(None, None)]
         if not all(type(name) is str and type(array) is np.ndarray for name, array in items):
@@ -106,7 +104,7 @@ def load_npz(path: str | Path, what: str = "file") -> dict[str, np.ndarray]:
     with refusing(f"{what} {path}", "arrays as numpy.savez writes them"):
         for name, content in unzip(data).items():
             stream = io.BytesIO(content)
-            arrays[name.removesuffix(".npy")] = _array(*_npy_header(stream), stream.read())
+            arrays[name.removesuffix(".npy")] = numbers_of_array(*_npy_header(stream), stream.read())
     return arrays
 
 
@@ -199,127 +197,6 @@ def _npy_header(stream: io.BytesIO) -> tuple[tuple[int, ...], bool, np.dtype]:
     return read(stream)
 
 
-def _array(shape: tuple[int, ...], fortran: bool, dtype: np.dtype, data: bytes | _Bytes) -> np.ndarray:
-    """The array of numbers, exactly as many as `data` must hold."""
-    if dtype.kind not in "biufc":
-        raise ValueError(f"it holds an array of {dtype}")
-    content = data.text.encode("latin1") if isinstance(data, _Bytes) else data
-    return np.frombuffer(content, dtype).reshape(shape, order="F" if fortran else "C").copy(order="K")
-
-
-class StandIn:
-    """What a pickle gets in place of a callable; without a `__setstate__` it could set the attributes, too."""
-
-    def __setstate__(self, state: Any) -> None:
-        raise ValueError("it sets attributes")
-
-
-class _Bytes(StandIn):  # how protocol 2 writes them
-    def __init__(self, text: str = "", encoding: str = "latin1") -> None:
-        if type(text) is not str:
-            raise ValueError("it makes bytes of what is no text")
-        if encoding != "latin1":
-            raise ValueError(f"it asks for the codec {encoding!r}")
-        self.text = text
-
-    def __len__(self) -> int:
-        return len(self.text)
-
-
-class _Dtype(StandIn):
-    def __init__(self, name: str, *_flags: bool) -> None:
-        self.dtype = np.dtype(str(name))
-
-    def __setstate__(self, state: tuple) -> None:
-        self.dtype = self.dtype.newbyteorder(state[1])
-
-
-class Array(StandIn):
-    """What an array is made of, until it is known that all arrays fit into memory."""
-
-    objects: list | None = None  # of an array of objects
-    parts: tuple = ()  # of any other: what `_array` takes
-
-    def __init__(self, *_type_and_shape: Any) -> None:
-        """As `numpy.ndarray` and `_reconstruct`, whose array is empty until `__setstate__` fills it."""
-
-    def __setstate__(self, state: tuple) -> None:
-        _version, shape, dtype, fortran, data = state
-        if type(data) is list:
-            self.objects = data
-        else:
-            self.parts = shape, fortran, dtype.dtype, data
-
-    @property
-    def nbytes(self) -> int:
-        return len(self.parts[-1]) if self.parts else 0
-
-    def build(self) -> Any:
-        if not self.parts:
-            raise ValueError("it holds an array of objects")
-        return _array(*self.parts)
-
-
-class _Scalar(Array):
-    def __init__(self, dtype: _Dtype, data: bytes | _Bytes) -> None:
-        self.parts = (), False, dtype.dtype, data
-
-    def build(self) -> np.generic:
-        return super().build()[()]
-
-
-class _Buffer(Array):  # how protocol 5 writes an array
-    def __init__(self, data: bytes | _Bytes, dtype: _Dtype, shape: tuple[int, ...], order: str) -> None:
-        self.parts = shape, order == "F", dtype.dtype, data
-
-
-class _Named(StandIn):  # a tuple of a name and a tensor, of paddle.save; plain tuples need no call
-    def __new__(cls, named: tuple[str, Array]) -> Array:
-        _name, array = named
-        return array
-
-
-_LEAVES = (bool, int, float, str, type(None))
-
-
-class Unpickler(pickle.Unpickler):
-    """Builds stand-ins for arrays, containers and plain values, and refuses all else."""
-
-    stand_ins: dict[str, type] = {
-        "_codecs.encode": _Bytes,
-        "builtins.bytes": _Bytes,
-        "builtins.tuple": _Named,
-        "collections.OrderedDict": dict,
-        "numpy.dtype": _Dtype,
-        "numpy.ndarray": Array,
-        "numpy._core.multiarray._reconstruct": Array,
-        "numpy._core.multiarray.scalar": _Scalar,
-        "numpy._core.numeric._frombuffer": _Buffer,
-    }
-
-    def __init__(self, stream: io.BytesIO) -> None:
-        super().__init__(stream)
-        self.stream = stream
-
-    def load(self) -> Any:
-        start = self.stream.tell()
-        for opcode, argument, position in pickletools.genops(self.stream):  # raises where a length exceeds the data
-            # pickle allocates as many slots as the highest number used, and real ones are counted up from 0.
-            if opcode.name in ("PUT", "BINPUT", "LONG_BINPUT") and argument > position:
-                raise ValueError(f"it numbers an object {argument}")
-            if opcode.name.startswith("EXT"):  # a registered class, possibly cached and then past find_class
-                raise ValueError("it uses a pickle extension")
-        self.stream.seek(start)
-        return super().load()
-
-    def find_class(self, module: str, name: str) -> Any:
-        asked = f"{module}.{name}"
-        known = asked.replace("numpy.core.", "numpy._core.").replace("__builtin__.", "builtins.")
-        if known not in self.stand_ins:
-            raise ValueError(f"the file asks to run {asked[:80]!r}")
-        return self.stand_ins[known]
-
-
 def plain(value: Any, size: int) -> Any:
     """`value`, of a file of `size` bytes, with arrays for their stand-ins; shared parts stay shared."""
     claimed = _claimed(value, {})
@@ -344,13 +221,13 @@ def _claimed(value: Any, done: dict[int, int]) -> int:
 
 
 def _plain(value: Any, done: dict[int, Any]) -> Any:
-    if type(value) in _LEAVES:
+    if type(value) in LEAVES:
         return value
     if id(value) in done:
         return done[id(value)]
     if isinstance(value, Array):
         made = value.build()
-    elif isinstance(value, dict) and all(type(key) in _LEAVES for key in value):
+    elif isinstance(value, dict) and all(type(key) in LEAVES for key in value):
         made = {key: _plain(item, done) for key, item in value.items()}
     elif type(value) in (list, tuple):
         made = type(value)([_plain(item, done) for item in value])

@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sturdyio.cli import UserError
-from sturdyio.files import Array, StandIn, Unpickler, plain, read_file, refusing, unzip
+from sturdyio.files import plain, read_file, refusing, unzip
+from sturdyio.pickles import STAND_INS, Array, Dict, StandIn, Unpickler, check_name, check_numbers
 
 if TYPE_CHECKING:
     import torch
@@ -68,18 +69,21 @@ def _zipped(data: bytes) -> Any:
         raise ValueError(HIGHEST_FIRST)
     start = f"{folder}data/"
     memory = {name.removeprefix(start): content for name, content in files.items() if name.startswith(start)}
-    return _Unpickler(io.BytesIO(files[names[0]]), memory).load()
+    return _Unpickler(io.BytesIO(files[names[0]]), len(data), memory).load()
 
 
 def _legacy(data: bytes) -> Any:
     stream = io.BytesIO(data)
-    if Unpickler(stream).load() != MAGIC or Unpickler(stream).load() != VERSION:
-        raise ValueError("it does not begin as what torch.save writes does")
-    if Unpickler(stream).load()["little_endian"] is not True:
+    unpickler = _Unpickler(stream, len(data), {})
+    for value in (MAGIC, VERSION):
+        found = unpickler.load()
+        if type(found) is not int or found != value:
+            raise ValueError("it does not begin as what torch.save writes does")
+    if unpickler.load()["little_endian"] is not True:
         raise ValueError(HIGHEST_FIRST)
-    unpickler = _Unpickler(stream, {})
     content = unpickler.load()
-    for key in Unpickler(stream).load():
+    for key in unpickler.load():
+        check_name(key, "memory's name")
         storage = unpickler.storages[key]
         if int.from_bytes(stream.read(8), "little") * storage.dtype.itemsize != storage.nbytes:
             raise ValueError(f"the memory {key} is of another size than its tensors say")
@@ -87,13 +91,19 @@ def _legacy(data: bytes) -> Any:
     return content
 
 
-class _Dict(dict):  # without attributes, such as the version of a state_dict
+class _Dict(Dict):  # without attributes, such as the version of a state_dict
     def __setstate__(self, state: Any) -> None: ...
 
 
-class _Device(StandIn):
-    def __new__(cls, *name: Any) -> str:
-        return ":".join(map(str, name))
+def _device(kind: str, *number: int) -> str:
+    check_name(kind, "device")
+    check_numbers(number, "device's number")
+    return ":".join(map(str, (kind, *number)))
+
+
+def _size(numbers: tuple) -> tuple:
+    check_numbers(numbers, "size")
+    return numbers
 
 
 class _Kind(StandIn):  # of memory, or a dtype
@@ -105,8 +115,10 @@ class _Kind(StandIn):  # of memory, or a dtype
 
 class _Storage(StandIn):
     def __init__(self, dtype: torch.dtype, key: str, numel: int, memory: dict[str, bytearray | torch.Tensor]) -> None:
-        if type(key) is not str or type(numel) is not int or numel < 0:
-            raise ValueError(f"its memory {key!r:.40} has {numel!r:.40} elements")
+        check_name(key, "memory's name")
+        check_numbers((numel,), "number of elements")
+        if numel < 0:
+            raise ValueError(f"its memory {key} has {numel} elements")
         self.dtype, self.key, self.memory = dtype, key, memory
         self.nbytes = numel * dtype.itemsize
 
@@ -115,7 +127,7 @@ class _Storage(StandIn):
 
         found = self.memory.get(self.key, b"")
         if len(found) != self.nbytes:
-            raise ValueError(f"the memory {self.key:.40} is missing, or of another size than its tensors say")
+            raise ValueError(f"the memory {self.key} is missing, or of another size than its tensors say")
         if not isinstance(found, torch.Tensor):
             found = torch.frombuffer(found, dtype=torch.uint8) if found else torch.empty(0, dtype=torch.uint8)
             self.memory[self.key] = found
@@ -124,9 +136,11 @@ class _Storage(StandIn):
 
 class _Tensor(Array):
     def __init__(self, storage: _Storage, offset: int, size: tuple, stride: tuple, *rest: Any) -> None:
+        for numbers in (size, stride, (offset,)):
+            check_numbers(numbers, "tensor's place")
         numbers, metadata = (*size, *stride, offset), list(rest[2:])  # after requires_grad and hooks
         kind = metadata.pop(0) if metadata and type(metadata[0]) is _Kind else storage
-        if any(metadata) or len(size) != len(stride) or not all(type(n) is int and 0 <= n < 2**48 for n in numbers):
+        if any(metadata) or len(size) != len(stride) or not all(0 <= n < 2**48 for n in numbers):
             raise ValueError("it holds a tensor that is no plain one")
         self.storage, self.dtype, self.place = storage, kind.dtype, (size, stride, offset)
 
@@ -138,37 +152,38 @@ class _Tensor(Array):
         return self.storage.content().view(self.dtype).as_strided(*self.place)
 
 
-class _Parameter(StandIn):
-    def __new__(cls, tensor: _Tensor, *_requires_grad_and_hooks: Any) -> _Tensor:
-        return tensor
+def _parameter(tensor: _Tensor, *_requires_grad_and_hooks: Any) -> _Tensor:
+    return tensor
 
 
 class _Unpickler(Unpickler):
     stand_ins = {
-        **Unpickler.stand_ins,
+        **STAND_INS,
         "collections.Counter": _Dict,
         "collections.OrderedDict": _Dict,
-        "torch.Size": tuple,
-        "torch._utils._rebuild_parameter": _Parameter,
-        "torch._utils._rebuild_parameter_with_state": _Parameter,
+        "torch.Size": _size,
+        "torch._utils._rebuild_parameter": _parameter,
+        "torch._utils._rebuild_parameter_with_state": _parameter,
         "torch._utils._rebuild_tensor": _Tensor,
         "torch._utils._rebuild_tensor_v2": _Tensor,
         "torch._utils._rebuild_tensor_v3": _Tensor,
-        "torch.device": _Device,
+        "torch.device": _device,
     }
 
-    def __init__(self, stream: io.BytesIO, memory: dict[str, bytearray | torch.Tensor]) -> None:
-        super().__init__(stream)
+    def __init__(self, stream: io.BytesIO, size: int, memory: dict[str, bytearray | torch.Tensor]) -> None:
+        super().__init__(stream, size)
         self.memory = memory  # by key; of the legacy form it follows the pickle
         self.storages: dict[str, _Storage] = {}
 
-    def find_class(self, module: str, name: str) -> Any:
+    def find(self, module: str, name: str) -> Any:
         known = STORAGES if name.endswith("Storage") else DTYPES
         if module in ("torch", "torch.cuda", "torch.storage") and name in known:
             return _Kind(known[name])
-        return super().find_class(module, name)
+        return super().find(module, name)
 
     def persistent_load(self, pid: tuple) -> _Storage:
+        if type(pid) is not tuple or not 5 <= len(pid) <= 6:
+            raise ValueError("it refers to what is no memory of a tensor")
         word, kind, key, _location, numel, *views = pid
         if word != "storage" or type(kind) is not _Kind or any(view is not None for view in views):
             raise ValueError("it holds what is no tensor")
