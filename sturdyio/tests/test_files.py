@@ -632,44 +632,47 @@ def text(letters: bytes) -> bytes:
     return b"X" + len(letters).to_bytes(4, "little") + letters
 
 
-def doubled(times: int, pair: bytes = b"\x86") -> bytes:
+def four(number: int) -> bytes:
+    return number.to_bytes(4, "little")
+
+
+def doubled(times: int) -> bytes:
     """A tuple of two of a tuple of two of ...: 2 ** times parts for who visits each."""
-    return b"N" + b"".join(b"r" + n.to_bytes(4, "little") + b"j" + n.to_bytes(4, "little") + pair for n in range(times))
+    return b"N" + b"".join(b"r" + four(n) + b"j" + four(n) + b"\x86" for n in range(times))
 
 
 def called_often(function: bytes, argument: bytes, times: int) -> bytes:
     """A list of so many results of the same call."""
-    call = b"j\xfe\xff\x00\x00j\xff\xff\x00\x00R"
-    kept = b"c" + function + b"\nr\xfe\xff\x00\x00" + argument + b"\x85r\xff\xff\x00\x0000"
-    return kept + b"](" + call * times + b"e"
+    kept = b"c" + function + b"\nr" + four(1000) + argument + b"\x85r" + four(1001) + b"00"
+    return kept + b"](" + (b"j" + four(1000) + b"j" + four(1001) + b"R") * times + b"e"
 
 
-PAIRS = b"(" + b"".join(b"J" + n.to_bytes(4, "little") + b"N\x86" for n in range(60_000)) + b"l"
-NAMES = b"}(" + b"".join(b"J" + n.to_bytes(4, "little") + b"N" for n in range(60_000)) + b"u"
-COLLIDING = b"}(" + b"".join(
-    b"\x8a\x20" + (n * (2**61 - 1) << 128).to_bytes(32, "little") + b"N" for n in range(1, 40_000)
-)
-STORAGE = b"(" + text(b"storage") + b"ctorch\nFloatStorage\n" + doubled(60) + text(b"cpu") + b"K\x01tQ"
-ENDLESS = {  # of a few bytes, or a few hundred thousand; each would take minutes, or gigabytes
+def names(keys: list[bytes]) -> bytes:
+    return b"}(" + b"".join(key + b"N" for key in keys) + b"u"
+
+
+MANY = 60_000
+WHOLE = [b"J" + four(n) for n in range(MANY)]
+PAIRS = b"(" + b"".join(number + b"N\x86" for number in WHOLE) + b"l"
+SAME_HASH = [b"\x8a\x20" + (n * (2**61 - 1) << 128).to_bytes(32, "little") for n in range(1, MANY)]
+NAMELESS = b"r" + four(1) + b"(" + b"N" * MANY + b"tr" + four(2) + b"0" + b"h\x01h\x02R0" * 20_000
+ENDLESS = {  # small files, of which each would take minutes or gigabytes
     "tuple as a key": b"}" + doubled(60) + b"Ns",
     "dtype of nested lists": b"cnumpy\ndtype\n" + doubled(60) + b"\x85R",
     "order of bytes": b"cnumpy\ndtype\n(" + text(b"f4") + b"tRN" + doubled(60) + b"\x86b",
     "codec": b"c_codecs\nencode\n" + text(b"a") + doubled(60) + b"\x86R",
-    "shape": b"cnumpy.core.multiarray\n_reconstruct\n)RK\x01" + doubled(60) + b"NNN" + b"(5b",
+    "shape": b"cnumpy.core.multiarray\n_reconstruct\n)R(K\x01" + doubled(60) + b"NNNtb",
     "pairs again and again": called_often(b"collections\nOrderedDict", PAIRS, 2000),
-    "numbers that share a hash": COLLIDING + b"u",
-    "arguments": b"cnumpy\nndarray\nr\x01\x00\x00\x00("
-    + b"N" * 60_000
-    + b"tr\x02\x00\x00\x000"
-    + b"h\x01h\x02R0" * 20_000,
+    "numbers that share a hash": names(SAME_HASH),
+    "many arguments": b"cnumpy\nndarray\n" + NAMELESS,
     "empty dicts": b"(" + b"}" * 2_000_000 + b"l",
     "memo": b"(" + b"N\x94" * 2_000_000 + b"l",
 }
 ENDLESS_PTH = {
     "device": b"ctorch\ndevice\n" + doubled(60) + b"\x85R",
-    "storage's name": STORAGE,
-    "counts again and again": called_often(b"collections\nCounter", NAMES, 2000),
-    "sizes again and again": called_often(b"torch\nSize", text(b"x" * 60_000), 3000),
+    "storage's name": b"(" + text(b"storage") + b"ctorch\nFloatStorage\n" + doubled(60) + text(b"cpu") + b"K\x01tQ",
+    "counts again and again": called_often(b"collections\nCounter", names(WHOLE), 2000),
+    "sizes again and again": called_often(b"torch\nSize", text(b"x" * MANY), 3000),
     "tensor's shape": b"ctorch._utils\n_rebuild_tensor_v2\n(NK\x00" + doubled(60) + doubled(60) + b"tR",
 }
 
