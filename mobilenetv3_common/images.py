@@ -1,6 +1,7 @@
 """Image files, read the same way for both frameworks."""
 
 import io
+import re
 import warnings
 from pathlib import Path
 
@@ -17,6 +18,9 @@ FORMATS = ("JPEG", "PNG", "PPM", "BMP", "TIFF", "WEBP", "GIF")
 # Pillow's own limit, above which it only warns. Reading takes up to 16 bytes a pixel (measured; of a WebP, which may
 # have 46 bytes for 9 million pixels), so 1.8 GB are enough beside the file itself.
 MOST_PIXELS = 89_478_485
+# A progressive JPEG is decoded once a scan: 341 KB with 200 scans took 80 s. libjpeg writes 10 scans for colour.
+MOST_SCANS = 64
+MARKER = re.compile(rb"\xff[\x02-\xcf\xda-\xfe]")  # of those that a segment follows
 # Its warnings, of that limit and of damaged metadata, would be lines beside the one that refuses an image.
 warnings.filterwarnings("ignore", module=r"PIL\.")
 
@@ -31,6 +35,11 @@ def read_image(path: str | Path) -> Image.Image:
         with Image.open(data, formats=FORMATS) as image:
             if image.width * image.height > MOST_PIXELS:
                 raise ValueError(f"{image.width} x {image.height} are more than {MOST_PIXELS} pixels")
+            if image.mode.startswith(("I", "F")):  # Pillow would cut them off at 255, which is white
+                raise ValueError(f"it has more than 8 bits a channel (mode {image.mode}): save it with 8")
+            scans = jpeg_scans(data.getvalue()) if image.format in ("JPEG", "MPO") else 0
+            if scans > MOST_SCANS:
+                raise ValueError(f"it has {scans} scans, more than {MOST_SCANS}")
             return image.convert("RGB")
     except UnidentifiedImageError as error:
         formats = ", ".join(FORMATS)
@@ -38,3 +47,15 @@ def read_image(path: str | Path) -> Image.Image:
     except Exception as error:  # Pillow's parsers of damaged files raise nearly any type
         reason = printable(str(error) or type(error).__name__)
         raise UserError(f"image {path} cannot be read ({reason}): replace or remove it") from error
+
+
+def jpeg_scans(data: bytes) -> int:
+    """How many scans a JPEG has: its segments that begin with the marker SOS (ITU-T T.81, B.1.1)."""
+    scans, place = 0, 2
+    while True:
+        marker = MARKER.search(data, place)
+        if marker is None:
+            return scans
+        scans += marker[0] == b"\xff\xda"
+        length = data[marker.end() : marker.end() + 2]  # of the segment, these two bytes included
+        place = marker.end() + max(2, int.from_bytes(length, "big"))

@@ -1,6 +1,6 @@
 """Predictions: from images to the probability of every class."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +18,8 @@ from sturdyio.cli import UserError
 
 class Predictor:
     """A trained model with its preprocessing: RGB images -> probabilities (N, num_classes), float32.
+
+    Each image is preprocessed as it comes, so that a generator's images are never held together.
 
     The weights, a file of weights or a training checkpoint, say how many classes there are; `class_names` are
     ImageNet's if that is 1000, else None. Raises UserError for weights that do not fit, a device that is not there, or
@@ -39,9 +41,11 @@ class Predictor:
         self.model.eval()
 
     @paddle.no_grad()
-    def __call__(self, images: Sequence[Image.Image]) -> np.ndarray:
-        arrays = np.stack([self.transform(image) for image in images])  # Paddle: the presets give arrays
-        batch = paddle.to_tensor(arrays)  # (N, 3, crop, crop)
+    def __call__(self, images: Iterable[Image.Image]) -> np.ndarray:
+        arrays = [self.transform(image) for image in images]  # Paddle: the presets give arrays
+        if not arrays:
+            return np.zeros((0, self.num_classes), np.float32)
+        batch = paddle.to_tensor(np.stack(arrays))  # (N, 3, crop, crop)
         logits = self.model(batch)  # (N, num_classes)
         # Paddle: softmax on the CPU makes equal probabilities out of NaN, so look at what goes in
         if not paddle.isfinite(logits).all():

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from mobilenetv3_common.images import FORMATS, IMAGE_SUFFIXES, MOST_PIXELS, read_image
+from mobilenetv3_common.images import FORMATS, IMAGE_SUFFIXES, MOST_PIXELS, MOST_SCANS, jpeg_scans, read_image
 from sturdyio.cli import UserError
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -158,3 +158,42 @@ def test_what_is_no_file_is_no_image(tmp_path):
     (tmp_path / "folder.jpg").mkdir()
     for name in ("pipe.jpg", "folder.jpg", "missing.jpg"):
         refusal(tmp_path / name)
+
+
+def with_scans(path: Path, count: int) -> None:
+    """A progressive JPEG with so many scans in it, the last of its own again and again."""
+    made = io.BytesIO()
+    Image.effect_noise((64, 48), 60).convert("RGB").save(made, "JPEG", progressive=True, exif=exif_with_thumbnail())
+    whole = made.getvalue()
+    own = jpeg_scans(whole)
+    last = whole[whole.rindex(b"\xff\xda") : -2]
+    path.write_bytes(whole[:-2] + last * (count - own) + whole[-2:])
+
+
+def exif_with_thumbnail() -> bytes:
+    """Metadata with a JPEG in it, whose scan is none of the picture's."""
+    small = io.BytesIO()
+    Image.new("RGB", (8, 8), "red").save(small, "JPEG")
+    return b"Exif\0\0" + small.getvalue()
+
+
+def test_the_scans_of_a_jpeg_are_counted_before_it_is_decoded(tmp_path):
+    path = tmp_path / "x.jpg"
+    Image.new("RGB", (64, 48), "red").save(path)
+    assert jpeg_scans(path.read_bytes()) == 1
+    with_scans(path, 10)
+    assert jpeg_scans(path.read_bytes()) == 10  # what libjpeg writes for colour, and not that of the thumbnail
+    assert read_image(path).size == (64, 48)
+    with_scans(path, MOST_SCANS)
+    assert read_image(path).size == (64, 48)
+    with_scans(path, 200)
+    assert "it has 200 scans, more than 64" in refusal(path)
+
+
+@pytest.mark.parametrize("mode", ["I;16", "I", "F"])
+def test_a_picture_of_more_than_8_bits_a_channel_is_refused(tmp_path, mode):
+    path = tmp_path / "grey.tif"
+    Image.new(mode, (5, 4), 1000).save(path)
+    assert f"more than 8 bits a channel (mode {mode})" in refusal(path)
+    Image.new("L", (5, 4), 100).save(path)
+    assert read_image(path).getpixel((0, 0)) == (100, 100, 100)

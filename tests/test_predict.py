@@ -1,9 +1,11 @@
 """tools/predict.py and the two packages' predict.py: right, alike, and each without the other's framework."""
 
+import gc
 import importlib.util
 import re
 import subprocess
 import sys
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 
@@ -103,6 +105,24 @@ def test_both_packages_give_torchvisions_probabilities(weights, model):
     assert 0 < ports <= 4 * own < 1e-3
     top = [np.argsort(-p, axis=1)[:, :5] for p in (ref, port)]
     assert np.array_equal(*top)
+
+
+@pytest.mark.parametrize("framework", PACKAGES)
+def test_images_of_a_batch_are_not_held_together(weights, framework):
+    kept: list[weakref.ref] = []
+
+    def images():
+        for path in IMAGES[:3]:
+            gc.collect()
+            assert sum(image() is not None for image in kept) <= 1  # the one before
+            image = read_image(path)
+            kept.append(weakref.ref(image))
+            yield image
+            del image
+
+    predictor = PACKAGES[framework].Predictor("mobilenet_v3_small", weights()[framework])
+    assert predictor(images()).shape == (3, 1000)
+    assert predictor([]).shape == (0, 1000)
 
 
 def test_class_names_are_torchvisions():

@@ -16,7 +16,7 @@ Exit status: 0 every image was predicted, 1 some in the folder were skipped, 2 s
 import argparse
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import NoReturn
@@ -131,32 +131,40 @@ def image_line(path: Path, best: Sequence[tuple[int, float]], names: Sequence[st
     return f"{path}: " + ", ".join(f"{i} {names[i]} {p:.4f}" if names else f"{i} {p:.4f}" for i, p in best)
 
 
+def read_images(paths: Sequence[Path], found: list[Path], progress: tqdm) -> Iterator[Image.Image]:
+    """Each image that can be read, one at a time; its path is added to `found`, and the others are named on stderr."""
+    for path in paths:
+        try:
+            image = read_image(path)
+        except UserError as error:
+            progress.write(f"{PROG}: skipped: {error}", file=sys.stderr)
+        else:
+            found.append(path)
+            yield image
+
+
 def predict_folder(predictor, paths: Sequence[Path], k: int, batch_size: int) -> int:
     """Print the `k` best classes of each image, one image a line, and top-1 of those that lie in folders named by wnid.
 
     Returns the number of images that cannot be read.
     """
-    skipped = labelled = right = 0
+    predicted = labelled = right = 0
     with tqdm(total=len(paths), unit="image", disable=None) as progress:  # None: only on a terminal
         for start in range(0, len(paths), batch_size):
-            batch: dict[Path, Image.Image] = {}
-            for path in paths[start : start + batch_size]:
-                try:
-                    batch[path] = read_image(path)
-                except UserError as error:
-                    progress.write(f"{PROG}: skipped: {error}", file=sys.stderr)
-                    skipped += 1
-            if batch:
-                for path, probabilities in zip(batch, predictor(list(batch.values())), strict=True):
-                    best = top_classes(probabilities, k)
-                    progress.write(image_line(path, best, predictor.class_names))
-                    label = IMAGENET_LABELS.get(path.absolute().parent.name) if predictor.class_names else None
-                    labelled += label is not None
-                    right += label == best[0][0]
-            progress.update(min(batch_size, len(paths) - start))
+            batch = paths[start : start + batch_size]
+            found: list[Path] = []
+            rows = predictor(read_images(batch, found, progress))
+            for path, probabilities in zip(found, rows, strict=True):
+                best = top_classes(probabilities, k)
+                progress.write(image_line(path, best, predictor.class_names))
+                label = IMAGENET_LABELS.get(path.absolute().parent.name) if predictor.class_names else None
+                labelled += label is not None
+                right += label == best[0][0]
+            predicted += len(found)
+            progress.update(len(batch))
     if labelled:
         print(f"top1: {right / labelled:.5f}, of {labelled} images in folders named by wnid")
-    return skipped
+    return len(paths) - predicted
 
 
 def main(args: argparse.Namespace) -> int:

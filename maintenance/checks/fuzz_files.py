@@ -7,8 +7,8 @@ A flip is one of: a bit turned over, a byte replaced, the end cut off, some byte
 damaged pickle, the formats named "grown" have one that a grammar made (see grown_pickles.py). One process reads all
 files, with as much memory above what it has at the beginning of a format as that format's bound says. A failure is any
 other exception than a refusal, a refusal of another form than one line that names the file, one for want of memory, and
-a reading of more than 20 seconds, or 2 of a grown pickle; a crash ends the program. The file that did it is the last in the folder
-that is named first.
+a reading of more than 20 seconds, or 2 of a grown pickle; a crash ends the program. The file that did it is the last
+in the folder that is named first.
 
 Exit status: 0 no failure, 1 some.
 """

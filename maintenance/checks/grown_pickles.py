@@ -1,7 +1,8 @@
 """Pickles grown by a grammar: sound in form, and made to cost the reader time and memory.
 
-A grown pickle nests values, shares parts so often that what is not shared would be endless, calls what readers know with
-arguments of any kind, calls it thousands of times with the same long argument, and names sizes that no memory holds.
+A grown pickle nests values, shares parts so often that without sharing they would be endless, calls what readers know
+with arguments of any kind, calls it thousands of times with the same long argument, and claims sizes that no memory
+holds.
 """
 
 from __future__ import annotations
