@@ -9,8 +9,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sturdyio.cli import ArgumentParser, HelpFormatter, UserError, positive_int
+from sturdyio.cli import ArgumentParser, HelpFormatter, UserError, positive_int, seed, whole_number
 
+PIXELS = whole_number(1, 2048)  # of a side: of more no activations fit into memory
 MODEL_NAMES = ("mobilenet_v3_small", "mobilenet_v3_large")
 
 
@@ -22,9 +23,9 @@ def get_args_parser(prog: str, framework: str) -> argparse.ArgumentParser:
     add = parser.add_argument_group("data").add_argument
     add("--data-path", required=True, help="folder with train/ and val/, each one folder a class (lite_data, say)")
     add("--workers", "-j", type=int, default=2, help="loader processes, per training process; 0: none")
-    add("--train-crop-size", type=positive_int, default=224, help="pixels")
-    add("--val-crop-size", type=positive_int, default=224, help="pixels")
-    add("--val-resize-size", type=positive_int, default=256, help="pixels of the shorter side before the crop")
+    add("--train-crop-size", type=PIXELS, default=224, help="pixels")
+    add("--val-crop-size", type=PIXELS, default=224, help="pixels")
+    add("--val-resize-size", type=PIXELS, default=256, help="pixels of the shorter side before the crop")
     add("--train-crop-scale", type=float, default=0.08, help="smallest share of an image that a training crop has")
     add("--hflip-prob", type=float, default=0.5, help="probability that a training image is flipped")
     add("--auto-augment", choices=("imagenet",), help="AutoAugment's policy for training images")
@@ -77,7 +78,7 @@ def get_args_parser(prog: str, framework: str) -> argparse.ArgumentParser:
     add("--event-log", action="store_true", help="write curves for VisualDL (paddle) or TensorBoard (torch), too")
     add("--resume", metavar="FILE", help="go on from this checkpoint")
     add("--test-only", action="store_true", help="evaluate --weights or --resume on val/ and stop")
-    add("--seed", type=int, default=0, help="of initial weights, order, augmentation and dropout")
+    add("--seed", type=seed, default=0, help="of initial weights, order, augmentation and dropout")
     return parser
 
 
@@ -117,7 +118,6 @@ def check_args(args: argparse.Namespace, framework: str) -> None:
         **dict.fromkeys(("norm_weight_decay", "bias_weight_decay", "clip_grad_norm"), unbounded),
         **dict.fromkeys(("dropout", "hflip_prob", "random_erase", "train_crop_scale", "label_smoothing"), share),
         **dict.fromkeys(("momentum", "model_ema_decay", "lr_warmup_decay"), share),
-        "seed": (0, 2**32 - 1),
     }
     for name, (low, high) in bounds.items():
         value = getattr(args, name)

@@ -18,6 +18,7 @@ FORMATS = ("JPEG", "PNG", "PPM", "BMP", "TIFF", "WEBP", "GIF")
 # Pillow's own limit, above which it only warns. Reading takes up to 16 bytes a pixel (measured; of a WebP, which may
 # have 46 bytes for 9 million pixels), so 1.8 GB are enough beside the file itself.
 MOST_PIXELS = 89_478_485
+MOST_ASPECT = 100  # the longer side by the shorter
 # A progressive JPEG is decoded once a scan: 341 KB with 200 scans took 80 s. libjpeg writes 10 scans for colour.
 MOST_SCANS = 64
 MARKER = re.compile(rb"\xff[\x02-\xcf\xda-\xfe]")  # of those that a segment follows
@@ -35,6 +36,8 @@ def read_image(path: str | Path) -> Image.Image:
         with Image.open(data, formats=FORMATS) as image:
             if image.width * image.height > MOST_PIXELS:
                 raise ValueError(f"{image.width} x {image.height} are more than {MOST_PIXELS} pixels")
+            if max(image.size) > MOST_ASPECT * min(image.size):  # resized, it would take gigabytes
+                raise ValueError(f"{image.width} x {image.height}: one side is over {MOST_ASPECT} times the other")
             if image.mode.startswith(("I", "F")):  # Pillow would cut them off at 255, which is white
                 raise ValueError(f"it has more than 8 bits a channel (mode {image.mode}): save it with 8")
             scans = jpeg_scans(data.getvalue()) if image.format in ("JPEG", "MPO") else 0

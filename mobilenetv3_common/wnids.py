@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping
 from importlib.resources import files
 from pathlib import Path
 
-from sturdyio.cli import UserError
+from sturdyio.cli import UserError, unusable
 
 # ILSVRC2012's folders in sorted order, which is the order of the classes in all libraries' weights. The file is timm
 # 1.0.31's timm/data/_info/imagenet_synsets.txt, byte for byte; timm's names of them agree with torchvision's classes.
@@ -25,6 +25,11 @@ def class_folders(root: str | Path, num_classes: int | None = None) -> tuple[lis
     names = sorted(entry.name for entry in os.scandir(root) if entry.is_dir())
     if not names:
         raise no_images(root)
+    for name in names:  # the libraries' image folders take one that cannot be read for an empty one
+        try:
+            os.scandir(Path(root, name)).close()
+        except OSError as error:
+            raise UserError(f"class folder {Path(root, name)} {unusable(error)}") from error
     if num_classes in (None, len(names)):
         return names, {name: place for place, name in enumerate(names)}
     if num_classes != len(WNIDS):

@@ -55,8 +55,6 @@ class ModelRung(Rung):
     def __init__(self, name: str, args: argparse.Namespace) -> None:
         """Raises UserError for a device that is not there, weights that do not fit, or an unwritable folder."""
         super().__init__(name)
-        if args.seed < 0:
-            raise UserError(f"--seed {args.seed} is negative: choose 0 or more")
         self.args, self.out = args, output_dir(args.output_dir)
         self.ref, self.port = Package(REF, args.device), Package(PORT, args.device)
         versions = [f"{p.backend.name} {p.backend.framework.__version__} ({p.role})" for p in (self.ref, self.port)]

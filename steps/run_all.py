@@ -17,7 +17,7 @@ from mobilenetv3_common.arguments import MODEL_NAMES
 from portproof.ladder import Planned, run_all
 from portproof.ladder.all_rungs import cores_of_a_lane
 from portproof.report.summary import environment
-from sturdyio.cli import ArgumentParser, HelpFormatter, UserError, run
+from sturdyio.cli import ArgumentParser, HelpFormatter, UserError, run, seed
 
 NAME = "run_all"
 ROOT = Path(__file__).resolve().parents[1]
@@ -41,7 +41,7 @@ def get_args_parser() -> argparse.ArgumentParser:
     add("--model", choices=[*MODEL_NAMES, "both"], default="both", help="which of the two sizes")
     add("--device", choices=("cpu", "gpu"), default="cpu", help="where both sides run")
     add("--weights", metavar="FILE", help="weights for both sides, of the one --model, instead of probe weights")
-    add("--seed", type=int, default=0, help="of inputs and probe weights")
+    add("--seed", type=seed, default=0, help="of inputs and probe weights")
     add("--output-dir", default=str(ROOT / "result"), help="where results and logs are written")
     add("--rungs", nargs="+", choices=RUNGS, default=RUNGS, metavar="RUNG", help="these only, such as 01_test_forward")
     add("--full", action="store_true", help="rung 07 trains until both sides have learned, a quarter of an hour")

@@ -199,7 +199,7 @@ FAULTY = {  # content -> what the message says
     "ends early": (bytes([10, checkpoint()[1] + 1]) + checkpoint()[2:], "it ends early"),
     "endless number": (b"\xff" * 20, "no checkpoint of MindSpore"),
     "pickle": (b"\x80\x02}q\x00.", "no checkpoint of MindSpore"),
-    "control characters": (checkpoint("\x1b[31m\nx", content=bytes(4)), "?[31m x has 4 bytes"),
+    "control characters": (checkpoint("\x1b[31m\nx", content=bytes(4)), r"\x1b[31m x has 4 bytes"),
 }
 
 

@@ -390,7 +390,7 @@ def test_another_seed_is_another_network(tmp_path):
     "flags, reason",
     [
         (("probe.bin",), "probe.bin ends in none of .pth, .pt, .safetensors, .pdparams"),
-        (("--seed", "-1", "probe.pth"), "--seed -1 is negative"),
+        (("--seed", "-1", "probe.pth"), "invalid whole number from 0 to 4294967295 value: '-1'"),
         (("a_file/probe.pth",), "cannot be written"),
     ],
 )

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from mobilenetv3_common.arguments import MODEL_NAMES
 from portproof.convert.rules import torch_to_paddle
-from sturdyio.cli import ArgumentParser, HelpFormatter, UserError, positive_int, run
+from sturdyio.cli import ArgumentParser, HelpFormatter, UserError, positive_int, run, seed
 
 PROG = "make_probe_weights"
 SUFFIXES = (".pth", ".pt", ".safetensors", ".pdparams")
@@ -29,15 +29,13 @@ def get_args_parser() -> argparse.ArgumentParser:
     )
     add("--model", choices=MODEL_NAMES, default=MODEL_NAMES[0], help="which of the two sizes")
     add("--num-classes", type=positive_int, default=1000, metavar="N", help="outputs of the last layer")
-    add("--seed", type=int, default=0, help="of the weights, 0 or more")
+    add("--seed", type=seed, default=0, help="of the weights")
     return parser
 
 
 def main(args: argparse.Namespace) -> None:
     if args.output.suffix not in SUFFIXES:
         raise UserError(f"output {args.output} ends in none of {', '.join(SUFFIXES)}: choose one of these suffixes")
-    if args.seed < 0:
-        raise UserError(f"--seed {args.seed} is negative: choose 0 or more")
     try:
         import mobilenetv3_paddle.models as port
         import mobilenetv3_ref.models as ref

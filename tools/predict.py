@@ -25,10 +25,10 @@ import numpy as np
 from PIL import Image
 from tqdm import tqdm
 
-from mobilenetv3_common.arguments import MODEL_NAMES, check_val_sizes
+from mobilenetv3_common.arguments import MODEL_NAMES, PIXELS, check_val_sizes
 from mobilenetv3_common.images import IMAGE_SUFFIXES, read_image
 from mobilenetv3_common.wnids import IMAGENET_LABELS
-from sturdyio.cli import ArgumentParser, HelpFormatter, UserError, existing_file, positive_int, run
+from sturdyio.cli import ArgumentParser, HelpFormatter, UserError, existing_file, positive_int, printable, run, unusable
 
 PROG = "predict"
 MODULES = {"paddle": "mobilenetv3_paddle.predict", "torch": "mobilenetv3_ref.predict"}
@@ -57,10 +57,10 @@ def get_args_parser() -> argparse.ArgumentParser:
         metavar="N",
         help="images that go through the model at once",
     )
-    add("--val-crop-size", type=positive_int, default=224, metavar="N", help="pixels")
+    add("--val-crop-size", type=PIXELS, default=224, metavar="N", help="pixels")
     add(
         "--val-resize-size",
-        type=positive_int,
+        type=PIXELS,
         default=256,
         metavar="N",
         help="pixels of the shorter side before the crop",
@@ -93,7 +93,7 @@ def find_images(folder: Path) -> list[Path]:
     """
 
     def refuse(error: OSError) -> NoReturn:
-        raise UserError(f"folder {error.filename} cannot be read ({error.strerror}): check its permissions") from error
+        raise UserError(f"folder {error.filename} {unusable(error)}") from error
 
     paths, seen, starts = [], set(), [folder]
     for start in starts:  # which grows
@@ -128,7 +128,9 @@ def predict_image(predictor, image: Image.Image, k: int) -> None:
 
 def image_line(path: Path, best: Sequence[tuple[int, float]], names: Sequence[str] | None) -> str:
     """PATH: 281 tabby 0.9091, 282 tiger cat 0.0312"""
-    return f"{path}: " + ", ".join(f"{i} {names[i]} {p:.4f}" if names else f"{i} {p:.4f}" for i, p in best)
+    return f"{printable(str(path))}: " + ", ".join(
+        f"{i} {names[i]} {p:.4f}" if names else f"{i} {p:.4f}" for i, p in best
+    )
 
 
 def read_images(paths: Sequence[Path], found: list[Path], progress: tqdm) -> Iterator[Image.Image]:
@@ -137,7 +139,7 @@ def read_images(paths: Sequence[Path], found: list[Path], progress: tqdm) -> Ite
         try:
             image = read_image(path)
         except UserError as error:
-            progress.write(f"{PROG}: skipped: {error}", file=sys.stderr)
+            progress.write(f"{PROG}: skipped: {printable(str(error))}", file=sys.stderr)
         else:
             found.append(path)
             yield image

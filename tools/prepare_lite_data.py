@@ -20,7 +20,7 @@ from PIL import ExifTags, Image
 from tqdm import tqdm
 
 from mobilenetv3_common.images import IMAGE_SUFFIXES
-from sturdyio.cli import ArgumentParser, UserError, existing_dir, output_dir, positive_int, run
+from sturdyio.cli import ArgumentParser, UserError, existing_dir, output_dir, positive_int, run, seed
 
 SPLITS = ("train", "val")
 JPEG_QUALITY = 87
@@ -246,7 +246,7 @@ def get_args_parser() -> argparse.ArgumentParser:
         metavar="N",
         help="images to draw from each class, in train and again in val",
     )
-    sample.add_argument("--seed", type=int, default=0, help="seed of the draw")
+    sample.add_argument("--seed", type=seed, default=0, help="seed of the draw")
     return parser
 
 

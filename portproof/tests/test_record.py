@@ -595,7 +595,7 @@ def test_flags_of_record(run, folder):
         (("--max-size", "much"), "invalid size such as 100MB value: 'much'"),
         (("--modules", "none"), "modules names 'none'"),
         (("--output", "net.pth"), "does not end in .safetensors"),
-        (("--seed", "-1"), "--seed -1 is negative"),
+        (("--seed", "-1"), "invalid whole number from 0 to 4294967295 value: '-1'"),
     ],
     ids=str,
 )

@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 import errno
 import os
+import re
+import stat
 import sys
 import tempfile
 import traceback
@@ -69,8 +71,8 @@ def run(main: Callable[[], int | None], prog: str, fault_of: str = "") -> NoRetu
         sys.stdout.flush()
     except UserError as error:
         # From a loader's worker process it comes with the worker's traceback before it, and the type's name.
-        message = str(error).rstrip().splitlines()[-1].removeprefix(f"{UserError.__module__}.{UserError.__name__}: ")
-        print(f"{prog}: error: {message}", file=sys.stderr)
+        message = re.split(rf"\n{re.escape(__name__)}\.\w+: ", str(error))[-1].rstrip()
+        print(f"{prog}: error: {printable(message)}", file=sys.stderr)
         status = 2
     except Failed as error:
         print(f"FAIL {prog}: {error}", flush=True)
@@ -91,6 +93,9 @@ def run(main: Callable[[], int | None], prog: str, fault_of: str = "") -> NoRetu
             print(f"{prog}: error: standard output was closed: what was found cannot be printed", file=sys.stderr)
         elif isinstance(error, Escaped) or not isinstance(error, Exception):
             print(f"{prog}: error: {one_line(error)} was raised before it was done", file=sys.stderr)
+        elif isinstance(error, OSError) and isinstance(error.filename, (str, bytes)):
+            name = printable(os.fsdecode(error.filename))
+            print(f"{prog}: error: {name} {unusable(error)}", file=sys.stderr)
         elif fault_of:
             traceback.print_exc()
             print(f"{prog}: {one_line(error)}: this is a fault of {fault_of}: please report it", file=sys.stderr)
@@ -155,27 +160,55 @@ def one_line(error: BaseException) -> str:
 
 
 def printable(text: str) -> str:
-    """`text` with a question mark for what cannot be printed, or would begin another line."""
-    return "".join(letter if letter.isprintable() else "?" for letter in text)
+    """`text` with escapes, such as \\n, for what cannot be printed or would begin another line."""
+    return "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in text)
+
+
+def _kind(path: Path, what: str) -> str:
+    """What stands at `path`: "folder", "file", "empty file", "other", or "" for nothing.
+
+    Raises UserError, which calls it `what`, if that cannot be known: for want of permissions, or for its name.
+    """
+    try:
+        status = path.stat()
+    except (FileNotFoundError, NotADirectoryError, ValueError):  # the last of a name with a null byte
+        return ""
+    except OSError as error:
+        raise UserError(f"{what} {path} {unusable(error)}") from error
+    if stat.S_ISDIR(status.st_mode):
+        return "folder"
+    if stat.S_ISREG(status.st_mode):
+        return "file" if status.st_size else "empty file"
+    return "other"
+
+
+def unusable(error: OSError) -> str:
+    """What is to be said of a file or folder behind its name: the reason, and the fix."""
+    fix = "check its permissions" if isinstance(error, PermissionError) else "check the path"
+    return f"cannot be used ({error.strerror}): {fix}"
 
 
 def existing_file(path: str | Path, what: str) -> Path:
     """`path` if it is a non-empty file; raises UserError that calls it `what`."""
     path = Path(path)
-    if path.is_dir():
-        raise UserError(f"{what} {path} is a folder: name a file in it")
-    if not path.is_file():
-        raise UserError(f"{what} {path} does not exist: check the path")
-    if path.stat().st_size == 0:
-        raise UserError(f"{what} {path} is empty: fetch or write it again")
+    kind = _kind(path, what)
+    problems = {
+        "folder": "is a folder: name a file in it",
+        "": "does not exist: check the path",
+        "other": "is no regular file: name one",
+        "empty file": "is empty: fetch or write it again",
+    }
+    if kind in problems:
+        raise UserError(f"{what} {path} {problems[kind]}")
     return path
 
 
 def existing_dir(path: str | Path, what: str) -> Path:
     """`path` if it is a folder; raises UserError that calls it `what`."""
     path = Path(path)
-    if not path.is_dir():
-        problem = "is not a folder" if path.exists() else "does not exist"
+    kind = _kind(path, what)
+    if kind != "folder":
+        problem = "is not a folder" if kind else "does not exist"
         raise UserError(f"{what} {path} {problem}: check the path")
     return path
 
@@ -191,6 +224,21 @@ def output_dir(path: str | Path) -> Path:
         problem = f"output folder {path} cannot be written ({error.strerror})"
         raise UserError(f"{problem}: choose another with --output-dir") from error
     return path
+
+
+def whole_number(low: int, high: int) -> Callable[[str], int]:
+    """An argparse type: a whole number from `low` to `high`."""
+
+    def parse(text: str) -> int:
+        if not low <= int(text) <= high:
+            raise ValueError
+        return int(text)
+
+    parse.__name__ = f"whole number from {low} to {high}"  # argparse: "invalid whole number from 0 to 9 value: '10'"
+    return parse
+
+
+seed = whole_number(0, 2**32 - 1)  # which NumPy and both frameworks take
 
 
 def positive_int(text: str) -> int:

@@ -26,7 +26,7 @@ import numpy as np
 import safetensors.numpy
 from numpy.lib import format as npy_format
 
-from sturdyio.cli import UserError, existing_file, printable
+from sturdyio.cli import UserError, existing_file, printable, unusable
 from sturdyio.locks import here, is_gone
 from sturdyio.pickles import LEAVES, Array, Unpickler, numbers_of_array
 
@@ -148,7 +148,7 @@ def read_file(path: str | Path, what: str = "file") -> bytes:
     try:
         return existing_file(path, what).read_bytes()
     except OSError as error:
-        raise UserError(f"{what} {path} cannot be read ({error.strerror}): check its permissions") from error
+        raise UserError(f"{what} {path} {unusable(error)}") from error
 
 
 @contextmanager

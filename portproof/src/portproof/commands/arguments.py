@@ -11,7 +11,7 @@ from portproof.backends import backend
 from portproof.backends.base import SUFFIXES
 from portproof.backends.trace import Inputs
 from portproof.ladder.pairs.named import draw_inputs, load_inputs, model_factory
-from sturdyio.cli import UserError, existing_file, staying
+from sturdyio.cli import UserError, existing_file, seed, staying
 from sturdyio.files import read_file, refusing
 from sturdyio.state_dict import hash_in_name
 
@@ -42,7 +42,7 @@ FLAGS: dict[str, dict[str, Any]] = {
         "help": "the inputs themselves instead of --input: 0, 1, ... or arr_0, arr_1, ... are the positional arguments,"
         " other names keywords",
     },
-    "--seed": {"type": int, "default": 0, "help": "of inputs and probe weights, 0 or more"},
+    "--seed": {"type": seed, "default": 0, "help": "of inputs and probe weights"},
     "--device": {"choices": ("cpu", "gpu"), "default": "cpu", "help": "where both sides run"},
     "--mode": {"choices": MODES, "default": "both", "help": "which modes are judged"},
     "--precision": {"choices": PRECISIONS, "default": "both", "help": "which precisions are judged"},
@@ -139,8 +139,6 @@ def load_given_inputs(args: argparse.Namespace, frameworks: Sequence[str]) -> In
     file = getattr(args, "inputs", None)
     if file and args.input:
         raise UserError("--inputs are the inputs themselves, --input their shapes: give one of the two")
-    if args.seed < 0:
-        raise UserError(f"--seed {args.seed} is negative: choose 0 or more")
     for name in frameworks:
         backend(name).device(getattr(args, "device", "cpu"))
     return load_inputs(file, "--inputs") if file else draw_inputs(args.input or [INPUT], args.seed, "--input")

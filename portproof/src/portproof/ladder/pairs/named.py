@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import functools
 import inspect
+import math
 import re
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -19,6 +20,7 @@ from portproof.io.cli import PortError, resolve
 from sturdyio.cli import MachineError, UserError, one_line, user_code
 from sturdyio.files import load_npz
 
+MOST_AXES, MOST_NUMBERS = 32, 2**28  # of an input that is drawn: NumPy 1 has no more axes, 2 GB in float64
 DTYPES = ("", "float32", "int64", "int32", "bool")
 
 
@@ -72,7 +74,7 @@ def _parsed(text: str, what: str, of_port: bool = False) -> tuple[Callable[..., 
             node = node.func
         if not isinstance(node, ast.Name) or None in kwargs or not module_name:
             raise ValueError("it is none")
-    except (SyntaxError, ValueError) as error:
+    except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError) as error:
         raise UserError(f"{what} {text!r} is no PKG.MOD:FACTORY nor PKG.MOD:FACTORY(KEYWORD=VALUE, ...)") from error
     return resolve(f"{module_name}:{node.id}", what, of_port), kwargs
 
@@ -107,6 +109,13 @@ def _drawn(text: str, rng: np.random.Generator, what: str) -> np.ndarray:
             raise ValueError
     except ValueError as error:
         raise UserError(f"{what} is no shape such as 2,3,224,224 or 2,16:int64:30522") from error
+    if len(shape) > MOST_AXES or math.prod(shape) > MOST_NUMBERS:
+        most = f"{MOST_AXES} axes or {MOST_NUMBERS} numbers"
+        raise UserError(f"{what} has more than {most}: draw fewer, or give a file with --inputs")
+    if is_whole and below > 2 ** (int(dtype[3:]) - 1):
+        raise UserError(
+            f"{what}: {dtype} has no numbers of {below - 1}: choose a HIGH of 2^{int(dtype[3:]) - 1} at most"
+        )
     if is_whole:
         return _whole_numbers(shape, below, rng).astype(dtype)
     if dtype == "bool":

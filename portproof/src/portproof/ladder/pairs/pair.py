@@ -42,6 +42,8 @@ class Options:
             given = getattr(self, what)
             if not given or not set(given) <= set(known):
                 raise UserError(f"{what} {given!r}: choose some of {', '.join(known)}")
+        if not 0 <= self.seed < 2**32:
+            raise UserError(f"seed {self.seed}: choose one from 0 to 4294967295")
         if self.weights not in WEIGHTS:
             raise UserError(f"weights {self.weights!r}: choose one of {', '.join(WEIGHTS)}")
 
