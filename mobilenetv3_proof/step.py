@@ -14,7 +14,7 @@ from mobilenetv3_common.classes import num_classes_of
 from portproof.backends.probe import probe_weights
 from portproof.convert.rules import paddle_to_torch
 from portproof.ladder.rung import Rung, rung_parser
-from sturdyio.cli import UserError, output_dir
+from sturdyio.cli import output_dir
 from sturdyio.files import atomic_path
 
 from .package import PORT, REF, Package
