@@ -345,6 +345,8 @@ MISTAKES = {
     "no YAML": ({"map": "bad.yaml"}, "map bad.yaml refused"),
     "YAML without end": ({"map": "deep.yaml"}, "map deep.yaml refused"),
     "YAML of ever more": ({"map": "bomb.yaml"}, "map bomb.yaml holds no lines NAME: NAME"),
+    "YAML of one text again and again": ({"map": "alias.yaml"}, "names more than 2000000 bytes for 'a'"),
+    "a name twice": ({"map": "twice.yaml"}, "map twice.yaml names 'first' twice"),
     "a map of what is not there": ({"map": "wrong.yaml"}, "the port has no module with weights of that name"),
     "no weights": ({"weights": "nothing.pth"}, "weights nothing.pth does not exist"),
     "weights that do not fit": ({"weights": "other.safetensors"}, "weights other.safetensors"),
@@ -355,7 +357,9 @@ MISTAKES = {
 @pytest.mark.parametrize(("flags", "message"), MISTAKES.values(), ids=MISTAKES)
 def test_a_mistake_is_one_line_and_status_2(run, folder, flags, message):
     bomb = "a0: &a0 [x]\n" + "".join(f"a{i}: &a{i} [*a{i - 1}, *a{i - 1}]\n" for i in range(1, 64))  # 2 ** 63 names
-    maps = {"list": "- a\n", "bad": "a: [b\n", "wrong": "first: nothing\n", "deep": "[" * 5000, "bomb": bomb}
+    alias = "a: [&x " + "n" * 100_000 + ", *x" * 20_000 + "]\n"
+    maps = {"alias": alias, "twice": "first: one\nfirst: two\n"}
+    maps |= {"list": "- a\n", "bad": "a: [b\n", "wrong": "first: nothing\n", "deep": "[" * 5000, "bomb": bomb}
     for name, text in maps.items():
         (folder / f"{name}.yaml").write_text(text, encoding="utf-8")
     save_file({"first.weight": np.zeros((2, 2), np.float32)}, folder / "other.safetensors")

@@ -460,6 +460,8 @@ def nested(depth: int) -> dict:
         lambda header: header.update(arrays=[[name, "float16"] for name, _ in header["arrays"]]),
         lambda header: header["modules"][1].update(name="\x1b]0;title\x07"),
         lambda header: header["modules"].pop(0),
+        lambda header: header.update(modules=header["modules"] * 3),
+        lambda header: header.update(inputs={"list": [{"array": 0}] * 500_000}),
         lambda header: header["modules"][-1].update(name="no.such.parent"),
         lambda header: header["modules"][2]["slots"]["weight"].update(shape=[99, 99]),
         lambda header: header["modules"][2]["slots"]["weight"].update(key="elsewhere.weight"),

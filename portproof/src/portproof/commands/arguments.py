@@ -115,16 +115,18 @@ def read_map(path: str | None) -> dict[str, str]:
     with refusing(f"map {path}", "YAML", "write lines NAME: NAME"):
         if len(data) > MOST_MAP:
             raise ValueError(f"it has more than {MOST_MAP} bytes")
-        content = yaml.load(data.decode(), yaml.BaseLoader)  # names stay text, not numbers
-    given = content if isinstance(content, dict) else {None: None}
-    lines = {key: ", ".join(value) if _are_texts(value) else value for key, value in given.items()}
-    if not _are_texts([*lines, *lines.values()]):
-        raise UserError(f"map {path} holds no lines NAME: NAME: the reference's module or tensor, then the port's")
+        content = yaml.compose(data.decode(), yaml.BaseLoader)  # names stay text, not numbers
+    lines: dict[str, str] = {}
+    for key, value in content.value if isinstance(content, yaml.MappingNode) else [(None, None)]:
+        names = value.value if isinstance(value, yaml.SequenceNode) else [value]
+        if not all(isinstance(node, yaml.ScalarNode) for node in (key, *names)):
+            raise UserError(f"map {path} holds no lines NAME: NAME: the reference's module or tensor, then the port's")
+        if key.value in lines:
+            raise UserError(f"map {path} names {key.value!r} twice: leave one of the two lines out")
+        if sum(len(node.value) for node in names) > MOST_MAP:  # of aliases of one text
+            raise UserError(f"map {path} names more than {MOST_MAP} bytes for {key.value!r}: write each name once")
+        lines[key.value] = ", ".join(node.value for node in names)
     return lines
-
-
-def _are_texts(value: Any) -> bool:
-    return isinstance(value, list) and all(isinstance(item, str) for item in value)
 
 
 def load_models(args: argparse.Namespace, judged: bool = False) -> tuple[Any, Any, Inputs]:

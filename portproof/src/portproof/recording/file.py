@@ -24,7 +24,7 @@ import numpy as np
 from portproof.backends.model import Model
 from portproof.backends.question import Question, Run
 from portproof.backends.slots import Module
-from portproof.backends.trace import Inputs
+from portproof.backends.trace import Inputs, is_array, tensors_in
 from portproof.backends.values import COMPLEX, KINDS, decode, digest_of
 from portproof.compare.ruler import UNIT_ROUNDOFF
 from portproof.ladder.pairs.pair import MODES
@@ -35,6 +35,7 @@ from sturdyio.files import load_safetensors_with_metadata, refusing, save_safete
 
 NAME = "portproof.recording"
 VERSION = 3
+MOST_INPUTS = 1000  # each is part of every question
 MOST_TEXT = 64_000_000  # safetensors reads headers up to 100 MB
 WHAT = "what portproof record wrote"
 
@@ -149,7 +150,10 @@ class RecordedModel(Model):
         read = self._reader.read
         self.made_with = read(dict[str, str], header["made_with"])
         self.version = self.made_with["portproof"]
-        modules = {module.name: module for module in read(list[Module], header["modules"])}
+        listed = read(list[Module], header["modules"])
+        modules = {module.name: module for module in listed}
+        if len(modules) != len(listed):
+            raise ValueError("it holds a module twice")
         super().__init__("reference", modules, read(dict[str, np.ndarray], header["tensors"]))
         self._constants = read(dict[str, np.ndarray], header["constants"])
         self.inputs: Inputs = decode(header["inputs"], arrays)
@@ -165,6 +169,8 @@ class RecordedModel(Model):
             raise ValueError("it holds no mode")
         if not isinstance(self.inputs, (list, dict)) or not self.cotangent:
             raise ValueError("it holds no inputs, or no gradient for the outputs")
+        if len(tensors_in(self.inputs, is_array)) > MOST_INPUTS:
+            raise ValueError(f"it holds more than {MOST_INPUTS} inputs")
         for name, module in self._whole.items():
             owners = {slot.key.rpartition(".")[0] for slot in module.slots.values()}
             if name.rpartition(".")[0] not in self._whole or owners - {name}:
