@@ -161,7 +161,7 @@ class Like(Law):
         magnitude   the mean of |x - mean| / std, which tells uniform from normal (Geary 1935)
 
     All but the first are normal for MANY values and more, with deviations by their influence functions over the sample.
-    Of fewer values only the quantiles are compared.
+    Of fewer values, which are a constant's, only the quantiles are compared.
     """
 
     sample: np.ndarray
