@@ -14,6 +14,7 @@ from sturdyio.cli import UserError, existing_file
 from sturdyio.files import atomic_path
 
 NAME = "metrics.jsonl"
+FIX = "fix that line, or move the file away: a new one then begins with what is trained from here on"
 
 
 class MetricsLog:
@@ -29,7 +30,7 @@ class MetricsLog:
     def __init__(self, path: str | Path, *, epoch: int = 0, step: int = 0) -> None:
         self.path = Path(path)
         self.aside = None if epoch or step else _set_aside(self.path)
-        older = _whole_lines(self.path) if self.path.exists() else ()
+        older = _whole_lines(self.path, FIX) if self.path.exists() else ()
         kept = [line for line, record in older if _is_behind(record, epoch, step)]
         with atomic_path(self.path) as temporary:
             temporary.write_text("".join(kept), encoding="utf-8")
@@ -64,7 +65,7 @@ class MetricsLog:
 
 def read_metrics(path: str | Path) -> list[dict[str, Any]]:
     """The records in `path`, without a last line that was cut off; raises UserError when it is no such file."""
-    return [record for _, record in _whole_lines(existing_file(path, "record"))]
+    return [record for _, record in _whole_lines(existing_file(path, "record"), f"name a {NAME} of a training run")]
 
 
 def _is_behind(record: dict[str, Any], epoch: int, step: int) -> bool:
@@ -88,8 +89,8 @@ def _set_aside(path: Path) -> Path | None:
         raise UserError(f"{path} cannot be set aside ({error}): choose another folder") from error
 
 
-def _whole_lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """(line, record) of each line that was written whole.
+def _whole_lines(path: Path, fix: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """(line, record) of each line that was written whole; a UserError ends in `fix`.
 
     The last of a killed run may not have been, and after a power cut what was written last may be zeros, in that line
     or more: all of it is beyond the last checkpoint, with which the record is synced.
@@ -98,23 +99,23 @@ def _whole_lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
         *whole, _torn = path.read_bytes().split(b"\n")
         lines = [line.decode("utf-8") for line in whole]
     except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"record {path} cannot be read ({error}): name a {NAME} of a training run") from error
+        raise UserError(f"record {path} cannot be read ({error}): {fix}") from error
     for number, line in enumerate(lines, 1):
         if "\0" in line:
             return
-        yield f"{line}\n", _record(line, f"record {path}, line {number},")
+        yield f"{line}\n", _record(line, f"record {path}, line {number},", fix)
 
 
-def _record(line: str, what: str) -> dict[str, Any]:
+def _record(line: str, what: str, fix: str) -> dict[str, Any]:
     try:
         record = json.loads(line)
     except (ValueError, RecursionError) as error:
-        raise UserError(f"{what} is no JSON ({error}): name a {NAME} of a training run") from error
+        raise UserError(f"{what} is no JSON ({error}): {fix}") from error
     numbers = {**record} if isinstance(record, dict) else {}
     if not isinstance(numbers.pop("kind", None), str) or not all(
         type(numbers.get(name)) is int and 0 <= numbers[name] < 2**53 for name in ("epoch", "step")
     ):
-        raise UserError(f"{what} lacks kind, epoch or step: name a {NAME} of a training run")
+        raise UserError(f"{what} lacks kind, epoch or step: {fix}")
     if not all(value is None or type(value) in (int, float) and abs(value) < 1e300 for value in numbers.values()):
-        raise UserError(f"{what} holds what is no number: name a {NAME} of a training run")
+        raise UserError(f"{what} holds what is no number: {fix}")
     return record

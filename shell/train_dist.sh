@@ -51,21 +51,25 @@ if [ "$cards" -gt 0 ]; then
             GPU-* | MIG-*) # CUDA takes the beginning of a UUID, too
                 uuids=$((uuids + 1))
                 case $card in MIG-*) mig=$card ;; esac
-                [ "$(printf '%s\n' "$listed" | grep -cF "(UUID: $card")" = 1 ] ||
+                named_card=$(printf '%s\n' "$listed" | sed -n "s|.*(UUID: \($card[^)]*\)).*|\1|p")
+                is_one=$(printf '%s' "$named_card" | grep -c '')
+                [ "$is_one" = 1 ] ||
                     fail "$said: no card, or several, begin with $card: take UUIDs that nvidia-smi -L lists"
                 ;;
             *[!0123456789]*) fail "$said is no list of cards such as 0,1,2,3: write it so" ;;
             *)
+                named_card=$card
+                while [ "${named_card#0?}" != "$named_card" ]; do named_card=${named_card#0}; done
                 [ "$card" -lt "$cards" ] || fail "there is no card $card of $CUDA_VISIBLE_DEVICES:" \
                     "nvidia-smi lists $cards; name those to use, such as $named=0"
                 ;;
         esac
-        case $seen in *,"$card",*) fail "$said names card $card twice: name it once" ;; esac
+        case $seen in *,"$named_card",*) fail "$said names card $card twice: name it once" ;; esac
         case ,$given, in
             ,, | *,"$card",*) ;;
             *) fail "$said: card $card is not among CUDA_VISIBLE_DEVICES=$given: name some of those" ;;
         esac
-        processes=$((processes + 1)) seen=$seen$card,
+        processes=$((processes + 1)) seen=$seen$named_card,
     done
     [ "$uuids" = 0 ] || [ "$uuids" = "$processes" ] ||
         fail "$said mixes numbers and UUIDs, of which CUDA takes one kind: write numbers alone, or UUIDs"

@@ -266,6 +266,8 @@ def test_a_failing_process_has_the_last_word(project, framework):
         ("train_dist.sh", 8, {"DEVICES": "-1"}, "DEVICES=-1 is no list"),
         ("train_dist.sh", 8, {"DEVICES": ","}, "DEVICES=, is no list"),
         ("train_dist.sh", 8, {"DEVICES": "1,1"}, "DEVICES=1,1 names card 1 twice"),
+        ("train_dist.sh", 8, {"DEVICES": "0,00"}, "DEVICES=0,00 names card 00 twice"),
+        ("train_dist.sh", 8, {"DEVICES": "GPU-1,GPU-1a"}, "DEVICES=GPU-1,GPU-1a names card GPU-1a twice"),
         (
             "train_dist.sh",
             8,

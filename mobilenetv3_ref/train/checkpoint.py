@@ -68,7 +68,8 @@ def read_checkpoint(path: str | Path) -> dict[str, Any]:
     if missing:
         raise UserError(f"checkpoint {path} lacks {', '.join(sorted(missing))}: for weights alone use --weights")
     if content.pop("digest") != digest(content):
-        raise UserError(f"checkpoint {path} is damaged, its digest does not fit: resume from another")
+        fix = "resume from another if one was kept, else start anew"
+        raise UserError(f"checkpoint {path} is damaged, its digest does not fit: {fix}")
     return content
 
 

@@ -133,8 +133,11 @@ def environment(args: argparse.Namespace, script: str) -> dict[str, str]:
     """The command with all flags, versions, machine and date, as text."""
     command = ["python", script]
     for name, value in vars(args).items():
-        if value is not None:
-            command += [f"--{name.replace('_', '-')}", str(value)]
+        if value is None or value is False:
+            continue
+        command.append(f"--{name.replace('_', '-')}")
+        if value is not True:
+            command += map(str, value if isinstance(value, (list, tuple)) else [value])
     return {
         "command": shlex.join(command),
         "date": datetime.now().astimezone().isoformat(" ", "seconds"),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -86,6 +86,7 @@ class Pair:
         for train in trains:
             run = ref_model.run(inputs, "float32", train)
             check_reference(run, train)
+            _check_named(options.outputs or {}, run)
             returned = returned or run.output
         if options.weights == "probe":
             from portproof.backends.probe import load_probe_weights
@@ -227,6 +228,14 @@ def same_weights(ref: Any, port: Any, inputs: Inputs, **options: Any) -> tuple[A
 
 def _place(key: str) -> str:
     return f"[{key}]" if key else ""
+
+
+def _check_named(outputs: Iterable[str], run: Run) -> None:
+    """Raise UserError unless the reference's run has outputs of these names."""
+    for name in outputs:
+        if not any(place.startswith(_place(name)) for place in run.places):
+            places = ", ".join(place.strip("[]") for place in run.places if place) or "one, without a name"
+            raise UserError(f"outputs (--match) name {name!r}, but the reference's are {places}: name one of these")
 
 
 def check_reference(run: Run, train: bool) -> None:
