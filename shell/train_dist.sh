@@ -51,9 +51,8 @@ if [ "$cards" -gt 0 ]; then
             GPU-* | MIG-*) # CUDA takes the beginning of a UUID, too
                 uuids=$((uuids + 1))
                 case $card in MIG-*) mig=$card ;; esac
-                named_card=$(printf '%s\n' "$listed" | sed -n "s|.*(UUID: \($card[^)]*\)).*|\1|p")
-                is_one=$(printf '%s' "$named_card" | grep -c '')
-                [ "$is_one" = 1 ] ||
+                named_card=$(printf '%s\n' "$listed" | grep -o "(UUID: $card[^)]*" || :)
+                [ "$(printf '%s\n' "$named_card" | grep -c UUID)" = 1 ] ||
                     fail "$said: no card, or several, begin with $card: take UUIDs that nvidia-smi -L lists"
                 ;;
             *[!0123456789]*) fail "$said is no list of cards such as 0,1,2,3: write it so" ;;
