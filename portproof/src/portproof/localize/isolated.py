@@ -31,6 +31,7 @@ Calls = Mapping[str, ModuleCall]  # of one side, by label
 Groups = Sequence[tuple[int, tuple[int, ...]]]  # per float input: (reference's input or -1, its shape)
 Pairs = Mapping[int, tuple[int, np.ndarray]]  # {reference's output: (port's, flat places)}
 LARGE = 1e4  # larger is a mask's -inf
+OTHER_INPUTS = "takes other inputs"
 OTHER_FORM = "returns its values in another form"
 FAR = 4.0  # how much nearer another way must be
 
@@ -121,7 +122,7 @@ def called_as_the_port_does(plain: Attempt, call: ModuleCall, port_call: ModuleC
         port_call=replace(plain.port_call, args=args, kwargs=kwargs),
         ref_groups=list(groups.values()),
         port_groups=[groups.get(i, (-1, array.shape)) for i, array in matched if array.dtype.kind in "fc"],
-        built_differently="is called differently" if complete else "takes other inputs, so that it was not run alone",
+        built_differently="is called differently" if complete else OTHER_INPUTS,
         complete=complete,
     )
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from portproof.backends.model import Model
 from portproof.backends.question import Question, Run
-from portproof.backends.trace import CALLS, OUTPUT, UPSTREAM, Inputs, ModuleCall, module_of
+from portproof.backends.trace import CALLS, OUTPUT, UPSTREAM, Inputs, ModuleCall
 from portproof.compare import FAIL, Row, compare, tensor_item
 from portproof.localize.isolated import OTHER_FORM, IsolatedRun, IsolatedRuns, has_upstream
 from portproof.mapping.map_search import alike
@@ -297,18 +297,14 @@ def _numbers(row: Row) -> list[str]:
 def _inputs_of_layers(names: NameMap, block: str, ref_run: Run, port_block: str, port_run: Run) -> list[str]:
     port_calls = {_prefix(port_block) + label: call for label, call in port_run.trace.calls.items()}
     calls = sorted(ref_run.trace.calls.values(), key=lambda call: call.start)
-    inside = [call for call in calls if call.name and call.number == 0]
+    inside = [call for call in calls if call.name and _prefix(block) + call.label in names.calls]
     for call in inside:
-        name = _prefix(block) + call.name
-        if name not in names.calls:
-            continue
-        port_call = port_calls.get(module_of(names.calls[name]))
+        label = _prefix(block) + call.label
+        port_call = port_calls.get(names.calls[label])
         if port_call is None:
-            return [f"the port does not call {name} there"]
-        floats = [(x, other) for x, other in zip(call.inputs, port_call.inputs) if x.dtype.kind in "fc"]
-        agree = all(x.shape == other.shape and alike([x], [other], EXACT) for x, other in floats)
-        if not agree or len(call.inputs) != len(port_call.inputs):
-            return [f"its own code feeds {name} otherwise, though all before it agrees"]
+            return [f"the port does not call {label} there"]
+        if len(call.inputs) != len(port_call.inputs) or not alike(call.inputs, port_call.inputs, EXACT):
+            return [f"its own code feeds {label} otherwise, though all before it agrees"]
     return ["its layers agree and are fed alike: the difference is made behind the last of them"] if inside else []
 
 

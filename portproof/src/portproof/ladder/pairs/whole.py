@@ -14,7 +14,7 @@ from portproof.backends.trace import Inputs, output_item
 from portproof.compare import FAIL, PASS, Item, Items, Row, Verdict, compare, joined, tensor_item
 from portproof.compare.ruler import Ruler, exact_atol
 from portproof.ladder.pairs.pair import MODES, Options, Pair, check_reference, switch_off_random
-from portproof.localize.isolated import Calls, IsolatedRuns, isolated_layers, without_optional
+from portproof.localize.isolated import OTHER_INPUTS, Calls, IsolatedRuns, isolated_layers, without_optional
 from portproof.localize.locate import KINDS, OTHER_VALUES, Location, locate
 from portproof.mapping.name_map import NameMap
 from portproof.report.text import grouped, render_sections
@@ -237,7 +237,11 @@ def all_notes(pair: Pair) -> list[str]:
     names = pair.name_map
     notes = [f"map: {len(names.tensors)} tensors, {len(names.calls)} outputs, {names.how}", *names.notes]
     typed = {f"{name} ({pair.ref.modules[name].type})": word for name, word in pair.built_differently.items()}
-    return [*notes, *dict.fromkeys(pair.notes), *pair.port.notes(), *grouped("built differently, no fault: ", typed)]
+    was_run = {name: word for name, word in typed.items() if word != OTHER_INPUTS}
+    not_run = {name: word for name, word in typed.items() if word == OTHER_INPUTS}
+    notes += [*dict.fromkeys(pair.notes), *pair.port.notes()]
+    notes += grouped("built differently, no fault: ", was_run)
+    return notes + grouped("not run alone, so nothing is known of it by itself: ", not_run)
 
 
 def passes(pair: Pair) -> str:
