@@ -192,6 +192,19 @@ def test_a_residual_connection_that_is_missing_in_one_block():
     assert any("feeds 1.act otherwise" in line for line in verdict.location.proof)
 
 
+def test_integers_and_later_calls_are_fed_otherwise_too():
+    """An index that is off by one, and a layer whose second call gets something else."""
+    ids = np.arange(8).reshape(2, 4)
+    layers = {"embed": T.Embedding(10, 4), "fc": T.Linear(4, 4)}
+    port_layers = {"embed": P.Embedding(10, 4), "fc": P.Linear(4, 4)}
+    ref = Ref(lambda m, x: m.fc(m.fc(m.embed(x))), **layers)
+    shifted = Port(lambda m, x: m.fc(m.fc(m.embed(x + 1))), **port_layers)
+    halved = Port(lambda m, x: m.fc(m.fc(m.embed(x)) / 2), **port_layers)
+    for port, fed in ((shifted, "embed"), (halved, "fc#2")):
+        location = align(ref, port, [ids], **EVAL).location
+        assert location.name == "" and any(f"feeds {fed} otherwise" in line for line in location.proof)
+
+
 # Ports that raise.
 
 RAISING = {
