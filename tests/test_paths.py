@@ -7,11 +7,20 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import paddle  # noqa: F401 - here and below: a child that drops its rights may not be able to import any more
 import pytest
+import torch  # noqa: F401
+import yaml  # noqa: F401
 
 import mobilenetv3_common.wnids
 import mobilenetv3_ref.train.main
 import portproof.__main__
+import portproof.backends.probe
+import portproof.commands.align
+import portproof.commands.compare
+import portproof.commands.judge
+import portproof.commands.new
+import portproof.ladder  # noqa: F401
 from mobilenetv3_common.arguments import parse_args
 from mobilenetv3_common.wnids import class_folders
 from sturdyio.cli import UserError, run
