@@ -1,100 +1,14 @@
 """Paths that cannot be used: below a folder that one may not search, too long, or no file; one line and status 2."""
 
-import contextlib
-import importlib.util
 import os
-import sys
-from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
-import paddle  # noqa: F401 - here and below: a child that drops its rights may not be able to import any more
 import pytest
-import torch  # noqa: F401
-import yaml  # noqa: F401
+from started_commands import NAMES, commands, lines_in, started, tool
 
-import mobilenetv3_common.wnids
-import mobilenetv3_ref.train.main
-import portproof.__main__
-import portproof.backends.probe
-import portproof.commands.align
-import portproof.commands.compare
-import portproof.commands.judge
-import portproof.commands.new
-import portproof.ladder  # noqa: F401
-from mobilenetv3_common.arguments import parse_args
-from mobilenetv3_common.wnids import class_folders
+from mobilenetv3_common.wnids import WNIDS, class_folders
 from sturdyio.cli import UserError, run
-
-ROOT = Path(__file__).parents[1]
-NOBODY = 65534
-PAIR = ("--ref", "torch.nn:ReLU", "--port", "paddle.nn:ReLU", "--input", "2,3")
-
-
-def tool(name: str):
-    spec = importlib.util.spec_from_file_location(name, ROOT / "tools" / f"{name}.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-def started(name: str, flags: tuple[str, ...]) -> Callable[[], None]:
-    """What runs a command as its own process would; it raises SystemExit."""
-    if name == "train":
-        module = mobilenetv3_ref.train.main
-        return lambda: run(lambda: module.main(parse_args("train", "PyTorch", flags)), "train")
-    if name.startswith("portproof "):
-
-        def command() -> None:
-            sys.argv = ["portproof", name.partition(" ")[2], *flags]
-            portproof.__main__.main()
-
-        return command
-    module = tool(name)
-    return lambda: run(lambda: module.main(module.get_args_parser().parse_args(flags)), name)
-
-
-def commands(path: str) -> dict[str, tuple[str, ...]]:
-    """Flags of each command that reads or writes, in all of which `path` is the first that it uses."""
-    return {
-        "predict": ("--weights", f"{path}/a.pdparams", "--input", f"{path}/cat.jpg"),
-        "train": ("--data-path", path, "--output-dir", path),
-        "convert_weights": (f"{path}/a.pth", "out.pdparams", "--from", "torch", "--to", "paddle"),
-        "average_checkpoints": ("--framework", "torch", "average.pth", f"{path}/a.pth", f"{path}/b.pth"),
-        "plot_curves": ("curves.png", path),
-        "make_probe_weights": (f"{path}/probe.pth",),
-        "portproof align": (*PAIR, "--map", f"{path}/map.yaml"),
-        "portproof align ": (*PAIR, "--weights", f"{path}/a.pth"),
-        "portproof judge": (f"{path}/a.safetensors", "--port", "paddle.nn:ReLU"),
-        "portproof compare": (f"{path}/a.npy", f"{path}/b.npy", "--rtol", "0.1"),
-        "portproof new": (path, *PAIR),
-    }
-
-
-NAMES = list(commands(""))
-
-
-def lines_in(folder: Path, start: Callable[[], None], as_nobody: bool) -> tuple[int, list[str]]:
-    """(exit status, lines on stderr) of a child that starts it in `folder`, as a user who owns nothing if told to."""
-    said = folder / "stderr.txt"
-    with said.open("w") as file:
-        child = os.fork()
-        if child == 0:
-            status = 99
-            try:
-                os.chdir(folder)
-                if as_nobody and os.getuid() == 0:
-                    os.setgroups([])
-                    os.setgid(NOBODY)
-                    os.setuid(NOBODY)
-                sys.stderr = file
-                start()
-            except SystemExit as ended:
-                status = ended.code
-            finally:
-                file.flush()
-                os._exit(status if isinstance(status, int) else 98)
-        _, ended = os.waitpid(child, 0)
-    return os.waitstatus_to_exitcode(ended), said.read_text().splitlines()
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -124,7 +38,7 @@ def test_names_that_no_file_system_takes(tmp_path, name):
 
 
 def test_a_class_folder_that_cannot_be_read_is_no_empty_one(tmp_path, monkeypatch):
-    for wnid in mobilenetv3_common.wnids.WNIDS:
+    for wnid in WNIDS:
         (tmp_path / wnid).mkdir()
     scandir = os.scandir
 
@@ -142,7 +56,7 @@ def test_a_class_folder_that_cannot_be_read_is_no_empty_one(tmp_path, monkeypatc
 def test_names_that_would_steer_a_terminal_are_escaped(tmp_path, capsys):
     path = tmp_path / "a\n\x1b[31mb.jpg"
     predict = tool("predict")
-    with contextlib.suppress(SystemExit):
+    with suppress(SystemExit):
         flags = ["--weights", "none.pdparams", "--input", str(path)]
         run(lambda: predict.main(predict.get_args_parser().parse_args(flags)), "predict")
     error = capsys.readouterr().err

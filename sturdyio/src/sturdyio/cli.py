@@ -89,13 +89,16 @@ def run(main: Callable[[], int | None], prog: str, fault_of: str = "") -> NoRetu
     except ParserExit:
         raise
     except BaseException as error:
-        if _stdout_is_closed() or getattr(error, "errno", 0) == errno.EBADF:
-            print(f"{prog}: error: standard output was closed: what was found cannot be printed", file=sys.stderr)
+        if _stdout_is_lost() or getattr(error, "errno", 0) == errno.EBADF:
+            what = "standard output is closed or full: what was found cannot be printed"
+            print(f"{prog}: error: {what}", file=sys.stderr)
         elif isinstance(error, Escaped) or not isinstance(error, Exception):
             print(f"{prog}: error: {one_line(error)} was raised before it was done", file=sys.stderr)
         elif isinstance(error, OSError) and isinstance(error.filename, (str, bytes)):
             name = printable(os.fsdecode(error.filename))
             print(f"{prog}: error: {name} {unusable(error)}", file=sys.stderr)
+        elif is_lack(error):
+            print(f"{prog}: error: {one_line(error)}: {LACK}", file=sys.stderr)
         elif fault_of:
             traceback.print_exc()
             print(f"{prog}: {one_line(error)}: this is a fault of {fault_of}: please report it", file=sys.stderr)
@@ -105,7 +108,7 @@ def run(main: Callable[[], int | None], prog: str, fault_of: str = "") -> NoRetu
     sys.exit(status)
 
 
-def _stdout_is_closed() -> bool:
+def _stdout_is_lost() -> bool:
     """Whether nothing can be printed any more; what waits is given up, or Python would end with status 120."""
     try:
         sys.stdout.flush()
@@ -117,6 +120,12 @@ def _stdout_is_closed() -> bool:
 
 
 LACKING = (errno.ENOSPC, errno.EMFILE, errno.ENFILE, errno.ENOMEM)
+LACK = "this machine lacks it: free some, and run it again"
+
+
+def is_lack(error: BaseException) -> bool:
+    """Whether it says that memory, disk or open files are used up."""
+    return isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno in LACKING)
 
 
 @contextmanager
@@ -129,8 +138,8 @@ def user_code() -> Iterator[None]:
     try:
         yield
     except (Exception, KeyboardInterrupt) as error:
-        if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno in LACKING):
-            raise MachineError(f"{one_line(error)}: this machine lacks it: free some, and run it again") from error
+        if is_lack(error):
+            raise MachineError(f"{one_line(error)}: {LACK}") from error
         raise
     except BaseException as error:
         raise Escaped(one_line(error)) from error
