@@ -16,7 +16,7 @@ DRAWS = 60  # for each command
 def drawn_flags(name: str, draws: random.Random) -> tuple[str, ...]:
     """The command's flags, of files that are not there, and one or two more with values that it may not expect."""
     actions = [action for action in parser_of(name.strip())._actions if action.option_strings and action.nargs != 0]
-    flags = list(commands("nothing here")[name])
+    flags = list(commands("file/below")[name])
     for action in draws.sample(actions, min(len(actions), draws.randint(1, 2))):
         count = action.nargs if isinstance(action.nargs, int) else 1
         flags += [action.option_strings[0], *(draws.choice(HOSTILE) for _ in range(count))]
@@ -26,6 +26,7 @@ def drawn_flags(name: str, draws: random.Random) -> tuple[str, ...]:
 @pytest.mark.parametrize("name", NAMES)
 def test_values_drawn_for_every_flag_end_in_one_line(tmp_path, name):
     draws = random.Random(name)
+    (tmp_path / "file").touch()  # so that nothing can be below
     for _ in range(DRAWS):
         flags = drawn_flags(name, draws)
         status, lines = lines_in(tmp_path, started(name.strip(), flags), as_nobody=False)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from mobilenetv3_common.arguments import MODEL_NAMES
 from portproof.convert.rules import torch_to_paddle
-from sturdyio.cli import ArgumentParser, HelpFormatter, UserError, positive_int, run, seed
+from sturdyio.cli import ArgumentParser, HelpFormatter, UserError, run, seed, whole_number
 
 PROG = "make_probe_weights"
 SUFFIXES = (".pth", ".pt", ".safetensors", ".pdparams")
@@ -28,7 +28,7 @@ def get_args_parser() -> argparse.ArgumentParser:
         help="file to write: .pth, .pt or .safetensors for PyTorch, .pdparams for PaddlePaddle",
     )
     add("--model", choices=MODEL_NAMES, default=MODEL_NAMES[0], help="which of the two sizes")
-    add("--num-classes", type=positive_int, default=1000, metavar="N", help="outputs of the last layer")
+    add("--num-classes", type=whole_number(1, 1_000_000), default=1000, metavar="N", help="outputs of the last layer")
     add("--seed", type=seed, default=0, help="of the weights")
     return parser
 
