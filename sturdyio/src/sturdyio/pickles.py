@@ -152,6 +152,11 @@ STAND_INS = {
     "numpy._core.multiarray.scalar": Scalar,
     "numpy._core.numeric._frombuffer": Buffer,
 }
+SIZED = (str, bytes, bytearray, tuple, list, dict, Bytes)
+# The operations, by pickletools' names. These put their own argument on the stack, those below a constant,
+VALUES = {"INT", "BININT", "BININT1", "BININT2", "LONG", "LONG1", "LONG4", "FLOAT", "BINFLOAT"}
+VALUES |= {"STRING", "BINSTRING", "SHORT_BINSTRING", "UNICODE", "SHORT_BINUNICODE", "BINUNICODE", "BINUNICODE8"}
+VALUES |= {"SHORT_BINBYTES", "BINBYTES", "BINBYTES8", "BYTEARRAY8"}
 CONSTANTS: dict[str, Callable[[], Any]] = {
     "NONE": lambda: None,
     "NEWTRUE": lambda: True,
@@ -160,9 +165,35 @@ CONSTANTS: dict[str, Callable[[], Any]] = {
     "EMPTY_LIST": list,
     "EMPTY_DICT": dict,
 }
-VALUES = frozenset({"INT", "BININT", "BININT1", "BININT2", "LONG", "LONG1", "LONG4", "FLOAT", "BINFLOAT", "STRING"})
-VALUES |= {"BINSTRING", "SHORT_BINSTRING", "UNICODE", "SHORT_BINUNICODE", "BINUNICODE", "BINUNICODE8"}
-VALUES |= {"BINBYTES", "SHORT_BINBYTES", "BINBYTES8", "BYTEARRAY8"}
+# and these take so many values off, or all above the last mark.
+TAKEN = {"POP": 1, "APPEND": 1, "BUILD": 1, "BINPERSID": 1, "SETITEM": 2, "REDUCE": 2, "STACK_GLOBAL": 2}
+TAKEN |= {"TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3}
+MARKED = {"POP_MARK", "APPENDS", "SETITEMS", "TUPLE", "LIST", "DICT"}
+
+
+def extend(owner: Any, items: list[Any]) -> None:
+    if type(owner) is not list:
+        raise ValueError("it appends to what is no list")
+    owner.extend(items)
+
+
+def set_items(owner: Any, items: list[Any]) -> dict:
+    """`owner` with the values of `items`, which are name, value, name, value, ..."""
+    if not isinstance(owner, dict) or len(items) % 2:
+        raise ValueError("it names values in what is no dict")
+    for key, value in zip(items[::2], items[1::2]):
+        check_key(key)
+        owner[key] = value
+    return owner
+
+
+def set_state(owner: Any, items: list[Any]) -> None:
+    if not isinstance(owner, (StandIn, Dict)) or not hasattr(owner, "__setstate__"):
+        raise ValueError("it sets attributes")
+    owner.__setstate__(*items)
+
+
+CHANGES = {"APPEND": extend, "APPENDS": extend, "SETITEM": set_items, "SETITEMS": set_items, "BUILD": set_state}
 
 
 class Unpickler:
@@ -172,6 +203,15 @@ class Unpickler:
 
     def __init__(self, stream: io.BytesIO, size: int) -> None:
         self.stream, self.left = stream, GIVEN + size
+        tuples = dict.fromkeys(("TUPLE", "TUPLE1", "TUPLE2", "TUPLE3"), tuple)
+        self.makes: dict[str, Callable[[list], Any]] = {
+            **tuples,
+            "LIST": list,
+            "DICT": lambda items: set_items({}, items),
+            "REDUCE": lambda items: self.call(*items),
+            "STACK_GLOBAL": lambda items: self.find(*items),
+            "BINPERSID": lambda items: self.persistent_load(*items),
+        }
 
     def load(self) -> Any:
         """The pickle's value, with stand-ins; raises nearly any exception for one that is damaged or holds more."""
@@ -188,10 +228,10 @@ class Unpickler:
                 self.stack.append(argument)
             elif name in CONSTANTS:
                 self.stack.append(CONSTANTS[name]())
-            elif name in MACHINE:
-                MACHINE[name](self, argument)
+            elif name in TAKEN or name in MARKED:
+                self._take(name)
             elif name not in ("PROTO", "FRAME", "STOP"):
-                raise ValueError(f"it uses the operation {name}")
+                self._place(name, argument)
         return self.stack.pop()
 
     def persistent_load(self, pid: Any) -> Any:
@@ -200,139 +240,45 @@ class Unpickler:
 
     def find(self, module: str, name: str) -> Any:
         """What the pickle gets for this name of a module."""
+        if type(name) is not str or type(module) is not str:
+            raise ValueError("it asks for what has no name")
         asked = f"{module}.{name}"
         known = asked.replace("numpy.core.", "numpy._core.").replace("__builtin__.", "builtins.")
         if known not in self.stand_ins:
             raise ValueError(f"the file asks to run {asked[:80]!r}")
         return self.stand_ins[known]
 
-    # The operations; what they are given is None but for those that read a number or a name.
-
-    def mark(self, _: Any) -> None:
-        self.marks.append(len(self.stack))
-
-    def marked(self) -> list[Any]:
-        """What lies on the stack above the last mark, taken off."""
-        start = self.marks.pop()
-        items = self.stack[start:]
-        del self.stack[start:]
-        return items
-
-    def pop(self, _: Any) -> None:
-        self.stack.pop()
-
-    def pop_mark(self, _: Any) -> None:
-        self.marked()
-
-    def duplicate(self, _: Any) -> None:
-        self.stack.append(self.stack[-1])
-
-    def get(self, number: Any) -> None:
-        self.stack.append(self.memo[int(number)])
-
-    def put(self, number: Any) -> None:
-        self.memo[int(number)] = self.stack[-1]
-
-    def memoize(self, _: Any) -> None:
-        self.memo[len(self.memo)] = self.stack[-1]
-
-    def make_tuple(self, _: Any) -> None:
-        self.stack.append(tuple(self.marked()))
-
-    def tuple1(self, _: Any) -> None:
-        self.stack[-1:] = [(self.stack[-1],)]
-
-    def tuple2(self, _: Any) -> None:
-        self.stack[-2:] = [(self.stack[-2], self.stack[-1])]
-
-    def tuple3(self, _: Any) -> None:
-        self.stack[-3:] = [(self.stack[-3], self.stack[-2], self.stack[-1])]
-
-    def make_list(self, _: Any) -> None:
-        self.stack.append(self.marked())
-
-    def append(self, _: Any) -> None:
-        self._extend([self.stack.pop()])
-
-    def appends(self, _: Any) -> None:
-        self._extend(self.marked())
-
-    def _extend(self, items: list[Any]) -> None:
-        if type(self.stack[-1]) is not list:
-            raise ValueError("it appends to what is no list")
-        self.stack[-1].extend(items)
-
-    def make_dict(self, _: Any) -> None:
-        items = self.marked()
-        self.stack.append({})
-        self._set(items)
-
-    def set_item(self, _: Any) -> None:
-        value = self.stack.pop()
-        self._set([self.stack.pop(), value])
-
-    def set_items(self, _: Any) -> None:
-        self._set(self.marked())
-
-    def _set(self, items: list[Any]) -> None:
-        if not isinstance(self.stack[-1], dict) or len(items) % 2:
-            raise ValueError("it names values in what is no dict")
-        for key, value in zip(items[::2], items[1::2]):
-            check_key(key)
-            self.stack[-1][key] = value
-
-    def named(self, place: str) -> None:
-        module, _, name = place.partition(" ")
-        self.stack.append(self.find(module, name))
-
-    def named_on_stack(self, _: Any) -> None:
-        name, module = self.stack.pop(), self.stack.pop()
-        if type(name) is not str or type(module) is not str:
-            raise ValueError("it asks for what has no name")
-        self.stack.append(self.find(module, name))
-
-    def refer(self, _: Any) -> None:
-        self.stack.append(self.persistent_load(self.stack.pop()))
-
-    def call(self, _: Any) -> None:
-        arguments, function = self.stack.pop(), self.stack.pop()
+    def call(self, function: Any, arguments: Any) -> Any:
+        """What a stand-in returns."""
         is_known = any(function is stand_in for stand_in in self.stand_ins.values())
         if not is_known or type(arguments) is not tuple or len(arguments) > MOST_ARGUMENTS:
             raise ValueError("it calls what is no function, or with too much")
-        self.left -= sum(len(argument) for argument in arguments if isinstance(argument, SIZED))
+        self.left -= sum(len(each) for each in arguments if isinstance(each, SIZED))
         if self.left < 0:
             raise ValueError("its calls are given more than the file holds")
-        self.stack.append(function(*arguments))
+        return function(*arguments)
 
-    def set_state(self, _: Any) -> None:
-        state, owner = self.stack.pop(), self.stack[-1]
-        if not isinstance(owner, (StandIn, Dict)) or not hasattr(owner, "__setstate__"):
-            raise ValueError("it sets attributes")
-        owner.__setstate__(state)
+    def _take(self, name: str) -> None:
+        start = self.marks.pop() if name in MARKED else len(self.stack) - TAKEN[name]
+        if start < 0:
+            raise ValueError("its stack is empty")
+        items = self.stack[start:]
+        del self.stack[start:]
+        if name in self.makes:
+            self.stack.append(self.makes[name](items))
+        elif name in CHANGES:
+            CHANGES[name](self.stack[-1], items)
 
-
-SIZED = (str, bytes, bytearray, tuple, list, dict, Bytes)
-MACHINE: dict[str, Callable[[Unpickler, Any], None]] = {
-    "MARK": Unpickler.mark,
-    "POP": Unpickler.pop,
-    "POP_MARK": Unpickler.pop_mark,
-    "DUP": Unpickler.duplicate,
-    **dict.fromkeys(("GET", "BINGET", "LONG_BINGET"), Unpickler.get),
-    **dict.fromkeys(("PUT", "BINPUT", "LONG_BINPUT"), Unpickler.put),
-    "MEMOIZE": Unpickler.memoize,
-    "TUPLE": Unpickler.make_tuple,
-    "TUPLE1": Unpickler.tuple1,
-    "TUPLE2": Unpickler.tuple2,
-    "TUPLE3": Unpickler.tuple3,
-    "LIST": Unpickler.make_list,
-    "APPEND": Unpickler.append,
-    "APPENDS": Unpickler.appends,
-    "DICT": Unpickler.make_dict,
-    "SETITEM": Unpickler.set_item,
-    "SETITEMS": Unpickler.set_items,
-    "GLOBAL": Unpickler.named,
-    "STACK_GLOBAL": Unpickler.named_on_stack,
-    "BINPERSID": Unpickler.refer,
-    "REDUCE": Unpickler.call,
-    "BUILD": Unpickler.set_state,
-}
+    def _place(self, name: str, argument: Any) -> None:
+        if name == "MARK":
+            self.marks.append(len(self.stack))
+        elif name == "GLOBAL":
+            self.stack.append(self.find(*argument.split(" ", 1)))
+        elif name in ("GET", "BINGET", "LONG_BINGET"):
+            self.stack.append(self.memo[int(argument)])
+        elif name in ("PUT", "BINPUT", "LONG_BINPUT", "MEMOIZE"):
+            self.memo[len(self.memo) if argument is None else int(argument)] = self.stack[-1]
+        elif name == "DUP":
+            self.stack.append(self.stack[-1])
+        else:
+            raise ValueError(f"it uses the operation {name}")
