@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -150,6 +151,17 @@ def test_who_comes_too_late_gives_the_lock_back(tmp_path):
     with FolderLock(tmp_path) as first:
         FolderLock(tmp_path)._remove(before)
         assert (tmp_path / NAME).read_text() == first.text
+
+
+def test_a_full_disk_leaves_no_empty_lock(tmp_path):
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, hard))  # files can be made, but not written
+    try:
+        with pytest.raises(UserError, match="cannot be written"), FolderLock(tmp_path):
+            pass
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_folder_that_cannot_be_written_is_one_line(tmp_path):

@@ -129,12 +129,16 @@ class FolderLock:
 
 def _create(path: Path, text: str) -> bool:
     """Whether the file was not there, and now is, with this text."""
+    is_there = False
     try:
         with path.open("x", encoding="utf-8") as file:
+            is_there = True
             file.write(text)
     except FileExistsError:
         return False
     except OSError as error:
+        if is_there:  # an empty lock would keep the next one waiting
+            path.unlink(missing_ok=True)
         raise UserError(f"{path} cannot be written ({error}): free space or choose another folder") from error
     return True
 
