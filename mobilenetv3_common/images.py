@@ -3,6 +3,7 @@
 import io
 import re
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 
 from PIL import Image, UnidentifiedImageError
@@ -26,9 +27,10 @@ MARKER = re.compile(rb"\xff[\x02-\xcf\xda-\xfe]")  # of those that a segment fol
 warnings.filterwarnings("ignore", module=r"PIL\.")
 
 
-def read_image(path: str | Path) -> Image.Image:
+def read_image(path: str | Path, say: Callable[[str], None] | None = None) -> Image.Image:
     """The image in `path` as RGB; raises UserError when it is missing, truncated, too large or no image.
 
+    `say` is told what conversion to 8 bits a channel cuts off.
     EXIF orientation is not applied, as in torchvision's and paddle.vision's default loaders.
     """
     data = io.BytesIO(read_file(path, "image"))  # of a file itself Pillow allocates what a damaged length says
@@ -38,8 +40,8 @@ def read_image(path: str | Path) -> Image.Image:
                 raise ValueError(f"{image.width} x {image.height} are more than {MOST_PIXELS} pixels")
             if max(image.size) > MOST_ASPECT * min(image.size):  # resized, it would take gigabytes
                 raise ValueError(f"{image.width} x {image.height}: one side is over {MOST_ASPECT} times the other")
-            if image.mode.startswith(("I", "F")):  # Pillow would cut them off at 255, which is white
-                raise ValueError(f"it has more than 8 bits a channel (mode {image.mode}): save it with 8")
+            if say and image.mode.startswith(("I", "F")):
+                say(f"image {path} has more than 8 bits a channel: what is above 255 becomes white, as in torchvision")
             scans = jpeg_scans(data.getvalue()) if image.format in ("JPEG", "MPO") else 0
             if scans > MOST_SCANS:
                 raise ValueError(f"it has {scans} scans, more than {MOST_SCANS}")

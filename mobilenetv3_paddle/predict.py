@@ -42,10 +42,10 @@ class Predictor:
 
     @paddle.no_grad()
     def __call__(self, images: Iterable[Image.Image]) -> np.ndarray:
-        arrays = [self.transform(image) for image in images]  # Paddle: the presets give arrays
-        if not arrays:
+        tensors = [self.transform(image) for image in images]
+        if not tensors:
             return np.zeros((0, self.num_classes), np.float32)
-        batch = paddle.to_tensor(np.stack(arrays))  # (N, 3, crop, crop)
+        batch = paddle.to_tensor(np.stack(tensors))  # (N, 3, crop, crop); Paddle: the presets give arrays
         logits = self.model(batch)  # (N, num_classes)
         # Paddle: softmax on the CPU makes equal probabilities out of NaN, so look at what goes in
         if not paddle.isfinite(logits).all():

@@ -135,11 +135,15 @@ def image_line(path: Path, best: Sequence[tuple[int, float]], names: Sequence[st
 
 def read_images(paths: Sequence[Path], found: list[Path], progress: tqdm) -> Iterator[Image.Image]:
     """Each image that can be read, one at a time; its path is added to `found`, and the others are named on stderr."""
+
+    def say(text: str) -> None:
+        progress.write(f"{PROG}: {printable(text)}", file=sys.stderr)
+
     for path in paths:
         try:
-            image = read_image(path)
+            image = read_image(path, say)
         except UserError as error:
-            progress.write(f"{PROG}: skipped: {printable(str(error))}", file=sys.stderr)
+            say(f"skipped: {error}")
         else:
             found.append(path)
             yield image
@@ -172,7 +176,7 @@ def predict_folder(predictor, paths: Sequence[Path], k: int, batch_size: int) ->
 def main(args: argparse.Namespace) -> int:
     sys.stdout.reconfigure(errors="backslashreplace")  # a file's name may be no text at all
     if not args.input.is_dir():
-        image = read_image(existing_file(args.input, "input"))
+        image = read_image(existing_file(args.input, "input"), lambda text: print(f"{PROG}: {text}", file=sys.stderr))
         predict_image(build_predictor(args), image, args.topk)
         return 0
     paths = find_images(args.input)
