@@ -45,7 +45,8 @@ class Predictor:
         tensors = [self.transform(image) for image in images]
         if not tensors:
             return np.zeros((0, self.num_classes), np.float32)
-        batch = paddle.to_tensor(np.stack(tensors))  # (N, 3, crop, crop); Paddle: the presets give arrays
+        # Paddle: the presets give arrays
+        batch = paddle.to_tensor(np.stack(tensors))  # (N, 3, crop, crop)
         logits = self.model(batch)  # (N, num_classes)
         # Paddle: softmax on the CPU makes equal probabilities out of NaN, so look at what goes in
         if not paddle.isfinite(logits).all():
