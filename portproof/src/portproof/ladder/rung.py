@@ -26,17 +26,8 @@ from portproof.mapping.name_map import by_weights
 from portproof.python39 import zip_strict
 from portproof.report.summary import Findings
 from portproof.report.text import block_of, last_line, render, row_line
-from sturdyio.cli import (
-    ArgumentParser,
-    HelpFormatter,
-    MachineError,
-    UserError,
-    one_line,
-    output_dir,
-    run,
-    seed,
-    user_code,
-)
+from sturdyio import cli
+from sturdyio.cli import ArgumentParser, HelpFormatter, MachineError, UserError, one_line, output_dir, run, user_code
 
 T = TypeVar("T")
 Arrays = Mapping[Union[Item, str], np.ndarray]
@@ -265,7 +256,7 @@ def rung_parser(prog: str, description: str, folder: str | Path = "result") -> a
     parser = ArgumentParser(prog=prog, description=description, formatter_class=HelpFormatter)
     add = parser.add_argument
     add("--device", choices=("cpu", "gpu"), default="cpu", help="where both sides run")
-    add("--seed", type=seed, default=0, help="of inputs and probe weights")
+    add("--seed", type=cli.seed, default=0, help="of inputs and probe weights")
     add("--output-dir", default=str(folder), help="where results and the log are written")
     return parser
 
