@@ -391,6 +391,19 @@ def test_small_tensors_are_drawn_until_their_std_can_be_judged(law):
         assert wrong.status == FAIL and "fc.weight/std" in failed(wrong)
 
 
+@pytest.mark.parametrize("law", [None, lambda name, shape, layer: Normal(0.02) if shape == (3, 16) else Constant(0.0)])
+def test_a_constant_that_the_port_draws_is_named_alone(law):
+    make_ref, make_port = small(0.02, 0.02)
+
+    def drawn_bias(seed: int) -> SmallPort:
+        model = make_port(seed)
+        paddle.nn.initializer.Uniform(-0.1, 0.1)(model.fc.bias)
+        return model
+
+    wrong = init(make_ref, drawn_bias, law)
+    assert {name.rpartition("/")[0] for name in failed(wrong)} == {"fc.bias"}
+
+
 def test_a_tensor_that_is_drawn_too_seldom_is_not_judged(monkeypatch):
     from portproof.ladder.rungs import initial
 

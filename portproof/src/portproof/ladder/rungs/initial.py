@@ -62,18 +62,18 @@ def _sampled(draw: Callable[[int], Arrays], seeds: Sequence[int], least: int, va
     follow: set[str] = set()  # the others are constants
     lacking: dict[str, int] = {}
     end = time.monotonic() + MOST_SECONDS
-    for number, seed in enumerate(seeds):
-        if number >= least and (not lacking or time.monotonic() > end):
-            break
-        for name, array in draw(seed).items():
+    made = 0
+    while made < least or lacking and made < len(seeds) and time.monotonic() < end:
+        for name, array in draw(seeds[made]).items():
             arrays = kept.setdefault(name, [])
-            if number < max(FEWEST_SEEDS, math.ceil(values / array.size)):
+            if made < max(FEWEST_SEEDS, math.ceil(values / array.size)):
                 arrays.append(array)
             if not np.array_equal(array, arrays[0]):
                 follow.add(name)
+        made += 1
         counts = {name: len(kept[name]) * kept[name][0].size for name in follow}
         lacking = {name: values - count for name, count in counts.items() if count < values}
-    return Drawn({name: np.stack(arrays) for name, arrays in kept.items()}, draw(seeds[0]), lacking, number)
+    return Drawn({name: np.stack(arrays) for name, arrays in kept.items()}, draw(seeds[0]), lacking, made)
 
 
 def _laws(expected: Callable[..., Law], ref: Arrays, types: Mapping[str, str]) -> dict[str, Law]:
@@ -151,7 +151,8 @@ def init(
     if seeds < FEWEST_SEEDS:
         raise UserError(f"seeds={seeds}: give {FEWEST_SEEDS} or more, or nothing shows that draws follow the seed")
     back = {port_name: name for name, port_name in (names or {}).items()}
-    drawn = [int(np.random.SeedSequence((seed, number)).generate_state(1)[0]) for number in range(2 * MOST_MODELS)]
+    most = max(MOST_MODELS, seeds)
+    drawn = [int(np.random.SeedSequence((seed, number)).generate_state(1)[0]) for number in range(2 * most)]
     values = VALUES_OF_TWO if expected is None else VALUES
     types: dict[str, str] = {}
 
@@ -165,12 +166,14 @@ def init(
         return _drawn_once(port(seed), backend("paddle"), back)
 
     what = "initial weights"
-    of_ref = rung.of_ref(what, _sampled, draw_ref, drawn[:MOST_MODELS], seeds, values)
-    of_port = needed(rung.of_port(what, _sampled, draw_port, drawn[:MOST_MODELS], of_ref.models, values))
-    lacking = of_ref.lacking | of_port.lacking
+    of_ref = rung.of_ref(what, _sampled, draw_ref, drawn[:most], seeds, values)
+    # As many models as the reference's: samples are compared that have as many values.
+    of_port = needed(rung.of_port(what, _sampled, draw_port, drawn[: of_ref.models], of_ref.models, values))
+    lacking = dict(of_ref.lacking)
     more = None
     if expected is None:
-        more = rung.of_ref(what, _sampled, draw_ref, drawn[MOST_MODELS:], of_ref.models, values)
+        others = drawn[most : most + of_ref.models]
+        more = rung.of_ref(what, _sampled, draw_ref, others, of_ref.models, values)
         lacking |= more.lacking
     ref_samples, port_samples = (
         {name: sample for name, sample in side.samples.items() if name not in lacking} for side in (of_ref, of_port)
