@@ -170,19 +170,17 @@ def init(
     # As many models as the reference's: samples are compared that have as many values.
     of_port = needed(rung.of_port(what, _sampled, draw_port, drawn[: of_ref.models], of_ref.models, values))
     lacking = dict(of_ref.lacking)
-    more = None
     if expected is None:
         others = drawn[most : most + of_ref.models]
         more = rung.of_ref(what, _sampled, draw_ref, others, of_ref.models, values)
         lacking |= more.lacking
+        laws = {name: law_like(sample) for name, sample in more.samples.items() if name not in lacking}
+        against = "what the reference draws"
+    else:
+        laws, against = _laws(expected, of_ref.samples, types), "the exact distributions"
     ref_samples, port_samples = (
         {name: sample for name, sample in side.samples.items() if name not in lacking} for side in (of_ref, of_port)
     )
-    if more:
-        learned = {name: sample for name, sample in more.samples.items() if name not in lacking}
-        laws, against = {name: law_like(sample) for name, sample in learned.items()}, "what the reference draws"
-    else:
-        laws, against = _laws(expected, ref_samples, types), "the exact distributions"
     who = f"reference, {SHARED}" if shared else "reference"
     right = _shown(rung, who, ref_samples, of_ref.again, laws)
     _check_side(rung, f"{who}, against {against}", right, right)
