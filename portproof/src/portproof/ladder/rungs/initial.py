@@ -171,8 +171,7 @@ def init(
     of_port = needed(rung.of_port(what, _sampled, draw_port, drawn[: of_ref.models], of_ref.models, values))
     lacking = dict(of_ref.lacking)
     if expected is None:
-        others = drawn[most : most + of_ref.models]
-        more = rung.of_ref(what, _sampled, draw_ref, others, of_ref.models, values)
+        more = rung.of_ref(what, _sampled, draw_ref, drawn[most : most + of_ref.models], of_ref.models, values)
         lacking |= more.lacking
         laws = {name: law_like(sample) for name, sample in more.samples.items() if name not in lacking}
         against = "what the reference draws"
