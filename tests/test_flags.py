@@ -23,6 +23,7 @@ def drawn_flags(name: str, draws: random.Random) -> tuple[str, ...]:
     return tuple(flags)
 
 
+@pytest.mark.thorough("two commands", but="predict|new")
 @pytest.mark.parametrize("name", NAMES)
 def test_values_drawn_for_every_flag_end_in_one_line(tmp_path, name):
     draws = random.Random(name)

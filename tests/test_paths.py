@@ -11,6 +11,7 @@ from mobilenetv3_common.wnids import WNIDS, class_folders
 from sturdyio.cli import UserError, run
 
 
+@pytest.mark.thorough("three commands", but="predict|train|judge")
 @pytest.mark.parametrize("name", NAMES)
 def test_below_a_folder_that_one_may_not_search(tmp_path, name):
     hidden, free = tmp_path / "hidden", tmp_path / "free"
@@ -30,6 +31,7 @@ def test_below_a_folder_that_one_may_not_search(tmp_path, name):
     assert str(hidden) in lines[0] and "Permission denied" in lines[0], lines
 
 
+@pytest.mark.thorough("three commands", but="predict|train|judge")
 @pytest.mark.parametrize("name", NAMES)
 def test_names_that_no_file_system_takes(tmp_path, name):
     status, lines = lines_in(tmp_path, started(name.strip(), commands("n" * 300)[name]), as_nobody=False)

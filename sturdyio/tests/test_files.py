@@ -665,8 +665,8 @@ ENDLESS = {  # small files, of which each would take minutes or gigabytes
     "pairs again and again": called_often(b"collections\nOrderedDict", PAIRS, 2000),
     "numbers that share a hash": names(SAME_HASH),
     "many arguments": b"cnumpy\nndarray\n" + NAMELESS,
-    "empty dicts": b"(" + b"}" * 2_000_000 + b"l",
-    "memo": b"(" + b"N\x94" * 2_000_000 + b"l",
+    "empty dicts": b"(" + b"}" * 1_100_000 + b"l",
+    "memo": b"(" + b"N\x94" * 1_100_000 + b"l",
 }
 ENDLESS_PTH = {
     "device": b"ctorch\ndevice\n" + doubled(60) + b"\x85R",
