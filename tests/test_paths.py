@@ -55,6 +55,16 @@ def test_a_class_folder_that_cannot_be_read_is_no_empty_one(tmp_path, monkeypatc
         class_folders(tmp_path)
 
 
+def test_what_the_machine_lacks_is_not_blamed_on_the_path(capsys):
+    def fail() -> None:
+        raise OSError(24, "Too many open files", "weights.pth")
+
+    with pytest.raises(SystemExit) as ended:
+        run(fail, "predict")
+    assert ended.value.code == 2
+    assert "Too many open files: 'weights.pth': this machine lacks it" in capsys.readouterr().err
+
+
 def test_names_that_would_steer_a_terminal_are_escaped(tmp_path, capsys):
     path = tmp_path / "a\n\x1b[31mb.jpg"
     predict = tool("predict")

@@ -94,11 +94,11 @@ def run(main: Callable[[], int | None], prog: str, fault_of: str = "") -> NoRetu
             print(f"{prog}: error: {what}", file=sys.stderr)
         elif isinstance(error, Escaped) or not isinstance(error, Exception):
             print(f"{prog}: error: {one_line(error)} was raised before it was done", file=sys.stderr)
+        elif is_lack(error):
+            print(f"{prog}: error: {one_line(error)}: {LACK}", file=sys.stderr)
         elif isinstance(error, OSError) and isinstance(error.filename, (str, bytes)):
             name = printable(os.fsdecode(error.filename))
             print(f"{prog}: error: {name} {unusable(error)}", file=sys.stderr)
-        elif is_lack(error):
-            print(f"{prog}: error: {one_line(error)}: {LACK}", file=sys.stderr)
         elif fault_of:
             traceback.print_exc()
             print(f"{prog}: {one_line(error)}: this is a fault of {fault_of}: please report it", file=sys.stderr)
