@@ -461,7 +461,6 @@ def nested(depth: int) -> dict:
         lambda header: header["modules"][1].update(name="\x1b]0;title\x07"),
         lambda header: header["modules"].pop(0),
         lambda header: header.update(modules=header["modules"] * 3),
-        lambda header: header.update(inputs={"list": [{"array": 0}] * 500_000}),
         lambda header: header["modules"][-1].update(name="no.such.parent"),
         lambda header: header["modules"][2]["slots"]["weight"].update(shape=[99, 99]),
         lambda header: header["modules"][2]["slots"]["weight"].update(key="elsewhere.weight"),
@@ -482,6 +481,11 @@ def nested(depth: int) -> dict:
 def test_a_hostile_header(path, change):
     rewritten(path, change)
     assert len(refusal(path)) < 500
+
+
+def test_inputs_without_end_are_refused_before_anything_is_asked(path):
+    rewritten(path, lambda header: header.update(inputs={"list": [{"array": 0}] * 500_000}))
+    assert "it holds more than 1000 inputs" in refusal(path)
 
 
 def test_the_cotangent_is_the_recorded_one(path):
