@@ -346,6 +346,7 @@ MISTAKES = {
     "YAML without end": ({"map": "deep.yaml"}, "map deep.yaml refused"),
     "YAML of ever more": ({"map": "bomb.yaml"}, "map bomb.yaml holds no lines NAME: NAME"),
     "YAML of one text again and again": ({"map": "alias.yaml"}, "names more than 2000000 bytes for 'a'"),
+    "a match of no output": ({"match": "a=b"}, "outputs (--match) name 'a', but the reference's are"),
     "a name twice": ({"map": "twice.yaml"}, "map twice.yaml names 'first' twice"),
     "a map of what is not there": ({"map": "wrong.yaml"}, "the port has no module with weights of that name"),
     "no weights": ({"weights": "nothing.pth"}, "weights nothing.pth does not exist"),
