@@ -191,6 +191,7 @@ def ran(command: Sequence[Any], **options: Any) -> subprocess.CompletedProcess:
     """How a program of another environment ended."""
     hidden = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")
     variables = {name: value for name, value in os.environ.items() if name not in hidden} | {"OMP_NUM_THREADS": "1"}
+    variables["PIP_CONSTRAINT"] = os.devnull  # the versions are those asked for, whatever pip is configured to allow
     if "UV_CACHE_DIR" not in variables:
         variables["UV_NO_CACHE"] = "1"
     words = list(map(str, command))
