@@ -393,13 +393,18 @@ def test_inputs_that_do_not_fit_the_reference(arguments, message):
         align(*both(lambda m, x: m.o(m.a(x))), arguments)
 
 
-def test_nothing_is_run_twice():
-    """Six layers: each side once a mode and precision; before the map is known the reference's forward passes, too."""
-    layers = T.Conv2d(3, 4, 3), T.LayerNorm(4), T.Hardswish(), T.AvgPool2d(2), T.Flatten(), T.Linear(16, 3)
-    port_layers = P.Conv2D(3, 4, 3), P.LayerNorm(4), P.Hardswish(), P.AvgPool2D(2), P.Flatten(), P.Linear(16, 3)
+@pytest.mark.parametrize(("activation", "most"), [("Tanh", 11), ("Hardswish", 13)])
+def test_nothing_is_run_twice(activation, most):
+    """Six layers: each side once a mode and precision; before the map is known the reference's forward passes, too.
+
+    Where it has operations with branches, these are run with the probe weights once more, to see what is entered.
+    """
+    activations = getattr(T, activation)(), getattr(P, activation)()
+    layers = T.Conv2d(3, 4, 3), T.LayerNorm(4), activations[0], T.AvgPool2d(2), T.Flatten(), T.Linear(16, 3)
+    port_layers = P.Conv2D(3, 4, 3), P.LayerNorm(4), activations[1], P.AvgPool2D(2), P.Flatten(), P.Linear(16, 3)
     verdict = assert_aligned(TorchSeq(*layers), PaddleSeq(*port_layers), normal(4, 3, 6, 6))
     whole, _, alone = verdict.passes.removeprefix("runs: ").partition(" of whole models, ")
-    assert int(whole) <= 11 and int(alone.split()[0]) <= 36
+    assert int(whole) <= most and int(alone.split()[0]) <= 36
 
 
 def test_one_sample_where_batch_norm_trains():

@@ -46,6 +46,7 @@ def align(
     outputs: Mapping[str, str] | None = None,
     seed: int = 0,
     device: str = "cpu",
+    drawn: bool = False,
 ) -> AlignVerdict:
     """Judge `port` against the reference `ref`; neither is changed. Dropout is off in both modes.
 
@@ -55,6 +56,7 @@ def align(
     `weights`: for both sides "probe" (seeded, hide no fault) or "reference"; "own" compares each side's own.
     `leave_out`: modules of the reference whose values, and those of all in them, are not compared.
     `outputs`: {reference's: port's} keys, attributes or numbers of outputs, where they differ.
+    `drawn`: the inputs are any numbers, so floats in them may be changed where more branches are entered then.
 
     `print(verdict)` gives a report. `status`: 0 aligned, 1 not, 2 refused (ambiguous map, other output keys, NaN in
     the reference). The verdict is true if aligned, false if not; a refused one raises UserError. Rows are named
@@ -65,7 +67,7 @@ def align(
     from portproof.ladder.pairs.pair import Options
     from portproof.ladder.pairs.whole import judge
 
-    options = Options(names, weights, modes, precisions, leave_out, outputs, seed, device)
+    options = Options(names, weights, modes, precisions, leave_out, outputs, seed, device, drawn=drawn)
     return judge(ref, port, inputs, options)
 
 
@@ -96,11 +98,12 @@ def record(
     modules: Collection[str] | None = None,
     seed: int = 0,
     device: str = "cpu",
+    drawn: bool = False,
 ) -> Recording:
     """Record the reference `ref` for `judge`, without PaddlePaddle; `ref` is not changed.
 
-    `inputs`, `modes` and `seed` as in `align`; `weights`: "probe" or "reference". Only `modules`, and all in them, are
-    recorded alone: faults are located only there, and the file is smaller. `.save(path)` writes .safetensors.
+    `inputs`, `modes`, `seed` and `drawn` as in `align`; `weights`: "probe" or "reference". Only `modules`, and all in
+    them, are recorded alone: faults are located only there, and the file is smaller. `.save(path)` writes .safetensors.
 
     Raises UserError as `align` does, if the reference gives NaN or infinity, and for inputs that no file can hold.
     """
@@ -109,7 +112,7 @@ def record(
 
     if weights not in ("probe", "reference"):
         raise UserError(f"weights {weights!r}: choose one of probe, reference")
-    options = Options(weights=weights, modes=modes, seed=seed, device=device)
+    options = Options(weights=weights, modes=modes, seed=seed, device=device, drawn=drawn)
     return Recorder(ref, inputs, options, modules).recording()
 
 

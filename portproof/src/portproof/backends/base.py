@@ -114,6 +114,10 @@ class Runs(ABC):
             tensors, gradients = zip_strict(*sent)
             self.framework.autograd.backward(list(tensors), list(gradients))
 
+    def watching(self, model: Any) -> AbstractContextManager:
+        """Note which branches the model's passes enter (see branches.py); None where that cannot be watched."""
+        return nullcontext()
+
     def not_replaced(self) -> AbstractContextManager:
         """Undo slow replacements of functions in this context, for code of our own."""
         return nullcontext()

@@ -8,6 +8,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import replace
+from itertools import chain
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -46,6 +47,10 @@ class Model:
         self.role = role
         self._whole = modules
         self._values = dict(values)
+        self.in_train: dict[str, np.ndarray] = {}  # values of train mode, where they differ
+        self.branches: dict[str, dict[str, bool]] = {}  # {mode: {branch: entered}}, see branches.py
+        self.is_watched = False  # whether a pass notes what it enters
+        self.conditions: set[str] = set()  # modules in which Python decides by a tensor
         self.switched_off: set[str] = set()  # random modules that stay in eval mode
         self.passes: Counter[str] = Counter()  # counts of "whole" and "alone" runs
         self.set_pieces({})
@@ -68,8 +73,19 @@ class Model:
     def tensor_keys(self) -> list[str]:
         return list(self._pieces)
 
-    def arrays(self) -> dict[str, np.ndarray]:
-        return {key: slot.read(self._values[slot.tensor]) for key, slot in self._slots.items()}
+    def arrays(self, train: bool = False) -> dict[str, np.ndarray]:
+        """The weights of eval mode; with `train`, those of train mode, of which some may differ."""
+        values = self._values_in(train)
+        return {key: slot.read(values[slot.tensor]) for key, slot in self._slots.items()}
+
+    def _values_in(self, train: bool) -> dict[str, np.ndarray]:
+        return {**self._values, **self.in_train} if train and self.in_train else self._values
+
+    def never_entered(self, modes: Iterable[str]) -> list[str]:
+        """Branches of operations that no run in these modes entered."""
+        every = [self.branches.get(mode, {}) for mode in modes]
+        entered = {place for branches in every for place, is_entered in branches.items() if is_entered}
+        return [place for place in dict.fromkeys(chain.from_iterable(every)) if place not in entered]
 
     def has_weights_of(self, other: Model) -> bool:
         """Whether all weights are equal to those of `other`, bit for bit."""
@@ -101,6 +117,10 @@ class Model:
     ) -> Run:
         """`ask` the whole model; backward with `cotangent`, arguments with `calls`."""
         return self.ask(Question.of_model(inputs, dtype, train, cotangent, CALLS if calls else OUTPUTS))
+
+    def run_watched(self, inputs: Inputs, train: bool) -> Run:
+        """`run` in float32, which notes in `branches` and `conditions` what it enters, where that can be watched."""
+        return self.run(inputs, "float32", train)
 
     def notes(self) -> list[str]:
         """Remarks for the report on how it was run."""
@@ -141,11 +161,15 @@ class BackendModel(Model):
         found = read_slots(self.backend, named, self._pieces)
         return {slot.key.removeprefix(prefix): array for slot, array in found}
 
-    def load(self, arrays: Mapping[str, np.ndarray]) -> None:
-        """Set weights, as `arrays()` gives them or whole by state_dict key.
+    def load(self, arrays: Mapping[str, np.ndarray], train: bool = False) -> None:
+        """Set weights, as `arrays()` gives them or whole by state_dict key; with `train`, those of train mode alone.
 
         Raises UserError for an unknown key or shape.
         """
+        values = self.in_train if train else self._values
+        if not train and self.in_train:
+            self.in_train.clear()
+            self.memory.clear()
         whole = {slot.tensor: slot for module in self._whole.values() for slot in module.slots.values()}
         for key, array in arrays.items():
             slot = self._slots.get(key, whole.get(key))
@@ -154,10 +178,10 @@ class BackendModel(Model):
             if slot is not None:
                 if array.shape != slot.shape:
                     raise UserError(f"weights do not fit the {self.role}: {key} is {slot.shape}, not {array.shape}")
-                before = self._values[slot.tensor]
+                before = values.get(slot.tensor, self._values[slot.tensor])
                 after = np.asarray(slot.written(before, array), before.dtype)
                 if not same_bits(before, after):
-                    self._values[slot.tensor] = after  # arrays are never modified in place
+                    values[slot.tensor] = after  # arrays are never modified in place
                     self.memory.clear()
 
     def constants(self) -> dict[str, np.ndarray]:
@@ -180,6 +204,16 @@ class BackendModel(Model):
 
     def plan(self, questions: Iterable[Question]) -> None:
         self._planned = list(questions)
+
+    def run_watched(self, inputs: Inputs, train: bool) -> Run:
+        self.memory.clear()  # a remembered answer is not watched
+        with self.backend.runs.watching(self.model) as watch:
+            run = super().run_watched(inputs, train)
+        if watch is not None:
+            self.branches["train" if train else "eval"] = watch.entered
+            self.conditions |= watch.conditions
+            self.is_watched = True
+        return run
 
     def forget(self) -> None:
         self.memory.forget()
@@ -256,7 +290,7 @@ class BackendModel(Model):
 
         Dropout is off, unless a later `train()` turns it on. `perturbation` is as in `Question`.
         """
-        with self._with_weights(name, dtype, perturbation) as module:
+        with self._with_weights(name, dtype, train, perturbation) as module:
             self.backend.runs.set_mode(module, train)
             for part_name, part in self._inside[name]:
                 self.backend.runs.turn_off_dropout(part)
@@ -265,13 +299,13 @@ class BackendModel(Model):
             yield module
 
     @contextmanager
-    def _with_weights(self, name: str, dtype: str, perturbation: int = 0) -> Iterator[Any]:
-        backend, module = self.backend, self._parts[name]
+    def _with_weights(self, name: str, dtype: str, train: bool, perturbation: int = 0) -> Iterator[Any]:
+        backend, module, values = self.backend, self._parts[name], self._values_in(train)
         rng = np.random.default_rng([perturbation, 0]) if perturbation else None
         with as_it_was(backend, module) as owned:
             for tensor in owned:
                 key = self._keys.get(id(tensor))
-                value = backend.to_array(tensor, copy=False) if key is None else self._values[key]
+                value = backend.to_array(tensor, copy=False) if key is None else values[key]
                 if rng is not None:
                     value = perturbed(value, dtype, rng)
                 backend.put(tensor, value, dtype, self.device)
@@ -302,7 +336,7 @@ class BackendModel(Model):
 
     def loaded_copy(self) -> Any:
         """A copy of the user's model, in its own mode, with these weights in float32."""
-        with self._with_weights("", "float32") as module:
+        with self._with_weights("", "float32", train=False) as module:
             return copy.deepcopy(module)
 
     def _tensors(self, value: Any, dtype: str, requires_grad: bool = False) -> Any:

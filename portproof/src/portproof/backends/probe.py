@@ -8,7 +8,7 @@ given inputs, whose model may be small, normalizations are spread too, and each 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
@@ -16,6 +16,7 @@ from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 from portproof.backends import backend
+from portproof.backends.branches import reach_more
 from portproof.backends.drawn import even_filters, probe_images
 from portproof.backends.lent import patched
 from portproof.backends.model import BackendModel
@@ -143,9 +144,20 @@ def probe_weights(
     return torch_backend.state_arrays(model)
 
 
-def load_probe_weights(ref: BackendModel, seed: int, inputs: Inputs, runs_in_train: bool = False) -> None:
-    """Give the reference `probe_weights`, in train mode if it runs in that, which is tried."""
-    train = runs_in_train or not ref.run(inputs, "float32", train=True).trace.error
+def load_probe_weights(
+    ref: BackendModel, seed: int, inputs: Inputs, modes: Sequence[str] = (), drawn: bool = False
+) -> Inputs:
+    """Give the reference `probe_weights`, in train mode if it runs in that, which is tried.
+
+    -> the inputs. In the last of the `modes` parameters get other values where more branches of operations are entered
+    with them, and so do floats among `drawn` inputs.
+    """
+    train = "train" in modes or not ref.run(inputs, "float32", train=True).trace.error
     with ref.lent("", "float32", train) as model:
         arrays = probe_weights(model, seed, inputs, train)
     ref.load({key: arrays[key] for key in ref.tensor_keys})
+    for mode in modes if any(ref.branches.values()) else ():
+        ref.run_watched(inputs, mode == "train")
+    if ref.never_entered(modes):
+        return reach_more(ref, inputs, modes, drawn)
+    return inputs

@@ -17,6 +17,7 @@ from torch.overrides import TorchFunctionMode
 
 from portproof.backends import fp64_torch
 from portproof.backends.base import Backend, Layers, Note, Runs, Tensors, Training, without_tf32
+from portproof.backends.branches import watching
 from portproof.backends.slots import Named
 from portproof.convert.rules import Change, identity
 from sturdyio.cli import UserError
@@ -96,7 +97,7 @@ class TorchLayers(Layers):
 class TorchRuns(Runs):
     framework, dtypes = torch, DTYPES
     exact_constants, not_replaced = fp64_torch.ExactConstants, torch._C.DisableTorchFunction
-    without_dropout, as_float64 = _NoDropout, _AsFloat64
+    without_dropout, as_float64, watching = _NoDropout, _AsFloat64, staticmethod(watching)
     dropouts = (nn.modules.dropout._DropoutNd,)  # the base class of all has no public name
     holding_dropout = (nn.RNNBase, nn.MultiheadAttention)
 

@@ -100,6 +100,7 @@ def main(args: argparse.Namespace) -> int:
     train = _training(args, inputs) if args.loss else None
     print(f"{args.port} against {args.ref}, {args.device}, seed {args.seed}, {weights} weights", flush=True)
     options = {**judging_options(args), "names": names, "weights": weights, "seed": args.seed, "device": args.device}
+    options["drawn"] = not args.inputs
     if args.locate_only:
         from portproof.ladder.pairs.pair import Options
         from portproof.ladder.pairs.whole import search

@@ -59,7 +59,8 @@ def main(args: argparse.Namespace) -> int:
     if args.weights:
         backend_of_side(ref, "torch").load_weights(ref, args.weights, "weights")
     weights = "reference" if args.weights else "probe"
-    options = Options(weights=weights, modes=MODES[args.mode], seed=args.seed, device=args.device)
+    how = {"seed": args.seed, "device": args.device, "drawn": not args.inputs}
+    options = Options(weights=weights, modes=MODES[args.mode], **how)
     with shown(PROG), staying():
         recorder = Recorder(ref, inputs, options, args.modules)
         about = megabytes(recorder.expected_size) + ("" if args.modules is None else ", less with --modules")

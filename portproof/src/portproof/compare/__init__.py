@@ -110,6 +110,7 @@ class Verdict:
     location: Any = None  # locate.Location: where the failure begins
     notes: list[str] = field(default_factory=list)
     hints: Mapping[str, str] = field(default_factory=dict)
+    caveats: list[str] = field(default_factory=list)  # what is not proved, for the last line
 
     @property
     def status(self) -> int:
@@ -157,14 +158,16 @@ def joined(title: str, verdicts: Iterable[Verdict]) -> Verdict:
     """One verdict with the rows of all; refused if there are none."""
     rows: list[Row] = []
     hints: dict[str, str] = {}
+    caveats: list[str] = []
     refusal = ""
     for verdict in verdicts:
+        caveats += verdict.caveats
         rows += verdict.rows
         hints |= verdict.hints
         refusal = refusal or verdict.refusal
     if not rows and not refusal:
         refusal = NOTHING
-    return Verdict(title, rows, refusal, hints=hints)
+    return Verdict(title, rows, refusal, hints=hints, caveats=list(dict.fromkeys(caveats)))
 
 
 DONE = object()  # the outcome of a command without a verdict

@@ -34,7 +34,7 @@ from sturdyio.cli import UserError
 from sturdyio.files import load_safetensors_with_metadata, refusing, save_safetensors
 
 NAME = "portproof.recording"
-VERSION = 3
+VERSION = 4
 MOST_INPUTS = 1000  # each is part of every question
 MOST_TEXT = 64_000_000  # safetensors reads headers up to 100 MB
 WHAT = "what portproof record wrote"
@@ -161,6 +161,10 @@ class RecordedModel(Model):
         self.not_alone = read(dict[str, str], header["not_alone"])
         self.seed, self.weights = read(int, header["seed"]), read(str, header["weights"])
         self.modes = read(tuple[str, ...], header["modes"])
+        self.in_train = read(dict[str, np.ndarray], header["in_train"])
+        self.branches = read(dict[str, dict[str, bool]], header["branches"])
+        self.conditions = set(read(list[str], header["conditions"]))
+        self.is_watched = read(bool, header["is_watched"])
         self._answers = dict(header["answers"])  # {question's key: answers as written}
         self._check()
 
@@ -179,7 +183,10 @@ class RecordedModel(Model):
             array = self._values[slot.tensor]
             if array.shape != slot.shape or (array.dtype.kind != "f") != slot.is_whole:
                 raise ValueError(f"its {slot.key} is {array.dtype} {array.shape}, not as it says")
-        for name, array in self._values.items():
+        for name, array in self.in_train.items():
+            if name not in self._values or self._values[name].shape != array.shape or array.dtype.kind != "f":
+                raise ValueError(f"its {name} of train mode does not fit the model")
+        for name, array in (*self._values.items(), *self.in_train.items()):
             _check_finite(name, array)
         for i, array in enumerate(self.cotangent):
             _check_finite(f"cotangent {i}", array)

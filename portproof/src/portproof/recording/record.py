@@ -52,11 +52,12 @@ class Recorder(Model):
             if name not in self.modules:
                 raise UserError(f"modules names {name!r}, but the reference has no module of that name in it")
         for mode in options.modes:
-            check_reference(self.model.run(self.inputs, "float32", mode == "train"), mode == "train")
+            check_reference(self.model.run_watched(self.inputs, mode == "train"), mode == "train")
         if options.weights == "probe" and framework.name == "torch":
             from portproof.backends.probe import load_probe_weights
 
-            load_probe_weights(self.model, options.seed, self.inputs, runs_in_train="train" in options.modes)
+            modes = [mode for mode in MODES if mode in options.modes]
+            self.inputs = load_probe_weights(self.model, options.seed, self.inputs, modes, options.drawn)
         elif options.weights == "probe":
             self.model.load(drawn_weights(self.model, options.seed))
         self.store = Store()
@@ -77,6 +78,10 @@ class Recorder(Model):
             "inputs": encode(self.inputs, put),
             "modules": write(list[Module], named, self.store),
             "tensors": {keys[key]: put(array) for key, array in self.model.arrays().items()},
+            "in_train": {key: put(array) for key, array in self.model.in_train.items()},
+            "branches": self.model.branches,
+            "conditions": sorted(self.model.conditions),
+            "is_watched": self.model.is_watched,
             "constants": {key: put(array) for key, array in self.model.constants().items()},
         }
         own = self.store.nbytes  # of weights and inputs

@@ -211,7 +211,8 @@ def _body(verdict: Verdict, group: Callable[[Item], str], types: Mapping[str, st
 
 def last_line(name: str, verdict: Verdict) -> str:
     """The outcome in one line."""
-    skipped = f"; {len(verdict.not_judged)} not judged" if verdict.not_judged else ""
+    not_judged = [f"{len(verdict.not_judged)} not judged"] if verdict.not_judged else []
+    skipped = "".join(f"; {words}" for words in (*not_judged, *verdict.caveats))
     if verdict.status == PASS:
         return f"PASS {name}: all {len(verdict.judged)} items within their limits{skipped}"
     if verdict.status == REFUSED:

@@ -36,6 +36,7 @@ class Options:
     backward: bool = True  # from a cotangent of `seed`
     mirrored: bool = False  # use equal names if names and shapes agree
     output: str = OUTPUT
+    drawn: bool = False  # whether floats in the inputs may be changed, to enter more branches
 
     def __post_init__(self) -> None:
         for what, known in (("modes", MODES), ("precisions", UNIT_ROUNDOFF)):
@@ -63,6 +64,7 @@ class Pair:
     precisions: Sequence[str] = tuple(UNIT_ROUNDOFF)
     given: Mapping[str, str] | None = None  # {reference's module: port's}, from the user
     equal_tensors: dict[str, str] = field(default_factory=dict)  # {port's name: reference's key}, see `by_weights`
+    never_entered: list[str] = field(default_factory=list)  # branches of the reference's operations
     matched: set[bool] = field(default_factory=set)  # modes with mapped calls (True: train)
 
     @classmethod
@@ -82,23 +84,27 @@ class Pair:
         outputs = (options.outputs or {}).items()
         port_model.output_names = {_place(theirs): _place(name) for name, theirs in outputs}
         trains = [train for train in (False, True) if MODES[train] in options.modes]
-        returned = []
+        modes, returned = [MODES[train] for train in trains], []
         for train in trains:
-            run = ref_model.run(inputs, "float32", train)
+            run = ref_model.run_watched(inputs, train)
             check_reference(run, train)
             _check_named(options.outputs or {}, run)
             returned = returned or run.output
         if options.weights == "probe":
             from portproof.backends.probe import load_probe_weights
 
-            load_probe_weights(ref_model, options.seed, inputs, runs_in_train="train" in options.modes)
+            inputs = load_probe_weights(ref_model, options.seed, inputs, modes, options.drawn)
         pair = cls(ref_model, port_model, inputs=inputs, output=options.output, given=options.names)
+        pair.never_entered = ref_model.never_entered(modes)
         pair.precisions = [dtype for dtype in UNIT_ROUNDOFF if dtype in options.precisions]
         if options.backward:
             pair.cotangent = ref_model.cotangent or drawn_cotangent(returned, options.seed)
         for model in (ref_model, port_model):
             model.plan(pair.question(model, dtype, train) for dtype in pair.precisions for train in trains)
         pair._find_map(options.mirrored)
+        if ref_model.in_train and not pair.name_map.problems and not pair.name_map.ambiguous:
+            arrays = ref_model.arrays(train=True)
+            port_model.load({theirs: arrays[key] for key, theirs in pair.name_map.tensors.items()}, train=True)
         pair.strict = options.mirrored and pair.matched == {False, True}
         if options.weights == "own":
             pair.match_calls(trains)

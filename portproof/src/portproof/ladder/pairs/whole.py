@@ -216,11 +216,13 @@ def isolated_gradients(
     return Verdict(f"{MODES[train]} mode, float32, isolated layers", rows)
 
 
-def structure(name_map: NameMap) -> Verdict:
-    """Whether every tensor of the reference has a counterpart of its shape."""
+def structure(pair: Pair) -> Verdict:
+    """Whether every tensor of the reference has a counterpart of its shape; with what no run of the pair can prove."""
+    name_map, count = pair.name_map, len(pair.never_entered)
+    caveats = [f"{count} branch{'es' if count > 1 else ''} never entered"] if count else []
     rows = [Row(Item(name, "structure"), FAIL, reason=reason) for name, reason in name_map.problems.items()]
     rows += [Row(tensor_item(name, "structure"), PASS, difference=0.0, atol=0.0) for name in name_map.tensors]
-    return Verdict("parameters and buffers", rows)
+    return Verdict("parameters and buffers", rows, caveats=caveats)
 
 
 def equal_weights(pair: Pair) -> Verdict:
@@ -240,8 +242,23 @@ def all_notes(pair: Pair) -> list[str]:
     was_run = {name: word for name, word in typed.items() if word != OTHER_INPUTS}
     not_run = {name: word for name, word in typed.items() if word == OTHER_INPUTS}
     notes += [*dict.fromkeys(pair.notes), *pair.port.notes()]
+    notes += branch_notes(pair)
     notes += grouped("built differently, no fault: ", was_run)
     return notes + grouped("not run alone, so nothing is known of it by itself: ", not_run)
+
+
+def branch_notes(pair: Pair) -> list[str]:
+    """What no input entered on the reference's side, and what was not watched."""
+    notes, ref = [], pair.ref
+    if pair.never_entered:
+        more = f" and {len(pair.never_entered) - 5} more" if len(pair.never_entered) > 5 else ""
+        notes.append(f"not proved, since no input enters it: {'; '.join(pair.never_entered[:5])}{more}")
+    if not ref.is_watched:
+        notes.append("branches of clip, where, minimum and the like: not watched, the reference is not in PyTorch")
+    elif ref.conditions:
+        where = ", ".join(sorted(name or "the model itself" for name in ref.conditions))
+        notes.append(f"branches of Python's `if` on a tensor: not watched, in {where}")
+    return notes
 
 
 def passes(pair: Pair) -> str:
@@ -310,7 +327,7 @@ def judge(ref: Any, port: Any, inputs: Inputs, options: Options) -> AlignVerdict
     """What `portproof.align` does."""
     pair = Pair.prepared(ref, port, inputs, options)
     names = pair.whole_map
-    verdicts = [structure(pair.name_map)]
+    verdicts = [structure(pair)]
     if names.ambiguous:
         return AlignVerdict("align", verdicts[0].rows, names.ambiguous, notes=all_notes(pair), names=names)
     if options.weights == "own":
@@ -324,7 +341,7 @@ def judge(ref: Any, port: Any, inputs: Inputs, options: Options) -> AlignVerdict
         verdicts = [without_faultless(pair, verdict, location.built_differently) for verdict in verdicts]
     every = joined("align", [verdicts[0], *map(_sectioned, verdicts[1:])])
     found = every.rows, every.refusal, location, all_notes(pair)
-    return AlignVerdict("align", *found, names=names, passes=passes(pair))
+    return AlignVerdict("align", *found, caveats=every.caveats, names=names, passes=passes(pair))
 
 
 def search(ref: Any, port: Any, inputs: Inputs, options: Options) -> tuple[Location | None, list[str]]:

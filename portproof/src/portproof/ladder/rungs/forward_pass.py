@@ -104,7 +104,7 @@ def _prepared(rung: Rung, ref: Any, port: Any, inputs: Inputs, options: Options)
     if pair.name_map.ambiguous:
         rung.refuse(pair.name_map.ambiguous)
         raise Ended
-    fits = rung.check(structure(pair.name_map))
+    fits = rung.check(structure(pair))
     if options.weights == "own":
         rung.check(equal_weights(pair))
     if not fits:  # only the module at fault can be told

@@ -1,0 +1,300 @@
+"""Which branches of operations a reference enters, and probe weights that enter more. PyTorch only.
+
+A comparison proves only branches that a run enters: where no value reaches a clip's bound, any bound passes. Watched
+are clamp and clip, the activations that are one, where, masked_fill, minimum and maximum, wherever an input or a
+parameter decides. What constants decide, such as a causal mask, has no branch that another input could enter.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import reduce
+from typing import Any
+
+import numpy as np
+import torch
+from torch.overrides import TorchFunctionMode
+from torch.utils.weak import WeakTensorKeyDictionary
+
+from portproof.backends.lent import owned_tensors
+from portproof.backends.model import SEED, BackendModel
+from portproof.backends.trace import Inputs, as_call, is_array, map_tensors, tensors_in
+from sturdyio.cli import MachineError, user_code
+
+Given = Mapping[str, Any]  # an operation's arguments, by name
+Gaps = dict[str, torch.Tensor]  # {branch: values that are below 0 where it is entered}
+
+# Arguments by place, of a function or a method.
+ARGUMENTS = {
+    **dict.fromkeys(("clamp", "clip"), ("input", "min", "max")),
+    "clamp_min": ("input", "min"),
+    "clamp_max": ("input", "max"),
+    "hardtanh": ("input", "min_val", "max_val"),
+    **dict.fromkeys(("relu6", "hardsigmoid", "hardswish"), ("input",)),
+    **dict.fromkeys(("minimum", "maximum", "min", "max"), ("input", "other")),
+    "masked_fill": ("input", "mask"),
+    "where": ("condition", "input", "other"),
+}
+CONDITIONAL = {"where": "condition", "masked_fill": "mask"}
+EXTREMES = ("minimum", "maximum", "min", "max")
+# Bounds of those that have no arguments for them, or defaults.
+BOUNDS = {"relu6": (0.0, 6.0), "hardsigmoid": (-3.0, 3.0), "hardswish": (-3.0, 3.0), "hardtanh": (-1.0, 1.0)}
+LARGEST = 0.99 * torch.finfo(torch.float32).max  # from here on a bound is none
+COMPARISONS = {"lt": 1, "le": 1, "less": 1, "less_equal": 1, "gt": -1, "ge": -1, "greater": -1, "greater_equal": -1}
+ROUNDING = ("round", "floor", "ceil", "trunc", "fix")
+# Of a tensor only the shape and type go into these.
+LIKE = ("_like", "new_")
+
+# A step moves parameters as little as brings one value to the nearest bound, and this share further.
+BEYOND = 0.25
+STEPS = 12  # each is one pass; what is not reached then is hardly ever reached
+AT_ONCE = 16  # branches a step
+SIGNAL = (1e-3, 1e6)  # what the model returns must stay within, or rounding would hide faults
+
+
+def _name(func: Callable) -> str:
+    """Its name, the same for a function, a method, an operator and what works in place."""
+    name = getattr(func, "__name__", "")
+    return name.strip("_") if name.startswith("__") else name.rstrip("_")
+
+
+def _works_in_place(func: Callable) -> bool:
+    name = getattr(func, "__name__", "")
+    return name == "__setitem__" or name.startswith("__i") or name.endswith("_") and not name.endswith("__")
+
+
+class Watch(TorchFunctionMode):
+    """Notes what the model's operations enter while it runs, in `entered` and, with `keeps_gaps`, how far they miss."""
+
+    def __init__(self, model: Any, keeps_gaps: bool = False) -> None:
+        super().__init__()
+        self.entered: dict[str, bool] = {}  # {"blocks.0: clamp, above 6": whether a value was there}
+        self.gaps: dict[str, torch.Tensor] = {}  # {branch: how far the nearest value is from it}
+        self.conditions: set[str] = set()  # modules in which Python decides by a tensor
+        self.keeps_gaps = keeps_gaps
+        self.running: list[tuple[str, Counter[str]]] = []  # modules, with counts of their operations
+        self.constants = WeakTensorKeyDictionary()
+        self.compared = WeakTensorKeyDictionary()  # {condition: values that are below 0 where it is true}
+        for module in model.modules():
+            for tensor in (*module._buffers.values(), *vars(module).values()):
+                if isinstance(tensor, torch.Tensor):
+                    self.constants[tensor] = True
+
+    def enter_module(self, name: str) -> None:
+        self.running.append((name, Counter()))
+
+    def is_constant(self, value: Any) -> bool:
+        return not isinstance(value, torch.Tensor) or value in self.constants
+
+    def __torch_function__(self, func: Callable, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        kwargs = kwargs or {}
+        name = _name(func)
+        given = self._given(func, name, args, kwargs) if self.running else {}
+        if given:
+            self._note(name, given)
+        result = func(*args, **kwargs)
+        if self.keeps_gaps and name in ROUNDING and isinstance(result, torch.Tensor):
+            result = args[0] + (result - args[0]).detach()  # else no gradient says which way to move
+        if self.running:
+            self._follow(func, name, (*args, *kwargs.values()), result)
+        return result
+
+    def _given(self, func: Callable, name: str, args: tuple, kwargs: Given) -> Given:
+        """What a watched operation gets, by name; nothing for others, and where constants alone decide."""
+        names = ARGUMENTS.get(name, ())
+        if name == "where" and func is not torch.where:  # the method's condition comes second
+            names = ("input", "condition", "other")
+        given = dict(zip(names, args)) | {key: kwargs[key] for key in names if key in kwargs}
+        if name in CONDITIONAL:
+            decides = [given.get(CONDITIONAL[name])] if len(given) == len(names) else []  # else where are the places
+        elif name in EXTREMES:  # else of one tensor along an axis
+            decides = list(given.values()) if isinstance(given.get("other"), torch.Tensor) else []
+        else:
+            decides = list(given.values())
+        return {} if all(map(self.is_constant, decides)) else given
+
+    def _note(self, name: str, given: Given) -> None:
+        module, counts = self.running[-1]
+        counts[name] += 1
+        again = f" {counts[name]}" if counts[name] > 1 else ""
+        for branch, gap in self._gaps(name, given).items():
+            place = f"{module or 'the model itself'}: {name}{again}, {branch}"
+            nearest = gap.detach().amin().item() if gap.numel() else 0.0
+            self.entered[place] = self.entered.get(place, False) or nearest < 0
+            if self.keeps_gaps and gap.requires_grad and not self.entered[place]:
+                self.gaps[place] = gap.amin()
+
+    def _gaps(self, name: str, given: Given) -> Gaps:
+        if name in EXTREMES:
+            difference = given["input"] - given["other"]
+            found = {"the first smaller": difference, "the second smaller": -difference}
+            return {branch: gap for branch, gap in found.items() if not self._is_beyond(given, branch)}
+        if name in CONDITIONAL:
+            condition = given[CONDITIONAL[name]]
+            below = self.compared.get(condition)
+            if below is None or below.shape != condition.shape:
+                below = 0.5 - condition.to(torch.float32)
+            return {"true": below, "false": -below}
+        x = given["input"]
+        low, high = BOUNDS.get(name, (None, None))
+        low = given.get("min", given.get("min_val", low))
+        high = given.get("max", given.get("max_val", high))
+        found, below, above = {}, self._bounded(low), self._bounded(high)
+        if below:
+            found[f"below {below}"] = x - low
+        if above:
+            found[f"above {above}"] = high - x
+        if found:
+            outside = [-gap for gap in found.values()]
+            found["between" if len(outside) > 1 else "not clipped"] = reduce(torch.maximum, outside)
+        return found
+
+    def _is_beyond(self, given: Given, branch: str) -> bool:
+        """Whether a constant of the type's least or largest number rules the branch out."""
+        ends = {"the first smaller": ("other", -1), "the second smaller": ("input", -1)}
+        other = {"the first smaller": ("input", 1), "the second smaller": ("other", 1)}
+        return any(
+            self.is_constant(given[key]) and bool((given[key] * sign >= LARGEST).all())
+            for key, sign in (ends[branch], other[branch])
+        )
+
+    def _bounded(self, bound: Any) -> str:
+        """A bound in words; "" for none, and for one that no number of its type passes."""
+        if bound is None:
+            return ""
+        if isinstance(bound, torch.Tensor):
+            if bound.numel() > 1 or bound not in self.constants:
+                return "a tensor"
+            bound = bound.item()
+        return f"{bound:g}" if abs(bound) < LARGEST else ""
+
+    def _follow(self, func: Callable, name: str, given: Sequence[Any], result: Any) -> None:
+        """Note which results no input and no parameter has part in, and what conditions compare."""
+        tensors = tensors_in(given, torch.is_tensor)
+        constant = all(map(self.is_constant, tensors)) or any(part in name for part in LIKE)
+        if name == "bool" and not constant:
+            self.conditions.add(self.running[-1][0])
+        if _works_in_place(func) and not constant:
+            self.constants.pop(given[0], None)
+        if constant:
+            for each in tensors_in(result, torch.is_tensor):
+                self.constants[each] = True
+        elif self.keeps_gaps and name in COMPARISONS and isinstance(result, torch.Tensor):
+            self.compared[result] = (given[0] - given[1]) * COMPARISONS[name]
+
+
+@contextmanager
+def watching(model: Any, keeps_gaps: bool = False) -> Iterator[Watch]:
+    """Watch the model's passes in this context."""
+    watch = Watch(model, keeps_gaps)
+
+    def before(name: str) -> Callable:
+        return lambda *_: watch.enter_module(name)
+
+    def after(*_: Any) -> None:
+        watch.running.pop()
+
+    hooks = []
+    for name, module in model.named_modules():
+        hooks += [module.register_forward_pre_hook(before(name)), module.register_forward_hook(after)]
+    try:
+        with watch:
+            yield watch
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def reach_more(ref: BackendModel, inputs: Inputs, modes: Sequence[str], drawn: bool) -> Inputs:
+    """Give the last of the modes other parameters, if more branches are entered with them -> the inputs.
+
+    Of two modes the other keeps what it has, so that a branch which one value decides, such as a scale's maximum, is
+    entered on both sides. Floats among `drawn` inputs may be changed, too, for all modes.
+    """
+    last, before, count = modes[-1], dict(ref.branches), len(ref.never_entered(modes))
+    train, only_in_train = last == "train", modes[-1] == "train" and len(modes) > 1
+    elsewhere = {place for mode in modes[:-1] for place, is_entered in before[mode].items() if is_entered}
+    kept, found = ref.arrays(train), reach(ref, inputs, train, elsewhere, drawn)
+    if found is None:
+        return inputs
+    arrays, moved = found
+    ref.load(arrays, only_in_train)
+    for mode in modes if drawn else [last]:
+        ref.run_watched(moved, mode == "train")
+    if len(ref.never_entered(modes)) < count:
+        return moved
+    ref.load(kept, only_in_train)  # in float32 it is otherwise
+    ref.branches = before
+    return inputs
+
+
+def reach(
+    ref: BackendModel, inputs: Inputs, train: bool, elsewhere: Collection[str], drawn: bool
+) -> tuple[dict[str, np.ndarray], Inputs] | None:
+    """(parameters by state_dict key, inputs) with which a run in this mode enters more branches; None if no step helps.
+
+    It may leave those that are entered `elsewhere`. The nearest value is moved over each branch's bound by Newton's
+    step of least norm, in float64, on a copy.
+    """
+    runs, found, fewest = ref.backend.runs, None, 0
+    model = ref.copied("", "float64", train)
+    owned = owned_tensors(ref.backend, model)
+    parameters = {key: t for key, t in owned if isinstance(t, torch.nn.Parameter) and t.is_floating_point()}
+    given = map_tensors(inputs, is_array, lambda array: ref.backend.tensor(array, ref.device, "float64"))
+    leaves = tensors_in(given, torch.is_tensor) if drawn else []
+    movable = [*parameters.values(), *(leaf for leaf in leaves if leaf.is_floating_point())]
+    for tensor in movable:
+        tensor.requires_grad_(True)
+    for step in range(STEPS):
+        with runs.seeded(SEED), runs.without_dropout(), runs.new_tensors("float64", lambda _: None):
+            watch = _watched(model, map_tensors(given, torch.is_tensor, torch.clone))
+        if watch is None:
+            break
+        missing = [place for place, is_entered in watch.entered.items() if not is_entered and place not in elsewhere]
+        if step and len(missing) < fewest:
+            arrays = {key: ref.backend.to_array(tensor) for key, tensor in parameters.items()}
+            found = arrays, map_tensors(given, torch.is_tensor, ref.backend.to_array)
+        if not step or len(missing) < fewest:
+            fewest = len(missing)
+        if not _moved(movable, [watch.gaps[place] for place in missing if place in watch.gaps]):
+            break
+    return found
+
+
+def _watched(model: Any, inputs: Inputs) -> Watch | None:
+    """What a run enters; None if it raises, or its signal is lost."""
+    call = as_call(inputs)
+    try:
+        with user_code(), watching(model, True) as watch:
+            returned = tensors_in(model(*call.args, **call.kwargs), torch.is_tensor)
+    except MachineError:
+        raise
+    except Exception:  # whatever a user's code may raise when it is given other values
+        return None
+    return watch if all(map(_is_signal, returned)) else None
+
+
+def _is_signal(output: torch.Tensor) -> bool:
+    if not output.is_floating_point() or not output.numel():
+        return True
+    largest = output.detach().abs().max().item()
+    return SIGNAL[0] <= largest <= SIGNAL[1]
+
+
+def _moved(parameters: Sequence[torch.Tensor], gaps: Sequence[torch.Tensor]) -> bool:
+    """Move the parameters so that each gap becomes negative; whether that could be tried."""
+    moves = [torch.zeros_like(parameter) for parameter in parameters]
+    for gap in gaps[:AT_ONCE]:
+        gradients = torch.autograd.grad(gap, parameters, retain_graph=True, allow_unused=True)
+        norm = sum(float((gradient**2).sum()) for gradient in gradients if gradient is not None)
+        share = (1 + BEYOND) * (gap.item() + 1e-3) / norm if norm > 0 else 0.0
+        if np.isfinite(share):
+            for move, gradient in zip(moves, gradients):
+                if gradient is not None:
+                    move.sub_(gradient, alpha=share)
+    with torch.no_grad():
+        for parameter, move in zip(parameters, moves):
+            parameter.add_(move)
+    return any(bool(move.any()) for move in moves)
