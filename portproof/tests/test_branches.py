@@ -128,7 +128,7 @@ NEVER = {
         lambda m, x: x * 2 if x.sum() > 0 else x * 3,
         lambda m, x: x * 2 if x.sum() > 0 else x * 3,
         "",
-        "branches of Python's `if` on a tensor: not watched, in the model itself",
+        "branches that Python takes by a tensor's numbers (`if`, item()): not watched, in the model itself",
     ),
 }
 
@@ -160,6 +160,18 @@ CONSTANT = {
 @pytest.mark.parametrize(("code", "port_code"), CONSTANT.values(), ids=CONSTANT)
 def test_what_constants_rule_out_does_not_count(code, port_code):
     assert str(assert_aligned(*both(code, port_code), X)).endswith("items within their limits")
+
+
+def test_operations_on_whole_numbers_and_booleans():
+    def code(m, x):
+        low, first = (x > 1).int().clamp(0, 5), torch.minimum(x > 0, x > 1)
+        return x + low + first
+
+    def port_code(m, x):
+        return x + (x > 1).astype(x.dtype) * 2
+
+    verdict = assert_aligned(*both(code, port_code), X)
+    assert str(verdict).endswith("; 3 branches never entered"), verdict.notes
 
 
 def test_a_constant_that_an_input_is_written_into_counts():

@@ -43,6 +43,7 @@ EXTREMES = ("minimum", "maximum", "min", "max")
 BOUNDS = {"relu6": (0.0, 6.0), "hardsigmoid": (-3.0, 3.0), "hardswish": (-3.0, 3.0), "hardtanh": (-1.0, 1.0)}
 LARGEST = 0.99 * torch.finfo(torch.float32).max  # from here on a bound is none
 COMPARISONS = {"lt": 1, "le": 1, "less": 1, "less_equal": 1, "gt": -1, "ge": -1, "greater": -1, "greater_equal": -1}
+READ_BY_PYTHON = ("__bool__", "__float__", "__int__", "__index__", "item", "tolist")
 ROUNDING = ("round", "floor", "ceil", "trunc", "fix")
 # Of a tensor only the shape and type go into these.
 LIKE = ("_like", "new_")
@@ -65,6 +66,14 @@ def _works_in_place(func: Callable) -> bool:
     return name == "__setitem__" or name.startswith("__i") or name.endswith("_") and not name.endswith("__")
 
 
+def _difference(first: Any, second: Any) -> torch.Tensor:
+    """`first` - `second`, of which one may be a number; of whole numbers and booleans as floats."""
+    tensors = (each for each in (first, second) if isinstance(each, torch.Tensor))
+    if not any(tensor.is_floating_point() for tensor in tensors):
+        first = first.double() if isinstance(first, torch.Tensor) else float(first)
+    return first - second
+
+
 class Watch(TorchFunctionMode):
     """Notes what the model's operations enter while it runs, in `entered` and, with `keeps_gaps`, how far they miss."""
 
@@ -72,7 +81,7 @@ class Watch(TorchFunctionMode):
         super().__init__()
         self.entered: dict[str, bool] = {}  # {"blocks.0: clamp, above 6": whether a value was there}
         self.gaps: dict[str, torch.Tensor] = {}  # {branch: how far the nearest value is from it}
-        self.conditions: set[str] = set()  # modules in which Python decides by a tensor
+        self.conditions: set[str] = set()  # modules in which Python reads a tensor's numbers
         self.keeps_gaps = keeps_gaps
         self.running: list[tuple[str, Counter[str]]] = []  # modules, with counts of their operations
         self.constants = WeakTensorKeyDictionary()
@@ -119,8 +128,14 @@ class Watch(TorchFunctionMode):
         module, counts = self.running[-1]
         counts[name] += 1
         again = f" {counts[name]}" if counts[name] > 1 else ""
-        for branch, gap in self._gaps(name, given).items():
-            place = f"{module or 'the model itself'}: {name}{again}, {branch}"
+        operation = f"{module or 'the model itself'}: {name}{again}"
+        try:
+            gaps = self._gaps(name, given)
+        except (RuntimeError, TypeError):  # of tensors that cannot be subtracted, such as sparse ones
+            self.entered[operation] = False
+            return
+        for branch, gap in gaps.items():
+            place = f"{operation}, {branch}"
             nearest = gap.detach().amin().item() if gap.numel() else 0.0
             self.entered[place] = self.entered.get(place, False) or nearest < 0
             if self.keeps_gaps and gap.requires_grad and not self.entered[place]:
@@ -128,9 +143,10 @@ class Watch(TorchFunctionMode):
 
     def _gaps(self, name: str, given: Given) -> Gaps:
         if name in EXTREMES:
-            difference = given["input"] - given["other"]
-            found = {"the first smaller": difference, "the second smaller": -difference}
-            return {branch: gap for branch, gap in found.items() if not self._is_beyond(given, branch)}
+            first, second = given["input"], given["other"]
+            pairs = {"the first smaller": (first, second), "the second smaller": (second, first)}
+            possible = {key: pair for key, pair in pairs.items() if not self._ruled_out(*pair)}
+            return {branch: _difference(smaller, larger) for branch, (smaller, larger) in possible.items()}
         if name in CONDITIONAL:
             condition = given[CONDITIONAL[name]]
             below = self.compared.get(condition)
@@ -143,22 +159,20 @@ class Watch(TorchFunctionMode):
         high = given.get("max", given.get("max_val", high))
         found, below, above = {}, self._bounded(low), self._bounded(high)
         if below:
-            found[f"below {below}"] = x - low
+            found[f"below {below}"] = _difference(x, low)
         if above:
-            found[f"above {above}"] = high - x
+            found[f"above {above}"] = _difference(high, x)
         if found:
             outside = [-gap for gap in found.values()]
             found["between" if len(outside) > 1 else "not clipped"] = reduce(torch.maximum, outside)
         return found
 
-    def _is_beyond(self, given: Given, branch: str) -> bool:
-        """Whether a constant of the type's least or largest number rules the branch out."""
-        ends = {"the first smaller": ("other", -1), "the second smaller": ("input", -1)}
-        other = {"the first smaller": ("input", 1), "the second smaller": ("other", 1)}
-        return any(
-            self.is_constant(given[key]) and bool((given[key] * sign >= LARGEST).all())
-            for key, sign in (ends[branch], other[branch])
-        )
+    def _is_end(self, value: torch.Tensor, sign: int) -> bool:
+        """Whether a constant is the largest number of its type, or with sign -1 the least."""
+        return self.is_constant(value) and bool((value * sign >= LARGEST).all())
+
+    def _ruled_out(self, smaller: torch.Tensor, larger: torch.Tensor) -> bool:
+        return self._is_end(smaller, 1) or self._is_end(larger, -1)
 
     def _bounded(self, bound: Any) -> str:
         """A bound in words; "" for none, and for one that no number of its type passes."""
@@ -174,7 +188,7 @@ class Watch(TorchFunctionMode):
         """Note which results no input and no parameter has part in, and what conditions compare."""
         tensors = tensors_in(given, torch.is_tensor)
         constant = all(map(self.is_constant, tensors)) or any(part in name for part in LIKE)
-        if name == "bool" and not constant:
+        if getattr(func, "__name__", "") in READ_BY_PYTHON and not constant:
             self.conditions.add(self.running[-1][0])
         if _works_in_place(func) and not constant:
             self.constants.pop(given[0], None)

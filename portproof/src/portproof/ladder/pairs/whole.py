@@ -257,7 +257,7 @@ def branch_notes(pair: Pair) -> list[str]:
         notes.append("branches of clip, where, minimum and the like: not watched, the reference is not in PyTorch")
     elif ref.conditions:
         where = ", ".join(sorted(name or "the model itself" for name in ref.conditions))
-        notes.append(f"branches of Python's `if` on a tensor: not watched, in {where}")
+        notes.append(f"branches that Python takes by a tensor's numbers (`if`, item()): not watched, in {where}")
     return notes
 
 

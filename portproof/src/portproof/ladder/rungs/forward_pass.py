@@ -35,8 +35,8 @@ def forward(
 
     In eval and train mode; float64 judges formulas, float32 kernels. Then the first sample alone in eval mode, where an
     axis of length 1 must not vanish, and every dropout layer on ones. A module at fault is located. For the `options`
-    names, weights, seed, device, mirrored and output see `portproof.align` and `Options`. With `all_branches` it is
-    refused if no input reaches a branch of an activation, where a fault could hide.
+    names, weights, seed, device, mirrored, output and drawn see `portproof.align` and `Options`. With `all_branches` it
+    is refused if no input reaches a branch of an activation, where a fault could hide.
     """
     first = len(rung.verdicts)
     pair = _prepared(rung, ref, port, inputs, Options(modes=modes, backward=False, **options))
