@@ -1,6 +1,8 @@
 """Paths that cannot be used: below a folder that one may not search, too long, or no file; one line and status 2."""
 
 import os
+import subprocess
+import sys
 from contextlib import suppress
 from pathlib import Path
 
@@ -73,3 +75,19 @@ def test_names_that_would_steer_a_terminal_are_escaped(tmp_path, capsys):
         run(lambda: predict.main(predict.get_args_parser().parse_args(flags)), "predict")
     error = capsys.readouterr().err
     assert error.count("\n") == 1 and r"a\n\x1b[31mb.jpg does not exist" in error
+
+
+@pytest.mark.parametrize("hard", [24, 256])
+def test_too_few_open_files_are_said_before_anything_starts(hard):
+    """With 24, loaders' workers die, training hangs and clean-up raises; what may be raised is raised."""
+    code = (
+        f"import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (24, {hard}))\n"
+        "from sturdyio.cli import run\n"
+        "run(lambda: print(resource.getrlimit(resource.RLIMIT_NOFILE)), 'train')"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    if hard == 24:
+        said = "train: error: only 24 files may be open at a time: allow more, with ulimit -n 1024\n"
+        assert (done.returncode, done.stdout, done.stderr) == (2, "", said)
+    else:
+        assert (done.returncode, done.stdout) == (0, "(64, 256)\n"), done.stderr

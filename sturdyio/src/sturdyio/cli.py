@@ -67,6 +67,7 @@ def run(main: Callable[[], int | None], prog: str, fault_of: str = "") -> NoRetu
     status would be 1, a failed check.
     """
     try:
+        _check_open_files()
         status = main() or 0
         sys.stdout.flush()
     except UserError as error:
@@ -106,6 +107,23 @@ def run(main: Callable[[], int | None], prog: str, fault_of: str = "") -> NoRetu
             raise
         status = 2
     sys.exit(status)
+
+
+# Two loaders with two worker processes each have 42. With too few, workers die or hang, and clean-up itself raises.
+FEWEST_FILES = 64
+
+
+def _check_open_files() -> None:
+    """Raise UserError where a process may open less than FEWEST_FILES files, and not raise that limit itself."""
+    try:
+        import resource
+    except ImportError:  # Windows, which has no such limit
+        return
+    limit, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if 0 <= limit < FEWEST_FILES:
+        if 0 <= most < FEWEST_FILES:
+            raise UserError(f"only {most} files may be open at a time: allow more, with ulimit -n 1024")
+        resource.setrlimit(resource.RLIMIT_NOFILE, (FEWEST_FILES, most))
 
 
 def _stdout_is_lost() -> bool:
