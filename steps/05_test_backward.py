@@ -41,7 +41,7 @@ RUNS = (
     {"name": "sgd_nesterov", "train": False, "clip_grad_norm": 1.0},
 )
 LOOPS = (
-    ("3 batches, gradients of 2 added up", 3, {"accumulation_steps": 2}),  # the last is a group of its own
+    ("5 batches, gradients of 3 added up", 5, {"accumulation_steps": 3}),  # the last two are a group of their own
     ("2 batches, batch norm frozen", 2, {"freeze_norm": True}),
 )
 EPOCHS = 600
