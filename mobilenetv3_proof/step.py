@@ -1,6 +1,7 @@
 """What the rungs' scripts share: their flags, their weights, and how they print, write and end."""
 
 import argparse
+import tempfile
 from collections.abc import Callable, Mapping
 from functools import cache, partial
 from pathlib import Path
@@ -104,6 +105,16 @@ class ModelRung(Rung):
     def build(self, package: Package, dtype: str) -> Any:
         """A package's model with the rung's weights, in "float32" or "float64", without dropout."""
         return package.build(partial(self.model, package), self.arrays, dtype)
+
+    def from_file(self, package: Package) -> Any:
+        """`build` in "float32", by way of a file: as the package's training command builds a model with --weights."""
+        build, kwargs = package.module("models").MODELS[self.args.model], self._kwargs(0.0)
+        arrays = package.backend.arrays_of(build(**kwargs)).to_own(self.arrays)
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / f"weights{package.module('models').weights.SUFFIXES[0]}"
+            package.backend.write_weights(arrays, path)
+            model = build(weights=path, **kwargs)
+        return package.backend.training.to_device(model, package.device, "float32")
 
     def finish(self, stem: str, log_stem: str = "") -> "ModelRung":
         """Write the guide's files with reprod_log, see `Rung.write`; the rung itself."""

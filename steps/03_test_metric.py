@@ -1,9 +1,9 @@
 """Rung 03: top-1 and top-5 over the whole validation set.
 
-Proves: both sides' evaluation counts the same right answers, over a last batch that is not full, with labels at every
-rank around the k of top-k, and with tied and NaN logits. Does not prove: that the numbers are those of a trained model
-(probe weights know no classes; give --weights and --data-path for that: weights for ImageNet's 1000 classes take any
-part of it whose folders are named by wnid).
+Proves: both sides' evaluation, of weights and images that each reads from files itself, counts the same right answers,
+over a last batch that is not full, with labels at every rank around the k of top-k, and with tied and NaN logits. Does
+not prove: that the numbers are those of a trained model (probe weights know no classes; give --weights and --data-path
+for that: weights for ImageNet's 1000 classes take any part of it whose folders are named by wnid).
 Stands on: 01 (the logits), 02 (the images and labels).
 
   python steps/03_test_metric.py         ends in: PASS 03_test_metric: all ... items within their limits
@@ -59,7 +59,7 @@ def get_args_parser() -> argparse.ArgumentParser:
 def main(args: argparse.Namespace) -> ModelRung:
     step = ModelRung(NAME, args)
     packages = step.ref, step.port
-    models = [step.build(package, "float32") for package in packages]
+    models = [step.from_file(package) for package in packages]
     num_classes = None  # probe weights know no classes, and what they are tested on may have any
     if args.weights and step.num_classes == len(WNIDS):
         num_classes = step.num_classes

@@ -3,9 +3,10 @@
 Proves: every optimizer moves every parameter alike at the official settings, with weight decay of its own for biases
 and normalization layers; over 3 iterations of training, in train and in eval mode, with RMSprop and SGD, the loss, the
 learning rate, every gradient by name (clipped, too), every parameter and every batch-norm buffer agree after each
-iteration; gradients added up over two batches are those of both as one; every schedule moves a parameter by the same
-rates for 600 epochs; and every layer's gradients agree in float32. Does not prove: that float32 runs stay together
-(none do for long, not even one framework's with itself).
+iteration; gradients added up over two batches are those of both as one, and an epoch whose last group of batches is
+not full ends alike; every schedule moves a parameter by the same rates for 600 epochs; and every layer's gradients
+agree in float32. Does not prove: that float32 runs stay together (none do for long, not even one framework's with
+itself).
 Stands on: 01 (forward), 04 (loss).
 
   python steps/05_test_backward.py       ends in: PASS 05_test_backward: all ... items within their limits
@@ -38,6 +39,10 @@ OPTIMIZERS = {
 RUNS = (
     {"name": "rmsprop", "train": True},
     {"name": "sgd_nesterov", "train": False, "clip_grad_norm": 1.0},
+)
+LOOPS = (
+    ("5 batches, gradients of 3 added up", 5, {"accumulation_steps": 3}),  # the last two are a group of their own
+    ("2 batches, batch norm frozen", 2, {"freeze_norm": True}),
 )
 EPOCHS = 600
 PLAIN = {**OFFICIAL, "momentum": 0.0, "weight_decay": 0.0, "epochs": EPOCHS}  # SGD whose steps show the schedule
@@ -77,12 +82,12 @@ def training_step(package: Package, model: Any, name: str, train: bool, **clip: 
     return step, optimizer, lr_scheduler
 
 
-def training_loop(package: Package, model: Any, freeze_norm: bool) -> tuple:
+def training_loop(package: Package, model: Any, **how: Any) -> tuple:
     engine, criterion = package.module("train.engine"), package.module("train.criterion").build_criterion()
     optimizer, _ = build_optimizer(package, model, **EPOCH_RECIPE)
 
     def loop(batches: list[tuple], log: Callable[[str], None]) -> None:
-        settings, hooks = engine.Settings(print_freq=1, freeze_norm=freeze_norm), engine.Hooks(log)
+        settings, hooks = engine.Settings(print_freq=1, **how), engine.Hooks(log)
         engine.train_one_epoch(model, criterion, optimizer, batches, package.device, 0, settings, hooks)
 
     return loop, optimizer
@@ -112,15 +117,16 @@ def main(args: argparse.Namespace) -> ModelRung:
         backward(*models, *makes, batches, **run, coefficients="float64", device=device, rung=step)
     makes = step.both(training_step, name="sgd", train=False)
     accumulation(*models, *makes, draw_batches(step, 8, 2), device=device, rung=step)
-    for train in (True, False):
-        batches = draw_batches(step, 7, 2)
+    for title, count, how in LOOPS:
+        batches = draw_batches(step, 7, count)
         model = step.ref.backend.wrap(step.build(step.ref, "float64"), "reference", args.device)
         for images, labels in batches:  # every other label is right, so that the log's accuracy is not 0
-            logits = model.run([images], "float64", train).output[0]
+            logits = model.run([images], "float64", train="freeze_norm" not in how).output[0]
             labels[::2] = logits[::2].argmax(axis=1)
-        title = f"train_one_epoch, float64, 2 batches{'' if train else ', batch norm frozen'}"
-        loops = step.both(training_loop, freeze_norm=not train)
-        epoch(*models, *loops, batches, title=title, ignore=TIMES, device=device, rung=step)
+        loops = step.both(training_loop, **how)
+        epoch(
+            *models, *loops, batches, title=f"train_one_epoch, float64, {title}", ignore=TIMES, device=device, rung=step
+        )
     return step.finish("losses", log_stem="backward")
 
 

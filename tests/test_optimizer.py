@@ -1,4 +1,5 @@
-"""The optimizers of both sides: torch.optim's formulas over 1000 steps, parameter groups, clipping, state."""
+"""The optimizers of both sides: torch.optim's formulas over 1000 steps, parameter groups, clipping, state, and
+which batches an update is the mean of."""
 
 import copy
 import functools
@@ -9,8 +10,12 @@ import pytest
 import torch
 
 import mobilenetv3_paddle.models
+import mobilenetv3_paddle.train.criterion
+import mobilenetv3_paddle.train.engine
 import mobilenetv3_paddle.train.optimizer
 import mobilenetv3_ref.models
+import mobilenetv3_ref.train.criterion
+import mobilenetv3_ref.train.engine
 import mobilenetv3_ref.train.optimizer
 from mobilenetv3_paddle.train.optimizer import load_optimizer_state, optimizer_state
 from portproof.compare.ruler import SEMANTIC_RTOL, C, K, U, largest
@@ -367,3 +372,42 @@ def test_another_version_of_the_kernel_is_refused(opt, kernel, user, version, mo
 def test_an_unknown_optimizer_is_refused(kind):
     with pytest.raises(ValueError, match="choose sgd"):
         built(kind(problem("float32", 0)[0]), "adam", SETTINGS["official"])
+
+
+def linear(kind: type, weight: np.ndarray) -> tuple:
+    """(a linear layer of `kind` without a bias, float64; its tensors of arrays): `weight` is (out, in)."""
+    if kind is TorchSide:
+        layer, tensor = torch.nn.Linear(*weight.shape[::-1], bias=False, dtype=torch.float64), torch.tensor
+        layer.load_state_dict({"weight": torch.tensor(weight)})
+    else:
+        layer, tensor = paddle.nn.Linear(*weight.shape[::-1], bias_attr=False).to(dtype="float64"), paddle.to_tensor
+        layer.weight.set_value(weight.T)
+    return layer, tensor
+
+
+@BOTH
+@pytest.mark.parametrize(("count", "steps"), [(3, 2), (5, 3), (2, 4), (4, 2), (2, 1)])
+def test_an_update_is_the_mean_of_its_group_of_batches_full_or_not(kind, count, steps):
+    """By hand: for cross entropy the gradient of the logits is (probabilities - one-hot) / N.
+
+    Five updates of a few additions each, of numbers below 4: 1e-13 is 100 times their rounding in float64.
+    """
+    rng, lr = np.random.default_rng(3), 0.5
+    weight = rng.normal(size=(3, 4))
+    batches = [(rng.normal(size=(5, 4)), rng.integers(0, 3, 5)) for _ in range(count)]
+    layer, tensor = linear(kind, weight)
+    engine, criterion = kind.package.train.engine, kind.package.train.criterion.build_criterion()
+    optimizer, _ = kind.package.train.optimizer.build_optimizer(layer, lr=lr, momentum=0.0, weight_decay=0.0)
+    settings, hooks = engine.Settings(accumulation_steps=steps), engine.Hooks(log=lambda line: None)
+    tensors = [(tensor(image), tensor(label)) for image, label in batches]
+    engine.train_one_epoch(layer, criterion, optimizer, tensors, "cpu", 0, settings, hooks)
+
+    for start in range(0, count, steps):
+        gradients = []
+        for image, label in batches[start : start + steps]:
+            exponentials = np.exp(image @ weight.T)
+            probabilities = exponentials / exponentials.sum(axis=1, keepdims=True)
+            gradients.append((probabilities - np.eye(3)[label]).T @ image / len(image))
+        weight = weight - lr * np.mean(gradients, axis=0)
+    found = layer.weight.detach().numpy()
+    np.testing.assert_allclose(found if kind is TorchSide else found.T, weight, rtol=0, atol=1e-13)

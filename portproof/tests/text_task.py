@@ -60,6 +60,18 @@ class PortNet(paddle.nn.Layer):
         return self.head((x.detach() if faulty("gradient") else x).mean(1))
 
 
+# The weights
+
+
+def ref_load(model: RefNet, path: str) -> None:
+    model.load_state_dict(torch.load(path, weights_only=True))
+
+
+def port_load(model: PortNet, path: str) -> None:
+    if not faulty("load"):
+        model.set_state_dict(paddle.load(str(path)))
+
+
 # The data: the class of a text is that of its commonest word, more or less.
 
 

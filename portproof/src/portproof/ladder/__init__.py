@@ -39,6 +39,7 @@ _MODULES = {
     "rungs.processes": ("dist", "strided_shares"),
     "rungs.runs": ("train",),
     "rungs.training_step": ("accumulation", "backward", "epoch"),
+    "rungs.weights_files": ("weights_file",),
     "workers": ("join_group",),
 }
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
