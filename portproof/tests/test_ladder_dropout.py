@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -118,12 +118,12 @@ def torch_attention(model: Ref, x: torch.Tensor) -> torch.Tensor:
     return TF.scaled_dot_product_attention(x, x, x, dropout_p=0.3 * model.training).reshape(8, 8)
 
 
-def torch_own_attention(model: Ref, x: torch.Tensor) -> torch.Tensor:
-    """Whose functions are called inside another one."""
+def torch_own_attention(model: Ref, x: torch.Tensor, need_weights: bool = True) -> torch.Tensor:
+    """Whose functions are called inside another one; which, says `need_weights`."""
     x, one, zero = x.reshape(4, 4, 4), torch.eye(4).double(), torch.zeros(12).double()
     weights = torch.cat([one, one, one])
     settings = 4, 2, weights, zero, None, None, False, 0.3, one, zero[:4], model.training
-    return TF.multi_head_attention_forward(x, x, x, *settings)[0].reshape(8, 8)
+    return TF.multi_head_attention_forward(x, x, x, *settings, need_weights=need_weights)[0].reshape(8, 8)
 
 
 def paddle_attention(model: Port, x: paddle.Tensor) -> paddle.Tensor:
@@ -132,12 +132,12 @@ def paddle_attention(model: Port, x: paddle.Tensor) -> paddle.Tensor:
     return (PF.dropout(weights, 0.3, training=model.training) @ x).reshape([8, 8])
 
 
-def paddle_own_attention(model: Port, x: paddle.Tensor) -> paddle.Tensor:
+def paddle_own_attention(model: Port, x: paddle.Tensor, masks: Sequence[int] = (8, 4, 4)) -> paddle.Tensor:
     """Of 4 tokens in 4 sequences, the tokens first, with 2 heads of 2 values."""
     x = x.reshape([4, 8, 2]).transpose([1, 0, 2])
     weights = PF.softmax(x @ x.transpose([0, 2, 1]) / 2**0.5)
-    mixed = PF.dropout(weights, 0.3, training=model.training) @ x
-    return mixed.transpose([1, 0, 2]).reshape([8, 8])
+    weights = PF.dropout(weights.reshape(masks), 0.3, training=model.training).reshape([8, 4, 4])
+    return (weights @ x).transpose([1, 0, 2]).reshape([8, 8])
 
 
 def paddle_in_place(model: Port, x: paddle.Tensor) -> paddle.Tensor:
@@ -187,6 +187,10 @@ RIGHT = {
     ),
     "attention": (ref_run(torch_attention), port_run(paddle_attention)),
     "attention inside a function": (ref_run(torch_own_attention), port_run(paddle_own_attention)),
+    "attention inside attention": (
+        ref_run(lambda m, x: torch_own_attention(m, x, need_weights=False)),
+        port_run(lambda m, x: paddle_own_attention(m, x, masks=(4, 2, 4, 4))),
+    ),
 }
 if hasattr(paddle.nn, "FeatureAlphaDropout"):  # not in Paddle 2.6
     layers = torch.nn.FeatureAlphaDropout(0.3), paddle.nn.FeatureAlphaDropout(0.3)
