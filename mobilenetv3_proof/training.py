@@ -86,16 +86,17 @@ class Trainee(Package):
     def exact_run(
         self, recipe: Recipe, seed: int, arrays: Mapping[str, np.ndarray], batches: Batches
     ) -> tuple[Any, list[float]]:
-        """(the model behind a run from `arrays` in float64, without dropout; the losses of all steps)."""
-        factory = partial(self.models.MODELS[recipe.model], num_classes=10, dropout=0.0)
+        """(the model behind a run from `arrays` in float64, with dropout; the losses of all steps)."""
+        factory = partial(self.models.MODELS[recipe.model], num_classes=10)
         model = self.build(factory, arrays, "float64")
         optimizer, lr_scheduler = self.build_optimizer(model, recipe)
         watched = Watched(self.backend, self.criterion.build_criterion())
-        loader, _ = self.loaders(recipe, seed)
+        loader, val_loader = self.loaders(recipe, seed)
         for epoch in range(recipe.epochs):
             self.data.set_epoch(loader, epoch)
             self.train_epoch(model, watched, optimizer, batches(loader, model), epoch)
             lr_scheduler.step()
+            evaluate(self, model, watched.criterion, in_precision_of(model, self.backend, val_loader))
         return model, watched.losses
 
 
@@ -147,6 +148,11 @@ def evaluate(trainee: Trainee, model: Any, criterion: Any, loader: Any) -> tuple
     """(loss, top-1, images) of the package's own evaluation."""
     metrics = trainee.engine.evaluate(model, criterion, loader, trainee.device)
     return metrics["loss"], metrics["top1"], metrics["samples"]
+
+
+def in_precision_of(model: Any, backend: Backend, loader: Any) -> Iterator[tuple[Any, Any]]:
+    for image, label in loader:
+        yield backend.to_tensor(backend.to_array(image), model), label
 
 
 def mirrored(loader: Any) -> Iterator[tuple[Any, Any]]:

@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from portproof.backends.masks import Keep, no_masks
 from portproof.backends.model import BackendModel
 from portproof.backends.question import to_precision
 from portproof.backends.slots import Arrays, ModelArrays, Named
@@ -94,7 +95,7 @@ class Runs(ABC):
     framework: ModuleType
     dtypes: Mapping[str, Any]  # its "float32" and "float64"
     exact_constants: Callable[[], AbstractContextManager]  # exact float64 arithmetic; may be nested
-    without_dropout: Callable[[], AbstractContextManager]  # dropout functions do nothing
+    lent_dropout: Callable[[Keep], AbstractContextManager]  # active dropout functions keep what `Keep` says
     as_float64: Callable[[Note], AbstractContextManager]  # turns float32 into float64, see `new_tensors`
     dropouts: tuple[type, ...]  # layers that are only dropout
     holding_dropout: tuple[type, ...] = ()  # layers that pass a probability to a kernel
@@ -165,6 +166,10 @@ class Runs(ABC):
         number = self.framework.rand([1], dtype=self.dtypes["float64"]).item()
         self.framework.set_rng_state(state)
         return number
+
+    def without_dropout(self) -> AbstractContextManager:
+        """Dropout functions do nothing in this context."""
+        return self.lent_dropout(no_masks)
 
     def turn_off_dropout(self, layer: Any) -> None:
         """Turn off a dropout layer, or the dropout inside a layer, in any mode."""

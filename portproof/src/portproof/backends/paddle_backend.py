@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from functools import partial
 from itertools import chain
 from operator import attrgetter, methodcaller
 from typing import Any, ClassVar
@@ -14,6 +13,7 @@ import numpy as np
 import paddle
 from paddle import _C_ops as ops
 from paddle import nn
+from paddle.nn import functional as F
 from paddle.nn.functional import common
 from paddle.nn.utils.spectral_norm_hook import SpectralNorm
 from paddle.nn.utils.weight_norm_hook import WeightNorm
@@ -21,11 +21,13 @@ from paddle.nn.utils.weight_norm_hook import WeightNorm
 from portproof.backends import fp64_paddle
 from portproof.backends.base import Backend, Layers, Note, Runs, Training, without_tf32
 from portproof.backends.lent import patched
+from portproof.backends.masks import Keep, alpha_scaled, scaled
 from portproof.backends.slots import Named
 from portproof.convert.rules import PADDLE_TO_TORCH, PADDLE_TYPES, Change, Rules, identity
 from sturdyio.cli import UserError
 from sturdyio.files import load_pdparams
 
+DROPOUT = common.dropout
 DTYPE = type(paddle.float32)
 DLPACK = hasattr(paddle.Tensor, "__dlpack__")  # sharing memory with NumPy; not in Paddle 2.6
 # Operations that make tensors, or change their precision.
@@ -53,15 +55,55 @@ def _keywords_of_calls() -> list[dict[str, Any]] | None:
 KEYWORDS = _keywords_of_calls()
 
 
-def _without_dropout() -> AbstractContextManager:
-    """Have dropout functions, in layers too, act as in eval mode."""
+def _times(x: paddle.Tensor, scale: tuple[np.ndarray, np.ndarray]) -> paddle.Tensor:
+    factor, summand = (BACKEND.tensor(array, x.place, x.dtype) for array in scale)
+    return x * factor + summand
 
-    def off(native: Callable) -> Callable:
-        return lambda x, seed, p, is_test, *rest: native(x, seed, p, True, *rest)
 
-    names = [name for name in ("dropout", "dropout_") if hasattr(ops, name)]  # Paddle 2.6 has no dropout_
-    replaced = {(ops, name): off(getattr(ops, name)) for name in names}
-    return patched(replaced | {(common, "dropout"): partial(common.dropout, training=False)})  # for dropout2d and 3d
+def _lent_dropout(keep: Keep) -> AbstractContextManager:
+    """Replace the kernels, which functions under any name call, and what has none: dropout by axes, alpha dropout."""
+
+    def kernel(name: str) -> Callable:
+        native = getattr(ops, name)
+
+        def call(x, seed, p, is_test, mode, *rest) -> paddle.Tensor:
+            kept = None if is_test or p == 0 else keep(p, x.shape)
+            if kept is None:
+                return native(x, seed, p, True, mode, *rest)
+            factor, _ = scaled(kept, p if mode == "upscale_in_train" else 0.0)
+            factor = BACKEND.tensor(factor, x.place, x.dtype)
+            return x.multiply_(factor) if name == "dropout_" else x * factor
+
+        return call
+
+    def by_axes(*args, **kwargs) -> paddle.Tensor:
+        if "input" in kwargs:
+            kwargs["x"] = kwargs.pop("input")
+        bound = inspect.signature(DROPOUT).bind(*args, **kwargs)
+        bound.apply_defaults()
+        x, p, axis, training, mode = map(bound.arguments.get, ("x", "p", "axis", "training", "mode"))
+        if axis is None or not training or p == 0:
+            return DROPOUT(*args, **kwargs)
+        axes = [axis] if isinstance(axis, int) else axis
+        kept = keep(p, [length if i in axes else 1 for i, length in enumerate(x.shape)])
+        if kept is None:
+            bound.arguments["training"] = False
+            return DROPOUT(**bound.arguments)
+        return _times(x, scaled(kept, p if mode == "upscale_in_train" else 0.0))
+
+    def alpha(channels: bool) -> Callable:
+        def call(x, p=0.5, training=True, name=None) -> paddle.Tensor:
+            shape = [*x.shape[:2], *[1] * (x.ndim - 2)] if channels else x.shape
+            kept = keep(p, shape) if training and p else None
+            return x if kept is None else _times(x, alpha_scaled(kept, p))
+
+        return call
+
+    kernels = {(ops, name): kernel(name) for name in ("dropout", "dropout_") if hasattr(ops, name)}
+    functions = {(common, "dropout"): by_axes, (F, "dropout"): by_axes, (F, "alpha_dropout"): alpha(False)}
+    if hasattr(F, "feature_alpha_dropout"):  # Paddle 2.6 has neither this nor dropout_
+        functions[F, "feature_alpha_dropout"] = alpha(True)
+    return patched(kernels | functions)
 
 
 def _as_float64(note: Note) -> AbstractContextManager:
@@ -132,7 +174,7 @@ class PaddleLayers(Layers):
 class PaddleRuns(Runs):
     framework, exact_constants = paddle, staticmethod(fp64_paddle.exact_constants)
     dtypes: ClassVar = {"float32": "float32", "float64": "float64"}
-    without_dropout, as_float64 = staticmethod(_without_dropout), staticmethod(_as_float64)
+    lent_dropout, as_float64 = staticmethod(_lent_dropout), staticmethod(_as_float64)
     dropouts = (nn.Dropout, nn.Dropout2D, nn.Dropout3D, nn.AlphaDropout, getattr(nn, "FeatureAlphaDropout", nn.Dropout))
     holding_dropout = (nn.layer.rnn.RNNBase,)
 

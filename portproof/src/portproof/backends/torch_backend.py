@@ -18,28 +18,72 @@ from torch.overrides import TorchFunctionMode
 from portproof.backends import fp64_torch
 from portproof.backends.base import Backend, Layers, Note, Runs, Tensors, Training, without_tf32
 from portproof.backends.branches import watching
+from portproof.backends.lent import patched
+from portproof.backends.masks import Keep, alpha_scaled, scaled
 from portproof.backends.slots import Named
 from portproof.convert.rules import Change, identity
 from sturdyio.cli import UserError
 from sturdyio.pth import load_pth
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
-DROPOUT_FUNCTIONS = {
+DROPOUTS = {
     *(F.dropout, F.dropout1d, F.dropout2d, F.dropout3d, F.alpha_dropout, F.feature_alpha_dropout),
     *(torch.dropout, torch.feature_dropout, torch.alpha_dropout, torch.feature_alpha_dropout),
+    *(torch.dropout_, torch.feature_dropout_, torch.alpha_dropout_, torch.feature_alpha_dropout_),
 }
+ATTENTION = F.scaled_dot_product_attention
+UNBATCHED = {"dropout1d": 2, "dropout3d": 4}  # dimensions of an input without a batch
 
 
-class _NoDropout(TorchFunctionMode):
+def _lent(native: Callable, keep: Keep) -> Callable:
+    name, alpha = native.__name__.rstrip("_"), "alpha" in native.__name__
+    in_place = native.__name__.endswith("_")
+
+    def call(input, p=0.5, training=not alpha, inplace=in_place, train=None) -> torch.Tensor:
+        training = training if train is None else train
+        whole = input.dim() if name in ("dropout", "alpha_dropout") else 2 - (input.dim() == UNBATCHED.get(name))
+        shape = (*input.shape[:whole], *[1] * (input.dim() - whole))  # 1: the whole channel
+        kept = keep(p, shape) if training and p else None
+        if kept is None:
+            return input
+        scale = alpha_scaled if alpha else scaled
+        factor, summand = (torch.from_numpy(array).to(input) for array in scale(kept, p))
+        return input.mul_(factor).add_(summand) if inplace else input * factor + summand
+
+    return call
+
+
+def _lent_attention(keep: Keep) -> Callable:
+    def call(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, **rest) -> torch.Tensor:
+        kept = keep(dropout_p, (*query.shape[:-1], key.shape[-2])) if dropout_p else None
+        if kept is None:
+            return ATTENTION(query, key, value, attn_mask, 0.0, is_causal, **rest)
+        one = torch.eye(key.shape[-2]).to(value).expand(*value.shape[:-1], -1)
+        weights = ATTENTION(query, key, one, attn_mask, 0.0, is_causal, **rest)
+        if rest.get("enable_gqa"):
+            value = value.repeat_interleave(query.shape[-3] // value.shape[-3], -3)
+        factor, _ = scaled(kept, dropout_p)
+        return (weights * torch.from_numpy(factor).to(value)) @ value
+
+    return call
+
+
+class _Replaced(TorchFunctionMode):
+    def __init__(self, replaced: Mapping[Callable, Callable]) -> None:
+        super().__init__()
+        self.replaced = replaced
+
     def __torch_function__(self, func: Callable, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
-        kwargs = dict(kwargs or {})
-        if func in DROPOUT_FUNCTIONS:
-            return args[0] if args else kwargs["input"]
-        if func is F.scaled_dot_product_attention and len(args) > 4:
-            args = (*args[:4], 0.0, *args[5:])
-        elif func is F.scaled_dot_product_attention:
-            kwargs["dropout_p"] = 0.0
-        return func(*args, **kwargs)
+        return self.replaced.get(func, func)(*args, **(kwargs or {}))
+
+
+@contextmanager
+def _lent_dropout(keep: Keep) -> Iterator[None]:
+    """A mode sees functions under any name, but not those inside others, such as attention's."""
+    replaced = {native: _lent(native, keep) for native in DROPOUTS} | {ATTENTION: _lent_attention(keep)}
+    inside = {(F, native.__name__): lent for native, lent in replaced.items() if native.__module__ == F.__name__}
+    with patched(inside | {(F, ATTENTION.__name__): replaced[ATTENTION]}), _Replaced(replaced):
+        yield
 
 
 class _AsFloat64(TorchFunctionMode):
@@ -97,7 +141,8 @@ class TorchLayers(Layers):
 class TorchRuns(Runs):
     framework, dtypes = torch, DTYPES
     exact_constants, not_replaced = fp64_torch.ExactConstants, torch._C.DisableTorchFunction
-    without_dropout, as_float64, watching = _NoDropout, _AsFloat64, staticmethod(watching)
+    lent_dropout, as_float64 = staticmethod(_lent_dropout), _AsFloat64
+    watching = staticmethod(watching)
     dropouts = (nn.modules.dropout._DropoutNd,)  # the base class of all has no public name
     holding_dropout = (nn.RNNBase, nn.MultiheadAttention)
 

@@ -1,10 +1,13 @@
-"""Training of both sides in float64, where rounding is not yet magnified: step for step."""
+"""Training of both sides in float64, where rounding is not yet magnified: step for step, with the same dropout masks.
+
+A step here begins with its batch and ends where the next one is taken, with what comes between, such as an evaluation.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from operator import itemgetter
 from typing import Any
@@ -13,8 +16,9 @@ import numpy as np
 
 from portproof.backends import backend
 from portproof.backends.base import Backend
+from portproof.backends.masks import Masks, no_masks
 from portproof.backends.trace import map_tensors
-from portproof.compare import Item, Items, tensor_item
+from portproof.compare import PASS, Item, Items, Row, Verdict, compare, tensor_item
 from portproof.compare.ruler import SEMANTIC_RTOL, U64, Ruler, S, largest, summed_noise_floor
 from portproof.ladder.rung import Ended, Rung, needed, on_rung, processor_time, reference_name
 from sturdyio.cli import UserError
@@ -24,6 +28,7 @@ from sturdyio.cli import UserError
 # is enough, since each item gets the largest share of all. Beyond TOGETHER / S nothing can be compared.
 TOGETHER = 1e-9
 LOSS = Item("loss", "loss")
+DROPOUT_CAUSES = "layers that an evaluation left in eval mode, or kept in train mode; another probability"
 Run = Callable[["Batches"], "tuple[Any, Sequence[float]]"]  # (batches) -> (model, losses)
 
 
@@ -33,6 +38,7 @@ class Batches:
 
     backend: Backend
     jitter: np.random.Generator | None = None
+    masks: Masks | None = None  # without them dropout is off
     before: dict[str, np.ndarray] = field(default_factory=dict)  # parameters before the first step
 
     def __call__(self, loader: Any, model: Any) -> Epoch:
@@ -68,6 +74,8 @@ class Epoch:
             return isinstance(value, np.ndarray) or backend.framework.is_tensor(value)
 
         for batch in self.loader:
+            if batches.masks is not None:
+                batches.masks.begin_step()
             given = map_tensors(batch, is_array, lambda tensor: batches.given(tensor, self.model))
             for parameter in self.model.parameters() if batches.jitter is not None else ():
                 backend.set_value(parameter, batches.moved(backend.to_array(parameter)))
@@ -75,7 +83,8 @@ class Epoch:
 
 
 def _fp64_run(run: Run, batches: Batches, back: Mapping[str, str]) -> dict[Item, np.ndarray]:
-    with batches.backend.runs.exact_constants():
+    runs = batches.backend.runs
+    with runs.exact_constants(), runs.lent_dropout(batches.masks or no_masks):
         model, losses = run(batches)
     arrays = batches.backend.arrays_of(model)
     after = arrays.parameters()
@@ -102,34 +111,94 @@ def train_fp64(
 ) -> None:
     """Compare training in float64, step for step: every loss, and the final parameters and buffers.
 
-    `ref` and `port` take `batches` and return (model, losses): the model, in float64 and without dropout, after a run
-    on `batches(loader, model)`, and each step's loss as a float. A loader gives tensors or arrays in tuples, lists or
+    `ref` and `port` take `batches` and return (model, losses): the model, in float64, after a run on
+    `batches(loader, model)`, and each step's loss as a float. A loader gives tensors or arrays in tuples, lists or
     dicts. Both begin with the same weights. `names` is {reference's module: port's}, `what` says what is trained on.
+
+    The frameworks' dropout functions, in layers too, get masks of `seed`: the same on both sides for the same call of
+    the same step. How many calls each step has, and their probabilities, are compared as well: have the runs evaluate
+    between the epochs as they do otherwise. Where both sides have dropout of other shapes from the first step on, it is
+    off. What else is random has to be turned off, also the dropout between the layers of an RNN.
 
     The limit is S times how far the reference is from itself when moved by one ulp before each step, in a second run.
     Refused if that is too far to compare anything.
     """
-    what_runs = "training in float64"
     with processor_time(rung, "float64"), suppress(Ended):
-        fp64_ref = rung.of_ref(what_runs, _fp64_run, ref, Batches(backend("torch")), {})
+        pair = _Pair(rung, ref, port, names or {}, what, seed)
+        if not pair.compare(lend=True):
+            pair.compare(lend=False)
+
+
+@dataclass
+class _Pair:
+    rung: Rung
+    ref: Run
+    port: Run
+    names: Mapping[str, str]
+    what: str
+    seed: int
+
+    def compare(self, lend: bool) -> bool:
+        """With lent masks or without dropout; False, and no loss is compared, if both sides cannot have one mask."""
+        rung, what_runs = self.rung, "training in float64"
+
+        def batches(name: str, jitter: np.random.Generator | None = None) -> Batches:
+            return Batches(backend(name), jitter, Masks(self.seed) if lend else None)
+
+        of_ref, of_port = batches("torch"), batches("paddle")
+        fp64_ref = rung.of_ref(what_runs, _fp64_run, self.ref, of_ref, {})
         floats = {item: array for item, array in fp64_ref.items() if array.dtype.kind == "f"}
-        if unknown := set(names or {}) - {item.module for item in fp64_ref}:
+        if unknown := set(self.names) - {item.module for item in fp64_ref}:
             raise UserError(f"names has {min(unknown)!r}, and the reference has no module with weights of that name")
         for item, array in floats.items():
             if array.dtype != np.float64:
                 raise UserError(f"the reference's {item} is {array.dtype}: train its model in float64")
-        jitter = np.random.default_rng([seed, 7])
-        moved = rung.of_ref(what_runs, _fp64_run, ref, Batches(backend("torch"), jitter), {})
+        jitter = np.random.default_rng([self.seed, 7])
+        moved = rung.of_ref(what_runs, _fp64_run, self.ref, batches("torch", jitter), {})
         growth = _growth(rung, fp64_ref, moved)
-        back = {port_name: name for name, port_name in (names or {}).items()}
-        port_items = needed(rung.of_port(what_runs, _fp64_run, port, Batches(backend("paddle")), back))
+        back = {port_name: name for name, port_name in self.names.items()}
+        port_items = needed(rung.of_port(what_runs, _fp64_run, self.port, of_port, back))
+        if lend and not _compare_dropout(rung, of_ref.masks, of_port.masks):
+            return False
         steps = fp64_ref[LOSS].size
         grown = {item: growth * largest(array) for item, array in floats.items()}
         floors = dict.fromkeys(floats, summed_noise_floor(steps))
-        title = f"train mode, float64, {steps} steps" + (f" of {what}" if what else "")
+        title = f"train mode, float64, {steps} steps" + (f" of {self.what}" if self.what else "")
         ruler = Ruler(fp64_ref, perturbed=lambda _: grown, floors=floors, must_be_judged=[LOSS])
         verdict = ruler.compare(port_items, title=title, mode="train", dtype="float64")
-        rung.check(verdict, group=lambda item: item.kind)
+        return rung.check(verdict, group=lambda item: item.kind) or True
+
+
+def _compare_dropout(rung: Rung, ref: Masks, port: Masks) -> bool:
+    """Compare the dropout calls of each step; False if shapes differ from the first step on."""
+    sides = ref.steps, port.steps
+    if not any(map(any, sides)):
+        return True
+    shapes = [[shape for _, shape in steps[0]] for steps in sides]
+    alike = shapes[0] == shapes[1] or not all(shapes)  # a side with none has lost it
+    counts = [np.array([len(calls) if alike else min(len(calls), 1) for calls in steps]) for steps in sides]
+    name = "dropout calls of each step" if alike else "whether a step has dropout"
+    rows = [_dropout_row(name, *counts, np.arange(counts[0].size))]
+    if alike and rows[0].status == PASS:
+        numbers = [np.array([p for calls in steps for p, _ in calls]) for steps in sides]
+        rows.append(_dropout_row("p of each dropout call", *numbers, np.arange(counts[0].size).repeat(counts[0])))
+    rung.check(Verdict("train mode, float64, dropout", rows, hints={"dropout": DROPOUT_CAUSES}), group=str)
+    if not alike:
+        what = "the masks of a step have shapes {} in the reference and {} in the port".format(*shapes)
+        rung.say(f"float64: {what}, not the same: both sides go on without dropout")
+    return alike
+
+
+def _dropout_row(name: str, ref: np.ndarray, port: np.ndarray, steps: np.ndarray) -> Row:
+    """Equal or not; `steps` has the step of each value."""
+    item = Item(name, "dropout")
+    row = compare({item: ref}, {item: port}, {item: 0.0}).rows[0]
+    if row.worst is None:
+        return row
+    unequal = ref != port
+    first = int(unequal.argmax())
+    where = f"from step {steps[first]} on" if unequal[first:].all() else f"first in step {steps[first]}"
+    return replace(row, worst=None, reason=f"reference {ref[first]:g}, port {port[first]:g}, {where}")
 
 
 def _growth(rung: Rung, fp64_ref: Items, moved: Items) -> float:
