@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from portproof.compare import FAIL, PASS
-from portproof.ladder.rungs.weights_files import weights_file
+from portproof.ladder.rungs.weights_files import _unlike, weights_file
 from portproof.python39 import zip_strict
 from sturdyio.cli import UserError
 
@@ -174,6 +174,11 @@ def test_files_of_other_kinds_and_what_is_in_them():
     assert (ref_1["norm.running_var"] > 0).all() and (port_2["bn._variance"] > 0).all()
     weights_file(ref, port, load_ref, load_port, write_ref=write, write_port=write, seed=1)
     assert not (written[4]["fc.weight"] == ref_1["fc.weight"]).any()
+
+
+def test_what_was_there_before_is_not_drawn_again():
+    earlier = [np.array(number) for number in range(99)]
+    assert _unlike(earlier, np.random.default_rng(0)) == 99
 
 
 def test_a_single_boolean_is_turned_each_time():
