@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     import torch
 
     from portproof.backends.trace import Inputs
+    from portproof.ladder.pairs.as_built import Factory
     from portproof.ladder.pairs.whole import AlignVerdict
     from portproof.recording.file import Recording
 
@@ -46,6 +47,7 @@ def align(
     outputs: Mapping[str, str] | None = None,
     seed: int = 0,
     device: str = "cpu",
+    factories: tuple[Factory, Factory] = (None, None),
 ) -> AlignVerdict:
     """Judge `port` against the reference `ref`; neither is changed. Dropout is off in both modes.
 
@@ -55,6 +57,9 @@ def align(
     `weights`: for both sides "probe" (seeded, hide no fault) or "reference"; "own" compares each side's own.
     `leave_out`: modules of the reference whose values, and those of all in them, are not compared.
     `outputs`: {reference's: port's} keys, attributes or numbers of outputs, where they differ.
+    `factories`: what makes such a reference, and such a port, without arguments. Saved buffers that neither a pass in
+    train mode nor the seed changes are also compared as each side was built. Without factories the models count as just
+    built, and what is drawn at random fails; with weights="reference" they are then not compared.
 
     `print(verdict)` gives a report. `status`: 0 aligned, 1 not, 2 refused (ambiguous map, other output keys, NaN in
     the reference). The verdict is true if aligned, false if not; a refused one raises UserError. Rows are named
@@ -65,7 +70,7 @@ def align(
     from portproof.ladder.pairs.pair import Options
     from portproof.ladder.pairs.whole import judge
 
-    options = Options(names, weights, modes, precisions, leave_out, outputs, seed, device)
+    options = Options(names, weights, modes, precisions, leave_out, outputs, seed, device, factories=factories)
     return judge(ref, port, inputs, options)
 
 
@@ -96,11 +101,13 @@ def record(
     modules: Collection[str] | None = None,
     seed: int = 0,
     device: str = "cpu",
+    factory: Factory = None,
 ) -> Recording:
     """Record the reference `ref` for `judge`, without PaddlePaddle; `ref` is not changed.
 
-    `inputs`, `modes` and `seed` as in `align`; `weights`: "probe" or "reference". Only `modules`, and all in them, are
-    recorded alone: faults are located only there, and the file is smaller. `.save(path)` writes .safetensors.
+    `inputs`, `modes` and `seed` as in `align`; `weights`: "probe" or "reference"; `factory`: what makes such a `ref`.
+    Only `modules`, and all in them, are recorded alone: faults are located only there, and the file is smaller.
+    `.save(path)` writes .safetensors.
 
     Raises UserError as `align` does, if the reference gives NaN or infinity, and for inputs that no file can hold.
     """
@@ -109,7 +116,7 @@ def record(
 
     if weights not in ("probe", "reference"):
         raise UserError(f"weights {weights!r}: choose one of probe, reference")
-    options = Options(weights=weights, modes=modes, seed=seed, device=device)
+    options = Options(weights=weights, modes=modes, seed=seed, device=device, factories=(factory, None))
     return Recorder(ref, inputs, options, modules).recording()
 
 
@@ -126,10 +133,12 @@ def judge(
     leave_out: Sequence[str] = (),
     outputs: Mapping[str, str] | None = None,
     device: str = "cpu",
+    factory: Factory = None,
 ) -> AlignVerdict:
     """Judge `port` as `align` does, against a recorded reference, without PyTorch.
 
     `recording`: what `record` returned, or its file. `modes`: some of the recorded ones; None: all.
+    `factory`: what makes `port`.
     `own_weights`: the port keeps its weights, which are compared with those of a recording with weights="reference".
     Causes are not searched: that needs the reference's modules.
 
@@ -146,7 +155,8 @@ def judge(
     if own_weights and ref.weights == "probe":
         raise UserError("the port's own weights have no equal in a recording of probe weights: record the reference's")
     weights = "own" if own_weights else "reference"
-    options = Options(names, weights, modes, precisions, leave_out, outputs, ref.seed, device)
+    factories = None, factory
+    options = Options(names, weights, modes, precisions, leave_out, outputs, ref.seed, device, factories=factories)
     verdict = whole.judge(ref, port, ref.inputs, options)
     return replace(verdict, title="judge", notes=[*ref.notes(), *verdict.notes])
 

@@ -27,6 +27,7 @@ from portproof.backends.slots import Module
 from portproof.backends.trace import Inputs, is_array, tensors_in
 from portproof.backends.values import COMPLEX, KINDS, decode, digest_of
 from portproof.compare.ruler import UNIT_ROUNDOFF
+from portproof.ladder.pairs.as_built import AsBuilt
 from portproof.ladder.pairs.pair import MODES
 from portproof.recording.codec import Reader
 from portproof.report.text import grouped
@@ -161,6 +162,12 @@ class RecordedModel(Model):
         self.not_alone = read(dict[str, str], header["not_alone"])
         self.seed, self.weights = read(int, header["seed"]), read(str, header["weights"])
         self.modes = read(tuple[str, ...], header["modes"])
+        built = header.get("as_built")  # an older recording lacks it
+        self.as_built = built and AsBuilt(
+            read(dict[str, np.ndarray], built["constants"]),
+            read(dict[str, str], built["others"]),
+            read(bool, built["rebuilt"]),
+        )
         self._answers = dict(header["answers"])  # {question's key: answers as written}
         self._check()
 
@@ -181,6 +188,10 @@ class RecordedModel(Model):
                 raise ValueError(f"its {slot.key} is {array.dtype} {array.shape}, not as it says")
         for name, array in self._values.items():
             _check_finite(name, array)
+        shapes = {slot.tensor: slot.shape for slot in self._slots.values()}
+        for key, array in self.as_built.constants.items() if self.as_built else ():
+            if array.shape != shapes.get(key):
+                raise ValueError(f"its {key} as built is {array.shape}, not as it says")
         for i, array in enumerate(self.cotangent):
             _check_finite(f"cotangent {i}", array)
         for mode in self.modes:
