@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     import torch
 
     from portproof.backends.trace import Inputs
+    from portproof.ladder.pairs.as_built import Factory
     from portproof.ladder.pairs.whole import AlignVerdict
     from portproof.recording.file import Recording
 
@@ -47,6 +48,7 @@ def align(
     seed: int = 0,
     device: str = "cpu",
     drawn: bool = False,
+    factories: tuple[Factory, Factory] = (None, None),
 ) -> AlignVerdict:
     """Judge `port` against the reference `ref`; neither is changed. Dropout is off in both modes.
 
@@ -57,6 +59,9 @@ def align(
     `leave_out`: modules of the reference whose values, and those of all in them, are not compared.
     `outputs`: {reference's: port's} keys, attributes or numbers of outputs, where they differ.
     `drawn`: the inputs are any numbers, so floats in them may be changed where more branches are entered then.
+    `factories`: what makes such a reference, and such a port, without arguments. Saved buffers that neither a pass in
+    train mode nor the seed changes are also compared as each side was built. Without factories the models count as just
+    built, and what is drawn at random fails; with weights="reference" they are then not compared.
 
     `print(verdict)` gives a report. `status`: 0 aligned, 1 not, 2 refused (ambiguous map, other output keys, NaN in
     the reference). The verdict is true if aligned, false if not; a refused one raises UserError. Rows are named
@@ -67,7 +72,9 @@ def align(
     from portproof.ladder.pairs.pair import Options
     from portproof.ladder.pairs.whole import judge
 
-    options = Options(names, weights, modes, precisions, leave_out, outputs, seed, device, drawn=drawn)
+    options = Options(
+        names, weights, modes, precisions, leave_out, outputs, seed, device, drawn=drawn, factories=factories
+    )
     return judge(ref, port, inputs, options)
 
 
@@ -99,11 +106,13 @@ def record(
     seed: int = 0,
     device: str = "cpu",
     drawn: bool = False,
+    factory: Factory = None,
 ) -> Recording:
     """Record the reference `ref` for `judge`, without PaddlePaddle; `ref` is not changed.
 
-    `inputs`, `modes`, `seed` and `drawn` as in `align`; `weights`: "probe" or "reference". Only `modules`, and all in
-    them, are recorded alone: faults are located only there, and the file is smaller. `.save(path)` writes .safetensors.
+    `inputs`, `modes`, `seed` and `drawn` as in `align`; `weights`: "probe" or "reference"; `factory`: what makes such a
+    `ref`. Only `modules`, and all in them, are recorded alone: faults are located only there, and the file is smaller.
+    `.save(path)` writes .safetensors.
 
     Raises UserError as `align` does, if the reference gives NaN or infinity, and for inputs that no file can hold.
     """
@@ -112,7 +121,8 @@ def record(
 
     if weights not in ("probe", "reference"):
         raise UserError(f"weights {weights!r}: choose one of probe, reference")
-    options = Options(weights=weights, modes=modes, seed=seed, device=device, drawn=drawn)
+    how = {"seed": seed, "device": device, "drawn": drawn, "factories": (factory, None)}
+    options = Options(weights=weights, modes=modes, **how)
     return Recorder(ref, inputs, options, modules).recording()
 
 
@@ -129,10 +139,12 @@ def judge(
     leave_out: Sequence[str] = (),
     outputs: Mapping[str, str] | None = None,
     device: str = "cpu",
+    factory: Factory = None,
 ) -> AlignVerdict:
     """Judge `port` as `align` does, against a recorded reference, without PyTorch.
 
     `recording`: what `record` returned, or its file. `modes`: some of the recorded ones; None: all.
+    `factory`: what makes `port`.
     `own_weights`: the port keeps its weights, which are compared with those of a recording with weights="reference".
     Causes are not searched: that needs the reference's modules.
 
@@ -149,7 +161,8 @@ def judge(
     if own_weights and ref.weights == "probe":
         raise UserError("the port's own weights have no equal in a recording of probe weights: record the reference's")
     weights = "own" if own_weights else "reference"
-    options = Options(names, weights, modes, precisions, leave_out, outputs, ref.seed, device)
+    factories = None, factory
+    options = Options(names, weights, modes, precisions, leave_out, outputs, ref.seed, device, factories=factories)
     verdict = whole.judge(ref, port, ref.inputs, options)
     return replace(verdict, title="judge", notes=[*ref.notes(), *verdict.notes])
 

@@ -73,6 +73,11 @@ class Model:
     def tensor_keys(self) -> list[str]:
         return list(self._pieces)
 
+    @property
+    def slots(self) -> Mapping[str, Slot]:
+        """All tensors, or the pieces of those that are split, by their keys."""
+        return self._slots
+
     def arrays(self, train: bool = False) -> dict[str, np.ndarray]:
         """The weights of eval mode; with `train`, those of train mode, of which some may differ."""
         values = self._values_in(train)
@@ -127,6 +132,11 @@ class Model:
         return []
 
 
+def values_of(backend: Backend, model: Any) -> dict[str, np.ndarray]:
+    """All parameters and buffers, saved or not, by state_dict key, floats in float32."""
+    return {key: to_precision(backend.to_array(tensor), "float32") for key, tensor in owned_tensors(backend, model)}
+
+
 class BackendModel(Model):
     """A user's model with weights of its own, run on the user's objects, which are restored.
 
@@ -152,8 +162,8 @@ class BackendModel(Model):
         self._keys = {id(tensor): key for key, tensor in owned}
         self._attributes: dict[tuple[str, str], np.ndarray] = {}
         self._with_tensors: dict[str, list[str]] = {}  # {module: attributes that hold tensors}
-        values = {key: to_precision(backend.to_array(tensor), "float32") for key, tensor in owned}
-        super().__init__(role, describe(backend, model), values)
+        super().__init__(role, describe(backend, model), values_of(backend, model))
+        self.held = dict(self._values)  # as it was given
 
     def _in_torch_layout(self, tensors: Named, module: str) -> dict[str, np.ndarray]:
         prefix = f"{module}." if module else ""

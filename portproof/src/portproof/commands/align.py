@@ -24,7 +24,7 @@ In Python, where steps may be of any form, that is:
 
 import argparse
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +36,7 @@ from portproof.commands.arguments import INPUT, JUDGED, PAIR, add_flags, judging
 from portproof.compare import DONE, FAIL, Verdict, exit_status, joined
 from portproof.io.process import shown
 from portproof.io.records import save_text
+from portproof.ladder.pairs.named import model_factory, named_function
 from portproof.mapping.name_map import NameMap, map_text
 from sturdyio.cli import ArgumentParser, HelpFormatter, UserError, positive_int, staying
 
@@ -90,6 +91,7 @@ def main(args: argparse.Namespace) -> int:
     check(args)
     names = read_map(args.map)
     ref, port, inputs = load_models(args, judged=True)
+    factories = model_factory(args.ref, "--ref"), model_factory(args.port, "--port", of_port=True)
     weights = "probe"
     if args.weights:
         weights = "reference"
@@ -100,7 +102,7 @@ def main(args: argparse.Namespace) -> int:
     train = _training(args, inputs) if args.loss else None
     print(f"{args.port} against {args.ref}, {args.device}, seed {args.seed}, {weights} weights", flush=True)
     options = {**judging_options(args), "names": names, "weights": weights, "seed": args.seed, "device": args.device}
-    options["drawn"] = not args.inputs
+    options |= {"drawn": not args.inputs, "factories": factories}
     if args.locate_only:
         from portproof.ladder.pairs.pair import Options
         from portproof.ladder.pairs.whole import search
@@ -115,7 +117,7 @@ def main(args: argparse.Namespace) -> int:
     if args.print_map:
         print(*map_lines(verdict.names), sep="\n")
     if args.save_map:
-        save_map(verdict.names, args.save_map)
+        save_map(verdict.names, args.save_map, verdict.doubt)
     verdicts: list[Verdict] = [verdict]
     if train and not verdict.names.ambiguous and not verdict.names.problems:
         with shown(PROG), staying():
@@ -124,7 +126,7 @@ def main(args: argparse.Namespace) -> int:
     status = exit_status(joined(PROG, verdicts))
     if args.save_weights:
         try:
-            save_weights(ref, port, verdict.names, args)
+            save_weights(ref, port, verdict.names, args, verdict.doubt)
         except UserError as error:  # a failed verdict already says what the port lacks
             if status != FAIL:
                 raise
@@ -140,14 +142,14 @@ def map_lines(names: NameMap) -> list[str]:
     return lines
 
 
-def save_map(names: NameMap, path: str) -> None:
+def save_map(names: NameMap, path: str, doubt: Sequence[str]) -> None:
     if names.ambiguous:
         raise UserError(f"no map is written to {path}, since none was chosen: say in --map which is which")
     save_text(map_text(names), Path(path))
-    print(f"wrote {path}: {len(names.lines)} lines")
+    print(f"wrote {path}: {len(names.lines)} lines", *doubt[:1], sep="; ")
 
 
-def save_weights(ref: Any, port: Any, names: NameMap, args: argparse.Namespace) -> None:
+def save_weights(ref: Any, port: Any, names: NameMap, args: argparse.Namespace, doubt: Sequence[str]) -> None:
     from portproof.mapping.conversion import convert_state_dict
 
     if names.ambiguous or names.problems:
@@ -156,12 +158,11 @@ def save_weights(ref: Any, port: Any, names: NameMap, args: argparse.Namespace) 
     weights = backend("torch").state_arrays(ref)
     arrays = convert_state_dict(weights, ref, port, names.keys, f"weights {args.weights}")
     backend("paddle").write_weights(arrays, args.save_weights)
-    print(f"wrote {args.save_weights}: {len(arrays)} tensors")
+    print(f"wrote {args.save_weights}: {len(arrays)} tensors", *doubt[:1], sep="; ")
 
 
 def _training(args: argparse.Namespace, inputs: Inputs) -> Callable[..., Verdict]:
     from portproof import ladder
-    from portproof.ladder.pairs.named import model_factory, named_function
 
     call = as_call(inputs)
     if call.kwargs:

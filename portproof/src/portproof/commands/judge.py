@@ -44,6 +44,7 @@ def main(args: argparse.Namespace) -> int:
     options = judging_options(args) | ({"modes": None} if args.mode == "both" else {})
     print(f"{args.port} against {args.recording}, {args.device}", flush=True)
     options |= {"names": names, "own_weights": bool(args.port_weights), "device": args.device}
+    options["factory"] = factory
     with shown(PROG), staying():
         verdict = judge(port, recording, **options)
     print(verdict, flush=True)

@@ -54,12 +54,13 @@ size.__name__ = "size such as 100MB"  # for argparse's error message
 def main(args: argparse.Namespace) -> int:
     check_name(args.output)
     with staying():
-        ref = model_factory(args.ref, "--ref")()
+        factory = model_factory(args.ref, "--ref")
+        ref = factory()
     inputs = load_given_inputs(args, (backend_imported("torch").name,))
     if args.weights:
         backend_of_side(ref, "torch").load_weights(ref, args.weights, "weights")
     weights = "reference" if args.weights else "probe"
-    how = {"seed": args.seed, "device": args.device, "drawn": not args.inputs}
+    how = {"seed": args.seed, "device": args.device, "drawn": not args.inputs, "factories": (factory, None)}
     options = Options(weights=weights, modes=MODES[args.mode], **how)
     with shown(PROG), staying():
         recorder = Recorder(ref, inputs, options, args.modules)

@@ -83,6 +83,7 @@ DIGIT = 0.1  # of the largest value: a float32 limit below this keeps a digit
 HOPELESS = 1e3  # times the limit: farther off, no perturbed run is made
 LOST = 1e-5  # of the largest value: a float32 run farther away tells nothing
 LARGEST_FLOAT32 = 2.0**127
+MOST_ROUNDING = 1e-3  # of the largest value of a constant
 
 Distances = Mapping[Item, float]
 
@@ -90,6 +91,18 @@ Distances = Mapping[Item, float]
 def exact_atol(ref: Iterable[Item]) -> dict[Item, float]:
     """{item: 0}."""
     return dict.fromkeys(ref, 0.0)
+
+
+def constant_atol(array: np.ndarray) -> float:
+    """The limit of a constant that either side may compute in float32; 0 for whole numbers and booleans.
+
+    Tables that two libraries compute in float32 differ by an ulp or so. A table of n rows has arguments up to n,
+    rounded to n * U, before a sine is taken of them. So n * U * C of its largest value is allowed, and at most
+    MOST_ROUNDING of it: in a table of very many rows another formula could hide.
+    """
+    if array.dtype.kind not in "fc":
+        return 0.0
+    return min(C * U * max(array.shape, default=1), MOST_ROUNDING) * largest(array)
 
 
 def noise_floor(

@@ -64,10 +64,14 @@ class FoundMap:
     chosen: dict[Unit, int] = field(default_factory=dict)  # options, if not the first
 
     @property
-    def extent(self) -> str:
+    def reach(self) -> str:
         if self.reached == self.total:
             return "everywhere"
-        return f"up to layer {self.reached} of {self.total - 1}{self.hint}"
+        return f"up to layer {self.reached} of {self.total - 1}"
+
+    @property
+    def extent(self) -> str:
+        return self.reach + self.hint
 
 
 def _choices(group: Sequence[Unit], options: Options, chosen: Mapping[Unit, int], tries: int) -> list[dict[Unit, int]]:
@@ -275,10 +279,18 @@ class MapSearch:
                 break
         return best
 
+    def unconfirmed(self, found: FoundMap) -> list[str]:
+        """Modules from the last that is fed alike on, whose own weights nothing behind it confirms."""
+        calls = self._calls(found.modules)
+        return list(dict.fromkeys(call.name for call in calls[max(found.reached - 1, 0) :]))
+
+    def _calls(self, modules: Mapping[str, str]) -> list[ModuleCall]:
+        calls = [call for call in self.ref_run.trace.calls.values() if call.name in modules]
+        return sorted(calls, key=attrgetter("start"))
+
     def _settle_calls(self, modules: dict[str, str], start: int, fixed: set[str]) -> FoundMap:
         """From call `start` on; layers of one signature, fed alike, may be exchanged."""
-        calls = [call for call in self.ref_run.trace.calls.values() if call.name in modules]
-        calls.sort(key=attrgetter("start"))
+        calls = self._calls(modules)
         port_run, found = self.run(modules), FoundMap(modules, start, len(calls) + 1)
         settled = {call.name for call in calls[:start]} | fixed
         for place, call in enumerate(calls[start:], start):

@@ -6,7 +6,7 @@ Values confirm a map (see map_search.py); where they cannot, nothing is guessed.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -23,6 +23,8 @@ from portproof.mapping.module_calls import CallMatcher
 from portproof.mapping.pairing import Option, Options, complete_pairs, fit_units, modules_with_tensors, unit_options
 from sturdyio.cli import UserError
 
+MOST_LINES = 5  # that a report shows
+
 
 @dataclass
 class NameMap:
@@ -37,6 +39,7 @@ class NameMap:
     links: list[Link] = field(default_factory=list)
     lines: dict[str, str] = field(default_factory=dict)  # of a complete map, see `map_text`
     notes: list[str] = field(default_factory=list)  # what is not compared
+    doubt: list[str] = field(default_factory=list)  # how far it is confirmed, if not everywhere; lines that decide
 
     @property
     def keys(self) -> dict[str, str]:
@@ -60,6 +63,8 @@ def propose(ref: BackendModel, port: BackendModel, inputs: Inputs, given: Mappin
     for proposal in _proposals(search, modules):
         pairs = search.set_units(proposal.options, proposal.fixed, {})
         name_map = NameMap(pairs, how=proposal.how, problems=proposal.problems)
+        lines = _lines_to_settle(pairs, proposal.fixed)
+        name_map.doubt = ["the map is confirmed by no values, since tensors do not fit", *lines] if lines else []
         if proposal.problems:
             break
         found = search.resolve(pairs)
@@ -72,12 +77,27 @@ def propose(ref: BackendModel, port: BackendModel, inputs: Inputs, given: Mappin
         search.set_units(proposal.options, proposal.fixed, found.chosen)
         name_map = NameMap(found.modules, how=f"{proposal.how}, confirmed by values {found.extent}")
         name_map.ambiguous = search.ambiguity(found)
+        if not name_map.confirmed:
+            lines = _lines_to_settle({name: found.modules[name] for name in search.unconfirmed(found)}, proposal.fixed)
+            name_map.doubt = [f"the map is confirmed {found.reach}{'' if lines else ', and by name beyond'}", *lines]
     modules = name_map.modules
     name_map.tensors, name_map.links = search.load(modules), search.links(modules)
     name_map.lines = _lines(modules, name_map.links, ref, port)
     name_map.notes = _notes(name_map.links, proposal.spare, ref, port)
     name_map.calls = CallMatcher(ref, port, search.ref_run, search.run(modules), modules, name_map.tensors).match()
     return name_map
+
+
+def _lines_to_settle(modules: Mapping[str, str], fixed: Container[str]) -> list[str]:
+    """The pairs that neither names nor the user settle, as lines of a map; none if there are none."""
+    lines = [
+        f"  {name}: {port_name}" for name, port_name in modules.items() if name and port_name and name not in fixed
+    ]
+    more = [f"  and {len(lines) - MOST_LINES} more, see --print-map"] if len(lines) > MOST_LINES else []
+    advice = (
+        "the map may be at fault where it is not confirmed: put these lines, as they should be, in a file for --map:"
+    )
+    return [advice, *lines[:MOST_LINES], *more] if lines else []
 
 
 def match_calls(name_map: NameMap, ref: BackendModel, port: BackendModel, inputs: Inputs, train: bool) -> None:

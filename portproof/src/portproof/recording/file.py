@@ -27,6 +27,7 @@ from portproof.backends.slots import Module
 from portproof.backends.trace import Inputs, is_array, tensors_in
 from portproof.backends.values import COMPLEX, KINDS, decode, digest_of
 from portproof.compare.ruler import UNIT_ROUNDOFF
+from portproof.ladder.pairs.as_built import AsBuilt
 from portproof.ladder.pairs.pair import MODES
 from portproof.recording.codec import Reader
 from portproof.report.text import grouped
@@ -165,6 +166,12 @@ class RecordedModel(Model):
         self.branches = read(dict[str, dict[str, bool]], header["branches"])
         self.conditions = set(read(list[str], header["conditions"]))
         self.is_watched = read(bool, header["is_watched"])
+        built = header.get("as_built")  # an older recording lacks it
+        self.as_built = built and AsBuilt(
+            read(dict[str, np.ndarray], built["constants"]),
+            read(dict[str, str], built["others"]),
+            read(bool, built["rebuilt"]),
+        )
         self._answers = dict(header["answers"])  # {question's key: answers as written}
         self._check()
 
@@ -188,6 +195,10 @@ class RecordedModel(Model):
                 raise ValueError(f"its {name} of train mode does not fit the model")
         for name, array in (*self._values.items(), *self.in_train.items()):
             _check_finite(name, array)
+        shapes = {slot.tensor: slot.shape for slot in self._slots.values()}
+        for key, array in self.as_built.constants.items() if self.as_built else ():
+            if array.shape != shapes.get(key):
+                raise ValueError(f"its {key} as built is {array.shape}, not as it says")
         for i, array in enumerate(self.cotangent):
             _check_finite(f"cotangent {i}", array)
         for mode in self.modes:

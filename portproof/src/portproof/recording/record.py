@@ -21,6 +21,7 @@ from portproof.backends.slots import Module
 from portproof.backends.trace import CALLS, OUTPUTS, UPSTREAM, Inputs, ModuleCall, checked_inputs
 from portproof.backends.values import Store, encode, is_written
 from portproof.compare.ruler import RUNS, UNIT_ROUNDOFF
+from portproof.ladder.pairs.as_built import as_built
 from portproof.ladder.pairs.pair import MODES, Options, check_reference, drawn_cotangent, switch_off_random
 from portproof.localize.isolated import adjusted_call, all_questions, has_upstream
 from portproof.python39 import zip_strict
@@ -53,6 +54,7 @@ class Recorder(Model):
                 raise UserError(f"modules names {name!r}, but the reference has no module of that name in it")
         for mode in options.modes:
             check_reference(self.model.run_watched(self.inputs, mode == "train"), mode == "train")
+        built = as_built(self.model, self.inputs, options.factories[0], loaded=options.weights == "reference")
         if options.weights == "probe" and framework.name == "torch":
             from portproof.backends.probe import load_probe_weights
 
@@ -63,7 +65,8 @@ class Recorder(Model):
         self.store = Store()
         self.answers: dict[str, list[dict[str, Any]]] = {}  # as JSON, by the question's key
         put = self.store.put
-        keys = {slot.key: slot.tensor for module in self.modules.values() for slot in module.slots.values()}
+        whole = {slot.tensor: slot for slot in self.model.slots.values()}
+        keys = {slot.key: slot.tensor for slot in whole.values()}
         # Library layers have PyTorch's names.
         named = [replace(each, type=framework.layers.torch_type(each.type)) for each in self.modules.values()]
         self.header: dict[str, Any] = {
@@ -83,6 +86,11 @@ class Recorder(Model):
             "conditions": sorted(self.model.conditions),
             "is_watched": self.model.is_watched,
             "constants": {key: put(array) for key, array in self.model.constants().items()},
+            "as_built": {
+                "constants": {key: put(whole[key].read(array)) for key, array in built.constants.items()},
+                "others": built.others,
+                "rebuilt": built.rebuilt,
+            },
         }
         own = self.store.nbytes  # of weights and inputs
         self.cotangent = drawn_cotangent(self.model.run(self.inputs, "float32", False).output, options.seed)

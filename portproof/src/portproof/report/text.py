@@ -1,7 +1,7 @@
 """A verdict as text: a table of groups, then the first failing item and its usual causes."""
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 from operator import itemgetter
@@ -196,12 +196,12 @@ def render(verdict: Verdict, group: Callable[[Item], str], types: Mapping[str, s
     return "\n".join([verdict.title, *_body(verdict, group, types)])
 
 
-def render_sections(verdict: Verdict, passes: str = "") -> str:
-    """A verdict of `align`, with the place where it departs."""
+def render_sections(verdict: Verdict, passes: str = "", doubt: Sequence[str] = ()) -> str:
+    """A verdict of `align`, with the place where it departs; the first `doubt` is one of its caveats."""
     location = verdict.location.lines() if verdict.location else []
     last = last_line(verdict.title, verdict)
     notes = [*verdict.notes, passes] if passes else verdict.notes
-    return "\n".join([*notes, *_body(verdict, section_of, {}), *location, last])
+    return "\n".join([*notes, *_body(verdict, section_of, {}), *location, *doubt[1:], last])
 
 
 def _body(verdict: Verdict, group: Callable[[Item], str], types: Mapping[str, str]) -> list[str]:

@@ -8,17 +8,18 @@ from typing import Any
 
 import numpy as np
 
+from portproof.arrays import largest
 from portproof.backends import backend_of_side
 from portproof.backends.model import Model
 from portproof.backends.question import Question, Run
 from portproof.backends.trace import CALLS, OUTPUT, OUTPUTS, UPSTREAM, Inputs, ModuleCall, checked_inputs, module_of
-from portproof.compare.ruler import UNIT_ROUNDOFF, C, U, largest
+from portproof.compare.ruler import UNIT_ROUNDOFF, constant_atol
+from portproof.ladder.pairs.as_built import Factory
 from portproof.mapping.name_map import NameMap, match_calls, propose, same_names
 from sturdyio.cli import UserError
 
 WEIGHTS = ("probe", "reference", "own")
 MODES = ("eval", "train")
-MOST = 1e-3  # most float32 rounding in a constant, relative
 
 
 @dataclass(frozen=True)
@@ -35,6 +36,7 @@ class Options:
     device: str = "cpu"
     backward: bool = True  # from a cotangent of `seed`
     mirrored: bool = False  # use equal names if names and shapes agree
+    factories: tuple[Factory, Factory] = (None, None)  # what makes each side anew, if known
     output: str = OUTPUT
     drawn: bool = False  # whether floats in the inputs may be changed, to enter more branches
 
@@ -166,15 +168,13 @@ class Pair:
         return model.ask(self.question(model, dtype, train, perturbation))
 
     def _take_constants(self) -> None:
-        """Copy constants of the reference to the port, where they agree up to float32 rounding.
+        """Copy constants of the reference to the port, where they agree up to float32 rounding (see `constant_atol`).
 
-        Tables that two libraries compute in float32 differ by an ulp or so: no fault, but far more than float64 errors.
-        A table of n rows has arguments up to n, rounded to n * U. So n * U * C of its largest value is allowed, and at
-        most MOST of it: in a table of very many rows another formula could hide.
+        That is no fault, but far more than float64 errors.
         """
         ref, taken = self.ref.constants(), []
         for key, array in self.port.constants().items():
-            limit = min(C * U * max(array.shape, default=1), MOST) * largest(array)
+            limit = constant_atol(array)
             near = (name for name, other in ref.items() if other.size == array.size)
             for name in sorted(near, key=lambda name: name != key):
                 value = ref[name].reshape(array.shape)

@@ -13,6 +13,7 @@ from portproof.backends.question import Run
 from portproof.backends.trace import Inputs, output_item
 from portproof.compare import FAIL, PASS, Item, Items, Row, Verdict, compare, joined, tensor_item
 from portproof.compare.ruler import Ruler, exact_atol
+from portproof.ladder.pairs.as_built import compare_as_built
 from portproof.ladder.pairs.pair import MODES, Options, Pair, check_reference, switch_off_random
 from portproof.localize.isolated import OTHER_INPUTS, Calls, IsolatedRuns, isolated_layers, without_optional
 from portproof.localize.locate import KINDS, OTHER_VALUES, Location, locate
@@ -318,9 +319,10 @@ class AlignVerdict(Verdict):
 
     names: NameMap | None = None
     passes: str = ""  # how often the models were run, in words
+    doubt: Sequence[str] = ()  # of the map, see `NameMap`
 
     def __str__(self) -> str:
-        return render_sections(self, self.passes)
+        return render_sections(self, self.passes, self.doubt)
 
 
 def judge(ref: Any, port: Any, inputs: Inputs, options: Options) -> AlignVerdict:
@@ -339,9 +341,25 @@ def judge(ref: Any, port: Any, inputs: Inputs, options: Options) -> AlignVerdict
     location = locate_failure(pair, verdicts) if failed else None
     if location:
         verdicts = [without_faultless(pair, verdict, location.built_differently) for verdict in verdicts]
-    every = joined("align", [verdicts[0], *map(_sectioned, verdicts[1:])])
+    built = compare_as_built(pair, options.factories, options.weights) if verdicts[0].status == PASS else None
+    every = joined("align", [verdicts[0], *([] if built is None else [built]), *map(_sectioned, verdicts[1:])])
+    doubt = names.doubt
+    if doubt and _proves_the_map(every, options):
+        pair.notes.append("the rest of the map is proved by the whole: outputs and all gradients agree in float64")
+        doubt = []
     found = every.rows, every.refusal, location, all_notes(pair)
-    return AlignVerdict("align", *found, caveats=every.caveats, names=names, passes=passes(pair))
+    told = {"caveats": [*every.caveats, *doubt[:1]], "names": names, "passes": passes(pair), "doubt": doubt}
+    return AlignVerdict("align", *found, **told)
+
+
+def _proves_the_map(verdict: Verdict, options: Options) -> bool:
+    """Whether a whole that passed makes up for a map that values confirm only in part.
+
+    All tensors were loaded by the map. If it paired two wrongly, outputs or gradients of the whole would differ in
+    float64; two that may be exchanged without that, such as those of branches that are added, are right either way.
+    """
+    of_whole = [row.item for row in verdict.rows if row.item.dtype == "float64" and row.item.kind == "gradient"]
+    return verdict.status == PASS and bool(of_whole) and not options.leave_out
 
 
 def search(ref: Any, port: Any, inputs: Inputs, options: Options) -> tuple[Location | None, list[str]]:
@@ -357,7 +375,7 @@ def search(ref: Any, port: Any, inputs: Inputs, options: Options) -> tuple[Locat
         if refused is not None and refused.refusal:
             raise UserError(refused.refusal)
     found = (locate_failure(pair, dtype=dtype) for dtype in pair.precisions)
-    return next(filter(None, found), None), all_notes(pair)
+    return next(filter(None, found), None), [*all_notes(pair), *pair.name_map.doubt]
 
 
 def _sectioned(verdict: Verdict) -> Verdict:

@@ -13,6 +13,7 @@ from portproof.backends.trace import OUTPUT, Inputs, as_call, is_array, map_tens
 from portproof.compare import Item
 from portproof.compare.activations import dead_branches
 from portproof.compare.ruler import Ruler, U
+from portproof.ladder.pairs.as_built import compare_as_built
 from portproof.ladder.pairs.pair import MODES, Options, Pair
 from portproof.ladder.pairs.whole import all_notes, compare_mode, equal_weights, items, passes, structure
 from portproof.ladder.rung import Ended, Rung, of_kinds, on_rung, say_location
@@ -39,7 +40,8 @@ def forward(
     is refused if no input reaches a branch of an activation, where a fault could hide.
     """
     first = len(rung.verdicts)
-    pair = _prepared(rung, ref, port, inputs, Options(modes=modes, backward=False, **options))
+    chosen = Options(modes=modes, backward=False, **options)
+    pair = _prepared(rung, ref, port, inputs, chosen)
     dead: dict[str, set[str]] = {mode: set() for mode in modes}  # branches that no input reached
     for mode in modes:
         for compared in compare_mode(pair, mode == "train"):
@@ -52,8 +54,11 @@ def forward(
                 prefix = "" if (mode, compared.dtype) == ("eval", "float32") else f"{mode}/{compared.dtype}/"
                 blocks = (_blocks(run.trace.outputs, pair.output) for run in (ref_run, port_run))
                 rung.keep(*blocks, prefix)
+    built = compare_as_built(pair, chosen.factories, chosen.weights)
     _say_notes(rung, pair)
     say_location(rung, pair, first)
+    if built is not None:
+        rung.check(built)
     arrays = as_call(pair.inputs).inputs
     lengths = {len(array) if array.ndim else 0 for array in arrays}
     if "eval" in modes and len(lengths) == 1 and max(lengths) > 1:

@@ -31,6 +31,8 @@ import numpy as np
 from numpy.typing import ArrayLike
 from scipy import special, stats
 
+from portproof.compare.ruler import constant_atol
+
 # Two sides of 142 tensors make about 3000 items: a faultless port fails once in 30 000 runs. A passing seed stays so.
 P = 1e-8
 DEVIATIONS = -special.ndtri(P / 2)  # what |N(0, 1)| exceeds with probability P
@@ -198,13 +200,13 @@ def _moments(sample: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 
 def law_like(sample: np.ndarray) -> Law:
-    """`Like`, or a constant if all seeds agree; numbers that were computed may be 4 ulp of the largest off."""
+    """`Like`, or a constant if all seeds agree; numbers that were computed may be rounded otherwise."""
     first = sample[0]
     if not (sample == first).all():
         return Like(sample)
     if (first == first.flat[0]).all():
         return Constant(float(first.flat[0]))
-    return Constant(first, 4 * 2.0**-23 * np.abs(first).max())
+    return Constant(first, constant_atol(first))
 
 
 def between(samples: Mapping[str, np.ndarray]) -> tuple[dict[str, np.ndarray], float]:

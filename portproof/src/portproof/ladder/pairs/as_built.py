@@ -1,0 +1,167 @@
+"""Saved buffers as each side was built: the tables, masks and index arrays that nothing changes.
+
+The reference's are loaded over the port's before the models run, so no output shows a wrong one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Optional
+
+import numpy as np
+
+from portproof.arrays import same_bits
+from portproof.backends.model import BackendModel, values_of
+from portproof.backends.trace import Inputs
+from portproof.compare import Item, Verdict, compare, placed, tensor_item
+from portproof.compare.ruler import constant_atol
+from portproof.convert.rules import COUNT
+from portproof.mapping.pairing import is_optional
+from portproof.report.text import grouped, place
+from sturdyio.cli import UserError
+
+if TYPE_CHECKING:
+    from portproof.ladder.pairs.pair import Pair
+
+Factory = Optional[Callable[[], Any]]
+
+TITLE = "buffers as built"
+MOST_SHOWN = 5
+SEEDS = 1, 2  # under which each factory makes a model
+MASKED = -1e4  # a mask's minus infinity may be -inf, -1e9 or -1e4: e^-1e4 is 0, in float64 too
+STATISTICS = "a pass in train mode changes them"  # or may: of a library layer
+DRAWN = "the seed changes them"
+LOADED = "the reference was given with weights of its own"
+OTHER_TYPE = "they have another type there"
+OLD_RECORDING = "the recording does not hold them: record the reference again"
+ADVICE = "such a buffer may also be drawn at random, or loaded: only factories (see portproof.align) can tell"
+
+
+@dataclass(frozen=True)
+class AsBuilt:
+    """One side's saved buffers, by state_dict key."""
+
+    constants: Mapping[str, np.ndarray] = field(default_factory=dict)  # in the model's own layout
+    others: Mapping[str, str] = field(default_factory=dict)  # {key: why it is not known to be a constant}
+    rebuilt: bool = False  # whether a factory has shown what the seed changes
+
+
+def as_built(
+    model: BackendModel,
+    inputs: Inputs,
+    factory: Factory = None,
+    keys: Collection[str] | None = None,
+    loaded: bool = False,
+) -> AsBuilt:
+    """Tell the constants among saved buffers: neither a pass in train mode nor another seed changes them.
+
+    `keys`: those that are asked for; default: all. Without a `factory` they are taken as the model was given, and what
+    the seed changes is not known; a model that was then `loaded` with weights has no known constant. Raises UserError
+    if the factory makes another model.
+    """
+    slots = list(model.slots.values())
+    own: set[str] = set()
+    if keys is None:
+        keys = {slot.tensor for slot in slots if slot.is_buffer}
+        # Of library layers: also spectral norm's vectors, which a pass leaves as they are once they have converged.
+        for module in model.modules.values():
+            its = (slot for leaf, slot in module.slots.items() if leaf == COUNT or not is_optional(module, leaf))
+            own.update(slot.tensor for slot in its)
+    keys = [key for key in model.tensor_keys if key in keys and key in model.held]
+    if loaded and factory is None:
+        return AsBuilt(others=dict.fromkeys(keys, LOADED))
+    if own.issuperset(keys):
+        return AsBuilt(others=dict.fromkeys(keys, STATISTICS))
+    run = model.run(inputs, "float32", train=True)
+    if run.trace.error:
+        return AsBuilt(others=dict.fromkeys(keys, f"the {model.role} does not run in train mode, which would tell"))
+    before, after = model.arrays(), run.buffers
+    changed = own | {s.tensor for s in slots if s.key in after and not same_bits(before[s.key], after[s.key])}
+    others = {key: STATISTICS for key in keys if key in changed}
+    left = [key for key in keys if key not in changed]
+    held = model.held
+    if left and factory:
+        held, again = (_built(model, factory, seed) for seed in SEEDS)
+        trained = [slot.tensor for slot in slots if slot.trained]
+        if trained and all(same_bits(held[key], again[key]) for key in trained):
+            others |= dict.fromkeys(left, f"each {model.role} that is made has the same weights, loaded perhaps")
+        others |= {key: DRAWN for key in left if key not in others and not same_bits(held[key], again[key])}
+    return AsBuilt({key: held[key] for key in left if key not in others}, others, factory is not None)
+
+
+def _built(model: BackendModel, factory: Callable[[], Any], seed: int) -> dict[str, np.ndarray]:
+    with model.backend.runs.seeded(seed):
+        built = factory()
+    if not isinstance(built, model.backend.module_class):
+        raise UserError(f"the {model.role}'s factory makes a {type(built).__name__}, no model: give what makes it")
+    values = values_of(model.backend, built)
+    for key, array in model.held.items():
+        if key not in values or values[key].shape != array.shape:
+            raise UserError(f"the {model.role}'s factory makes another model, without this {key}: give what makes it")
+    return values
+
+
+def compare_as_built(pair: Pair, factories: tuple[Factory, Factory], weights: str) -> Verdict | None:
+    """Compare the constants that the map pairs, each as its side held it; None if there are none.
+
+    What is not compared goes to the pair's notes. `weights` as in `Options`; "own" ones are compared bit for bit.
+    """
+    ref, port = pair.ref, pair.port
+    if weights == "own":
+        return None
+    if ref.is_recorded:
+        of_ref = ref.as_built
+    else:
+        of_ref = as_built(ref, pair.inputs, factories[0], loaded=weights == "reference")
+    slots, port_slots = ref.slots, port.slots
+    mapped = {key: port_slots[other] for key, other in pair.name_map.tensors.items() if slots[key].is_buffer}
+    if of_ref is None:
+        pair.notes += grouped("not compared as built, since ", dict.fromkeys(mapped, OLD_RECORDING))
+        return None
+    asked = {slot.tensor for key, slot in mapped.items() if slots[key].tensor in of_ref.constants}
+    of_port = as_built(port, pair.inputs, factories[1], asked)
+    others: dict[str, str] = {}
+    sides: list[dict[Item, np.ndarray]] = [{}, {}]
+    for key, port_slot in mapped.items():
+        slot, reason = slots[key], ""
+        for found, tensor in ((of_ref, slot.tensor), (of_port, port_slot.tensor)):
+            reason = reason or found.others.get(tensor, "")
+        if not reason and slot.tensor in of_ref.constants and port_slot.tensor in of_port.constants:
+            arrays = slot.read(of_ref.constants[slot.tensor]), port_slot.read(of_port.constants[port_slot.tensor])
+            found = _of_one_type(*arrays)
+            reason = "" if found else OTHER_TYPE
+            for side, array in zip(sides, found or ()):
+                if array.size:
+                    side[tensor_item(key, "buffer")] = array
+        if reason:
+            others[key] = reason
+    pair.notes += grouped("not compared as built, since ", others)
+    if not sides[0]:
+        return None
+    sides = [placed(side, section=TITLE) for side in sides]
+    verdict = compare(*sides, {item: constant_atol(array) for item, array in sides[0].items()}, title=TITLE)
+    differing = [row for row in verdict.bad if row.worst]
+    for row in differing[:MOST_SHOWN]:
+        pair.notes.append(f"{row.name}{place(row)}: reference {row.worst.ref!r}, port {row.worst.port!r}")
+    if differing and not (of_ref.rebuilt and of_port.rebuilt):
+        pair.notes.append(f"{TITLE}: {ADVICE}")
+    return verdict
+
+
+def _of_one_type(ref: np.ndarray, port: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
+    """Both in one type, without what is not finite on both sides; None: values of two types that differ.
+
+    A mask of zeros and large negative numbers becomes one of whole numbers.
+    """
+    kinds = {ref.dtype.kind, port.dtype.kind}
+    if kinds <= set("biu"):
+        return ref.astype(np.int64), port.astype(np.int64)
+    if not kinds <= set("fc") and not np.array_equal(ref, port):
+        return None
+    if "c" not in kinds and all(((array == 0) | (array <= MASKED)).all() for array in (ref, port)):
+        return (ref <= MASKED).astype(np.int64), (port <= MASKED).astype(np.int64)
+    dtype = np.complex128 if "c" in kinds else np.float64
+    ref, port = ref.astype(dtype), port.astype(dtype)
+    same = ((ref == port) | np.isnan(ref) & np.isnan(port)) & ~np.isfinite(ref)
+    return np.where(same, 0, ref), np.where(same, 0, port)
