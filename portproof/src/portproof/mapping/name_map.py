@@ -79,7 +79,7 @@ def propose(ref: BackendModel, port: BackendModel, inputs: Inputs, given: Mappin
         name_map.ambiguous = search.ambiguity(found)
         if not name_map.confirmed:
             lines = _lines_to_settle({name: found.modules[name] for name in search.unconfirmed(found)}, proposal.fixed)
-            name_map.doubt = [f"the map is confirmed {found.reach}{'' if lines else ', and by name beyond'}", *lines]
+            name_map.doubt = [f"the map is confirmed {found.reach}", *lines] if lines else []  # else by name beyond
     modules = name_map.modules
     name_map.tensors, name_map.links = search.load(modules), search.links(modules)
     name_map.lines = _lines(modules, name_map.links, ref, port)

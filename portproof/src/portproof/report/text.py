@@ -211,11 +211,11 @@ def _body(verdict: Verdict, group: Callable[[Item], str], types: Mapping[str, st
 
 def last_line(name: str, verdict: Verdict) -> str:
     """The outcome in one line."""
-    not_judged = [f"{len(verdict.not_judged)} not judged"] if verdict.not_judged else []
-    skipped = "".join(f"; {words}" for words in (*not_judged, *verdict.caveats))
+    skipped = f"; {len(verdict.not_judged)} not judged" if verdict.not_judged else ""
+    caveats = "".join(f"; {words}" for words in verdict.caveats)
     if verdict.status == PASS:
-        return f"PASS {name}: all {len(verdict.judged)} items within their limits{skipped}"
+        return f"PASS {name}: all {len(verdict.judged)} items within their limits{skipped}{caveats}"
     if verdict.status == REFUSED:
         return f"REFUSED {name}: the comparison proves nothing, see above"
     of_all = f"{len(verdict.bad)} of {len(verdict.judged)} items"
-    return f"FAIL {name}: {of_all} outside their limits{skipped}, first {verdict.first_failure.name}"
+    return f"FAIL {name}: {of_all} outside their limits{skipped}, first {verdict.first_failure.name}{caveats}"
