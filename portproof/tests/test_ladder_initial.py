@@ -348,7 +348,7 @@ def test_without_laws_a_computed_table_may_round():
         return model
 
     table = np.linspace(0, 1, 50).astype(np.float32)
-    for off, status in ((1e-7, PASS), (1e-5, FAIL)):
+    for off, status in ((1e-7, PASS), (1e-4, FAIL)):  # of 50 rows 4.8e-5 is allowed
         verdict = init(
             lambda seed: with_table(ref(seed), table),
             lambda seed, off=off: with_table(port(seed), (table + np.float32(off)).astype(np.float32)),

@@ -4,7 +4,9 @@
 
 Both are built by calling what is named, get the same weights, made from --seed so that no fault hides, and are run
 forward and backward, in eval and train mode, in float64 and float32. Where names differ the map between them is
-proposed and checked with values. Exit status: 0 aligned, 1 not, 2 could not tell.
+proposed and checked with values. Saved buffers that nothing changes, such as tables and masks, are compared as built
+too: if there are any, each side is made twice more, to see what the seed changes. Exit status: 0 aligned, 1 not, 2
+could not tell.
 
 With --locate-only the whole is not judged. Each module is run alone on both sides, on what the reference's received:
 forward, then backward, in eval and in train mode, in float64 and, if nothing departs there, in float32. Exit status:

@@ -23,6 +23,7 @@ from portproof.mapping.module_calls import CallMatcher
 from portproof.mapping.pairing import Option, Options, complete_pairs, fit_units, modules_with_tensors, unit_options
 from sturdyio.cli import UserError
 
+UNCONFIRMED = "the map is confirmed by no values, since tensors do not fit"
 MOST_LINES = 5  # that a report shows
 
 
@@ -63,8 +64,8 @@ def propose(ref: BackendModel, port: BackendModel, inputs: Inputs, given: Mappin
     for proposal in _proposals(search, modules):
         pairs = search.set_units(proposal.options, proposal.fixed, {})
         name_map = NameMap(pairs, how=proposal.how, problems=proposal.problems)
-        lines = _lines_to_settle(pairs, proposal.fixed)
-        name_map.doubt = ["the map is confirmed by no values, since tensors do not fit", *lines] if lines else []
+        unsettled = _unsettled(pairs, proposal.fixed)
+        name_map.doubt = [UNCONFIRMED, *unsettled] if unsettled else []
         if proposal.problems:
             break
         found = search.resolve(pairs)
@@ -78,8 +79,10 @@ def propose(ref: BackendModel, port: BackendModel, inputs: Inputs, given: Mappin
         name_map = NameMap(found.modules, how=f"{proposal.how}, confirmed by values {found.extent}")
         name_map.ambiguous = search.ambiguity(found)
         if not name_map.confirmed:
-            lines = _lines_to_settle({name: found.modules[name] for name in search.unconfirmed(found)}, proposal.fixed)
-            name_map.doubt = [f"the map is confirmed {found.reach}", *lines] if lines else []  # else by name beyond
+            unconfirmed = {name: found.modules[name] for name in search.unconfirmed(found)}
+            unsettled = _unsettled(unconfirmed, proposal.fixed)
+            beyond = "" if unsettled else ", and by name beyond"
+            name_map.doubt = [f"the map is confirmed {found.reach}{beyond}", *unsettled]
     modules = name_map.modules
     name_map.tensors, name_map.links = search.load(modules), search.links(modules)
     name_map.lines = _lines(modules, name_map.links, ref, port)
@@ -88,16 +91,13 @@ def propose(ref: BackendModel, port: BackendModel, inputs: Inputs, given: Mappin
     return name_map
 
 
-def _lines_to_settle(modules: Mapping[str, str], fixed: Container[str]) -> list[str]:
-    """The pairs that neither names nor the user settle, as lines of a map; none if there are none."""
-    lines = [
-        f"  {name}: {port_name}" for name, port_name in modules.items() if name and port_name and name not in fixed
-    ]
+def _unsettled(modules: Mapping[str, str], fixed: Container[str]) -> list[str]:
+    """The pairs that neither names nor the user settle, as lines of a map behind a word on them; or none."""
+    open_pairs = {name: port_name for name, port_name in modules.items() if name not in fixed}
+    lines = [f"  {name}: {port_name}" for name, port_name in open_pairs.items() if name and port_name]
     more = [f"  and {len(lines) - MOST_LINES} more, see --print-map"] if len(lines) > MOST_LINES else []
-    advice = (
-        "the map may be at fault where it is not confirmed: put these lines, as they should be, in a file for --map:"
-    )
-    return [advice, *lines[:MOST_LINES], *more] if lines else []
+    word = "the map may be at fault where it is not confirmed: put these lines, as they should be, in a file for --map"
+    return [word, *lines[:MOST_LINES], *more] if lines else []
 
 
 def match_calls(name_map: NameMap, ref: BackendModel, port: BackendModel, inputs: Inputs, train: bool) -> None:

@@ -33,6 +33,7 @@ MASKED = -1e4  # a mask's minus infinity may be -inf, -1e9 or -1e4: e^-1e4 is 0,
 STATISTICS = "a pass in train mode changes them"  # or may: of a library layer
 DRAWN = "the seed changes them"
 LOADED = "the reference was given with weights of its own"
+OTHER_NAME = "they have another name there, and the map is not confirmed"
 OTHER_TYPE = "they have another type there"
 OLD_RECORDING = "the recording does not hold them: record the reference again"
 ADVICE = "such a buffer may also be drawn at random, or loaded: only factories (see portproof.align) can tell"
@@ -127,6 +128,8 @@ def compare_as_built(pair: Pair, factories: tuple[Factory, Factory], weights: st
         slot, reason = slots[key], ""
         for found, tensor in ((of_ref, slot.tensor), (of_port, port_slot.tensor)):
             reason = reason or found.others.get(tensor, "")
+        if not pair.name_map.confirmed and slot.key.rpartition(".")[2] != port_slot.key.rpartition(".")[2]:
+            reason = reason or OTHER_NAME
         if not reason and slot.tensor in of_ref.constants and port_slot.tensor in of_port.constants:
             arrays = slot.read(of_ref.constants[slot.tensor]), port_slot.read(of_port.constants[port_slot.tensor])
             found = _of_one_type(*arrays)

@@ -1,0 +1,80 @@
+"""A map that values confirm only in part: the last line says so, unless the whole proves it."""
+
+import paddle
+import pytest
+import torch
+from toy_pairs import Port, Ref, normal
+
+from portproof import align
+from portproof.commands import align as command
+from portproof.compare import FAIL, PASS
+
+X = normal(4, 5)
+F, PF = torch.nn.functional, paddle.nn.functional
+UP_TO = "the map is confirmed up to layer 1 of 2"
+SETTLE = "the map may be at fault where it is not confirmed: put these lines, as they should be, in a file for --map"
+
+
+def ref():
+    return Ref(lambda m, x: m.b(2 * F.relu(m.a(x))), a=torch.nn.Linear(5, 5), b=torch.nn.Linear(5, 5, bias=False))
+
+
+def port(between=1.0, behind=2.0, names=("c", "d")):
+    """The factor 2 behind the last layer is as right as before it."""
+
+    def code(m, x):
+        first, second = (getattr(m, name) for name in names)
+        return second(between * PF.relu(first(x))) * behind
+
+    layers = paddle.nn.Linear(5, 5), paddle.nn.Linear(5, 5, bias_attr=False)
+    return Port(code, **dict(zip(names, layers)))
+
+
+def last(verdict):
+    return str(verdict).splitlines()[-1]
+
+
+def test_a_whole_that_passes_proves_the_rest():
+    verdict = align(ref(), port(), [X])
+    assert verdict.status == PASS and "confirmed by values up to layer 1 of 2" in verdict.notes[0], str(verdict)
+    assert "the rest of the map is proved by the whole: outputs and all gradients agree in float64" in verdict.notes
+    assert UP_TO not in last(verdict)
+
+
+@pytest.mark.parametrize("options", [{"precisions": ("float32",)}, {"leave_out": ("a",)}])
+def test_a_pass_that_does_not_prove_it(options):
+    verdict = align(ref(), port(), [X], **options)
+    assert verdict.status == PASS and last(verdict).endswith(f"; {UP_TO}"), str(verdict)
+    assert SETTLE not in str(verdict)
+
+
+def test_a_map_confirmed_everywhere_needs_no_word():
+    verdict = align(ref(), port(2.0, 1.0), [X])
+    assert verdict.status == PASS and "the map is confirmed" not in str(verdict)
+
+
+def test_a_failure_names_the_lines_that_decide():
+    verdict = align(ref(), port(2.1, 1.0), [X])
+    assert verdict.status == FAIL and last(verdict).endswith(f"; {UP_TO}"), str(verdict)
+    assert "\n".join([SETTLE, "  a: c", "  b: d", last(verdict)]) in str(verdict)
+
+
+def test_names_settle_it_too():
+    verdict = align(ref(), port(2.1, 1.0, ("a", "b")), [X])
+    assert verdict.status == FAIL and last(verdict).endswith(f"; {UP_TO}, and by name beyond"), str(verdict)
+    verdict = align(ref(), port(2.1, 1.0), [X], names={"a": "c", "b": "d"})
+    assert verdict.status == FAIL and last(verdict).endswith(f"; {UP_TO}, and by name beyond"), str(verdict)
+    assert SETTLE not in str(verdict)
+
+
+def test_tensors_that_do_not_fit():
+    wide = Port(lambda m, x: m.d(m.c(x)), c=paddle.nn.Linear(5, 5), d=paddle.nn.Linear(5, 6, bias_attr=False))
+    verdict = align(ref(), wide, [X])
+    assert verdict.status == FAIL, str(verdict)
+    assert last(verdict).endswith("; the map is confirmed by no values, since tensors do not fit")
+
+
+def test_what_is_written_says_it(tmp_path, capsys):
+    verdict = align(ref(), port(2.1, 1.0), [X])
+    command.save_map(verdict.names, str(tmp_path / "names.yaml"), verdict.doubt)
+    assert capsys.readouterr().out.endswith(f": 2 lines; {UP_TO}\n")
