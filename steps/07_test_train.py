@@ -24,7 +24,7 @@ from mobilenetv3_common.seeds import derive_seed
 from mobilenetv3_proof.package import PORT, REF
 from mobilenetv3_proof.step import ModelRung, step_parser
 from mobilenetv3_proof.training import Recipe, Trainee
-from portproof.ladder import run_rung, train, train_fp64
+from portproof.ladder import resume, run_rung, train, train_fp64
 from portproof.ladder.statistics.trajectory import FEATURES, TOP1
 
 NAME = "07_test_train"
@@ -32,6 +32,10 @@ NAME = "07_test_train"
 # float64. At this rate rounding grows a thousandfold in 60 steps, at five times the rate a millionfold.
 EXACT = {"epochs": 3, "batch_size": 6, "lr": 0.01, "momentum": 0.875, "weight_decay": 2**-10, "lr_gamma": 0.5}
 EXACT_PER_CLASS = 12  # 20 batches an epoch
+# Saved after 4 steps, one into the second of three epochs, which differ in their learning rates.
+RESUMED = EXACT | {"batch_size": 10}
+RESUMED_STEPS = 8
+RESUMED_PER_CLASS = 3  # 3 batches an epoch
 
 
 @dataclass(frozen=True)
@@ -84,6 +88,14 @@ def main(args: argparse.Namespace) -> ModelRung:
         check_exact(step, Trainee(REF), Trainee(PORT), recipe(step, EXACT_PER_CLASS, 1, **EXACT))
     finally:
         torch.set_num_threads(threads)
+    resume(
+        "mobilenetv3_proof.training:ref_trainer",
+        "mobilenetv3_proof.training:port_trainer",
+        options=recipe(step, RESUMED_PER_CLASS, 1, **RESUMED).options(),
+        seed=step.args.seed,
+        steps=RESUMED_STEPS,
+        rung=step,
+    )
     train(
         "mobilenetv3_proof.training:ref",
         "mobilenetv3_proof.training:port",
