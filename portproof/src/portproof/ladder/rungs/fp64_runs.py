@@ -15,7 +15,7 @@ from portproof.backends import backend
 from portproof.backends.base import Backend
 from portproof.backends.trace import map_tensors
 from portproof.compare import Item, Items, tensor_item
-from portproof.compare.ruler import SEMANTIC_RTOL, U64, Ruler, S, largest, summed_noise_floor
+from portproof.compare.ruler import SEMANTIC_RTOL, U64, Distances, Ruler, S, largest, summed_noise_floor
 from portproof.ladder.rung import Ended, Rung, needed, on_rung, processor_time, reference_name
 from sturdyio.cli import UserError
 
@@ -141,12 +141,15 @@ def check_fp64(fp64_ref: Items, names: Mapping[str, str] | None) -> None:
             raise UserError(f"the reference's {item} is {array.dtype}: train its model in float64")
 
 
-def judge_fp64(rung: Rung, fp64_ref: Items, port: Items, growth: float, title: str) -> None:
-    """Compare the two runs by what `growth_of` the reference says."""
+def judge_fp64(
+    rung: Rung, fp64_ref: Items, port: Items, growth: float, title: str, rounded: Sequence[Distances] = ()
+) -> None:
+    """Compare the two runs by what `growth_of` the reference says; `rounded` as the ruler's."""
     floats = _floats(fp64_ref)
     grown = {item: growth * largest(array) for item, array in floats.items()}
     floors = dict.fromkeys(floats, summed_noise_floor(fp64_ref[LOSS].size))
-    ruler = Ruler(fp64_ref, perturbed=lambda _: grown, floors=floors, must_be_judged=[LOSS])
+    given = {"floors": floors, "must_be_judged": [LOSS]}
+    ruler = Ruler(fp64_ref, perturbed=lambda _: grown, rounded=lambda: rounded, **given)
     rung.check(ruler.compare(port, title=title, mode="train", dtype="float64"), group=lambda item: item.kind)
 
 
