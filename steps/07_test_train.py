@@ -94,6 +94,7 @@ def main(args: argparse.Namespace) -> ModelRung:
         options=recipe(step, RESUMED_PER_CLASS, 1, **RESUMED).options(),
         seed=step.args.seed,
         steps=RESUMED_STEPS,
+        coefficients="float64",
         rung=step,
     )
     train(

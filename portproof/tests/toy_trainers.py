@@ -14,7 +14,7 @@ import numpy as np
 import paddle
 import torch
 
-IMAGES, BATCH = 22, 6  # 4 batches an epoch, the last of 4
+IMAGES, BATCH, EPOCH = 22, 6, 4  # batches an epoch, the last of 4 images
 RATE, MOMENTUM, DECAY = 0.05, 0.9, 0.5
 
 
@@ -59,18 +59,18 @@ class Trainer:
     kept: ClassVar[dict[str, Any]] = {}  # in the process
 
     def __init__(self, seed: int, fault: str) -> None:
-        self.seed, self.fault, self.step, self.seen = seed, fault, 0, []
+        self.seed, self.fault, self.step, self.loaded_at = seed, fault, 0, None
+        self.seen: list[int] = []
         rng = np.random.default_rng(seed)
         self.x, self.y = (rng.normal(size=(IMAGES, n)).astype(np.float32) for n in (5, 1))
 
     def indices(self) -> list[int]:
-        epoch, batch = divmod(self.step, -(-IMAGES // BATCH))
+        step = self.step
+        if self.fault == "sampler" and self.loaded_at is not None:
+            step = self.loaded_at // EPOCH * EPOCH + len(self.seen)  # the epoch begun anew
+        epoch, batch = divmod(step, EPOCH)
         order = np.random.default_rng([self.seed, epoch]).permutation(IMAGES)
-        if self.fault == "sampler" and self.at == self.step - len(self.seen):
-            batch = len(self.seen)
         return order[batch * BATCH : (batch + 1) * BATCH].tolist()
-
-    at = -1  # the step at which it was loaded
 
     def batches(self, steps: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         for _ in range(steps):
@@ -78,7 +78,7 @@ class Trainer:
             self.seen.append(sum(chosen))
             yield self.x[chosen], self.y[chosen]
             self.step += 1
-            if self.step % 4 == 0:
+            if self.step % EPOCH == 0:
                 self.schedule.step()
 
     def kinds(self) -> dict[str, Any]:
@@ -96,7 +96,7 @@ class Trainer:
     def load(self, path: str) -> None:
         data = Path(path).read_bytes()
         content = pickle.loads(data) if data else {**Trainer.kept, "step": 0}
-        self.step = self.at = content["step"]
+        self.step = self.loaded_at = content["step"]
         self.put(content)
 
     def state(self) -> dict[str, Any]:
