@@ -1,7 +1,9 @@
 """Rung 07: a real training run, from the first batch to the last evaluation, on scikit-learn's handwritten digits.
 
 Proves: in float64, where rounding is not yet magnified, both sides' own loaders and training loops stay together over
-60 steps of 3 epochs, in every loss and at the end in every parameter and buffer; in float32, with dropout, the port's
+60 steps of 3 epochs, in every loss and at the end in every parameter and buffer; a run of the training command that is
+stopped within an epoch, and resumed from its checkpoint in a new process, is the run in one go, with dropout on each
+side bit for bit, and in float64 between the sides; in float32, with dropout, the port's
 whole runs are runs of the reference, by a test that fails a faultless port once in a thousand runs of this rung; and
 both sides learn: 98 % top-1 in eval mode, once batch norm's statistics are re-estimated with the final weights, which
 the running ones with momentum 0.01 lag behind for thousands of steps. Does not prove: that float32 runs stay together
@@ -94,7 +96,7 @@ def main(args: argparse.Namespace) -> ModelRung:
         options=recipe(step, RESUMED_PER_CLASS, 1, **RESUMED).options(),
         seed=step.args.seed,
         steps=RESUMED_STEPS,
-        coefficients="float64",
+        coefficients="float64",  # neither side rounds them
         rung=step,
     )
     train(

@@ -117,7 +117,6 @@ def test_a_reference_that_is_not_itself_again_is_refused(here, fault, item, caus
         ({"ref_fault": "no model"}, "no attribute 'model'"),
         ({"ref_fault": "float32"}, "is float32: train its model in float64"),
         ({"rate": 0.0}, "move no parameter"),
-        ({"names": {"three": "first"}}, "names has 'three'"),
     ],
 )
 def test_a_mistake_of_the_reference_is_named(here, options, message):

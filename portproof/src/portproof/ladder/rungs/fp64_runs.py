@@ -132,7 +132,7 @@ def _floats(items: Items) -> dict[Item, np.ndarray]:
     return {item: array for item, array in items.items() if array.dtype.kind == "f"}
 
 
-def check_fp64(fp64_ref: Items, names: Mapping[str, str] | None) -> None:
+def check_fp64(fp64_ref: Items, names: Mapping[str, str] | None = None) -> None:
     """Raise UserError for a reference that is not in float64, and for `names` that it does not have."""
     if unknown := set(names or {}) - {item.module for item in fp64_ref}:
         raise UserError(f"names has {min(unknown)!r}, and the reference has no module with weights of that name")

@@ -171,7 +171,7 @@ def resume(
     saved, port_items = (found["port"][run]["end"] for run in ("exact saved", "exact resumed"))
     at_each_step = [item for item in saved if item.kind in AT_EACH_STEP and item in port_items]
     port_items = port_items | {item: np.concatenate([saved[item], port_items[item]]) for item in at_each_step}
-    check_fp64(exact, names)
+    check_fp64(exact)
     growth = growth_of(rung, exact, moved)
     title = f"train mode, float64, {steps} steps, the port resumed after {half}, the reference in one go"
     rounded = [distances(exact, run) for run in found["reference"].get("rounded", {}).values()]
