@@ -75,6 +75,19 @@ def check_exact(step: ModelRung, ref: Trainee, port: Trainee, exact: Recipe) -> 
     train_fp64(*sides, what="SGD on digits", seed=step.args.seed, rung=step)
 
 
+def check_resumed(step: ModelRung) -> None:
+    """The training commands, stopped and resumed, against themselves in one go, and against each other in float64."""
+    resume(
+        "mobilenetv3_proof.training:ref_trainer",
+        "mobilenetv3_proof.training:port_trainer",
+        options=recipe(step, RESUMED_PER_CLASS, 1, **RESUMED).options(),
+        seed=step.args.seed,
+        steps=RESUMED_STEPS,
+        coefficients="float64",  # neither side rounds them
+        rung=step,
+    )
+
+
 def get_args_parser() -> argparse.ArgumentParser:
     parser = step_parser(NAME, __doc__)
     parser.add_argument("--short", action="store_true", help="a minute's version of all of it, on one core")
@@ -90,15 +103,7 @@ def main(args: argparse.Namespace) -> ModelRung:
         check_exact(step, Trainee(REF), Trainee(PORT), recipe(step, EXACT_PER_CLASS, 1, **EXACT))
     finally:
         torch.set_num_threads(threads)
-    resume(
-        "mobilenetv3_proof.training:ref_trainer",
-        "mobilenetv3_proof.training:port_trainer",
-        options=recipe(step, RESUMED_PER_CLASS, 1, **RESUMED).options(),
-        seed=step.args.seed,
-        steps=RESUMED_STEPS,
-        coefficients="float64",  # neither side rounds them
-        rung=step,
-    )
+    check_resumed(step)
     train(
         "mobilenetv3_proof.training:ref",
         "mobilenetv3_proof.training:port",

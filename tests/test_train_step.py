@@ -25,6 +25,7 @@ from mobilenetv3_proof.step import ModelRung
 from mobilenetv3_proof.training import Recipe, Trainee
 from portproof.compare import FAIL, PASS, REFUSED
 from portproof.ladder.rungs.runs import calls_of
+from portproof.ladder.rungs.trainers import KINDS
 from portproof.ladder.statistics import trajectory
 from portproof.ladder.workers import launch_runs
 from sturdyio.cli import UserError
@@ -199,6 +200,18 @@ def test_the_float64_half_sees_one_wrong_step(rung, digits, tmp_path, port):
 @pytest.mark.thorough("the kit's test_ladder_runs.py::test_a_mistake_is_named")
 def test_a_rate_that_magnifies_rounding_proves_nothing(rung, digits, tmp_path):
     assert exact(rung, digits, tmp_path, lr=0.5).status == REFUSED
+
+
+# Resumed runs
+
+
+def test_a_run_of_the_command_goes_on_as_if_it_had_not_been_stopped(rung, tmp_path):
+    step = ModelRung(rung.NAME, rung.get_args_parser().parse_args(["--output-dir", str(tmp_path)]))
+    rung.check_resumed(step)
+    assert step.status == PASS, "\n".join(step.log)
+    text = "\n".join(step.log)
+    assert "not shown" not in text and "not compared" not in text  # saved when all had changed since the beginning
+    assert {row.item.kind for row in step.verdicts[1].rows} == {*KINDS, "seed"}
 
 
 # Real runs of a port with a mistake that hardly shows in one step, against those of the reference
