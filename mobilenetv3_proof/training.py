@@ -1,19 +1,25 @@
 """Training runs of one package, from its own loaders, training loop and evaluation, for `portproof.ladder`.
 
-`ref` and `port` are what `train` starts; `Trainee.exact_run` is what `train_fp64` runs.
+`ref` and `port` are what `train` starts, `ref_trainer` and `port_trainer` what `resume` does; `Trainee.exact_run` is
+what `train_fp64` runs.
 """
 
+import shutil
+import tempfile
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
 
 import numpy as np
 
+from mobilenetv3_common.arguments import optimizer_options, parse_args
 from mobilenetv3_common.seeds import derive_seed
 from mobilenetv3_proof.package import PORT, REF, Package
 from portproof.backends import Backend
 from portproof.ladder.rungs.fp64_runs import Batches
+from sturdyio.cli import Stopped
 
 
 @dataclass(frozen=True)
@@ -175,3 +181,88 @@ def reestimate(trainee: Trainee, model: Any, loader: Any) -> None:
     for count, (image, _) in enumerate(loader, 1):
         set_norm_share(trainee, model, 1 / count)
         model(image)
+
+
+def ref_trainer(seed: int, options: Mapping[str, Any], dtype: str) -> "StoppedTraining":
+    """A run of the reference that can be resumed."""
+    return StoppedTraining(Trainee(REF), Recipe(**options), seed, dtype)
+
+
+def port_trainer(seed: int, options: Mapping[str, Any], dtype: str) -> "StoppedTraining":
+    """A run of the port that can be resumed."""
+    return StoppedTraining(Trainee(PORT), Recipe(**options), seed, dtype)
+
+
+class StopAfter:
+    """A request to stop, as SIGTERM is one, that comes when so many losses are there."""
+
+    def __init__(self, losses: list[float], steps: int) -> None:
+        self.losses, self.steps = losses, steps
+
+    @property
+    def asked(self) -> bool:
+        return len(self.losses) >= self.steps
+
+
+class WatchedTraining(Watched):
+    """Keeps nothing of an evaluation."""
+
+    def __call__(self, output: Any, target: Any) -> Any:
+        if self.backend.requires_grad(output):
+            return super().__call__(output, target)
+        return self.criterion(output, target)
+
+
+class StoppedTraining:
+    """A run of a package's own training command, stopped and resumed as that is, for `portproof.ladder.resume`."""
+
+    def __init__(self, trainee: Trainee, recipe: Recipe, seed: int, dtype: str) -> None:
+        main, checkpoint = map(trainee.module, ("train.main", "train.checkpoint"))
+        flags = {
+            "data-path": recipe.data_path,
+            "model": recipe.model,
+            "epochs": recipe.epochs,
+            "batch-size": recipe.batch_size,
+            "train-crop-size": recipe.size,
+            "val-crop-size": recipe.size,
+            "val-resize-size": recipe.size,
+            "train-crop-scale": recipe.crop_scale,
+            "hflip-prob": recipe.hflip_prob,
+            "lr": recipe.lr,
+            "momentum": recipe.momentum,
+            "weight-decay": recipe.weight_decay,
+            "lr-step-size": 1,
+            "lr-gamma": recipe.lr_gamma,
+            "seed": seed,
+            "workers": 0,
+            "output-dir": tempfile.mkdtemp(dir="."),  # the kit removes the folder in which it starts runs
+        }
+        if dtype == "float64":
+            flags["dropout"] = 0.0
+        words = [f"--{name}={value}" for name, value in flags.items()]
+        args = parse_args(main.PROG, trainee.backend.name, [*words, "--shared-init"])
+        loaders = main.build_loaders(args, 0, 1)
+        model = trainee.backend.training.to_device(main.build_model(args, 10), trainee.device, dtype)
+        optimizer, schedule = trainee.optimizer.build_optimizer(model, **optimizer_options(args))
+        state = checkpoint.TrainingState(model, optimizer, schedule, trainee.module("train.amp").Amp(), None)
+        self.model, self.optimizer, self.schedule = model, optimizer, schedule
+        self.watched = WatchedTraining(trainee.backend, main.build_criterion(args.label_smoothing))
+        stop = StopAfter(self.watched.losses, 0)
+        self.trainer = trainee.module("train.trainer").Trainer(
+            args, state, self.watched, *loaders, trainee.device, stop
+        )
+
+    def train(self, steps: int) -> list[float]:
+        self.trainer.stop.steps = steps
+        with suppress(Stopped):
+            self.trainer.train()
+        return self.watched.losses
+
+    def save(self, path: str) -> None:
+        """As its command has saved it when it was stopped."""
+        shutil.copyfile(self.trainer.checkpoint(), path)
+
+    def load(self, path: str) -> None:
+        """As with --resume, at once."""
+        self.trainer.args.resume = path
+        self.trainer.resume()

@@ -2,7 +2,9 @@
 
 Proves: in float64, where rounding is not yet magnified, both sides' own loaders and training loops stay together over
 60 steps of 3 epochs with evaluations between, with the same dropout masks, in every loss and at the end in every
-parameter and buffer; in float32, with masks of their own, the port's
+parameter and buffer; a run of the training command that is stopped within an epoch, and resumed from its checkpoint in
+a new process, is the run in one go, with dropout on each side bit for bit, and in float64 between the sides; in
+float32, with masks of their own, the port's
 whole runs are runs of the reference, by a test that fails a faultless port once in a thousand runs of this rung; and
 both sides learn: 98 % top-1 in eval mode, once batch norm's statistics are re-estimated with the final weights, which
 the running ones with momentum 0.01 lag behind for thousands of steps. Does not prove: that float32 runs stay together
@@ -25,7 +27,7 @@ from mobilenetv3_common.seeds import derive_seed
 from mobilenetv3_proof.package import PORT, REF
 from mobilenetv3_proof.step import ModelRung, step_parser
 from mobilenetv3_proof.training import Recipe, Trainee
-from portproof.ladder import run_rung, train, train_fp64
+from portproof.ladder import resume, run_rung, train, train_fp64
 from portproof.ladder.statistics.trajectory import FEATURES, TOP1
 
 NAME = "07_test_train"
@@ -33,6 +35,10 @@ NAME = "07_test_train"
 # float64. At this rate rounding grows a thousandfold in 60 steps, at five times the rate a millionfold.
 EXACT = {"epochs": 3, "batch_size": 6, "lr": 0.01, "momentum": 0.875, "weight_decay": 2**-10, "lr_gamma": 0.5}
 EXACT_PER_CLASS = 12  # 20 batches an epoch
+# Saved after 4 steps, one into the second of three epochs, which differ in their learning rates.
+RESUMED = EXACT | {"batch_size": 10}
+RESUMED_STEPS = 8
+RESUMED_PER_CLASS = 3  # 3 batches an epoch
 
 
 @dataclass(frozen=True)
@@ -70,6 +76,19 @@ def check_exact(step: ModelRung, ref: Trainee, port: Trainee, exact: Recipe) -> 
     train_fp64(*sides, what="SGD on digits", seed=step.args.seed, rung=step)
 
 
+def check_resumed(step: ModelRung) -> None:
+    """The training commands, stopped and resumed, against themselves in one go, and against each other in float64."""
+    resume(
+        "mobilenetv3_proof.training:ref_trainer",
+        "mobilenetv3_proof.training:port_trainer",
+        options=recipe(step, RESUMED_PER_CLASS, 1, **RESUMED).options(),
+        seed=step.args.seed,
+        steps=RESUMED_STEPS,
+        coefficients="float64",  # neither side rounds them
+        rung=step,
+    )
+
+
 def get_args_parser() -> argparse.ArgumentParser:
     parser = step_parser(NAME, __doc__)
     parser.add_argument("--short", action="store_true", help="a minute's version of all of it, on one core")
@@ -85,6 +104,7 @@ def main(args: argparse.Namespace) -> ModelRung:
         check_exact(step, Trainee(REF), Trainee(PORT), recipe(step, EXACT_PER_CLASS, 1, **EXACT))
     finally:
         torch.set_num_threads(threads)
+    check_resumed(step)
     train(
         "mobilenetv3_proof.training:ref",
         "mobilenetv3_proof.training:port",

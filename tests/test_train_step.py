@@ -24,6 +24,8 @@ from mobilenetv3_common.digits import write_digits
 from mobilenetv3_proof.step import ModelRung
 from mobilenetv3_proof.training import Recipe, Trainee
 from portproof.compare import FAIL, PASS, REFUSED
+from portproof.ladder.rungs.runs import calls_of
+from portproof.ladder.rungs.trainers import KINDS
 from portproof.ladder.statistics import trajectory
 from portproof.ladder.workers import launch_runs
 from sturdyio.cli import UserError
@@ -104,7 +106,7 @@ def test_the_tool_says_what_it_wrote_and_names_a_mistake_in_a_line(tmp_path):
 def records(digits, tmp_path_factory) -> dict[str, dict]:
     """Of a run of one epoch of five batches, by each package, in its own process."""
     options = Recipe(str(digits), "mobilenet_v3_small", epochs=1, batch_size=8).options()
-    done = launch_runs(PATHS, ONE_RUN, options, tmp_path_factory.mktemp("runs"))
+    done = launch_runs(PATHS, calls_of(ONE_RUN, options), tmp_path_factory.mktemp("runs"))
     return {side: done[side].records[0][3, 0] for side in PATHS}
 
 
@@ -152,7 +154,7 @@ def test_features_measure_what_they_say(records):
 def test_runs_that_end_early_are_told(tmp_path, side):
     options = Recipe(str(tmp_path / "nowhere"), "mobilenet_v3_small", epochs=1).options()
     with pytest.raises(UserError, match="nowhere"):
-        launch_runs({side: PATHS[side]}, ONE_RUN, options, tmp_path)
+        launch_runs({side: PATHS[side]}, calls_of(ONE_RUN, options), tmp_path)
 
 
 # The float64 half, over 14 or 21 steps
@@ -200,6 +202,18 @@ def test_a_rate_that_magnifies_rounding_proves_nothing(rung, digits, tmp_path):
     assert exact(rung, digits, tmp_path, lr=0.5).status == REFUSED
 
 
+# Resumed runs
+
+
+def test_a_run_of_the_command_goes_on_as_if_it_had_not_been_stopped(rung, tmp_path):
+    step = ModelRung(rung.NAME, rung.get_args_parser().parse_args(["--output-dir", str(tmp_path)]))
+    rung.check_resumed(step)
+    assert step.status == PASS, "\n".join(step.log)
+    text = "\n".join(step.log)
+    assert "not shown" not in text and "not compared" not in text  # saved when all had changed since the beginning
+    assert {row.item.kind for row in step.verdicts[1].rows} == {*KINDS, "seed"}
+
+
 # Real runs of a port with a mistake that hardly shows in one step, against those of the reference
 
 MISTAKES = {
@@ -223,7 +237,8 @@ def short_runs(rung, tmp_path_factory):
     write_digits(images, plan.train_per_class, plan.val_per_class)
     options = Recipe(str(images), "mobilenet_v3_small", **plan.recipe).options()
     runs = {"reference": [(seed, k) for k in range(plan.draws)]}
-    done = launch_runs({"reference": PATHS["reference"]}, runs, options, tmp_path_factory.mktemp("ref"))["reference"]
+    calls = calls_of(runs, options)
+    done = launch_runs({"reference": PATHS["reference"]}, calls, tmp_path_factory.mktemp("ref"))["reference"]
     return options, seed, list(done.records[0].values())
 
 
@@ -237,7 +252,7 @@ def test_runs_with_a_mistake_are_no_runs_of_the_reference(rung, short_runs, tmp_
     gallery.copy_port(tmp_path, fault if name != "none" else None)
     assert name == "none" or (gallery.ROOT / rung.PORT / file).read_text().count(right) == 1
     runs = {"port": [(seed, 0)]}  # the worker takes the copy, which lies where it runs
-    done = launch_runs({"port": PATHS["port"]}, runs, options, tmp_path)["port"]
+    done = launch_runs({"port": PATHS["port"]}, calls_of(runs, options), tmp_path)["port"]
     verdict = trajectory.judge([ref], list(done.records[0].values()), trajectory.FEATURES, name)
     shares = {row.name: row.difference / row.atol for row in verdict.rows}
     print(name, {feature: f"{share:.2f}" for feature, share in sorted(shares.items(), key=lambda item: -item[1])})

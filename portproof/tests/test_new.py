@@ -37,6 +37,7 @@ FAULTS = {
     "step": ("05_test_backward", "iteration"),
     "init": ("06_test_init", "words.weight"),
     "train": ("07_test_train", "loss, "),
+    "resume": ("07_test_train", "after loading/schedule/[last_epoch]"),
     "dist": ("08_test_dist", "gradient"),
 }
 
@@ -83,7 +84,7 @@ def filled(tmp_path_factory) -> Path:
             text = text.replace("CASES = None", "from text_task import loss_cases\n\nCASES = loss_cases()")
         script.write_text(text)
         count += changed
-    assert count == 17
+    assert count == 19
     return folder
 
 
@@ -129,7 +130,7 @@ def test_every_rung_of_a_text_model_passes_once_it_is_filled_in(filled, tmp_path
     assert (tmp_path / "report.html").is_file()
 
 
-@pytest.mark.thorough("the rungs that start no processes", but="^(?!train|dist)")
+@pytest.mark.thorough("the rungs that start no processes", but="^(?!train|resume|dist)")
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_fault_in_each_part_is_caught_by_its_rung(fault, filled, tmp_path):
     name, named = FAULTS[fault]

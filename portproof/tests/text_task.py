@@ -265,6 +265,69 @@ def port_run(seed: int, draw: int, options: dict) -> dict:
     return record | {f"parameters/{name}": p.numpy() for name, p in model.named_parameters()}
 
 
+# Runs that can be resumed; each step seeds its dropout
+
+
+class Resumed:
+    """What both sides share."""
+
+    def __init__(self, model: Any, training: tuple, seed: int) -> None:
+        self.model, self.seed, self.done = model, seed, 0
+        self.step, self.optimizer, self.schedule = training
+
+    def train(self, steps: int) -> list[float]:
+        losses = []
+        for _ in range(steps):
+            epoch, i = divmod(self.done, -(-TEXTS // BATCH))
+            tokens, labels = (array[i * BATCH :][:BATCH] for array in texts(self.seed + 100 + epoch))
+            self.set_seed(1000 * self.seed + self.done)
+            losses.append(float(self.step(self.tensor(tokens), self.tensor(labels))))
+            self.schedule.step()
+            self.done += 1
+        return losses
+
+
+class RefResumed(Resumed):
+    set_seed, tensor = staticmethod(torch.manual_seed), staticmethod(torch.tensor)
+
+    def save(self, path: str) -> None:
+        parts = [part.state_dict() for part in (self.model, self.optimizer, self.schedule)]
+        torch.save([*parts, self.done], path)
+
+    def load(self, path: str) -> None:
+        *states, self.done = torch.load(path, weights_only=True)
+        for part, state in zip((self.model, self.optimizer, self.schedule), states):
+            part.load_state_dict(state)
+
+
+class PortResumed(Resumed):
+    set_seed, tensor = staticmethod(paddle.seed), staticmethod(paddle.to_tensor)
+
+    def save(self, path: str) -> None:
+        content = {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict(), "done": self.done}
+        paddle.save(content, path)
+
+    def load(self, path: str) -> None:
+        content = paddle.load(path)
+        self.model.set_state_dict(content["model"])
+        if not faulty("resume"):
+            self.optimizer.set_state_dict(content["optimizer"])
+        self.done = content["done"]
+
+
+def ref_trainer(seed: int, options: dict, dtype: str) -> RefResumed:
+    model = ref_net(seed).to(getattr(torch, dtype))
+    model.drop.p = 0.1 if dtype == "float32" else 0.0
+    return RefResumed(model, ref_training(model), seed)
+
+
+def port_trainer(seed: int, options: dict, dtype: str) -> PortResumed:
+    model = port_net(seed)
+    model.to(dtype=dtype)
+    model.drop.p = 0.1 if dtype == "float32" else 0.0
+    return PortResumed(model, port_training(model), seed)
+
+
 # Several processes: gradients of equal shares are averaged
 
 

@@ -179,7 +179,10 @@ class Runs(ABC):
             layer.dropout = 0.0
 
     def hook_before(self, module: Any, hook: Callable) -> Any:
-        """Call `hook(module, args, kwargs)` before each call, until remove()."""
+        """Call `hook(module, args, kwargs)` before each call, until remove().
+
+        Its result, unless None, replaces (args, kwargs).
+        """
         return module.register_forward_pre_hook(hook, with_kwargs=True)
 
     def hook_after(self, module: Any, hook: Callable) -> Any:
@@ -200,6 +203,10 @@ class Training(ABC):
     @abstractmethod
     def to_device(self, module: Any, device: Any, dtype: str) -> Any:
         """Move `module` in place; its floats become "float32" or "float64"."""
+
+    @abstractmethod
+    def optimizer_state(self, optimizer: Any, model: Any) -> dict[str, Any]:
+        """Its tensors and values in dicts and lists, by the names of the model's parameters."""
 
     def set_threads(self, count: int) -> int:
         """Use `count` threads, where that can be set -> the number before."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from itertools import chain
@@ -195,7 +196,12 @@ class PaddleRuns(Runs):
     def hook_before(self, module: nn.Layer, hook: Callable) -> Any:
         if KEYWORDS is None:
             return module.register_forward_pre_hook(hook, with_kwargs=True)
-        return module.register_forward_pre_hook(lambda layer, args: hook(layer, args, KEYWORDS[-1]))
+
+        def before(layer: nn.Layer, args: tuple) -> tuple | None:
+            changed = hook(layer, args, KEYWORDS[-1])
+            return changed and changed[0]  # keywords cannot be replaced
+
+        return module.register_forward_pre_hook(before)
 
     def hook_after(self, module: nn.Layer, hook: Callable) -> Any:
         if KEYWORDS is None:
@@ -215,6 +221,19 @@ class PaddleTraining(Training):
                     if tensor.is_floating_point():
                         BACKEND.put(tensor, BACKEND.to_array(tensor), dtype, device)
         return module
+
+    def optimizer_state(self, optimizer: paddle.optimizer.Optimizer, model: nn.Layer) -> dict[str, Any]:
+        """Without its schedule. Keys are a parameter's generated name, the state's, and a count that says nothing."""
+        names = {parameter.name: name for name, parameter in model.named_parameters()}
+        found: dict[str, Any] = {}
+        for key, value in optimizer.state_dict().items():
+            own = max((name for name in names if key.startswith(f"{name}_")), key=len, default="")
+            if own:
+                found.setdefault(names[own], {})[re.sub(r"_\d+$", "", key[len(own) + 1 :])] = value
+            else:
+                found[key] = value
+        found.pop("LR_Scheduler", None)
+        return found
 
     def sgd(self, parameters: list, rate: float) -> paddle.optimizer.Optimizer:
         return paddle.optimizer.SGD(rate, parameters)

@@ -171,6 +171,13 @@ class TorchTraining(Training):
     def learning_rate(self, optimizer: torch.optim.Optimizer) -> float:
         return optimizer.param_groups[0]["lr"]
 
+    def optimizer_state(self, optimizer: torch.optim.Optimizer, model: nn.Module) -> dict[str, Any]:
+        names = {id(parameter): name for name, parameter in model.named_parameters()}
+        found = {names.get(id(key), f"parameter {i}"): state for i, (key, state) in enumerate(optimizer.state.items())}
+        for i, group in enumerate(optimizer.param_groups):
+            found[f"group {i}"] = {key: value for key, value in group.items() if key != "params"}
+        return found
+
     def coefficients(self, optimizer: torch.optim.Optimizer) -> list[tuple[str, int]]:
         """(group key, place in a tuple) of rate, momentum, decay, ...; PyTorch only."""
         found = {}

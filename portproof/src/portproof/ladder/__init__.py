@@ -37,6 +37,7 @@ _MODULES = {
     "rungs.optimizers": ("optimizer", "schedule"),
     "rungs.plain_steps": ("plain_steps",),
     "rungs.processes": ("dist", "strided_shares"),
+    "rungs.resumed_runs": ("resume",),
     "rungs.runs": ("train",),
     "rungs.training_step": ("accumulation", "backward", "epoch"),
     "rungs.weights_files": ("weights_file",),

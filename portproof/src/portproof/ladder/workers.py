@@ -220,10 +220,23 @@ def _cause(log: str) -> str:
     return f": {telling[-1].strip()}" if telling else ""
 
 
+def check_paths(paths: Mapping[str, str], options: Any) -> None:
+    """Raise UserError unless processes can be handed `options` and call `paths`, {side: PKG.MOD:NAME}.
+
+    Raises PortError for a module of the port that raises when imported.
+    """
+    for side, path in paths.items():
+        resolve(path, side, of_port=side == "port")
+    try:
+        json.dumps(options)
+    except (TypeError, ValueError) as error:
+        raise UserError(f"options cannot be written as JSON ({error}): they are handed to other processes") from error
+
+
 def launch_runs(
-    paths: Mapping[str, str], runs: Mapping[str, Sequence[tuple[int, int]]], options: Mapping[str, Any], folder: Path
+    paths: Mapping[str, str], calls: Mapping[str, Mapping[Any, Mapping[str, Any]]], folder: Path
 ) -> dict[str, Outcome]:
-    """{side: its process, with records by name of `runs` {side: [(seed, draw), ...]}}.
+    """{side: its process, with records by name of `calls` {side: {name: keyword arguments}}}, made in their order.
 
     `paths` are those of the callables. Raises UserError where a run does, MachineError where a process was killed.
     """
@@ -231,16 +244,15 @@ def launch_runs(
     with ExitStack() as stack:
         for side, path in paths.items():
             job = folder / f"{side}.json"
-            calls = [([], {"seed": seed, "draw": draw, "options": options}) for seed, draw in runs[side]]
-            write_job(job, path, calls)
+            write_job(job, path, [([], kwargs) for kwargs in calls[side].values()])
             worker = [sys.executable, "-m", WORKER, str(job), side]
             processes[side] = stack.enter_context(_started(worker, folder))
         for process in processes.values():
             process.wait()
-    return {side: _outcome(folder, side, runs[side], process.returncode) for side, process in processes.items()}
+    return {side: _outcome(folder, side, calls[side], process.returncode) for side, process in processes.items()}
 
 
-def _outcome(folder: Path, side: str, runs: Sequence[tuple[int, int]], status: int) -> Outcome:
+def _outcome(folder: Path, side: str, runs: Collection[Any], status: int) -> Outcome:
     log = last_words(folder / f"{side}.log")
     last_line = log.rpartition("\n")[2]
     if status == MISTAKE and log:

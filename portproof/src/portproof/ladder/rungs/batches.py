@@ -38,13 +38,13 @@ def _arrays(values: Mapping[Any, Any]) -> dict[Any, np.ndarray]:
     return {key: to_array(value, str(key)) for key, value in values.items()}
 
 
-def _arrays_at(value: Any, place: str) -> dict[str, np.ndarray]:
-    """{place: array}: [1] in a tuple or list, [key] in a dict."""
+def arrays_at(value: Any, place: str) -> dict[str, np.ndarray]:
+    """{place: array}: [1] in a tuple or list, [key] in a dict; TypeError as `to_array`."""
     if not isinstance(value, (Mapping, tuple, list)):
         return {place: to_array(value, place)}
     found = {}
     for key, part in value.items() if isinstance(value, Mapping) else enumerate(value):
-        found |= _arrays_at(part, f"{place}[{key}]")
+        found |= arrays_at(part, f"{place}[{key}]")
     return found
 
 
@@ -64,7 +64,7 @@ def _read(batches: Iterator[Any], number: int) -> Batch | None:
         return None
     if isinstance(batch, Mapping) and batch and all(isinstance(key, Item) for key in batch):
         return _arrays(batch), "items"
-    found = _arrays_at(batch, f"batch {number}")
+    found = arrays_at(batch, f"batch {number}")
     return {Item(name, "batch", section="batches"): array for name, array in found.items()}, _structure(batch)
 
 

@@ -19,7 +19,7 @@ from portproof.backends.base import Backend
 from portproof.backends.masks import Masks, no_masks
 from portproof.backends.trace import map_tensors
 from portproof.compare import PASS, Item, Items, Row, Verdict, compare, tensor_item
-from portproof.compare.ruler import SEMANTIC_RTOL, U64, Ruler, S, largest, summed_noise_floor
+from portproof.compare.ruler import SEMANTIC_RTOL, U64, Distances, Ruler, S, largest, summed_noise_floor
 from portproof.ladder.rung import Ended, Rung, needed, on_rung, processor_time, reference_name
 from sturdyio.cli import UserError
 
@@ -50,7 +50,13 @@ class Batches:
             return array
         return array * (1 + self.jitter.choice([-2 * U64, 2 * U64], array.shape))
 
+    def move(self, model: Any) -> None:
+        """Each parameter, in place, where these batches move."""
+        for parameter in model.parameters() if self.jitter is not None else ():
+            self.backend.set_value(parameter, self.moved(self.backend.to_array(parameter)))
+
     def given(self, tensor: Any, model: Any) -> Any:
+        """A tensor or array as a tensor of the model's precision, moved."""
         array = tensor if isinstance(tensor, np.ndarray) else self.backend.to_array(tensor)
         if array.dtype.kind == "f":
             array = self.moved(array.astype(np.float64))
@@ -77,8 +83,7 @@ class Epoch:
             if batches.masks is not None:
                 batches.masks.begin_step()
             given = map_tensors(batch, is_array, lambda tensor: batches.given(tensor, self.model))
-            for parameter in self.model.parameters() if batches.jitter is not None else ():
-                backend.set_value(parameter, batches.moved(backend.to_array(parameter)))
+            batches.move(self.model)
             yield given
 
 
@@ -147,26 +152,18 @@ class _Pair:
 
         of_ref, of_port = batches("torch"), batches("paddle")
         fp64_ref = rung.of_ref(what_runs, _fp64_run, self.ref, of_ref, {})
-        floats = {item: array for item, array in fp64_ref.items() if array.dtype.kind == "f"}
-        if unknown := set(self.names) - {item.module for item in fp64_ref}:
-            raise UserError(f"names has {min(unknown)!r}, and the reference has no module with weights of that name")
-        for item, array in floats.items():
-            if array.dtype != np.float64:
-                raise UserError(f"the reference's {item} is {array.dtype}: train its model in float64")
+        check_fp64(fp64_ref, self.names)
         jitter = np.random.default_rng([self.seed, 7])
         moved = rung.of_ref(what_runs, _fp64_run, self.ref, batches("torch", jitter), {})
-        growth = _growth(rung, fp64_ref, moved)
+        growth = growth_of(rung, fp64_ref, moved)
         back = {port_name: name for name, port_name in self.names.items()}
         port_items = needed(rung.of_port(what_runs, _fp64_run, self.port, of_port, back))
         if lend and not _compare_dropout(rung, of_ref.masks, of_port.masks):
             return False
         steps = fp64_ref[LOSS].size
-        grown = {item: growth * largest(array) for item, array in floats.items()}
-        floors = dict.fromkeys(floats, summed_noise_floor(steps))
         title = f"train mode, float64, {steps} steps" + (f" of {self.what}" if self.what else "")
-        ruler = Ruler(fp64_ref, perturbed=lambda _: grown, floors=floors, must_be_judged=[LOSS])
-        verdict = ruler.compare(port_items, title=title, mode="train", dtype="float64")
-        return rung.check(verdict, group=lambda item: item.kind) or True
+        judge_fp64(rung, fp64_ref, port_items, growth, title)
+        return True
 
 
 def _compare_dropout(rung: Rung, ref: Masks, port: Masks) -> bool:
@@ -201,7 +198,34 @@ def _dropout_row(name: str, ref: np.ndarray, port: np.ndarray, steps: np.ndarray
     return replace(row, worst=None, reason=f"reference {ref[first]:g}, port {port[first]:g}, {where}")
 
 
-def _growth(rung: Rung, fp64_ref: Items, moved: Items) -> float:
+def _floats(items: Items) -> dict[Item, np.ndarray]:
+    return {item: array for item, array in items.items() if array.dtype.kind == "f"}
+
+
+def check_fp64(fp64_ref: Items, names: Mapping[str, str] | None = None) -> None:
+    """Raise UserError for a reference that is not in float64, and for `names` that it does not have."""
+    if unknown := set(names or {}) - {item.module for item in fp64_ref}:
+        raise UserError(f"names has {min(unknown)!r}, and the reference has no module with weights of that name")
+    for item, array in _floats(fp64_ref).items():
+        if array.dtype != np.float64:
+            raise UserError(f"the reference's {item} is {array.dtype}: train its model in float64")
+
+
+def judge_fp64(
+    rung: Rung, fp64_ref: Items, port: Items, growth: float, title: str, rounded: Sequence[Distances] = ()
+) -> None:
+    """Compare the two runs by what `growth_of` the reference says; `rounded` as the ruler's."""
+    floats = _floats(fp64_ref)
+    grown = {item: growth * largest(array) for item, array in floats.items()}
+    floors = dict.fromkeys(floats, summed_noise_floor(fp64_ref[LOSS].size))
+    given = {"floors": floors, "must_be_judged": [LOSS]}
+    ruler = Ruler(fp64_ref, perturbed=lambda _: grown, rounded=lambda: rounded, **given)
+    rung.check(ruler.compare(port, title=title, mode="train", dtype="float64"), group=lambda item: item.kind)
+
+
+def growth_of(rung: Rung, fp64_ref: Items, moved: Items) -> float:
+    """How far the `moved` run is from the reference, as a share of an item's largest value; refused if too far."""
+    fp64_ref, moved = _floats(fp64_ref), _floats(moved)
     if not all(np.isfinite(array).all() for array in chain(fp64_ref.values(), moved.values())):
         rung.refuse("the reference's training in float64 gives NaN or infinity: lower its learning rate")
         raise Ended

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import tempfile
 from collections.abc import Mapping, Sequence
 from itertools import product
@@ -12,10 +11,9 @@ from typing import Any
 import numpy as np
 
 from portproof.compare import Item
-from portproof.io.cli import resolve
-from portproof.ladder.rung import Rung, on_rung, processor_time
+from portproof.ladder.rung import Ended, Rung, on_rung, processor_time
 from portproof.ladder.statistics.trajectory import ALPHA, FEATURES, Feature, Record, judge, lacking
-from portproof.ladder.workers import launch_runs
+from portproof.ladder.workers import Outcome, check_paths, launch_runs
 from portproof.python39 import zip_strict
 from sturdyio.cli import UserError
 
@@ -55,6 +53,30 @@ def _check_reference(ref: Sequence[Sequence[Record]]) -> None:
             raise UserError(f"{same}: {masks}")
 
 
+def calls_of(runs: Mapping[str, Sequence[tuple[int, int]]], options: Mapping[str, Any]) -> dict[str, dict]:
+    """What `launch_runs` calls for {side: [(seed, draw), ...]}; the names are these pairs."""
+    return {
+        side: {(seed, draw): {"seed": seed, "draw": draw, "options": options} for seed, draw in pairs}
+        for side, pairs in runs.items()
+    }
+
+
+def records_of(rung: Rung, done: Mapping[str, Outcome], ref: str) -> dict[str, dict[Any, Record]]:
+    """{side: its records by name}; if the port has failed, the rung fails and ends.
+
+    Raises UserError if the reference, called `ref`, has failed.
+    """
+    for outcome in done.values():
+        if outcome.reason:
+            rung.say(outcome.log)
+    if reason := done["reference"].reason:
+        raise UserError(f"training runs of the reference {ref!r} failed: {reason}")
+    if reason := done["port"].reason:
+        rung.fail("training runs of the port", reason)
+        raise Ended
+    return {side: outcome.records[0] for side, outcome in done.items()}
+
+
 @on_rung
 def train(
     ref: str,
@@ -87,25 +109,12 @@ def train(
             f"seeds {list(seeds)}, draws {draws}: seeds must differ, and seeds * (draws - 1) be {FEWEST} or more"
         )
     paths = {"reference": ref, "port": port}
-    for side, path in paths.items():
-        resolve(path, side, of_port=side == "port")
-    try:
-        json.dumps(options)
-    except (TypeError, ValueError) as error:
-        raise UserError(f"options cannot be written as JSON ({error}): they are handed to other processes") from error
+    check_paths(paths, options)
     seeds = [int(seed) for seed in seeds]
     runs = {"reference": list(product(seeds, range(draws))), "port": [(seed, 0) for seed in seeds]}
     with processor_time(rung, "float32"), tempfile.TemporaryDirectory() as folder:
-        done = launch_runs(paths, runs, options or {}, Path(folder))
-    for outcome in done.values():
-        if outcome.reason:
-            rung.say(outcome.log)
-    if reason := done["reference"].reason:
-        raise UserError(f"training runs of the reference {ref!r} failed: {reason}")
-    if reason := done["port"].reason:
-        rung.fail("training runs of the port", reason)
-        return
-    of_ref, of_port = (list(outcome.records[0].values()) for outcome in done.values())
+        done = launch_runs(paths, calls_of(runs, options or {}), Path(folder))
+    of_ref, of_port = (list(records.values()) for records in records_of(rung, done, ref).values())
     by_seed = [of_ref[i : i + draws] for i in range(0, len(of_ref), draws)]
     _check_reference(by_seed)
     if problem := next(filter(None, map(_problem, of_port)), ""):
