@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -29,12 +30,13 @@ def toy(**options: Any) -> RungVerdict:
 
 @pytest.fixture
 def here(monkeypatch) -> Iterator[None]:
-    """All runs in this process, which has imported the frameworks."""
+    """All runs in this process, which has imported the frameworks, and begins each time as a new one."""
 
     def launch(paths: Mapping[str, str], calls: Mapping[str, Mapping], folder: Path) -> dict[str, Outcome]:
         done = {}
         for side in paths:
             try:
+                random.seed()
                 with paddle.utils.unique_name.guard():  # PaddlePaddle counts parameters from 0 again
                     found = {name: record_of(part_of_run, **kwargs) for name, kwargs in calls[side].items()}
             except Exception as error:
@@ -82,6 +84,7 @@ def test_what_a_port_does_not_restore_is_named(here, fault, item):
     verdict = toy(fault=fault)
     assert verdict.status == FAIL
     assert verdict.first_failure.name == item, str(verdict)
+    assert "random/Python" not in {row.name for row in verdict.rows}  # which no process seeds
 
 
 def test_a_port_that_trains_otherwise_fails_between_the_sides_alone(here):

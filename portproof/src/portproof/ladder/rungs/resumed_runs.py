@@ -1,8 +1,9 @@
 """Runs that are saved and go on in a new process, against runs in one go: see trainers.py for what both sides are.
 
-On each side both have to be equal bit for bit, in all that trainers.py lists. A random state alone
-decides nothing: where nothing else differs, it is left out. Between the sides, in float64, losses, learning rates,
-parameters, buffers and what `state()` returns, random states aside, are compared within limits.
+On each side both have to be equal bit for bit, in all that trainers.py lists. A random state alone decides nothing:
+where nothing else differs, it is left out, and so are Python's and NumPy's where the run does not seed them. Between
+the sides, in float64, losses, learning rates, parameters, buffers and what `state()` returns, random states aside, are
+compared within limits.
 """
 
 from __future__ import annotations
@@ -92,7 +93,10 @@ class _Side:
         before = {item: whole[item][: len(saved[item])] for item in at_each_step}
         after = whole | {item: whole[item][len(saved[item]) :] for item in at_each_step}
         found = _rows(before, {item: saved[item] for item in at_each_step}, section=SEED, kind="seed")
-        end = _rows(after, self.resumed["end"])
+        # Python's and NumPy's begin otherwise in each process if the run does not seed them.
+        own = [Item(f"random/{name}", "random") for name in ("Python", "NumPy")]
+        unseeded = [item for item in own if self.saved["new"][item] != self.resumed["new"][item]]
+        end = [row for row in _rows(after, self.resumed["end"]) if row.item not in unseeded]
         # A generator that is seeded by where the run is need not be restored by loading.
         failed = {row.item.kind for row in end if row.status == FAIL and row.item.kind != "random"}
         if failed:
