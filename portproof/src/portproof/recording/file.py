@@ -166,8 +166,8 @@ class RecordedModel(Model):
         self.branches = read(dict[str, dict[str, bool]], header["branches"])
         self.conditions = set(read(list[str], header["conditions"]))
         self.is_watched = read(bool, header["is_watched"])
-        built = header.get("as_built")  # an older recording lacks it
-        self.as_built = built and AsBuilt(
+        built = header["as_built"]
+        self.as_built = AsBuilt(
             read(dict[str, np.ndarray], built["constants"]),
             read(dict[str, str], built["others"]),
             read(bool, built["rebuilt"]),
@@ -196,7 +196,7 @@ class RecordedModel(Model):
         for name, array in (*self._values.items(), *self.in_train.items()):
             _check_finite(name, array)
         shapes = {slot.tensor: slot.shape for slot in self._slots.values()}
-        for key, array in self.as_built.constants.items() if self.as_built else ():
+        for key, array in self.as_built.constants.items():
             if array.shape != shapes.get(key):
                 raise ValueError(f"its {key} as built is {array.shape}, not as it says")
         for i, array in enumerate(self.cotangent):
