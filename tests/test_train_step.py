@@ -171,7 +171,8 @@ def test_the_float64_half_passes(rung, digits, tmp_path):
     """With one change of the learning rate."""
     step = exact(rung, digits, tmp_path, epochs=2)
     assert step.status == PASS
-    [verdict] = step.verdicts
+    dropout, verdict = step.verdicts
+    assert len(dropout.rows) == 2 and dropout.rows[0].shape == (14,)
     assert len(verdict.rows) == 1 + 142 + 102 and verdict.rows[0].shape == (14,)
 
 
