@@ -6,10 +6,10 @@ parameter and buffer; a run of the training command that is stopped within an ep
 a new process, is the run in one go, with dropout on each side bit for bit, and in float64 between the sides; in
 float32, with masks of their own, the port's whole runs are runs of the reference, by a test that fails a faultless port
 once in a thousand runs of this rung; and both sides learn: 98 % top-1 in eval mode, once batch norm's statistics are
-re-estimated with the final weights, which the running ones with momentum 0.01 lag behind for thousands of steps. Does not prove: that float32 runs stay together
-step for step (none do), or that ImageNet is learned. With --short one run of the port is judged, of 75 steps, too few
-to learn the digits: top-1 needs to be 30 % then, and is none of the test's features. The test and its rate of false
-alarms are the same.
+re-estimated with the final weights, which the running ones with momentum 0.01 lag behind for thousands of steps. Does
+not prove: that float32 runs stay together step for step (none do), or that ImageNet is learned. With --short one run of
+the port is judged, of 75 steps, too few to learn the digits: top-1 needs to be 30 % then, and is none of the test's
+features. The test and its rate of false alarms are the same.
 Stands on: 01 to 06. Runs on the CPU whatever --device says, and from initial weights whatever --weights says.
 
   python steps/07_test_train.py --short  ends in: PASS 07_test_train: all ... items within their limits
