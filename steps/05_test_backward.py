@@ -1,12 +1,11 @@
 """Rung 05: gradients, optimizers, schedules and batch-norm statistics, over several iterations.
 
-Proves: every optimizer moves every parameter alike at the official settings, with weight decay of its own for biases
-and normalization layers; over 3 iterations of training, in train and in eval mode, with RMSprop and SGD, the loss, the
-learning rate, every gradient by name (clipped, too), every parameter and every batch-norm buffer agree after each
-iteration; gradients added up over two batches are those of both as one, and an epoch whose last group of batches is
-not full ends alike; every schedule moves a parameter by the same rates for 600 epochs; and every layer's gradients
-agree in float32. Does not prove: that float32 runs stay together (none do for long, not even one framework's with
-itself).
+Proves: every optimizer moves every parameter alike at the official settings, with weight decay by kind of parameter;
+over 3 iterations of training, in train and in eval mode, with RMSprop and SGD, the loss, the learning rate, every
+gradient by name (clipped, too), every parameter and every batch-norm buffer agree after each iteration; gradients added
+up over two batches are those of both as one, and an epoch whose last group of batches is not full ends alike; every
+schedule moves a parameter by the same rates for 600 epochs; and every layer's gradients agree in float32. Does not
+prove: that float32 runs stay together (none do for long).
 Stands on: 01 (forward), 04 (loss).
 
   python steps/05_test_backward.py       ends in: PASS 05_test_backward: all ... items within their limits
@@ -118,15 +117,12 @@ def main(args: argparse.Namespace) -> ModelRung:
     makes = step.both(training_step, name="sgd", train=False)
     accumulation(*models, *makes, draw_batches(step, 8, 2), device=device, rung=step)
     for title, count, how in LOOPS:
-        batches = draw_batches(step, 7, count)
         model = step.ref.backend.wrap(step.build(step.ref, "float64"), "reference", args.device)
-        for images, labels in batches:  # every other label is right, so that the log's accuracy is not 0
+        for images, labels in (batches := draw_batches(step, 7, count)):  # half right, so that the log has an accuracy
             logits = model.run([images], "float64", train="freeze_norm" not in how).output[0]
             labels[::2] = logits[::2].argmax(axis=1)
-        loops = step.both(training_loop, **how)
-        epoch(
-            *models, *loops, batches, title=f"train_one_epoch, float64, {title}", ignore=TIMES, device=device, rung=step
-        )
+        options = {"title": f"train_one_epoch, float64, {title}", "ignore": TIMES, "device": device}
+        epoch(*models, *step.both(training_loop, **how), batches, **options, rung=step)
     return step.finish("losses", log_stem="backward")
 
 
