@@ -669,7 +669,10 @@ def test_outputs_under_other_keys_are_asked_for():
     assert verdict.status == REFUSED
     assert "the reference returns boxes, scores and the port x, y: say which is which" in verdict.refusal
     assert align(ref, port, [normal(4, 4)], outputs={"boxes": "y", "scores": "x"}).status == PASS
-    verdict = align(ref, port, [normal(4, 4)], outputs={"boxes": "x", "scores": "y"})
+    exchanged = {"boxes": "x", "scores": "y"}
+    verdict = align(ref, port, [normal(4, 4)], outputs=exchanged)
+    assert verdict.status == REFUSED and "with the lines a: a; b: b or a: b; b: a" in verdict.refusal
+    verdict = align(ref, port, [normal(4, 4)], outputs=exchanged, names={"a": "a", "b": "b"})
     assert verdict.status == FAIL and verdict.location.name == ""
 
 

@@ -8,7 +8,7 @@ import yaml
 from toy_pairs import Port, Ref, assert_aligned, assert_located, assert_refused, normal
 
 from portproof import align
-from portproof.compare import FAIL
+from portproof.compare import FAIL, PASS, REFUSED
 from portproof.python39 import zip_strict
 from sturdyio.cli import UserError
 
@@ -296,13 +296,14 @@ def test_what_does_not_fit_is_named(ref, port, at, proof):
     assert proof in verdict.location.proof[0]
 
 
-def test_layers_that_have_each_others_names_are_a_fault():
-    """Loaded by name, as anyone would, this port computes something else; that values could agree is said."""
+def test_layers_that_have_each_others_names_have_two_readings():
+    """Loaded by name, as anyone would, this port computes something else; by values it is right."""
     ref = Ref(lambda m, x: m.b(m.a(x).tanh()), a=TL(6, 6), b=TL(6, 6))
     port = Port(lambda m, x: m.a(m.b(x).tanh()), a=PL(6, 6), b=PL(6, 6))
     verdict = align(ref, port, [normal(4, 6)])
-    assert verdict.status == FAIL
-    assert "they would agree everywhere with a for the port's b, b for the port's a" in verdict.notes[0]
+    assert verdict.status == REFUSED and "with the lines a: a; b: b or a: b; b: a" in verdict.refusal
+    assert align(ref, port, [normal(4, 6)], names={"a": "a", "b": "b"}).status == FAIL
+    assert align(ref, port, [normal(4, 6)], names={"a": "b", "b": "a"}).status == PASS
 
 
 # Maps that cannot be.

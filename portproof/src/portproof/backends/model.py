@@ -49,6 +49,7 @@ class Model:
         self._values = dict(values)
         self.in_train: dict[str, np.ndarray] = {}  # values of train mode, where they differ
         self.branches: dict[str, dict[str, bool]] = {}  # {mode: {branch: entered}}, see branches.py
+        self.float32_data: list[str] = []  # constants that the other side does not have
         self.is_watched = False  # whether a pass notes what it enters
         self.conditions: set[str] = set()  # modules in which Python decides by a tensor
         self.switched_off: set[str] = set()  # random modules that stay in eval mode
@@ -99,7 +100,7 @@ class Model:
         )
 
     def constants(self) -> dict[str, np.ndarray]:
-        """Float tensors that are no weights: unsaved buffers and tensor attributes."""
+        """Float and complex tensors that are no weights: unsaved buffers and tensor attributes."""
         raise NotImplementedError
 
     def ask(self, question: Question) -> Run:
@@ -201,16 +202,17 @@ class BackendModel(Model):
                 if self.backend.framework.is_tensor(value):
                     array = self._attributes.get((name, attribute), self.backend.to_array(value))
                     found[f"{name}.{attribute}".lstrip(".")] = array
-        return {key: array for key, array in found.items() if array.dtype.kind == "f"}
+        return {key: array for key, array in found.items() if array.dtype.kind in "fc"}
 
     def set_constant(self, key: str, array: np.ndarray) -> None:
         """Replace one of `constants`; the shape stays."""
         self.memory.clear()
+        array = array.astype(np.complex64 if array.dtype.kind == "c" else np.float32)
         if key in self._values:
-            self._values[key] = array.astype(np.float32)
+            self._values[key] = array
         else:
             module, _, attribute = key.rpartition(".")
-            self._attributes[module, attribute] = array.astype(np.float32)
+            self._attributes[module, attribute] = array
 
     def plan(self, questions: Iterable[Question]) -> None:
         self._planned = list(questions)

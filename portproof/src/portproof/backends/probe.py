@@ -73,8 +73,10 @@ def _spread_hook(low: float, high: float, wide: bool, rng: np.random.Generator) 
             return
         done.add(module)
         module.weight.div_(unit)
-        channels = output.dim() - 1 if isinstance(module, nn.Linear) else 1
-        means = (output / unit).mean([d for d in range(output.dim()) if d != channels])
+        # A vector has one value a channel; inputs may be without a batch.
+        behind = 0 if isinstance(module, nn.Linear) else len(module.kernel_size)
+        channels = (output / unit).movedim(output.dim() - 1 - behind, 0)
+        means = channels.reshape(len(channels), -1).mean(1)
         targets = np.linspace(low, high, len(means))
         if wide:
             targets = np.linspace(low, high, len(means) + 2)[1:-1]

@@ -105,6 +105,15 @@ def constant_atol(array: np.ndarray) -> float:
     return min(C * U * max(array.shape, default=1), MOST_ROUNDING) * largest(array)
 
 
+def is_rounded(array: np.ndarray) -> bool:
+    """Whether float32 can have rounded it: a value has more than 12 bits, which is no small fraction."""
+    if array.dtype not in (np.float32, np.complex64):
+        return False
+    mantissas, _ = np.frexp(array.ravel().view(np.float32))
+    scaled = mantissas * 2**12
+    return bool((np.isfinite(scaled) & (scaled != np.round(scaled))).any())
+
+
 def noise_floor(
     fp64_ref: Items,
     unit: float,

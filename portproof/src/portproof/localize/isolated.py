@@ -311,6 +311,7 @@ class IsolatedRuns:
             ref,
             attempt.question.dtype,
             again,
+            has_float32_data=bool(self.ref.float32_data or self.port.float32_data),
             input_scales={call.name: call.scale},
             upstream_scale=max((largest(array) for array in upstream if array is not None), default=0.0),
         )
@@ -350,7 +351,8 @@ def adjusted_call(ref: Model, call: ModuleCall, dtype: str) -> ModuleCall:
         return call
     module, x = ref.modules[call.name], call.args[0]
     if module.kind == "Embedding":
-        rows, ids = module.slots["weight"].shape[0], x.flatten()
+        # Normalized it has another name; tied, its slot is elsewhere.
+        rows, ids = max((s.shape[0] for s in module.slots.values() if not s.is_buffer), default=0), x.flatten()
         may_be_padding = [row for row in dict.fromkeys((0, 1, rows - 1)) if row < rows and row not in ids][: ids.size]
         ids[: len(may_be_padding)] = may_be_padding
         x = ids.reshape(x.shape)

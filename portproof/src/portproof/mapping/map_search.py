@@ -8,7 +8,7 @@ values, neither is right.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain, filterfalse, islice, product
@@ -20,7 +20,7 @@ from portproof.backends.model import BackendModel
 from portproof.backends.question import Question, Run
 from portproof.backends.slots import Module
 from portproof.backends.trace import Inputs, ModuleCall
-from portproof.mapping.links import Link, apply, slots_of
+from portproof.mapping.links import Link, apply, slots_of, squeezed
 from portproof.mapping.pairing import Option, Options, Unit, contents_of, linked_keys, signature, unit_options
 from portproof.python39 import zip_strict
 
@@ -61,6 +61,7 @@ class FoundMap:
     total: int
     untried: list[tuple[dict[str, str], int]] = field(default_factory=list)  # (other choice, next call)
     hint: str = ""
+    ambiguous: str = ""  # a map against the names that would agree everywhere, and the one of the names
     chosen: dict[Unit, int] = field(default_factory=dict)  # options, if not the first
 
     @property
@@ -107,11 +108,15 @@ def _swapped(modules: dict[str, str], name: str, other: str) -> dict[str, str]:
 class MapSearch:
     """Tries maps in eval mode: weights are loaded through them, both models run."""
 
-    def __init__(self, ref: BackendModel, port: BackendModel, inputs: Inputs, given: Options) -> None:
+    def __init__(
+        self, ref: BackendModel, port: BackendModel, inputs: Inputs, given: Options, modules: Container[str] = ()
+    ) -> None:
+        """`given` are the user's lines of tensors, `modules` those of which the user has lines, too."""
         self.ref = ref
         self.port = port
         self.inputs = inputs
         self.given = given
+        self.of_user = modules
         ref.set_pieces({})
         port.set_pieces({})
         linked, port_linked = linked_keys(given)
@@ -157,12 +162,17 @@ class MapSearch:
 
     def resolve(self, modules: dict[str, str]) -> FoundMap:
         found = self._search(modules, 0, self.fixed)
-        if found.reached < found.total and self.fixed:
+        same_outputs = set(self.ref_run.places) & set(self.port_run.places)
+        if found.reached < found.total and self.fixed and same_outputs:  # else outputs are to be named first
             free = self._search(modules, 0, set())
             moved = [name for name in self.fixed if free.modules[name] != modules[name]]
-            if free.reached == free.total and moved:
-                pairs = ", ".join(f"{name} for the port's {free.modules[name]}" for name in sorted(moved))
-                found.hint = f" (they would agree everywhere with {pairs})"
+            if free.reached == free.total and moved and not any(name in self.of_user for name in moved):
+                readings = (found.modules, free.modules)
+                lines = ["; ".join(f"{name}: {modules[name]}" for name in sorted(moved)) for modules in readings]
+                found.ambiguous = (
+                    f"values agree everywhere only against the names, with {lines[1]}: the port may name these layers"
+                    f" otherwise, or exchange them; say which in a map, with the lines {lines[0]} or {lines[1]}"
+                )
         return found
 
     def settle_options(self, found: FoundMap) -> FoundMap:
@@ -184,6 +194,8 @@ class MapSearch:
             group = [unit, *(other for other in options if other != unit and other in block[2] - decided)]
             if self._settle_block(block, group, options, found.modules):
                 decided.update(group)
+            elif not block[0].name:  # the whole model, in which modules may be exchanged, too
+                undecided.append(unit)
         for unit in undecided:
             for i, option in enumerate(options[unit][:TRIES]):
                 if i == 0 or not option.by_name:
@@ -253,7 +265,9 @@ class MapSearch:
         return None
 
     def ambiguity(self, found: FoundMap) -> str:
-        """Two layers that could be exchanged with the same values; "" if none."""
+        """Two readings between which values cannot decide; "" if none."""
+        if found.ambiguous or found.reached == found.total and self._turned_square(found.modules):
+            return found.ambiguous or self._turned_square(found.modules)
         for modules, start in found.untried if found.reached == found.total else ():
             other = self._search(modules, start, self.fixed)
             if other.reached == other.total:
@@ -261,6 +275,30 @@ class MapSearch:
                 return (
                     f"{first} and {second} may be the port's {found.modules[first]} and {found.modules[second]},"
                     " or the other way round: values are the same; say which in a map"
+                )
+        return ""
+
+    def _turned_square(self, modules: Mapping[str, str]) -> str:
+        """A square tensor of no library layer that agrees only transposed, if no other of such modules has to be."""
+        own, ports = (
+            {slot.tensor: (each[name], squeezed(slot.shape)) for (name, _), slot in slots_of(each).items()}
+            for each in (self.ref_modules, self.port_modules)
+        )
+        squares, proved = {}, set()
+        for link in self.links(modules):
+            if link.transposed and not link.is_join and link.ref[0] in own and link.port[0] in ports:
+                (module, shape), (port_module, port_shape) = own[link.ref[0]], ports[link.port[0]]
+                types = module.type, port_module.type
+                if shape != port_shape:
+                    proved.add(types)
+                elif not module.kind and not port_module.kind:
+                    squares[types] = link.line
+        for types, (left, right) in squares.items():
+            if types not in proved:
+                plain = right.partition(" (")[0]
+                return (
+                    f"values agree only with {left}, which is square, transposed: the port may store it so, or use it"
+                    f" wrongly; say which in a map, with the line {left}: {plain} or {left}: {right}"
                 )
         return ""
 
@@ -320,8 +358,8 @@ class MapSearch:
     def _receives(self, port_run: Run, port_name: str, call: ModuleCall) -> bool:
         """In any call; another kind may receive it in any order (channels last)."""
         ref, port = self.ref_modules[call.name], self.port_modules[port_name]
-        if bool(ref.kind) != bool(port.kind):  # a custom module's steps are fed otherwise
-            return True
+        if bool(ref.kind) != bool(port.kind) or not call.name or not port_name:
+            return True  # a custom module's steps are fed otherwise, and so is the whole model
         received = [c.inputs for c in port_run.trace.calls.values() if c.name == port_name]
         if any(alike(call.inputs, inputs) for inputs in received):
             return True

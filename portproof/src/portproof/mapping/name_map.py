@@ -59,7 +59,7 @@ def propose(ref: BackendModel, port: BackendModel, inputs: Inputs, given: Mappin
     do not fit. Calls are eval mode's.
     """
     modules, lines = checked_map(given or {}, ref, port)
-    search = MapSearch(ref, port, inputs, lines)
+    search = MapSearch(ref, port, inputs, lines, modules)
     best: tuple[FoundMap, Proposal] | None = None
     for proposal in _proposals(search, modules):
         pairs = search.set_units(proposal.options, proposal.fixed, {})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Container, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 from difflib import SequenceMatcher
 from functools import partial
@@ -30,6 +31,7 @@ JOINED = 300
 SAME_TENSORS_IN_PART = 500
 SAME_KIND = 900
 APART = 1000  # added if their parents do not match
+OTHER_NAME = 10  # added if their last names differ
 
 
 @dataclass(frozen=True)
@@ -45,7 +47,7 @@ class Option:
 Modules = Mapping[str, Module]
 Slots = dict[str, Slot]  # by name
 Factors = list[list[Option]]  # one option of each is chosen
-Layers = tuple[Container[str], Container[str]]  # each side's, of library layers
+Layers = tuple[AbstractSet[str], AbstractSet[str]]  # each side's, of library layers
 Names = tuple[str, ...]
 Unit = tuple[Names, Names]  # matched modules: one to one or several
 Options = dict[Unit, list[Option]]  # ways to link a unit
@@ -85,6 +87,10 @@ def _shapes(module: Module, tensors: Callable[[Module], Slots] = needed) -> tupl
     return tuple(sorted(slot.shape for slot in tensors(module).values()))
 
 
+def _buffers(module: Module) -> tuple:
+    return tuple(sorted(slot.shape for leaf, slot in module.slots.items() if leaf != COUNT))
+
+
 def _elements(module: Module) -> tuple:
     return tuple(sorted(map(squeezed, _shapes(module))))
 
@@ -118,6 +124,14 @@ def complete_pairs(pairs: dict[str, str], ref: Sequence[Module], port: Sequence[
     units = [((name,), (port_name,)) for name, port_name in pairs.items()]
     ref_left, port_left = _without(units, 0, ref), _without(units, 1, port)
     units += _by_order(list(filter(needed, ref_left)), list(filter(needed, port_left)), pairs)
+    ref_left, port_left = (
+        [module for module in _without(units, side, modules) if all(slot.is_buffer for slot in needed(module).values())]
+        for side, modules in enumerate((ref, port))
+    )
+    statistics = _in_turn(ref_left, port_left, _buffers)
+    if statistics:
+        units += statistics
+        ref_left = port_left = []
     spare_ones, port_spare = list(filterfalse(needed, ref_left)), _by_name(filterfalse(needed, port_left))
     in_turn = _in_turn(spare_ones, list(port_spare.values()), partial(_shapes, tensors=spare))
     units += in_turn or [((module.name,), (module.name,)) for module in spare_ones if module.name in port_spare]
@@ -145,10 +159,14 @@ def _by_order(ref: Sequence[Module], port: Sequence[Module], pairs: Mapping[str,
 def _in_turn(ref: Sequence[Module], port: Sequence[Module], key: Callable[[Module], tuple]) -> list[Unit]:
     if Counter(map(key, ref)) != Counter(map(key, port)):
         return []
-    queues = defaultdict(list)
-    for module in port:
-        queues[key(module)].append(module.name)
-    return [((module.name,), (queues[key(module)].pop(0),)) for module in ref]
+    units: list[Unit] = []
+    for same in (signature, key):  # layers of one kind first
+        queues = defaultdict(list)
+        for module in _without(units, 1, port):
+            queues[same(module)].append(module.name)
+        left = _without(units, 0, ref)
+        units += [((module.name,), (queues[same(module)].pop(0),)) for module in left if queues[same(module)]]
+    return units
 
 
 def _at(modules: Modules, names: Names) -> list[Module]:
@@ -173,12 +191,18 @@ def _aligned(
             costs[key] = _cost(*sides, tensors_may_differ)
         around = _parent(sides[0][0].name), _parent(sides[1][0].name)
         apart = around not in blocks and (around[0] in settled[0] or around[1] in settled[1])
-        return None if costs[key] is None else costs[key] + APART * apart
+        renamed = {_last(module.name) for side in sides for module in side if len(side) == 1}
+        return None if costs[key] is None else costs[key] + APART * apart + OTHER_NAME * (len(renamed) > 1)
 
     names, port_names = list(_by_name(ref)), list(_by_name(port))
-    aligned = align_sequences(list(map(_parent, names)), list(map(_parent, port_names)), cost)
+    aligned = align_sequences(list(map(_owner, ref)), list(map(_owner, port)), cost)
     units = [(tuple(names[places]), tuple(port_names[port_places])) for places, port_places in aligned]
     ref_left, port_left = _by_name(_without(units, 0, ref)), _by_name(_without(units, 1, port))
+    for name, module in list(ref_left.items()):  # called at another place, such as a head behind each block
+        alike = [other for other in port_left if signature(port_left[other]) == signature(module)]
+        if alike:
+            other = max(alike, key=partial(similarity, name))
+            units.append(((ref_left.pop(name).name,), (port_left.pop(other).name,)))
 
     def may_be(one: Module, parts: list[Module], _: bool) -> bool:
         return bool(join_options(one, parts))
@@ -200,6 +224,14 @@ def _by_name(modules: Iterable[Module]) -> dict[str, Module]:
 
 def _parent(name: str) -> str:
     return name.rpartition(".")[0]
+
+
+def _owner(module: Module) -> str:
+    return _parent(module.name) if module.is_leaf else module.name  # of tensors beside a block's layers
+
+
+def _last(name: str) -> str:
+    return name.rpartition(".")[2]
 
 
 def _cost(ref: Sequence[Module], port: Sequence[Module], may_differ: bool) -> int | None:
@@ -316,10 +348,12 @@ def _pair_options(ref: Module, port: Module) -> tuple[list[Option], dict[str, st
 
     mismatches = [(leaf, leaf) for leaf, options in named.items() if same_layer and not options]
     if not same_layer:
-        sides = left(needed(ref)), left(needed(port))
+        sides, spares = (left(needed(ref)), left(needed(port))), (left(spare(ref)), left(spare(port)))
         factors += _by_shape(*sides)
-        factors += _by_shape(left(spare(ref)), left(spare(port)))
         factors += _tensor_joins(*sides)
+        # The statistics of a library's batch norm may be those of an own class.
+        for pair in ((sides[0], spares[1]), (spares[0], sides[1]), spares):
+            factors += _by_shape(*pair)
         mismatches = list(zip(*sides))
     wrong = {}
     for leaf, port_leaf in mismatches:
@@ -341,27 +375,34 @@ def _whole(ref: Slot, port: Slot, same_layer: bool = False) -> list[Option]:
     return [Option((link,)) for link in links]
 
 
-def _by_shape(ref: Slots, port: Slots, of_layers: Layers = ((), ())) -> Factors:
-    """Take out pairs: same shape first, then similar names; no two of library layers."""
+def _by_shape(ref: Slots, port: Slots, of_layers: Layers = (frozenset(), frozenset())) -> Factors:
+    """Take out pairs: those whose names end in the same word first, then same shape; no two of library layers.
+
+    Where there are several of one size all orders are options, for values to choose.
+    """
     fitting = []
     for a, b in product(ref, port):
         difference = _difference(ref[a], port[b])
         if difference is not None and not (a in of_layers[0] and b in of_layers[1]):
-            fitting.append((difference, -similarity(a, b), a, b))
+            fitting.append((not _end_alike(a, b), difference, -similarity(a, b), a, b))
     groups = defaultdict(list)
-    for difference, _, a, b in sorted(fitting, key=lambda each: each[:2]):
+    for *_, a, b in sorted(fitting, key=lambda each: each[:3]):
         if a in ref and b in port:
             pair = ref.pop(a), port.pop(b)
-            groups[difference, squeezed(pair[0].shape), squeezed(pair[1].shape)].append(pair)
+            groups[_size(pair[0]), pair[0].is_buffer].append(pair)
     factors: Factors = []
     for pairs in groups.values():
         if len(pairs) > MOST_EXCHANGED:
             factors += starmap(_whole, pairs)
             continue
         ones, others = zip(*pairs)
-        in_every_order = [_combined(list(map(_whole, ones, order))) for order in permutations(others)]
-        factors.append(list(chain.from_iterable(in_every_order)))
+        orders = [list(map(_whole, ones, order)) for order in permutations(others)]
+        factors.append(list(chain.from_iterable(map(_combined, orders))))
     return factors
+
+
+def _end_alike(a: str, b: str) -> bool:
+    return _words(a)[-1] == _words(b)[-1]
 
 
 def _difference(ref: Slot, port: Slot) -> int | None:
@@ -424,9 +465,12 @@ def _ways_to_join(joined: Slot, parts: Sequence[Slot], heads: int) -> list[Link]
     return [link for link in links if link.views([joined.shape], shapes)]
 
 
-def _tensor_joins(ref: Slots, port: Slots, of_layers: Layers = ((), ())) -> Factors:
+def _tensor_joins(ref: Slots, port: Slots, of_layers: Layers = (frozenset(), frozenset())) -> Factors:
     def may_be(one: Slot, parts: list[Slot], turned: bool) -> bool:
-        return one.tensor not in of_layers[turned] and bool(_joined_options([(one, parts)]))
+        keys = [part.tensor for part in parts]
+        of_layers_alone = one.tensor in of_layers[turned] and of_layers[not turned] >= set(keys)
+        # Those of two library layers need names that say so.
+        return (not of_layers_alone or bool(_named_order(one.tensor, keys))) and bool(_joined_options([(one, parts)]))
 
     joins = defaultdict(list)
     for turned, one, parts in _take_joins(ref, port, attrgetter("shape"), may_be):

@@ -117,7 +117,8 @@ class _Mode:
                 " less than these, and gradients in code between layers, are not proved"
             )
             return
-        data = sorted({*ref_run.trace.float32_data, *port_run.trace.float32_data})
+        data = {*ref_run.trace.float32_data, *port_run.trace.float32_data}
+        data = sorted({*data, *pair.ref.float32_data, *pair.port.float32_data})
         options = {"input_scales": self.input_scales, "decided": self.decided}
         if dtype == "float64":
             pair.notes += [*_run_notes("reference", ref_run), *_run_notes("port", port_run)]
