@@ -146,12 +146,14 @@ def _by_order(ref: Sequence[Module], port: Sequence[Module], pairs: Mapping[str,
             return units
     ref_modules, port_modules = _by_name(ref), _by_name(port)
 
-    def unmatched(units: Iterable[Unit]) -> int:
+    def unmatched(units: Sequence[Unit]) -> tuple[int, int]:
+        """Tensors without counterpart; then modules."""
+        misfits, _, _ = fit_units(units, ref_modules, port_modules)
         count = len(ref) + len(port)
         for names, port_names in units:
-            _, misfits = unit_options(_at(ref_modules, names), _at(port_modules, port_names))
-            count += bool(misfits) - len(names) - len(port_names)
-        return count
+            wrong = unit_options(_at(ref_modules, names), _at(port_modules, port_names))[1]
+            count += bool(wrong) - len(names) - len(port_names)
+        return len(misfits), count
 
     return min((_aligned(ref, port, pairs, may_differ) for may_differ in (False, True)), key=unmatched)
 
