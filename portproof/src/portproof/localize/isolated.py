@@ -7,12 +7,12 @@ other ways are tried (see `Attempt`).
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import permutations
 from operator import attrgetter
-from typing import Any
+from typing import Any, Optional
 
 import numpy as np
 
@@ -28,7 +28,9 @@ from portproof.mapping.name_map import NameMap
 from portproof.python39 import zip_strict
 
 Calls = Mapping[str, ModuleCall]  # of one side, by label
-Groups = Sequence[tuple[int, tuple[int, ...]]]  # per float input: (reference's input or -1, its shape)
+Axes = tuple[int, ...]
+# Per input of floats: (reference's input or -1, its shape, how its axes are exchanged for the port).
+Groups = Sequence[tuple[int, tuple[int, ...], Optional[Axes]]]
 Pairs = Mapping[int, tuple[int, np.ndarray]]  # {reference's output: (port's, flat places)}
 LARGE = 1e4  # larger is a mask's -inf
 OTHER_INPUTS = "takes other inputs"
@@ -97,31 +99,65 @@ def _one_array(first: Sequence[np.ndarray], second: Sequence[np.ndarray]) -> boo
     return len(first) == len(second) == 1 and alike(first, second)
 
 
+@dataclass(frozen=True)
+class _Source:
+    """An input of the reference's call, or what another form of it is, for an argument of the port's."""
+
+    place: int
+    value: np.ndarray
+    seen: np.ndarray  # in the model's run
+    is_derived: bool = False
+    axes: Axes | None = None  # in which order the port has them
+
+    def given(self, like: np.ndarray) -> np.ndarray:
+        return _moved(self.value, self.axes).reshape(like.shape)
+
+
+def _sources(values: Sequence[np.ndarray], seen: Sequence[np.ndarray]) -> list[_Source]:
+    """A complex table may be two of cosines and sines there, a mask the opposite one."""
+    found = [_Source(*each) for each in zip(range(len(values)), values, seen)]
+    for i, (value, its_seen) in enumerate(zip_strict(values, seen)):
+        if value.dtype.kind == "c":
+            found += [_Source(i, value.real, its_seen.real, True), _Source(i, value.imag, its_seen.imag, True)]
+        elif value.dtype.kind == "b":
+            found.append(_Source(i, ~value, ~its_seen, True))
+    return found
+
+
+def _chosen(sources: Sequence[_Source], array: np.ndarray, taken: Container[int]) -> _Source | None:
+    """By value, else by shape; None for a mask in another form, say."""
+    fitting = [each for each in sources if each.value.dtype.kind == array.dtype.kind and each.value.size == array.size]
+    fitting = [replace(each, axes=exchanged_axes(each.seen, array)) for each in fitting]
+    same = [each for each in fitting if alike([_moved(each.seen, each.axes)], [array])]
+    if not same and array.dtype.kind != "b":
+        same = [each for each in fitting if not each.is_derived and (each.axes or each.seen.shape == array.shape)]
+    return min(same, key=lambda each: each.place in taken, default=None)
+
+
 def called_as_the_port_does(plain: Attempt, call: ModuleCall, port_call: ModuleCall) -> Attempt:
     """The port's arguments with the reference's values, matched by value, else in order."""
     values, seen = plain.question.call.inputs, call.inputs
-    arrays = port_call.inputs
-    chosen: list[int | None] = []
-    for array in arrays:
-        fitting = [i for i, v in enumerate(values) if v.dtype.kind == array.dtype.kind and v.size == array.size]
-        same_value = [i for i in fitting if alike([seen[i]], [array])]
-        best = min(same_value or fitting, key=lambda i: (i in chosen, i), default=None)
-        is_found = best is not None and (bool(same_value) or seen[best].shape == array.shape)
-        chosen.append(best if is_found else None)  # a mask in another form, say
-    matched = list(zip_strict(chosen, arrays))
-    given = (array if i is None else values[i].reshape(array.shape) for i, array in matched)
+    sources, matched, used = _sources(values, seen), [], set()
+    for array in port_call.inputs:
+        matched.append((_chosen(sources, array, used), array))
+        used |= {matched[-1][0].place} if matched[-1][0] else set()
+    given = (source.given(array) if source else array for source, array in matched)
     args, kwargs = map_tensors((port_call.args, port_call.kwargs), is_array, lambda _: next(given))
-    used = {i for i in chosen if i is not None}
     floats = [i for i, value in enumerate(values) if value.dtype.kind in "fc"]
     unused = [i for i in floats if i not in used and not any(alike([seen[i]], [seen[j]]) for j in used)]
-    complete = None not in chosen and all(not largest(values[i]) < LARGE for i in unused)
-    first_equal = {i: next(j for j in floats if np.array_equal(values[i], values[j])) for i in floats}
-    groups = {i: (first, values[i].shape) for i, first in first_equal.items()}
+    complete = all(source for source, _ in matched) and all(not largest(values[i]) < LARGE for i in unused)
+    real = [i for i in floats if values[i].dtype.kind == "f"]  # a complex input has no gradient here
+    groups = {i: (next(j for j in real if np.array_equal(values[i], values[j])), values[i].shape) for i in real}
+    port_groups = [
+        (*groups[source.place], source.axes) if source and not source.is_derived else (-1, array.shape, None)
+        for source, array in matched
+        if array.dtype.kind == "f"
+    ]
     return replace(
         plain,
         port_call=replace(plain.port_call, args=args, kwargs=kwargs),
-        ref_groups=list(groups.values()),
-        port_groups=[groups.get(i, (-1, array.shape)) for i, array in matched if array.dtype.kind in "fc"],
+        ref_groups=[(*group, None) for group in groups.values()],
+        port_groups=port_groups,
         built_differently="is called differently" if complete else OTHER_INPUTS,
         complete=complete,
     )
@@ -156,11 +192,24 @@ def _places_of(ref: np.ndarray, port: np.ndarray) -> np.ndarray | None:
         return None
     if alike([ref.ravel()], [port.ravel()]):
         return _places(ref)
-    for axes in permutations(range(port.ndim)) if ref.ndim == port.ndim <= 5 else ():
-        moved = port.transpose(axes)
-        if moved.shape == ref.shape and alike([ref], [moved]):
-            return _places(port).transpose(axes)
-    return None
+    axes = exchanged_axes(port, ref)
+    return None if axes is None else _places(port).transpose(axes)
+
+
+def exchanged_axes(array: np.ndarray, wanted: np.ndarray) -> Axes | None:
+    """The order of axes in which `array` has the wanted values, else the only one with the wanted shape; or None.
+
+    One side may have the batch first, or the channels last.
+    """
+    if array.ndim != wanted.ndim or not 1 < array.ndim <= 5 or sorted(array.shape) != sorted(wanted.shape):
+        return None
+    every = [axes for axes in permutations(range(array.ndim)) if array.transpose(axes).shape == wanted.shape]
+    same = (axes for axes in every if alike([array.transpose(axes)], [wanted]))
+    return next(same, every[0] if len(every) == 1 else None)
+
+
+def _moved(array: np.ndarray, axes: Axes | None) -> np.ndarray:
+    return array if axes is None else array.transpose(axes)
 
 
 def port_upstream(
@@ -374,9 +423,9 @@ def _items(
     for i, array in enumerate(run.input_gradients):
         if array is None:
             continue
-        place, shape = groups[i] if groups else (i, array.shape)
+        place, shape, axes = groups[i] if groups else (i, array.shape, None)
         if place >= 0:
-            gradient = array.reshape(shape)
+            gradient = (array if axes is None else array.transpose(np.argsort(axes))).reshape(shape)
             gradients[place] = gradients[place] + gradient if place in gradients else gradient
     return {
         **{Item(f"output {i}", "output", module): array for i, array in outputs.items()},

@@ -6,11 +6,12 @@ from collections import defaultdict
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import SequenceMatcher
+from itertools import product
 from operator import attrgetter
 
 from portproof.backends.model import BackendModel, Run
 from portproof.backends.trace import OUTPUT, ModuleCall
-from portproof.mapping.map_search import alike
+from portproof.mapping.map_search import alike, alike_in_any_order
 from portproof.mapping.pairing import contents_of
 from portproof.python39 import zip_strict
 
@@ -124,18 +125,22 @@ class CallMatcher:
 
     def _fits(self, call: ModuleCall, port_call: ModuleCall) -> bool | None:
         """None: undecided, behind a fault."""
+        outputs, port_outputs = call.outputs, port_call.outputs
         if not alike(call.inputs, port_call.inputs):
-            return False if self.same_output else None
+            if self.same_output or not _share_input(call, port_call):
+                return False if self.same_output else None
+            count = min(len(outputs), len(port_outputs))
+            outputs, port_outputs = outputs[:count], port_outputs[:count]
         # Attention may give its weights, too.
-        if len(call.outputs) != len(port_call.outputs):
+        if len(outputs) != len(port_outputs):
             return False
-        same_outputs = alike(call.outputs, port_call.outputs)
-        if self.same_output or same_outputs:
-            return same_outputs
+        if self.same_output:
+            return alike(outputs, port_outputs)
+        if alike_in_any_order(outputs, port_outputs):
+            return True
         # A fault, or they end at different places: then the port has this value elsewhere.
-        return not any(
-            alike(call.outputs, other.inputs) or alike(call.outputs, other.outputs) for other in self.port_calls
-        )
+        found = [arrays for other in self.port_calls for arrays in (other.inputs, other.outputs)]
+        return not any(alike_in_any_order(outputs, arrays) for arrays in found)
 
     def _best_fit(self, call: ModuleCall, port_calls: Calls, taken: Container[str]) -> ModuleCall | None:
         def rank(other: ModuleCall) -> tuple[bool, bool]:  # the same name, then the same type
@@ -156,6 +161,12 @@ class CallMatcher:
             for i, j, size in matcher.get_matching_blocks():
                 pairs += zip_strict(calls[i : i + size], port_calls[j : j + size])
         self.pairs.update((call.label, port_call.label) for call, port_call in pairs)
+
+
+def _share_input(call: ModuleCall, port_call: ModuleCall) -> bool:
+    """Whether both receive one array of floats, beside others that differ."""
+    pairs = product(call.inputs, port_call.inputs)
+    return any(a.dtype.kind == "f" and a.size > 1 and alike_in_any_order([a], [b]) for a, b in pairs)
 
 
 def _leaves_behind_layers(model: BackendModel, calls: Calls, layers: Mapping[str, str]) -> dict[str, list[ModuleCall]]:
