@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from itertools import permutations
+from itertools import product
 from operator import attrgetter
 from typing import Any, Optional
 
@@ -23,18 +23,19 @@ from portproof.backends.trace import OUTPUT, Inputs, ModuleCall, is_array, map_t
 from portproof.compare import FAIL, Item, Items, Row, tensor_item
 from portproof.compare.activations import off_kinks
 from portproof.compare.ruler import RUNS, UNIT_ROUNDOFF, Ruler, largest
-from portproof.mapping.map_search import alike
+from portproof.mapping.map_search import Axes, alike, exchanged_axes, moved
 from portproof.mapping.name_map import NameMap
 from portproof.python39 import zip_strict
 
 Calls = Mapping[str, ModuleCall]  # of one side, by label
-Axes = tuple[int, ...]
 # Per input of floats: (reference's input or -1, its shape, how its axes are exchanged for the port).
 Groups = Sequence[tuple[int, tuple[int, ...], Optional[Axes]]]
 Pairs = Mapping[int, tuple[int, np.ndarray]]  # {reference's output: (port's, flat places)}
 LARGE = 1e4  # larger is a mask's -inf
 OTHER_INPUTS = "takes other inputs"
+MORE_VALUES = "returns more, which is cut off outside"
 OTHER_FORM = "returns its values in another form"
+AT_KINKS = "has another gradient where an operation has a kink, and only there"
 FAR = 4.0  # how much nearer another way must be
 
 
@@ -110,7 +111,7 @@ class _Source:
     axes: Axes | None = None  # in which order the port has them
 
     def given(self, like: np.ndarray) -> np.ndarray:
-        return _moved(self.value, self.axes).reshape(like.shape)
+        return moved(self.value, self.axes).reshape(like.shape)
 
 
 def _sources(values: Sequence[np.ndarray], seen: Sequence[np.ndarray]) -> list[_Source]:
@@ -128,7 +129,7 @@ def _chosen(sources: Sequence[_Source], array: np.ndarray, taken: Container[int]
     """By value, else by shape; None for a mask in another form, say."""
     fitting = [each for each in sources if each.value.dtype.kind == array.dtype.kind and each.value.size == array.size]
     fitting = [replace(each, axes=exchanged_axes(each.seen, array)) for each in fitting]
-    same = [each for each in fitting if alike([_moved(each.seen, each.axes)], [array])]
+    same = [each for each in fitting if alike([moved(each.seen, each.axes)], [array])]
     if not same and array.dtype.kind != "b":
         same = [each for each in fitting if not each.is_derived and (each.axes or each.seen.shape == array.shape)]
     return min(same, key=lambda each: each.place in taken, default=None)
@@ -196,20 +197,12 @@ def _places_of(ref: np.ndarray, port: np.ndarray) -> np.ndarray | None:
     return None if axes is None else _places(port).transpose(axes)
 
 
-def exchanged_axes(array: np.ndarray, wanted: np.ndarray) -> Axes | None:
-    """The order of axes in which `array` has the wanted values, else the only one with the wanted shape; or None.
-
-    One side may have the batch first, or the channels last.
-    """
-    if array.ndim != wanted.ndim or not 1 < array.ndim <= 5 or sorted(array.shape) != sorted(wanted.shape):
+def part_of(ref: Sequence[np.ndarray], port: Sequence[np.ndarray]) -> tuple[slice, ...] | None:
+    """Where in the only output the port's has its values, if it is cut off at one end of axes; else None."""
+    if len(ref) != 1 or len(port) != 1 or ref[0].ndim != port[0].ndim or ref[0].shape == port[0].shape:
         return None
-    every = [axes for axes in permutations(range(array.ndim)) if array.transpose(axes).shape == wanted.shape]
-    same = (axes for axes in every if alike([array.transpose(axes)], [wanted]))
-    return next(same, every[0] if len(every) == 1 else None)
-
-
-def _moved(array: np.ndarray, axes: Axes | None) -> np.ndarray:
-    return array if axes is None else array.transpose(axes)
+    ways = [[slice(n)] if n == m else [slice(n), slice(m - n, m)] for m, n in zip_strict(ref[0].shape, port[0].shape)]
+    return next((cut for cut in product(*ways) if alike([ref[0][cut]], [port[0]])), None)
 
 
 def port_upstream(
@@ -288,9 +281,13 @@ class IsolatedRuns:
         keys = _keys_in(module, {key: key for key in self.names.tensors})
         return _items(run, dict(enumerate(run.output)), module, keys, attempt.ref_groups)
 
-    def run(self, label: str, dtype: str, backward: bool, adjusted: bool = True) -> IsolatedRun:
-        """In "float64" or "float32": the first attempt that passes, else the nearest."""
+    def run(self, label: str, dtype: str, backward: bool, adjusted: bool = True, moved: bool = False) -> IsolatedRun:
+        """In "float64" or "float32": the first attempt that passes, else the nearest.
+
+        Inputs may be `moved` by a little, away from where an operation has a kink.
+        """
         call = adjusted_call(self.ref, self.calls[label], dtype) if adjusted else self.calls[label]
+        call = moved_call(call) if moved else call
         best = None
         for attempt in self._attempts(label, Question(call, dtype, self.train, backward)):
             found = self._attempted(attempt)
@@ -339,6 +336,13 @@ class IsolatedRuns:
             return IsolatedRun(attempt, [row], ref, {}, port_run)
         outputs = [array for item, array in ref.items() if item.kind == "output"]
         given = dict(enumerate(port_run.output))
+        cut = part_of(outputs, port_run.output)
+        if cut:
+            item = Item("output 0", "output", module)
+            outputs, upstream = [outputs[0][cut]], [None if each is None else each[cut] for each in upstream]
+            ref[item], attempt = outputs[0], replace(attempt, built_differently=MORE_VALUES)
+            port_run = self._run_port(attempt, upstream) if attempt.question.backward else port_run
+            given = dict(enumerate(port_run.output))
         same_form = [array.shape for array in outputs] == [array.shape for array in port_run.output]
         if module and given and not same_form:  # the model must keep its form
             pairs = paired_outputs(outputs, port_run.output, [gradient is not None for gradient in upstream])
@@ -408,6 +412,19 @@ def adjusted_call(ref: Model, call: ModuleCall, dtype: str) -> ModuleCall:
     elif dtype == "float32":
         x = off_kinks(x, module.type)
     return replace(call, args=(x, *call.args[1:]))
+
+
+def moved_call(call: ModuleCall) -> ModuleCall:
+    """Its inputs of floats, each value by up to 1e-3 of the largest."""
+    rng = np.random.default_rng(0)
+
+    def nudged(array: np.ndarray) -> np.ndarray:
+        if array.dtype.kind != "f" or not largest(array) < LARGE:
+            return array
+        return array + (rng.uniform(-1e-3, 1e-3, array.shape) * largest(array)).astype(array.dtype)
+
+    args, kwargs = map_tensors((call.args, call.kwargs), is_array, nudged)
+    return replace(call, args=args, kwargs=kwargs)
 
 
 def _keys_in(module: str, own: Mapping[str, str]) -> dict[str, str]:

@@ -17,7 +17,7 @@ from portproof.backends.model import Model
 from portproof.backends.question import Question, Run
 from portproof.backends.trace import CALLS, OUTPUT, UPSTREAM, Inputs, ModuleCall
 from portproof.compare import FAIL, Row, compare, tensor_item
-from portproof.localize.isolated import OTHER_FORM, IsolatedRun, IsolatedRuns, has_upstream
+from portproof.localize.isolated import AT_KINKS, OTHER_FORM, IsolatedRun, IsolatedRuns, has_upstream
 from portproof.mapping.map_search import alike
 from portproof.mapping.module_calls import EXACT
 from portproof.mapping.name_map import NameMap
@@ -126,6 +126,7 @@ class _Search:
         self.faulty, self.different = faulty, different
         self.built_differently: dict[str, str] = {}  # {label: in what}
         self.found: dict[str, IsolatedRun] = {}
+        self.at_kinks: dict[str, IsolatedRun] = {}  # at fault only if nothing else is
         self.inside: dict[str, list[str]] = defaultdict(list)  # by the mapped call around
         for label in self.calls:  # blocks come after their layers
             if label in self.mapped and label != OUTPUT:
@@ -140,6 +141,9 @@ class _Search:
             self._search_around(OUTPUT, set(differing), KINDS)
         else:
             self._search(OUTPUT)
+        if differing and self.at_kinks and all(label == OUTPUT and run.is_late for label, run in self.found.items()):
+            self.found = dict(self.at_kinks)
+            self.built_differently = {k: word for k, word in self.built_differently.items() if k not in self.found}
         forward = [label for label in self.calls if label in self.found and not self.found[label].is_late]
         late = [label for label, run in self.found.items() if run.is_late]
         late.sort(key=lambda label: -self.calls[label].start)
@@ -163,6 +167,10 @@ class _Search:
         if self.different.get(label) == OTHER_VALUES:
             kinds = {"buffer"}
         every = self._run(label)
+        if every.is_late and not self.runs.ref.is_recorded and self._run(label, moved=True).passed:
+            self.built_differently[label] = AT_KINKS
+            self.at_kinks[label] = every
+            return False
         run, word = every.narrowed(kinds), every.attempt.built_differently
         is_complete = every.attempt.complete
         if not is_complete:
@@ -202,9 +210,9 @@ class _Search:
         """In float32 only of layers: a branch flip by rounding moves a block's by a percent."""
         return self.dtype == "float64" or self.runs.ref.modules[self.calls[label].name].is_leaf
 
-    def _run(self, label: str) -> IsolatedRun:
+    def _run(self, label: str, moved: bool = False) -> IsolatedRun:
         backward = self.backward and self._judges_gradients(label) and has_upstream(self.calls[label])
-        return self.runs.run(label, self.dtype, backward)
+        return self.runs.run(label, self.dtype, backward, moved=moved)
 
     def _search_inside(self, label: str, kinds: Collection[str]) -> bool:
         if self.inside[label]:
@@ -249,7 +257,7 @@ def _location(runs: IsolatedRuns, run: IsolatedRun) -> Location:
     inner = None if ref.is_leaf else runs.ref.ask(Question(question.call, "float64", runs.train, keeps=CALLS))
     what = "inputs and upstream gradients" if backward else "inputs"
     where = f"the reference's own {what}, {'train' if runs.train else 'eval'} mode, {question.dtype}"
-    proof = [f"alone, on {where}: {failed[0].name} differs", *_numbers(failed[0])]
+    proof = [f"alone, on {where}: {failed[0].name} differs", *numbers(failed[0])]
     if inner and not failed[0].reason and not backward:
         port_inner = runs.port.ask(Question(port_call, "float64", runs.train, keeps=CALLS))
         proof += _inputs_of_layers(runs.names, name, inner, port.name, port_inner)
@@ -284,7 +292,7 @@ def _location(runs: IsolatedRuns, run: IsolatedRun) -> Location:
     return Location(name, ref.type, phase, port.name, port.type, failed[0], proof, diagnosis, tree)
 
 
-def _numbers(row: Row) -> list[str]:
+def numbers(row: Row) -> list[str]:
     if row.reason:
         return [row.reason]
     place = f" at {row.worst.index}" if row.worst.index else ""
@@ -346,7 +354,7 @@ def _unequal_weights(ref: Model, port: Model, names: NameMap) -> Location | None
         item = tensor_item(key, "weights")
         row = compare({item: ref_array}, {item: port_array.astype(ref_array.dtype)}, {item: 0.0}).rows[0]
         diagnosis = [text for text, array in _loading_mistakes(ref_arrays, key) if np.array_equal(array, port_array)]
-        proof = [f"its {leaf} is not the reference's: {key}", *_numbers(row)]
+        proof = [f"its {leaf} is not the reference's: {key}", *numbers(row)]
         on_port = counterpart.name, counterpart.type
         return Location(name, module.type, "weights", *on_port, row, proof, diagnosis[:3], module_tree(ref, name))
     return None

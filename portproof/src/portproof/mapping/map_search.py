@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import chain, filterfalse, islice, product
+from itertools import chain, filterfalse, islice, permutations, product
 from operator import attrgetter
 
 import numpy as np
@@ -29,6 +29,7 @@ TRIES_OF_BLOCK = 240  # choices of options per block
 TRIES_ALONE = 500  # runs of single blocks in all
 TRIES = 60  # port runs without progress
 
+Axes = tuple[int, ...]
 Block = tuple[ModuleCall, str, set[Unit]]  # (reference's call, port's module, units inside)
 
 
@@ -48,6 +49,27 @@ def alike_in_any_order(ref: Sequence[np.ndarray], port: Sequence[np.ndarray]) ->
         return False
     in_order = partial(np.sort, axis=None)
     return alike(ref, port) or alike(list(map(in_order, ref)), list(map(in_order, port)))
+
+
+def exchanged_axes(array: np.ndarray, wanted: np.ndarray) -> Axes | None:
+    """The order of axes in which `array` has the wanted values, else the only one with the wanted shape; or None.
+
+    One side may have the batch first, or the channels last.
+    """
+    if array.ndim != wanted.ndim or not 1 < array.ndim <= 5 or sorted(array.shape) != sorted(wanted.shape):
+        return None
+    every = [axes for axes in permutations(range(array.ndim)) if array.transpose(axes).shape == wanted.shape]
+    same = (axes for axes in every if alike([array.transpose(axes)], [wanted]))
+    return next(same, every[0] if len(every) == 1 else None)
+
+
+def moved(array: np.ndarray, axes: Axes | None) -> np.ndarray:
+    return array if axes is None else array.transpose(axes)
+
+
+def _alike_if_moved(ref: np.ndarray, port: np.ndarray) -> bool:
+    axes = exchanged_axes(ref, port)
+    return axes is not None and alike([moved(ref, axes)], [port])
 
 
 def _is_float(array: np.ndarray) -> bool:
@@ -371,6 +393,7 @@ class MapSearch:
         received = [c.inputs for c in port_run.trace.calls.values() if c.name == port_name]
         if any(alike(call.inputs, inputs) for inputs in received):
             return True
-        if signature(ref) == signature(port):
-            return False
+        if signature(ref) == signature(port):  # perhaps the batch is elsewhere
+            same_count = (inputs for inputs in received if len(inputs) == len(call.inputs) > 0)
+            return any(all(map(_alike_if_moved, call.inputs, inputs)) for inputs in same_count)
         return any(alike_in_any_order(call.inputs, inputs) for inputs in received)

@@ -103,7 +103,12 @@ class CallMatcher:
         undecided = []
         for key, calls in ref_groups.items():
             port_calls = port_groups.get(key, [])
-            if len(calls) != len(port_calls):
+            if len(calls) != len(port_calls):  # a block and a layer in it have the same tensors inside
+                for call in calls:
+                    fitting = [other for other in port_calls if self._fits(call, other)]
+                    if len(fitting) == 1:
+                        self.pairs[call.label] = fitting[0].label
+                        port_calls.remove(fitting[0])
                 continue
             for call, port_call in zip_strict(calls, port_calls):
                 types, fits = self._types(call, port_call), self._fits(call, port_call)

@@ -9,7 +9,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 from difflib import SequenceMatcher
 from functools import partial
-from itertools import chain, filterfalse, islice, permutations, product, starmap
+from itertools import chain, filterfalse, islice, permutations, product
 from math import prod
 from operator import attrgetter
 from typing import TypeVar
@@ -380,7 +380,7 @@ def _whole(ref: Slot, port: Slot, same_layer: bool = False) -> list[Option]:
 def _by_shape(ref: Slots, port: Slots, of_layers: Layers = (frozenset(), frozenset())) -> Factors:
     """Take out pairs: those whose names end in the same word first, then same shape; no two of library layers.
 
-    Where there are several of one size all orders are options, for values to choose.
+    Where there are several of one size all orders are options, for values to choose; some are against the names.
     """
     fitting = []
     for a, b in product(ref, port):
@@ -388,18 +388,20 @@ def _by_shape(ref: Slots, port: Slots, of_layers: Layers = (frozenset(), frozens
         if difference is not None and not (a in of_layers[0] and b in of_layers[1]):
             fitting.append((not _end_alike(a, b), difference, -similarity(a, b), a, b))
     groups = defaultdict(list)
-    for *_, a, b in sorted(fitting, key=lambda each: each[:3]):
+    for ends_differ, _, _, a, b in sorted(fitting, key=lambda each: each[:3]):
         if a in ref and b in port:
-            pair = ref.pop(a), port.pop(b)
-            groups[_size(pair[0]), pair[0].is_buffer].append(pair)
+            groups[_size(ref[a]), ref[a].is_buffer].append((ref.pop(a), port.pop(b), not ends_differ))
     factors: Factors = []
     for pairs in groups.values():
         if len(pairs) > MOST_EXCHANGED:
-            factors += starmap(_whole, pairs)
+            factors += [_whole(one, other) for one, other, _ in pairs]
             continue
-        ones, others = zip(*pairs)
-        orders = [list(map(_whole, ones, order)) for order in permutations(others)]
-        factors.append(list(chain.from_iterable(map(_combined, orders))))
+        every: list[Option] = []
+        for order in permutations(pairs):
+            links = [_whole(one, other) for (one, _, _), (_, other, _) in zip(pairs, order)]
+            by_name = all(now is pair for pair, now in zip(pairs, order) if pair[2])
+            every += [replace(option, by_name=by_name) for option in _combined(links)]
+        factors.append(sorted(every, key=lambda option: not option.by_name))
     return factors
 
 

@@ -13,10 +13,11 @@ from portproof.backends.question import Run
 from portproof.backends.trace import Inputs, output_item
 from portproof.compare import FAIL, PASS, Item, Items, Row, Verdict, compare, joined, tensor_item
 from portproof.compare.ruler import Ruler, exact_atol
+from portproof.ladder.pairs.as_built import TITLE as BUFFERS_AS_BUILT
 from portproof.ladder.pairs.as_built import compare_as_built
 from portproof.ladder.pairs.pair import MODES, Options, Pair, check_reference, switch_off_random
 from portproof.localize.isolated import OTHER_INPUTS, Calls, IsolatedRuns, isolated_layers, without_optional
-from portproof.localize.locate import KINDS, OTHER_VALUES, Location, locate
+from portproof.localize.locate import KINDS, OTHER_VALUES, Location, locate, module_tree, numbers
 from portproof.mapping.name_map import NameMap
 from portproof.report.text import grouped, render_sections
 from sturdyio.cli import UserError
@@ -286,6 +287,16 @@ def locate_failure(pair: Pair, verdicts: Sequence[Verdict] = (), dtype: str = ""
     return locate(*sides, modes=modes, cotangent=pair.cotangent, dtype=dtype)
 
 
+def _wrong_buffer(pair: Pair, verdict: Verdict) -> Location:
+    """Where a saved buffer was built otherwise: no run shows it, since the reference's are loaded."""
+    row = verdict.first_failure
+    name = row.item.module
+    port = pair.port.modules.get(pair.name_map.modules.get(name, name))
+    at_port = (port.name, port.type) if port else ("", "")
+    tree = module_tree(pair.ref, name)
+    return Location(name, pair.ref.modules[name].type, BUFFERS_AS_BUILT, *at_port, row, numbers(row), tree=tree)
+
+
 def items(pair: Pair, run: Run, is_port: bool) -> dict[Item, np.ndarray]:
     """One side's arrays by the reference's names: outputs, gradients backward, buffers."""
     tensors, calls = pair.name_map.tensors, pair.name_map.calls
@@ -338,11 +349,13 @@ def judge(ref: Any, port: Any, inputs: Inputs, options: Options) -> AlignVerdict
     for mode in options.modes if verdicts[0].status == PASS else ():
         # frees one precision's runs before the next
         verdicts.extend(map(attrgetter("verdict"), compare_mode(pair, mode == "train")))
-    failed = any(verdict.status == FAIL for verdict in verdicts)
-    location = locate_failure(pair, verdicts) if failed else None
+    built = compare_as_built(pair, options.factories, options.weights) if verdicts[0].status == PASS else None
+    if any(verdict.status == FAIL for verdict in verdicts):
+        location = locate_failure(pair, verdicts)
+    else:
+        location = _wrong_buffer(pair, built) if built is not None and built.status == FAIL else None
     if location:
         verdicts = [without_faultless(pair, verdict, location.built_differently) for verdict in verdicts]
-    built = compare_as_built(pair, options.factories, options.weights) if verdicts[0].status == PASS else None
     every = joined("align", [verdicts[0], *([] if built is None else [built]), *map(_sectioned, verdicts[1:])])
     doubt = names.doubt
     if doubt and _proves_the_map(every, options):
