@@ -68,6 +68,25 @@ def test_a_layer(layer, port_layer, shape):
     assert_aligned(TorchSeq(first, layer), PaddleSeq(port_first, port_layer), normal(*shape))
 
 
+SHARP = {  # norms of small inputs, of which epsilon decides
+    "LayerNorm": (T.LayerNorm((6, 5, 5), 1e-3), P.LayerNorm((6, 5, 5), 1e-3)),
+    "GroupNorm": (T.GroupNorm(2, 6, 1e-3), P.GroupNorm(2, 6, 1e-3)),
+    "InstanceNorm2d": (T.InstanceNorm2d(6, 1e-3, affine=True), P.InstanceNorm2D(6, 1e-3)),
+    "BatchNorm2d": (T.BatchNorm2d(6, 1e-3), P.BatchNorm2D(6, epsilon=1e-3)),
+}
+
+
+@pytest.mark.parametrize("name", SHARP)
+def test_a_norm_with_an_epsilon_that_float32_rounds(name):
+    """And an epsilon that is off by that rounding is no right one."""
+    layer, port_layer = SHARP[name]
+    ref = Ref(lambda m, x: m.norm(m.conv(x) / 64), conv=T.Conv2d(6, 6, 1), norm=layer)
+    port = Port(lambda m, x: m.norm(m.conv(x) / 64), conv=P.Conv2D(6, 6, 1), norm=port_layer)
+    assert_aligned(ref, port, normal(4, 6, 5, 5), modes=("eval",))
+    layer.eps = float(np.float32(1e-3))
+    assert align(ref, port, [normal(4, 6, 5, 5)], modes=("eval",)).status == FAIL
+
+
 BATCH_NORMS = {
     "BatchNorm1d": (T.BatchNorm1d(6), P.BatchNorm1D(6), (4, 6)),
     "BatchNorm1d in time": (T.BatchNorm1d(6), P.BatchNorm1D(6), (4, 6, 5)),

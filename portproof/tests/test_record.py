@@ -423,10 +423,10 @@ def test_a_changed_byte(path):
 
 
 def test_a_newer_format(path):
-    save_text(path, "{}", {"a": np.ones(1)}, version=5)
-    assert "is of a newer portproof (format 5, not 4): update portproof" in refusal(path)
-    save_text(path, "{}", {"a": np.ones(1)}, version=3)
-    older = "is of an older portproof (format 3, not 4): record the reference again with portproof record"
+    save_text(path, "{}", {"a": np.ones(1)}, version=6)
+    assert "is of a newer portproof (format 6, not 5): update portproof" in refusal(path)
+    save_text(path, "{}", {"a": np.ones(1)}, version=4)
+    older = "is of an older portproof (format 4, not 5): record the reference again with portproof record"
     assert older in refusal(path)
     save_text(path, "{}", {"a": np.ones(1)}, version="x")
     assert "refused" in refusal(path)

@@ -67,8 +67,7 @@ def batch_norm(operation: operations.BatchNorm, x: Tensor, gamma: Tensor, beta: 
         for tensor, new in zip_strict(kept, (mean, variance * (count / (count - 1)))):
             average = operation.momentum * new + (1 - operation.momentum) * tensor
             tensor.assign_value(Tensor(average.asnumpy()))
-    epsilon = float(np.float32(operation.epsilon))  # see fp64_torch.py
-    scale = gamma / ops.sqrt(variance + epsilon)
+    scale = gamma / ops.sqrt(variance + operation.epsilon)
     y = (x - _by_channel(mean, x)) * _by_channel(scale, x) + _by_channel(beta, x)
     return y, mean, variance, mean, variance
 
@@ -77,7 +76,7 @@ def layer_norm(operation: operations.LayerNorm, x: Tensor, gamma: Tensor, beta: 
     axes = tuple(range(operation.begin_norm_axis % x.ndim, x.ndim))
     centred = x - x.mean(axes, keep_dims=True)
     variance = (centred * centred).mean(axes, keep_dims=True)
-    inverse = 1 / ops.sqrt(variance + float(np.float32(operation.epsilon)))
+    inverse = 1 / ops.sqrt(variance + operation.epsilon)
     return centred * inverse * gamma + beta, x.mean(axes, keep_dims=True), inverse
 
 

@@ -1,16 +1,20 @@
 """Float64 arithmetic for Paddle, where its kernels hold float32 constants.
 
-A kernel's attributes (a slope, a momentum) and some factors (1/N in the backward of a mean, weights of linear
+A kernel's attributes (a slope, an epsilon) and some factors (1/N in the backward of a mean, weights of linear
 interpolation) are float32 even for float64 tensors. That is 1e-9 to 1e-6 off, where two right answers agree to 1e-12,
 and not the port's fault. So in a float64 comparison they are computed in float64. In float32 nothing is replaced.
+
+What is replaced was measured to be off in a version that is supported; where another is exact, the replacement is too.
 """
 
+import math
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 
 import numpy as np
 import paddle
 from paddle import _C_ops as ops
+from paddle.nn import functional as F
 
 from portproof.backends.lent import patched
 
@@ -20,30 +24,105 @@ ACTIVATIONS = {
     "elu": lambda _, x, alpha: x.clip(min=0.0) + alpha * paddle.expm1(x.clip(max=0.0)),
     "celu": lambda _, x, alpha: x.clip(min=0.0) + alpha * paddle.expm1(x.clip(max=0.0) / alpha),
     "selu": lambda _, x, scale, alpha: scale * (x.clip(min=0.0) + alpha * paddle.expm1(x.clip(max=0.0))),
+    "leaky_relu": lambda _, x, slope: paddle.where(x > 0, x, x * slope),
+    "softplus": lambda _, x, beta, end: paddle.where(
+        x * beta > end, x, paddle.log1p(paddle.exp((x * beta).clip(max=end))) / beta
+    ),
+    "softshrink": lambda _, x, end: x - x.clip(-end, end),
+    "thresholded_relu": lambda _, x, end, value=0.0: paddle.where(x > end, x, paddle.full_like(x, value)),
+    "stanh": lambda _, x, inner, outer: outer * paddle.tanh(inner * x),
 }
 
 
-def batch_norm(native: Callable, x, mean, variance, weight, bias, is_test, momentum, *rest) -> tuple:
+def rrelu(native: Callable, x, lower, upper, is_test) -> paddle.Tensor:
+    return paddle.where(x > 0, x, x * ((lower + upper) / 2)) if is_test else native(x, lower, upper, is_test)
+
+
+def _is_float32(number: object) -> bool:
+    with np.errstate(over="ignore"):
+        return isinstance(number, (int, float)) and float(np.float32(number)) == number
+
+
+def operator(native: Callable, x, other: object) -> paddle.Tensor:
+    if isinstance(other, float) and not _is_float32(other):
+        other = paddle.to_tensor(other, x.dtype)
+    return native(x, other)
+
+
+def power(native: Callable, x, exponent, **rest) -> paddle.Tensor:
+    return native(x, exponent, **rest) if _is_float32(exponent) else x**exponent
+
+
+def scale(native: Callable, x, factor, bias, bias_after_scale, **rest) -> paddle.Tensor:
+    if _is_float32(bias):
+        return native(x, factor, bias, bias_after_scale, **rest)
+    return x * factor + bias if bias_after_scale else (x + bias) * factor
+
+
+def logit(native: Callable, x, epsilon) -> paddle.Tensor:
+    inside = x.clip(epsilon, 1 - epsilon)
+    return paddle.log(inside / (1 - inside)) if epsilon else native(x, epsilon)
+
+
+def addmm(_: Callable, given, x, y, beta, alpha, **rest) -> paddle.Tensor:
+    return given * beta + paddle.matmul(x, y) * alpha
+
+
+def huber_loss(_: Callable, x, label, delta) -> paddle.Tensor:
+    inside = (x - label).clip(-delta, delta)
+    return inside * (x - label - inside / 2)
+
+
+def label_smooth(_: Callable, label, prior, epsilon) -> paddle.Tensor:
+    added = paddle.full_like(label, epsilon / label.shape[-1]) if prior is None else prior * epsilon
+    return label * (1 - epsilon) + added
+
+
+def cross_entropy(native: Callable, x, label, *args, **kwargs) -> paddle.Tensor:
+    """It smooths labels in float32, unless they are given one-hot in float64."""
+    if kwargs.get("label_smoothing") and label.ndim == x.ndim - 1:
+        label = F.one_hot(label, x.shape[-1]).astype(x.dtype)
+    return native(x, label, *args, **kwargs)
+
+
+def _float32_epsilon(epsilon: float) -> tuple[float, float]:
+    """(the nearest float32, what the input is multiplied by for a norm with it to give the same).
+
+    A norm of `factor * x` with `factor**2 * epsilon` is that of x with epsilon.
+    """
+    nearest = float(np.float32(epsilon))
+    return nearest, math.sqrt(nearest / epsilon) if nearest else 1.0
+
+
+def batch_norm(native: Callable, x, mean, variance, weight, bias, is_test, momentum, epsilon, *rest) -> tuple:
     """With momentum 0 the kernel writes the batch's statistics as the running ones."""
     *_, use_global_stats, trainable_statistics = rest
+    epsilon, factor = _float32_epsilon(epsilon)
     if use_global_stats or (is_test and not trainable_statistics):
-        return native(x, mean, variance, weight, bias, is_test, momentum, *rest)
+        kept = mean * factor, variance * factor**2
+        return native(x * factor, *kept, weight, bias, is_test, momentum, epsilon, *rest)
     batch_mean, batch_variance = paddle.zeros_like(mean), paddle.zeros_like(variance)
-    outputs = native(x, batch_mean, batch_variance, weight, bias, is_test, 0.0, *rest)
+    outputs = native(x * factor, batch_mean, batch_variance, weight, bias, is_test, 0.0, epsilon, *rest)
     with paddle.no_grad():
-        paddle.assign(momentum * mean + (1 - momentum) * batch_mean, mean)
-        paddle.assign(momentum * variance + (1 - momentum) * batch_variance, variance)
+        paddle.assign(momentum * mean + (1 - momentum) * batch_mean / factor, mean)
+        paddle.assign(momentum * variance + (1 - momentum) * batch_variance / factor**2, variance)
     return outputs
+
+
+def norm(native: Callable, x, weight, bias, epsilon, *rest) -> paddle.Tensor:
+    epsilon, factor = _float32_epsilon(epsilon)
+    return native(x * factor, weight, bias, epsilon, *rest)
 
 
 def p_norm(native: Callable, x, p, axis, epsilon, keepdim, as_vector) -> paddle.Tensor:
     """The kernel's backward divides by the norm plus 1e-12, which shows in weight norm's."""
-    if p != 2.0 or as_vector:
+    if not 1 < p < math.inf or as_vector:
         return native(x, p, axis, epsilon, keepdim, as_vector)
-    squares = (x * x).sum(axis, keepdim=keepdim)
-    is_zero = squares == 0  # where the gradient is 0
-    norm = paddle.sqrt(paddle.where(is_zero, squares + 1, squares))
-    return paddle.where(is_zero, paddle.zeros_like(squares), norm)
+    powers = (x * x if p == 2 else x.abs() ** p).sum(axis, keepdim=keepdim)
+    is_zero = powers == 0  # where the gradient is 0
+    norm = paddle.where(is_zero, powers + 1, powers)
+    norm = paddle.sqrt(norm) if p == 2 else norm ** (1 / p)
+    return paddle.where(is_zero, paddle.zeros_like(powers), norm)
 
 
 def _window_sizes(x: paddle.Tensor, y: paddle.Tensor, args: tuple) -> np.ndarray:
@@ -122,8 +201,14 @@ def interpolate(native: Callable, x: paddle.Tensor, *args) -> paddle.Tensor:
     return x
 
 
-REPLACED = {**ACTIVATIONS, "batch_norm": batch_norm, "p_norm": p_norm, "pool2d": pool, "pool3d": pool}
-REPLACED |= {f"{way}linear_interp": interpolate for way in ("", "bi", "tri")} | {"bicubic_interp": interpolate}
+NORMS = {"batch_norm": batch_norm, **dict.fromkeys(("layer_norm", "instance_norm", "group_norm"), norm)}
+POOLS = {"pool2d": pool, "pool3d": pool}
+INTERPOLATIONS = dict.fromkeys(("linear_interp", "bilinear_interp", "trilinear_interp", "bicubic_interp"), interpolate)
+OTHERS = {"rrelu": rrelu, "pow": power, "scale": scale, "logit": logit, "addmm": addmm, "p_norm": p_norm}
+OTHERS |= {"huber_loss": huber_loss, "label_smooth": label_smooth}
+KERNELS = {**ACTIVATIONS, **NORMS, **POOLS, **INTERPOLATIONS, **OTHERS}
+REPLACED = {(ops, name): exact for name, exact in KERNELS.items()} | {(F, "cross_entropy"): cross_entropy}
+REPLACED |= {(paddle.Tensor, f"__{name}__"): operator for name in ("add", "radd", "sub", "rsub", "pow")}
 
 
 def _guarded(native: Callable, exact: Callable) -> Callable:
@@ -137,4 +222,4 @@ def _guarded(native: Callable, exact: Callable) -> Callable:
 
 def exact_constants() -> AbstractContextManager:
     """Exact float64 arithmetic in this context; may be nested."""
-    return patched({(ops, name): _guarded(getattr(ops, name), exact) for name, exact in REPLACED.items()})
+    return patched({place: _guarded(getattr(*place), exact) for place, exact in REPLACED.items()})
