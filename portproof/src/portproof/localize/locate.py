@@ -17,7 +17,7 @@ from portproof.backends.model import Model
 from portproof.backends.question import Question, Run
 from portproof.backends.trace import CALLS, OUTPUT, UPSTREAM, Inputs, ModuleCall
 from portproof.compare import FAIL, Row, compare, tensor_item
-from portproof.localize.isolated import AT_KINKS, OTHER_FORM, IsolatedRun, IsolatedRuns, has_upstream
+from portproof.localize.isolated import AT_KINKS, MORE_VALUES, OTHER_FORM, IsolatedRun, IsolatedRuns, has_upstream
 from portproof.mapping.map_search import alike
 from portproof.mapping.module_calls import EXACT
 from portproof.mapping.name_map import NameMap
@@ -126,7 +126,7 @@ class _Search:
         self.faulty, self.different = faulty, different
         self.built_differently: dict[str, str] = {}  # {label: in what}
         self.found: dict[str, IsolatedRun] = {}
-        self.at_kinks: dict[str, IsolatedRun] = {}  # at fault only if nothing else is
+        self.excused: dict[str, IsolatedRun] = {}  # at fault only if nothing else is
         self.inside: dict[str, list[str]] = defaultdict(list)  # by the mapped call around
         for label in self.calls:  # blocks come after their layers
             if label in self.mapped and label != OUTPUT:
@@ -141,8 +141,11 @@ class _Search:
             self._search_around(OUTPUT, set(differing), KINDS)
         else:
             self._search(OUTPUT)
-        if differing and self.at_kinks and all(label == OUTPUT and run.is_late for label, run in self.found.items()):
-            self.found = dict(self.at_kinks)
+        whole = self.found.get(OUTPUT)
+        if differing and len(self.found) == bool(whole) and (not whole or whole.is_late or whole.has_other_shape):
+            late = "gradient" in differing if whole is None else whole.is_late
+            excused = {label: run for label, run in self.excused.items() if run.is_late == late}
+            self.found = excused or self.found
             self.built_differently = {k: word for k, word in self.built_differently.items() if k not in self.found}
         forward = [label for label in self.calls if label in self.found and not self.found[label].is_late]
         late = [label for label, run in self.found.items() if run.is_late]
@@ -167,9 +170,9 @@ class _Search:
         if self.different.get(label) == OTHER_VALUES:
             kinds = {"buffer"}
         every = self._run(label)
-        if every.is_late and not self.runs.ref.is_recorded and self._run(label, moved=True).passed:
-            self.built_differently[label] = AT_KINKS
-            self.at_kinks[label] = every
+        if (every.is_late or every.has_other_shape) and self._is_excused(label):
+            self.built_differently[label] = AT_KINKS if every.is_late else MORE_VALUES
+            self.excused[label] = every
             return False
         run, word = every.narrowed(kinds), every.attempt.built_differently
         is_complete = every.attempt.complete
@@ -210,9 +213,12 @@ class _Search:
         """In float32 only of layers: a branch flip by rounding moves a block's by a percent."""
         return self.dtype == "float64" or self.runs.ref.modules[self.calls[label].name].is_leaf
 
-    def _run(self, label: str, moved: bool = False) -> IsolatedRun:
+    def _is_excused(self, label: str) -> bool:
+        return not self.runs.ref.is_recorded and self._run(label, lenient=True).passed
+
+    def _run(self, label: str, lenient: bool = False) -> IsolatedRun:
         backward = self.backward and self._judges_gradients(label) and has_upstream(self.calls[label])
-        return self.runs.run(label, self.dtype, backward, moved=moved)
+        return self.runs.run(label, self.dtype, backward, lenient=lenient)
 
     def _search_inside(self, label: str, kinds: Collection[str]) -> bool:
         if self.inside[label]:

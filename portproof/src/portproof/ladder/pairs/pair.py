@@ -192,8 +192,9 @@ class Pair:
         self.ref.float32_data = [key for key, array in ref.items() if key not in matched and is_rounded(array)]
         tensors = self.name_map.tensors
         for model, mapped, whose in ((self.ref, tensors.keys(), ""), (self.port, set(tensors.values()), "the port's ")):
-            spare = {key: slot for key, slot in model.slots.items() if slot.is_buffer and key not in mapped}
-            model.float32_data += [whose + key for key, slot in spare.items() if is_rounded(model.held[slot.tensor])]
+            spare = [key for key, slot in model.slots.items() if slot.is_buffer and key not in mapped]
+            arrays = model.arrays() if spare else {}
+            model.float32_data += [whose + key for key in spare if is_rounded(arrays[key])]
         if self.strict:
             self.ref.float32_data = self.port.float32_data = []
         if taken:
