@@ -67,7 +67,7 @@ COMBINATIONS = {
     "torch 2.12": Combination("3.12", "2.12.1", "3.3.1"),
     "torch 2.14": Combination("3.13", "2.14.1", "3.3.1"),
 }
-FILES = ("mapping", "align", "align_kinds", "convert", "fp64_torch", "versions")
+FILES = ("mapping", "align", "align_kinds", "convert", "fp64_torch", "float64_constants", "versions")
 # Of the corpus, these are judged by `align`, and recorded and judged from the file.
 CORPUS = (
     "vit, position frozen",
