@@ -25,8 +25,8 @@ ACTIVATIONS = {
     "celu": lambda _, x, alpha: x.clip(min=0.0) + alpha * paddle.expm1(x.clip(max=0.0) / alpha),
     "selu": lambda _, x, scale, alpha: scale * (x.clip(min=0.0) + alpha * paddle.expm1(x.clip(max=0.0))),
     "leaky_relu": lambda _, x, slope: paddle.where(x > 0, x, x * slope),
-    "softplus": lambda _, x, beta, end: paddle.where(
-        x * beta > end, x, paddle.log1p(paddle.exp((x * beta).clip(max=end))) / beta
+    "softplus": lambda _, x, beta=1.0, threshold=20.0, name=None: paddle.where(
+        x * beta > threshold, x, paddle.log1p(paddle.exp((x * beta).clip(max=threshold))) / beta
     ),
     "softshrink": lambda _, x, end: x - x.clip(-end, end),
     "thresholded_relu": lambda _, x, end, value=0.0: paddle.where(x > end, x, paddle.full_like(x, value)),
