@@ -7,6 +7,7 @@ order of definition, containers, layouts. A fault is one change of what the port
 from __future__ import annotations
 
 import random
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -141,7 +142,7 @@ def grown_node(draws: random.Random, site: str, width: int, kinds: Sequence[str]
     kind = draws.choice([k for k in kinds if not depth or k not in ("branches", "image_branches", "repeated")])
     node = Node(kind, site, width)
     yes = draws.random() < 0.5
-    activation, epsilon = draws.choice(list(ACTIVATIONS)), draws.choice((1e-5, 1e-6, 1e-3))
+    activation, epsilon = draws.choice(list(ACTIVATIONS)), draws.choice((1e-5, 1e-6, 1e-4))
     norm = {"norm": draws.choice(("layer", "rms", "none")), "epsilon": epsilon}
     image_norm = {"norm": draws.choice(("batch", "batch", "group", "none")), "epsilon": epsilon}
     if kind == "mlp":
@@ -272,9 +273,14 @@ class Program:
     def __init__(self, tree: Tree, side: str, ref: Program | None = None, fault: tuple[str, str] | None = None) -> None:
         self.tree, self.side, self.ref, self.chosen = tree, Side(side), ref, fault
         self.draws = random.Random(f"{tree.seed} {side}")
-        self.naming = self.draws.choice(("plain", "plain", "synonyms", "numbered"))
-        self.reordered = self.draws.random() < 0.3
-        self.sequence_first = tree.world != "images" and self.draws.random() < 0.2
+        self.departing = self.draws.choice((0.03, 0.1, 0.3))  # share of what is not spelled as in the reference
+        self.spelled: dict[str, list[Any]] = defaultdict(list)
+        self.kinds: set[str] = set()  # of what is spelled otherwise
+        names = ("plain", "plain", "synonyms", "numbered")
+        self.naming = self.drawn("names", self.draws.choice(names), names)
+        self.reordered = self.drawn("reordered", self.draws.random() < 0.3, (False, True))
+        first = tree.world != "images" and self.draws.random() < 0.2
+        self.sequence_first = self.drawn("sequence first", first, (False, True))
         self.texts: list[str] = []  # of classes
         self.helpers: dict[str, str] = {}
         self.tensors: dict[str, Held] = {}
@@ -282,9 +288,20 @@ class Program:
         self.modules: dict[str, str] = {"net": ""}  # {site: its own module}
         self.faults: list[tuple[str, str]] = []
         self.fused: set[str] = set()
-        self.kinds = {f"names {self.naming}"}
-        self.kinds |= {word for word in ("reordered", "sequence_first") if getattr(self, word)}
         self.source = self._written()
+
+    def drawn(self, what: str, own: Any, options: Sequence[Any]) -> Any:
+        """How something is spelled: as drawn, `own`, or mostly as the reference has it, if that is an option."""
+        number = len(self.spelled[what])
+        others = self.ref.spelled[what] if self.ref else []
+        chosen, other = own, others[number] if number < len(others) else None
+        departs = self.draws.random() < self.departing
+        if self.ref and not departs and (other in options or False in options):
+            chosen = other if other in options else False
+        self.spelled[what].append(chosen)
+        if self.ref and chosen != other and (chosen or other):
+            self.kinds.add(f"{what}: {other} -> {chosen}" if isinstance(chosen, str) else what)
+        return chosen
 
     def fault(self, site: str, kind: str) -> bool:
         """Whether this possible fault is the chosen one."""
@@ -295,9 +312,8 @@ class Program:
 
     def _written(self) -> str:
         names = self.tree.names
-        if len(names) > 1 and self.draws.random() < 0.3:
-            names = names[::-1]
-            self.kinds.add("arguments swapped")
+        swapped = len(names) > 1 and self.drawn("arguments swapped", self.draws.random() < 0.3, (False, True))
+        names = names[::-1] if swapped else names
         scope = Scope(self, "net", "", names)
         results = network(scope, self.tree)
         self.texts.append(scope.text("Net", results))
@@ -329,16 +345,11 @@ class Scope:
         lines = [*start, f"def forward(self, {', '.join(self.arguments)}):", *(f"    {line}" for line in code)]
         return "\n".join([f"class {name}({self.side.base}):", *(f"    {line}" if line else "" for line in lines)])
 
-    def chance(self, share: float, kind: str = "") -> bool:
-        yes = self.draws.random() < share
-        if yes and kind:
-            self.program.kinds.add(kind)
-        return yes
+    def chance(self, share: float, kind: str) -> bool:
+        return self.program.drawn(kind, self.draws.random() < share, (False, True))
 
     def pick(self, what: str, *options: str) -> str:
-        chosen = self.draws.choice(options)
-        self.program.kinds.add(f"{what} {chosen}")
-        return chosen
+        return self.program.drawn(what, self.draws.choice(options), options)
 
     def fault(self, site: str, kind: str) -> bool:
         return self.program.fault(site, kind)
@@ -475,7 +486,7 @@ def dense(
     leaf = f"{site}.{role}"
     parts = parts or (leaf,)
     style = s.pick("linear", "module", "module", "module", "raw", "weights")
-    turned, deeper = s.chance(0.5), s.chance(0.1)
+    turned, deeper = s.chance(0.5, "turned"), s.chance(0.1, "one level deeper")
     unused = bias and s.fault(leaf, "bias unused")
     stopped = s.fault(leaf, "weight without gradient")
     transposed = n_in == n_out and len(parts) == 1 and style != "raw" and s.fault(leaf, "weight transposed")
@@ -506,8 +517,10 @@ def dense(
 def activate(s: Scope, site: str, kind: str, x: str, role: str = "act") -> str:
     leaf, spelled = f"{site}.{role}", ACTIVATIONS[kind]
     s.here(leaf)
-    style, deeper = s.pick("activation", "module", "function"), s.chance(0.1)
+    style, deeper = s.pick("activation", "module", "function"), s.chance(0.1, "one level deeper")
     if s.fault(leaf, "activation"):
+        if style == "module":
+            s.name(role)  # so that others keep theirs
         return s.let(spelled[4].format(x))
     if style == "module":
         return s.layer(leaf, role, f"nn.{spelled[0 if s.side.torch else 1]}", {}, x, deeper)
@@ -576,7 +589,7 @@ def batch_normalize(s: Scope, leaf: str, options: dict[str, Any], x: str, width:
 def convolve(s: Scope, site: str, x: str, n_in: int, n_out: int, size: int, axes: int, role: str = "conv") -> str:
     leaf, padding = f"{site}.{role}", size // 2
     s.here(leaf)
-    style, deeper = s.pick("convolution", "module", "module", "bias apart", "raw"), s.chance(0.1)
+    style, deeper = s.pick("convolution", "module", "module", "bias apart", "raw"), s.chance(0.1, "one level deeper")
     unused = s.fault(leaf, "bias unused")
     if padding and s.fault(leaf, "padding"):
         x, padding = s.let(f"F.pad({x}, {[0, 2 * padding] * axes})"), 0
@@ -653,15 +666,15 @@ def attend(
     q, k, v = (s.let(s.side.swap(part + in_parts, 1, 2, 4)) for part in (q, k, v))
     if node.options.get("rotary"):
         q, k = rotate(s, node, q, k, size)
-    scale = f" * {size} ** -0.5" if s.chance(0.5) else f" / math.sqrt({size})"
+    scale = f" * {size} ** -0.5" if s.chance(0.5, "power") else f" / math.sqrt({size})"
     scale = "" if s.fault(site, "scale missing") else scale
     scores = s.let(f"{q} @ {s.side.swap(k, 2, 3, 4)}{scale}")
-    low = s.draws.choice(("-1e9", "float('-inf')"))
+    low = s.pick("hidden", "-1e9", "float('-inf')")
     if node.options.get("causal"):
         diagonal = 1 + s.fault(site, "mask off by one")
         triangle = f"np.triu(np.ones([{TIME}, {TIME}]), {diagonal})"
         made = s.side.constant(triangle, "bool")
-        hidden = s.buffer("causal", made, s.chance(0.3)) if s.pick("table", "buffer", "forward") == "buffer" else made
+        hidden = s.buffer("causal", made, s.chance(0.3, "saved")) if s.pick("table", "buffer", "forward") == "buffer" else made
         scores = s.let(f"{scores}.masked_fill({hidden}, {low})")
     if mask:
         kept = "" if s.fault(site, "mask inverted") else "~"
@@ -764,7 +777,7 @@ def recurrent(s: Scope, node: Node, x: str) -> list[str]:
     s.here(leaf)
     held = {f"{name}_l0": vector(f"{leaf}.{name}", *shape) for name, shape in shapes.items()}
     if style == "library":
-        natural = s.program.sequence_first == s.chance(0.7)  # whether time is second for the library, too
+        natural = s.program.sequence_first == s.chance(0.7, "batch first")  # whether time is second for the library, too
         time_first = s.program.sequence_first if natural else not s.program.sequence_first
         word = f"batch_first={not time_first}" if s.side.torch else f"time_major={time_first}"
         given = s.let(s.side.swap(x, 0, 1, 3)) if time_first != s.program.sequence_first else x
@@ -862,6 +875,7 @@ def straight_through(s: Scope, node: Node, x: str) -> list[str]:
         y = s.let(f"{y} + {s.side.stop(f'({hard} - {y})')}")
     else:
         y = s.let(f"{s.side.stop(hard)} + ({y} - {s.side.stop(y)})")
+    y = dense(s, node.site, "second", y, node.width, node.width)
     return with_residual(s, node, x, y)
 
 
@@ -1042,7 +1056,7 @@ def stem(s: Scope, tree: Tree) -> str:
         s.tied = f"{called}[0].weight" if s.program.places[leaf][0].endswith(".0") else f"{called}.weight"
     else:
         s.tied = s.parameter("embedding", weight)
-        x = s.let(f"F.embedding(x, {s.tied})" if s.chance(0.5) else f"{s.tied}[x]")
+        x = s.let(f"F.embedding(x, {s.tied})" if s.chance(0.5, "function for rows") else f"{s.tied}[x]")
     if node.options["position"] == "learned":
         table = s.parameter("position", vector("net.position", 1, TIME, width))
         x = s.let(f"{x} + {table}")
@@ -1119,7 +1133,7 @@ class Pair:
 
     @property
     def kinds(self) -> set[str]:
-        return self.tree.kinds | self.ref.kinds | self.port.kinds
+        return self.tree.kinds | self.port.kinds
 
     @property
     def right_places(self) -> list[str]:
