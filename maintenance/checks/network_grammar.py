@@ -124,7 +124,9 @@ def grown_tree(seed: int) -> Tree:
     stem = Node(f"{world}_stem", "net.stem", width)
     if world == "words":
         stem.options = {"position": draws.choice(("none", "learned", "table")), "spectral": draws.random() < 0.15}
-    blocks = [grown_node(draws, f"net.{i}", width, IMAGE_KINDS) for i in range(world == "images" and draws.choice((1, 2)))]
+    blocks = [
+        grown_node(draws, f"net.{i}", width, IMAGE_KINDS) for i in range(world == "images" and draws.choice((1, 2)))
+    ]
     if world == "images":
         blocks.append(Node("tokens", f"net.{len(blocks)}", width, {"pool": draws.random() < 0.5}))
     kinds = [kind for kind in TOP_KINDS if world != "images" or kind not in ("cross", "masked")]
@@ -215,7 +217,7 @@ class Side:
         store = "{0}.copy_({1})" if self.torch else "{0}.set_value({1})"
         mean = store.format("mean", "(1 - momentum) * mean + momentum * now")
         variance = store.format("variance", "(1 - momentum) * variance + momentum * spread * rest")
-        return f'''
+        return f"""
 def batch_norm(x, mean, variance, weight, bias, training, epsilon, momentum=0.1, unbiased=True):
     axes = [i for i in range(x.ndim) if i != 1]
     shape = [1, -1] + [1] * (x.ndim - 2)
@@ -230,7 +232,7 @@ def batch_norm(x, mean, variance, weight, bias, training, epsilon, momentum=0.1,
         mean, variance = now, spread
     x = (x - mean.reshape(shape)) / {self.name}.sqrt(variance.reshape(shape) + epsilon)
     return x * weight.reshape(shape) + bias.reshape(shape)
-'''
+"""
 
     def batch_norm_class(self) -> str:
         mean, variance = self.statistics
@@ -276,7 +278,7 @@ class Program:
         self.departing = self.draws.choice((0.03, 0.1, 0.3))  # share of what is not spelled as in the reference
         self.spelled: dict[str, list[Any]] = defaultdict(list)
         self.kinds: set[str] = set()  # of what is spelled otherwise
-        names = ("plain", "plain", "synonyms", "numbered")
+        names = ("plain", "plain", "plain", "synonyms", "synonyms", "numbered")
         self.naming = self.drawn("names", self.draws.choice(names), names)
         self.reordered = self.drawn("reordered", self.draws.random() < 0.3, (False, True))
         first = tree.world != "images" and self.draws.random() < 0.2
@@ -552,9 +554,7 @@ def normalize(s: Scope, site: str, options: dict[str, Any], x: str, width: int, 
     if kind == "layer":
         axis = 1 if wrong_axis else -1
         centered = s.let(f"{x} - {x}.mean({axis}, keepdim=True)")
-        return s.let(
-            f"{centered} / {s.t}.sqrt(({centered} ** 2).mean({axis}, keepdim=True) + {epsilon}) * {w} + {b}"
-        )
+        return s.let(f"{centered} / {s.t}.sqrt(({centered} ** 2).mean({axis}, keepdim=True) + {epsilon}) * {w} + {b}")
     groups = s.let(f"{x}.reshape([{x}.shape[0], 2, -1])")
     centered = s.let(f"{groups} - {groups}.mean(-1, keepdim=True)")
     scaled = s.let(f"{centered} / {s.t}.sqrt(({centered} ** 2).mean(-1, keepdim=True) + {epsilon})")
@@ -591,11 +591,13 @@ def convolve(s: Scope, site: str, x: str, n_in: int, n_out: int, size: int, axes
     s.here(leaf)
     style, deeper = s.pick("convolution", "module", "module", "bias apart", "raw"), s.chance(0.1, "one level deeper")
     unused = s.fault(leaf, "bias unused")
-    if padding and s.fault(leaf, "padding"):
+    wrong = padding > 0 and s.fault(leaf, "padding")
+    if wrong and style == "raw":
         x, padding = s.let(f"F.pad({x}, {[0, 2 * padding] * axes})"), 0
     weight = vector(f"{leaf}.weight", n_out, n_in, *[size] * axes)
     bias = vector(f"{leaf}.bias", n_out)
-    name = f"nn.Conv{axes}{s.side.d}({n_in}, {n_out}, {size}, padding={padding}"
+    rest = ", padding_mode='circular'" if wrong else ""
+    name = f"nn.Conv{axes}{s.side.d}({n_in}, {n_out}, {size}, padding={padding}{rest}"
     if style == "module" and not unused:
         return s.layer(leaf, role, f"{name})", {"weight": weight, "bias": bias}, x, deeper)
     if style == "module":
@@ -643,9 +645,7 @@ def attention(s: Scope, node: Node, x: str, other: str = "") -> list[str]:
     return with_residual(s, node, start, y)
 
 
-def attend(
-    s: Scope, node: Node, x: str, memory: str, mask: str, heads: int, outside_is_first: bool = False
-) -> str:
+def attend(s: Scope, node: Node, x: str, memory: str, mask: str, heads: int, outside_is_first: bool = False) -> str:
     """`outside_is_first`: the memory has batches first in any layout."""
     site, width, name = node.site, node.width, s.t
     size = width // heads
@@ -674,7 +674,11 @@ def attend(
         diagonal = 1 + s.fault(site, "mask off by one")
         triangle = f"np.triu(np.ones([{TIME}, {TIME}]), {diagonal})"
         made = s.side.constant(triangle, "bool")
-        hidden = s.buffer("causal", made, s.chance(0.3, "saved")) if s.pick("table", "buffer", "forward") == "buffer" else made
+        hidden = (
+            s.buffer("causal", made, s.chance(0.3, "saved"))
+            if s.pick("table", "buffer", "forward") == "buffer"
+            else made
+        )
         scores = s.let(f"{scores}.masked_fill({hidden}, {low})")
     if mask:
         kept = "" if s.fault(site, "mask inverted") else "~"
@@ -682,9 +686,7 @@ def attend(
             scores = s.let(f"{scores}.masked_fill({kept}{mask}[:, None, None, :], {low})")
         else:
             kept = "" if kept else "~"
-            scores = s.let(
-                f"{name}.where({kept}{mask}[:, None, None, :], {scores}, {name}.full_like({scores}, -1e9))"
-            )
+            scores = s.let(f"{name}.where({kept}{mask}[:, None, None, :], {scores}, {name}.full_like({scores}, -1e9))")
     axis = -2 if s.fault(site, "axis of softmax") else -1
     y = s.let(f"F.softmax({scores}, {axis}) @ {v}")
     merged = y if heads > 1 and s.fault(site, "heads merged in the wrong order") else s.side.swap(y, 1, 2, 4)
@@ -777,7 +779,9 @@ def recurrent(s: Scope, node: Node, x: str) -> list[str]:
     s.here(leaf)
     held = {f"{name}_l0": vector(f"{leaf}.{name}", *shape) for name, shape in shapes.items()}
     if style == "library":
-        natural = s.program.sequence_first == s.chance(0.7, "batch first")  # whether time is second for the library, too
+        natural = s.program.sequence_first == s.chance(
+            0.7, "batch first"
+        )  # whether time is second for the library, too
         time_first = s.program.sequence_first if natural else not s.program.sequence_first
         word = f"batch_first={not time_first}" if s.side.torch else f"time_major={time_first}"
         given = s.let(s.side.swap(x, 0, 1, 3)) if time_first != s.program.sequence_first else x
@@ -977,9 +981,7 @@ def quantizer(s: Scope, node: Node, x: str) -> list[str]:
     nearest = s.let(f"{book}[{distances}.argmin(-1)]")
     stop, share = s.side.stop, 0.5 if s.fault(node.site, "constant") else 0.25
     pair = (y, nearest) if not s.fault(node.site, "detach in the wrong place") else (nearest, y)
-    loss = s.let(
-        f"(({stop(pair[0])} - {pair[1]}) ** 2).mean() + {share} * (({pair[0]} - {stop(pair[1])}) ** 2).mean()"
-    )
+    loss = s.let(f"(({stop(pair[0])} - {pair[1]}) ** 2).mean() + {share} * (({pair[0]} - {stop(pair[1])}) ** 2).mean()")
     if s.fault(node.site, "straight-through missing"):
         return [s.let(f"{nearest} * 1.0"), loss]
     return [s.let(f"{y} + {stop(f'({nearest} - {y})')}"), loss]

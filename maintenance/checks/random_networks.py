@@ -130,7 +130,9 @@ def results_of(
         total, rng = 0.0, np.random.default_rng([program.tree.seed, 22])
         for i, output in enumerate(outputs):
             upstream = rng.normal(size=tuple(output.shape))
-            upstream = framework.from_numpy(np.asarray(upstream)) if program.side.torch else framework.to_tensor(upstream)
+            upstream = (
+                framework.from_numpy(np.asarray(upstream)) if program.side.torch else framework.to_tensor(upstream)
+            )
             total = total + (output * upstream).sum()
             found[f"output {i}"] = output.detach().numpy()
         total.backward()
