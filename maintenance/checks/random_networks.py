@@ -5,7 +5,7 @@
   python maintenance/checks/random_networks.py --show 7                         prints the programs of a seed
   python maintenance/checks/random_networks.py --self-check --seeds 300         judges the grammar alone
 
-A grammar (network_grammar.py) makes a tree of each seed and writes it as a PyTorch program and as a PaddlePaddle one,
+A grammar (network_grammar/) makes a tree of each seed and writes it as a PyTorch program and as a PaddlePaddle one,
 in different styles, and once more with one fault. A fault that `align` passes counts as missed unless float64 runs of
 both ports on 100 inputs, made here, are equal up to 1e-12. The right place is the reference's module in which the fault
 is, or one around it, up to the first that the port has too. With --self-check the tree's own knowledge says which
@@ -22,6 +22,7 @@ import contextlib
 import io
 import json
 import linecache
+import os
 import random
 import traceback
 import warnings
@@ -51,7 +52,7 @@ def built(program: Program) -> Any:
     import paddle
     import torch
 
-    name = f"<seed {program.tree.seed}, {program.side.name}{', faulty' if program.chosen else ''}>"
+    name = f"<random network in {program.side.name}>"
     linecache.cache[name] = (len(program.source), None, program.source.splitlines(True), name)
     names: dict[str, Any] = {"__name__": name}
     exec(compile(program.source, name, "exec"), names)
@@ -120,8 +121,8 @@ def results_of(
                 if isinstance(layer, (framework.nn.GRU, framework.nn.LSTM)):
                     layer.train()
         given = {}
-        for name, array in inputs.items():
-            array = array.astype(np.float64) if array.dtype == np.float32 else array
+        for name, raw in inputs.items():
+            array = raw.astype(np.float64) if raw.dtype == np.float32 else raw
             given[name] = framework.from_numpy(array) if program.side.torch else framework.to_tensor(array)
             if array.dtype == np.float64:
                 given[name].requires_grad = True
@@ -256,7 +257,7 @@ def judged_seed(seed: int) -> dict[str, Any]:
     faithful, said = judged(pair, pair.port)
     faulty, said_of_faulty = judged(pair, pair.faulty)
     if faithful != "passed" and faulty != "crash":  # which hides what is said of the fault
-        faulty, said_of_faulty = "not told", said_of_faulty
+        faulty = "not told"
     return {
         "seed": seed,
         "faithful": faithful,
@@ -336,6 +337,7 @@ def main(args: argparse.Namespace) -> int:
         return shown(args.show, args.save)
     if args.save:
         raise UserError("--save goes with --show: say of which seed")
+    os.environ.setdefault("GLOG_minloglevel", "2")  # PaddlePaddle's warnings of types, each time
     first = random.SystemRandom().randrange(2**31) if args.first is None else args.first
     seeds = list(range(first, first + args.seeds))
     print(f"seeds {first} to {seeds[-1]}", flush=True)
