@@ -1,8 +1,8 @@
 """A grammar of small networks: one seed's tree is written as two programs, in PyTorch and PaddlePaddle.
 
-A tree says what is computed (tree.py). How it is spelled (spelling.py, layers.py, blocks.py) each side draws for itself:
-modules or functions, fused or apart, names, order of definition, containers, layouts. A fault is one change of what the
-port computes, at a known place.
+A tree says what is computed (tree.py). Each side draws for itself how it is spelled (spelling.py, layers.py,
+blocks.py): modules or functions, fused or apart, names, order of definition, containers, layouts. A fault is one change
+of what the port computes, at a known place.
 """
 
 from __future__ import annotations

@@ -138,7 +138,7 @@ class Program:
     def __init__(self, tree: Tree, side: str, ref: Program | None = None, fault: tuple[str, str] | None = None) -> None:
         self.tree, self.side, self.ref, self.chosen = tree, Side(side), ref, fault
         self.draws = random.Random(f"{tree.seed} {side}")
-        self.departing = self.draws.choice((0.03, 0.1, 0.3))  # share of what is not spelled as in the reference
+        self.departing = self.draws.choice((0.05, 0.15, 0.4))  # share of what is not spelled as in the reference
         self.spelled: dict[str, list[Any]] = defaultdict(list)
         self.kinds: set[str] = set()  # of what is spelled otherwise
         names = ("plain", "plain", "plain", "synonyms", "synonyms", "numbered")
@@ -204,7 +204,7 @@ class Scope:
     def text(self, name: str, results: Sequence[str]) -> str:
         init = list(self.init)
         if self.program.reordered:
-            self.draws.shuffle(init)
+            random.Random(f"{self.program.tree.seed} {self.path}").shuffle(init)
         init += self.last
         start = ["def __init__(self):", "    super().__init__()", *(f"    {line}" for line in init), ""] if init else []
         code = [*self.code, f"return {', '.join(results)}"]
