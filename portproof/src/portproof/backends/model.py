@@ -16,9 +16,10 @@ import numpy as np
 
 from portproof.arrays import same_bits
 from portproof.backends.lent import as_it_was, owned_tensors, taken_gradients
-from portproof.backends.question import Memory, Question, Run, perturbed, to_precision
+from portproof.backends.question import CONSTANTS, Memory, Question, Run, perturbed, to_precision
 from portproof.backends.slots import Module, Named, Slot, describe, read_slots
 from portproof.backends.trace import CALLS, OUTPUT, OUTPUTS, Inputs, Trace, is_array, map_tensors, tensors_at, tracing
+from portproof.compare.ruler import is_rounded, moved_by_rounding
 from portproof.io.process import count_pass
 from sturdyio.cli import MachineError, UserError, one_line, user_code
 
@@ -49,9 +50,10 @@ class Model:
         self._values = dict(values)
         self.in_train: dict[str, np.ndarray] = {}  # values of train mode, where they differ
         self.branches: dict[str, dict[str, bool]] = {}  # {mode: {branch: entered}}, see branches.py
-        self.float32_data: list[str] = []  # constants that the other side does not have
+        self.float32_data: list[str] = []  # rounded constants that the other side does not hold
         self.is_watched = False  # whether a pass notes what it enters
         self.conditions: set[str] = set()  # modules in which Python decides by a tensor
+        self.reassigned: set[str] = set()  # tensor attributes that a run with moved constants computed anew
         self.switched_off: set[str] = set()  # random modules that stay in eval mode
         self.passes: Counter[str] = Counter()  # counts of "whole" and "alone" runs
         self.set_pieces({})
@@ -102,6 +104,13 @@ class Model:
     def constants(self) -> dict[str, np.ndarray]:
         """Float and complex tensors that are no weights: unsaved buffers and tensor attributes."""
         raise NotImplementedError
+
+    def rounded_constants(self) -> dict[str, np.ndarray]:
+        """`constants`, and saved buffers of no library layer, that float32 has rounded; by state_dict key."""
+        custom = (module for module in self._whole.values() if not module.kind)
+        saved = {slot.tensor for module in custom for slot in module.slots.values() if slot.is_buffer}
+        found = {key: array for key, array in self._values.items() if key in saved}
+        return {key: array for key, array in (self.constants() | found).items() if is_rounded(array)}
 
     def ask(self, question: Question) -> Run:
         """Run the model, or the question's module. Exceptions are noted in `trace.error`."""
@@ -313,26 +322,32 @@ class BackendModel(Model):
     @contextmanager
     def _with_weights(self, name: str, dtype: str, train: bool, perturbation: int = 0) -> Iterator[Any]:
         backend, module, values = self.backend, self._parts[name], self._values_in(train)
-        rng = np.random.default_rng([perturbation, 0]) if perturbation else None
+        rng = np.random.default_rng([perturbation, 0]) if perturbation > 0 else None
+        draws, held = np.random.default_rng(0), self.rounded_constants() if perturbation == CONSTANTS else {}
+        moved = {key: moved_by_rounding(array, draws) for key, array in held.items()}
         with as_it_was(backend, module) as owned:
             for tensor in owned:
                 key = self._keys.get(id(tensor))
-                value = backend.to_array(tensor, copy=False) if key is None else values[key]
+                value = backend.to_array(tensor, copy=False) if key is None else moved.get(key, values[key])
                 if rng is not None:
                     value = perturbed(value, dtype, rng)
                 backend.put(tensor, value, dtype, self.device)
             for part_name, part in self._inside[name]:
-                self._lend_attributes(part_name, part, dtype)
+                self._lend_attributes(part_name, part, dtype, moved)
+            lent = {key: _attribute(self._parts, key) for key in moved.keys() - values.keys()}
             yield module
+            self.reassigned |= {key for key, tensor in lent.items() if _attribute(self._parts, key) is not tensor}
 
-    def _lend_attributes(self, name: str, part: Any, dtype: str) -> None:
+    def _lend_attributes(self, name: str, part: Any, dtype: str, moved: Mapping[str, np.ndarray]) -> None:
         """Convert tensor attributes to `dtype` and detach them; they are looked up once."""
         if name not in self._with_tensors:
             own = [key for key in vars(part) if key not in self.backend.module_attributes]
             self._with_tensors[name] = [key for key in own if tensors_at(vars(part)[key], self._is_attribute)]
         for attribute in self._with_tensors[name]:
             value = vars(part)[attribute]
-            if (name, attribute) in self._attributes:
+            if (key := f"{name}.{attribute}".lstrip(".")) in moved:
+                value = self._tensors(moved[key], dtype)
+            elif (name, attribute) in self._attributes:
                 value = self._tensors(self._attributes[name, attribute], dtype)
             else:
                 value = map_tensors(value, self._is_attribute, lambda t: self._tensors(self.backend.to_array(t), dtype))
@@ -365,7 +380,7 @@ class BackendModel(Model):
         backward = question.backward
         given, upstream = (call.args, call.kwargs), call.upstream
         only = None if question.keeps > OUTPUTS or not call.name else ()
-        if question.perturbation:
+        if question.perturbation > 0:
             rng = np.random.default_rng([question.perturbation, 1])
             given, upstream = map_tensors((given, upstream), is_array, lambda array: perturbed(array, dtype, rng))
         leaves = self._tensors(given, dtype, backward)
@@ -419,3 +434,9 @@ class BackendModel(Model):
                 before = sent.get(id(tensor), (tensor, 0.0))[1]
                 sent[id(tensor)] = tensor, before + gradient
         return [(tensor, self._tensors(np.asarray(gradient), dtype)) for tensor, gradient in sent.values()]
+
+
+def _attribute(parts: Mapping[str, Any], key: str) -> Any:
+    """A tensor attribute by its module's name, a dot, its own."""
+    name, _, attribute = key.rpartition(".")
+    return vars(parts[name]).get(attribute)

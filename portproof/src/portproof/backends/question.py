@@ -25,6 +25,9 @@ def to_precision(array: np.ndarray, dtype: str) -> np.ndarray:
     return in_rows(array, {"f": real, "c": complex_}.get(array.dtype.kind))
 
 
+CONSTANTS = -1  # as a perturbation: float32 constants alone are moved, by their rounding
+
+
 def perturbed(array: np.ndarray, dtype: str, rng: np.random.Generator) -> np.ndarray:
     """Move each number to its neighbour in `dtype`, up or down at random.
 
@@ -76,7 +79,7 @@ class Question:
     backward: bool = False
     keeps: int = OUTPUTS
     followed_by: str = ""  # module applied to the output; left out if inside
-    perturbation: int = 0  # number of the random draw; 0: none
+    perturbation: int = 0  # number of the random draw; 0: none; CONSTANTS
     mutation: Callable[[Any], Any] | None = None  # changes the module before the run
 
     @classmethod

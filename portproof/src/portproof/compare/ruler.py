@@ -13,7 +13,8 @@ run, FLOOR the rounding of sums that may cancel (see `noise_floor`).
     float32         S * 2^-29 * its distance in the float32 run         8.9e-16 (S U64) of inputs and weights
     perturbed       S * its largest distance in RUNS perturbed runs     1.8e-15 (2 S U64) of inputs and weights
     rounded         the sum of its distances in runs with one of the    6.0e-8 (U) of each of these numbers
-                    coefficients rounded to float32 on top
+                    coefficients rounded to float32 on top; and S
+                    times that in a run with float32 constants moved
     float32 data    (K + 1) * its distance in the float32 run           3.0e-7 ((K + 1) U) of inputs and weights
     its gradient    of a parameter: its gradient's limit, times         as in its gradient's limit
                     the largest change of any parameter over the
@@ -54,6 +55,11 @@ before it (float32 or perturbed) is less than HOPELESS times short: a normal num
 rounded: PaddlePaddle's optimizers keep their coefficients in float32. To first order their effects add up, so a port
 that rounds any of them is no farther away than the sum; the second order is 2^-24 of that. One run with all of them
 rounded would not do: effects may cancel in the reference and not in the port.
+
+A constant that a side holds in float32, such as a table of cosines, and that the other computes as it runs, is rounded
+on one side only. The side that holds it runs again in float64 with all such constants moved by what float32 may have
+rounded of them; what is computed anew from weights in each run moves nothing. Signs are drawn, and may cancel where
+those of the true rounding do not: hence S.
 
 float32 data: where a model makes a tensor of a float32 array, a float64 run holds rounded numbers.
 """
@@ -114,6 +120,16 @@ def is_rounded(array: np.ndarray) -> bool:
     return bool((np.isfinite(scaled) & (scaled != np.round(scaled))).any())
 
 
+def moved_by_rounding(array: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """A constant in float64, each value up or down by what float32 may have rounded of it (see `constant_atol`)."""
+    step = U * max(array.shape, default=1) * largest(array)
+
+    def moved(real: np.ndarray) -> np.ndarray:
+        return real.astype(np.float64) + step * rng.choice((-1.0, 1.0), real.shape)
+
+    return moved(array.real) + 1j * moved(array.imag) if array.dtype.kind == "c" else moved(array)
+
+
 def noise_floor(
     fp64_ref: Items,
     unit: float,
@@ -161,6 +177,11 @@ def distances(fp64_ref: Items, other: Items) -> dict[Item, float]:
         if item in other and other[item].shape == array.shape
     }
     return {item: distance for item, distance in found.items() if np.isfinite(distance)}
+
+
+def moved_distances(fp64_run: Items, moved: Items) -> dict[Item, float]:
+    """What float32 constants may move, from one run in which they are moved."""
+    return {item: S * distance for item, distance in distances(fp64_run, moved).items()}
 
 
 def kernel_atol(fp64_ref: Mapping[Any, np.ndarray], fp32_ref: Mapping[Any, np.ndarray]) -> dict[Any, float]:

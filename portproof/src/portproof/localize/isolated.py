@@ -17,12 +17,12 @@ from typing import Any, Optional
 import numpy as np
 
 from portproof.backends.model import Model
-from portproof.backends.question import Question, Run, to_precision
+from portproof.backends.question import CONSTANTS, Question, Run, to_precision
 from portproof.backends.slots import Module
 from portproof.backends.trace import OUTPUT, Inputs, ModuleCall, is_array, map_tensors, module_of
 from portproof.compare import FAIL, Item, Items, Row, tensor_item
 from portproof.compare.activations import off_kinks
-from portproof.compare.ruler import RUNS, UNIT_ROUNDOFF, Ruler, largest
+from portproof.compare.ruler import RUNS, UNIT_ROUNDOFF, Distances, Ruler, largest, moved_distances
 from portproof.mapping.map_search import Axes, alike, exchanged_axes, moved
 from portproof.mapping.name_map import NameMap
 from portproof.python39 import zip_strict
@@ -347,44 +347,57 @@ class IsolatedRuns:
             row = Row(Item("output 0", "output", module), FAIL, reason=reason)
             return IsolatedRun(attempt, [row], ref, {}, port_run)
         outputs = [array for item, array in ref.items() if item.kind == "output"]
-        given = dict(enumerate(port_run.output))
         cut = part_of(outputs, port_run.output) if lenient else None
         if cut:
             item = Item("output 0", "output", module)
             outputs, upstream = [outputs[0][cut]], [None if each is None else each[cut] for each in upstream]
             ref[item] = outputs[0]
             port_run = self._run_port(attempt, upstream) if attempt.question.backward else port_run
-            given = dict(enumerate(port_run.output))
         same_form = [array.shape for array in outputs] == [array.shape for array in port_run.output]
-        if module and given and not same_form:  # the model must keep its form
+        sent, pairs = upstream, None
+        if module and port_run.output and not same_form:  # the model must keep its form
             pairs = paired_outputs(outputs, port_run.output, [gradient is not None for gradient in upstream])
             if pairs:
                 attempt = replace(attempt, built_differently=attempt.built_differently or OTHER_FORM)
             if attempt.question.backward:
-                port_run = self._run_port(attempt, port_upstream(pairs, upstream, port_run.output))
-            given = {i: np.asarray(port_run.output[j].ravel()[places]) for i, (j, places) in pairs.items()}
+                sent = port_upstream(pairs, upstream, port_run.output)
+                port_run = self._run_port(attempt, sent)
             for i in set(range(len(outputs))) - set(pairs):
                 del ref[Item(f"output {i}", "output", module)]
-        keys = _keys_in(attempt.port_call.name, self.names.tensors)
-        port = _items(port_run, given, module, keys, attempt.port_groups)
-        port = without_optional(port, ref, self.port)
+
+        def port_items(run: Run) -> dict[Item, np.ndarray]:
+            given = dict(enumerate(run.output))
+            if pairs is not None:
+                given = {i: np.asarray(run.output[j].ravel()[places]) for i, (j, places) in pairs.items()}
+            keys = _keys_in(attempt.port_call.name, self.names.tensors)
+            return without_optional(_items(run, given, module, keys, attempt.port_groups), ref, self.port)
 
         def again(dtype: str, perturbation: int = 0) -> Items:
             return self.ref_items(attempt, dtype=dtype, perturbation=perturbation)
 
+        def moved() -> list[Distances]:
+            found = []
+            if self.ref.float32_data:
+                found.append(moved_distances(ref, self.ref_items(attempt, perturbation=CONSTANTS)))
+            if self.port.float32_data:
+                found.append(moved_distances(port, port_items(self._run_port(attempt, sent, CONSTANTS))))
+            return found
+
+        port = port_items(port_run)
         ruler = Ruler.measured(
             ref,
             attempt.question.dtype,
             again,
-            has_float32_data=bool(self.ref.float32_data or self.port.float32_data),
+            rounded=moved,
             input_scales={call.name: call.scale},
             upstream_scale=max((largest(array) for array in upstream if array is not None), default=0.0),
         )
         return IsolatedRun(attempt, ruler.compare(port).rows, ref, port, port_run)
 
-    def _run_port(self, attempt: Attempt, upstream: list[np.ndarray | None]) -> Run:
+    def _run_port(self, attempt: Attempt, upstream: list[np.ndarray | None], perturbation: int = 0) -> Run:
         call = replace(attempt.port_call, upstream=upstream)
-        return self.port.ask(replace(attempt.question, call=call, followed_by=attempt.port_followed_by))
+        asked = replace(attempt.question, call=call, followed_by=attempt.port_followed_by, perturbation=perturbation)
+        return self.port.ask(asked)
 
 
 def all_questions(ref: Model, calls: Calls, label: str, question: Question) -> Iterator[Question]:
@@ -394,6 +407,8 @@ def all_questions(ref: Model, calls: Calls, label: str, question: Question) -> I
         yield way
         yield from (replace(way, dtype=dtype) for dtype in UNIT_ROUNDOFF if dtype != way.dtype)
         yield from (replace(way, perturbation=i) for i in range(1, RUNS + 1))
+        if way.dtype == "float64" and ref.rounded_constants():
+            yield replace(way, perturbation=CONSTANTS)
 
 
 def without_optional(port: Items, ref: Items, model: Model) -> dict[Item, np.ndarray]:

@@ -16,7 +16,7 @@ from portproof import __version__
 from portproof.backends import backend_of_side
 from portproof.backends.drawn import drawn_weights
 from portproof.backends.model import Model
-from portproof.backends.question import Question, Run
+from portproof.backends.question import CONSTANTS, Question, Run
 from portproof.backends.slots import Module
 from portproof.backends.trace import CALLS, OUTPUTS, UPSTREAM, Inputs, ModuleCall, checked_inputs
 from portproof.backends.values import Store, encode, is_written
@@ -105,6 +105,9 @@ class Recorder(Model):
         per_mode = 3 * flow + 12 * alone_size + 6 * own + 1500 * len(calls)
         self.expected_size = own + len(self.header["modes"]) * per_mode
 
+    def rounded_constants(self) -> dict[str, np.ndarray]:
+        return self.model.rounded_constants()
+
     def recording(self) -> Recording:
         """Ask all; raises UserError if the answers could judge no port."""
         not_alone: dict[str, str] = {}
@@ -133,6 +136,8 @@ class Recorder(Model):
         for dtype in UNIT_ROUNDOFF:
             for i in range(1, RUNS + 1):
                 self.ask(replace(self._whole_question(dtype, train), keeps=OUTPUTS, perturbation=i))
+        if self.model.rounded_constants():
+            self.ask(replace(self._whole_question("float64", train), keeps=OUTPUTS, perturbation=CONSTANTS))
         not_alone: dict[str, str] = {}
         for dtype, run in runs.items():
             for label, call in run.trace.calls.items():

@@ -13,7 +13,7 @@ from portproof.backends import backend_of_side
 from portproof.backends.model import Model
 from portproof.backends.question import Question, Run
 from portproof.backends.trace import CALLS, OUTPUT, OUTPUTS, UPSTREAM, Inputs, ModuleCall, checked_inputs, module_of
-from portproof.compare.ruler import UNIT_ROUNDOFF, constant_atol, is_rounded
+from portproof.compare.ruler import UNIT_ROUNDOFF, constant_atol
 from portproof.ladder.pairs.as_built import Factory
 from portproof.mapping.name_map import NameMap, match_calls, propose, same_names
 from sturdyio.cli import UserError
@@ -170,11 +170,10 @@ class Pair:
     def _take_constants(self) -> None:
         """Copy constants of the reference to the port, where they agree up to float32 rounding (see `constant_atol`).
 
-        That is no fault, but far more than float64 errors. A rounded constant without counterpart, such as a table that
-        the other side computes as it runs, is float32 data, which widens limits (see `Ruler`).
+        That is no fault, but far more than float64 errors. A rounded constant that only one side holds, such as a table
+        that the other computes as it runs, is noted in `float32_data`.
         """
         ref, taken, matched = self.ref.constants(), [], set()
-        lonely = self.port.float32_data = []
         for key, array in self.port.constants().items():
             limit = constant_atol(array)
             near = (name for name, other in ref.items() if other.size == array.size)
@@ -182,21 +181,16 @@ class Pair:
                 value = ref[name].reshape(array.shape)
                 difference = largest(value.astype(np.complex128) - array)
                 if difference <= limit:
-                    matched.add(name)
+                    matched |= {(self.ref, name), (self.port, key)}
                     if difference > 0:
                         self.port.set_constant(key, value)
                         taken.append(f"{key} (by {difference:.1e})")
                     break
-            else:
-                lonely += [f"the port's {key}"] if is_rounded(array) else []
-        self.ref.float32_data = [key for key, array in ref.items() if key not in matched and is_rounded(array)]
-        tensors = self.name_map.tensors
-        for model, mapped, whose in ((self.ref, tensors.keys(), ""), (self.port, set(tensors.values()), "the port's ")):
-            spare = [key for key, slot in model.slots.items() if slot.is_buffer and key not in mapped]
-            arrays = model.arrays() if spare else {}
-            model.float32_data += [whose + key for key in spare if is_rounded(arrays[key])]
-        if self.strict:
-            self.ref.float32_data = self.port.float32_data = []
+        slots, port_slots = self.ref.slots, self.port.slots
+        for key, port_key in self.name_map.tensors.items():
+            matched |= {(self.ref, slots[key].tensor), (self.port, port_slots[port_key].tensor)}
+        for model in (self.ref, self.port) if not self.strict else ():
+            model.float32_data = [key for key in model.rounded_constants() if (model, key) not in matched]
         if taken:
             what = "float32 constants of the port that are the reference's up to rounding"
             self.notes.append(f"{what}, and taken from it: {taken}")

@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from portproof.backends.question import Run
+from portproof.backends.question import CONSTANTS, Run
 from portproof.backends.trace import Inputs, output_item
 from portproof.compare import FAIL, PASS, Item, Items, Row, Verdict, compare, joined, tensor_item
-from portproof.compare.ruler import Ruler, exact_atol
+from portproof.compare.ruler import Distances, Ruler, exact_atol, moved_distances
 from portproof.ladder.pairs.as_built import TITLE as BUFFERS_AS_BUILT
 from portproof.ladder.pairs.as_built import compare_as_built
 from portproof.ladder.pairs.pair import MODES, Options, Pair, check_reference, switch_off_random
@@ -118,13 +118,14 @@ class _Mode:
                 " less than these, and gradients in code between layers, are not proved"
             )
             return
-        data = {*ref_run.trace.float32_data, *port_run.trace.float32_data}
-        data = sorted({*data, *pair.ref.float32_data, *pair.port.float32_data})
+        data = sorted({*ref_run.trace.float32_data, *port_run.trace.float32_data})
         options = {"input_scales": self.input_scales, "decided": self.decided}
         if dtype == "float64":
             pair.notes += [*_run_notes("reference", ref_run), *_run_notes("port", port_run)]
             options["must_be_judged"] = [Item(pair.output, "output")]
             options["has_float32_data"] = bool(data) and not pair.strict
+            if pair.ref.float32_data or pair.port.float32_data:
+                options["rounded"] = self._moved
         ref = self._items(dtype, ref_run, False)
         port = without_optional(self._items(dtype, port_run, True), ref, pair.port)
         ruler = Ruler.measured(ref, dtype, self._again, **options)
@@ -139,6 +140,11 @@ class _Mode:
         if any(row.widened_by == "float32 data" for row in verdict.rows):
             where = ", ".join(name or "the model itself" for name in data)
             pair.notes.append(f"float32 data come in at {where}: what differs is judged with float32's limits")
+        if any(row.widened_by == "rounded" for row in verdict.rows):
+            sides = (("", pair.ref), ("the port's ", pair.port))
+            held = [who + key for who, model in sides for key in model.float32_data if key not in model.reassigned]
+            word = "held in float32 by one side only, and limits allow for its rounding"
+            pair.notes += [f"{word}: {', '.join(held)}"] if held else []
         if verdict.not_judged and list(pair.precisions) == ["float32"]:
             first = verdict.not_judged[0].name
             verdict = replace(verdict, refusal=f"float32 keeps no digit of {first}: judge the port in float64, too")
@@ -158,6 +164,15 @@ class _Mode:
 
     def _again(self, dtype: str, perturbation: int = 0) -> Items:
         return items(self.pair, self.pair.ask(self.pair.ref, dtype, self.train, perturbation), False)
+
+    def _moved(self) -> list[Distances]:
+        """What the rounding of constants moves that only one side holds."""
+        found = []
+        for model, is_port in ((self.pair.ref, False), (self.pair.port, True)):
+            if model.float32_data:
+                runs = (self.pair.ask(model, "float64", self.train, perturbation) for perturbation in (0, CONSTANTS))
+                found.append(moved_distances(*(items(self.pair, run, is_port) for run in runs)))
+        return found
 
 
 def _stays_inside(item: Item) -> bool:
