@@ -1,6 +1,6 @@
 """Measure how exact PyTorch's and PaddlePaddle's float64 operations are, and write the table that the kit is tested by.
 
-  python maintenance/checks/float64_constants.py          some seconds
+  python portproof/tests/write_float64_constants.py          some seconds
 
 Each operation with a constant is run in float64, forward and backward, and compared with its formula. The table says of
 each version how far an operation is off, and which constants are float32 if that is why; the same with what portproof
@@ -11,15 +11,14 @@ into PYTHONPATH. Exit status: 0; portproof/tests/test_float64_constants.py compa
 
 import argparse
 import json
-import sys
 from pathlib import Path
 
-from maintenance import ROOT
+from float64_operations import TABLE, Framework, load, row
+
 from portproof.io.records import save_text
 from sturdyio.cli import ArgumentParser, HelpFormatter, run
 
-PROG = "float64_constants"
-TESTS = ROOT / "portproof" / "tests"
+PROG = "write_float64_constants"
 
 
 def get_args_parser() -> argparse.ArgumentParser:
@@ -35,9 +34,6 @@ def version_key(name: str) -> tuple:
 
 
 def main(args: argparse.Namespace) -> int:
-    sys.path.insert(0, str(TESTS))
-    from float64_operations import TABLE, Framework, load, row
-
     table = load()
     for framework in map(Framework, args.only):
         found = table[framework.version] = row(framework)
