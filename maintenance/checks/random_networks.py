@@ -233,9 +233,9 @@ def judged(pair: Pair, port: Program) -> tuple[str, str]:
         frame = traceback.extract_tb(error.__traceback__)[-1]
         return "crash", f"{one_line(error)} ({Path(frame.filename).name}:{frame.lineno})"
     first = verdict.first_failure
-    said = verdict.refusal or (f"{first.name}: {first.reason or f'{first.difference:.1e}'}" if first else "")
+    said = f"{first.name}: {first.reason or f'{first.difference:.1e}'}" if first else verdict.refusal or ""
     if verdict.status == REFUSED:
-        return "refused", said
+        return "refused", verdict.refusal or said
     if verdict.status == FAIL:
         location = verdict.location
         name = location.name if location else None

@@ -30,7 +30,11 @@ def dense(
     turned, deeper = s.chance(0.5, "turned"), s.chance(0.1, "one level deeper")
     unused = bias and s.fault(leaf, "bias unused")
     stopped = s.fault(leaf, "weight without gradient")
-    transposed = n_in == n_out and len(parts) == 1 and style != "raw" and s.fault(leaf, "weight transposed")
+    if style == "raw":
+        s.program.raw.update((leaf, *parts))
+    free = s.program.ref is not None and leaf in s.program.ref.raw  # then that is another way to store it
+    square = n_in == n_out and len(parts) == 1
+    transposed = square and style != "raw" and not free and s.fault(leaf, "weight transposed")
     weight = tuple((f"{part}.weight", (n_out, n_in)) for part in parts)
     vectors = Held(tuple((f"{part}.bias", (n_out,)) for part in parts))
     s.here(leaf)
