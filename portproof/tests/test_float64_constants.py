@@ -1,7 +1,6 @@
 """Every operation with a constant is exact in float64 where it is replaced, or the table says how far it is off.
 
-The table has a row for each version that was measured; `portproof/tests/write_float64_constants.py` writes those that are
-installed.
+The table has a row for each version that was measured; `write_float64_constants.py` writes those that are installed.
 """
 
 import pytest

@@ -23,7 +23,7 @@ from portproof.backends.trace import OUTPUT, Inputs, ModuleCall, is_array, map_t
 from portproof.compare import FAIL, Item, Items, Row, tensor_item
 from portproof.compare.activations import off_kinks
 from portproof.compare.ruler import RUNS, UNIT_ROUNDOFF, Distances, Ruler, largest, moved_distances
-from portproof.mapping.map_search import Axes, alike, exchanged_axes, moved
+from portproof.mapping.map_search import Axes, alike, exchanged_axes, in_axes
 from portproof.mapping.name_map import NameMap
 from portproof.python39 import zip_strict
 
@@ -111,7 +111,7 @@ class _Source:
     axes: Axes | None = None  # in which order the port has them
 
     def given(self, like: np.ndarray) -> np.ndarray:
-        return moved(self.value, self.axes).reshape(like.shape)
+        return in_axes(self.value, self.axes).reshape(like.shape)
 
 
 def _sources(values: Sequence[np.ndarray], seen: Sequence[np.ndarray]) -> list[_Source]:
@@ -129,7 +129,7 @@ def _chosen(sources: Sequence[_Source], array: np.ndarray, taken: Container[int]
     """By value, else by shape; None for a mask in another form, say."""
     fitting = [each for each in sources if each.value.dtype.kind == array.dtype.kind and each.value.size == array.size]
     fitting = [replace(each, axes=exchanged_axes(each.seen, array)) for each in fitting]
-    same = [each for each in fitting if alike([moved(each.seen, each.axes)], [array])]
+    same = [each for each in fitting if alike([in_axes(each.seen, each.axes)], [array])]
     if not same and array.dtype.kind != "b":
         same = [each for each in fitting if not each.is_derived and (each.axes or each.seen.shape == array.shape)]
     return min(same, key=lambda each: each.place in taken, default=None)
@@ -375,7 +375,7 @@ class IsolatedRuns:
         def again(dtype: str, perturbation: int = 0) -> Items:
             return self.ref_items(attempt, dtype=dtype, perturbation=perturbation)
 
-        def moved() -> list[Distances]:
+        def constants_moved() -> list[Distances]:
             found = []
             if self.ref.float32_data:
                 found.append(moved_distances(ref, self.ref_items(attempt, perturbation=CONSTANTS)))
@@ -388,7 +388,7 @@ class IsolatedRuns:
             ref,
             attempt.question.dtype,
             again,
-            rounded=moved,
+            rounded=constants_moved,
             input_scales={call.name: call.scale},
             upstream_scale=max((largest(array) for array in upstream if array is not None), default=0.0),
         )

@@ -63,13 +63,13 @@ def exchanged_axes(array: np.ndarray, wanted: np.ndarray) -> Axes | None:
     return next(same, every[0] if len(every) == 1 else None)
 
 
-def moved(array: np.ndarray, axes: Axes | None) -> np.ndarray:
+def in_axes(array: np.ndarray, axes: Axes | None) -> np.ndarray:
     return array if axes is None else array.transpose(axes)
 
 
 def _alike_if_moved(ref: np.ndarray, port: np.ndarray) -> bool:
     axes = exchanged_axes(ref, port)
-    return axes is not None and alike([moved(ref, axes)], [port])
+    return axes is not None and alike([in_axes(ref, axes)], [port])
 
 
 def _is_float(array: np.ndarray) -> bool:
@@ -296,8 +296,9 @@ class MapSearch:
 
     def ambiguity(self, found: FoundMap) -> str:
         """Two readings between which values cannot decide; "" if none."""
-        if found.ambiguous or found.reached == found.total and self._turned_square(found.modules):
-            return found.ambiguous or self._turned_square(found.modules)
+        readings = found.ambiguous or (self._turned_square(found.modules) if found.reached == found.total else "")
+        if readings:
+            return readings
         for modules, start in found.untried if found.reached == found.total else ():
             other = self._search(modules, start, self.fixed)
             if other.reached == other.total:
