@@ -78,9 +78,6 @@ class Recorder:
         arrays = load_safetensors(weights)
         factory = partial(build, num_classes=num_classes_of(arrays), dropout=dropout)
         self.model = self.package.build(factory, arrays, self.dtype)
-        for _, module in self.backend.layers.named_modules(self.model):
-            if hasattr(module, "eps"):  # PyTorch's synchronized batch norm; Paddle's kernels round it themselves
-                module.eps = float(np.float32(module.eps))
         to_array, to_tensor = self.backend.to_array, self.backend.to_tensor
         self.model.register_forward_pre_hook(lambda model, inputs: to_tensor(to_array(inputs[0]), model))
         return self.model

@@ -1,6 +1,5 @@
 """Batch normalization over the joined batch of all processes, on CPU as well as on cards."""
 
-import numpy as np
 import paddle
 import paddle.distributed as dist
 from paddle import Tensor
@@ -48,8 +47,7 @@ class SyncBatchNorm2D(BatchNorm2D):
         mean = total[:-1] / n  # (C,)
         centred = wide - mean[:, None, None]
         variance = AllReduceSum.apply(channel_sums(centred * centred)) / n  # (C,)
-        # Paddle: a native kernel holds epsilon as a float32, also for float64 tensors
-        scale = self.weight * paddle.rsqrt(variance + float(np.float32(self._epsilon)))
+        scale = self.weight * paddle.rsqrt(variance + self._epsilon)
         self.update_running_statistics(mean, variance * (n / (n - 1)))
         return (centred * scale[:, None, None] + self.bias[:, None, None]).to(x.dtype)
 
