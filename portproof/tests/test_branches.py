@@ -205,3 +205,18 @@ def test_a_move_that_its_code_refuses_is_dropped():
         return x.clamp(max=50)
 
     assert str(align(*both(code, lambda m, x: x.clip(max=50)), [X])).endswith("; 1 branch never entered")
+
+
+def signs(eps: float, is_port: bool):
+    """A norm of which only signs go on: with these weights nothing tells one epsilon from another."""
+    if is_port:
+        code = lambda m, x: m.head(paddle.sign(m.norm(m.fc(x))))  # noqa: E731
+        return Port(code, fc=paddle.nn.Linear(6, 6), norm=paddle.nn.LayerNorm(6, eps), head=paddle.nn.Linear(6, 2))
+    code = lambda m, x: m.head(torch.sign(m.norm(m.fc(x))))  # noqa: E731
+    return Ref(code, fc=torch.nn.Linear(6, 6), norm=torch.nn.LayerNorm(6, eps), head=torch.nn.Linear(6, 2))
+
+
+def test_a_module_on_whose_weights_no_output_depends_is_not_excused():
+    assert_aligned(signs(1e-5, False), signs(1e-5, True), normal(4, 6))
+    verdict = align(signs(1e-5, False), signs(1e-3, True), [normal(4, 6)])
+    assert (verdict.status, verdict.location.name) == (FAIL, "norm"), str(verdict)

@@ -42,6 +42,25 @@ def heads_behind_each_block():
     return ref, Port(port_code, head=P.Linear(D, 3), first=P.Linear(D, D), second=P.Linear(D, D)), normal(4, D)
 
 
+def batch_norm_in_a_block():
+    """Its statistics are buffers of the block in the port, and of a library's layer in the reference."""
+
+    def normalized(m, x):
+        if m.training:
+            now, spread = x.mean(0), x.var(0, unbiased=False)
+            m.mean.set_value(0.9 * m.mean + 0.1 * now)
+            m.variance.set_value(0.9 * m.variance + 0.1 * spread * len(x) / (len(x) - 1))
+        else:
+            now, spread = m.mean, m.variance
+        return m.fc((x - now) / paddle.sqrt(spread + 1e-5) * m.scale + m.shift)
+
+    ref = Ref(lambda m, x: m.fc(m.bn(x)), bn=T.BatchNorm1d(D), fc=T.Linear(D, D))
+    port = Port(normalized, fc=P.Linear(D, D), scale=port_raw(D), shift=port_raw(D))
+    port.register_buffer("variance", paddle.ones([D]))
+    port.register_buffer("mean", paddle.zeros([D]))
+    return ref, port, normal(8, D)
+
+
 def factors_of_low_rank():
     """Each factor has the shape of the other transposed."""
     ref = Ref(lambda m, x: m.o(x @ m.lora_A.T @ m.lora_B.T), lora_A=raw(2, D), lora_B=raw(D, 2), o=T.Linear(D, 3))
@@ -140,6 +159,7 @@ PAIRS = (
     factors_of_low_rank,
     three_joined_and_one_that_is_left,
     joined_without_their_biases,
+    batch_norm_in_a_block,
     an_own_batch_norm,
     a_norm_as_raw_parameters,
     vectors_that_are_numbered_otherwise,

@@ -30,6 +30,7 @@ SAME_ELEMENTS = 200
 JOINED = 300
 SAME_TENSORS_IN_PART = 500
 SAME_KIND = 900
+STATISTICS = ("mean", "var")  # last words of names
 APART = 1000  # added if their parents do not match
 OTHER_NAME = 10  # added if their last names differ
 
@@ -284,6 +285,7 @@ def fit_units(units: Iterable[Unit], ref: Modules, port: Modules) -> tuple[dict[
     port_left, port_layers = _left_over(port, port_linked, reasons, "port's ")
     factors = _by_shape(left, port_left, (layers, port_layers))
     factors += _tensor_joins(left, port_left, (layers, port_layers))
+    factors += _statistics({**options, ((), ()): _combined(factors)}, ref, port)
     if factors:
         options[(), ()] = _combined(factors)
     missing: dict[str, str] = {}
@@ -304,6 +306,34 @@ def fit_units(units: Iterable[Unit], ref: Modules, port: Modules) -> tuple[dict[
             unused = [slot.key for leaf, slot in spare(module).items() if leaf != COUNT and slot.tensor not in linked]
             left_out += [prefix + key for key in unused]
     return missing | {key: reason for key, reason in wrong.items() if reason}, options, left_out
+
+
+def _statistics(options: Options, ref: Modules, port: Modules) -> Factors:
+    """Pair buffers of a batch norm that is a module on one side with those that the other side's block holds.
+
+    Those of two own modules must have names that end alike: the others may be constants that one side alone has.
+    """
+    linked, places = linked_keys(options), [_places(modules) for modules in (ref, port)]
+    tensors = {pair for each in options.values() for link in each[0].links for pair in product(link.ref, link.port)}
+    factors: Factors = []
+    for name, port_name in dict.fromkeys((places[0][a], places[1][b]) for a, b in sorted(tensors)):
+        sides = (name, ref, linked[0]), (port_name, port, linked[1])
+        needed_ones, spare_ones = ([_buffers_left(*side, of) for side in sides] for of in (needed, spare))
+        factors += _by_shape(needed_ones[0], spare_ones[1])
+        factors += _by_shape(spare_ones[0], needed_ones[1])
+        factors += _by_shape(*({k: s for k, s in each.items() if _words(k)[-1] in STATISTICS} for each in spare_ones))
+        for link in chain.from_iterable(each[0].links for each in factors):
+            linked[0].update(link.ref)
+            linked[1].update(link.port)
+    return factors
+
+
+def _places(modules: Modules) -> dict[str, str]:
+    return {slot.tensor: name for name, module in modules.items() for slot in module.slots.values()}
+
+
+def _buffers_left(name: str, modules: Modules, linked: set[str], of: Callable[[Module], Slots]) -> Slots:
+    return {s.tensor: s for s in of(modules[name]).values() if s.is_buffer and s.tensor not in linked}
 
 
 def _left_over(modules: Modules, linked: set[str], reasons: Container[str], prefix: str) -> tuple[Slots, set[str]]:
@@ -425,7 +455,8 @@ ROLES = {"q": "q", "query": "q", "wq": "q", "k": "k", "key": "k", "wk": "k", "v"
 
 
 def _words(key: str) -> list[str]:
-    return re.split(r"[._]", re.sub(r"(?<=[a-z])(?=[A-Z])", "_", key).lower())
+    words = re.split(r"[._]", re.sub(r"(?<=[a-z])(?=[A-Z])", "_", key).lower())
+    return ["var" if word == "variance" else word for word in words]
 
 
 def _named_order(joined: str, parts: Sequence[str]) -> tuple[int, ...] | None:

@@ -137,6 +137,9 @@ class _Mode:
         failed = [row.item for row in verdict.rows if row.status == FAIL]
         self.decided = [replace(item, mode="", dtype="") for item in failed]
         self.may_differ &= all(map(_stays_inside, failed))
+        if dtype == "float64" and self.may_differ:
+            idle = [module for module in dict.fromkeys(item.module for item in failed) if self._is_idle(module, ref)]
+            self.may_differ = not idle
         if any(row.widened_by == "float32 data" for row in verdict.rows):
             where = ", ".join(name or "the model itself" for name in data)
             pair.notes.append(f"float32 data come in at {where}: what differs is judged with float32's limits")
@@ -155,6 +158,23 @@ class _Mode:
         if dtype == "float64":
             self.port_calls = port_run.trace.calls
             pair.port.forget()
+
+    def _is_idle(self, module: str, ref: Items) -> bool:
+        """Whether the module has weights on which no output depends here: saturated, say. Then it is not proved equal.
+
+        No gradient reaches them, and the port's outputs stay bit for bit where its own are moved by a thousandth.
+        """
+        pair, prefix = self.pair, f"{module}."
+        trained = [key for key, slot in pair.ref.slots.items() if key.startswith(prefix) and slot.trained]
+        reached = [key for key in trained if np.any(ref.get(tensor_item(key, "gradient"), 0.0))]
+        keys = [pair.name_map.tensors[key] for key in trained if key in pair.name_map.tensors]
+        if reached or not keys:
+            return False
+        arrays, before = pair.port.arrays(), pair.ask(pair.port, "float64", self.train).output
+        pair.port.load({key: arrays[key] * 1.001 for key in keys})
+        after = pair.ask(pair.port, "float64", self.train).output
+        pair.port.load({key: arrays[key] for key in keys})
+        return all(map(np.array_equal, before, after))
 
     def _items(self, dtype: str, run: Run, is_port: bool) -> dict[Item, np.ndarray]:
         found = items(self.pair, run, is_port)
@@ -296,7 +316,8 @@ def locate_failure(pair: Pair, verdicts: Sequence[Verdict] = (), dtype: str = ""
     for mode in [mode for mode in MODES if mode in named] or MODES:
         # A training step is judged by more than one pass gives.
         whole = [item for item in failed if (item.mode, item.dtype) == (mode, "float64") and item.iteration is None]
-        modes[mode == "train"] = {item.kind for item in whole if not _stays_inside(item)} & KINDS
+        outside = [item for item in whole if not _stays_inside(item)]
+        modes[mode == "train"] = {item.kind for item in outside or whole} & KINDS
     pair.match_calls(list(modes))
     sides = pair.ref, pair.port, pair.name_map, pair.inputs
     return locate(*sides, modes=modes, cotangent=pair.cotangent, dtype=dtype)
