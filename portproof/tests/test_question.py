@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from portproof.arrays import largest, same_bits, stored
 from portproof.backends.question import Memory, Question, Run, perturbed
 from portproof.backends.trace import CALLS, OUTPUTS, UPSTREAM, Trace
 
@@ -69,3 +70,14 @@ def test_perturbed_numbers_are_the_next_ones_up_or_down(dtype):
 def test_what_is_no_float_is_not_perturbed():
     ids = np.arange(3)
     assert perturbed(ids, "float64", np.random.default_rng(0)) is ids
+
+
+def test_large_arrays_are_stored_as_they_are_and_no_file_is_left(monkeypatch, tmp_path):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    large = np.random.default_rng(0).normal(size=(400, 500))
+    given = {"turned": large.T, "small": np.ones(3, np.float32), "in rows": large, "strided": large[:, ::2]}
+    found = stored(given.items())
+    assert list(found) == list(given) and not list(tmp_path.iterdir())
+    for key, array in given.items():
+        assert same_bits(found[key], array) and largest(found[key]) == largest(array)
+    assert not found["in rows"].flags.writeable and not found["turned"].flags.writeable

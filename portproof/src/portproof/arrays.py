@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import mmap
+import tempfile
 from collections.abc import Iterable, Iterator
 from itertools import product
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -12,6 +15,7 @@ from portproof.python39 import zip_strict
 
 TILE = 256  # rows and columns: two float64 tiles fit a cache
 PART = 2 * TILE**2  # elements that fit a cache
+STORED = 2**20  # bytes: smaller arrays stay in memory
 
 
 def tiles(shape: tuple[int, ...]) -> Iterator[tuple[slice, slice]]:
@@ -33,13 +37,48 @@ def in_rows(array: np.ndarray, dtype: npt.DTypeLike = None, copy: bool = False) 
     return result
 
 
+def stored(arrays: Iterable[tuple[Any, np.ndarray]]) -> dict[Any, np.ndarray]:
+    """Copies of (key, array) pairs, read-only; large ones lie in a temporary file, which goes with the last of them.
+
+    They take memory only while they are read: the functions here let it go again.
+    """
+    found: dict[Any, np.ndarray] = {}
+    places = []
+    with tempfile.TemporaryFile() as file:
+        for key, array in arrays:
+            if array.nbytes < STORED or not (array.flags.c_contiguous or array.flags.f_contiguous):
+                found[key] = array.copy()
+                continue
+            in_order = array if array.flags.c_contiguous else array.T
+            found[key] = np.empty(0)  # keeps the order
+            places.append((key, file.tell(), in_order.dtype, in_order.shape, in_order is array))
+            file.write(in_order.data)
+        file.flush()
+        mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if places else None
+    for key, start, dtype, shape, is_in_order in places:
+        array = np.ndarray(shape, dtype, mapped, start)
+        found[key] = array if is_in_order else array.T
+    return found
+
+
+def let_go(array: np.ndarray) -> None:
+    """Let go of the memory in which a `stored` array was read."""
+    base = array
+    while isinstance(base, np.ndarray):
+        base = base.base
+    if isinstance(base, mmap.mmap) and hasattr(base, "madvise"):
+        base.madvise(mmap.MADV_DONTNEED)
+
+
 def largest(array: np.ndarray) -> float:
     """max|array|; 0 if empty."""
     if not array.size:
         return 0.0
     if array.dtype.kind == "c":
         return float(np.abs(array.astype(np.complex128, copy=False)).max())
-    return max(abs(float(array.max())), abs(float(array.min())))  # no copy; NaN stays NaN
+    found = max(abs(float(array.max())), abs(float(array.min())))  # no copy; NaN stays NaN
+    let_go(array)
+    return found
 
 
 def largest_difference(first: np.ndarray, second: np.ndarray) -> float:
@@ -58,7 +97,10 @@ def largest_difference(first: np.ndarray, second: np.ndarray) -> float:
         parts = (slice(i, i + PART) for i in range(0, first.size, PART))
     else:
         return float(np.max([largest_difference(*rows) for rows in zip_strict(first, second)]))
-    return float(np.max([largest_difference(first[part], second[part]) for part in parts]))
+    found = float(np.max([largest_difference(first[part], second[part]) for part in parts]))
+    let_go(first)
+    let_go(second)
+    return found
 
 
 def same_bits(first: np.ndarray, second: np.ndarray) -> bool:
@@ -67,4 +109,7 @@ def same_bits(first: np.ndarray, second: np.ndarray) -> bool:
     if first.dtype != second.dtype or first.shape != second.shape or size > 8:
         return False
     first, second = first.view(f"u{size}"), second.view(f"u{size}")
-    return not first.size or bool(first.flat[-1] == second.flat[-1] and (first == second).all())
+    same = not first.size or bool(first.flat[-1] == second.flat[-1] and (first == second).all())
+    let_go(first)
+    let_go(second)
+    return same

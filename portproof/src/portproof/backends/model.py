@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from portproof.arrays import same_bits
+from portproof.arrays import let_go, same_bits, stored
 from portproof.backends.lent import as_it_was, owned_tensors, taken_gradients
 from portproof.backends.question import CONSTANTS, Memory, Question, Run, perturbed, to_precision
 from portproof.backends.slots import Module, Named, Slot, describe, read_slots
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 
 SEED = 0  # of the random generators in every run
+LARGE = 2**25  # weights: of a larger model, probe weights and gradients go to a temporary file
 
 
 class Model:
@@ -143,8 +144,9 @@ class Model:
 
 
 def values_of(backend: Backend, model: Any) -> dict[str, np.ndarray]:
-    """All parameters and buffers, saved or not, by state_dict key, floats in float32."""
-    return {key: to_precision(backend.to_array(tensor), "float32") for key, tensor in owned_tensors(backend, model)}
+    """All parameters and buffers, saved or not, by state_dict key, floats in float32; they may share memory."""
+    owned = owned_tensors(backend, model)
+    return {key: to_precision(backend.to_array(tensor, copy=False), "float32") for key, tensor in owned}
 
 
 class BackendModel(Model):
@@ -174,12 +176,13 @@ class BackendModel(Model):
         self._with_tensors: dict[str, list[str]] = {}  # {module: attributes that hold tensors}
         super().__init__(role, describe(backend, model), values_of(backend, model))
         self.held = dict(self._values)  # as it was given
+        self.is_large = sum(array.size for array in self._values.values()) > LARGE
 
-    def _in_torch_layout(self, tensors: Named, module: str) -> dict[str, np.ndarray]:
+    def _in_torch_layout(self, tensors: Named, module: str) -> Iterator[tuple[str, np.ndarray]]:
         prefix = f"{module}." if module else ""
         named = ((prefix + key, tensor) for key, tensor in tensors)
         found = read_slots(self.backend, named, self._pieces)
-        return {slot.key.removeprefix(prefix): array for slot, array in found}
+        return ((slot.key.removeprefix(prefix), array) for slot, array in found)
 
     def load(self, arrays: Mapping[str, np.ndarray], train: bool = False) -> None:
         """Set weights, as `arrays()` gives them or whole by state_dict key; with `train`, those of train mode alone.
@@ -332,6 +335,7 @@ class BackendModel(Model):
                 if rng is not None:
                     value = perturbed(value, dtype, rng)
                 backend.put(tensor, value, dtype, self.device)
+                let_go(value)
             for part_name, part in self._inside[name]:
                 self._lend_attributes(part_name, part, dtype, moved)
             lent = {key: _attribute(self._parts, key) for key in moved.keys() - values.keys()}
@@ -413,8 +417,9 @@ class BackendModel(Model):
                 trace.error = one_line(error)
         received = (getattr(tensor, "grad", None) for tensor in inputs)
         run.input_gradients = [None if gradient is None else backend.to_array(gradient) for gradient in received]
-        run.gradients = self._in_torch_layout(taken_gradients(backend, model), call.name)
-        run.buffers = self._in_torch_layout(backend.layers.named_buffers(model), call.name)
+        gradients = self._in_torch_layout(taken_gradients(backend, model), call.name)
+        run.gradients = (stored if self.is_large else dict)(gradients)
+        run.buffers = dict(self._in_torch_layout(backend.layers.named_buffers(model), call.name))
         return run
 
     def _by_output_names(self, returned: Mapping[str, Any], trace: Trace) -> dict[str, Any]:

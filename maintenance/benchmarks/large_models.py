@@ -1,0 +1,160 @@
+"""Transformers in both frameworks, of any size: the memory and the time that align takes of them.
+
+  python -m maintenance.benchmarks.large_models decoder --layers 24 --width 1024
+  python -m maintenance.benchmarks.large_models vit --layers 12 --width 768
+
+Each is judged in this process, in both modes and precisions. Prints one line of JSON: the verdict's status, one side's
+weights in float32 and the peak memory above that of the imports in GiB, and seconds.
+"""
+
+import argparse
+import json
+import time
+from functools import partial
+
+import numpy as np
+import paddle
+import torch
+import torchvision
+from paddle import nn as P
+from torch import nn as T
+
+from maintenance.benchmarks.proof_speed import peak
+
+LENGTH = 32  # words of a decoder's input
+PATCH = 16  # pixels
+HEAD = 64  # width of an attention head
+
+
+class RefBlock(T.Module):
+    """Of a decoder: each place sees itself and what is before it."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.norm1, self.qkv, self.proj = T.LayerNorm(width), T.Linear(width, 3 * width), T.Linear(width, width)
+        self.norm2, self.fc1, self.act = T.LayerNorm(width), T.Linear(width, 4 * width), T.GELU()
+        self.fc2 = T.Linear(4 * width, width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        b, n, c = x.shape
+        q, k, v = self.qkv(self.norm1(x)).reshape(b, n, 3, c // HEAD, HEAD).permute(2, 0, 3, 1, 4)
+        later = torch.ones(n, n, dtype=torch.bool).triu(1)
+        weights = (q @ k.transpose(-2, -1) * HEAD**-0.5).masked_fill(later, -torch.inf).softmax(-1)
+        x = x + self.proj((weights @ v).transpose(1, 2).reshape(b, n, c))
+        return x + self.fc2(self.act(self.fc1(self.norm2(x))))
+
+
+class RefDecoder(T.Module):
+    def __init__(self, layers: int, width: int, words: int, length: int) -> None:
+        super().__init__()
+        self.embed, self.places = T.Embedding(words, width), T.Parameter(torch.randn(length, width))
+        self.blocks = T.ModuleList([RefBlock(width) for _ in range(layers)])
+        self.norm, self.head = T.LayerNorm(width), T.Linear(width, words, bias=False)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        x = self.embed(ids) + self.places
+        for block in self.blocks:
+            x = block(x)
+        return self.head(self.norm(x))
+
+
+class PortAttention(P.Layer):
+    def __init__(self, width: int, causal: bool) -> None:
+        super().__init__()
+        self.causal, self.qkv, self.proj = causal, P.Linear(width, 3 * width), P.Linear(width, width)
+
+    def forward(self, x: paddle.Tensor) -> paddle.Tensor:
+        b, n, c = x.shape
+        q, k, v = self.qkv(x).reshape([b, n, 3, c // HEAD, HEAD]).transpose([2, 0, 3, 1, 4])
+        weights = q @ k.transpose([0, 1, 3, 2]) * HEAD**-0.5
+        if self.causal:
+            later = paddle.ones([n, n], "int32").triu(1).astype("bool")
+            weights = weights.masked_fill(later, -float("inf"))
+        return self.proj((P.functional.softmax(weights) @ v).transpose([0, 2, 1, 3]).reshape([b, n, c]))
+
+
+class PortBlock(P.Layer):
+    def __init__(self, width: int, causal: bool, epsilon: float) -> None:
+        super().__init__()
+        self.norm1, self.attention = P.LayerNorm(width, epsilon), PortAttention(width, causal)
+        self.norm2, self.fc1 = P.LayerNorm(width, epsilon), P.Linear(width, 4 * width)
+        self.act, self.fc2 = P.GELU(), P.Linear(4 * width, width)
+
+    def forward(self, x: paddle.Tensor) -> paddle.Tensor:
+        x = x + self.attention(self.norm1(x))
+        return x + self.fc2(self.act(self.fc1(self.norm2(x))))
+
+
+class PortDecoder(P.Layer):
+    def __init__(self, layers: int, width: int, words: int, length: int) -> None:
+        super().__init__()
+        self.embed, self.places = P.Embedding(words, width), self.create_parameter([length, width])
+        self.blocks = P.LayerList([PortBlock(width, True, 1e-5) for _ in range(layers)])
+        self.norm, self.head = P.LayerNorm(width), P.Linear(width, words, bias_attr=False)
+
+    def forward(self, ids: paddle.Tensor) -> paddle.Tensor:
+        x = self.embed(ids) + self.places
+        for block in self.blocks:
+            x = block(x)
+        return self.head(self.norm(x))
+
+
+class PortViT(P.Layer):
+    """Of torchvision's VisionTransformer."""
+
+    def __init__(self, layers: int, width: int, pixels: int, patch: int) -> None:
+        super().__init__()
+        self.token = self.create_parameter([1, 1, width])
+        self.places = self.create_parameter([1, (pixels // patch) ** 2 + 1, width])
+        self.patches = P.Conv2D(3, width, patch, patch)
+        self.blocks = P.LayerList([PortBlock(width, False, 1e-6) for _ in range(layers)])
+        self.norm, self.head = P.LayerNorm(width, 1e-6), P.Linear(width, 1000)
+
+    def forward(self, x: paddle.Tensor) -> paddle.Tensor:
+        x = self.patches(x).flatten(2).transpose([0, 2, 1])
+        x = paddle.concat([self.token.expand([len(x), -1, -1]), x], 1) + self.places
+        for block in self.blocks:
+            x = block(x)
+        return self.head(self.norm(x)[:, 0])
+
+
+def vit(layers: int, width: int, pixels: int, patch: int) -> torchvision.models.VisionTransformer:
+    """The reference of `PortViT`."""
+    return torchvision.models.VisionTransformer(pixels, patch, layers, width // HEAD, width, 4 * width)
+
+
+def measured(args: argparse.Namespace) -> dict[str, float]:
+    """Judge the model that `args` describe, in this process."""
+    import portproof
+    import portproof.ladder.pairs.whole
+    import portproof.localize.diagnosis  # noqa: F401  what the first call would import
+
+    before, rng = peak(), np.random.default_rng(0)
+    if args.kind == "decoder":
+        sizes = args.layers, args.width, args.words, LENGTH
+        factories = partial(RefDecoder, *sizes), partial(PortDecoder, *sizes)
+        x = rng.integers(0, args.words, (1, LENGTH))
+    else:
+        sizes = args.layers, args.width, args.pixels, PATCH
+        factories = partial(vit, *sizes), partial(PortViT, *sizes)
+        x = rng.normal(size=(2, 3, args.pixels, args.pixels)).astype(np.float32)
+    torch.manual_seed(0)
+    paddle.seed(0)
+    ref, port = (factory() for factory in factories)
+    start = time.perf_counter()
+    verdict = portproof.align(ref, port, [x], factories=factories)
+    seconds = time.perf_counter() - start
+    weights = sum(parameter.numel() for parameter in ref.parameters()) * 4 / 2**30
+    return {"status": verdict.status, "weights": weights, "memory": peak() - before, "seconds": seconds}
+
+
+def get_args_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("kind", choices=("decoder", "vit"))
+    for name, default in (("layers", 12), ("width", 768), ("words", 32000), ("pixels", 224)):
+        parser.add_argument(f"--{name}", type=int, default=default)
+    return parser
+
+
+if __name__ == "__main__":
+    print(json.dumps(measured(get_args_parser().parse_args())))
