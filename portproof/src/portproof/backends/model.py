@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 
 
 SEED = 0  # of the random generators in every run
-LARGE = 2**25  # weights: of a larger model, probe weights and gradients go to a temporary file
+LARGE = 2**25  # weights: those of a larger model, and its gradients, go to a temporary file
 
 
 class Model:
@@ -143,10 +144,10 @@ class Model:
         return []
 
 
-def values_of(backend: Backend, model: Any) -> dict[str, np.ndarray]:
-    """All parameters and buffers, saved or not, by state_dict key, floats in float32; they may share memory."""
-    owned = owned_tensors(backend, model)
-    return {key: to_precision(backend.to_array(tensor, copy=False), "float32") for key, tensor in owned}
+def values_of(backend: Backend, model: Any) -> Iterator[tuple[str, np.ndarray]]:
+    """(state_dict key, copy) of all parameters and buffers, saved or not, floats in float32."""
+    for key, tensor in owned_tensors(backend, model):
+        yield key, to_precision(backend.to_array(tensor), "float32")
 
 
 class BackendModel(Model):
@@ -174,9 +175,10 @@ class BackendModel(Model):
         self._keys = {id(tensor): key for key, tensor in owned}
         self._attributes: dict[tuple[str, str], np.ndarray] = {}
         self._with_tensors: dict[str, list[str]] = {}  # {module: attributes that hold tensors}
-        super().__init__(role, describe(backend, model), values_of(backend, model))
+        is_large = sum(math.prod(tensor.shape) for _, tensor in owned) > LARGE
+        self.kept = stored if is_large else dict  # makes a dict of pairs
+        super().__init__(role, describe(backend, model), self.kept(values_of(backend, model)))
         self.held = dict(self._values)  # as it was given
-        self.is_large = sum(array.size for array in self._values.values()) > LARGE
 
     def _in_torch_layout(self, tensors: Named, module: str) -> Iterator[tuple[str, np.ndarray]]:
         prefix = f"{module}." if module else ""
@@ -418,7 +420,7 @@ class BackendModel(Model):
         received = (getattr(tensor, "grad", None) for tensor in inputs)
         run.input_gradients = [None if gradient is None else backend.to_array(gradient) for gradient in received]
         gradients = self._in_torch_layout(taken_gradients(backend, model), call.name)
-        run.gradients = (stored if self.is_large else dict)(gradients)
+        run.gradients = self.kept(gradients)
         run.buffers = dict(self._in_torch_layout(backend.layers.named_buffers(model), call.name))
         return run
 

@@ -15,7 +15,6 @@ import torch
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
-from portproof.arrays import stored
 from portproof.backends import backend
 from portproof.backends.branches import reach_more
 from portproof.backends.drawn import even_filters, probe_images
@@ -159,7 +158,7 @@ def load_probe_weights(
     with ref.lent("", "float32", train) as model:
         arrays = probe_weights(model, seed, inputs, train)
     pairs = ((key, arrays.pop(key)) for key in ref.tensor_keys)
-    ref.load((stored if ref.is_large else dict)(pairs))
+    ref.load(ref.kept(pairs))
     for mode in modes if any(ref.branches.values()) else ():
         ref.run_watched(inputs, mode == "train")
     if ref.never_entered(modes):

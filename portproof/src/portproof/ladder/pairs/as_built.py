@@ -95,7 +95,7 @@ def _built(model: BackendModel, factory: Callable[[], Any], seed: int) -> dict[s
         built = factory()
     if not isinstance(built, model.backend.module_class):
         raise UserError(f"the {model.role}'s factory makes a {type(built).__name__}, no model: give what makes it")
-    values = values_of(model.backend, built)
+    values = dict(values_of(model.backend, built))
     for key, array in model.held.items():
         if key not in values or values[key].shape != array.shape:
             raise UserError(f"the {model.role}'s factory makes another model, without this {key}: give what makes it")
