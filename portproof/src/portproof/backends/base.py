@@ -117,6 +117,10 @@ class Runs(ABC):
             tensors, gradients = zip_strict(*sent)
             self.framework.autograd.backward(list(tensors), list(gradients))
 
+    def wrong_gradients(self, run: Callable[[], Any]) -> list[str]:
+        """In words, an operation in `run` whose backward is not the gradient of its own forward, where proven."""
+        return []
+
     def watching(self, model: Any) -> AbstractContextManager:
         """Note which branches the model's passes enter (see branches.py); None where that cannot be watched."""
         return nullcontext()

@@ -284,6 +284,10 @@ class BackendModel(Model):
             return self._answer(question, watch_random=True)
         return run
 
+    def wrong_gradients(self, question: Question) -> list[str]:
+        """In words, an operation of the framework whose backward is wrong in this run (see `Runs`)."""
+        return self.backend.runs.wrong_gradients(lambda: self._answer(question))
+
     def settings(self, name: str) -> dict[str, Any]:
         """The module's public numbers, booleans and texts; (n, n) becomes n."""
         found = {}

@@ -19,7 +19,7 @@ from paddle.nn.functional import common
 from paddle.nn.utils.spectral_norm_hook import SpectralNorm
 from paddle.nn.utils.weight_norm_hook import WeightNorm
 
-from portproof.backends import draws_paddle, fp64_paddle
+from portproof.backends import draws_paddle, fp64_paddle, gradients_paddle
 from portproof.backends.base import Backend, Layers, Note, Runs, Training, without_tf32
 from portproof.backends.lent import patched
 from portproof.backends.masks import Keep, alpha_scaled, scaled
@@ -177,6 +177,7 @@ class PaddleRuns(Runs):
     dtypes: ClassVar = {"float32": "float32", "float64": "float64"}
     lent_dropout, as_float64 = staticmethod(_lent_dropout), staticmethod(_as_float64)
     lent_draws = staticmethod(draws_paddle.lent_draws)
+    wrong_gradients = staticmethod(gradients_paddle.wrong_gradients)
     dropouts = (nn.Dropout, nn.Dropout2D, nn.Dropout3D, nn.AlphaDropout, getattr(nn, "FeatureAlphaDropout", nn.Dropout))
     holding_dropout = (nn.layer.rnn.RNNBase,)
 
