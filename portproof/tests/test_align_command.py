@@ -153,10 +153,10 @@ def port_dropping():
 """
 
 
-def test_the_locator_switches_off_what_is_random_and_asks_which_output_is_which(run, folder):
+def test_the_locator_lends_random_numbers_and_asks_which_output_is_which(run, folder):
     (folder / "a_pair.py").write_text(PAIR + DICTS, encoding="utf-8")
     result = run(ONLY, ref="a_pair:dropping", port="a_pair:port_dropping")
-    assert result.returncode == 0 and "the port's 1" in result.stdout, result.stdout + result.stderr
+    assert result.returncode == 0 and "in train mode: uniform (4, 1)" in result.stdout, result.stdout + result.stderr
     dicts = {"ref": "a_pair:RefOfDict", "port": "a_pair:PortOfDict"}
     refused = run(ONLY, **dicts)
     assert refused.returncode == 2 and "returns alpha, beta and the port y, z" in last_line(refused.stderr)

@@ -153,12 +153,12 @@ class PortDrop(paddle.nn.Layer):
 
 
 @pytest.mark.parametrize("function", [ladder.forward, ladder.gradients])
-def test_what_is_random_is_switched_off_and_said(inputs, function):
+def test_random_numbers_are_lent_and_said(inputs, function):
     ref = torch.nn.Sequential(torch.nn.Linear(5, 6), RefDrop(), torch.nn.Linear(6, 3))
     port = paddle.nn.Sequential(paddle.nn.Linear(5, 6), PortDrop(), paddle.nn.Linear(6, 3))
     verdict = function(ref, port, inputs)
     assert verdict.status == PASS, str(verdict)
-    assert "random in train mode, and run as in eval mode: the reference's 1" in verdict.log
+    assert "random numbers are lent to both sides in train mode: uniform (8, 1)" in verdict.log
 
 
 def test_forward_of_keyword_arguments(inputs):

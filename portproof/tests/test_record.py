@@ -423,10 +423,10 @@ def test_a_changed_byte(path):
 
 
 def test_a_newer_format(path):
-    save_text(path, "{}", {"a": np.ones(1)}, version=6)
-    assert "is of a newer portproof (format 6, not 5): update portproof" in refusal(path)
+    save_text(path, "{}", {"a": np.ones(1)}, version=7)
+    assert "is of a newer portproof (format 7, not 6): update portproof" in refusal(path)
     save_text(path, "{}", {"a": np.ones(1)}, version=4)
-    older = "is of an older portproof (format 4, not 5): record the reference again with portproof record"
+    older = "is of an older portproof (format 4, not 6): record the reference again with portproof record"
     assert older in refusal(path)
     save_text(path, "{}", {"a": np.ones(1)}, version="x")
     assert "refused" in refusal(path)

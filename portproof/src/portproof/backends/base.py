@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from portproof.backends.draws import Draws
 from portproof.backends.masks import Keep, no_masks
 from portproof.backends.model import BackendModel
 from portproof.backends.question import to_precision
@@ -96,6 +97,7 @@ class Runs(ABC):
     dtypes: Mapping[str, Any]  # its "float32" and "float64"
     exact_constants: Callable[[], AbstractContextManager]  # exact float64 arithmetic; may be nested
     lent_dropout: Callable[[Keep], AbstractContextManager]  # active dropout functions keep what `Keep` says
+    one_random: Callable[[], float]  # takes a number from its own generator
     as_float64: Callable[[Note], AbstractContextManager]  # turns float32 into float64, see `new_tensors`
     dropouts: tuple[type, ...]  # layers that are only dropout
     holding_dropout: tuple[type, ...] = ()  # layers that pass a probability to a kernel
@@ -114,6 +116,10 @@ class Runs(ABC):
         if sent:
             tensors, gradients = zip_strict(*sent)
             self.framework.autograd.backward(list(tensors), list(gradients))
+
+    def wrong_gradients(self, run: Callable[[], Any]) -> list[str]:
+        """In words, an operation in `run` whose backward is not the gradient of its own forward, where proven."""
+        return []
 
     def watching(self, model: Any) -> AbstractContextManager:
         """Note which branches the model's passes enter (see branches.py); None where that cannot be watched."""
@@ -163,9 +169,13 @@ class Runs(ABC):
     def next_random(self) -> Any:
         """The next number of the framework's generator, not taken, or its state."""
         state = self.framework.get_rng_state()
-        number = self.framework.rand([1], dtype=self.dtypes["float64"]).item()
+        number = self.one_random()
         self.framework.set_rng_state(state)
         return number
+
+    def lent_draws(self, draws: Draws) -> AbstractContextManager:
+        """The framework's drawing functions take their numbers from `draws`, where that is known."""
+        return nullcontext()
 
     def without_dropout(self) -> AbstractContextManager:
         """Dropout functions do nothing in this context."""

@@ -6,7 +6,7 @@ import copy
 import math
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from itertools import chain
@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from portproof.arrays import let_go, same_bits, stored
+from portproof.backends.draws import Draws
 from portproof.backends.lent import as_it_was, owned_tensors, taken_gradients
 from portproof.backends.question import CONSTANTS, Memory, Question, Run, perturbed, to_precision
 from portproof.backends.slots import Module, Named, Slot, describe, read_slots
@@ -57,6 +58,7 @@ class Model:
         self.conditions: set[str] = set()  # modules in which Python decides by a tensor
         self.reassigned: set[str] = set()  # tensor attributes that a run with moved constants computed anew
         self.switched_off: set[str] = set()  # random modules that stay in eval mode
+        self.mirrored: Collection[str] = ()  # kinds of lent draws, see `Draws`
         self.passes: Counter[str] = Counter()  # counts of "whole" and "alone" runs
         self.set_pieces({})
 
@@ -287,6 +289,10 @@ class BackendModel(Model):
             return self._answer(question, watch_random=True)
         return run
 
+    def wrong_gradients(self, question: Question) -> list[str]:
+        """In words, an operation of the framework whose backward is wrong in this run (see `Runs`)."""
+        return self.backend.runs.wrong_gradients(lambda: self._answer(question))
+
     def settings(self, name: str) -> dict[str, Any]:
         """The module's public numbers, booleans and texts; (n, n) becomes n."""
         found = {}
@@ -400,6 +406,7 @@ class BackendModel(Model):
                 returned = self._by_output_names(returned, trace)
             run.places, outputs = list(returned), list(returned.values())
             run.output = [backend.to_array(tensor) for tensor in outputs]
+            in_forward.append(len(trace.draws))
             return self._sent_back(outputs, upstream, dtype) if backward else []
 
         with (
@@ -407,9 +414,11 @@ class BackendModel(Model):
             backend.runs.without_dropout() if question.train else nullcontext(),  # eval mode has none
             backend.runs.grad_enabled(backward),
             tracing(backend, model, question.keeps, only, watch_random) as trace,
+            backend.runs.lent_draws(Draws(SEED, trace.draws, self.mirrored)),
             backend.runs.new_tensors(dtype, trace.note_float32),
         ):
-            run = Run(trace)
+            run, in_forward = Run(trace), []
+            trace.draws += call.draws_before
             try:
                 with user_code():
                     backend.runs.run_backward(forward, model, inputs) if backward else forward()
@@ -417,6 +426,8 @@ class BackendModel(Model):
                 raise
             except Exception as error:
                 trace.error = one_line(error)
+        if in_forward and len(trace.draws) > in_forward[0] and OUTPUT in trace.calls:
+            trace.calls[OUTPUT].took_random = True  # run again by backward, with other numbers
         received = (getattr(tensor, "grad", None) for tensor in inputs)
         run.input_gradients = [None if gradient is None else backend.to_array(gradient) for gradient in received]
         gradients = self._in_torch_layout(taken_gradients(backend, model), call.name)

@@ -19,7 +19,7 @@ from paddle.nn.functional import common
 from paddle.nn.utils.spectral_norm_hook import SpectralNorm
 from paddle.nn.utils.weight_norm_hook import WeightNorm
 
-from portproof.backends import fp64_paddle
+from portproof.backends import draws_paddle, fp64_paddle, gradients_paddle
 from portproof.backends.base import Backend, Layers, Note, Runs, Training, without_tf32
 from portproof.backends.lent import patched
 from portproof.backends.masks import Keep, alpha_scaled, scaled
@@ -28,7 +28,7 @@ from portproof.convert.rules import PADDLE_TO_TORCH, PADDLE_TYPES, Change, Rules
 from sturdyio.cli import UserError
 from sturdyio.files import load_pdparams
 
-DROPOUT = common.dropout
+DROPOUT, UNIFORM = common.dropout, ops.uniform
 DTYPE = type(paddle.float32)
 DLPACK = hasattr(paddle.Tensor, "__dlpack__")  # sharing memory with NumPy; not in Paddle 2.6
 # Operations that make tensors, or change their precision.
@@ -176,8 +176,13 @@ class PaddleRuns(Runs):
     framework, exact_constants = paddle, staticmethod(fp64_paddle.exact_constants)
     dtypes: ClassVar = {"float32": "float32", "float64": "float64"}
     lent_dropout, as_float64 = staticmethod(_lent_dropout), staticmethod(_as_float64)
+    lent_draws = staticmethod(draws_paddle.lent_draws)
+    wrong_gradients = staticmethod(gradients_paddle.wrong_gradients)
     dropouts = (nn.Dropout, nn.Dropout2D, nn.Dropout3D, nn.AlphaDropout, getattr(nn, "FeatureAlphaDropout", nn.Dropout))
     holding_dropout = (nn.layer.rnn.RNNBase,)
+
+    def one_random(self) -> float:
+        return UNIFORM([1], paddle.float64, 0.0, 1.0, 0, paddle.framework._current_expected_place()).item()
 
     @contextmanager
     def seeded_framework(self, seed: int) -> Iterator[None]:

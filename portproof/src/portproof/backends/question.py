@@ -110,6 +110,7 @@ class Question:
         given = [encode(list(self.call.args), self._digest), encode(dict(self.call.kwargs), self._digest)]
         off = sorted(switched_off) if self.train else []
         parts = [self.module, given, self.dtype, self.train, self.followed_by, off, self.perturbation]
+        parts += map(str, self.call.draws_before)
         return hashlib.blake2b(json.dumps(parts).encode(), digest_size=16).hexdigest()
 
     def upstream_key(self) -> str:

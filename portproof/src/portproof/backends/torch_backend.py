@@ -15,9 +15,10 @@ from torch.nn import functional as F
 from torch.nn.utils.parametrize import is_parametrized
 from torch.overrides import TorchFunctionMode
 
-from portproof.backends import fp64_torch
+from portproof.backends import draws_torch, fp64_torch
 from portproof.backends.base import Backend, Layers, Note, Runs, Tensors, Training, without_tf32
 from portproof.backends.branches import watching
+from portproof.backends.draws import Draws
 from portproof.backends.lent import patched
 from portproof.backends.masks import Keep, alpha_scaled, scaled
 from portproof.backends.slots import Named
@@ -31,7 +32,7 @@ DROPOUTS = {
     *(torch.dropout, torch.feature_dropout, torch.alpha_dropout, torch.feature_alpha_dropout),
     *(torch.dropout_, torch.feature_dropout_, torch.alpha_dropout_, torch.feature_alpha_dropout_),
 }
-ATTENTION = F.scaled_dot_product_attention
+ATTENTION, RAND = F.scaled_dot_product_attention, torch.rand
 UNBATCHED = {"dropout1d": 2, "dropout3d": 4}  # dimensions of an input without a batch
 
 
@@ -83,6 +84,14 @@ def _lent_dropout(keep: Keep) -> Iterator[None]:
     replaced = {native: _lent(native, keep) for native in DROPOUTS} | {ATTENTION: _lent_attention(keep)}
     inside = {(F, native.__name__): lent for native, lent in replaced.items() if native.__module__ == F.__name__}
     with patched(inside | {(F, ATTENTION.__name__): replaced[ATTENTION]}), _Replaced(replaced):
+        yield
+
+
+@contextmanager
+def _lent_draws(draws: Draws) -> Iterator[None]:
+    """As in `_lent_dropout`: patched for functions inside others, a mode for those under any name."""
+    places = draws_torch.replaced(draws)
+    with patched({place: lent for place, (_, lent) in places.items()}), _Replaced(dict(places.values())):
         yield
 
 
@@ -141,10 +150,14 @@ class TorchLayers(Layers):
 class TorchRuns(Runs):
     framework, dtypes = torch, DTYPES
     exact_constants, not_replaced = fp64_torch.ExactConstants, torch._C.DisableTorchFunction
-    lent_dropout, as_float64 = staticmethod(_lent_dropout), _AsFloat64
+    lent_dropout, lent_draws, as_float64 = staticmethod(_lent_dropout), staticmethod(_lent_draws), _AsFloat64
     watching = staticmethod(watching)
     dropouts = (nn.modules.dropout._DropoutNd,)  # the base class of all has no public name
     holding_dropout = (nn.RNNBase, nn.MultiheadAttention)
+
+    def one_random(self) -> float:
+        with torch._C.DisableTorchFunction():
+            return RAND(1, dtype=torch.float64).item()
 
     @contextmanager
     def seeded_framework(self, seed: int) -> Iterator[None]:

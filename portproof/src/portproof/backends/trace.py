@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Optional, Union
 import numpy as np
 
 from portproof.arrays import largest, same_bits
+from portproof.backends.draws import Draw
 from portproof.compare import Item
 from portproof.compare.activations import BREAKPOINTS
 from portproof.python39 import zip_strict
@@ -97,7 +98,9 @@ class ModuleCall:
     outputs: list[np.ndarray] = field(default_factory=list)
     places: list[str] = field(default_factory=list)  # where they were in the return value
     upstream: list[MaybeArray] = field(default_factory=list)  # gradient of the loss for each output
-    took_random: bool = False
+    took_random: bool = False  # numbers that were not lent
+    draws: int = 0  # lent in it
+    draws_before: tuple[Draw, ...] = ()  # lent in the run before it, if any in it
 
     @property
     def label(self) -> str:
@@ -172,6 +175,7 @@ class Trace:
     float32: set[str] = field(default_factory=set)  # modules that asked for float32 in float64 runs
     float32_data: set[str] = field(default_factory=set)  # modules that made tensors of float32 arrays there
     running: list[ModuleCall] = field(default_factory=list)
+    draws: list[Draw] = field(default_factory=list)  # random numbers lent
 
     def note_float32(self, is_data: bool) -> None:
         """Note the module that asked for float32, or brought it in as data."""
@@ -270,6 +274,7 @@ class _Tracer:
         call = ModuleCall(name, number, start=sum(self.counts.values()), inside=inside)
         self.counts[name] = number + 1
         self.running.append(call)
+        call.draws = len(self.trace.draws)
         noted = self.keep_calls and (self.watch_random or not name)
         self.random_states.append(self.backend.runs.random_state() if noted else None)
         with self.recording(call):
@@ -280,6 +285,8 @@ class _Tracer:
     def end(self, output: Any, is_activation: bool) -> None:
         call = self.running.pop()
         self.note_random(call)
+        before, call.draws = call.draws, len(self.trace.draws) - call.draws
+        call.draws_before = tuple(self.trace.draws[:before]) if call.draws else ()
         with self.recording(call):
             tensors = tensors_at(output, self.is_tensor)
             if not tensors and not isinstance(output, PLAIN):

@@ -274,6 +274,9 @@ def _location(runs: IsolatedRuns, run: IsolatedRun) -> Location:
             for key, value in settings.items()
             if key in port_settings and port_settings[key] != value
         ]
+    if (backward or run.port_run.trace.error) and question.backward and question.dtype == "float64":
+        call = replace(port_call, upstream=question.call.upstream)
+        proof += runs.port.wrong_gradients(replace(question, call=call, followed_by=run.attempt.port_followed_by))
     left = [other for other in runs.ref.not_alone if other.startswith(_prefix(name))]
     if left:
         proof.append(f"not run alone, and what differs may begin there: {', '.join(left)}")

@@ -12,6 +12,7 @@ from typing import Any, get_args, get_origin, get_type_hints
 
 import numpy as np
 
+from portproof.backends.draws import Draw
 from portproof.backends.question import Run
 from portproof.backends.slots import Module, Slot
 from portproof.backends.trace import OUTPUT, MaybeArray, ModuleCall, Trace
@@ -28,7 +29,7 @@ def _forms(kind: type) -> dict[str, Any]:
     return {name: form for name, form in get_type_hints(kind).items() if name not in UNWRITTEN}
 
 
-FORMS = {kind: _forms(kind) for kind in (Slot, Module, ModuleCall, Trace, Run)}
+FORMS = {kind: _forms(kind) for kind in (Slot, Module, Draw, ModuleCall, Trace, Run)}
 MAKERS = {Slot: partial(Slot, change=identity)}  # for an unwritten field without a default
 
 

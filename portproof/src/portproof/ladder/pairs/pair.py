@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -164,6 +164,12 @@ class Pair:
         keeps = OUTPUTS if perturbation else keeps
         return Question.of_model(self.inputs, dtype, train, cotangent, keeps, perturbation)
 
+    def mirror(self, kinds: Collection[str]) -> None:
+        """Lend the port draws of these kinds mirrored (see `Draws`)."""
+        if self.port.mirrored != kinds:
+            self.port.mirrored = kinds
+            self.port.memory.clear()
+
     def ask(self, model: Model, dtype: str, train: bool, perturbation: int = 0) -> Run:
         return model.ask(self.question(model, dtype, train, perturbation))
 
@@ -197,7 +203,7 @@ class Pair:
 
 
 def switch_off_random(model: Model, question: Question) -> tuple[Run, str | None]:
-    """Put layers that take random numbers in train mode into eval mode.
+    """Put layers that take random numbers in train mode, other than lent ones, into eval mode.
 
     -> (the answer, with calls; the module that stays random, or None). Only layers without tensors and children, such
     as DropPath, can be switched; they are then in `model.switched_off`. Plain dropout is off anyway. Comparing two runs
@@ -214,6 +220,12 @@ def switch_off_random(model: Model, question: Question) -> tuple[Run, str | None
         if module.slots or not module.is_leaf:  # more in it depends on the mode
             return run, module.name
         model.switched_off.add(module.name)
+
+
+def switch_off_drawing(model: Model, run: Run) -> None:
+    """Put layers without tensors and children that were lent random numbers into eval mode."""
+    names = {call.name for call in run.trace.calls.values() if call.draws} - model.switched_off
+    model.switched_off |= {name for name in names if model.modules[name].is_leaf and not model.modules[name].slots}
 
 
 def drawn_cotangent(outputs: Sequence[np.ndarray], seed: int) -> list[np.ndarray]:

@@ -10,19 +10,23 @@ from typing import Any
 import numpy as np
 
 from portproof.arrays import largest
+from portproof.backends.draws import NORMAL, UNIFORM, difference
 from portproof.backends.question import CONSTANTS, Run
 from portproof.backends.trace import Inputs, output_item
 from portproof.compare import FAIL, PASS, Item, Items, Row, Verdict, compare, joined, tensor_item
 from portproof.compare.ruler import Distances, Ruler, exact_atol, moved_distances
 from portproof.ladder.pairs.as_built import TITLE as BUFFERS_AS_BUILT
 from portproof.ladder.pairs.as_built import compare_as_built
-from portproof.ladder.pairs.pair import MODES, Options, Pair, check_reference, switch_off_random
+from portproof.ladder.pairs.pair import MODES, Options, Pair, check_reference, switch_off_drawing, switch_off_random
 from portproof.localize.isolated import OTHER_INPUTS, Calls, IsolatedRuns, isolated_layers, without_optional
 from portproof.localize.locate import KINDS, OTHER_VALUES, Location, locate, module_tree, numbers
+from portproof.mapping.map_search import alike
 from portproof.mapping.name_map import NameMap
+from portproof.python39 import zip_strict
 from portproof.report.text import grouped, render_sections
 from sturdyio.cli import UserError
 
+MIRRORED = {UNIFORM: "1 - u for u", NORMAL: "-x for x"}
 _OWN_RUN = " (this run in float64 is the check's own: a port that works in float32 alone is judged in that alone)"
 
 
@@ -61,14 +65,27 @@ def compare_mode(pair: Pair, train: bool) -> Iterator[Compared]:
 
 
 def random_or_unclear(pair: Pair, train: bool) -> Verdict | None:
-    """The verdict if a side stays random or output keys differ; else None.
+    """The verdict if a side stays random, the sides draw differently, or output keys differ; else None.
 
-    Modules that are random in train mode are switched off if possible, and named.
+    Modules that are random in train mode, beside lent draws or with others than the other side's, are switched off if
+    possible, and named.
     """
-    mode, places = f"{MODES[train]} mode", []
-    for model in (pair.ref, pair.port):
-        run, name = switch_off_random(model, pair.question(model, pair.precisions[0], train))
-        places.append(run.places)
+    mode, sides, still = f"{MODES[train]} mode", (pair.ref, pair.port), {}
+    dtype = pair.precisions[0]
+    pair.mirror(())
+    for model in sides:
+        _, still[model] = switch_off_random(model, pair.question(model, dtype, train))
+    runs = [pair.ask(model, dtype, train) for model in sides]
+    if train and _draw_differently(*runs) and not pair.ref.is_recorded:
+        for model, run in zip_strict(sides, runs):
+            switch_off_drawing(model, run)
+        runs = [pair.ask(model, dtype, train) for model in sides]
+    places = [run.places for run in runs]
+    differs = _draw_differently(*runs)
+    if differs and not train and not runs[0].trace.draws:  # then the port must not be random
+        drawing = (call for call in runs[1].trace.calls.values() if call.draws)
+        still[pair.port] = max(drawing, key=attrgetter("start")).name
+    for model, name in still.items():
         if model.switched_off:
             names = ", ".join(sorted(model.switched_off))
             pair.notes.append(f"random in train mode, and run as in eval mode: the {model.role}'s {names}")
@@ -76,15 +93,41 @@ def random_or_unclear(pair: Pair, train: bool) -> Verdict | None:
             continue
         reason = f"the {model.role} gives another result each time it runs in {mode}"
         where = f"random numbers are taken by {name or 'its own code'}"
-        if model is pair.port and not train:  # then the port must not be random
+        if model is pair.port and not train:
             item = Item("the same each time", mode="eval")
             return Verdict(mode, [Row(item, FAIL, reason=f"{reason}, {where}: is dropout on?")])
-        return Verdict(mode, refusal=f"{reason}, dropout layers aside, {where}: judge the other mode")
+        fix = "draw with rand, randn, normal or bernoulli, which are lent to both sides, or judge the other mode"
+        return Verdict(mode, refusal=f"{reason}, dropout layers aside, {where}: {fix}")
+    if differs:
+        told = f"the sides draw differently in {mode}: the reference {differs[0]}, the port {differs[1]}"
+        return Verdict(mode, refusal=f"{told}: draw the same kind and shape on both sides, or judge the other mode")
+    if runs[0].trace.draws:
+        _lend(pair, train, *runs)
     if all(places) and "" not in places[0] + places[1] and set(places[0]).isdisjoint(places[1]):
         ref, port = (", ".join(place.strip("[]") for place in side) for side in places)
         which = "say which is which with outputs (--match REF=PORT)"
         return Verdict(mode, refusal=f"the reference returns {ref} and the port {port}: {which}")
     return None
+
+
+def _draw_differently(ref: Run, port: Run) -> tuple[str, str] | None:
+    return None if port.trace.error else difference(ref.trace.draws, port.trace.draws)
+
+
+def _lend(pair: Pair, train: bool, ref: Run, port: Run) -> None:
+    """Lend the port -x for x, or 1 - u for u, if that alone makes both alike: it is as likely. Note what is lent."""
+    drawn = {draw.kind for draw in port.trace.draws}
+    word = ""
+    for kinds in ((), (UNIFORM,), (NORMAL,), (UNIFORM, NORMAL)):
+        if drawn.issuperset(kinds):
+            pair.mirror(kinds)
+            if alike(ref.output, pair.ask(pair.port, pair.precisions[0], train).output):
+                word = f", where the port uses {' and '.join(map(MIRRORED.get, kinds))}, as likely" if kinds else ""
+                break
+    else:
+        pair.mirror(())
+    told = ", ".join(dict.fromkeys(map(str, ref.trace.draws)))
+    pair.notes.append(f"random numbers are lent to both sides in {MODES[train]} mode: {told}{word}")
 
 
 class _Mode:

@@ -1,0 +1,172 @@
+"""Paddle's kernels whose backward is not the gradient of their own forward.
+
+Each kernel that a run goes back through is called alone, on the same values: its gradient along a direction has to be
+the slope of its own forward, which needs no formula. So what is found is the framework's, and not the port's, fault.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import numpy as np
+import paddle
+from paddle import _C_ops as ops
+
+from portproof.arrays import largest
+from portproof.backends.lent import patched
+
+STEP = 1e-5
+FAR = 1e-3  # of the slope; a kernel's constants in float32 are less off
+DRAWN = ("normal(size=shape)", "uniform(0.1, 1, shape)")  # values for the program, the first that show it
+
+
+@dataclass
+class _Call:
+    name: str
+    native: Callable
+    args: list
+    kwargs: dict[str, Any]
+    upstream: dict[int, np.ndarray] = field(default_factory=dict)  # by place among the outputs
+
+    @property
+    def places(self) -> list[int]:
+        """Of arguments that have a gradient."""
+        return [i for i, arg in enumerate(self.args) if _needs_gradient(arg)]
+
+    def note(self, output: int, sent: paddle.Tensor | None) -> None:
+        if sent is not None:
+            self.upstream[output] = sent.numpy()
+
+    def slopes(self, place: int) -> tuple[float, float] | None:
+        """(the kernel's along a direction, its forward's), if they differ for certain."""
+        x = self.args[place].numpy()
+        along = np.random.default_rng(0).normal(size=x.shape) * (largest(x) or 1)
+
+        def total(step: float, given: paddle.Tensor | None = None) -> paddle.Tensor:
+            args = [arg.detach() if isinstance(arg, paddle.Tensor) else arg for arg in self.args]
+            args[place] = paddle.to_tensor(x + step * along) if given is None else given
+            outputs = _outputs(self.native(*args, **self.kwargs))
+            return sum((outputs[i] * paddle.to_tensor(sent)).sum() for i, sent in self.upstream.items())
+
+        own = paddle.to_tensor(x, stop_gradient=False)
+        before, middle, after = (total(step).item() for step in (-STEP, 0, STEP))
+        if total(0).item() != middle:  # it draws
+            return None
+        slope = (after - before) / (2 * STEP)
+        unsure = 10 * abs(after - 2 * middle + before) / STEP + 1e-9 * abs(middle)  # a kink, curvature, rounding
+        try:
+            total(0, own).backward()
+        except Exception:  # what a kernel raises
+            return (np.nan, slope) if np.isfinite(slope) else None
+        if own.grad is None:  # not made to have one
+            return None
+        found = float((own.grad.numpy() * along).sum())
+        return (found, slope) if abs(found - slope) > max(FAR * max(abs(found), abs(slope)), unsure) else None
+
+    def program(self, place: int) -> list[str]:
+        """Five lines that show it; none if none do."""
+        shapes, given = [self.args[place].shape] * 2, []
+        for i, arg in enumerate(self.args):
+            if i == place:
+                given.append("x")
+            elif isinstance(arg, paddle.Tensor) and arg.is_floating_point():
+                given.append(f"a[{len(shapes)}]")
+                shapes.append(arg.shape)
+            else:
+                given.append(f"paddle.to_tensor({arg.tolist()})" if isinstance(arg, paddle.Tensor) else repr(arg))
+        given += [f"{key}={value!r}" for key, value in self.kwargs.items()]
+        output, sent = next(iter(self.upstream.items()))
+        several = isinstance(self.native(*self.args, **self.kwargs), (tuple, list))
+        made = f"paddle._C_ops.{self.name}({', '.join(given)})" + (f"[{output}]" if several else "")
+        shapes = [*map(tuple, shapes), sent.shape]
+        for drawn in DRAWN:
+            lines = [
+                "import numpy as np, paddle",
+                f"a = [paddle.to_tensor(np.random.default_rng(i).{drawn}) for i, shape in enumerate({shapes})]",
+                f"x, a[0].stop_gradient, f = a[0], False, lambda x: ({made} * a[-1]).sum()",
+                f"slope = (f(a[0] + {STEP} * a[1]) - f(a[0] - {STEP} * a[1])).item() / {2 * STEP}",
+                "f(x).backward(); print((x.grad * a[1]).sum().item(), slope)",
+            ]
+            if _shows(lines):
+                return lines
+        return []
+
+
+def _shows(lines: list[str]) -> bool:
+    """Whether the program's backward raises, or gives another number than its slope."""
+    names: dict[str, Any] = {}
+    try:
+        exec("\n".join(lines[:4]), names)
+    except Exception:  # an argument that cannot be written
+        return False
+    slope = names["slope"]
+    try:
+        names["f"](names["x"]).backward()
+    except Exception:  # what a kernel raises
+        return bool(np.isfinite(slope))
+    found = (names["x"].grad * names["a"][1]).sum().item()
+    return abs(found - slope) > FAR * max(abs(found), abs(slope))
+
+
+def _needs_gradient(value: Any) -> bool:
+    return isinstance(value, paddle.Tensor) and value.is_floating_point() and not value.stop_gradient
+
+
+def _kept(value: Any) -> Any:
+    """A copy of a tensor: parameters get their old values back after the run."""
+    if not isinstance(value, paddle.Tensor):
+        return value
+    copy = value.detach().clone()
+    copy.stop_gradient = value.stop_gradient
+    return copy
+
+
+def _outputs(result: Any) -> list:
+    return list(result) if isinstance(result, (tuple, list)) else [result]
+
+
+def _recorded(name: str, calls: list[_Call]) -> Callable:
+    native = getattr(ops, name)
+
+    def record(*args, **kwargs) -> Any:
+        result = native(*args, **kwargs)
+        if any(map(_needs_gradient, args)):
+            call = _Call(name, native, [_kept(arg) for arg in args], kwargs)
+            calls.append(call)
+            for i, output in enumerate(_outputs(result)):
+                if _needs_gradient(output):
+                    output.register_hook(partial(call.note, i))
+        return result
+
+    return record
+
+
+def _names() -> Iterator[str]:
+    """Kernels that do not work in place."""
+    return (name for name, each in vars(ops).items() if callable(each) and not name.startswith("_") and name[-1] != "_")
+
+
+def wrong_gradients(run: Callable[[], Any]) -> list[str]:
+    """What is wrong with the first such kernel that `run` calls, in float64, and a program that shows it.
+
+    Nothing where it is not proven.
+    """
+    calls: list[_Call] = []
+    with patched({(ops, name): _recorded(name, calls) for name in _names()}):
+        run()
+    for call in calls:
+        for place in call.places if call.upstream else ():
+            slopes = None
+            with suppress(Exception):  # what a kernel raises when it is called alone
+                slopes = call.slopes(place)
+            if slopes is not None:
+                found = "raises" if np.isnan(slopes[0]) else f"gives {slopes[0]:.6g} along a direction"
+                told = f"its backward {found}, where its own forward's slope is {slopes[1]:.6g}"
+                where = f"paddle {paddle.__version__}, {call.name}"
+                program = call.program(place)
+                return [f"the framework's operation differs ({where}): {told}", *(f"    {line}" for line in program)]
+    return []
