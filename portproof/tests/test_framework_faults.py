@@ -101,6 +101,7 @@ RIGHT = {  # kinks and steps at the very values, ties, draws, constants in float
     "selu": PF.selu,
     "interpolate": lambda x: PF.interpolate(x[None, None], [7, 5], mode="bilinear"),
     "cross_entropy": lambda x: PF.cross_entropy(x, paddle.to_tensor([0, 1, 3, 2])),
+    "label without a gradient": lambda x: PF.cross_entropy(2 * x, PF.softmax(x), soft_label=True),
     "layer_norm": lambda x: PF.layer_norm(x, [4]),
     "sort": lambda x: paddle.sort(x - x.detach()),
     "of a parameter": lambda x: paddle.matmul(x, paddle.to_tensor(np.eye(4), stop_gradient=False)),

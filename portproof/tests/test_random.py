@@ -13,6 +13,7 @@ from portproof import align
 from portproof.backends import backend
 from portproof.backends.draws import Draw, Draws, difference
 from portproof.backends.question import Question
+from portproof.backends.trace import UPSTREAM
 from portproof.compare import FAIL, PASS
 
 T, P = torch.nn, paddle.nn
@@ -268,6 +269,21 @@ def test_a_module_alone_draws_what_it_drew_in_the_model():
         alone = model.ask(Question(call, "float64", True))
         assert np.array_equal(alone.output[0], call.outputs[0])
     assert run.trace.calls["1"].draws_before == (Draw("normal", (4, 5)),)
+
+
+def test_a_recorded_module_that_is_called_twice_alike_keeps_both_draws():
+    class Noise(T.Module):
+        def forward(self, x):
+            return x + torch.randn_like(x)
+
+    ref = Ref(lambda m, x: m.o(m.noise(x) + m.noise(x)), o=T.Linear(5, 5), noise=Noise())
+    inputs = [normal(4, 5)]
+    recorded = portproof.record(ref, inputs).model()
+    run = recorded.ask(Question.of_model(recorded.inputs, "float64", True, recorded.cotangent, UPSTREAM))
+    for label in ("noise", "noise#2"):
+        call = run.trace.calls[label]
+        alone = recorded.ask(Question(call, "float64", True, True))
+        assert np.array_equal(alone.output[0], call.outputs[0])
 
 
 def test_a_random_model_is_recorded_and_judged(tmp_path):
