@@ -33,6 +33,7 @@ SPELLING = [
     (r"\bnn\.ModuleDict\b", "nn.LayerDict"),
     (r"\b(Conv|BatchNorm|SyncBatchNorm|AdaptiveAvgPool)2d\b", r"\g<1>2D"),
     (r"\beps=", "epsilon="),
+    (r"\bself\.eps\b", "self._epsilon"),
     (r"\bbias=", "bias_attr="),
     (r"\.modules\(\)", ".sublayers()"),
     (r"\.named_modules\(\)", ".named_sublayers(include_self=True)"),

@@ -54,15 +54,15 @@ class MindSporeModel(BackendModel):
         told = "in the float64 run composed of other operations, without a kernel of their own there"
         return [f"{told} (that is judged in float32): {names}"]
 
-    def _answer(self, question: Question) -> Run:
+    def _answer(self, question: Question, watch_random: bool = False) -> Run:
         key = question.module, question.followed_by, question.backward
         if question.dtype == "float64" and key not in self.lacking:
-            run = super()._answer(question)
+            run = super()._answer(question, watch_random)
             found = NO_KERNEL.search(run.trace.error)
             if not found:
                 return run
             self.lacking[key] = found[1] or "an operation"
-        run = super()._answer(replace(question, dtype="float32"))
+        run = super()._answer(replace(question, dtype="float32"), watch_random)
         run.trace.lacking = self.lacking[key] if question.dtype == "float64" else ""
         return run
 
