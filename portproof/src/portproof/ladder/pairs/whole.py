@@ -214,10 +214,13 @@ class _Mode:
         keys = [pair.name_map.tensors[key] for key in trained if key in pair.name_map.tensors]
         if reached or not keys:
             return False
-        arrays, before = pair.port.arrays(), pair.ask(pair.port, "float64", self.train).output
-        pair.port.load({key: arrays[key] * 1.001 for key in keys})
+        in_train = dict(pair.port.in_train)  # which a load of eval mode's weights clears
+        own = self.train and bool(in_train)
+        arrays, before = pair.port.arrays(own), pair.ask(pair.port, "float64", self.train).output
+        pair.port.load({key: arrays[key] * 1.001 for key in keys}, own)
         after = pair.ask(pair.port, "float64", self.train).output
-        pair.port.load({key: arrays[key] for key in keys})
+        pair.port.load({key: arrays[key] for key in keys}, own)
+        pair.port.in_train.update(in_train)
         return all(map(np.array_equal, before, after))
 
     def _items(self, dtype: str, run: Run, is_port: bool) -> dict[Item, np.ndarray]:
