@@ -12,6 +12,7 @@ from portproof.compare import FAIL, PASS
 X = normal(4, 5)
 F, PF = torch.nn.functional, paddle.nn.functional
 UP_TO = "the map is confirmed up to layer 1 of 2"
+PART = {"a": "c"}  # with lines of the user's the rest is not told by gradients
 SETTLE = "the map may be at fault where it is not confirmed: put these lines, as they should be, in a file for --map"
 
 
@@ -35,7 +36,7 @@ def last(verdict):
 
 
 def test_a_whole_that_passes_proves_the_rest():
-    verdict = align(ref(), port(), [X])
+    verdict = align(ref(), port(), [X], names=PART)
     assert verdict.status == PASS and "confirmed by values up to layer 1 of 2" in verdict.notes[0], str(verdict)
     assert "the rest of the map is proved by the whole: outputs and all gradients agree in float64" in verdict.notes
     assert UP_TO not in last(verdict)
@@ -43,9 +44,14 @@ def test_a_whole_that_passes_proves_the_rest():
 
 @pytest.mark.parametrize("options", [{"precisions": ("float32",)}, {"leave_out": ("a",)}])
 def test_a_pass_that_does_not_prove_it(options):
-    verdict = align(ref(), port(), [X], **options)
+    verdict = align(ref(), port(), [X], names=PART, **options)
     assert verdict.status == PASS and last(verdict).endswith(f"; {UP_TO}"), str(verdict)
     assert SETTLE not in str(verdict)
+
+
+def test_gradients_tell_what_calls_do_not():
+    verdict = align(ref(), port(), [X])
+    assert verdict.status == PASS and "by gradients, confirmed by values everywhere" in verdict.notes[0], str(verdict)
 
 
 def test_a_map_confirmed_everywhere_needs_no_word():

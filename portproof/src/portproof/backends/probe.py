@@ -9,6 +9,7 @@ given inputs, whose model may be small, normalizations are spread too, and each 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -85,23 +86,35 @@ def _spread_hook(low: float, high: float, wide: bool, rng: np.random.Generator) 
     return spread
 
 
-def _called_next(model: nn.Module, call: ModuleCall) -> dict[nn.Module, str]:
-    """{module without children: class of the module called next}, in eval mode."""
-    called = []
+def _next_class(model: nn.Module, call: ModuleCall) -> dict[nn.Module, str]:
+    """{module without children: class of the module that receives its first output as it is, or ""}, in eval mode."""
+    found: dict[nn.Module, str] = {}
+    made: dict[int, tuple[nn.Module, Any]] = {}  # {id: (module, its output)}; kept, so that no id is used twice
+
+    def before(module: nn.Module, inputs: tuple) -> None:
+        for given in inputs:
+            if id(given) in made:
+                found[made[id(given)][0]] = type(module).__name__
+
+    def after(module: nn.Module, _: tuple, output: Any) -> None:
+        if module not in found:
+            found[module] = ""
+            made[id(output)] = module, output
+
     leaves = [module for module in model.modules() if not any(module.children())]
-    handles = [leaf.register_forward_pre_hook(lambda module, _: called.append(module)) for leaf in leaves]
+    handles = [leaf.register_forward_pre_hook(before) for leaf in leaves]
+    handles += [leaf.register_forward_hook(after) for leaf in leaves]
     model.eval()
     model(*call.args, **call.kwargs)
     for handle in handles:
         handle.remove()
-    pairs = list(zip(called, [*called[1:], None]))
-    return {module: type(following).__name__ for module, following in reversed(pairs)}
+    return found
 
 
 def _spread(model: nn.Module, call: ModuleCall, wide: bool, rng: np.random.Generator) -> list[RemovableHandle]:
     """Hook biased layers, and norms if `wide`, to reach all branches of what follows."""
     handles = []
-    for module, following in _called_next(model, call).items():
+    for module, following in _next_class(model, call).items():
         if getattr(module, "bias", None) is None:
             continue
         is_other_activation = following in nn.modules.activation.__all__  # else perhaps a function

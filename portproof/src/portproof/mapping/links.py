@@ -20,7 +20,10 @@ from sturdyio.cli import UserError
 
 Shape = tuple[int, ...]
 View = Callable[[np.ndarray], np.ndarray]
-FORM = "write NAME: NAME, or NAME: NAME, NAME, ... with (axis 1), (heads 4) or (transposed) behind it if need be"
+FORM = (
+    "write NAME: NAME, or NAME: NAME, NAME, ... with (axis 1), (heads 4), (transposed) or, of one, (NAME transposed)"
+    " behind it if need be"
+)
 
 
 @dataclass(frozen=True)
@@ -28,8 +31,8 @@ class Link:
     """Tensors with the same elements, by state_dict key; one side has one tensor.
 
     Several are joined along its `axis`, whole or head by head. `transposed` exchanges
-    the last two axes; (C, H, W) may become (H * W, C). Axes are PyTorch's, without
-    those of length 1.
+    the last two axes; (C, H, W) may become (H * W, C); so do the `turned_parts`. Axes
+    are PyTorch's, without those of length 1.
     """
 
     ref: tuple[str, ...]
@@ -37,10 +40,12 @@ class Link:
     axis: int = 0
     heads: int = 1
     transposed: bool = False
+    turned_parts: tuple[str, ...] = ()
 
     @property
     def line(self) -> tuple[str, str]:
         said = {f"axis {self.axis}": self.axis, f"heads {self.heads}": self.heads > 1, "transposed": self.transposed}
+        said |= {f"{part} transposed": True for part in self.turned_parts}
         words = ", ".join(word for word, is_said in said.items() if is_said)
         return ", ".join(self.ref), ", ".join(self.port) + (f" ({words})" if words else "")
 
@@ -68,12 +73,13 @@ class Link:
         group = shape[self.axis] // self.heads
         start = 0
         found = []
-        for part in parts:
+        for name, part in zip_strict(self.parts, parts):
             stop = start + prod(part) * group // prod(shape)
             piece = shape[: self.axis] + (self.heads * (stop - start),) + shape[self.axis + 1 :]
-            if squeezed(piece) != squeezed(part):
+            is_turned = name in self.turned_parts
+            if squeezed(piece) != (exchanged(squeezed(part)) if is_turned else squeezed(part)):
                 return None
-            found.append(self._piece(start, stop, group))
+            found.append(self._piece(start, stop, group, is_turned))
             start = stop
         return found if start == group else None
 
@@ -89,12 +95,13 @@ class Link:
                 return lambda array: array.reshape(shape).swapaxes(-1, -2)
         return None
 
-    def _piece(self, start: int, stop: int, group: int) -> tuple[str, View]:
+    def _piece(self, start: int, stop: int, group: int, is_turned: bool) -> tuple[str, View]:
         def view(whole: np.ndarray) -> np.ndarray:
             turned = self._turn(whole)
             before, after = turned.shape[: self.axis], turned.shape[self.axis + 1 :]
             grouped = turned.reshape(*before, self.heads, group, *after)
-            return grouped[(slice(None),) * (self.axis + 1) + (slice(start, stop),)]
+            piece = grouped[(slice(None),) * (self.axis + 1) + (slice(start, stop),)]
+            return piece.reshape(*before, -1, *after).swapaxes(-1, -2) if is_turned else piece
 
         each = f" of each {group}" if self.heads > 1 else ""
         return f"[{':, ' * self.axis}{start}:{stop}{each}]", view
@@ -124,16 +131,21 @@ def parse(left: str, right: str) -> Link:
     names, words = text.groups() if text else ("", None)
     ref, port = _listed(left), _listed(names)
     options: dict[str, int | bool] = {}
+    turned_parts: list[str] = []
     for word in filter(None, _listed(words or "")):
-        option = re.fullmatch(r"(axis|heads) (\d+)|(transposed)", word)
-        if option is None:
+        option = re.fullmatch(r"(axis|heads) (\d+)|(?:(.+) )?transposed", word)
+        turned_part = option and option[3]
+        if option is None or turned_part and turned_part not in max(ref, port, key=len):
             raise UserError(f"the map says {word!r} of {left}: {FORM}")
-        options |= {"transposed": True} if option[3] else {option[1]: int(option[2])}
+        if turned_part:
+            turned_parts.append(turned_part)
+        else:
+            options |= {option[1]: int(option[2])} if option[1] else {"transposed": True}
     both_many = len(ref) > 1 and len(port) > 1
     nameless = any(len(side) > 1 and "" in side for side in (ref, port))
     if text is None or options.get("heads") == 0 or both_many or nameless:
         raise UserError(f"the map's line {left}: {right} has several names on both sides or is unclear: {FORM}")
-    return Link(ref, port, **options)
+    return Link(ref, port, turned_parts=tuple(turned_parts), **options)
 
 
 def _listed(text: str) -> tuple[str, ...]:

@@ -17,10 +17,20 @@ from portproof.backends.trace import Inputs
 from portproof.compare import Verdict, compare, tensor_item
 from portproof.compare.ruler import exact_atol
 from portproof.convert.rules import COUNT
+from portproof.mapping.by_gradients import units_by_gradients
+from portproof.mapping.fingerprint import fingerprint
 from portproof.mapping.links import Link, one_to_one, parse, slots_of, tensors_of
 from portproof.mapping.map_search import FoundMap, MapSearch
 from portproof.mapping.module_calls import CallMatcher
-from portproof.mapping.pairing import Option, Options, complete_pairs, fit_units, modules_with_tensors, unit_options
+from portproof.mapping.pairing import (
+    Option,
+    Options,
+    complete_pairs,
+    fit_units,
+    left_over,
+    modules_with_tensors,
+    unit_options,
+)
 from sturdyio.cli import UserError
 
 UNCONFIRMED = "the map is confirmed by no values, since tensors do not fit"
@@ -73,6 +83,12 @@ def propose(ref: BackendModel, port: BackendModel, inputs: Inputs, given: Mappin
             best = search.settle_options(found), proposal
         if best[0].reached == best[0].total:
             break
+    if not given and (best is None or best[0].reached < best[0].total):
+        search.set_units(proposal.options, proposal.fixed, best[0].chosen if best else {})
+        links = search.links(best[0].modules if best else pairs)
+        best = _by_gradients(search, links) or best
+        if best is None:
+            search.set_units(proposal.options, proposal.fixed, {})
     if best:
         found, proposal = best
         search.set_units(proposal.options, proposal.fixed, found.chosen)
@@ -218,6 +234,17 @@ def _proposals(search: MapSearch, given: dict[str, str]) -> Iterator[Proposal]:
         yield by_order
     if not order_first or few_names and not by_name.problems:
         yield by_name
+
+
+def _by_gradients(search: MapSearch, links: Sequence[Link]) -> tuple[FoundMap, Proposal] | None:
+    """What gradients tell, if outputs agree with it; `links` as far as they do not."""
+    ref, port = search.ref, search.port
+    options = units_by_gradients(ref, port, [fingerprint(model, search.inputs) for model in (ref, port)], links)
+    problems, spare = left_over(options or {}, ref.modules, port.modules)
+    if not options or problems:
+        return None
+    found = search.confirmed(search.set_units(options, set(), {}))
+    return found and (found, Proposal({}, options, spare, set(), "by gradients"))
 
 
 def same_names(ref: BackendModel, port: BackendModel, inputs: Inputs) -> NameMap | None:

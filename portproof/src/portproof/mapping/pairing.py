@@ -12,6 +12,7 @@ from functools import partial
 from itertools import chain, filterfalse, islice, permutations, product
 from math import prod
 from operator import attrgetter
+from types import MappingProxyType
 from typing import TypeVar
 
 from portproof.backends.model import BackendModel
@@ -198,7 +199,7 @@ def _aligned(
         return None if costs[key] is None else costs[key] + APART * apart + OTHER_NAME * (len(renamed) > 1)
 
     names, port_names = list(_by_name(ref)), list(_by_name(port))
-    aligned = align_sequences(list(map(_owner, ref)), list(map(_owner, port)), cost)
+    aligned = align_sequences(list(map(owner_of, ref)), list(map(owner_of, port)), cost)
     units = [(tuple(names[places]), tuple(port_names[port_places])) for places, port_places in aligned]
     ref_left, port_left = _by_name(_without(units, 0, ref)), _by_name(_without(units, 1, port))
     for name, module in list(ref_left.items()):  # called at another place, such as a head behind each block
@@ -229,7 +230,7 @@ def _parent(name: str) -> str:
     return name.rpartition(".")[0]
 
 
-def _owner(module: Module) -> str:
+def owner_of(module: Module) -> str:
     return _parent(module.name) if module.is_leaf else module.name  # of tensors beside a block's layers
 
 
@@ -285,9 +286,17 @@ def fit_units(units: Iterable[Unit], ref: Modules, port: Modules) -> tuple[dict[
     port_left, port_layers = _left_over(port, port_linked, reasons, "port's ")
     factors = _by_shape(left, port_left, (layers, port_layers))
     factors += _tensor_joins(left, port_left, (layers, port_layers))
-    factors += _statistics({**options, ((), ()): _combined(factors)}, ref, port)
+    factors += statistics({**options, ((), ()): combined(factors)}, ref, port)
     if factors:
-        options[(), ()] = _combined(factors)
+        options[(), ()] = combined(factors)
+    missing, left_out = left_over(options, ref, port, reasons)
+    return missing, options, left_out
+
+
+def left_over(
+    options: Options, ref: Modules, port: Modules, reasons: Mapping[str, str] = MappingProxyType({})
+) -> tuple[dict[str, str], list[str]]:
+    """({tensor or module that no first option links: why}, spare buffers left out)."""
     missing: dict[str, str] = {}
     wrong: dict[str, str] = {}
     left_out: list[str] = []
@@ -305,13 +314,13 @@ def fit_units(units: Iterable[Unit], ref: Modules, port: Modules) -> tuple[dict[
                 wrong |= {key: reasons.get(key, f"the {other}'s {there or 'model'} does not have it") for key in lost}
             unused = [slot.key for leaf, slot in spare(module).items() if leaf != COUNT and slot.tensor not in linked]
             left_out += [prefix + key for key in unused]
-    return missing | {key: reason for key, reason in wrong.items() if reason}, options, left_out
+    return missing | {key: reason for key, reason in wrong.items() if reason}, left_out
 
 
-def _statistics(options: Options, ref: Modules, port: Modules) -> Factors:
+def statistics(options: Options, ref: Modules, port: Modules, named: bool = True) -> Factors:
     """Pair buffers of a batch norm that is a module on one side with those that the other side's block holds.
 
-    Those of two own modules must have names that end alike: the others may be constants that one side alone has.
+    Those of two own modules must be `named` as statistics: the others may be constants that one side alone has.
     """
     linked, places = linked_keys(options), [_places(modules) for modules in (ref, port)]
     tensors = {pair for each in options.values() for link in each[0].links for pair in product(link.ref, link.port)}
@@ -321,11 +330,15 @@ def _statistics(options: Options, ref: Modules, port: Modules) -> Factors:
         needed_ones, spare_ones = ([_buffers_left(*side, of) for side in sides] for of in (needed, spare))
         factors += _by_shape(needed_ones[0], spare_ones[1])
         factors += _by_shape(spare_ones[0], needed_ones[1])
-        factors += _by_shape(*({k: s for k, s in each.items() if _words(k)[-1] in STATISTICS} for each in spare_ones))
+        factors += _by_shape(*({k: s for k, s in each.items() if is_statistic(k) or not named} for each in spare_ones))
         for link in chain.from_iterable(each[0].links for each in factors):
             linked[0].update(link.ref)
             linked[1].update(link.port)
     return factors
+
+
+def is_statistic(key: str) -> bool:
+    return words_of(key)[-1] in STATISTICS
 
 
 def _places(modules: Modules) -> dict[str, str]:
@@ -333,7 +346,7 @@ def _places(modules: Modules) -> dict[str, str]:
 
 
 def _buffers_left(name: str, modules: Modules, linked: set[str], of: Callable[[Module], Slots]) -> Slots:
-    return {s.tensor: s for s in of(modules[name]).values() if s.is_buffer and s.tensor not in linked}
+    return {s.tensor: s for s in of(modules[name]).values() if not s.trained and s.tensor not in linked}
 
 
 def _left_over(modules: Modules, linked: set[str], reasons: Container[str], prefix: str) -> tuple[Slots, set[str]]:
@@ -354,7 +367,7 @@ def linked_keys(options: Options) -> tuple[set[str], set[str]]:
     return linked, port_linked
 
 
-def _combined(factors: Sequence[Sequence[Option]]) -> list[Option]:
+def combined(factors: Sequence[Sequence[Option]]) -> list[Option]:
     found = []
     for chosen in islice(product(*factors), MOST_OPTIONS):
         links = chain.from_iterable(option.links for option in chosen)
@@ -393,7 +406,7 @@ def _pair_options(ref: Module, port: Module) -> tuple[list[Option], dict[str, st
             slot, port_slot = ref.slots[leaf], port.slots[port_leaf]
             wrong[slot.key] = f"shape: reference {slot.shape}, port {port_slot.shape}"
             wrong[f"port's {port_slot.key}"] = ""  # the reference's says it
-    return _combined(factors), wrong
+    return combined(factors), wrong
 
 
 def _whole(ref: Slot, port: Slot, same_layer: bool = False) -> list[Option]:
@@ -430,13 +443,13 @@ def _by_shape(ref: Slots, port: Slots, of_layers: Layers = (frozenset(), frozens
         for order in permutations(pairs):
             links = [_whole(one, other) for (one, _, _), (_, other, _) in zip(pairs, order)]
             by_name = all(now is pair for pair, now in zip(pairs, order) if pair[2])
-            every += [replace(option, by_name=by_name) for option in _combined(links)]
+            every += [replace(option, by_name=by_name) for option in combined(links)]
         factors.append(sorted(every, key=lambda option: not option.by_name))
     return factors
 
 
 def _end_alike(a: str, b: str) -> bool:
-    return _words(a)[-1] == _words(b)[-1]
+    return words_of(a)[-1] == words_of(b)[-1]
 
 
 def _difference(ref: Slot, port: Slot) -> int | None:
@@ -454,19 +467,19 @@ def similarity(a: str, b: str) -> float:
 ROLES = {"q": "q", "query": "q", "wq": "q", "k": "k", "key": "k", "wk": "k", "v": "v", "value": "v", "wv": "v"}
 
 
-def _words(key: str) -> list[str]:
+def words_of(key: str) -> list[str]:
     words = re.split(r"[._]", re.sub(r"(?<=[a-z])(?=[A-Z])", "_", key).lower())
     return ["var" if word == "variance" else word for word in words]
 
 
 def _named_order(joined: str, parts: Sequence[str]) -> tuple[int, ...] | None:
-    words = _words(joined)
+    words = words_of(joined)
     in_proj = "in" in words and "proj" in words  # PyTorch's own attention
     orders = [word for word in words if re.fullmatch("[qkv]{2,3}", word) and len(set(word)) == len(word)]
     order = next(iter(orders), "qkv" if in_proj else "")
     roles = []
     for part in parts:
-        said = [ROLES[word] for word in _words(part) if word in ROLES]
+        said = [ROLES[word] for word in words_of(part) if word in ROLES]
         roles.append(said[-1] if said else "")
     return tuple(map(roles.index, order)) if sorted(order) == sorted(roles) else None
 
@@ -488,7 +501,7 @@ def _joined_options(joins: Sequence[tuple[Slot, Sequence[Slot]]]) -> list[Option
         for joined, parts in joins:
             ordered = [parts[i] for i in order]
             ways.append([Option((link,), by_name) for link in _ways_to_join(joined, ordered, head_count)])
-        found += _combined(ways)
+        found += combined(ways)
     return sorted(found[:MOST_OPTIONS], key=lambda option: not option.by_name)
 
 
@@ -533,4 +546,4 @@ def join_options(one: Module, several: Sequence[Module]) -> list[Option]:
     wholes = {slot.tensor: slot for slot in free.values()}
     factors = [_joined_options(joins)] if joins else []
     factors += _by_shape(wholes, single)
-    return [] if wholes or single else _combined(factors)
+    return [] if wholes or single else combined(factors)

@@ -1,0 +1,94 @@
+"""What tells a model's tensors, whatever their names: their gradients when all of one shape hold the same values.
+
+Two models of one function then give the same outputs, however their tensors of one shape are paired, and the gradient
+of a tensor, which its place decides, says which it is. A tensor that is joined from several holds their values in turn.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from portproof.arrays import same_bits
+from portproof.backends.model import BackendModel
+from portproof.backends.trace import Inputs
+from portproof.mapping.links import Shape, slots_of, squeezed
+from portproof.mapping.pairing import is_optional, is_statistic
+
+POWERS = 4  # of an output's numbers that are summed
+
+
+@dataclass(frozen=True)
+class Fingerprint:
+    """Of one side. Axes of length 1 are left out."""
+
+    outputs: list[np.ndarray]  # of each the sums of its numbers' powers, whatever the order of its axes
+    gradients: dict[str, list[np.ndarray]]  # by state_dict key: along each axis, the others summed with fixed weights
+
+
+def fingerprint(model: BackendModel, inputs: Inputs) -> Fingerprint | None:
+    """Eval mode's, in float64; None if it does not run so. The weights stay, unless in pieces."""
+    model.set_pieces({})
+    slots, before, in_train = model.slots, model.arrays(), dict(model.in_train)
+    constants = _constants(model, inputs)
+    filled = {key: filling(slot.shape) for key, slot in slots.items() if not slot.is_whole and key not in constants}
+    as_given = {key: slot.read(model.held[slot.tensor]) for key, slot in slots.items() if key not in filled}
+    model.load(filled | as_given)
+    outputs = model.run(inputs, "float64", False).output
+    run = model.run(inputs, "float64", False, list(map(_upstream, outputs)))
+    model.load(before)
+    model.in_train.update(in_train)
+    if run.trace.error or not run.output or not all(np.isfinite(array).all() for array in run.output):
+        return None
+    trained = {s.tensor: run.gradients.get(key, np.zeros(s.shape)) for key, s in slots.items() if s.trained}
+    return Fingerprint(list(map(_sums, run.output)), {key: along_axes(array) for key, array in trained.items()})
+
+
+def _constants(model: BackendModel, inputs: Inputs) -> set[str]:
+    """Buffers that the other side may lack, but for statistics, which a pass in train mode changes."""
+    places = slots_of(model.modules).items()
+    spare = {s.key for (name, leaf), s in places if is_optional(model.modules[name], leaf) and not is_statistic(s.key)}
+    if not any(not model.slots[key].is_whole for key in spare):
+        return spare
+    before, after = model.arrays(), model.run(inputs, "float32", True).buffers
+    return {key for key in spare if key not in after or same_bits(before[key], after[key])}
+
+
+def filling(shape: Shape) -> np.ndarray:
+    """The values of all tensors of this shape: equal for its transpose, and in turn for what is joined from such.
+
+    A vector's are positive, since it may be a variance.
+    """
+    axes = squeezed(shape)
+    if len(axes) < 2:
+        return np.resize([0.8, 1.2], shape) if axes and axes[0] % 2 == 0 else np.full(shape, 1.1)
+    size = min(axes[:2])
+    square = np.random.default_rng([31, size]).normal(size=(size, size))
+    square = (square + square.T) / np.sqrt(2 * size)
+    found = square[np.ix_(np.arange(axes[0]) % size, np.arange(axes[1]) % size)]
+    behind = np.random.default_rng([32, *axes[2:]]).normal(size=axes[2:]) / np.sqrt(max(1, np.prod(axes[2:])))
+    return np.multiply.outer(found, behind).reshape(shape)
+
+
+def along_axes(array: np.ndarray) -> list[np.ndarray]:
+    array = array.reshape(squeezed(array.shape))
+    if array.ndim < 2:
+        return [array.reshape(-1)]
+    found = []
+    for axis in range(array.ndim):
+        rest = np.moveaxis(array, axis, 0)
+        for n in rest.shape[:0:-1]:
+            rest = rest @ np.random.default_rng([33, n]).normal(size=n)
+        found.append(rest)
+    return found
+
+
+def _upstream(output: np.ndarray) -> np.ndarray:
+    """What is sent back: of each number alone, so that the order of axes does not matter."""
+    part = output / max(np.abs(output).max(initial=0), 1e-300)
+    return 1 + part + part**2
+
+
+def _sums(output: np.ndarray) -> np.ndarray:
+    return np.array([(output**power).sum() for power in range(1, POWERS + 1)])
