@@ -5,10 +5,11 @@ from __future__ import annotations
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import chain
+from itertools import chain, product
 from math import prod
 
 import numpy as np
+from scipy.optimize import linear_sum_assignment
 
 from portproof.backends.model import Model
 from portproof.convert.rules import COUNT
@@ -20,7 +21,6 @@ from portproof.mapping.pairing import (
     combined,
     contents_of,
     linked_keys,
-    owner_of,
     similarity,
     statistics,
     words_of,
@@ -29,34 +29,38 @@ from portproof.python39 import zip_strict
 
 CLOSE = 1e-7  # of the largest: far above float64 rounding, far below what another place makes
 ROUNDING = 1e-13  # of the largest gradient of all: what is smaller may be 0
+NEVER = 1e3
 
 Vectors = Sequence[np.ndarray]  # a tensor's, see `Fingerprint`
 
 
 def units_by_gradients(
-    ref: Model, port: Model, prints: tuple[Fingerprint | None, Fingerprint | None], links: Sequence[Link]
-) -> Options | None:
-    """The units of a map that gradients tell; None if outputs differ, if tensors are left over, or against names.
+    ref: Model, port: Model, prints: Sequence[Fingerprint | None], links: Sequence[Link], weight: float
+) -> tuple[Options | None, bool]:
+    """(units of a map, whether gradients prove it); no units if tensors are left over, or if names contradict.
 
+    Where outputs differ, a fault is between: those are paired whose gradients are most alike, with a `weight` of names.
     `links` are those of another map: where gradients are equal its pairs come first, and its constants stay.
     """
     own, ports = prints
     if own is None or ports is None or len(own.outputs) != len(ports.outputs):
-        return None
-    if not all(np.allclose(one, other, CLOSE) for one, other in zip_strict(own.outputs, ports.outputs)):
-        return None
+        return None, False
     for model in (ref, port):
         model.set_pieces({})
-    found = _Pairing(ref, port, own.gradients, ports.gradients, links).links()
-    if found is None or is_against_names(ref, port, found):
-        return None
+    is_proved = all(np.allclose(one, other, CLOSE) for one, other in zip_strict(own.outputs, ports.outputs))
+    pairing = _Pairing(ref, port, own.gradients, ports.gradients, links)
+    found = pairing.equal() if is_proved else []
+    is_proved &= not pairing.left and not pairing.port_left
+    found += pairing.alike(weight)
+    if pairing.left or pairing.port_left or is_against_names(ref, port, found):
+        return None, False
     found += _same_leaves(ref, port, found)
     units = _units(ref, port, found)
     buffers = combined(statistics(units, ref.modules, port.modules, named=False))
     linked = linked_keys({**units, ((), ("buffers",)): buffers})
     constants = [link for link in links if not (linked[0] & set(link.ref) or linked[1] & set(link.port))]
     rest = (*units.pop(((), ()), [Option(())])[0].links, *constants)
-    return {**units, ((), ()): [Option((*rest, *each.links)) for each in buffers]}
+    return {**units, ((), ()): [Option((*rest, *each.links)) for each in buffers]}, is_proved
 
 
 class _Pairing:
@@ -69,6 +73,7 @@ class _Pairing:
         self.shapes, self.port_shapes = (
             {key: squeezed(s.shape) for key, s in tensors_of(m).items()} for m in (ref, port)
         )
+        self.joins = [link for link in links if link.is_join]
         self.pairs = {(link.ref, link.port) for link in links}
         self.of_layers = tuple(
             {slot.tensor for module in model.modules.values() if module.kind for slot in module.slots.values()}
@@ -77,8 +82,8 @@ class _Pairing:
         every = chain(own.values(), ports.values())
         self.largest = max((np.abs(vector).max(initial=0) for vectors in every for vector in vectors), default=0.0)
 
-    def links(self) -> list[Link] | None:
-        """Of all trained tensors; None if some have no counterpart."""
+    def equal(self) -> list[Link]:
+        """Of tensors whose gradients are equal."""
         found = self._whole()
         for turned in (False, True):
             left, port_left = (self.port_left, self.left) if turned else (self.left, self.port_left)
@@ -86,11 +91,36 @@ class _Pairing:
             for key in sorted(left, key=lambda key: -np.prod(shapes[key])):
                 link = self._joined(key, left[key], port_left, turned)
                 if link:
-                    del left[key]
-                    for part in link.port:
-                        del port_left[part]
-                    found.append(link.turned if turned else link)
-        return None if self.left or self.port_left else found
+                    found.append(self._taken(link.turned if turned else link))
+        return found
+
+    def alike(self, weight: float) -> list[Link]:
+        """Of the others: joined as in the other map, and where cosines, and names with a `weight`, agree best."""
+        found = [
+            self._taken(k) for k in self.joins if self.left.keys() >= {*k.ref} and self.port_left.keys() >= {*k.port}
+        ]
+        keys, port_keys = list(self.left), list(self.port_left)
+        costs, turns = np.full((len(keys), len(port_keys)), NEVER), {}
+        for i, j in product(range(len(keys)), range(len(port_keys))):
+            vectors = self.left[keys[i]]
+            for way, given in self._ways(keys[i], port_keys[j], self.port_left[port_keys[j]]):
+                if list(map(len, vectors)) == list(map(len, given)):
+                    cosine = np.mean(list(map(_cosine, vectors, given)))
+                    is_new = ((keys[i],), (port_keys[j],)) not in self.pairs
+                    cost = 1 - cosine + weight * (is_new + 1 - similarity(keys[i], port_keys[j]))
+                    if cost < costs[i, j]:
+                        costs[i, j], turns[i, j] = cost, way
+        for place in zip(*linear_sum_assignment(costs)):
+            if place in turns:
+                found.append(self._taken(Link((keys[place[0]],), (port_keys[place[1]],), transposed=turns[place])))
+        return found
+
+    def _taken(self, link: Link) -> Link:
+        for key in link.ref:
+            del self.left[key]
+        for key in link.port:
+            del self.port_left[key]
+        return link
 
     def _ways(self, key: str, port_key: str, port_vectors: Vectors) -> Iterator[tuple[bool, Vectors]]:
         """(whether transposed, the port's so): two library layers agree as they are."""
@@ -109,8 +139,7 @@ class _Pairing:
         found = []
         for _, way, _, key, port_key in sorted(fits):
             if key in self.left and port_key in self.port_left:
-                del self.left[key], self.port_left[port_key]
-                found.append(Link((key,), (port_key,), transposed=way))
+                found.append(self._taken(Link((key,), (port_key,), transposed=way)))
         return found
 
     def _joined(self, key: str, vectors: Vectors, others: Mapping[str, Vectors], turned: bool) -> Link | None:
@@ -145,6 +174,11 @@ class _Pairing:
             if not (np.abs(one - other) <= atol).all():
                 return False
         return True
+
+
+def _cosine(one: np.ndarray, other: np.ndarray) -> float:
+    lengths = float(np.linalg.norm(one) * np.linalg.norm(other))
+    return float(one @ other) / lengths if lengths > 0 else 0.0
 
 
 def _same_leaves(ref: Model, port: Model, links: Sequence[Link]) -> list[Link]:
@@ -212,7 +246,7 @@ def _places(model: Model) -> dict[str, tuple[str, tuple[str, ...], int]]:
     """{tensor: (the block that it is in, by itself or in a layer; its name there, in words; size)}."""
     found = {}
     for (name, _), slot in slots_of(model.modules).items():
-        owner = owner_of(model.modules[name])
+        owner = name.rpartition(".")[0] if model.modules[name].kind else name
         words = words_of(slot.tensor.removeprefix(f"{owner}." if owner else ""))
         found[slot.tensor] = owner, tuple(words), prod(slot.shape)
     return found

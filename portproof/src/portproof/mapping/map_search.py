@@ -16,6 +16,7 @@ from operator import attrgetter
 
 import numpy as np
 
+from portproof.arrays import largest, largest_difference
 from portproof.backends.model import BackendModel
 from portproof.backends.question import Question, Run
 from portproof.backends.slots import Module
@@ -82,6 +83,11 @@ def _close(ref: np.ndarray, port: np.ndarray, tolerance: float) -> bool:
     ref, port = ref.ravel(), port.ravel()  # (B, H, W, C) may be (B, H * W, C) there
     with np.errstate(invalid="ignore"):  # inf - inf is no agreement
         return np.abs(ref - port).max(initial=0) <= tolerance * np.abs(ref).max(initial=0)
+
+
+def _digits(array: np.ndarray) -> tuple[int, str, str]:
+    """Equal for arrays that agree, whatever the order of axes."""
+    return array.size, f"{array.sum():.6e}", f"{np.abs(array).sum():.6e}"
 
 
 @dataclass
@@ -348,15 +354,41 @@ class MapSearch:
                 break
         return best
 
-    def confirmed(self, modules: dict[str, str]) -> FoundMap | None:
-        """These as they are, with the first options with which outputs agree: the port may not call each layer."""
-        total = len(self._calls(modules)) + 1
+    def choose(self, modules: Mapping[str, str]) -> tuple[bool, int, float]:
+        """Choose the options of joined units, one unit after the other, with which most agrees -> `agreement`."""
+        best = self.agreement(modules)
         for unit in self.joined:
-            for i in range(len(self.options[unit])):
-                self.chosen[unit] = i
-                if alike(self.ref_run.output, self.run(modules).output):
-                    return FoundMap(modules, total, total, chosen=dict(self.chosen))
-        return None
+            for i in range(1, min(len(self.options[unit]), TRIES)):
+                if best[0]:
+                    return best
+                before, self.chosen = self.chosen, self.chosen | {unit: i}
+                agreement = self.agreement(modules)
+                if agreement > best:
+                    best = agreement
+                else:
+                    self.chosen = before
+        return best
+
+    def reach(self, modules: dict[str, str], outputs_agree: bool) -> FoundMap:
+        """How far values confirm these, without a try of others: everywhere if `outputs_agree` as told by gradients."""
+        found = self._search(modules, 0, set(modules))
+        found.reached = found.total if outputs_agree else found.reached
+        found.chosen = dict(self.chosen)
+        return found
+
+    def agreement(self, modules: Mapping[str, str]) -> tuple[bool, int, float]:
+        """(whether outputs agree, how many calls give what one of the port gives, minus the outputs' distance)."""
+        run = self.run(modules)
+        calls, port_calls = self.ref_run.trace.calls.values(), run.trace.calls.values()
+        given = {_digits(array) for call in port_calls for array in call.outputs}
+        count = sum(all(_digits(array) in given for array in call.outputs) for call in calls)
+        pairs = zip(self.ref_run.output, run.output)
+        distances = [
+            largest_difference(*pair) / max(largest(pair[0]), 1e-300)
+            for pair in pairs
+            if pair[0].shape == pair[1].shape
+        ]
+        return alike(self.ref_run.output, run.output), count, -max(distances, default=np.inf)
 
     def unconfirmed(self, found: FoundMap) -> list[str]:
         """Modules from the last that is fed alike on, whose own weights nothing behind it confirms."""

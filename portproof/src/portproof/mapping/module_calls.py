@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import SequenceMatcher
 from itertools import product
@@ -37,6 +37,8 @@ class CallMatcher:
         self.same_names = all(ref_name == port_name for ref_name, port_name in self.modules.items())
         self.same_output = bool(self.ref_run.output) and alike(self.ref_run.output, self.port_run.output, EXACT)
         self.pairs: dict[str, str] = {}  # {reference's output: port's}
+        ref_keys, port_keys = {key: key for key in self.tensors}, {key: ref for ref, key in self.tensors.items()}
+        self.contents, self.port_contents = contents_of(self.ref, ref_keys), contents_of(self.port, port_keys)
         self.type_fits: dict[tuple[str, str], bool] = {}  # {(reference's, port's) class: match}
 
     def match(self) -> dict[str, str]:
@@ -63,11 +65,13 @@ class CallMatcher:
                 self._pair_layers(call, calls.pop(0))
 
     def _pair_layers(self, call: ModuleCall, port_call: ModuleCall) -> None:
-        """Two kinds (linear, 1x1 convolution) must agree in shape; library layers also in values."""
+        """Of the same tensors. Two kinds (linear, 1x1 convolution) must agree in shape and values."""
+        if self.contents[call.name] != self.port_contents[port_call.name]:
+            return  # a bias that is added outside
         kind, port_kind = self.ref.modules[call.name].kind, self.port.modules[port_call.name].kind
         same_shapes = [array.shape for array in call.outputs] == [array.shape for array in port_call.outputs]
-        may_be = not (kind and port_kind) or self._fits(call, port_call)
-        if kind == port_kind or may_be and same_shapes:  # attention is not the first of its steps
+        both = kind and port_kind  # a class for a layer may hold more
+        if kind == port_kind or both and same_shapes and self._fits(call, port_call):
             self.pairs[call.label] = port_call.label
 
     def _match_leaves(self) -> None:
@@ -97,20 +101,16 @@ class CallMatcher:
             self._pair_by_type(list(left.values()), list(port_left.values()))
 
     def _match_blocks(self) -> None:
-        ref_keys, port_keys = {key: key for key in self.tensors}, {key: ref for ref, key in self.tensors.items()}
-        ref_groups = _by_tensors_inside(self.ref, self.ref_calls, ref_keys, self.pairs)
-        port_groups = _by_tensors_inside(self.port, self.port_calls, port_keys, set(self.pairs.values()))
+        ref_groups = _by_tensors_inside(self.ref, self.ref_calls, self.contents, self.pairs)
+        port_groups = _by_tensors_inside(self.port, self.port_calls, self.port_contents, set(self.pairs.values()))
         undecided = []
         for key, calls in ref_groups.items():
             port_calls = port_groups.get(key, [])
-            if len(calls) != len(port_calls):  # a block and a layer in it have the same tensors inside
-                for call in calls:
-                    fitting = [other for other in port_calls if self._fits(call, other)]
-                    if len(fitting) == 1:
-                        self.pairs[call.label] = fitting[0].label
-                        port_calls.remove(fitting[0])
-                continue
-            for call, port_call in zip_strict(calls, port_calls):
+            if len(calls) == len(port_calls):
+                pairs = list(zip_strict(calls, port_calls))
+            else:  # a block and a layer in it have the same tensors inside
+                pairs = self._only_ones(calls, port_calls)
+            for call, port_call in pairs:
                 types, fits = self._types(call, port_call), self._fits(call, port_call)
                 if fits is None:
                     undecided.append((call, port_call))
@@ -121,6 +121,24 @@ class CallMatcher:
         for call, port_call in undecided:
             if self.type_fits.get(self._types(call, port_call), self.same_names):
                 self.pairs[call.label] = port_call.label
+
+    def _only_ones(self, calls: Calls, port_calls: Calls) -> Iterator[tuple[ModuleCall, ModuleCall]]:
+        """The only one with these values, then the only one that may be faulty, then the only class of its own."""
+        left, port_left = list(calls), list(port_calls)
+
+        def agrees(call: ModuleCall, other: ModuleCall) -> bool:
+            return alike_in_any_order(call.outputs, other.outputs)
+
+        def are_own(call: ModuleCall, other: ModuleCall) -> bool:
+            return not (self.ref.modules[call.name].kind or self.port.modules[other.name].kind)
+
+        for may_be in (agrees, self._fits, are_own):
+            for call in list(left):
+                fitting = [other for other in port_left if may_be(call, other)]
+                if len(fitting) == 1:
+                    yield call, fitting[0]
+                    left.remove(call)
+                    port_left.remove(fitting[0])
 
     def _types(self, call: ModuleCall, port_call: ModuleCall) -> tuple[str, str]:
         return self.ref.modules[call.name].type, self._port_type(port_call)
@@ -187,10 +205,10 @@ def _leaves_behind_layers(model: BackendModel, calls: Calls, layers: Mapping[str
 
 
 def _by_tensors_inside(
-    model: BackendModel, calls: Calls, ref_keys: Mapping[str, str], taken: Container[str]
+    model: BackendModel, calls: Calls, contents: Mapping[str, frozenset[str]], taken: Container[str]
 ) -> dict[tuple[frozenset[str], int], list[ModuleCall]]:
     """{(tensors inside, or the block's name; call number): calls}."""
-    groups, contents = defaultdict(list), contents_of(model, ref_keys)
+    groups = defaultdict(list)
     for call in calls:
         module = model.modules[call.name]
         is_block = module.slots or not module.is_leaf  # a cell here is a block there

@@ -34,6 +34,7 @@ from portproof.mapping.pairing import (
 from sturdyio.cli import UserError
 
 UNCONFIRMED = "the map is confirmed by no values, since tensors do not fit"
+WEIGHTS_OF_NAMES = 0.05, 1.0  # beside cosines of gradients
 MOST_LINES = 5  # that a report shows
 
 
@@ -85,8 +86,8 @@ def propose(ref: BackendModel, port: BackendModel, inputs: Inputs, given: Mappin
             break
     if not given and (best is None or best[0].reached < best[0].total):
         search.set_units(proposal.options, proposal.fixed, best[0].chosen if best else {})
-        links = search.links(best[0].modules if best else pairs)
-        best = _by_gradients(search, links) or best
+        modules = best[0].modules if best else pairs
+        best = _by_gradients(search, modules) or best
         if best is None:
             search.set_units(proposal.options, proposal.fixed, {})
     if best:
@@ -236,15 +237,23 @@ def _proposals(search: MapSearch, given: dict[str, str]) -> Iterator[Proposal]:
         yield by_name
 
 
-def _by_gradients(search: MapSearch, links: Sequence[Link]) -> tuple[FoundMap, Proposal] | None:
-    """What gradients tell, if outputs agree with it; `links` as far as they do not."""
+def _by_gradients(search: MapSearch, modules: Mapping[str, str]) -> tuple[FoundMap, Proposal] | None:
+    """What gradients tell, if outputs agree with it, or more values than with `modules`."""
     ref, port = search.ref, search.port
-    options = units_by_gradients(ref, port, [fingerprint(model, search.inputs) for model in (ref, port)], links)
-    problems, spare = left_over(options or {}, ref.modules, port.modules)
-    if not options or problems:
-        return None
-    found = search.confirmed(search.set_units(options, set(), {}))
-    return found and (found, Proposal({}, options, spare, set(), "by gradients"))
+    best, agreement, links = None, search.agreement(modules), search.links(modules)
+    prints = [fingerprint(model, search.inputs) for model in (ref, port)]
+    for weight in WEIGHTS_OF_NAMES:
+        options, is_proved = units_by_gradients(ref, port, prints, links, weight)
+        problems, spare = left_over(options or {}, ref.modules, port.modules)
+        if options and not problems:
+            pairs = search.set_units(options, set(), {})
+            chosen = search.choose(pairs)
+            if chosen > agreement:
+                agreement, found = chosen, search.reach(pairs, is_proved and chosen[0])
+                best = found, Proposal({}, options, spare, set(), "by gradients")
+        if is_proved:
+            break
+    return best
 
 
 def same_names(ref: BackendModel, port: BackendModel, inputs: Inputs) -> NameMap | None:

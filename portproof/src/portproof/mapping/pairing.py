@@ -199,7 +199,7 @@ def _aligned(
         return None if costs[key] is None else costs[key] + APART * apart + OTHER_NAME * (len(renamed) > 1)
 
     names, port_names = list(_by_name(ref)), list(_by_name(port))
-    aligned = align_sequences(list(map(owner_of, ref)), list(map(owner_of, port)), cost)
+    aligned = align_sequences(list(map(_owner, ref)), list(map(_owner, port)), cost)
     units = [(tuple(names[places]), tuple(port_names[port_places])) for places, port_places in aligned]
     ref_left, port_left = _by_name(_without(units, 0, ref)), _by_name(_without(units, 1, port))
     for name, module in list(ref_left.items()):  # called at another place, such as a head behind each block
@@ -230,7 +230,7 @@ def _parent(name: str) -> str:
     return name.rpartition(".")[0]
 
 
-def owner_of(module: Module) -> str:
+def _owner(module: Module) -> str:
     return _parent(module.name) if module.is_leaf else module.name  # of tensors beside a block's layers
 
 
