@@ -35,7 +35,7 @@ CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Linear)
 TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 
 
-def _draw(model: nn.Module, rng: np.random.Generator) -> None:
+def _draw(model: nn.Module, wide: bool, rng: np.random.Generator) -> None:
     set_value = backend("torch").set_value
     for module in model.modules():
         if isinstance(module, CONVOLUTIONS):
@@ -52,8 +52,11 @@ def _draw(model: nn.Module, rng: np.random.Generator) -> None:
             module.weight[rows] = torch.from_numpy(drawn).to(module.weight)
         else:  # a constant parameter would hide permuted elements
             for parameter in module.parameters(recurse=False):
-                if parameter.is_floating_point() and (parameter == parameter.flatten()[0]).all():
-                    set_value(parameter, rng.uniform(0.2, 0.8, parameter.shape))
+                first = parameter.flatten()[:1]
+                if parameter.is_floating_point() and (parameter == first).all():
+                    is_scale = wide and len(parameter) > 1 and first == 1  # of a norm by hand, as wide as a layer's
+                    low, high = (0.5 * NORM_WIDTH, 2 * NORM_WIDTH) if is_scale else (0.2, 0.8)
+                    set_value(parameter, rng.uniform(low, high, parameter.shape))
 
 
 def _spread_hook(low: float, high: float, wide: bool, rng: np.random.Generator) -> Callable:
@@ -138,7 +141,7 @@ def probe_weights(
     for a model that fails in train mode on them, running statistics are random.
     """
     rng, torch_backend = np.random.default_rng([seed, 1]), backend("torch")
-    _draw(model, rng)
+    _draw(model, inputs is not None, rng)
     call = as_call([probe_images(rng, 16, 96, 64)] if inputs is None else inputs)
     call.args, call.kwargs = map_tensors((call.args, call.kwargs), is_array, lambda a: torch.from_numpy(np.array(a)))
     handles = _spread(model, call, inputs is not None, rng)

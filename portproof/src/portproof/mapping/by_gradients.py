@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
-from itertools import chain, product
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain, combinations, product
 from math import prod
 
 import numpy as np
@@ -14,7 +14,7 @@ from scipy.optimize import linear_sum_assignment
 from portproof.backends.model import Model
 from portproof.convert.rules import COUNT
 from portproof.mapping.fingerprint import Fingerprint
-from portproof.mapping.links import Link, slots_of, squeezed, tensors_of
+from portproof.mapping.links import Link, slots_of, squeezed
 from portproof.mapping.pairing import (
     Option,
     Options,
@@ -27,158 +27,193 @@ from portproof.mapping.pairing import (
 )
 from portproof.python39 import zip_strict
 
-CLOSE = 1e-7  # of the largest: far above float64 rounding, far below what another place makes
-ROUNDING = 1e-13  # of the largest gradient of all: what is smaller may be 0
-NEVER = 1e3
+CLOSE = 1e-7  # of outputs: far above float64 rounding, far below what another function makes
+NEVER = 1e3  # the cost of a pair that does not fit
+ROUNDING = 1e-13  # of the length of all gradients: what is smaller may be 0
+SMALLEST = 1e-9  # relative distance of gradients: still above float64 rounding
+EQUAL = 2 / 9  # apart: a distance of 1e-7
+TIE = 1e-3  # what names weigh between equal gradients
 
 Vectors = Sequence[np.ndarray]  # a tensor's, see `Fingerprint`
+Left = dict[str, Vectors]
 
 
-def units_by_gradients(
-    ref: Model, port: Model, prints: Sequence[Fingerprint | None], links: Sequence[Link], weight: float
-) -> tuple[Options | None, bool]:
-    """(units of a map, whether gradients prove it); no units if tensors are left over, or if names contradict.
+class ByGradients:
+    """Pairs of tensors that gradients tell.
 
-    Where outputs differ, a fault is between: those are paired whose gradients are most alike, with a `weight` of names.
-    `links` are those of another map: where gradients are equal its pairs come first, and its constants stay.
+    Where outputs agree, those are paired whose gradients are equal, whole or joined of several. Where outputs differ, a
+    fault is between: those are paired whose gradients are least apart.
     """
-    own, ports = prints
-    if own is None or ports is None or len(own.outputs) != len(ports.outputs):
-        return None, False
-    for model in (ref, port):
-        model.set_pieces({})
-    is_proved = all(np.allclose(one, other, CLOSE) for one, other in zip_strict(own.outputs, ports.outputs))
-    pairing = _Pairing(ref, port, own.gradients, ports.gradients, links)
-    found = pairing.equal() if is_proved else []
-    is_proved &= not pairing.left and not pairing.port_left
-    found += pairing.alike(weight)
-    if pairing.left or pairing.port_left or is_against_names(ref, port, found):
-        return None, False
-    found += _same_leaves(ref, port, found)
-    units = _units(ref, port, found)
-    buffers = combined(statistics(units, ref.modules, port.modules, named=False))
-    linked = linked_keys({**units, ((), ("buffers",)): buffers})
-    constants = [link for link in links if not (linked[0] & set(link.ref) or linked[1] & set(link.port))]
-    rest = (*units.pop(((), ()), [Option(())])[0].links, *constants)
-    return {**units, ((), ()): [Option((*rest, *each.links)) for each in buffers]}, is_proved
 
-
-class _Pairing:
-    """Whole tensors first, then those that are joined of several."""
-
-    def __init__(
-        self, ref: Model, port: Model, own: Mapping[str, Vectors], ports: Mapping[str, Vectors], links: Sequence[Link]
-    ) -> None:
-        self.left, self.port_left = dict(own), dict(ports)
-        self.shapes, self.port_shapes = (
-            {key: squeezed(s.shape) for key, s in tensors_of(m).items()} for m in (ref, port)
+    def __init__(self, ref: Model, port: Model, prints: Sequence[Fingerprint], links: Sequence[Link]) -> None:
+        """`links` are those of another map: where gradients do not tell, its pairs come first; its constants stay."""
+        self.ref, self.port, self.others = ref, port, links
+        for model in (ref, port):
+            model.set_pieces({})
+        own, ports = prints
+        self.outputs_agree = len(own.outputs) == len(ports.outputs) and all(
+            np.allclose(one, other, CLOSE) for one, other in zip_strict(own.outputs, ports.outputs)
         )
-        self.joins = [link for link in links if link.is_join]
+        scale = _scale(own.gradients)
+        port_scale = scale if self.outputs_agree else _scale(ports.gradients)  # a fault may scale them all
+        self.vectors = {key: [v / scale for v in vectors] for key, vectors in own.gradients.items()}
+        self.port_vectors = {key: [v / port_scale for v in vectors] for key, vectors in ports.gradients.items()}
         self.pairs = {(link.ref, link.port) for link in links}
         self.of_layers = tuple(
             {slot.tensor for module in model.modules.values() if module.kind for slot in module.slots.values()}
             for model in (ref, port)
         )
-        every = chain(own.values(), ports.values())
-        self.largest = max((np.abs(vector).max(initial=0) for vectors in every for vector in vectors), default=0.0)
 
-    def equal(self) -> list[Link]:
-        """Of tensors whose gradients are equal."""
-        found = self._whole()
-        for turned in (False, True):
-            left, port_left = (self.port_left, self.left) if turned else (self.left, self.port_left)
-            shapes = self.port_shapes if turned else self.shapes
-            for key in sorted(left, key=lambda key: -np.prod(shapes[key])):
-                link = self._joined(key, left[key], port_left, turned)
-                if link:
-                    found.append(self._taken(link.turned if turned else link))
-        return found
+    def equal(self) -> list[Link] | None:
+        """Links of all tensors, by equal gradients; None if that leaves some."""
+        left, port_left = dict(self.vectors), dict(self.port_vectors)
+        found = self._whole(left, port_left, 0.0, EQUAL) if self.outputs_agree else []
+        found += self._joins(left, port_left, EQUAL)
+        return None if left or port_left else found
 
-    def alike(self, weight: float) -> list[Link]:
-        """Of the others: joined as in the other map, and where cosines, and names with a `weight`, agree best."""
-        found = [
-            self._taken(k) for k in self.joins if self.left.keys() >= {*k.ref} and self.port_left.keys() >= {*k.port}
-        ]
-        keys, port_keys = list(self.left), list(self.port_left)
-        costs, turns = np.full((len(keys), len(port_keys)), NEVER), {}
-        for i, j in product(range(len(keys)), range(len(port_keys))):
-            vectors = self.left[keys[i]]
-            for way, given in self._ways(keys[i], port_keys[j], self.port_left[port_keys[j]]):
-                if list(map(len, vectors)) == list(map(len, given)):
-                    cosine = np.mean(list(map(_cosine, vectors, given)))
-                    is_new = ((keys[i],), (port_keys[j],)) not in self.pairs
-                    cost = 1 - cosine + weight * (is_new + 1 - similarity(keys[i], port_keys[j]))
-                    if cost < costs[i, j]:
-                        costs[i, j], turns[i, j] = cost, way
-        for place in zip(*linear_sum_assignment(costs)):
-            if place in turns:
-                found.append(self._taken(Link((keys[place[0]],), (port_keys[place[1]],), transposed=turns[place])))
-        return found
+    def alike(self, weight: float) -> list[Link] | None:
+        """Links of all tensors, by gradients and, with this weight, names; None if that leaves some."""
+        left, port_left = dict(self.vectors), dict(self.port_vectors)
+        found = self._joins(left, port_left, NEVER)
+        found += self._whole(left, port_left, weight, NEVER)
+        return None if left or port_left else found
 
-    def _taken(self, link: Link) -> Link:
-        for key in link.ref:
-            del self.left[key]
-        for key in link.port:
-            del self.port_left[key]
-        return link
-
-    def _ways(self, key: str, port_key: str, port_vectors: Vectors) -> Iterator[tuple[bool, Vectors]]:
-        """(whether transposed, the port's so): two library layers agree as they are."""
-        yield False, port_vectors
-        if len(port_vectors) > 1 and not (key in self.of_layers[0] and port_key in self.of_layers[1]):
-            yield True, [*port_vectors[:-2], *port_vectors[:-3:-1]]
-
-    def _whole(self) -> list[Link]:
-        fits = []
-        for key, vectors in self.left.items():
-            for port_key, port_vectors in self.port_left.items():
-                for way, given in self._ways(key, port_key, port_vectors):
-                    if self._same(vectors, given):
-                        is_new = ((key,), (port_key,)) not in self.pairs
-                        fits.append((is_new, way, -similarity(key, port_key), key, port_key))
+    def exchanges(self, links: Sequence[Link]) -> Iterator[list[Link]]:
+        """The links with two exchanged, or one transposed, those first that gradients forbid least."""
+        single = [link for link in links if not link.is_join]
         found = []
-        for _, way, _, key, port_key in sorted(fits):
-            if key in self.left and port_key in self.port_left:
-                found.append(self._taken(Link((key,), (port_key,), transposed=way)))
+        for one, other in combinations(single, 2):
+            pairs = [(one.ref[0], other.port[0]), (other.ref[0], one.port[0])]
+            costs = [self._cost(*pair) for pair in pairs]
+            if all(costs):
+                new = [Link((a,), (b,), transposed=way) for (a, b), (_, way) in zip_strict(pairs, costs)]
+                before = sum(self._cost(link.ref[0], link.port[0])[0] for link in (one, other))
+                found.append((sum(cost for cost, _ in costs) - before, (one, other), new))
+        for _, old, new in sorted(found, key=lambda each: each[0]):
+            yield [*(link for link in links if link not in old), *new]
+
+    def units(self, links: Sequence[Link]) -> Options:
+        """The units of a map with these links, and with those of what has no gradient."""
+        links = [*links, *_same_leaves(self.ref, self.port, links)]
+        units = _units(self.ref, self.port, links)
+        buffers = combined(statistics(units, self.ref.modules, self.port.modules, named=False))
+        linked = linked_keys({**units, ((), ("buffers",)): buffers})
+        constants = [link for link in self.others if not (linked[0] & set(link.ref) or linked[1] & set(link.port))]
+        rest = (*units.pop(((), ()), [Option(())])[0].links, *constants)
+        return {**units, ((), ()): [Option((*rest, *each.links)) for each in buffers]}
+
+    def _ways(self, key: str, port_key: str) -> Iterator[tuple[bool, Vectors]]:
+        """(whether transposed, the port's so): two library layers agree as they are."""
+        vectors = self.port_vectors[port_key]
+        yield False, vectors
+        if len(vectors) > 1 and not (key in self.of_layers[0] and port_key in self.of_layers[1]):
+            yield True, [*vectors[:-2], *vectors[:-3:-1]]
+
+    def _cost(self, key: str, port_key: str) -> tuple[float, bool] | None:
+        """(how far apart, whether transposed) the better way; None if they do not fit."""
+        vectors = self.vectors[key]
+        ways = [(_apart(vectors, given), way) for way, given in self._ways(key, port_key) if _fit(vectors, given)]
+        return min(ways, default=None)
+
+    def _whole(self, left: Left, port_left: Left, weight: float, most: float) -> list[Link]:
+        keys, port_keys = list(left), list(port_left)
+        costs, turns = np.full((len(keys), len(port_keys)), NEVER), {}
+        for (i, key), (j, port_key) in product(enumerate(keys), enumerate(port_keys)):
+            cost = self._cost(key, port_key)
+            if cost and cost[0] <= most:
+                is_new = ((key,), (port_key,)) not in self.pairs
+                words = (weight or TIE) * (is_new + 1 - similarity(key, port_key))
+                costs[i, j], turns[i, j] = cost[0] + words, cost[1]
+        found = []
+        for i, j in zip_strict(*linear_sum_assignment(costs)):
+            if (i, j) in turns:
+                found.append(Link((keys[i],), (port_keys[j],), transposed=turns[i, j]))
+                del left[keys[i]], port_left[port_keys[j]]
         return found
 
-    def _joined(self, key: str, vectors: Vectors, others: Mapping[str, Vectors], turned: bool) -> Link | None:
+    def _joins(self, left: Left, port_left: Left, most: float) -> list[Link]:
+        """Of tensors of which there are more of a shape than on the other side."""
+        found = []
+        for turned in (False, True):
+            ones, others = (port_left, left) if turned else (left, port_left)
+            spare = Counter(map(_form, ones.values()))
+            spare.subtract(Counter(map(_form, others.values())))
+            for key in sorted(ones, key=lambda key: -_size(ones[key])):
+                link = self._joined(key, others, turned, most) if spare[_form(ones[key])] > 0 else None
+                if link:
+                    spare[_form(ones[key])] -= 1
+                    del ones[key]
+                    for part in link.port:
+                        del others[part]
+                    found.append(link.turned if turned else link)
+        return found
+
+    def _joined(self, key: str, others: Left, turned: bool, most: float) -> Link | None:
         """A link of one to several of the other side, whose vectors follow each other along an axis."""
+        vectors, best = (self.port_vectors if turned else self.vectors)[key], None
         for axis, vector in enumerate(vectors):
             parts: dict[str, bool] = {}  # {name: whether transposed}
-            start = 0
+            start, total = 0, 0.0
             while start < len(vector):
                 fits = []
                 for other in others.keys() - parts.keys():
                     sides = (other, key) if turned else (key, other)
-                    for way, given in self._ways(*sides, others[other]):
-                        if len(given) == len(vectors):
-                            stop = start + len(given[axis])
-                            if self._same([vector[start:stop]], [given[axis]]):
-                                fits.append((way, -similarity(key, other), other, stop))
-                if not fits:
+                    for way, given in self._ways_of_part(*sides, turned):
+                        stop = start + len(given[axis]) if len(given) == len(vectors) else np.inf
+                        if stop <= len(vector) and (start, stop) != (0, len(vector)):
+                            cost = _apart([vector[start:stop]], [given[axis]])
+                            fits.append((cost, way, -similarity(key, other), other, stop))
+                if not fits or min(fits)[0] > most:
                     break
-                parts[min(fits)[2]], start = min(fits)[0], min(fits)[3]
+                cost, parts[min(fits)[3]], start = min(fits)[0], min(fits)[1], min(fits)[4]
+                total += cost
             of_layers = {way for part, way in parts.items() if part in self.of_layers[not turned]}
-            if start == len(vector) and len(parts) > 1 and len(of_layers) < 2:  # layers are all used alike
-                if all(parts.values()):
-                    return Link((key,), tuple(parts), 1 - axis, transposed=True)
-                return Link((key,), tuple(parts), axis, turned_parts=tuple(part for part in parts if parts[part]))
-        return None
+            if start == len(vector) and len(of_layers) < 2 and (best is None or total < best[0]):
+                best = total, axis, parts  # layers are all used alike
+        if best is None:
+            return None
+        _, axis, parts = best
+        if all(parts.values()):
+            return Link((key,), tuple(parts), 1 - axis, transposed=True)
+        return Link((key,), tuple(parts), axis, turned_parts=tuple(part for part in parts if parts[part]))
 
-    def _same(self, vectors: Vectors, others: Vectors) -> bool:
-        if [len(vector) for vector in vectors] != [len(vector) for vector in others]:
-            return False
-        for one, other in zip_strict(vectors, others):
-            atol = CLOSE * np.abs(one).max(initial=0) + ROUNDING * self.largest
-            if not (np.abs(one - other) <= atol).all():
-                return False
-        return True
+    def _ways_of_part(self, key: str, port_key: str, turned: bool) -> Iterator[tuple[bool, Vectors]]:
+        if not turned:
+            yield from self._ways(key, port_key)
+            return
+        vectors = self.vectors[key]
+        for way, _ in self._ways(key, port_key):
+            yield way, [*vectors[:-2], *vectors[:-3:-1]] if way else vectors
 
 
-def _cosine(one: np.ndarray, other: np.ndarray) -> float:
-    lengths = float(np.linalg.norm(one) * np.linalg.norm(other))
-    return float(one @ other) / lengths if lengths > 0 else 0.0
+def _scale(gradients: Mapping[str, Vectors]) -> float:
+    """The length of all: of vectors, since those of a joined matrix are not those of its parts together."""
+    own = [vectors for vectors in gradients.values() if len(vectors) == 1]
+    return _length(chain.from_iterable(own or gradients.values())) or 1.0
+
+
+def _form(vectors: Vectors) -> tuple[int, ...]:
+    return tuple(sorted(map(len, vectors)))
+
+
+def _size(vectors: Vectors) -> int:
+    return prod(map(len, vectors))
+
+
+def _fit(vectors: Vectors, others: Vectors) -> bool:
+    return [len(vector) for vector in vectors] == [len(vector) for vector in others]
+
+
+def _length(vectors: Iterable[np.ndarray]) -> float:
+    return float(np.sqrt(sum(float(vector @ vector) for vector in vectors)))
+
+
+def _apart(vectors: Vectors, others: Vectors) -> float:
+    """From 0 for a relative distance of SMALLEST to 1 for one of 1, by orders of magnitude."""
+    longest = max(_length(vectors), _length(others))
+    distance = max(_length(one - other for one, other in zip_strict(vectors, others)) - ROUNDING, 0.0)
+    relative = min(max(distance / max(longest, ROUNDING), SMALLEST), 1.0)
+    return 1 - float(np.log10(relative) / np.log10(SMALLEST))
 
 
 def _same_leaves(ref: Model, port: Model, links: Sequence[Link]) -> list[Link]:

@@ -363,7 +363,7 @@ class MapSearch:
                     return best
                 before, self.chosen = self.chosen, self.chosen | {unit: i}
                 agreement = self.agreement(modules)
-                if agreement > best:
+                if agreement[:2] > best[:2] or best[2] == -np.inf < agreement[2]:
                     best = agreement
                 else:
                     self.chosen = before
@@ -388,7 +388,8 @@ class MapSearch:
             for pair in pairs
             if pair[0].shape == pair[1].shape
         ]
-        return alike(self.ref_run.output, run.output), count, -max(distances, default=np.inf)
+        distance = float(np.max(distances, initial=0.0)) if distances else np.inf
+        return alike(self.ref_run.output, run.output), count, -distance if distance >= 0 else -np.inf
 
     def unconfirmed(self, found: FoundMap) -> list[str]:
         """Modules from the last that is fed alike on, whose own weights nothing behind it confirms."""

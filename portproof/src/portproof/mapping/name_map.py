@@ -17,10 +17,10 @@ from portproof.backends.trace import Inputs
 from portproof.compare import Verdict, compare, tensor_item
 from portproof.compare.ruler import exact_atol
 from portproof.convert.rules import COUNT
-from portproof.mapping.by_gradients import units_by_gradients
+from portproof.mapping.by_gradients import ByGradients, is_against_names
 from portproof.mapping.fingerprint import fingerprint
 from portproof.mapping.links import Link, one_to_one, parse, slots_of, tensors_of
-from portproof.mapping.map_search import FoundMap, MapSearch
+from portproof.mapping.map_search import TRIES, FoundMap, MapSearch
 from portproof.mapping.module_calls import CallMatcher
 from portproof.mapping.pairing import (
     Option,
@@ -84,7 +84,8 @@ def propose(ref: BackendModel, port: BackendModel, inputs: Inputs, given: Mappin
             best = search.settle_options(found), proposal
         if best[0].reached == best[0].total:
             break
-    if not given and (best is None or best[0].reached < best[0].total):
+    is_open = best is None or best[0].reached < best[0].total and not proposal.by_name_alone
+    if not given and is_open:
         search.set_units(proposal.options, proposal.fixed, best[0].chosen if best else {})
         modules = best[0].modules if best else pairs
         best = _by_gradients(search, modules) or best
@@ -206,6 +207,11 @@ class Proposal:
     fixed: set[str]  # by name or by the user
     how: str
 
+    @property
+    def by_name_alone(self) -> bool:
+        """Whether names leave no choice."""
+        return all(a == b and self.fixed.issuperset(a) and len(ways) == 1 for (a, b), ways in self.options.items())
+
 
 def _proposals(search: MapSearch, given: dict[str, str]) -> Iterator[Proposal]:
     """By name first, unless order leaves fewer over: a new layer renumbers a Sequential."""
@@ -237,23 +243,51 @@ def _proposals(search: MapSearch, given: dict[str, str]) -> Iterator[Proposal]:
         yield by_name
 
 
+@dataclass
+class _Try:
+    """A map that gradients tell, as far as it is right."""
+
+    agreement: tuple[bool, int, float]  # see `MapSearch`
+    links: list[Link]
+    found: FoundMap | None = None
+    proposal: Proposal | None = None
+
+
 def _by_gradients(search: MapSearch, modules: Mapping[str, str]) -> tuple[FoundMap, Proposal] | None:
-    """What gradients tell, if outputs agree with it, or more values than with `modules`."""
+    """What gradients tell, if more values agree with it than with `modules`."""
     ref, port = search.ref, search.port
-    best, agreement, links = None, search.agreement(modules), search.links(modules)
+    best, links = _Try(search.agreement(modules), []), search.links(modules)
     prints = [fingerprint(model, search.inputs) for model in (ref, port)]
-    for weight in WEIGHTS_OF_NAMES:
-        options, is_proved = units_by_gradients(ref, port, prints, links, weight)
-        problems, spare = left_over(options or {}, ref.modules, port.modules)
-        if options and not problems:
-            pairs = search.set_units(options, set(), {})
-            chosen = search.choose(pairs)
-            if chosen > agreement:
-                agreement, found = chosen, search.reach(pairs, is_proved and chosen[0])
-                best = found, Proposal({}, options, spare, set(), "by gradients")
-        if is_proved:
+    if None in prints:
+        return None
+    told = ByGradients(ref, port, prints, links)
+    equal = told.equal()
+    for links in (equal, *map(told.alike, WEIGHTS_OF_NAMES)):
+        tried = _tried(search, told, links, links is equal)
+        if tried and tried.agreement > best.agreement:
+            best = tried
+        if best.agreement[0]:
             break
-    return best
+    others, tries = told.exchanges(best.links), 0
+    while not best.agreement[0] and tries < TRIES and (links := next(others, None)):
+        tried, tries = _tried(search, told, links, False), tries + 1
+        if tried and tried.agreement[:2] > best.agreement[:2]:
+            best, others, tries = tried, told.exchanges(links), 0
+    return (best.found, best.proposal) if best.found else None
+
+
+def _tried(search: MapSearch, told: ByGradients, links: list[Link] | None, is_proved: bool) -> _Try | None:
+    """None if the links leave tensors over, or if names contradict."""
+    if not links or is_against_names(search.ref, search.port, links):
+        return None
+    options = told.units(links)
+    problems, spare = left_over(options, search.ref.modules, search.port.modules)
+    if problems:
+        return None
+    pairs = search.set_units(options, set(), {})
+    agreement = search.choose(pairs)
+    found = search.reach(pairs, is_proved and agreement[0])
+    return _Try(agreement, links, found, Proposal({}, options, spare, set(), "by gradients"))
 
 
 def same_names(ref: BackendModel, port: BackendModel, inputs: Inputs) -> NameMap | None:
