@@ -21,7 +21,7 @@ from portproof.mapping.by_gradients import ByGradients, is_against_names
 from portproof.mapping.fingerprint import fingerprint
 from portproof.mapping.links import Link, one_to_one, parse, slots_of, tensors_of
 from portproof.mapping.map_search import TRIES, FoundMap, MapSearch
-from portproof.mapping.module_calls import CallMatcher
+from portproof.mapping.module_calls import EXACT, CallMatcher
 from portproof.mapping.pairing import (
     Option,
     Options,
@@ -84,11 +84,12 @@ def propose(ref: BackendModel, port: BackendModel, inputs: Inputs, given: Mappin
             best = search.settle_options(found), proposal
         if best[0].reached == best[0].total:
             break
-    is_open = best is None or best[0].reached < best[0].total and not proposal.by_name_alone
-    if not given and is_open:
+    if not given:
         search.set_units(proposal.options, proposal.fixed, best[0].chosen if best else {})
         modules = best[0].modules if best else pairs
-        best = _by_gradients(search, modules) or best
+        is_sure = best and best[0].reached == best[0].total and search.agreement(modules)[2] >= -EXACT
+        if not (is_sure or best and proposal.by_name_alone):
+            best = _by_gradients(search, modules) or best
         if best is None:
             search.set_units(proposal.options, proposal.fixed, {})
     if best:
