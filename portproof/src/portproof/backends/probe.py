@@ -54,7 +54,7 @@ def _draw(model: nn.Module, wide: bool, rng: np.random.Generator) -> None:
             for parameter in module.parameters(recurse=False):
                 first = parameter.flatten()[:1]
                 if parameter.is_floating_point() and (parameter == first).all():
-                    is_scale = wide and len(parameter) > 1 and first == 1  # of a norm by hand, as wide as a layer's
+                    is_scale = wide and parameter.numel() > 1 and first == 1  # of a norm by hand, as wide as a layer's
                     low, high = (0.5 * NORM_WIDTH, 2 * NORM_WIDTH) if is_scale else (0.2, 0.8)
                     set_value(parameter, rng.uniform(low, high, parameter.shape))
 

@@ -21,6 +21,7 @@ from portproof.mapping.pairing import (
     combined,
     contents_of,
     linked_keys,
+    named_order,
     similarity,
     statistics,
     words_of,
@@ -253,8 +254,12 @@ def _units(ref: Model, port: Model, links: Sequence[Link]) -> Options:
 def is_against_names(ref: Model, port: Model, links: Sequence[Link]) -> bool:
     """Whether a tensor is told to be another than the one of its size beside it that has its name, without a number.
 
-    Or whether tensors with names that both sides have are exchanged among themselves.
+    Or whether tensors with names that both sides have are exchanged among themselves, or parts joined in another order.
     """
+    for link in links:
+        (joined, *_), parts = (link.ref, link.port) if len(link.port) > 1 else (link.port, link.ref)
+        if link.is_join and named_order(joined, parts) not in (None, tuple(range(len(parts)))):
+            return True
     places, port_places = map(_places, (ref, port))
     pairs = {link.ref[0]: link.port[0] for link in links if not link.is_join}
     named = {port_places[other]: places[key][1] for key, other in pairs.items()}  # what is told of each

@@ -71,6 +71,11 @@ def filling(shape: Shape) -> np.ndarray:
     return np.multiply.outer(found, behind).reshape(shape)
 
 
+def sizes_of_axes(shape: Shape) -> list[Shape]:
+    """The shapes of what `along_axes` gives."""
+    return [(n,) for n in squeezed(shape) or (1,)]
+
+
 def along_axes(array: np.ndarray) -> list[np.ndarray]:
     array = array.reshape(squeezed(array.shape))
     if array.ndim < 2:

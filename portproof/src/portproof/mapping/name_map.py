@@ -258,14 +258,14 @@ def _by_gradients(search: MapSearch, modules: Mapping[str, str]) -> tuple[FoundM
     """What gradients tell, if more values agree with it than with `modules`."""
     ref, port = search.ref, search.port
     best, links = _Try(search.agreement(modules), []), search.links(modules)
-    prints = [fingerprint(model, search.inputs) for model in (ref, port)]
+    prints = [m.fingerprint if m.is_recorded else fingerprint(m, search.inputs) for m in (ref, port)]
     if None in prints:
         return None
     told = ByGradients(ref, port, prints, links)
     equal = told.equal()
     for links in (equal, *map(told.alike, WEIGHTS_OF_NAMES)):
         tried = _tried(search, told, links, links is equal)
-        if tried and tried.agreement > best.agreement:
+        if tried and (tried.agreement > best.agreement or links is equal and tried.agreement[0]):
             best = tried
         if best.agreement[0]:
             break

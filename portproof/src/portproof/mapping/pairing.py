@@ -472,7 +472,7 @@ def words_of(key: str) -> list[str]:
     return ["var" if word == "variance" else word for word in words]
 
 
-def _named_order(joined: str, parts: Sequence[str]) -> tuple[int, ...] | None:
+def named_order(joined: str, parts: Sequence[str]) -> tuple[int, ...] | None:
     words = words_of(joined)
     in_proj = "in" in words and "proj" in words  # PyTorch's own attention
     orders = [word for word in words if re.fullmatch("[qkv]{2,3}", word) and len(set(word)) == len(word)]
@@ -487,7 +487,7 @@ def _named_order(joined: str, parts: Sequence[str]) -> tuple[int, ...] | None:
 def _joined_options(joins: Sequence[tuple[Slot, Sequence[Slot]]]) -> list[Option]:
     """All in one order; parts of equal shape in every order, whole and head by head."""
     count = len(joins[0][1])
-    named = _named_order(joins[0][0].tensor, [part.tensor for part in joins[0][1]])
+    named = named_order(joins[0][0].tensor, [part.tensor for part in joins[0][1]])
     orders = list(permutations(range(count))) if count <= MOST_EXCHANGED else [tuple(range(count))]
     orders.sort(key=lambda order: order != named)
     heads = [1]
@@ -518,7 +518,7 @@ def _tensor_joins(ref: Slots, port: Slots, of_layers: Layers = (frozenset(), fro
         keys = [part.tensor for part in parts]
         of_layers_alone = one.tensor in of_layers[turned] and of_layers[not turned] >= set(keys)
         # Those of two library layers need names that say so.
-        return (not of_layers_alone or bool(_named_order(one.tensor, keys))) and bool(_joined_options([(one, parts)]))
+        return (not of_layers_alone or bool(named_order(one.tensor, keys))) and bool(_joined_options([(one, parts)]))
 
     joins = defaultdict(list)
     for turned, one, parts in _take_joins(ref, port, attrgetter("shape"), may_be):

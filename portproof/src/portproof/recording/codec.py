@@ -18,6 +18,7 @@ from portproof.backends.slots import Module, Slot
 from portproof.backends.trace import OUTPUT, MaybeArray, ModuleCall, Trace
 from portproof.backends.values import Store, decode, encode, fetch
 from portproof.convert.rules import identity
+from portproof.mapping.fingerprint import Fingerprint
 from sturdyio.cli import printable
 from sturdyio.files import most_memory
 
@@ -29,7 +30,7 @@ def _forms(kind: type) -> dict[str, Any]:
     return {name: form for name, form in get_type_hints(kind).items() if name not in UNWRITTEN}
 
 
-FORMS = {kind: _forms(kind) for kind in (Slot, Module, Draw, ModuleCall, Trace, Run)}
+FORMS = {kind: _forms(kind) for kind in (Slot, Module, Draw, ModuleCall, Trace, Run, Fingerprint)}
 MAKERS = {Slot: partial(Slot, change=identity)}  # for an unwritten field without a default
 
 

@@ -29,13 +29,14 @@ from portproof.backends.values import COMPLEX, KINDS, decode, digest_of
 from portproof.compare.ruler import UNIT_ROUNDOFF
 from portproof.ladder.pairs.as_built import AsBuilt
 from portproof.ladder.pairs.pair import MODES
+from portproof.mapping.fingerprint import Fingerprint, sizes_of_axes
 from portproof.recording.codec import Reader
 from portproof.report.text import grouped
 from sturdyio.cli import UserError
 from sturdyio.files import load_safetensors_with_metadata, refusing, save_safetensors
 
 NAME = "portproof.recording"
-VERSION = 6
+VERSION = 7
 MOST_INPUTS = 1000  # each is part of every question
 MOST_TEXT = 64_000_000  # safetensors reads headers up to 100 MB
 WHAT = "what portproof record wrote"
@@ -172,6 +173,7 @@ class RecordedModel(Model):
             read(dict[str, str], built["others"]),
             read(bool, built["rebuilt"]),
         )
+        self.fingerprint = next(iter(read(list[Fingerprint], header["fingerprint"])), None)
         self._answers = dict(header["answers"])  # {question's key: answers as written}
         self._check()
 
@@ -199,6 +201,8 @@ class RecordedModel(Model):
         for key, array in self.as_built.constants.items():
             if array.shape != shapes.get(key):
                 raise ValueError(f"its {key} as built is {array.shape}, not as it says")
+        if self.fingerprint:
+            _check_fingerprint(self.fingerprint, shapes)
         for i, array in enumerate(self.cotangent):
             _check_finite(f"cotangent {i}", array)
         for mode in self.modes:
@@ -250,6 +254,14 @@ class RecordedModel(Model):
         made_with = ", ".join(f"{name} {version}" for name, version in self.made_with.items())
         how = f"{self.weights} weights, seed {self.seed}, {' and '.join(self.modes)} mode"
         return [f"recorded with {made_with}: {how}", *grouped("not run alone, ", self.not_alone)]
+
+
+def _check_fingerprint(found: Fingerprint, shapes: Mapping[str, tuple[int, ...]]) -> None:
+    for key, vectors in found.gradients.items():
+        if key not in shapes or [vector.shape for vector in vectors] != sizes_of_axes(shapes[key]):
+            raise ValueError(f"its fingerprint of {key} does not fit the model")
+    for array in (*found.outputs, *chain.from_iterable(found.gradients.values())):
+        _check_finite("fingerprint", array)
 
 
 def _check_finite(name: str, array: np.ndarray) -> None:

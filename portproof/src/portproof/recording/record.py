@@ -24,6 +24,7 @@ from portproof.compare.ruler import RUNS, UNIT_ROUNDOFF
 from portproof.ladder.pairs.as_built import as_built
 from portproof.ladder.pairs.pair import MODES, Options, check_reference, drawn_cotangent, switch_off_random
 from portproof.localize.isolated import adjusted_call, all_questions, has_upstream
+from portproof.mapping.fingerprint import Fingerprint, fingerprint
 from portproof.python39 import zip_strict
 from portproof.recording.codec import write, write_run
 from portproof.recording.file import Recording
@@ -63,6 +64,7 @@ class Recorder(Model):
         elif options.weights == "probe":
             self.model.load(drawn_weights(self.model, options.seed))
         self.store = Store()
+        marks = fingerprint(self.model, self.inputs)
         self.answers: dict[str, list[dict[str, Any]]] = {}  # as JSON, by the question's key
         put = self.store.put
         whole = {slot.tensor: slot for slot in self.model.slots.values()}
@@ -83,6 +85,7 @@ class Recorder(Model):
             "tensors": {keys[key]: put(array) for key, array in self.model.arrays().items()},
             "in_train": {key: put(array) for key, array in self.model.in_train.items()},
             "branches": self.model.branches,
+            "fingerprint": write(list[Fingerprint], [] if marks is None else [marks], self.store),
             "conditions": sorted(self.model.conditions),
             "is_watched": self.model.is_watched,
             "constants": {key: put(array) for key, array in self.model.constants().items()},

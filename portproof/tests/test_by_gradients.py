@@ -1,0 +1,215 @@
+"""Tensors that neither names nor calls tell are told by their gradients."""
+
+import numpy as np
+import paddle
+import pytest
+import torch
+from toy_pairs import Port, Ref, normal
+
+import portproof
+from portproof import align
+from portproof.backends import backend
+from portproof.compare import FAIL, PASS
+from portproof.mapping.fingerprint import along_axes, filling, fingerprint
+from portproof.mapping.links import parse
+
+F, PF = torch.nn.functional, paddle.nn.functional
+TOLD = "by gradients, confirmed by values everywhere"
+X, IMAGES = normal(4, 5, 6), normal(3, 4, 5, 5)
+
+
+def raw(framework_side, *names_and_shapes):
+    """A block that holds these tensors, which has no code of its own."""
+    if framework_side is Ref:
+        return Ref(None, **{name: torch.nn.Parameter(torch.randn(shape)) for name, shape in names_and_shapes})
+    block = Port(None)
+    for name, shape in names_and_shapes:
+        normal_ones = paddle.nn.initializer.Normal()
+        setattr(block, name, block.create_parameter(list(shape), default_initializer=normal_ones))
+    return block
+
+
+LAYERS = "abcde"
+PLACES = (3, 0, 4, 1, 2)  # of theirs among the port's raw tensors
+
+
+def mlp_ref():
+    def code(m, x):
+        for name in LAYERS:
+            x = F.relu(getattr(m, name)(x)) + x
+        return m.last(x)
+
+    return Ref(code, **{name: torch.nn.Linear(6, 6) for name in (*LAYERS, "last")})
+
+
+def mlp_port(behind=1.0, last=lambda m, x: m.z(x)):
+    """Its tensors are raw ones, defined in another order; every other matrix is stored as in x out."""
+
+    def code(m, x):
+        for n, place in enumerate(PLACES):
+            weight, bias = getattr(m.raw, f"w{place}"), getattr(m.raw, f"b{place}")
+            x = PF.relu(x @ (weight.T if n % 2 else weight) + bias) + x
+        return last(m, x) * behind
+
+    shapes = [(f"{kind}{n}", shape) for n in range(5) for kind, shape in (("w", (6, 6)), ("b", (6,)))]
+    return Port(code, raw=raw(Port, *shapes), z=paddle.nn.Linear(6, 6))
+
+
+def test_raw_tensors_under_names_that_say_nothing():
+    verdict = align(mlp_ref(), mlp_port(), [X])
+    assert verdict.status == PASS and TOLD in verdict.notes[0], str(verdict)
+    assert biases(verdict) == PLACES
+
+
+def biases(verdict):
+    lines = verdict.names.keys
+    return tuple(int(lines[f"{name}.bias"].removeprefix("raw.b")) for name in LAYERS)
+
+
+def test_a_recording_tells_the_same(tmp_path):
+    path = tmp_path / "mlp.ref.safetensors"
+    portproof.record(mlp_ref(), [X]).save(path)
+    verdict = portproof.judge(mlp_port(), path)
+    assert verdict.status == PASS and any(TOLD in note for note in verdict.notes), str(verdict)
+    assert portproof.judge(mlp_port(1.001), path).status == FAIL
+
+
+@pytest.mark.parametrize("behind", [1.001, 0.5])
+def test_behind_a_fault_those_are_paired_that_are_least_apart(behind):
+    verdict = align(mlp_ref(), mlp_port(behind), [X])
+    assert verdict.status == FAIL, str(verdict)
+    assert biases(verdict) == PLACES
+    assert verdict.location.name == "", str(verdict)
+
+
+def test_a_layer_of_the_library_that_is_used_transposed_is_at_fault():
+    port = mlp_port(last=lambda m, x: x @ m.z.weight.T + m.z.bias)
+    verdict = align(mlp_ref(), port, [X])
+    assert verdict.status == FAIL, str(verdict)
+
+
+@pytest.mark.parametrize(("used", "status"), [(("q", "k"), PASS), (("k", "q"), FAIL)])
+def test_two_that_are_exchanged_against_their_names(used, status):
+    """Raw tensors in the port; the layers' names end alike."""
+
+    def code(m, x):
+        return F.softmax(m.q(x) @ m.k(x).transpose(1, 2), -1) @ x
+
+    def port_code(m, x):
+        q, k = (x @ getattr(m.raw, f"{name}_weight") + getattr(m.raw, f"{name}_bias") for name in used)
+        return PF.softmax(q @ k.transpose([0, 2, 1]), -1) @ x
+
+    ref = Ref(code, q=torch.nn.Linear(6, 6), k=torch.nn.Linear(6, 6))
+    shapes = ("k_weight", (6, 6)), ("q_bias", (6,)), ("q_weight", (6, 6)), ("k_bias", (6,))
+    verdict = align(ref, Port(port_code, raw=raw(Port, *shapes)), [X])
+    assert verdict.status == status, str(verdict)
+
+
+def attention_ref():
+    def code(m, x):
+        q, k, v = m.qkv(x).chunk(3, -1)
+        return m.out(F.softmax(q @ k.transpose(1, 2), -1) @ v)
+
+    return Ref(code, qkv=torch.nn.Linear(6, 18), out=torch.nn.Linear(6, 6))
+
+
+def attention_port(wrong=1.0):
+    """Its q is a raw matrix, stored as in x out; k and v are layers."""
+
+    def code(m, x):
+        q, k, v = x @ m.raw.q_weight + m.raw.q_bias, m.k(x), m.v(x)
+        return m.out(PF.softmax(wrong * q @ k.transpose([0, 2, 1]), -1) @ v)
+
+    layers = {name: paddle.nn.Linear(6, 6) for name in ("v", "out", "k")}
+    return Port(code, raw=raw(Port, ("q_bias", (6,)), ("q_weight", (6, 6))), **layers)
+
+
+def test_a_join_of_which_one_part_is_transposed(tmp_path):
+    verdict = align(attention_ref(), attention_port(), [X])
+    assert verdict.status == PASS and TOLD in verdict.notes[0], str(verdict)
+    line = verdict.names.keys["qkv.weight"]
+    assert line == "raw.q_weight, k.weight, v.weight (raw.q_weight transposed)"
+    again = align(attention_ref(), attention_port(), [X], names=verdict.names.lines)
+    assert again.status == PASS, str(again)
+    assert align(attention_ref(), attention_port(1.01), [X]).status == FAIL
+
+
+def test_a_part_is_named_in_its_line():
+    link = parse("a", "b, c (c transposed, axis 1)")
+    assert (link.turned_parts, link.axis, link.transposed) == (("c",), 1, False)
+    assert parse(*link.line) == link
+    with pytest.raises(portproof.UserError, match="d transposed"):
+        parse("a", "b, c (d transposed)")
+
+
+def norm(x, mean, variance, weight, bias):
+    shape = [1, -1, 1, 1]
+    x = (x - mean.reshape(shape)) / (variance.reshape(shape) + 1e-5) ** 0.5
+    return x * weight.reshape(shape) + bias.reshape(shape)
+
+
+@pytest.mark.parametrize("epsilon", [1e-5, 1e-3])
+def test_statistics_under_names_that_say_nothing(epsilon):
+    def code(m, x):
+        return m.second(F.relu(m.first(x)))
+
+    def port_code(m, x):
+        first = m.first
+        x = norm(x, first.m2, first.m3, first.m1, first.m0)
+        return m.second(PF.relu(x))
+
+    ref = Ref(code, first=torch.nn.BatchNorm2d(4), second=torch.nn.BatchNorm2d(4))
+    block = raw(Port, ("m0", (4,)), ("m1", (4,)))
+    block.register_buffer("m2", paddle.zeros([4]))
+    block.register_buffer("m3", paddle.ones([4]))
+    port = Port(port_code, second=paddle.nn.BatchNorm2D(4, epsilon=epsilon), first=block)
+    verdict = align(ref, port, [IMAGES], modes=("eval",))
+    assert verdict.status == (PASS if epsilon == 1e-5 else FAIL), str(verdict)
+    assert epsilon == 1e-5 or verdict.location.name == "second", str(verdict)
+
+
+def test_a_bias_outside_a_layer_does_not_put_the_place_there():
+    """The layer's own output differs; it holds other tensors there, and is not compared by itself."""
+
+    def code(m, x):
+        return m.c(F.relu(m.stem(x))) + x
+
+    def port_code(wrong):
+        return lambda m, x: m.c(PF.relu(m.stem(x) + m.raw.m0)) + wrong * x
+
+    def port(wrong):
+        layers = {"stem": paddle.nn.Linear(6, 6, bias_attr=False), "c": paddle.nn.Linear(6, 6)}
+        return Port(port_code(wrong), raw=raw(Port, ("m0", (6,))), **layers)
+
+    ref = Ref(code, stem=torch.nn.Linear(6, 6), c=torch.nn.Linear(6, 6))
+    assert align(ref, port(1.0), [X]).status == PASS
+    verdict = align(ref, port(0.9), [X])
+    assert verdict.status == FAIL and verdict.location.name == "", str(verdict)
+
+
+def test_what_holds_of_the_values():
+    assert np.array_equal(filling((6, 4)), filling((4, 6)).T)
+    assert np.array_equal(filling((12, 4))[4:8], filling((4, 4)))
+    assert np.array_equal(filling((4, 1, 1)), filling((4,)).reshape(4, 1, 1)) and (filling((5,)) > 0).all()
+    square = filling((8, 8, 3, 3))
+    assert square.std() > 0 and np.array_equal(square, filling((8, 8, 3, 3)))
+    weight = np.arange(12.0).reshape(3, 1, 4)
+    assert [vector.shape for vector in along_axes(weight)] == [(3,), (4,)]
+    assert np.array_equal(along_axes(weight.reshape(3, 4).T)[1], along_axes(weight)[0])
+
+
+def test_a_model_is_left_as_it_was():
+    model = Ref(lambda m, x: m.b(m.a(x)), a=torch.nn.Linear(6, 6), b=torch.nn.BatchNorm1d(5))
+    wrapped = backend("torch").wrap(model, "reference", "cpu")
+    before, held = wrapped.arrays(), {key: tensor.clone() for key, tensor in model.state_dict().items()}
+    wrapped.in_train["a.bias"] = np.ones(6, np.float32)
+    found = fingerprint(wrapped, [X])
+    assert found is not None and found.gradients.keys() == {"a.weight", "a.bias", "b.weight", "b.bias"}
+    assert all(np.array_equal(array, before[key]) for key, array in wrapped.arrays().items())
+    assert np.array_equal(wrapped.in_train["a.bias"], np.ones(6))
+    assert all(torch.equal(tensor, held[key]) for key, tensor in model.state_dict().items())
+
+
+def test_a_model_without_an_output_has_none():
+    model = Ref(lambda m, x: m.a(x).log() * float("nan"), a=torch.nn.Linear(6, 6))
+    assert fingerprint(backend("torch").wrap(model, "reference", "cpu"), [X]) is None
