@@ -27,6 +27,7 @@ from portproof.backends.trace import Inputs, ModuleCall, as_call, is_array, map_
 SPREAD = {"ReLU": (-4.0, 9.0), "ReLU6": (-4.0, 9.0), "Hardsigmoid": (-5.0, 5.0), "Hardswish": (-6.0, 6.0)}
 SPREAD_ELSE = (-3.0, 3.0)
 NORM_WIDTH = 3.0
+OWN_WIDTH = 8.0  # of a class of its own before an activation, whose scale of 1 was drawn from 0.2 to 0.8
 FILTERS = 64  # drawn at a time, to save memory
 WIDTH = 2.0  # spread of a channel's values, in any model
 BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
@@ -35,7 +36,7 @@ CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Linear)
 TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 
 
-def _draw(model: nn.Module, wide: bool, rng: np.random.Generator) -> None:
+def _draw(model: nn.Module, rng: np.random.Generator) -> None:
     set_value = backend("torch").set_value
     for module in model.modules():
         if isinstance(module, CONVOLUTIONS):
@@ -52,11 +53,8 @@ def _draw(model: nn.Module, wide: bool, rng: np.random.Generator) -> None:
             module.weight[rows] = torch.from_numpy(drawn).to(module.weight)
         else:  # a constant parameter would hide permuted elements
             for parameter in module.parameters(recurse=False):
-                first = parameter.flatten()[:1]
-                if parameter.is_floating_point() and (parameter == first).all():
-                    is_scale = wide and parameter.numel() > 1 and first == 1  # of a norm by hand, as wide as a layer's
-                    low, high = (0.5 * NORM_WIDTH, 2 * NORM_WIDTH) if is_scale else (0.2, 0.8)
-                    set_value(parameter, rng.uniform(low, high, parameter.shape))
+                if parameter.is_floating_point() and (parameter == parameter.flatten()[0]).all():
+                    set_value(parameter, rng.uniform(0.2, 0.8, parameter.shape))
 
 
 def _spread_hook(low: float, high: float, wide: bool, rng: np.random.Generator) -> Callable:
@@ -128,6 +126,9 @@ def _spread(model: nn.Module, call: ModuleCall, wide: bool, rng: np.random.Gener
         elif isinstance(module, NORMS) and wide:
             module.weight.mul_(NORM_WIDTH)
             module.bias.mul_(NORM_WIDTH)
+        elif wide and following in SPREAD:  # a norm by hand, say
+            for parameter in module.parameters(recurse=False):
+                parameter.mul_(OWN_WIDTH)
     return handles
 
 
@@ -141,7 +142,7 @@ def probe_weights(
     for a model that fails in train mode on them, running statistics are random.
     """
     rng, torch_backend = np.random.default_rng([seed, 1]), backend("torch")
-    _draw(model, inputs is not None, rng)
+    _draw(model, rng)
     call = as_call([probe_images(rng, 16, 96, 64)] if inputs is None else inputs)
     call.args, call.kwargs = map_tensors((call.args, call.kwargs), is_array, lambda a: torch.from_numpy(np.array(a)))
     handles = _spread(model, call, inputs is not None, rng)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import chain, combinations, product
+from dataclasses import dataclass
+from itertools import chain, combinations
 from math import prod
 
 import numpy as np
@@ -29,11 +30,11 @@ from portproof.mapping.pairing import (
 from portproof.python39 import zip_strict
 
 CLOSE = 1e-7  # of outputs: far above float64 rounding, far below what another function makes
-NEVER = 1e3  # the cost of a pair that does not fit
+NEVER = 1e3  # apart: what does not fit
 ROUNDING = 1e-13  # of the length of all gradients: what is smaller may be 0
 SMALLEST = 1e-9  # relative distance of gradients: still above float64 rounding
-EQUAL = 2 / 9  # apart: a distance of 1e-7
-TIE = 1e-3  # what names weigh between equal gradients
+TIE = 1e-3  # what names weigh between equal gradients, and the other map's pairs
+EQUAL = 2 / 9 + TIE  # apart: a distance of 1e-7
 
 Vectors = Sequence[np.ndarray]  # a tensor's, see `Fingerprint`
 Left = dict[str, Vectors]
@@ -60,6 +61,7 @@ class ByGradients:
         self.vectors = {key: [v / scale for v in vectors] for key, vectors in own.gradients.items()}
         self.port_vectors = {key: [v / port_scale for v in vectors] for key, vectors in ports.gradients.items()}
         self.pairs = {(link.ref, link.port) for link in links}
+        self.known: dict[tuple[str, str], _Pair | None] = {}
         self.of_layers = tuple(
             {slot.tensor for module in model.modules.values() if module.kind for slot in module.slots.values()}
             for model in (ref, port)
@@ -68,7 +70,7 @@ class ByGradients:
     def equal(self) -> list[Link] | None:
         """Links of all tensors, by equal gradients; None if that leaves some."""
         left, port_left = dict(self.vectors), dict(self.port_vectors)
-        found = self._whole(left, port_left, 0.0, EQUAL) if self.outputs_agree else []
+        found = self._whole(left, port_left, TIE, EQUAL) if self.outputs_agree else []
         found += self._joins(left, port_left, EQUAL)
         return None if left or port_left else found
 
@@ -80,18 +82,18 @@ class ByGradients:
         return None if left or port_left else found
 
     def exchanges(self, links: Sequence[Link]) -> Iterator[list[Link]]:
-        """The links with two exchanged, or one transposed, those first that gradients forbid least."""
-        single = [link for link in links if not link.is_join]
-        found = []
-        for one, other in combinations(single, 2):
-            pairs = [(one.ref[0], other.port[0]), (other.ref[0], one.port[0])]
-            costs = [self._cost(*pair) for pair in pairs]
-            if all(costs):
-                new = [Link((a,), (b,), transposed=way) for (a, b), (_, way) in zip_strict(pairs, costs)]
-                before = sum(self._cost(link.ref[0], link.port[0])[0] for link in (one, other))
-                found.append((sum(cost for cost, _ in costs) - before, (one, other), new))
+        """The links with two exchanged, those first that gradients forbid least."""
+        groups, found = defaultdict(list), []
+        for link in links:
+            if not link.is_join:
+                groups[_form(self.vectors[link.ref[0]])].append(link)
+        for one, other in chain.from_iterable(combinations(group, 2) for group in groups.values()):
+            new = [self._pair(one.ref[0], other.port[0]), self._pair(other.ref[0], one.port[0])]
+            if all(new):
+                old = [self._pair(link.ref[0], link.port[0]) for link in (one, other)]
+                found.append((sum(pair.apart for pair in new) - sum(pair.apart for pair in old), [one, other], new))
         for _, old, new in sorted(found, key=lambda each: each[0]):
-            yield [*(link for link in links if link not in old), *new]
+            yield [*(link for link in links if link not in old), *(pair.link for pair in new)]
 
     def units(self, links: Sequence[Link]) -> Options:
         """The units of a map with these links, and with those of what has no gradient."""
@@ -103,33 +105,38 @@ class ByGradients:
         rest = (*units.pop(((), ()), [Option(())])[0].links, *constants)
         return {**units, ((), ()): [Option((*rest, *each.links)) for each in buffers]}
 
-    def _ways(self, key: str, port_key: str) -> Iterator[tuple[bool, Vectors]]:
-        """(whether transposed, the port's so): two library layers agree as they are."""
-        vectors = self.port_vectors[port_key]
-        yield False, vectors
-        if len(vectors) > 1 and not (key in self.of_layers[0] and port_key in self.of_layers[1]):
-            yield True, [*vectors[:-2], *vectors[:-3:-1]]
+    def _ways(self, key: str, port_key: str) -> tuple[bool, ...]:
+        """Whether one may be the other's transpose: two library layers agree as they are."""
+        are_layers = key in self.of_layers[0] and port_key in self.of_layers[1]
+        return (False,) if len(self.vectors[key]) < 2 or are_layers else (False, True)
 
-    def _cost(self, key: str, port_key: str) -> tuple[float, bool] | None:
-        """(how far apart, whether transposed) the better way; None if they do not fit."""
-        vectors = self.vectors[key]
-        ways = [(_apart(vectors, given), way) for way, given in self._ways(key, port_key) if _fit(vectors, given)]
-        return min(ways, default=None)
+    def _pair(self, key: str, port_key: str) -> _Pair | None:
+        """The better way to pair two; None if they do not fit."""
+        if (key, port_key) not in self.known:
+            vectors, ports = self.vectors[key], self.port_vectors[port_key]
+            ways = [(way, _turned(ports) if way else ports) for way in self._ways(key, port_key)]
+            found = [(_apart(vectors, given), way) for way, given in ways if _sizes(given) == _sizes(vectors)]
+            apart, way = min(found, default=(NEVER, False))
+            link = Link((key,), (port_key,), transposed=way)
+            apart += TIE * ((link.ref, link.port) not in self.pairs)
+            self.known[key, port_key] = _Pair(link, apart, 1 - similarity(key, port_key)) if found else None
+        return self.known[key, port_key]
 
     def _whole(self, left: Left, port_left: Left, weight: float, most: float) -> list[Link]:
-        keys, port_keys = list(left), list(port_left)
-        costs, turns = np.full((len(keys), len(port_keys)), NEVER), {}
-        for (i, key), (j, port_key) in product(enumerate(keys), enumerate(port_keys)):
-            cost = self._cost(key, port_key)
-            if cost and cost[0] <= most:
-                is_new = ((key,), (port_key,)) not in self.pairs
-                words = (weight or TIE) * (is_new + 1 - similarity(key, port_key))
-                costs[i, j], turns[i, j] = cost[0] + words, cost[1]
+        """Of one to one, with the least sum of what they are apart, and names with this weight."""
+        groups: dict[tuple[int, ...], tuple[list[str], list[str]]] = defaultdict(lambda: ([], []))
+        for side, vectors in enumerate((left, port_left)):
+            for key in vectors:
+                groups[_form(vectors[key])][side].append(key)
         found = []
-        for i, j in zip_strict(*linear_sum_assignment(costs)):
-            if (i, j) in turns:
-                found.append(Link((keys[i],), (port_keys[j],), transposed=turns[i, j]))
-                del left[keys[i]], port_left[port_keys[j]]
+        for keys, port_keys in groups.values():
+            pairs = [[self._pair(key, port_key) for port_key in port_keys] for key in keys]
+            fits = [[pair if pair and pair.apart <= most else None for pair in row] for row in pairs]
+            costs = [[pair.apart + weight * pair.other_name if pair else NEVER for pair in row] for row in fits]
+            for i, j in zip_strict(*linear_sum_assignment(np.array(costs).reshape(len(keys), len(port_keys)))):
+                if fits[i][j]:
+                    found.append(fits[i][j].link)
+                    del left[keys[i]], port_left[port_keys[j]]
         return found
 
     def _joins(self, left: Left, port_left: Left, most: float) -> list[Link]:
@@ -158,16 +165,16 @@ class ByGradients:
             while start < len(vector):
                 fits = []
                 for other in others.keys() - parts.keys():
-                    sides = (other, key) if turned else (key, other)
-                    for way, given in self._ways_of_part(*sides, turned):
+                    for way in self._ways(other, key) if turned else self._ways(key, other):
+                        given = _turned(others[other]) if way else others[other]
                         stop = start + len(given[axis]) if len(given) == len(vectors) else np.inf
                         if stop <= len(vector) and (start, stop) != (0, len(vector)):
-                            cost = _apart([vector[start:stop]], [given[axis]])
-                            fits.append((cost, way, -similarity(key, other), other, stop))
-                if not fits or min(fits)[0] > most:
+                            apart = _apart([vector[start:stop]], [given[axis]])
+                            fits.append((apart, way, -similarity(key, other), other, stop))
+                apart, way, _, other, stop = min(fits, default=(NEVER, False, 0.0, "", 0))
+                if not fits or apart > most:
                     break
-                cost, parts[min(fits)[3]], start = min(fits)[0], min(fits)[1], min(fits)[4]
-                total += cost
+                parts[other], start, total = way, stop, total + apart
             of_layers = {way for part, way in parts.items() if part in self.of_layers[not turned]}
             if start == len(vector) and len(of_layers) < 2 and (best is None or total < best[0]):
                 best = total, axis, parts  # layers are all used alike
@@ -178,13 +185,12 @@ class ByGradients:
             return Link((key,), tuple(parts), 1 - axis, transposed=True)
         return Link((key,), tuple(parts), axis, turned_parts=tuple(part for part in parts if parts[part]))
 
-    def _ways_of_part(self, key: str, port_key: str, turned: bool) -> Iterator[tuple[bool, Vectors]]:
-        if not turned:
-            yield from self._ways(key, port_key)
-            return
-        vectors = self.vectors[key]
-        for way, _ in self._ways(key, port_key):
-            yield way, [*vectors[:-2], *vectors[:-3:-1]] if way else vectors
+
+@dataclass(frozen=True)
+class _Pair:
+    link: Link
+    apart: float  # see `_apart`
+    other_name: float  # 0: the same
 
 
 def _scale(gradients: Mapping[str, Vectors]) -> float:
@@ -194,15 +200,20 @@ def _scale(gradients: Mapping[str, Vectors]) -> float:
 
 
 def _form(vectors: Vectors) -> tuple[int, ...]:
-    return tuple(sorted(map(len, vectors)))
+    return tuple(sorted(_sizes(vectors)))
 
 
 def _size(vectors: Vectors) -> int:
-    return prod(map(len, vectors))
+    return prod(_sizes(vectors))
 
 
-def _fit(vectors: Vectors, others: Vectors) -> bool:
-    return [len(vector) for vector in vectors] == [len(vector) for vector in others]
+def _sizes(vectors: Vectors) -> list[int]:
+    return list(map(len, vectors))
+
+
+def _turned(vectors: Vectors) -> Vectors:
+    """Of the transposed tensor."""
+    return [*vectors[:-2], *vectors[:-3:-1]]
 
 
 def _length(vectors: Iterable[np.ndarray]) -> float:
