@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain, combinations
 from math import prod
 
@@ -35,6 +35,7 @@ ROUNDING = 1e-13  # of the length of all gradients: what is smaller may be 0
 SMALLEST = 1e-9  # relative distance of gradients: still above float64 rounding
 TIE = 1e-3  # what names weigh between equal gradients, and the other map's pairs
 EQUAL = 2 / 9 + TIE  # apart: a distance of 1e-7
+SYNONYMS = {"gamma": "weight", "scale": "weight", "beta": "bias", "shift": "bias", "offset": "bias"}
 
 Vectors = Sequence[np.ndarray]  # a tensor's, see `Fingerprint`
 Left = dict[str, Vectors]
@@ -280,7 +281,33 @@ def is_against_names(ref: Model, port: Model, links: Sequence[Link]) -> bool:
         if port_words != words != told and not re.search("[0-9]", " ".join(words)):
             return True
     after = {tuple(words_of(key)): tuple(words_of(other)) for key, other in pairs.items()}
-    return any(_comes_back(name, after) for name in after)
+    return any(_comes_back(name, after) for name in after) or in_order(ref, port, links) != list(links)
+
+
+def in_order(ref: Model, port: Model, links: Sequence[Link]) -> list[Link]:
+    """With raw tensors of one shape and module, on either side, in the order of both, where no name says another."""
+    places, port_places = (
+        {s.tensor: (name, s.shape, number) for number, ((name, _), s) in enumerate(slots_of(model.modules).items())}
+        for model in (ref, port)
+    )
+    groups = defaultdict(list)
+    for link in links:
+        if not link.is_join:
+            (name, shape, _), (port_name, _, _) = places[link.ref[0]], port_places[link.port[0]]
+            leaf, port_leaf = link.ref[0].rpartition(".")[2], link.port[0].rpartition(".")[2]
+            are_raw = not (ref.modules[name].kind or port.modules[port_name].kind)
+            if are_raw and not _meanings(leaf) & _meanings(port_leaf) and not re.search("[0-9]", leaf + port_leaf):
+                groups[name, port_name, shape].append(link)
+    moved = {}
+    for group in groups.values():
+        ports = sorted((link.port for link in group), key=lambda keys: port_places[keys[0]][2])
+        for link, keys in zip_strict(sorted(group, key=lambda link: places[link.ref[0]][2]), ports):
+            moved[link.ref] = replace(link, port=keys)
+    return [moved.get(link.ref, link) for link in links]
+
+
+def _meanings(leaf: str) -> set[str]:
+    return {SYNONYMS.get(word, word) for word in words_of(leaf)}
 
 
 def _comes_back(name: tuple[str, ...], after: Mapping[tuple[str, ...], tuple[str, ...]]) -> bool:

@@ -17,7 +17,7 @@ from portproof.backends.trace import Inputs
 from portproof.compare import Verdict, compare, tensor_item
 from portproof.compare.ruler import exact_atol
 from portproof.convert.rules import COUNT
-from portproof.mapping.by_gradients import ByGradients, is_against_names
+from portproof.mapping.by_gradients import ByGradients, in_order, is_against_names
 from portproof.mapping.fingerprint import fingerprint
 from portproof.mapping.links import Link, one_to_one, parse, slots_of, tensors_of
 from portproof.mapping.map_search import TRIES, FoundMap, MapSearch
@@ -263,6 +263,10 @@ def _by_gradients(search: MapSearch, modules: Mapping[str, str]) -> tuple[FoundM
         return None
     told = ByGradients(ref, port, prints, links)
     equal = told.equal()
+    named = equal and in_order(ref, port, equal)
+    if named and named != equal:  # two are exchanged, against the order of both sides, in a map that is right else
+        tried = _tried(search, told, named, False)
+        return tried and (tried.found, tried.proposal)
     for links in (equal, *map(told.alike, WEIGHTS_OF_NAMES)):
         tried = _tried(search, told, links, links is equal)
         if tried and (tried.agreement > best.agreement or links is equal and tried.agreement[0]):
