@@ -74,6 +74,44 @@ def test_a_branch_far_from_all_values_is_entered(code, right, wrong):
     assert align(*both(code, wrong), [X]).status == FAIL
 
 
+class OwnNorm(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight, self.bias = torch.nn.Parameter(torch.ones(6)), torch.nn.Parameter(torch.zeros(6))
+
+    def forward(self, x):
+        return (x - x.mean(-1, keepdim=True)) / (
+            x.var(-1, keepdim=True, correction=0) + 1e-5
+        ).sqrt() * self.weight + self.bias
+
+
+def own_norm_then_relu(port_relu):
+    port = Port(lambda m, x: port_relu(m.norm(x)), norm=paddle.nn.LayerNorm(6, epsilon=1e-5))
+    return Ref(lambda m, x: m.relu(m.norm(x)), norm=OwnNorm(), relu=torch.nn.ReLU()), port
+
+
+def relu_before_a_product(port_relu):
+    """The next module is a sigmoid, but it does not receive what the layer gives."""
+
+    def code(m, x):
+        return m.gate(TF.relu(m.a(x)) @ m.b.weight.T)
+
+    def port_code(m, x):
+        return m.gate(port_relu(m.a(x)) @ m.b.weight)
+
+    ref = Ref(code, a=torch.nn.Linear(6, 4), b=torch.nn.Linear(4, 6, bias=False), gate=torch.nn.Sigmoid())
+    layers = paddle.nn.Linear(6, 4), paddle.nn.Linear(4, 6, bias_attr=False)
+    return ref, Port(port_code, a=layers[0], b=layers[1], gate=paddle.nn.Sigmoid())
+
+
+@pytest.mark.parametrize("make", [own_norm_then_relu, relu_before_a_product])
+def test_what_goes_into_an_activation_passes_its_bounds(make):
+    """The reference's has none at 6; ReLU6 is the likely mistake."""
+    inputs = normal(3, 6)
+    assert_aligned(*make(PF.relu), inputs)
+    assert align(*make(PF.relu6), [inputs]).status == FAIL
+
+
 def scaled(most, port_most):
     return both(
         lambda m, x: x * m.scale.exp().clamp(max=most),

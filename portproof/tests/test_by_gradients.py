@@ -105,26 +105,69 @@ def test_two_that_are_exchanged_against_their_names(used, status):
     assert verdict.status == status, str(verdict)
 
 
-def attention_ref():
+def of_five(names, port_names, used, ref_layers):
+    """(reference, port): five linear layers in turn, in the reference layers or raw tensors, raw ones in the port."""
+
     def code(m, x):
-        q, k, v = m.qkv(x).chunk(3, -1)
+        for name in names:
+            layer = getattr(m, name) if ref_layers else m.raw
+            weight, bias = (layer.weight, layer.bias) if ref_layers else (getattr(layer, name), 0.0)
+            x = F.relu(F.linear(x, weight) + bias) + x
+        return x
+
+    def port_code(m, x):
+        for name in used:
+            weight, bias = (f"{name}_weight", f"{name}_bias") if ref_layers else (name, "")
+            x = PF.relu(x @ getattr(m.raw, weight).T + (getattr(m.raw, bias) if bias else 0.0)) + x
+        return x
+
+    if ref_layers:
+        ref = Ref(code, **{name: torch.nn.Linear(6, 6) for name in names})
+        shapes = [
+            (f"{name}_{kind}", shape) for name in port_names for kind, shape in (("weight", (6, 6)), ("bias", (6,)))
+        ]
+    else:
+        ref = Ref(code, raw=raw(Ref, *((name, (6, 6)) for name in names)))
+        shapes = [(name, (6, 6)) for name in port_names]
+    return ref, Port(port_code, raw=raw(Port, *shapes))
+
+
+NUMBERED = [f"fc{n}" for n in range(5)]
+
+
+@pytest.mark.parametrize(
+    ("names", "port_names", "ref_layers"),
+    [(NUMBERED, NUMBERED, True), (["up", "down", "out", "last", "one"], list("abcde"), False)],
+    ids=["against the numbers that both have", "against the order of both"],
+)
+def test_five_that_are_exchanged(names, port_names, ref_layers):
+    assert align(*of_five(names, port_names, port_names, ref_layers), [X]).status == PASS
+    exchanged = [port_names[n] for n in (1, 0, 2, 3, 4)]
+    assert align(*of_five(names, port_names, exchanged, ref_layers), [X]).status == FAIL
+
+
+def attention_ref(of_library=True):
+    def code(m, x):
+        weight, bias = (m.qkv.weight, m.qkv.bias) if of_library else (m.qkv.in_weight, m.qkv.in_bias)
+        q, k, v = F.linear(x, weight, bias).chunk(3, -1)
         return m.out(F.softmax(q @ k.transpose(1, 2), -1) @ v)
 
-    return Ref(code, qkv=torch.nn.Linear(6, 18), out=torch.nn.Linear(6, 6))
+    joined = torch.nn.Linear(6, 18) if of_library else raw(Ref, ("in_weight", (18, 6)), ("in_bias", (18,)))
+    return Ref(code, qkv=joined, out=torch.nn.Linear(6, 6))
 
 
-def attention_port(wrong=1.0):
+def attention_port(wrong=1.0, k_of=lambda m, x: m.k(x)):
     """Its q is a raw matrix, stored as in x out; k and v are layers."""
 
     def code(m, x):
-        q, k, v = x @ m.raw.q_weight + m.raw.q_bias, m.k(x), m.v(x)
+        q, k, v = x @ m.raw.q_weight + m.raw.q_bias, k_of(m, x), m.v(x)
         return m.out(PF.softmax(wrong * q @ k.transpose([0, 2, 1]), -1) @ v)
 
     layers = {name: paddle.nn.Linear(6, 6) for name in ("v", "out", "k")}
     return Port(code, raw=raw(Port, ("q_bias", (6,)), ("q_weight", (6, 6))), **layers)
 
 
-def test_a_join_of_which_one_part_is_transposed(tmp_path):
+def test_a_join_of_which_one_part_is_transposed():
     verdict = align(attention_ref(), attention_port(), [X])
     assert verdict.status == PASS and TOLD in verdict.notes[0], str(verdict)
     line = verdict.names.keys["qkv.weight"]
@@ -132,6 +175,10 @@ def test_a_join_of_which_one_part_is_transposed(tmp_path):
     again = align(attention_ref(), attention_port(), [X], names=verdict.names.lines)
     assert again.status == PASS, str(again)
     assert align(attention_ref(), attention_port(1.01), [X]).status == FAIL
+    transposed = attention_port(k_of=lambda m, x: x @ m.k.weight.T + m.k.bias)  # and v as it is
+    for of_library in (True, False):
+        assert align(attention_ref(of_library), attention_port(), [X]).status == PASS
+        assert align(attention_ref(of_library), transposed, [X]).status == FAIL
 
 
 def test_a_part_is_named_in_its_line():

@@ -39,6 +39,7 @@ SYNONYMS = {"gamma": "weight", "scale": "weight", "beta": "bias", "shift": "bias
 
 Vectors = Sequence[np.ndarray]  # a tensor's, see `Fingerprint`
 Left = dict[str, Vectors]
+Words = tuple[str, ...]
 
 
 class ByGradients:
@@ -266,7 +267,7 @@ def _units(ref: Model, port: Model, links: Sequence[Link]) -> Options:
 def is_against_names(ref: Model, port: Model, links: Sequence[Link]) -> bool:
     """Whether a tensor is told to be another than the one of its size beside it that has its name, without a number.
 
-    Or whether tensors with names that both sides have are exchanged among themselves, or parts joined in another order.
+    Or whether tensors of a block are exchanged among their own names, or parts joined in another order.
     """
     for link in links:
         (joined, *_), parts = (link.ref, link.port) if len(link.port) > 1 else (link.port, link.ref)
@@ -275,13 +276,16 @@ def is_against_names(ref: Model, port: Model, links: Sequence[Link]) -> bool:
     places, port_places = map(_places, (ref, port))
     pairs = {link.ref[0]: link.port[0] for link in links if not link.is_join}
     named = {port_places[other]: places[key][1] for key, other in pairs.items()}  # what is told of each
+    after: dict[tuple[str, str], dict[Words, Words]] = defaultdict(dict)  # by the blocks that they are in
     for key, other in pairs.items():
-        words, (owner, port_words, size) = places[key][1], port_places[other]
+        (around, words, _), (owner, port_words, size) = places[key], port_places[other]
         told = named.get((owner, words, size), words)
         if port_words != words != told and not re.search("[0-9]", " ".join(words)):
             return True
-    after = {tuple(words_of(key)): tuple(words_of(other)) for key, other in pairs.items()}
-    return any(_comes_back(name, after) for name in after) or in_order(ref, port, links) != list(links)
+        if not any(re.fullmatch("[a-z]?[0-9]+", word) for word in words):  # such as m1
+            after[around, owner][words] = port_words
+    exchanged = (_comes_back(name, block) for block in after.values() for name in block)
+    return any(exchanged)
 
 
 def in_order(ref: Model, port: Model, links: Sequence[Link]) -> list[Link]:
@@ -310,7 +314,7 @@ def _meanings(leaf: str) -> set[str]:
     return {SYNONYMS.get(word, word) for word in words_of(leaf)}
 
 
-def _comes_back(name: tuple[str, ...], after: Mapping[tuple[str, ...], tuple[str, ...]]) -> bool:
+def _comes_back(name: Words, after: Mapping[Words, Words]) -> bool:
     """Whether the chain of what follows what leads from the name over others to itself."""
     now = after[name]
     for _ in after:
@@ -320,7 +324,7 @@ def _comes_back(name: tuple[str, ...], after: Mapping[tuple[str, ...], tuple[str
     return now == name != after[name]
 
 
-def _places(model: Model) -> dict[str, tuple[str, tuple[str, ...], int]]:
+def _places(model: Model) -> dict[str, tuple[str, Words, int]]:
     """{tensor: (the block that it is in, by itself or in a layer; its name there, in words; size)}."""
     found = {}
     for (name, _), slot in slots_of(model.modules).items():

@@ -263,9 +263,8 @@ def _by_gradients(search: MapSearch, modules: Mapping[str, str]) -> tuple[FoundM
         return None
     told = ByGradients(ref, port, prints, links)
     equal = told.equal()
-    named = equal and in_order(ref, port, equal)
-    if named and named != equal:  # two are exchanged, against the order of both sides, in a map that is right else
-        tried = _tried(search, told, named, False)
+    if equal and equal != in_order(ref, port, equal):  # two are exchanged, in a map that is right else
+        tried = _tried(search, told, equal, False)
         return tried and (tried.found, tried.proposal)
     for links in (equal, *map(told.alike, WEIGHTS_OF_NAMES)):
         tried = _tried(search, told, links, links is equal)
@@ -282,7 +281,8 @@ def _by_gradients(search: MapSearch, modules: Mapping[str, str]) -> tuple[FoundM
 
 
 def _tried(search: MapSearch, told: ByGradients, links: list[Link] | None, is_proved: bool) -> _Try | None:
-    """None if the links leave tensors over, or if names contradict."""
+    """None if the links leave tensors over, or if names contradict; without names the order of both sides holds."""
+    links = links and in_order(search.ref, search.port, links)
     if not links or is_against_names(search.ref, search.port, links):
         return None
     options = told.units(links)
