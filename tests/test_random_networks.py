@@ -70,10 +70,10 @@ def test_a_seed_always_grows_the_same():
 def test_an_alarm_of_the_kit_is_told(monkeypatch):
     """Its limits are put so low that rounding exceeds them."""
     pair = grown_pair(5)
-    assert judged(pair, pair.port) == ("passed", "")
+    assert judged(pair, pair.port) == ("passed", "", False)
     for name in ("SEMANTIC_RTOL", "S", "K", "C"):
         monkeypatch.setattr(ruler, name, 0.0)
-    said, words = judged(pair, pair.port)
+    said, words, _ = judged(pair, pair.port)
     assert said == "false alarm" and "located at" in words
 
 
@@ -82,7 +82,7 @@ def test_a_fault_that_the_kit_misses_is_told(monkeypatch):
     pair = grown_pair(3)
     assert judged(pair, pair.faulty)[0] == "right place"
 
-    def of_the_faithful(pair: Pair, _port: object) -> object:
+    def of_the_faithful(pair: Pair, _port: object, **_options: object) -> object:
         return portproof.align(built(pair.ref), built(pair.port), pair.tree.inputs())
 
     monkeypatch.setattr(random_networks, "align_quietly", of_the_faithful)
@@ -101,16 +101,25 @@ def test_what_the_kit_raises_is_told(monkeypatch, error, said):
     assert judged(pair, pair.port)[0] == said
 
 
-def test_the_bounds():
-    good = {"faithful": "passed", "faulty": "right place"}
+@pytest.mark.parametrize(("seed", "faulty"), [(41020, "right place"), (41059, "right place")])
+def test_what_no_value_says_is_answered(seed, faulty):
+    """The second seed's fault is that the matrix that is asked for is used transposed."""
+    pair = grown_pair(seed)
+    assert judged(pair, pair.port) == ("passed", "", True)
+    assert judged(pair, pair.faulty)[0] == faulty
 
-    def holds(count: int = 1, **other: str) -> bool:
+
+def test_the_bounds():
+    good = {"faithful": "passed", "faulty": "right place", "asked": False}
+
+    def holds(count: int = 1, **other: object) -> bool:
         return totals([good] * 200 + [{**good, **other}] * count)[1]
 
     assert holds() and holds(faithful="refused") and holds(faulty="wrong place") and holds(faulty="no difference")
     for wrong in ({"faithful": "false alarm"}, {"faithful": "crash"}, {"faulty": "crash"}, {"faulty": "missed"}):
         assert not holds(**wrong), wrong
     assert not holds(20, faulty="wrong place")
+    assert holds(10, asked=True) and not holds(20, asked=True)
     assert not holds(20, faithful="refused", faulty="not told")
 
 
@@ -120,7 +129,7 @@ def test_a_run_goes_on_where_another_ended(monkeypatch, tmp_path, capsys):
     def result(seed: int) -> dict:
         run[seed] += 1
         said = "false alarm" if seed == 9 else "passed"
-        return {"seed": seed, "faithful": said, "words": "why", "faulty": "not told", "kinds": ["mlp"]}
+        return {"seed": seed, "faithful": said, "words": "why", "faulty": "not told", "asked": False, "kinds": ["mlp"]}
 
     monkeypatch.setattr(random_networks, "judged_seed", result)
     output = tmp_path / "results.jsonl"

@@ -8,11 +8,13 @@
 A grammar (network_grammar/) makes a tree of each seed and writes it as a PyTorch program and as a PaddlePaddle one,
 in different styles, and once more with one fault. A fault that `align` passes counts as missed unless float64 runs of
 both ports on 100 inputs, made here, are equal up to 1e-12. The right place is the reference's module in which the fault
-is, or one around it, up to the first that the port has too. With --self-check the tree's own knowledge says which
-tensor is which, and both sides must agree in float64, outputs, gradients and statistics; the faulty port need not.
+is, or one around it, up to the first that the port has too. A square matrix that both sides hold raw may be stored
+transposed in the port, or used so by mistake, and no value says which: where `align` asks, it is told, and judges
+again. With --self-check the tree's own knowledge says which tensor is which, and both sides must agree in float64,
+outputs, gradients and statistics; the faulty port need not.
 
-Exit status: 0 no crash, no false alarm, at most 1 in 100 refused, every fault noticed and 95 in 100 at the right place;
-1 not; a line for each seed that shows it.
+Exit status: 0 no crash, no false alarm, at most 1 in 100 refused and 5 asked, every fault noticed and 95 in 100 at the
+right place; 1 not; a line for each seed that shows it.
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ import json
 import linecache
 import os
 import random
+import re
 import traceback
 import warnings
 from collections import Counter
@@ -42,7 +45,8 @@ from sturdyio.cli import ArgumentParser, HelpFormatter, UserError, one_line, pos
 PROG = "random_networks"
 EQUAL, ROUNDED, NO_DIFFERENCE = 1e-10, 1e-5, 1e-12
 RUNS = 100  # in which a fault that is passed must show
-REFUSED_SHARE, PLACED_SHARE = 0.01, 0.95
+REFUSED_SHARE, ASKED_SHARE, PLACED_SHARE = 0.01, 0.05, 0.95
+ASKED = re.compile(r"values agree only with (\S+), which is square, transposed: .* or \1: (\S+) \(transposed\)")
 STATISTICS = (".mean", ".variance", ".unit_u", ".unit_v")
 GOOD = ("passed", "right place", "no difference", "not told")
 
@@ -210,58 +214,77 @@ def self_check(seed: int) -> str:
 # Judging
 
 
-def align_quietly(pair: Pair, port: Program, modes: tuple[str, ...] = ("eval", "train")) -> Any:
+def align_quietly(pair: Pair, port: Program, **options: Any) -> Any:
     import portproof
 
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
         warnings.simplefilter("ignore")
-        return portproof.align(built(pair.ref), built(port), pair.tree.inputs(), modes=modes)
+        return portproof.align(built(pair.ref), built(port), pair.tree.inputs(), **options)
 
 
-def judged(pair: Pair, port: Program) -> tuple[str, str]:
-    """(class, words) of what `align` says of the faithful or the faulty port."""
+def align_answered(pair: Pair, port: Program) -> tuple[Any, dict[str, str]]:
+    """(the verdict, the lines of a map that it asked for)."""
+    lines: dict[str, str] = {}
+    options: dict[str, Any] = {}
+    while True:
+        verdict = align_quietly(pair, port, **options)
+        asked = ASKED.search(verdict.refusal or "")
+        if asked and asked[1] not in lines:
+            sides = pair.ref.tensors[asked[1]], port.tensors[asked[2]]
+            lines[asked[1]] = asked[2] + " (transposed)" * (sides[0].turned != sides[1].turned)
+            options["names"] = lines
+        elif verdict.refusal and pair.tree.random and "modes" not in options:  # judged as the refusal advises
+            options["modes"] = ("eval",)
+        else:
+            return verdict, lines
+
+
+def judged(pair: Pair, port: Program) -> tuple[str, str, bool]:
+    """(class, words, whether it asked) of what `align` says of the faithful or the faulty port."""
     from portproof.compare import FAIL, PASS, REFUSED
 
     faulty = port is pair.faulty
     try:
-        verdict = align_quietly(pair, port)
-        if verdict.status == REFUSED and pair.tree.random:  # judged as the refusal advises
-            verdict = align_quietly(pair, port, ("eval",))
+        verdict, lines = align_answered(pair, port)
     except UserError as error:
-        return "refused", str(error)
+        return "refused", str(error), False
     except Exception as error:
         frame = traceback.extract_tb(error.__traceback__)[-1]
-        return "crash", f"{one_line(error)} ({Path(frame.filename).name}:{frame.lineno})"
+        return "crash", f"{one_line(error)} ({Path(frame.filename).name}:{frame.lineno})", False
     first = verdict.first_failure
     said = f"{first.name}: {first.reason or f'{first.difference:.1e}'}" if first else verdict.refusal or ""
     if verdict.status == REFUSED:
-        return "refused", verdict.refusal or said
+        return "refused", verdict.refusal or said, bool(lines)
     if verdict.status == FAIL:
         location = verdict.location
         name = location.name if location else None
         words = f"{'not located' if name is None else f'located at {name!r} ({location.phase})'}; {said}"
         if not faulty:
-            return "false alarm", words
+            return "false alarm", words, bool(lines)
         right = pair.right_places
-        return ("right place", words) if name in right else ("wrong place", f"{words}; right is {right}")
+        if name in right:
+            return "right place", words, bool(lines)
+        return "wrong place", f"{words}; right is {right}", bool(lines)
     assert verdict.status == PASS
     if not faulty:
-        return "passed", ""
+        return "passed", "", bool(lines)
     worst = fault_by(pair)
-    return ("no difference", "") if worst < NO_DIFFERENCE else ("missed", f"it differs by {worst:.1e}")
+    said = ("no difference", "") if worst < NO_DIFFERENCE else ("missed", f"it differs by {worst:.1e}")
+    return *said, bool(lines)
 
 
 def judged_seed(seed: int) -> dict[str, Any]:
     """The line of a seed."""
     pair = grown_pair(seed)
-    faithful, said = judged(pair, pair.port)
-    faulty, said_of_faulty = judged(pair, pair.faulty)
+    faithful, said, asked = judged(pair, pair.port)
+    faulty, said_of_faulty, _ = judged(pair, pair.faulty)
     if faithful != "passed" and faulty != "crash":  # which hides what is said of the fault
         faulty = "not told"
     return {
         "seed": seed,
         "faithful": faithful,
         "words": said,
+        "asked": asked,
         "fault": pair.fault[1],
         "site": pair.fault[0],
         "faulty": faulty,
@@ -288,9 +311,12 @@ def totals(results: Iterable[dict[str, Any]]) -> tuple[list[str], bool]:
     lines = [f"{len(results)} seeds"]
     for name, counts in (("faithful", faithful), ("faulty", faulty)):
         lines.append(f"  {name}: {', '.join(f'{count} {kind}' for kind, count in counts.most_common())}")
+    asked = sum(result["asked"] for result in results)
+    lines.append(f"  asked for a line of a map: {asked}")
     noticed = faulty["right place"] + faulty["wrong place"]
     good = not (faithful["crash"] + faulty["crash"] + faithful["false alarm"] + faulty["missed"])
     good &= faithful["refused"] + faulty["refused"] <= REFUSED_SHARE * 2 * len(results)
+    good &= asked <= ASKED_SHARE * len(results)
     good &= faulty["right place"] >= PLACED_SHARE * noticed
     return lines, good
 

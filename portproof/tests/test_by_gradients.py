@@ -66,6 +66,11 @@ def biases(verdict):
     return tuple(int(lines[f"{name}.bias"].removeprefix("raw.b")) for name in LAYERS)
 
 
+@pytest.mark.parametrize(("line", "status"), [(("a.bias", "raw.b3"), PASS), (("a.bias", "raw.b0"), FAIL)])
+def test_a_line_of_the_users_holds(line, status):
+    assert align(mlp_ref(), mlp_port(), [X], names=dict([line])).status == status
+
+
 def test_a_recording_tells_the_same(tmp_path):
     path = tmp_path / "mlp.ref.safetensors"
     portproof.record(mlp_ref(), [X]).save(path)

@@ -6,7 +6,7 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain, combinations
+from itertools import chain, combinations, product
 from math import prod
 
 import numpy as np
@@ -49,9 +49,20 @@ class ByGradients:
     fault is between: those are paired whose gradients are least apart.
     """
 
-    def __init__(self, ref: Model, port: Model, prints: Sequence[Fingerprint], links: Sequence[Link]) -> None:
-        """`links` are those of another map: where gradients do not tell, its pairs come first; its constants stay."""
-        self.ref, self.port, self.others = ref, port, links
+    def __init__(
+        self,
+        ref: Model,
+        port: Model,
+        prints: Sequence[Fingerprint],
+        links: Sequence[Link],
+        given: Mapping[str, str],
+        lines: Options,
+    ) -> None:
+        """`links` are those of another map: where gradients do not tell, its pairs come first; its constants stay.
+
+        The user's are `given`, {reference's module: port's}, and the `lines` of tensors.
+        """
+        self.ref, self.port, self.others, self.given, self.lines = ref, port, links, given, lines
         for model in (ref, port):
             model.set_pieces({})
         own, ports = prints
@@ -98,14 +109,22 @@ class ByGradients:
             yield [*(link for link in links if link not in old), *(pair.link for pair in new)]
 
     def units(self, links: Sequence[Link]) -> Options:
-        """The units of a map with these links, and with those of what has no gradient."""
-        links = [*links, *_same_leaves(self.ref, self.port, links)]
-        units = _units(self.ref, self.port, links)
-        buffers = combined(statistics(units, self.ref.modules, self.port.modules, named=False))
-        linked = linked_keys({**units, ((), ("buffers",)): buffers})
-        constants = [link for link in self.others if not (linked[0] & set(link.ref) or linked[1] & set(link.port))]
+        """The units of a map with these links, and with those of what has no gradient, without the user's lines."""
+        every = [*links, *_same_leaves(self.ref, self.port, links)]
+        lines = linked_keys(self.lines)
+        units = _units(self.ref, self.port, [k for k in every if not (lines[0] & {*k.ref} or lines[1] & {*k.port})])
+        buffers = combined(statistics({**units, **self.lines}, self.ref.modules, self.port.modules, named=False))
+        linked = linked_keys({**units, **self.lines, ((), ("buffers",)): buffers})
+        constants = [link for link in self.others if not (linked[0] & {*link.ref} or linked[1] & {*link.port})]
         rest = (*units.pop(((), ()), [Option(())])[0].links, *constants)
         return {**units, ((), ()): [Option((*rest, *each.links)) for each in buffers]}
+
+    def are_as_given(self, links: Sequence[Link]) -> bool:
+        """Whether they pair the tensors of the user's modules as these are paired."""
+        owners, port_owners = _owners(self.ref), _owners(self.port)
+        pairs = {(owners[a], port_owners[b]) for link in links for a, b in product(link.ref, link.port)}
+        back = {port_name: name for name, port_name in self.given.items()}
+        return all(self.given.get(name, other) == other and back.get(other, name) == name for name, other in pairs)
 
     def _ways(self, key: str, port_key: str) -> tuple[bool, ...]:
         """Whether one may be the other's transpose: two library layers agree as they are."""
@@ -230,9 +249,13 @@ def _apart(vectors: Vectors, others: Vectors) -> float:
     return 1 - float(np.log10(relative) / np.log10(SMALLEST))
 
 
+def _owners(model: Model) -> dict[str, str]:
+    return {slot.tensor: name for (name, _), slot in slots_of(model.modules).items()}
+
+
 def _same_leaves(ref: Model, port: Model, links: Sequence[Link]) -> list[Link]:
     """Of untrained tensors, between modules that hold paired tensors and whose untrained ones have the same names."""
-    owners, port_owners = ({slot.tensor: name for (name, _), slot in slots_of(m.modules).items()} for m in (ref, port))
+    owners, port_owners = _owners(ref), _owners(port)
     found: dict[str, Link] = {}
     for name, port_name in dict.fromkeys((owners[link.ref[0]], port_owners[link.port[0]]) for link in links):
         left, port_left = (
@@ -248,7 +271,7 @@ def _same_leaves(ref: Model, port: Model, links: Sequence[Link]) -> list[Link]:
 
 def _units(ref: Model, port: Model, links: Sequence[Link]) -> Options:
     """Modules that hold the same tensors as a unit each; the other tensors as one."""
-    owners, port_owners = ({slot.tensor: name for (name, _), slot in slots_of(m.modules).items()} for m in (ref, port))
+    owners, port_owners = _owners(ref), _owners(port)
     ref_keys = {link.port[0]: link.ref[0] for link in links if not link.is_join}
     contents, port_contents = contents_of(ref, {key: key for key in ref_keys.values()}), contents_of(port, ref_keys)
     ways = defaultdict(list)

@@ -84,14 +84,13 @@ def propose(ref: BackendModel, port: BackendModel, inputs: Inputs, given: Mappin
             best = search.settle_options(found), proposal
         if best[0].reached == best[0].total:
             break
-    if not given:
-        search.set_units(proposal.options, proposal.fixed, best[0].chosen if best else {})
-        modules = best[0].modules if best else pairs
-        is_sure = best and best[0].reached == best[0].total and search.agreement(modules)[2] >= -EXACT
-        if not (is_sure or best and proposal.by_name_alone):
-            best = _by_gradients(search, modules) or best
-        if best is None:
-            search.set_units(proposal.options, proposal.fixed, {})
+    search.set_units(proposal.options, proposal.fixed, best[0].chosen if best else {})
+    found_modules = best[0].modules if best else pairs
+    is_sure = best and best[0].reached == best[0].total and search.agreement(found_modules)[2] >= -EXACT
+    if not (is_sure or best and proposal.by_name_alone):
+        best = _by_gradients(search, found_modules, modules) or best
+    if best is None:
+        search.set_units(proposal.options, proposal.fixed, {})
     if best:
         found, proposal = best
         search.set_units(proposal.options, proposal.fixed, found.chosen)
@@ -254,14 +253,16 @@ class _Try:
     proposal: Proposal | None = None
 
 
-def _by_gradients(search: MapSearch, modules: Mapping[str, str]) -> tuple[FoundMap, Proposal] | None:
-    """What gradients tell, if more values agree with it than with `modules`."""
+def _by_gradients(
+    search: MapSearch, modules: Mapping[str, str], given: Mapping[str, str]
+) -> tuple[FoundMap, Proposal] | None:
+    """What gradients tell, if more values agree with it than with `modules`; `given` are the user's."""
     ref, port = search.ref, search.port
     best, links = _Try(search.agreement(modules), []), search.links(modules)
     prints = [m.fingerprint if m.is_recorded else fingerprint(m, search.inputs) for m in (ref, port)]
     if None in prints:
         return None
-    told = ByGradients(ref, port, prints, links)
+    told = ByGradients(ref, port, prints, links, given, search.given)
     equal = told.equal()
     if equal and equal != in_order(ref, port, equal):  # two are exchanged, in a map that is right else
         tried = _tried(search, told, equal, False)
@@ -281,12 +282,12 @@ def _by_gradients(search: MapSearch, modules: Mapping[str, str]) -> tuple[FoundM
 
 
 def _tried(search: MapSearch, told: ByGradients, links: list[Link] | None, is_proved: bool) -> _Try | None:
-    """None if the links leave tensors over, or if names contradict; without names the order of both sides holds."""
+    """None if the links leave tensors over, or names or the user contradict; without names the order of both holds."""
     links = links and in_order(search.ref, search.port, links)
-    if not links or is_against_names(search.ref, search.port, links):
+    if not links or not told.are_as_given(links) or is_against_names(search.ref, search.port, links):
         return None
     options = told.units(links)
-    problems, spare = left_over(options, search.ref.modules, search.port.modules)
+    problems, spare = left_over(options, search.ref_modules, search.port_modules)
     if problems:
         return None
     pairs = search.set_units(options, set(), {})
