@@ -10,7 +10,6 @@ from itertools import chain, combinations, product
 from math import prod
 
 import numpy as np
-from scipy.optimize import linear_sum_assignment
 
 from portproof.backends.model import Model
 from portproof.convert.rules import COUNT
@@ -145,6 +144,8 @@ class ByGradients:
 
     def _whole(self, left: Left, port_left: Left, weight: float, most: float) -> list[Link]:
         """Of one to one, with the least sum of what they are apart, and names with this weight."""
+        from scipy.optimize import linear_sum_assignment  # slow to import, and seldom needed
+
         groups: dict[tuple[int, ...], tuple[list[str], list[str]]] = defaultdict(lambda: ([], []))
         for side, vectors in enumerate((left, port_left)):
             for key in vectors:
