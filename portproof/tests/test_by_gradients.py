@@ -186,6 +186,18 @@ def test_a_join_of_which_one_part_is_transposed():
         assert align(attention_ref(of_library), transposed, [X]).status == FAIL
 
 
+def test_numbers_of_tensors_that_moved_on():
+    """A bias apart takes the first number, so that every other raw tensor has the name of the one before it."""
+    block = raw(Ref, ("m1", (6,)), ("m2", (6,)))
+    block.m0, block.code = torch.nn.Linear(6, 6), lambda m, x: torch.tanh(m.m0(x)) * m.m1 + m.m2
+    port_block = raw(Port, ("m1", (6,)), ("m2", (6,)), ("m3", (6,)))
+    port_block.m0 = paddle.nn.Linear(6, 6, bias_attr=False)
+    port_block.code = lambda m, x: paddle.tanh(m.m0(x) + m.m1) * m.m2 + m.m3
+    pair = Ref(lambda m, x: m.block(x), block=block), Port(lambda m, x: m.block(x), block=port_block)
+    verdict = align(*pair, [X])
+    assert verdict.status == PASS and TOLD in verdict.notes[0], str(verdict)
+
+
 def test_a_part_is_named_in_its_line():
     link = parse("a", "b, c (c transposed, axis 1)")
     assert (link.turned_parts, link.axis, link.transposed) == (("c",), 1, False)

@@ -210,7 +210,9 @@ class Proposal:
     @property
     def by_name_alone(self) -> bool:
         """Whether names leave no choice."""
-        return all(a == b and self.fixed.issuperset(a) and len(ways) == 1 for (a, b), ways in self.options.items())
+        return all(
+            a and a == b and self.fixed.issuperset(a) and len(ways) == 1 for (a, b), ways in self.options.items()
+        )
 
 
 def _proposals(search: MapSearch, given: dict[str, str]) -> Iterator[Proposal]:
