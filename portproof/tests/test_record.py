@@ -469,6 +469,7 @@ def nested(depth: int) -> dict:
         lambda header: header["tensors"].clear(),
         lambda header: header["answers"].clear(),
         lambda header: header.pop("fingerprint"),
+        lambda header: header["fingerprint"][0].update(outputs=header["fingerprint"][0]["gradients"]["last.bias"]),
         lambda header: header["fingerprint"][0]["gradients"].update({"nowhere.bias": []}),
         lambda header: header["fingerprint"][0]["gradients"].update({"last.bias": []}),
         lambda header: first_answer(header).update(output=[None]),

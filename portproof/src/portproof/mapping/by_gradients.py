@@ -33,7 +33,7 @@ NEVER = 1e3  # apart: what does not fit
 ROUNDING = 1e-13  # of the length of all gradients: what is smaller may be 0
 SMALLEST = 1e-9  # relative distance of gradients: still above float64 rounding
 TIE = 1e-3  # what names weigh between equal gradients, and the other map's pairs
-EQUAL = 2 / 9 + TIE  # apart: a distance of 1e-7
+EQUAL = 1 - 7 / 9 + TIE  # apart: a distance of 1e-7, see `_apart`
 SYNONYMS = {"gamma": "weight", "scale": "weight", "beta": "bias", "shift": "bias", "offset": "bias"}
 
 Vectors = Sequence[np.ndarray]  # a tensor's, see `Fingerprint`
@@ -80,9 +80,11 @@ class ByGradients:
         )
 
     def equal(self) -> list[Link] | None:
-        """Links of all tensors, by equal gradients; None if that leaves some."""
+        """Links of all tensors, by equal gradients; None if that leaves some, or if outputs differ."""
+        if not self.outputs_agree:
+            return None
         left, port_left = dict(self.vectors), dict(self.port_vectors)
-        found = self._whole(left, port_left, TIE, EQUAL) if self.outputs_agree else []
+        found = self._whole(left, port_left, TIE, EQUAL)
         found += self._joins(left, port_left, EQUAL)
         return None if left or port_left else found
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 
 import numpy as np
 
@@ -269,7 +270,7 @@ def _by_gradients(
     if equal and equal != in_order(ref, port, equal):  # two are exchanged, in a map that is right else
         tried = _tried(search, told, equal, False)
         return tried and (tried.found, tried.proposal)
-    for links in (equal, *map(told.alike, WEIGHTS_OF_NAMES)):
+    for links in chain([equal], map(told.alike, WEIGHTS_OF_NAMES)):
         tried = _tried(search, told, links, links is equal)
         if tried and (tried.agreement > best.agreement or links is equal and tried.agreement[0]):
             best = tried

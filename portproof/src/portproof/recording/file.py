@@ -29,7 +29,7 @@ from portproof.backends.values import COMPLEX, KINDS, decode, digest_of
 from portproof.compare.ruler import UNIT_ROUNDOFF
 from portproof.ladder.pairs.as_built import AsBuilt
 from portproof.ladder.pairs.pair import MODES
-from portproof.mapping.fingerprint import Fingerprint, sizes_of_axes
+from portproof.mapping.fingerprint import POWERS, Fingerprint, sizes_of_axes
 from portproof.recording.codec import Reader
 from portproof.report.text import grouped
 from sturdyio.cli import UserError
@@ -260,7 +260,11 @@ def _check_fingerprint(found: Fingerprint, shapes: Mapping[str, tuple[int, ...]]
     for key, vectors in found.gradients.items():
         if key not in shapes or [vector.shape for vector in vectors] != sizes_of_axes(shapes[key]):
             raise ValueError(f"its fingerprint of {key} does not fit the model")
+    if any(array.shape != (POWERS,) for array in found.outputs):
+        raise ValueError("its fingerprint has other outputs")
     for array in (*found.outputs, *chain.from_iterable(found.gradients.values())):
+        if array.dtype.kind != "f":
+            raise ValueError(f"its fingerprint is {array.dtype}")
         _check_finite("fingerprint", array)
 
 
