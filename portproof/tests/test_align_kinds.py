@@ -12,7 +12,7 @@ from torch.nn import functional as TF
 from torch.nn.utils.rnn import pack_padded_sequence
 from toy_pairs import Port, Ref, chaotic, normal
 
-from portproof import align
+from portproof import align, judge, record
 from portproof.compare import FAIL, PASS, REFUSED, Verdict
 
 T, P = torch.nn, paddle.nn
@@ -105,6 +105,55 @@ def test_a_block_that_returns_an_image_for_tokens():
         out=P.Linear(6, 2),
     )
     assert_passes(ref, port, normal(2, 4, 3, 3))
+
+
+@pytest.mark.parametrize("detached", [False, True])
+def test_a_block_that_is_called_with_the_batch_elsewhere(detached):
+    """What it gives is compared, and it is run alone: the fault is not the code around it."""
+    block = Ref(lambda m, x: m.value(x) * torch.sigmoid(m.gate(x)), value=T.Linear(6, 6), gate=T.Linear(6, 6))
+
+    def product(m, x):
+        gate = PF.sigmoid(m.gate(x))
+        return m.value(x) * (gate.detach() if detached else gate)
+
+    port_block = Port(product, value=P.Linear(6, 6), gate=P.Linear(6, 6))
+    ref = Ref(
+        lambda m, x: m.out(m.block(m.inp(x).transpose(0, 1)).transpose(0, 1)),
+        inp=T.Linear(3, 6), block=block, out=T.Linear(6, 2),
+    )  # fmt: skip
+    port = Port(lambda m, x: m.out(m.block(m.inp(x))), inp=P.Linear(3, 6), block=port_block, out=P.Linear(6, 2))
+    if detached:
+        verdict = assert_fails(ref, port, normal(2, 4, 3), at="block", cause="detach")
+        assert {row.item.kind for row in verdict.rows if row.status == FAIL} == {"gradient"}, str(verdict)
+    else:
+        verdict = assert_passes(ref, port, normal(2, 4, 3), noted="returns its values in another form: block")
+    assert "block" in compared(verdict)
+
+
+def last_of(more: Any) -> tuple[Ref, Port]:
+    """Of what the block gives only the last place counts; the port's block adds `more(x)`."""
+
+    def code(m, x):
+        return m.out(m.block(x)[:, -1])
+
+    block = Ref(lambda m, x: m.b(torch.relu(m.a(x))), a=T.Linear(6, 6), b=T.Linear(6, 6))
+    port_block = Port(lambda m, x: m.b(PF.relu(m.a(x)) + more(x)), a=P.Linear(6, 6), b=P.Linear(6, 6))
+    return Ref(code, block=block, out=T.Linear(6, 2)), Port(code, block=port_block, out=P.Linear(6, 2))
+
+
+def test_what_differs_inside_may_count_on_other_inputs(tmp_path):
+    """The last place alone has negative inputs, for which the port is right: rolled, others come last."""
+    x = np.abs(normal(2, 5, 6))
+    x[:, -1] *= -1
+    wrong = last_of(PF.relu)
+    verdict = assert_fails(*wrong, x, at="block", **EVAL)
+    assert any("differ on others" in note for note in verdict.notes), str(verdict)
+    path = tmp_path / "last.ref.safetensors"
+    record(wrong[0], [x], **EVAL).save(path)
+    recorded = judge(wrong[1], path)
+    assert recorded.status == FAIL and recorded.location.name == "block", str(recorded)
+    before_the_last = last_of(lambda x: paddle.concat([x[:, :-1], 0 * x[:, -1:]], axis=1))
+    assert_passes(*before_the_last, x, noted="of which nothing comes", **EVAL)
 
 
 def test_a_module_that_is_shared_and_called_in_another_order():

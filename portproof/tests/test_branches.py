@@ -104,12 +104,36 @@ def relu_before_a_product(port_relu):
     return ref, Port(port_code, a=layers[0], b=layers[1], gate=paddle.nn.Sigmoid())
 
 
-@pytest.mark.parametrize("make", [own_norm_then_relu, relu_before_a_product])
-def test_what_goes_into_an_activation_passes_its_bounds(make):
+def relu_of_few_values(port_relu):
+    """As in a squeeze: a raw matrix, and one value for each feature and sample."""
+
+    def code(m, x):
+        return m.out(TF.relu(x.mean(1) @ m.weight))
+
+    def port_code(m, x):
+        return m.out(port_relu(m.first(x.mean(1))))
+
+    weight = torch.nn.Parameter(torch.randn(6, 3))
+    port = Port(port_code, first=paddle.nn.Linear(6, 3, bias_attr=False), out=paddle.nn.Linear(3, 2))
+    return Ref(code, weight=weight, out=torch.nn.Linear(3, 2)), port
+
+
+@pytest.mark.parametrize(
+    ("make", "shape"), [(own_norm_then_relu, (3, 6)), (relu_before_a_product, (3, 6)), (relu_of_few_values, (2, 9, 6))]
+)
+def test_what_goes_into_an_activation_passes_its_bounds(make, shape):
     """The reference's has none at 6; ReLU6 is the likely mistake."""
-    inputs = normal(3, 6)
+    inputs = normal(*shape)
     assert_aligned(*make(PF.relu), inputs)
     assert align(*make(PF.relu6), [inputs]).status == FAIL
+
+
+def test_a_relu_that_does_not_pass_6_is_no_branch_that_is_missing():
+    pair = (
+        Ref(lambda m, x: TF.relu(m.a(x).tanh()), a=torch.nn.Linear(6, 4)),
+        Port(lambda m, x: PF.relu(paddle.tanh(m.a(x))), a=paddle.nn.Linear(6, 4)),
+    )
+    assert not any("not proved" in note for note in assert_aligned(*pair, normal(3, 6)).notes)
 
 
 def scaled(most, port_most):

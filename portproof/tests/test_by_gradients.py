@@ -186,6 +186,64 @@ def test_a_join_of_which_one_part_is_transposed():
         assert align(attention_ref(of_library), transposed, [X]).status == FAIL
 
 
+def test_a_square_matrix_without_a_gradient_is_told_by_its_blocks_values():
+    block = Ref(lambda m, x: x + m.first(x).detach(), first=torch.nn.Linear(6, 6))
+
+    def pair(code):
+        port_block = raw(Port, ("first_weight", (6, 6)), ("first_bias", (6,)))
+        port_block.code = code
+        ref = Ref(lambda m, x: m.out(m.block(x)), block=block, out=torch.nn.Linear(6, 2))
+        return ref, Port(lambda m, x: m.out(m.block(x)), block=port_block, out=paddle.nn.Linear(6, 2))
+
+    for weight in (lambda m: m.first_weight, lambda m: m.first_weight.T):
+        verdict = align(*pair(lambda m, x, of=weight: x + (x @ of(m) + m.first_bias).detach()), [X])
+        assert verdict.status == PASS, str(verdict)
+    assert align(*pair(lambda m, x: x + 1.01 * (x @ m.first_weight + m.first_bias).detach()), [X]).status == FAIL
+
+
+def attentions(side, lib, names, fused, softmax, swapped):
+    """Two, of which one is fused; their names say nothing, so that all matrices of one shape may be any."""
+    joined, *apart, last = names
+
+    def one(m, x, whole):
+        q, k, v = getattr(m, joined)(x).chunk(3, -1) if whole else (getattr(m, name)(x) for name in apart)
+        return x + softmax(q @ swapped(k), -1) @ v
+
+    def code(m, x):
+        return getattr(m, last)(one(m, one(m, x, fused), not fused))
+
+    layers = {joined: lib.Linear(6, 18), **{name: lib.Linear(6, 6) for name in apart}, last: lib.Linear(6, 2)}
+    return side(code, **layers)
+
+
+def test_two_attentions_of_which_each_side_joins_another():
+    ref = attentions(Ref, torch.nn, "abcde", True, F.softmax, lambda k: k.transpose(1, 2))
+    port = attentions(Port, paddle.nn, "fghij", False, PF.softmax, lambda k: k.transpose([0, 2, 1]))
+    verdict = align(ref, port, [X])
+    assert verdict.status == PASS, str(verdict)
+    assert verdict.names.keys["a.weight"] == "g.weight, h.weight, i.weight"
+    assert verdict.names.keys["b.bias, c.bias, d.bias"] == "f.bias"
+
+
+def test_a_tensor_that_has_its_own_name_is_no_part_of_another():
+    """The gate's bias gets no gradient in the port, as if it were any other."""
+
+    def code(m, x):
+        value, gate = F.linear(x, m.both_weight, m.both_bias).chunk(2, -1)
+        return m.out(value * torch.sigmoid(gate) + m.shift)
+
+    def port_code(m, x):
+        return m.out(m.value(x) * PF.sigmoid(x @ m.gate_weight + m.gate_bias).detach() + m.shift)
+
+    ref = raw(Ref, ("both_weight", (12, 6)), ("both_bias", (12,)), ("shift", (6,)))
+    ref.out, ref.code = torch.nn.Linear(6, 2), code
+    port = raw(Port, ("gate_weight", (6, 6)), ("gate_bias", (6,)), ("shift", (6,)))
+    port.value, port.out, port.code = paddle.nn.Linear(6, 6), paddle.nn.Linear(6, 2), port_code
+    verdict = align(ref, port, [X])
+    assert verdict.status == FAIL and verdict.names.keys["shift"] == "shift", str(verdict)
+    assert verdict.names.keys["both_bias"] == "value.bias, gate_bias"
+
+
 def test_numbers_of_tensors_that_moved_on():
     """A bias apart takes the first number, so that every other raw tensor has the name of the one before it."""
     block = raw(Ref, ("m1", (6,)), ("m2", (6,)))

@@ -649,6 +649,15 @@ def test_what_overflows_in_float32_is_not_judged():
     assert Ruler(ref, "float32").compare({OUT: np.float32([np.inf, 1.0])}).rows[0].status == FAIL
 
 
+@pytest.mark.parametrize(("distance", "status"), [(1.0, NOT_JUDGED), (0.1, FAIL)])
+def test_where_the_references_own_float32_keeps_no_digit_the_port_may_overflow(distance, status):
+    """A square of 1e20 is infinite in float32, in either framework, and what comes of it differs."""
+    ref = {OUT: np.array([1.0, 0.5], np.float32)}
+    ruler = Ruler(ref, "float32", errors=lambda: {OUT: distance})
+    assert ruler.compare({OUT: np.float32([np.nan, 0.5])}).rows[0].status == status
+    assert ruler.compare({OUT: np.float32([[np.nan, 0.5]])}).rows[0].status == FAIL  # of another shape
+
+
 def test_a_limit_says_which_relative_change_could_hide_in_it():
     ruler = Ruler(REF, errors=lambda: {OUT: 1.0}, perturbed=lambda i: {OUT: 1e-3})
     assert judged_by(ruler, off_by(1e-13)).hidden == 0

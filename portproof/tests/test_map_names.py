@@ -9,6 +9,7 @@ from toy_pairs import Port, Ref, assert_aligned, normal
 import portproof
 from portproof import align
 from portproof.compare import FAIL, PASS
+from portproof.mapping.pairing import _name_other_parts
 
 T, P = torch.nn, paddle.nn
 F, PF = T.functional, P.functional
@@ -81,6 +82,22 @@ def three_joined_and_one_that_is_left():
 
     ref = Ref(code, **{name: T.Linear(D, D, bias=False) for name in "qkvo"})
     port = Port(port_code, qkv=P.Linear(D, 3 * D, bias_attr=False), o=P.Linear(D, D, bias_attr=False))
+    return ref, port, normal(2, 3, D)
+
+
+def joined_though_the_last_was_defined_first():
+    """The output's matrix is raw there, and a layer that is not called here: by order k, v and it are three."""
+
+    def code(m, x):
+        q, k = m.q(x), m.k(x)
+        return torch.softmax(q @ k.transpose(1, 2), -1) @ m.v(x) @ m.out.weight.T + m.out.bias
+
+    def port_code(m, x):
+        q, k, v = m.qkv(x).chunk(3, axis=-1)
+        return PF.softmax(q @ k.transpose([0, 2, 1]), -1) @ v @ m.out_weight.T + m.out_bias
+
+    ref = Ref(code, q=T.Linear(D, D), v=T.Linear(D, D), out=T.Linear(D, D), k=T.Linear(D, D))
+    port = Port(port_code, out_bias=port_raw(D), qkv=P.Linear(D, 3 * D), out_weight=port_raw(D, D))
     return ref, port, normal(2, 3, D)
 
 
@@ -158,6 +175,7 @@ PAIRS = (
     heads_behind_each_block,
     factors_of_low_rank,
     three_joined_and_one_that_is_left,
+    joined_though_the_last_was_defined_first,
     joined_without_their_biases,
     batch_norm_in_a_block,
     an_own_batch_norm,
@@ -170,6 +188,59 @@ PAIRS = (
 @pytest.mark.parametrize("pair", PAIRS)
 def test_a_map_without_a_line_by_hand(pair):
     assert_aligned(*pair())
+
+
+def test_parts_are_told_by_name_behind_a_fault():
+    ref, port, x = joined_though_the_last_was_defined_first()
+    right = port.code
+    port.code = lambda m, x: PF.layer_norm(right(m, x), [D]) * x
+    names = align(ref, port, [x]).names.keys
+    assert names["q.weight, k.weight, v.weight"] == "qkv.weight", names
+
+
+@pytest.mark.parametrize("names", ["qkv", "kvo", "qko"])
+def test_parts_by_another_name_cost_more(names):
+    assert _name_other_parts(["a.qkv"], [f"a.{name}" for name in names]) is (names != "qkv")
+    assert not _name_other_parts(["a.both"], ["a.k", "a.v"]) and not _name_other_parts(["a.qkv"], ["a.qkv"])
+
+
+def test_a_layer_that_one_side_wraps_has_its_name():
+    """Even behind a fault, where no value says which is which."""
+
+    def code(m, x):
+        x = m.norm1(m.block.norm1(x) * 2.0)
+        return m.out(m.norm2(x))
+
+    def port_code(m, x):
+        x = m.norm1(m.block[0].norm1(x) * 2.5)
+        return m.out(m.norm2[0](x))
+
+    block = Ref(None, norm1=T.LayerNorm(D))
+    layers = {"out": T.Linear(D, 2), "norm2": T.LayerNorm(D), "norm1": T.LayerNorm(D)}
+    port_block = P.Sequential(Port(None, norm1=P.LayerNorm(D)))
+    port_layers = {"norm1": P.LayerNorm(D), "out": P.Linear(D, 2), "norm2": P.Sequential(P.LayerNorm(D))}
+    verdict = align(Ref(code, block=block, **layers), Port(port_code, block=port_block, **port_layers), [normal(4, D)])
+    assert verdict.status == FAIL and "by name, confirmed" in verdict.notes[0], str(verdict)
+    assert verdict.names.modules == {
+        "block.norm1": "block.0.norm1", "norm1": "norm1", "norm2": "norm2.0", "out": "out"
+    }  # fmt: skip
+
+
+def test_blocks_in_each_other_are_paired_by_their_class():
+    """All hold the same tensors, one side has one more, and each is called twice."""
+
+    def nested(lib, side, inner):
+        clip, twice = (type(name, (side,), {}) for name in ("Clip", "Twice"))
+        return twice(lambda m, x: m.clip(m.clip(x)), clip=clip(inner, first=lib.Linear(D, D)))
+
+    def wrong(m, x):
+        return paddle.tanh(x @ m.first.weight.T + m.first.bias)
+
+    wrapped = T.Sequential(nested(T, Ref, lambda m, x: torch.tanh(m.first(x))))
+    ref = Ref(lambda m, x: m.out(m.twice(x)), twice=wrapped, out=T.Linear(D, 2))
+    port = Port(lambda m, x: m.out(m.twice(x)), twice=nested(P, Port, wrong), out=P.Linear(D, 2))
+    verdict = align(ref, port, [normal(4, D)])
+    assert verdict.status == FAIL and verdict.location.name.startswith("twice.0.clip"), str(verdict)
 
 
 def angles() -> np.ndarray:

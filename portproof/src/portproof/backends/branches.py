@@ -2,7 +2,8 @@
 
 A comparison proves only branches that a run enters: where no value reaches a clip's bound, any bound passes. Watched
 are clamp and clip, the activations that are one, where, masked_fill, minimum and maximum, wherever an input or a
-parameter decides. What constants decide, such as a causal mask, has no branch that another input could enter.
+parameter decides. What constants decide, such as a causal mask, has no branch that another input could enter. A ReLU
+passes 6 if that can be had, as no branch of its own: a ReLU6 in its place would not be told else.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from portproof.backends.lent import owned_tensors
-from portproof.backends.model import SEED, BackendModel
+from portproof.backends.model import PASSES_SIX, SEED, BackendModel
 from portproof.backends.trace import Inputs, as_call, is_array, map_tensors, tensors_in
 from sturdyio.cli import MachineError, user_code
 
@@ -32,7 +33,7 @@ ARGUMENTS = {
     "clamp_min": ("input", "min"),
     "clamp_max": ("input", "max"),
     "hardtanh": ("input", "min_val", "max_val"),
-    **dict.fromkeys(("relu6", "hardsigmoid", "hardswish"), ("input",)),
+    **dict.fromkeys(("relu", "relu6", "hardsigmoid", "hardswish"), ("input",)),
     **dict.fromkeys(("minimum", "maximum", "min", "max"), ("input", "other")),
     "masked_fill": ("input", "mask"),
     "where": ("condition", "input", "other"),
@@ -154,6 +155,8 @@ class Watch(TorchFunctionMode):
                 below = 0.5 - condition.to(torch.float32)
             return {"true": below, "false": -below}
         x = given["input"]
+        if name == "relu":
+            return {PASSES_SIX: 6.0 - x}
         low, high = BOUNDS.get(name, (None, None))
         low = given.get("min", given.get("min_val", low))
         high = given.get("max", given.get("max_val", high))
@@ -227,7 +230,7 @@ def reach_more(ref: BackendModel, inputs: Inputs, modes: Sequence[str], drawn: b
     Of two modes the other keeps what it has, so that a branch which one value decides, such as a scale's maximum, is
     entered on both sides. Floats among `drawn` inputs may be changed, too, for all modes.
     """
-    last, before, count = modes[-1], dict(ref.branches), len(ref.never_entered(modes))
+    last, before, count = modes[-1], dict(ref.branches), len(ref.never_entered(modes, wished=True))
     train, only_in_train = last == "train", modes[-1] == "train" and len(modes) > 1
     elsewhere = {place for mode in modes[:-1] for place, is_entered in before[mode].items() if is_entered}
     kept, found = ref.arrays(train), reach(ref, inputs, train, elsewhere, drawn)
@@ -237,7 +240,7 @@ def reach_more(ref: BackendModel, inputs: Inputs, modes: Sequence[str], drawn: b
     ref.load(arrays, only_in_train)
     for mode in modes if drawn else [last]:
         ref.run_watched(moved, mode == "train")
-    if len(ref.never_entered(modes)) < count:
+    if len(ref.never_entered(modes, wished=True)) < count:
         return moved
     ref.load(kept, only_in_train)  # in float32 it is otherwise
     ref.branches = before

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 
 SEED = 0  # of the random generators in every run
+PASSES_SIX = "above 6, where a ReLU6 ends"  # a branch that only the other activation has
 LARGE = 2**25  # weights: those of a larger model, and its gradients, go to a temporary file
 
 
@@ -93,11 +94,12 @@ class Model:
     def _values_in(self, train: bool) -> dict[str, np.ndarray]:
         return {**self._values, **self.in_train} if train and self.in_train else self._values
 
-    def never_entered(self, modes: Iterable[str]) -> list[str]:
-        """Branches of operations that no run in these modes entered."""
+    def never_entered(self, modes: Iterable[str], wished: bool = False) -> list[str]:
+        """Branches of operations that no run in these modes entered, on request also those `wished` for."""
         every = [self.branches.get(mode, {}) for mode in modes]
         entered = {place for branches in every for place, is_entered in branches.items() if is_entered}
-        return [place for place in dict.fromkeys(chain.from_iterable(every)) if place not in entered]
+        asked = (place for place in chain.from_iterable(every) if wished or not place.endswith(PASSES_SIX))
+        return [place for place in dict.fromkeys(asked) if place not in entered]
 
     def has_weights_of(self, other: Model) -> bool:
         """Whether all weights are equal to those of `other`, bit for bit."""

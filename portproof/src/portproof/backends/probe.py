@@ -178,6 +178,6 @@ def load_probe_weights(
     ref.load(ref.kept(pairs))
     for mode in modes if any(ref.branches.values()) else ():
         ref.run_watched(inputs, mode == "train")
-    if ref.never_entered(modes):
+    if ref.never_entered(modes, wished=True):
         return reach_more(ref, inputs, modes, drawn)
     return inputs

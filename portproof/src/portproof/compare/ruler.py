@@ -89,6 +89,7 @@ DIGIT = 0.1  # of the largest value: a float32 limit below this keeps a digit
 HOPELESS = 1e3  # times the limit: farther off, no perturbed run is made
 LOST = 1e-5  # of the largest value: a float32 run farther away tells nothing
 LARGEST_FLOAT32 = 2.0**127
+OVERFLOWS = "float32 overflows"
 MOST_ROUNDING = 1e-3  # of the largest value of a constant
 
 Distances = Mapping[Item, float]
@@ -263,9 +264,18 @@ class Ruler:
             ref_items, port_items = ({item: arrays[item] for item in failed} for arrays in (self.ref, port))
             again = compare(ref_items, port_items, atol, expected_zero=zeros)
             found |= {row.item: replace(row, widened_by=step.name, hidden=step.hidden) for row in again.rows}
+        overflown = [item for item, row in found.items() if row.status == FAIL and self._may_overflow(item, port)]
+        found |= {item: replace(found[item], status=NOT_JUDGED, reason=OVERFLOWS) for item in overflown}
         judged = [row if row.item in zeros and row.status == PASS else self._judged(row) for row in found.values()]
         rows = [replace(row, item=replace(row.item, **facts)) for row in judged]
         return Verdict(title, rows, hints=hints or {})
+
+    def _may_overflow(self, item: Item, port: Items) -> bool:
+        """Whether the port's is not finite in float32 where the reference's own float32 run keeps no digit."""
+        if self.dtype != "float32" or item not in port or item not in self._scales:
+            return False
+        keeps_digit = (K + 1) * self._error(item) < self._scales[item]
+        return not keeps_digit and port[item].shape == self.ref[item].shape and not np.isfinite(port[item]).all()
 
     def _is_worth(self, draw: int, row: Row, atol: float) -> bool:
         if row.item in self.decided:
@@ -292,7 +302,7 @@ class Ruler:
 
     def _judged(self, row: Row) -> Row:
         if self.dtype == "float32" and not self._scales.get(row.item, 0.0) < LARGEST_FLOAT32 / HOPELESS:
-            return replace(row, status=NOT_JUDGED, reason="float32 overflows", worst=None)
+            return replace(row, status=NOT_JUDGED, reason=OVERFLOWS, worst=None)
         if not row.atol > 0:
             return row
         is_noise = row.widened_by in ("perturbed", "rounded") and row.difference <= HOPELESS * row.atol

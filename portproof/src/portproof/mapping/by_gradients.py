@@ -74,6 +74,7 @@ class ByGradients:
         self.port_vectors = {key: [v / port_scale for v in vectors] for key, vectors in ports.gradients.items()}
         self.pairs = {(link.ref, link.port) for link in links}
         self.known: dict[tuple[str, str], _Pair | None] = {}
+        self.blocks = [{key: block for key, (block, _, _) in _places(model).items()} for model in (ref, port)]
         self.of_layers = tuple(
             {slot.tensor for module in model.modules.values() if module.kind for slot in module.slots.values()}
             for model in (ref, port)
@@ -83,15 +84,25 @@ class ByGradients:
         """Links of all tensors, by equal gradients; None if that leaves some, or if outputs differ."""
         if not self.outputs_agree:
             return None
-        left, port_left = dict(self.vectors), dict(self.port_vectors)
-        found = self._whole(left, port_left, TIE, EQUAL)
+        sides = self.vectors, self.port_vectors
+        told = [{key: v for key, v in side.items() if _length(v) > ROUNDING} for side in sides]
+        left, port_left = ({key: v for key, v in side.items() if key not in own} for side, own in zip(sides, told))
+        found = self._whole(*told, TIE, EQUAL)
+        left, port_left = told[0] | left, told[1] | port_left
         found += self._joins(left, port_left, EQUAL)
+        found += self._whole(left, port_left, TIE, EQUAL)  # those without a gradient, unless they are parts
         return None if left or port_left else found
 
     def alike(self, weight: float) -> list[Link] | None:
         """Links of all tensors, by gradients and, with this weight, names; None if that leaves some."""
-        left, port_left = dict(self.vectors), dict(self.port_vectors)
-        found = self._joins(left, port_left, NEVER)
+        named = {key for key in self._fitting_names() if not re.search("[0-9]", key)}  # equal numbers may be accidental
+        left, port_left = (
+            {key: vectors for key, vectors in side.items() if key not in named}
+            for side in (self.vectors, self.port_vectors)
+        )
+        found = self._joins(left, port_left, NEVER, weight)
+        for side, vectors in ((left, self.vectors), (port_left, self.port_vectors)):
+            side |= {key: vectors[key] for key in named}
         found += self._whole(left, port_left, weight, NEVER)
         return None if left or port_left else found
 
@@ -163,15 +174,20 @@ class ByGradients:
                     del left[keys[i]], port_left[port_keys[j]]
         return found
 
-    def _joins(self, left: Left, port_left: Left, most: float) -> list[Link]:
-        """Of tensors of which there are more of a shape than on the other side."""
+    def _fitting_names(self) -> set[str]:
+        """Of tensors of both sides that have one form."""
+        common = self.vectors.keys() & self.port_vectors.keys()
+        return {key for key in common if _form(self.vectors[key]) == _form(self.port_vectors[key])}
+
+    def _joins(self, left: Left, port_left: Left, most: float, weight: float = 0.0) -> list[Link]:
+        """Of what no equal one is left for, or of tensors of which there are more of a shape than on the other side."""
         found = []
         for turned in (False, True):
             ones, others = (port_left, left) if turned else (left, port_left)
             spare = Counter(map(_form, ones.values()))
-            spare.subtract(Counter(map(_form, others.values())))
+            spare.subtract(Counter(map(_form, others.values()) if most > EQUAL else ()))
             for key in sorted(ones, key=lambda key: -_size(ones[key])):
-                link = self._joined(key, others, turned, most) if spare[_form(ones[key])] > 0 else None
+                link = self._joined(key, others, turned, most, weight) if spare[_form(ones[key])] > 0 else None
                 if link:
                     spare[_form(ones[key])] -= 1
                     del ones[key]
@@ -180,9 +196,10 @@ class ByGradients:
                     found.append(link.turned if turned else link)
         return found
 
-    def _joined(self, key: str, others: Left, turned: bool, most: float) -> Link | None:
+    def _joined(self, key: str, others: Left, turned: bool, most: float, weight: float) -> Link | None:
         """A link of one to several of the other side, whose vectors follow each other along an axis."""
         vectors, best = (self.port_vectors if turned else self.vectors)[key], None
+        blocks = self.blocks[not turned]
         for axis, vector in enumerate(vectors):
             parts: dict[str, bool] = {}  # {name: whether transposed}
             start, total = 0, 0.0
@@ -193,9 +210,10 @@ class ByGradients:
                         given = _turned(others[other]) if way else others[other]
                         stop = start + len(given[axis]) if len(given) == len(vectors) else np.inf
                         if stop <= len(vector) and (start, stop) != (0, len(vector)):
-                            apart = _apart([vector[start:stop]], [given[axis]])
-                            fits.append((apart, way, -similarity(key, other), other, stop))
-                apart, way, _, other, stop = min(fits, default=(NEVER, False, 0.0, "", 0))
+                            apart, other_name = _apart([vector[start:stop]], [given[axis]]), 1 - similarity(key, other)
+                            is_elsewhere = any(blocks[part] != blocks[other] for part in parts)
+                            fits.append((apart + weight * other_name, is_elsewhere, way, other_name, other, stop))
+                apart, _, way, _, other, stop = min(fits, default=(NEVER, False, False, 0.0, "", 0))
                 if not fits or apart > most:
                     break
                 parts[other], start, total = way, stop, total + apart

@@ -290,7 +290,15 @@ class MapSearch:
                 inside = {other for other, wanted in keys.items() if wanted and wanted <= content}
                 same = [name for name in port_contents if port_contents[name] == content and name in called]
                 found += [(call, name, inside) for name in same]
-        return sorted(found, key=lambda block: (len(contents[block[0].name]), -block[0].start, -len(block[1])))
+
+        def order(block: Block) -> tuple[int, bool, int, int]:  # a layer may be a block there, but seldom is
+            call, name, _ = block
+            is_layer, port_is_layer = (
+                bool(module.kind) for module in (self.ref.modules[call.name], self.port.modules[name])
+            )
+            return len(contents[call.name]), is_layer != port_is_layer, -call.start, -len(name)
+
+        return sorted(found, key=order)
 
     def _run_block(self, call: ModuleCall, port_name: str, modules: Mapping[str, str]) -> Run | None:
         self.load(modules)

@@ -123,7 +123,7 @@ class CallMatcher:
                 self.pairs[call.label] = port_call.label
 
     def _only_ones(self, calls: Calls, port_calls: Calls) -> Iterator[tuple[ModuleCall, ModuleCall]]:
-        """The only one with these values, then the only one that may be faulty, then the only class of its own."""
+        """The only one with these values, then of this class of its own, then that may be faulty, then of a class."""
         left, port_left = list(calls), list(port_calls)
 
         def agrees(call: ModuleCall, other: ModuleCall) -> bool:
@@ -132,7 +132,11 @@ class CallMatcher:
         def are_own(call: ModuleCall, other: ModuleCall) -> bool:
             return not (self.ref.modules[call.name].kind or self.port.modules[other.name].kind)
 
-        for may_be in (agrees, self._fits, are_own):
+        def are_namesakes(call: ModuleCall, other: ModuleCall) -> bool:
+            types = self._types(call, other)
+            return are_own(call, other) and types[0] == types[1]
+
+        for may_be in (agrees, are_namesakes, self._fits, are_own):
             for call in list(left):
                 fitting = [other for other in port_left if may_be(call, other)]
                 if len(fitting) == 1:
@@ -149,7 +153,7 @@ class CallMatcher:
     def _fits(self, call: ModuleCall, port_call: ModuleCall) -> bool | None:
         """None: undecided, behind a fault."""
         outputs, port_outputs = call.outputs, port_call.outputs
-        if not alike(call.inputs, port_call.inputs):
+        if not alike_in_any_order(call.inputs, port_call.inputs):
             if self.same_output or not _share_input(call, port_call):
                 return False if self.same_output else None
             count = min(len(outputs), len(port_outputs))
@@ -157,10 +161,8 @@ class CallMatcher:
         # Attention may give its weights, too.
         if len(outputs) != len(port_outputs):
             return False
-        if self.same_output:
-            return alike(outputs, port_outputs)
-        if alike_in_any_order(outputs, port_outputs):
-            return True
+        if self.same_output or alike_in_any_order(outputs, port_outputs):
+            return alike_in_any_order(outputs, port_outputs)
         # A fault, or they end at different places: then the port has this value elsewhere.
         found = [arrays for other in self.port_calls for arrays in (other.inputs, other.outputs)]
         return not any(alike_in_any_order(outputs, arrays) for arrays in found)

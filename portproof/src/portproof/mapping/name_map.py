@@ -13,7 +13,7 @@ from itertools import chain
 import numpy as np
 
 from portproof.backends.model import BackendModel
-from portproof.backends.slots import Slot
+from portproof.backends.slots import Module, Slot
 from portproof.backends.trace import Inputs
 from portproof.compare import Verdict, compare, tensor_item
 from portproof.compare.ruler import exact_atol
@@ -119,10 +119,17 @@ def _unsettled(modules: Mapping[str, str], fixed: Container[str]) -> list[str]:
     return [word, *lines[:MOST_LINES], *more] if lines else []
 
 
-def match_calls(name_map: NameMap, ref: BackendModel, port: BackendModel, inputs: Inputs, train: bool) -> None:
-    """Add another mode's calls: some modules run in one only. Weights are equal."""
+def match_calls(
+    name_map: NameMap, ref: BackendModel, port: BackendModel, inputs: Inputs, train: bool, is_faulty: bool = False
+) -> None:
+    """Add another mode's calls: some modules run in one only. Weights are equal.
+
+    Of a port that `is_faulty` though its outputs agree on these inputs, blocks that differ inside are paired, too.
+    """
     runs = (model.run(inputs, "float64", train, calls=True) for model in (ref, port))
-    name_map.calls = CallMatcher(ref, port, *runs, name_map.modules, name_map.tensors).match() | name_map.calls
+    matcher = CallMatcher(ref, port, *runs, name_map.modules, name_map.tensors)
+    matcher.same_output &= not is_faulty
+    name_map.calls = matcher.match() | name_map.calls
 
 
 def checked_map(given: Mapping[str, str], ref: BackendModel, port: BackendModel) -> tuple[dict[str, str], Options]:
@@ -220,8 +227,12 @@ def _proposals(search: MapSearch, given: dict[str, str]) -> Iterator[Proposal]:
     """By name first, unless order leaves fewer over: a new layer renumbers a Sequential."""
     ref_modules = modules_with_tensors(search.ref_modules, search.ref_run.trace)
     port_modules = modules_with_tensors(search.port_modules, search.port_run.trace)
-    ref_names, port_names = [m.name for m in ref_modules], {m.name for m in port_modules}
-    common = {name: name for name in ref_names if name in port_names - {*given, *given.values()}}
+    ref_names, port_names = (
+        _without_wrappers(*side) for side in ((search.ref, ref_modules), (search.port, port_modules))
+    )
+    given_names, given_ports = {ref_names[name] for name in given if name in ref_names}, set(given.values())
+    ports = {plain: name for name, plain in port_names.items() if name not in given_ports and plain not in given_names}
+    common = {name: ports[plain] for name, plain in ref_names.items() if name not in given and plain in ports}
 
     def proposal(pairs: dict[str, str], fixed: set[str], how: str) -> Proposal:
         units = complete_pairs(pairs, ref_modules, port_modules)
@@ -234,7 +245,7 @@ def _proposals(search: MapSearch, given: dict[str, str]) -> Iterator[Proposal]:
     if not common:
         yield by_order
         return
-    all_common = set(ref_names) == port_names  # else equal numbers may be accidental
+    all_common = set(ref_names.values()) == set(port_names.values())  # else equal numbers may be accidental
     fixed = {name for name in common if all_common or not name.rpartition(".")[2].isdigit()}
     by_name = proposal(given | common, fixed | set(given), "by name")
     few_names = 2 * (len(common) + len(given)) <= max(len(ref_names), len(port_names))
@@ -244,6 +255,23 @@ def _proposals(search: MapSearch, given: dict[str, str]) -> Iterator[Proposal]:
         yield by_order
     if not order_first or few_names and not by_name.problems:
         yield by_name
+
+
+def _without_wrappers(model: BackendModel, modules: Sequence[Module]) -> dict[str, str]:
+    """{module's name: the same without parts that name an only child of what holds no tensor, if no other has that}.
+
+    One side may wrap a layer, in a Sequential say.
+    """
+    children = Counter(name.rpartition(".")[0] for name in model.modules if name)
+    wrappers = {name for name, count in children.items() if name and count == 1 and not model.modules[name].slots}
+
+    def plain(name: str) -> str:
+        parent, dot, last = name.rpartition(".")
+        return plain(parent) if parent in wrappers else (plain(parent) if dot else "") + dot + last
+
+    found = {module.name: plain(module.name) for module in modules}
+    counts = Counter(found.values())
+    return {name: shorter if counts[shorter] == 1 else name for name, shorter in found.items()}
 
 
 @dataclass

@@ -195,6 +195,7 @@ def _aligned(
             costs[key] = _cost(*sides, tensors_may_differ)
         around = _parent(sides[0][0].name), _parent(sides[1][0].name)
         apart = around not in blocks and (around[0] in settled[0] or around[1] in settled[1])
+        apart |= _name_other_parts(*([module.name for module in side] for side in sides))
         renamed = {_last(module.name) for side in sides for module in side if len(side) == 1}
         return None if costs[key] is None else costs[key] + APART * apart + OTHER_NAME * (len(renamed) > 1)
 
@@ -473,15 +474,24 @@ def words_of(key: str) -> list[str]:
 
 
 def named_order(joined: str, parts: Sequence[str]) -> tuple[int, ...] | None:
+    order, roles = _roles(joined, parts)
+    return tuple(map(roles.index, order)) if sorted(order) == sorted(roles) else None
+
+
+def _name_other_parts(names: Sequence[str], port_names: Sequence[str]) -> bool:
+    """Whether one is joined of several by its name, such as qkv, and these are others by theirs, such as k, v, out."""
+    (joined, *_), parts = sorted((names, port_names), key=len)
+    order, roles = _roles(joined, parts)
+    return len(parts) > 1 and not set(roles).isdisjoint(order) and sorted(order) != sorted(roles)
+
+
+def _roles(joined: str, parts: Sequence[str]) -> tuple[str, list[str]]:
+    """(the roles that the name of the joined says, in order, those of its parts)."""
     words = words_of(joined)
     in_proj = "in" in words and "proj" in words  # PyTorch's own attention
     orders = [word for word in words if re.fullmatch("[qkv]{2,3}", word) and len(set(word)) == len(word)]
-    order = next(iter(orders), "qkv" if in_proj else "")
-    roles = []
-    for part in parts:
-        said = [ROLES[word] for word in words_of(part) if word in ROLES]
-        roles.append(said[-1] if said else "")
-    return tuple(map(roles.index, order)) if sorted(order) == sorted(roles) else None
+    said = [[ROLES[word] for word in words_of(part) if word in ROLES] for part in parts]
+    return next(iter(orders), "qkv" if in_proj else ""), [each[-1] if each else "" for each in said]
 
 
 def _joined_options(joins: Sequence[tuple[Slot, Sequence[Slot]]]) -> list[Option]:

@@ -22,7 +22,14 @@ from portproof.backends.trace import CALLS, OUTPUTS, UPSTREAM, Inputs, ModuleCal
 from portproof.backends.values import Store, encode, is_written
 from portproof.compare.ruler import RUNS, UNIT_ROUNDOFF
 from portproof.ladder.pairs.as_built import as_built
-from portproof.ladder.pairs.pair import MODES, Options, check_reference, drawn_cotangent, switch_off_random
+from portproof.ladder.pairs.pair import (
+    MODES,
+    Options,
+    check_reference,
+    drawn_cotangent,
+    moved_inputs,
+    switch_off_random,
+)
 from portproof.localize.isolated import adjusted_call, all_questions, has_upstream
 from portproof.mapping.fingerprint import Fingerprint, fingerprint
 from portproof.python39 import zip_strict
@@ -141,6 +148,8 @@ class Recorder(Model):
                 self.ask(replace(self._whole_question(dtype, train), keeps=OUTPUTS, perturbation=i))
         if self.model.rounded_constants():
             self.ask(replace(self._whole_question("float64", train), keeps=OUTPUTS, perturbation=CONSTANTS))
+        for inputs in moved_inputs(self.inputs):
+            self._keep(Question.of_model(inputs, "float64", train), False, ())
         not_alone: dict[str, str] = {}
         for dtype, run in runs.items():
             for label, call in run.trace.calls.items():

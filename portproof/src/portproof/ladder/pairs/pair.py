@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -12,7 +12,19 @@ from portproof.arrays import largest
 from portproof.backends import backend_of_side
 from portproof.backends.model import Model
 from portproof.backends.question import Question, Run
-from portproof.backends.trace import CALLS, OUTPUT, OUTPUTS, UPSTREAM, Inputs, ModuleCall, checked_inputs, module_of
+from portproof.backends.trace import (
+    CALLS,
+    OUTPUT,
+    OUTPUTS,
+    UPSTREAM,
+    Inputs,
+    ModuleCall,
+    checked_inputs,
+    is_array,
+    map_tensors,
+    module_of,
+    tensors_in,
+)
 from portproof.compare.ruler import UNIT_ROUNDOFF, constant_atol
 from portproof.ladder.pairs.as_built import Factory
 from portproof.mapping.name_map import NameMap, match_calls, propose, same_names
@@ -20,6 +32,7 @@ from sturdyio.cli import UserError
 
 WEIGHTS = ("probe", "reference", "own")
 MODES = ("eval", "train")
+MOVES = 4  # of inputs along an axis
 
 
 @dataclass(frozen=True)
@@ -226,6 +239,22 @@ def switch_off_drawing(model: Model, run: Run) -> None:
     """Put layers without tensors and children that were lent random numbers into eval mode."""
     names = {call.name for call in run.trace.calls.values() if call.draws} - model.switched_off
     model.switched_off |= {name for name in names if model.modules[name].is_leaf and not model.modules[name].slots}
+
+
+def moved_inputs(inputs: Inputs) -> Iterator[Inputs]:
+    """The inputs with all arrays rolled along an axis, in turn, so that a place gets what others had.
+
+    Not along the first, which is the batch: up to MOVES times along each other.
+    """
+    sizes = [array.shape for array in tensors_in(inputs, is_array)]
+    for axis in range(1, max(map(len, sizes), default=0)):
+        size = max(shape[axis] for shape in sizes if len(shape) > axis)
+        for shift in sorted({size * i // (MOVES + 1) for i in range(1, MOVES + 1)} - {0}):
+
+            def rolled(array: np.ndarray, axis: int = axis, shift: int = shift) -> np.ndarray:
+                return np.roll(array, shift, axis) if array.ndim > axis else array
+
+            yield map_tensors(inputs, is_array, rolled)
 
 
 def drawn_cotangent(outputs: Sequence[np.ndarray], seed: int) -> list[np.ndarray]:
