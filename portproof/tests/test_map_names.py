@@ -198,10 +198,20 @@ def test_parts_are_told_by_name_behind_a_fault():
     assert names["q.weight, k.weight, v.weight"] == "qkv.weight", names
 
 
-@pytest.mark.parametrize("names", ["qkv", "kvo", "qko"])
-def test_parts_by_another_name_cost_more(names):
-    assert _name_other_parts(["a.qkv"], [f"a.{name}" for name in names]) is (names != "qkv")
-    assert not _name_other_parts(["a.both"], ["a.k", "a.v"]) and not _name_other_parts(["a.qkv"], ["a.qkv"])
+@pytest.mark.parametrize(
+    ("joined", "parts", "every", "others"),
+    [
+        ("qkv", "kvo", "qkvo", True),
+        ("qkv", "qkv", "qkvo", False),
+        ("qkv", "qko", "qko", False),  # its v may be named o
+        ("both", "kv", "qkv", False),
+        ("qkv", ["qkv"], ["qkv"], False),
+    ],
+)
+def test_parts_that_are_others_by_name(joined, parts, every, others):
+    sides = [f"a.{joined}"], [f"a.{name}" for name in parts]
+    for each in (sides, sides[::-1]):
+        assert _name_other_parts(*each, [f"a.{name}" for name in every]) is others
 
 
 def test_a_layer_that_one_side_wraps_has_its_name():

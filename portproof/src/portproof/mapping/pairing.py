@@ -181,6 +181,7 @@ def _aligned(
     ref: Sequence[Module], port: Sequence[Module], pairs: Mapping[str, str], tensors_may_differ: bool
 ) -> list[Unit]:
     costs: dict[tuple, int | None] = {}
+    names, port_names = list(_by_name(ref)), list(_by_name(port))
     blocks = {(_parent(name), _parent(port_name)) for name, port_name in pairs.items()}
     settled = {block for block, _ in blocks}, {block for _, block in blocks}
 
@@ -190,16 +191,16 @@ def _aligned(
 
     def cost(ref_places: slice, port_places: slice) -> int | None:
         sides = ref[ref_places], port[port_places]
+        if _name_other_parts(*([module.name for module in side] for side in sides), (*names, *port_names)):
+            return None
         key = tuple(map(described, sides[0])), tuple(map(described, sides[1]))
         if key not in costs:
             costs[key] = _cost(*sides, tensors_may_differ)
         around = _parent(sides[0][0].name), _parent(sides[1][0].name)
         apart = around not in blocks and (around[0] in settled[0] or around[1] in settled[1])
-        apart |= _name_other_parts(*([module.name for module in side] for side in sides))
         renamed = {_last(module.name) for side in sides for module in side if len(side) == 1}
         return None if costs[key] is None else costs[key] + APART * apart + OTHER_NAME * (len(renamed) > 1)
 
-    names, port_names = list(_by_name(ref)), list(_by_name(port))
     aligned = align_sequences(list(map(_owner, ref)), list(map(_owner, port)), cost)
     units = [(tuple(names[places]), tuple(port_names[port_places])) for places, port_places in aligned]
     ref_left, port_left = _by_name(_without(units, 0, ref)), _by_name(_without(units, 1, port))
@@ -478,11 +479,13 @@ def named_order(joined: str, parts: Sequence[str]) -> tuple[int, ...] | None:
     return tuple(map(roles.index, order)) if sorted(order) == sorted(roles) else None
 
 
-def _name_other_parts(names: Sequence[str], port_names: Sequence[str]) -> bool:
-    """Whether one is joined of several by its name, such as qkv, and these are others by theirs, such as k, v, out."""
+def _name_other_parts(names: Sequence[str], port_names: Sequence[str], every: Iterable[str]) -> bool:
+    """Whether one is joined of several by its name, such as qkv, and these are k, v, out, where `every` has q, too."""
     (joined, *_), parts = sorted((names, port_names), key=len)
-    order, roles = _roles(joined, parts)
-    return len(parts) > 1 and not set(roles).isdisjoint(order) and sorted(order) != sorted(roles)
+    order, roles = _roles(joined, parts) if len(parts) > 1 else ("", [])
+    beside = [name for name in every if _parent(name) == _parent(parts[0])]
+    missing = set(order) - set(roles)
+    return set() < missing < set(order) and missing <= set(_roles("", beside)[1])
 
 
 def _roles(joined: str, parts: Sequence[str]) -> tuple[str, list[str]]:
