@@ -335,3 +335,13 @@ def test_a_model_is_left_as_it_was():
 def test_a_model_without_an_output_has_none():
     model = Ref(lambda m, x: m.a(x).log() * float("nan"), a=torch.nn.Linear(6, 6))
     assert fingerprint(backend("torch").wrap(model, "reference", "cpu"), [X]) is None
+
+
+def test_outputs_of_any_numbers_are_told_in_float64():
+    def code(m, x):
+        y = m.a(x)
+        return y.argmax(-1), torch.complex(y[..., :3], y[..., 3:])
+
+    found = fingerprint(backend("torch").wrap(Ref(code, a=torch.nn.Linear(6, 6)), "reference", "cpu"), [X])
+    assert [array.dtype for array in found.outputs] == [np.float64, np.float64]
+    assert all(vector.dtype == np.float64 for vectors in found.gradients.values() for vector in vectors)

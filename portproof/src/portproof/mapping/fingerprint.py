@@ -42,7 +42,8 @@ def fingerprint(model: BackendModel, inputs: Inputs) -> Fingerprint | None:
     if run.trace.error or not run.output or not all(np.isfinite(array).all() for array in run.output):
         return None
     trained = {s.tensor: run.gradients.get(key, np.zeros(s.shape)) for key, s in slots.items() if s.trained}
-    return Fingerprint(list(map(_sums, run.output)), {key: along_axes(array) for key, array in trained.items()})
+    gradients = {key: along_axes(_real(array)) for key, array in trained.items()}
+    return Fingerprint([_sums(_real(output)) for output in run.output], gradients)
 
 
 def _constants(model: BackendModel, inputs: Inputs) -> set[str]:
@@ -93,6 +94,11 @@ def _upstream(output: np.ndarray) -> np.ndarray:
     """What is sent back: of each number alone, so that the order of axes does not matter."""
     part = output / max(np.abs(output).max(initial=0), 1e-300)
     return 1 + part + part**2
+
+
+def _real(array: np.ndarray) -> np.ndarray:
+    """In float64, of any numbers; of complex ones both parts in one."""
+    return (array.real + np.sqrt(2) * array.imag).astype(np.float64)
 
 
 def _sums(output: np.ndarray) -> np.ndarray:
