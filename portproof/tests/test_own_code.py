@@ -56,6 +56,8 @@ class PortedAttention(P.Layer):
         x = x.reshape([2, 5, 2, 4])
         if self.fault == "split":
             return x.reshape([2, 2, 5, 4])
+        if self.fault == "raised in a function":
+            x.reshape([9, -1, 7])
         return x.transpose([0, 2, 1, 3])
 
     def forward(self, x):
@@ -96,6 +98,7 @@ PLACES = {
     "another": ANOTHER + "{}: found = self.o(mixed)",
     "in place": FIRST + "{}: found.scale_(2.0)",
     "return": ANOTHER + "{}: return found",
+    "raised in a function": "raised at {}: x.reshape([9, -1, 7])",
     "raised": "raised at {}: found.reshape([3, -1, 7])",
 }
 
@@ -134,7 +137,13 @@ def test_a_recording_has_fewer_values_and_tells_the_line_among_others(fault, rec
     proof = proof_of(judge(PortedAttention(fault), recording))
     assert any(line.endswith(f": {text}") for line in proof), proof
     exact = PLACES[fault].partition("{}")[0]
-    if fault in ("another", "in place", "return", "raised"):  # behind the last layer, or of values that are recorded
+    if fault in (
+        "another",
+        "in place",
+        "return",
+        "raised",
+        "raised in a function",
+    ):  # behind the last layer, or of values that are recorded
         assert any(line.startswith(exact) and line.endswith(text) for line in proof)
 
 
@@ -165,6 +174,38 @@ def test_right_code_in_another_form_is_not_blamed():
     told = next(i for i, line in enumerate(proof) if line.startswith(FIRST))
     assert proof[told].endswith(": z = 3 * y") and len(proof) == told + 1
     assert any("feeds b otherwise" in line for line in proof)
+
+
+def test_masked_values_are_the_references():
+    """They hold infinities."""
+    mask = np.triu(np.full((8, 8), -np.inf, np.float32), 1)
+
+    def port_code(m, x):
+        y = m.a(x) + paddle.to_tensor(mask)
+        z = PF.softmax(2 * y)
+        return m.b(z)
+
+    ref = Ref(lambda m, x: m.b(F.softmax(m.a(x) + torch.tensor(mask), -1)), a=T.Linear(8, 8), b=T.Linear(8, 8))
+    proof = proof_of(align(ref, Port(port_code, a=P.Linear(8, 8), b=P.Linear(8, 8)), [normal(2, 8, 8)]))
+    assert proof[-1].startswith(FIRST) and proof[-1].endswith(": z = PF.softmax(2 * y)"), proof
+
+
+class Raising(P.Layer):
+    def forward(self, x):
+        return x.reshape([5, -1, 9])
+
+
+def test_an_exception_that_was_caught_is_not_the_one_that_ended_the_run():
+    def port_code(m, x):
+        with suppress(ValueError):
+            x.reshape([7, -1])
+        return m.b(m.a(x))
+
+    proof = proof_of(
+        align(Ref(lambda m, x: m.a(x), a=T.Linear(8, 8)), Port(port_code, a=P.Linear(8, 8), b=Raising()), [X])
+    )
+    assert any("the port's module raised ValueError" in line for line in proof)
+    assert not any("raised at" in line for line in proof)
 
 
 def test_a_layer_of_the_library_has_no_lines():
