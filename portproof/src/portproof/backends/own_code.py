@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 Tensors = tuple[Any, ...]
 IsKnown = Callable[[np.ndarray], bool]  # whether it is a value of the reference's
-PACKAGES = [sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")]
+INSTALLED = ("site-packages", "dist-packages")  # in the paths of libraries, whatever environment they are in
 NOT_FOLLOWED = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
 COMPREHENSIONS = ("<listcomp>", "<setcomp>", "<dictcomp>")  # functions up to Python 3.11; part of their statement
 LONGEST = 100  # characters of a statement in a report
@@ -196,10 +196,10 @@ class Followed:
         self.backend, self.is_known = backend, is_known
         self.parameters = {id(tensor) for _, tensor in owned_tensors(backend, module)}
         python_module = type(module).__module__
-        is_library = python_module.startswith(backend.layers.library)
-        self.own_file = "" if is_library else getattr(sys.modules.get(python_module), "__file__", None)
-        beside = Path(backend.framework.__file__).parent, Path(__file__).parents[1]
-        self.libraries = tuple(f"{path}{os.sep}" for path in (*PACKAGES, *beside))
+        self.is_library = python_module.startswith(backend.layers.library)
+        self.own_file = getattr(sys.modules.get(python_module), "__file__", None)
+        framework, kit = Path(backend.framework.__file__).parent, Path(__file__).parents[1]
+        self.libraries = tuple(f"{path}{os.sep}" for path in (sysconfig.get_path("stdlib"), framework, kit))
         self.running: list[_Function] = []
         self.outermost: _Function | None = None  # the module's forward
         self.clock = count(1)
@@ -208,11 +208,11 @@ class Followed:
 
     @contextmanager
     def following(self, module: Any) -> Iterator[None]:
-        """Follow what `module` runs in this context."""
+        """Follow what `module` runs in this context, unless it is a layer of the library."""
         before = sys.gettrace()
 
         def switch(is_own: bool) -> None:
-            sys.settrace(self.trace if is_own else before)
+            sys.settrace(self.trace if is_own and not self.is_library else before)
 
         try:
             with between_children(self.backend, module, switch, self.note_call):
@@ -259,7 +259,7 @@ class Followed:
 
     def _is_followed(self, code: CodeType) -> bool:
         file = code.co_filename
-        is_own = file == self.own_file or not file.startswith(self.libraries)
+        is_own = file == self.own_file or not (file.startswith(self.libraries) or any(map(file.count, INSTALLED)))
         is_function = not code.co_flags & NOT_FOLLOWED and code.co_name not in COMPREHENSIONS
         return is_own and is_function and bool(linecache.getlines(file))
 
