@@ -121,6 +121,13 @@ class Runs(ABC):
         """In words, an operation in `run` whose backward is not the gradient of its own forward, where proven."""
         return []
 
+    def noting_results(self, note: Callable[[Any], None]) -> AbstractContextManager[Callable[[bool], Any]]:
+        """Call `note(tensor)` with what operations return, where that can be watched.
+
+        Only while the function that this gives was last called with True.
+        """
+        return nullcontext(lambda _: None)
+
     def watching(self, model: Any) -> AbstractContextManager:
         """Note which branches the model's passes enter (see branches.py); None where that cannot be watched."""
         return nullcontext()

@@ -6,7 +6,7 @@ import copy
 import math
 import re
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from itertools import chain
@@ -18,6 +18,7 @@ import numpy as np
 from portproof.arrays import let_go, same_bits, stored
 from portproof.backends.draws import Draws
 from portproof.backends.lent import as_it_was, owned_tensors, taken_gradients
+from portproof.backends.own_code import Followed, between_children
 from portproof.backends.question import CONSTANTS, Memory, Question, Run, perturbed, to_precision
 from portproof.backends.slots import Module, Named, Slot, describe, read_slots
 from portproof.backends.trace import CALLS, OUTPUT, OUTPUTS, Inputs, Trace, is_array, map_tensors, tensors_at, tracing
@@ -121,6 +122,10 @@ class Model:
     def ask(self, question: Question) -> Run:
         """Run the model, or the question's module. Exceptions are noted in `trace.error`."""
         raise NotImplementedError
+
+    def ask_with_values(self, question: Question) -> tuple[Run, list[np.ndarray]]:
+        """The answer, and results of operations in the module's own code, where they are known."""
+        return self.ask(question), []
 
     def plan(self, questions: Iterable[Question]) -> None:
         """Announce questions, so that one run can answer several of them."""
@@ -290,6 +295,22 @@ class BackendModel(Model):
         if whole is not None and whole.took_random and not watch_random:
             return self._answer(question, watch_random=True)
         return run
+
+    def ask_with_values(self, question: Question) -> tuple[Run, list[np.ndarray]]:
+        values: list[np.ndarray] = []
+        module = self._parts[question.module]
+        with (
+            self.backend.runs.noting_results(lambda tensor: values.append(self.backend.to_array(tensor))) as switch,
+            between_children(self.backend, module, switch, lambda _label, _given: None),
+        ):
+            return self._answer(question), values
+
+    def follow(self, question: Question, is_known: Callable[[np.ndarray], bool]) -> tuple[Run, Followed]:
+        """The answer, and which statements of the module's own code made what is not known."""
+        module = self._parts[question.module]
+        followed = Followed(self.backend, module, is_known)
+        with followed.following(module):
+            return self._answer(question), followed
 
     def wrong_gradients(self, question: Question) -> list[str]:
         """In words, an operation of the framework whose backward is wrong in this run (see `Runs`)."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from operator import attrgetter, methodcaller
 from typing import Any, ClassVar
 
@@ -22,6 +23,7 @@ from portproof.backends.draws import Draws
 from portproof.backends.lent import patched
 from portproof.backends.masks import Keep, alpha_scaled, scaled
 from portproof.backends.slots import Named
+from portproof.backends.trace import tensors_in
 from portproof.convert.rules import Change, identity
 from sturdyio.cli import UserError
 from sturdyio.pth import load_pth
@@ -114,6 +116,26 @@ class _AsFloat64(TorchFunctionMode):
         return result.double() if made else result
 
 
+class _Noting(TorchFunctionMode):
+    """See `Runs.noting_results`."""
+
+    def __init__(self, note: Callable[[torch.Tensor], None]) -> None:
+        super().__init__()
+        self.note, self.is_on = note, False
+
+    def __enter__(self) -> Callable[[bool], None]:
+        super().__enter__()
+        return partial(setattr, self, "is_on")
+
+    def __torch_function__(self, func: Callable, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if self.is_on:
+            with torch._C.DisableTorchFunction():
+                for tensor in tensors_in(result, torch.is_tensor):
+                    self.note(tensor)
+        return result
+
+
 class TorchLayers(Layers):
     library, sequential = "torch.nn.modules.", nn.Sequential
     containers = (nn.Module, nn.Sequential, nn.ModuleList)
@@ -151,7 +173,7 @@ class TorchRuns(Runs):
     framework, dtypes = torch, DTYPES
     exact_constants, not_replaced = fp64_torch.ExactConstants, torch._C.DisableTorchFunction
     lent_dropout, lent_draws, as_float64 = staticmethod(_lent_dropout), staticmethod(_lent_draws), _AsFloat64
-    watching = staticmethod(watching)
+    watching, noting_results = staticmethod(watching), _Noting
     dropouts = (nn.modules.dropout._DropoutNd,)  # the base class of all has no public name
     holding_dropout = (nn.RNNBase, nn.MultiheadAttention)
 

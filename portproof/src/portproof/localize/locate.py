@@ -14,10 +14,11 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from portproof.backends.model import Model
-from portproof.backends.question import Question, Run
+from portproof.backends.question import Question
 from portproof.backends.trace import CALLS, OUTPUT, UPSTREAM, Inputs, ModuleCall
 from portproof.compare import FAIL, Row, compare, tensor_item
 from portproof.localize.isolated import AT_KINKS, MORE_VALUES, OTHER_FORM, IsolatedRun, IsolatedRuns, has_upstream
+from portproof.localize.own_code import places_in_code, prefix_of
 from portproof.mapping.map_search import alike
 from portproof.mapping.module_calls import EXACT
 from portproof.mapping.name_map import NameMap
@@ -227,7 +228,7 @@ class _Search:
         return any(found)
 
     def _holds_faulty(self, label: str) -> bool:
-        prefix = _prefix(self.calls[label].name)
+        prefix = prefix_of(self.calls[label].name)
         return any(f"{other}.".startswith(prefix) for other in self.faulty)
 
     def _note_inside(self, label: str) -> None:
@@ -250,34 +251,31 @@ class _Search:
         return self.runs.port_calls.get(self.mapped[label])
 
 
-def _prefix(module: str) -> str:
-    return f"{module}." if module else ""
-
-
 def _location(runs: IsolatedRuns, run: IsolatedRun) -> Location:
     question, port_call = run.attempt.question, run.attempt.port_call
     name, backward = question.module, run.is_late
     failed = [row for row in run.rows if row.status == FAIL and (row.item.kind == "gradient") == backward]
     ref, port = runs.ref.modules[name], runs.port.modules[port_call.name]
     phase = {"output": "forward", "gradient": "backward", "buffer": "buffers"}[failed[0].item.kind]
-    inner = None if ref.is_leaf else runs.ref.ask(Question(question.call, "float64", runs.train, keeps=CALLS))
+    inner, values = None, []
+    if not (ref.is_leaf and runs.ref.is_recorded):
+        inner, values = runs.ref.ask_with_values(Question(question.call, "float64", runs.train, keeps=CALLS))
     what = "inputs and upstream gradients" if backward else "inputs"
     where = f"the reference's own {what}, {'train' if runs.train else 'eval'} mode, {question.dtype}"
     proof = [f"alone, on {where}: {failed[0].name} differs", *numbers(failed[0])]
-    if inner and not failed[0].reason and not backward:
-        port_inner = runs.port.ask(Question(port_call, "float64", runs.train, keeps=CALLS))
-        proof += _inputs_of_layers(runs.names, name, inner, port.name, port_inner)
-    if inner and not runs.ref.is_recorded:
+    if phase == "forward":
+        proof += places_in_code(runs, run, inner, values)
+    if not ref.is_leaf and not runs.ref.is_recorded:
         settings, port_settings = runs.ref.settings(name), runs.port.settings(port.name)
         proof += [
             f"its {key} is {port_settings[key]!r}, the reference's {value!r}"
             for key, value in settings.items()
             if key in port_settings and port_settings[key] != value
         ]
-    if (backward or run.port_run.trace.error) and question.backward and question.dtype == "float64":
+    if phase != "buffers" and question.backward and question.dtype == "float64":
         call = replace(port_call, upstream=question.call.upstream)
         proof += runs.port.wrong_gradients(replace(question, call=call, followed_by=run.attempt.port_followed_by))
-    left = [other for other in runs.ref.not_alone if other.startswith(_prefix(name))]
+    left = [other for other in runs.ref.not_alone if other.startswith(prefix_of(name))]
     if left:
         proof.append(f"not run alone, and what differs may begin there: {', '.join(left)}")
     diagnosis = []
@@ -286,7 +284,7 @@ def _location(runs: IsolatedRuns, run: IsolatedRun) -> Location:
     elif not run.port_run.trace.error:
         from portproof.localize.diagnosis import FaultyModule, diagnose  # imports torch
 
-        outputs = inner.trace.outputs.items() if inner else ()
+        outputs = inner.trace.outputs.items() if not ref.is_leaf else ()
         module = FaultyModule(
             runs.ref.copied(name, "float32", runs.train),
             run.ref,
@@ -311,20 +309,6 @@ def numbers(row: Row) -> list[str]:
     ]
 
 
-def _inputs_of_layers(names: NameMap, block: str, ref_run: Run, port_block: str, port_run: Run) -> list[str]:
-    port_calls = {_prefix(port_block) + label: call for label, call in port_run.trace.calls.items()}
-    calls = sorted(ref_run.trace.calls.values(), key=lambda call: call.start)
-    inside = [call for call in calls if call.name and _prefix(block) + call.label in names.calls]
-    for call in inside:
-        label = _prefix(block) + call.label
-        port_call = port_calls.get(names.calls[label])
-        if port_call is None:
-            return [f"the port does not call {label} there"]
-        if len(call.inputs) != len(port_call.inputs) or not alike(call.inputs, port_call.inputs, EXACT):
-            return [f"its own code feeds {label} otherwise, though all before it agrees"]
-    return ["its layers agree and are fed alike: the difference is made behind the last of them"] if inside else []
-
-
 def _structural(ref: Model, port: Model, names: NameMap) -> Location:
     item, reason = next(iter(names.problems.items()))
     name = item.removeprefix("port's ")
@@ -345,7 +329,7 @@ def _counterpart_or_block(port_name: str, names: NameMap) -> str:
         return modules[port_name]
     while port_name:
         port_name = port_name.rpartition(".")[0]
-        beside = [name for mapped, name in modules.items() if mapped.startswith(_prefix(port_name))]
+        beside = [name for mapped, name in modules.items() if mapped.startswith(prefix_of(port_name))]
         if beside:
             shared = os.path.commonprefix([name.split(".") for name in beside])
             return ".".join(shared[: beside[0].count(".")])  # not the neighbour itself

@@ -44,12 +44,12 @@ def alike(ref: Sequence[np.ndarray], port: Sequence[np.ndarray], tolerance: floa
     )
 
 
-def alike_in_any_order(ref: Sequence[np.ndarray], port: Sequence[np.ndarray]) -> bool:
+def alike_in_any_order(ref: Sequence[np.ndarray], port: Sequence[np.ndarray], tolerance: float = SAME) -> bool:
     """`alike`, whatever the order of axes."""
     if [array.size for array in ref] != [array.size for array in port]:
         return False
     in_order = partial(np.sort, axis=None)
-    return alike(ref, port) or alike(list(map(in_order, ref)), list(map(in_order, port)))
+    return alike(ref, port, tolerance) or alike(list(map(in_order, ref)), list(map(in_order, port)), tolerance)
 
 
 def exchanged_axes(array: np.ndarray, wanted: np.ndarray) -> Axes | None:
