@@ -27,7 +27,7 @@ HEAD = 64  # width of an attention head
 
 
 class RefBlock(T.Module):
-    """Of a decoder: each place sees itself and what is before it."""
+    """Of a decoder: each place sees none that is `later`."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -35,10 +35,9 @@ class RefBlock(T.Module):
         self.norm2, self.fc1, self.act = T.LayerNorm(width), T.Linear(width, 4 * width), T.GELU()
         self.fc2 = T.Linear(4 * width, width)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: torch.Tensor, later: torch.Tensor) -> torch.Tensor:
         b, n, c = x.shape
         q, k, v = self.qkv(self.norm1(x)).reshape(b, n, 3, c // HEAD, HEAD).permute(2, 0, 3, 1, 4)
-        later = torch.ones(n, n, dtype=torch.bool).triu(1)
         weights = (q @ k.transpose(-2, -1) * HEAD**-0.5).masked_fill(later, -torch.inf).softmax(-1)
         x = x + self.proj((weights @ v).transpose(1, 2).reshape(b, n, c))
         return x + self.fc2(self.act(self.fc1(self.norm2(x))))
@@ -50,38 +49,38 @@ class RefDecoder(T.Module):
         self.embed, self.places = T.Embedding(words, width), T.Parameter(torch.randn(length, width))
         self.blocks = T.ModuleList([RefBlock(width) for _ in range(layers)])
         self.norm, self.head = T.LayerNorm(width), T.Linear(width, words, bias=False)
+        self.register_buffer("later", torch.ones(length, length, dtype=torch.bool).triu(1))
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
         x = self.embed(ids) + self.places
         for block in self.blocks:
-            x = block(x)
+            x = block(x, self.later)
         return self.head(self.norm(x))
 
 
 class PortAttention(P.Layer):
-    def __init__(self, width: int, causal: bool) -> None:
+    def __init__(self, width: int) -> None:
         super().__init__()
-        self.causal, self.qkv, self.proj = causal, P.Linear(width, 3 * width), P.Linear(width, width)
+        self.qkv, self.proj = P.Linear(width, 3 * width), P.Linear(width, width)
 
-    def forward(self, x: paddle.Tensor) -> paddle.Tensor:
+    def forward(self, x: paddle.Tensor, later: paddle.Tensor | None) -> paddle.Tensor:
         b, n, c = x.shape
         q, k, v = self.qkv(x).reshape([b, n, 3, c // HEAD, HEAD]).transpose([2, 0, 3, 1, 4])
         weights = q @ k.transpose([0, 1, 3, 2]) * HEAD**-0.5
-        if self.causal:
-            later = paddle.ones([n, n], "int32").triu(1).astype("bool")
+        if later is not None:
             weights = weights.masked_fill(later, -float("inf"))
         return self.proj((P.functional.softmax(weights) @ v).transpose([0, 2, 1, 3]).reshape([b, n, c]))
 
 
 class PortBlock(P.Layer):
-    def __init__(self, width: int, causal: bool, epsilon: float) -> None:
+    def __init__(self, width: int, epsilon: float) -> None:
         super().__init__()
-        self.norm1, self.attention = P.LayerNorm(width, epsilon), PortAttention(width, causal)
+        self.norm1, self.attention = P.LayerNorm(width, epsilon), PortAttention(width)
         self.norm2, self.fc1 = P.LayerNorm(width, epsilon), P.Linear(width, 4 * width)
         self.act, self.fc2 = P.GELU(), P.Linear(4 * width, width)
 
-    def forward(self, x: paddle.Tensor) -> paddle.Tensor:
-        x = x + self.attention(self.norm1(x))
+    def forward(self, x: paddle.Tensor, later: paddle.Tensor | None = None) -> paddle.Tensor:
+        x = x + self.attention(self.norm1(x), later)
         return x + self.fc2(self.act(self.fc1(self.norm2(x))))
 
 
@@ -89,13 +88,14 @@ class PortDecoder(P.Layer):
     def __init__(self, layers: int, width: int, words: int, length: int) -> None:
         super().__init__()
         self.embed, self.places = P.Embedding(words, width), self.create_parameter([length, width])
-        self.blocks = P.LayerList([PortBlock(width, True, 1e-5) for _ in range(layers)])
+        self.blocks = P.LayerList([PortBlock(width, 1e-5) for _ in range(layers)])
         self.norm, self.head = P.LayerNorm(width), P.Linear(width, words, bias_attr=False)
+        self.register_buffer("later", paddle.ones([length, length], "int32").triu(1).astype("bool"))
 
     def forward(self, ids: paddle.Tensor) -> paddle.Tensor:
         x = self.embed(ids) + self.places
         for block in self.blocks:
-            x = block(x)
+            x = block(x, self.later)
         return self.head(self.norm(x))
 
 
@@ -107,7 +107,7 @@ class PortViT(P.Layer):
         self.token = self.create_parameter([1, 1, width])
         self.places = self.create_parameter([1, (pixels // patch) ** 2 + 1, width])
         self.patches = P.Conv2D(3, width, patch, patch)
-        self.blocks = P.LayerList([PortBlock(width, False, 1e-6) for _ in range(layers)])
+        self.blocks = P.LayerList([PortBlock(width, 1e-6) for _ in range(layers)])
         self.norm, self.head = P.LayerNorm(width, 1e-6), P.Linear(width, 1000)
 
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:
