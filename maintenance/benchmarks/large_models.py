@@ -3,12 +3,12 @@
   python -m maintenance.benchmarks.large_models decoder --layers 24 --width 1024
   python -m maintenance.benchmarks.large_models vit --layers 12 --width 768
 
-Each is judged in this process, in both modes and precisions. Prints one line of JSON: the verdict's status, one side's
-weights in float32 and the peak memory above that of the imports in GiB, and seconds.
+Each is judged in this process, in both modes and precisions, with factories. Prints one line of JSON (see `measured`).
 """
 
 import argparse
 import json
+import re
 import time
 from functools import partial
 
@@ -20,6 +20,7 @@ from paddle import nn as P
 from torch import nn as T
 
 from maintenance.benchmarks.proof_speed import peak
+from maintenance.benchmarks.speed import cpu_time
 
 LENGTH = 32  # words of a decoder's input
 PATCH = 16  # pixels
@@ -123,8 +124,28 @@ def vit(layers: int, width: int, pixels: int, patch: int) -> torchvision.models.
     return torchvision.models.VisionTransformer(pixels, patch, layers, width // HEAD, width, 4 * width)
 
 
+def saved(ref: T.Module, x: np.ndarray) -> int:
+    """Bytes that torch would save in float64 of a forward pass of `ref` on `x` for the backward pass, weights aside."""
+    sizes, own = {}, {tensor.untyped_storage().data_ptr() for tensor in (*ref.parameters(), *ref.buffers())}
+
+    def note(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in own:
+            sizes[storage.data_ptr()] = storage.nbytes() * (2 if tensor.dtype == torch.float32 else 1)
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+        _output = ref(torch.from_numpy(x))  # lives while the sizes are noted: no memory is used twice
+    return sum(sizes.values())
+
+
 def measured(args: argparse.Namespace) -> dict[str, float]:
-    """Judge the model that `args` describe, in this process."""
+    """Judge the model that `args` describe, in this process.
+
+    -> the verdict's `status`; in GiB one side's `weights` and the `largest` tensor of them, in float32, what is
+    `saved`, and the peak `memory` above that of the imports; `seconds` that passed, and `cpu` seconds; `runs` of whole
+    models.
+    """
     import portproof
     import portproof.ladder.pairs.whole
     import portproof.localize.diagnosis  # noqa: F401  what the first call would import
@@ -141,11 +162,14 @@ def measured(args: argparse.Namespace) -> dict[str, float]:
     torch.manual_seed(0)
     paddle.seed(0)
     ref, port = (factory() for factory in factories)
-    start = time.perf_counter()
+    start, cpu = time.perf_counter(), cpu_time()
     verdict = portproof.align(ref, port, [x], factories=factories)
-    seconds = time.perf_counter() - start
-    weights = sum(parameter.numel() for parameter in ref.parameters()) * 4 / 2**30
-    return {"status": verdict.status, "weights": weights, "memory": peak() - before, "seconds": seconds}
+    seconds, cpu, memory = time.perf_counter() - start, cpu_time() - cpu, peak() - before
+    sizes = [4 * parameter.numel() for parameter in ref.parameters()]
+    found = {"weights": sum(sizes), "largest": max(sizes), "saved": saved(ref, x)}
+    found = {name: size / 2**30 for name, size in found.items()} | {"memory": memory, "seconds": seconds, "cpu": cpu}
+    runs = int(re.match(r"runs: (\d+) of whole models", verdict.passes)[1])
+    return {"status": verdict.status, **found, "runs": runs}
 
 
 def get_args_parser() -> argparse.ArgumentParser:

@@ -41,7 +41,7 @@ def in_rows(array: np.ndarray, dtype: npt.DTypeLike = None, copy: bool = False) 
 
 
 class Storage:
-    """Copies arrays; with `in_files` large ones lie, read-only, in temporary files, which go with the last array of each.
+    """Copies arrays; with `in_files` large ones are read-only, in temporary files, each gone with the last in it.
 
     They take memory only while they are read: `let_go`, and the functions here, let it go again.
     """
@@ -65,7 +65,7 @@ class Storage:
         is_turned = array.flags.f_contiguous and not array.flags.c_contiguous
         in_order = np.ascontiguousarray(array.T if is_turned else array)
         if self._map is None or self._end + in_order.nbytes > len(self._map):
-            self._file, self._end = tempfile.TemporaryFile(), 0
+            self._file, self._end = tempfile.TemporaryFile(), 0  # noqa: SIM115 it is open as long as this is
             self._file.truncate(max(PIECE, in_order.nbytes))
             self._map = mmap.mmap(self._file.fileno(), 0, access=mmap.ACCESS_READ)
             self._mapped.add(self._map)

@@ -33,7 +33,7 @@ def taking_gradients(backend: "Backend", module: Any, take: Callable[[str, Any],
     `take` gets its name and the gradient; several times, to be added, if several backward passes reach the parameter.
     """
     named = dict(backend.layers.named_parameters(module))
-    come: dict[str, Any] = {}
+    come: dict[str, Any] = {}  # the parameter whose gradient was the last to come
 
     def take_those(parameters: Mapping[str, Any]) -> None:
         for name, parameter in parameters.items():
@@ -47,9 +47,11 @@ def taking_gradients(backend: "Backend", module: Any, take: Callable[[str, Any],
         come.clear()
         come[name] = named[name]
 
-    can_tell = [name for name, each in named.items() if backend.has_values(each) and backend.requires_grad(each)]
-    can_tell = can_tell if backend.runs.hooks_parameters else []
-    hooks = [named[name].register_hook(partial(note, name)) for name in can_tell]
+    hooks = [
+        each.register_hook(partial(note, name))
+        for name, each in named.items()
+        if backend.runs.hooks_parameters and backend.has_values(each) and backend.requires_grad(each)
+    ]
     try:
         yield
     finally:
