@@ -8,7 +8,6 @@ Each is judged in this process, in both modes and precisions, with factories. Pr
 
 import argparse
 import json
-import re
 import time
 from functools import partial
 
@@ -143,33 +142,36 @@ def measured(args: argparse.Namespace) -> dict[str, float]:
     """Judge the model that `args` describe, in this process.
 
     -> the verdict's `status`; in GiB one side's `weights` and the `largest` tensor of them, in float32, what is
-    `saved`, and the peak `memory` above that of the imports; `seconds` that passed, and `cpu` seconds; `runs` of whole
-    models.
+    `saved`, and the peak `memory` above that of the imports; `seconds` that passed, and `cpu` seconds.
     """
     import portproof
     import portproof.ladder.pairs.whole
-    import portproof.localize.diagnosis  # noqa: F401  what the first call would import
+    import portproof.localize.diagnosis  # what the first call would import
+    from portproof.io import process
 
+    if args.returning:
+        process.BLOCK = process.KEPT = 2**18  # bytes
     before, rng = peak(), np.random.default_rng(0)
     if args.kind == "decoder":
         sizes = args.layers, args.width, args.words, LENGTH
-        factories = partial(RefDecoder, *sizes), partial(PortDecoder, *sizes)
+        factories, names = (partial(RefDecoder, *sizes), partial(PortDecoder, *sizes)), None
         x = rng.integers(0, args.words, (1, LENGTH))
     else:
         sizes = args.layers, args.width, args.pixels, PATCH
         factories = partial(vit, *sizes), partial(PortViT, *sizes)
+        own = {f"encoder.layers.encoder_layer_{i}.self_attention": f"blocks.{i}.attention.qkv" for i in range(sizes[0])}
+        names = None if args.without_map else own
         x = rng.normal(size=(2, 3, args.pixels, args.pixels)).astype(np.float32)
     torch.manual_seed(0)
     paddle.seed(0)
     ref, port = (factory() for factory in factories)
     start, cpu = time.perf_counter(), cpu_time()
-    verdict = portproof.align(ref, port, [x], factories=factories)
+    verdict = portproof.align(ref, port, [x], names=names, factories=factories)
     seconds, cpu, memory = time.perf_counter() - start, cpu_time() - cpu, peak() - before
     sizes = [4 * parameter.numel() for parameter in ref.parameters()]
     found = {"weights": sum(sizes), "largest": max(sizes), "saved": saved(ref, x)}
     found = {name: size / 2**30 for name, size in found.items()} | {"memory": memory, "seconds": seconds, "cpu": cpu}
-    runs = int(re.match(r"runs: (\d+) of whole models", verdict.passes)[1])
-    return {"status": verdict.status, **found, "runs": runs}
+    return {"status": verdict.status, **found}
 
 
 def get_args_parser() -> argparse.ArgumentParser:
@@ -177,6 +179,10 @@ def get_args_parser() -> argparse.ArgumentParser:
     parser.add_argument("kind", choices=("decoder", "vit"))
     for name, default in (("layers", 12), ("width", 768), ("words", 32000), ("pixels", 224)):
         parser.add_argument(f"--{name}", type=int, default=default)
+    parser.add_argument("--without-map", action="store_true", help="of vit: no map says which attention is which")
+    parser.add_argument(
+        "--returning", action="store_true", help="freed memory goes back at once: what is in use counts"
+    )
     return parser
 
 
