@@ -6,7 +6,8 @@ import mmap
 import tempfile
 from collections.abc import Iterable, Iterator
 from itertools import product
-from typing import Any
+from typing import Any, ClassVar
+from weakref import WeakSet
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +17,8 @@ from portproof.python39 import zip_strict
 TILE = 256  # rows and columns: two float64 tiles fit a cache
 PART = 2 * TILE**2  # elements that fit a cache
 STORED = 2**20  # bytes: smaller arrays stay in memory
+PIECE = 2**28  # bytes of a temporary file, unless one array is larger
+ALIGNED = 2**12  # bytes
 
 
 def tiles(shape: tuple[int, ...]) -> Iterator[tuple[slice, slice]]:
@@ -37,32 +40,51 @@ def in_rows(array: np.ndarray, dtype: npt.DTypeLike = None, copy: bool = False) 
     return result
 
 
-def stored(arrays: Iterable[tuple[Any, np.ndarray]]) -> dict[Any, np.ndarray]:
-    """Copies of (key, array) pairs, read-only; large ones lie in a temporary file, which goes with the last of them.
+class Storage:
+    """Copies arrays; with `in_files` large ones are read-only, in temporary files, each gone with the last in it.
 
-    They take memory only while they are read: the functions here let it go again.
+    They take memory only while they are read: `let_go`, and the functions here, let it go again.
     """
-    found: dict[Any, np.ndarray] = {}
-    places = []
-    with tempfile.TemporaryFile() as file:
-        for key, array in arrays:
-            if array.nbytes < STORED or not (array.flags.c_contiguous or array.flags.f_contiguous):
-                found[key] = array.copy()
-                continue
-            in_order = array if array.flags.c_contiguous else array.T
-            found[key] = np.empty(0)  # keeps the order
-            places.append((key, file.tell(), in_order.dtype, in_order.shape, in_order is array))
-            file.write(in_order.data)
-        file.flush()
-        mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if places else None
-    for key, start, dtype, shape, is_in_order in places:
-        array = np.ndarray(shape, dtype, mapped, start)
-        found[key] = array if is_in_order else array.T
-    return found
+
+    _mapped: ClassVar[WeakSet[mmap.mmap]] = WeakSet()  # of all that are
+
+    def __init__(self, in_files: bool = True) -> None:
+        self.in_files = in_files
+        self._file: Any = None
+        self._map: mmap.mmap | None = None
+        self._end = 0  # of what is written
+
+    def keep(self, array: np.ndarray) -> np.ndarray:
+        """A copy with `in_files`, else `array`."""
+        return self.copy(array) if self.in_files else array
+
+    def copy(self, array: np.ndarray) -> np.ndarray:
+        """A copy of `array`."""
+        if not self.in_files or array.nbytes < STORED:
+            return array.copy()
+        is_turned = array.flags.f_contiguous and not array.flags.c_contiguous
+        in_order = np.ascontiguousarray(array.T if is_turned else array)
+        if self._map is None or self._end + in_order.nbytes > len(self._map):
+            self._file, self._end = tempfile.TemporaryFile(), 0  # noqa: SIM115 it is open as long as this is
+            self._file.truncate(max(PIECE, in_order.nbytes))
+            self._map = mmap.mmap(self._file.fileno(), 0, access=mmap.ACCESS_READ)
+            self._mapped.add(self._map)
+        self._file.seek(self._end)
+        self._file.write(in_order.data)
+        self._file.flush()
+        found = np.ndarray(in_order.shape, in_order.dtype, self._map, self._end)
+        self._end += -(-in_order.nbytes // ALIGNED) * ALIGNED
+        return found.T if is_turned else found
+
+    @classmethod
+    def let_go(cls) -> None:
+        """Let go of the memory in which arrays were read."""
+        for mapped in cls._mapped if hasattr(mmap.mmap, "madvise") else ():
+            mapped.madvise(mmap.MADV_DONTNEED)
 
 
 def let_go(array: np.ndarray) -> None:
-    """Let go of the memory in which a `stored` array was read."""
+    """Let go of the memory in which an array of a `Storage` was read."""
     base = array
     while isinstance(base, np.ndarray):
         base = base.base

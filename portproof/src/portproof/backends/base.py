@@ -101,6 +101,7 @@ class Runs(ABC):
     as_float64: Callable[[Note], AbstractContextManager]  # turns float32 into float64, see `new_tensors`
     dropouts: tuple[type, ...]  # layers that are only dropout
     holding_dropout: tuple[type, ...] = ()  # layers that pass a probability to a kernel
+    hooks_parameters = True  # whether a backward pass calls hooks of parameters
 
     def set_mode(self, module: Any, train: bool) -> None:
         """Set train mode or eval mode in all of `module`."""

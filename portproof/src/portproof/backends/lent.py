@@ -1,7 +1,8 @@
 """What is changed for a while and restored: a user's model, a framework's functions."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
@@ -25,12 +26,38 @@ def owned_tensors(backend: "Backend", module: Any) -> list[Owned]:
     return list(found.values())
 
 
-def taken_gradients(backend: "Backend", module: Any) -> Iterator[Owned]:
-    """Yield (name, gradient) of each parameter that has one, and remove the gradient."""
-    for name, parameter in backend.layers.named_parameters(module):
-        gradient = backend.taken_gradient(parameter)
-        if gradient is not None:
-            yield name, gradient
+@contextmanager
+def taking_gradients(backend: "Backend", module: Any, take: Callable[[str, Any], None]) -> Iterator[None]:
+    """Remove each parameter's gradient when that of another has come, else at the end: only two are held at once.
+
+    `take` gets its name and the gradient; several times, to be added, if several backward passes reach the parameter.
+    """
+    named = dict(backend.layers.named_parameters(module))
+    come: dict[str, Any] = {}  # the parameter whose gradient was the last to come
+
+    def take_those(parameters: Mapping[str, Any]) -> None:
+        for name, parameter in parameters.items():
+            gradient = backend.taken_gradient(parameter)
+            if gradient is not None:
+                take(name, gradient)
+
+    def note(name: str, _gradient: Any) -> None:  # which `named[name]` gets after this
+        with backend.runs.not_replaced():
+            take_those(come)
+        come.clear()
+        come[name] = named[name]
+
+    hooks = [
+        each.register_hook(partial(note, name))
+        for name, each in named.items()
+        if backend.runs.hooks_parameters and backend.has_values(each) and backend.requires_grad(each)
+    ]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+        take_those(named)
 
 
 def _all_in(backend: "Backend", module: Any) -> Iterator[Any]:

@@ -95,7 +95,7 @@ class MindSporeLayers(Layers):
 
 
 class MindSporeRuns(Runs):
-    framework, exact_constants = ms, staticmethod(fp64_mindspore.exact_constants)
+    framework, exact_constants, hooks_parameters = ms, staticmethod(fp64_mindspore.exact_constants), False
     dropouts = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
 
     def set_mode(self, module: nn.Cell, train: bool) -> None:

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from portproof.arrays import let_go, same_bits, stored
+from portproof.arrays import Storage, let_go, same_bits
 from portproof.backends.draws import Draws
-from portproof.backends.lent import as_it_was, owned_tensors, taken_gradients
+from portproof.backends.lent import as_it_was, owned_tensors, taking_gradients
 from portproof.backends.own_code import Followed, between_children
 from portproof.backends.question import CONSTANTS, Memory, Question, Run, perturbed, to_precision
 from portproof.backends.slots import Module, Named, Slot, describe, read_slots
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 SEED = 0  # of the random generators in every run
 PASSES_SIX = "above 6, where a ReLU6 ends"  # a branch that only the other activation has
-LARGE = 2**25  # weights: those of a larger model, and its gradients, go to a temporary file
+LARGE = 2**25  # weights: those of a larger model, and what its runs give, go to temporary files
 
 
 class Model:
@@ -184,10 +184,14 @@ class BackendModel(Model):
         self._keys = {id(tensor): key for key, tensor in owned}
         self._attributes: dict[tuple[str, str], np.ndarray] = {}
         self._with_tensors: dict[str, list[str]] = {}  # {module: attributes that hold tensors}
-        is_large = sum(math.prod(tensor.shape) for _, tensor in owned) > LARGE
-        self.kept = stored if is_large else dict  # makes a dict of pairs
+        self.is_large = sum(math.prod(tensor.shape) for _, tensor in owned) > LARGE
         super().__init__(role, describe(backend, model), self.kept(values_of(backend, model)))
         self.held = dict(self._values)  # as it was given
+
+    def kept(self, arrays: Iterable[tuple[str, np.ndarray]]) -> dict[str, np.ndarray]:
+        """(key, array) pairs, those of a large model in temporary files."""
+        storage = Storage(self.is_large)
+        return {key: storage.keep(array) for key, array in arrays}
 
     def _in_torch_layout(self, tensors: Named, module: str) -> Iterator[tuple[str, np.ndarray]]:
         prefix = f"{module}." if module else ""
@@ -418,6 +422,7 @@ class BackendModel(Model):
         if question.perturbation > 0:
             rng = np.random.default_rng([question.perturbation, 1])
             given, upstream = map_tensors((given, upstream), is_array, lambda array: perturbed(array, dtype, rng))
+        storage, gradients = Storage(self.is_large), {}
         leaves = self._tensors(given, dtype, backward)
         inputs = [t for t in tensors_at(leaves, is_tensor).values() if t.is_floating_point()]
 
@@ -432,11 +437,17 @@ class BackendModel(Model):
             in_forward.append(len(trace.draws))
             return self._sent_back(outputs, upstream, dtype) if backward else []
 
+        def take(name: str, gradient: Any) -> None:
+            for key, array in self._in_torch_layout([(name, gradient)], call.name):
+                gradients[key] = storage.keep(gradients[key] + array if key in gradients else array)
+
+        Storage.let_go()
         with (
+            taking_gradients(backend, model, take) if backward else nullcontext(),
             backend.runs.seeded(SEED),
             backend.runs.without_dropout() if question.train else nullcontext(),  # eval mode has none
             backend.runs.grad_enabled(backward),
-            tracing(backend, model, question.keeps, only, watch_random) as trace,
+            tracing(backend, model, question.keeps, only, watch_random, storage.copy) as trace,
             backend.runs.lent_draws(Draws(SEED, trace.draws, self.mirrored)),
             backend.runs.new_tensors(dtype, trace.note_float32),
         ):
@@ -453,8 +464,8 @@ class BackendModel(Model):
             trace.calls[OUTPUT].took_random = True  # run again by backward, with other numbers
         received = (getattr(tensor, "grad", None) for tensor in inputs)
         run.input_gradients = [None if gradient is None else backend.to_array(gradient) for gradient in received]
-        gradients = self._in_torch_layout(taken_gradients(backend, model), call.name)
-        run.gradients = self.kept(gradients)
+        keys = (key.removeprefix(f"{call.name}.") for key in self._slots)  # they came in another order
+        run.gradients = {key: gradients[key] for key in keys if key in gradients}
         run.buffers = dict(self._in_torch_layout(backend.layers.named_buffers(model), call.name))
         return run
 

@@ -213,13 +213,14 @@ def tracing(
     keeps: int = OUTPUTS,
     only: Collection[str] | None = None,
     watch_random: bool = False,
+    copied: Callable[[np.ndarray], np.ndarray] = np.ndarray.copy,
 ) -> Iterator[Trace]:
     """Trace forward passes of `model` in this context, float64 with exact constants.
 
     The model's own output is called OUTPUT. `only` names the modules to trace. Random numbers are
-    noted for the model's own call; with `watch_random` for all.
+    noted for the model's own call; with `watch_random` for all. `copied` copies arrays.
     """
-    tracer = _Tracer(backend, keeps, watch_random)
+    tracer = _Tracer(backend, keeps, watch_random, copied)
     handles = []
     for name, module in backend.layers.named_modules(model):
         usual = name == "" or not backend.layers.is_container(module)
@@ -235,8 +236,10 @@ def tracing(
 
 
 class _Tracer:
-    def __init__(self, backend: Backend, keeps: int, watch_random: bool) -> None:
-        self.backend = backend
+    def __init__(
+        self, backend: Backend, keeps: int, watch_random: bool, copied: Callable[[np.ndarray], np.ndarray]
+    ) -> None:
+        self.backend, self.copied = backend, copied
         self.keep_calls = keeps >= CALLS
         self.keep_upstreams = keeps >= UPSTREAM
         self.watch_random = watch_random
@@ -253,7 +256,7 @@ class _Tracer:
         for array in self.recent:
             if same_bits(array, seen):
                 return array
-        self.recent.append(self.backend.to_array(tensor))
+        self.recent.append(self.copied(seen))
         return self.recent[-1]
 
     def attach(self, name: str, module: Any) -> list[Any]:

@@ -7,10 +7,11 @@ of a tensor, which its place decides, says which it is. A tensor that is joined 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 
-from portproof.arrays import same_bits
+from portproof.arrays import let_go, same_bits
 from portproof.backends.model import BackendModel
 from portproof.backends.trace import Inputs
 from portproof.mapping.links import Shape, slots_of, squeezed
@@ -32,7 +33,8 @@ def fingerprint(model: BackendModel, inputs: Inputs) -> Fingerprint | None:
     model.set_pieces({})
     slots, before, in_train = model.slots, model.arrays(), dict(model.in_train)
     constants = _constants(model, inputs)
-    filled = {key: filling(slot.shape) for key, slot in slots.items() if not slot.is_whole and key not in constants}
+    fillings = cache(lambda shape: filling(shape).astype(np.float32))
+    filled = {key: fillings(slot.shape) for key, slot in slots.items() if not slot.is_whole and key not in constants}
     as_given = {key: slot.read(model.held[slot.tensor]) for key, slot in slots.items() if key not in filled}
     model.load(filled | as_given)
     outputs = model.run(inputs, "float64", False).output
@@ -41,8 +43,12 @@ def fingerprint(model: BackendModel, inputs: Inputs) -> Fingerprint | None:
     model.in_train.update(in_train)
     if run.trace.error or not run.output or not all(np.isfinite(array).all() for array in run.output):
         return None
-    trained = {s.tensor: run.gradients.get(key, np.zeros(s.shape)) for key, s in slots.items() if s.trained}
-    gradients = {key: along_axes(_real(array)) for key, array in trained.items()}
+    gradients = {}
+    for key, slot in slots.items():
+        if slot.trained:
+            gradient = run.gradients.get(key, np.zeros(slot.shape))
+            gradients[slot.tensor] = along_axes(_real(gradient))
+            let_go(gradient)
     return Fingerprint([_sums(_real(output)) for output in run.output], gradients)
 
 

@@ -14,6 +14,7 @@ import numpy as np
 from portproof.arrays import same_bits
 from portproof.backends.model import BackendModel, values_of
 from portproof.backends.trace import Inputs
+from portproof.backends.values import digest_of
 from portproof.compare import Item, Verdict, compare, placed, tensor_item
 from portproof.compare.ruler import constant_atol
 from portproof.convert.rules import COUNT
@@ -82,24 +83,33 @@ def as_built(
     left = [key for key in keys if key not in changed]
     held = model.held
     if left and factory:
-        held, again = (_built(model, factory, seed) for seed in SEEDS)
-        trained = [slot.tensor for slot in slots if slot.trained]
-        if trained and all(same_bits(held[key], again[key]) for key in trained):
+        (held, digests), (again, other_digests) = (_built(model, factory, seed, left) for seed in SEEDS)
+        trained = [slot.tensor for slot in slots if slot.trained and slot.tensor in digests]
+        if trained and all(digests[key] == other_digests[key] for key in trained):
             others |= dict.fromkeys(left, f"each {model.role} that is made has the same weights, loaded perhaps")
         others |= {key: DRAWN for key in left if key not in others and not same_bits(held[key], again[key])}
     return AsBuilt({key: held[key] for key in left if key not in others}, others, factory is not None)
 
 
-def _built(model: BackendModel, factory: Callable[[], Any], seed: int) -> dict[str, np.ndarray]:
+def _built(
+    model: BackendModel, factory: Callable[[], Any], seed: int, keys: Collection[str]
+) -> tuple[dict[str, np.ndarray], dict[str, str]]:
+    """What the factory makes under this seed, by state_dict key: these arrays, and digests of all others."""
     with model.backend.runs.seeded(seed):
         built = factory()
     if not isinstance(built, model.backend.module_class):
         raise UserError(f"the {model.role}'s factory makes a {type(built).__name__}, no model: give what makes it")
-    values = dict(values_of(model.backend, built))
+    found, digests, shapes = {}, {}, {}
+    for key, array in values_of(model.backend, built):
+        shapes[key] = array.shape
+        if key in keys:
+            found[key] = array
+        else:
+            digests[key] = digest_of(array)
     for key, array in model.held.items():
-        if key not in values or values[key].shape != array.shape:
+        if shapes.get(key) != array.shape:
             raise UserError(f"the {model.role}'s factory makes another model, without this {key}: give what makes it")
-    return values
+    return found, digests
 
 
 def compare_as_built(pair: Pair, factories: tuple[Factory, Factory], weights: str) -> Verdict | None:
