@@ -9,8 +9,12 @@ import torch
 from paddle.nn import functional as PF
 from toy_pairs import Port, Ref, assert_aligned, assert_located, normal
 
+from portproof.backends import backend
+from portproof.backends.slots import describe
 from portproof.compare import Item
+from portproof.localize import layers
 from portproof.localize.diagnosis import FaultyModule, diagnose, reproduces
+from portproof.localize.mutations import mutations
 from portproof.python39 import zip_strict
 
 T, P = torch.nn, paddle.nn
@@ -140,9 +144,17 @@ def causes(module: T.Module, port_output: paddle.Tensor, *arrays: np.ndarray) ->
             output = module(*map(torch.from_numpy, arrays))
         return {OUTPUT: (output[0] if isinstance(output, tuple) else output).numpy()}
 
-    port = {OUTPUT: port_output.numpy()}
-    run_mutated = lambda mutation: run(mutation(copy.deepcopy(module)))  # noqa: E731
-    return diagnose(FaultyModule(module, run(module), port, [OUTPUT], list(arrays), {}, run_mutated))
+    ref, port = run(module), {OUTPUT: port_output.numpy()}
+    mutated = [
+        (text, lambda mutation=mutation: run(mutation(copy.deepcopy(module))))
+        for text, mutation in mutations(module, arrays)
+    ]
+    return diagnose(FaultyModule(layer_of(module, *arrays, output=ref[OUTPUT]), ref, port, [OUTPUT], mutated=mutated))
+
+
+def layer_of(module: T.Module, *arrays: np.ndarray, output: np.ndarray = X) -> layers.Layer:
+    tensors = {name: tensor.detach().numpy() for name, tensor in module.state_dict().items()}
+    return layers.Layer(describe(backend("torch"), module)[""], module.training, tensors, list(arrays), output)
 
 
 def in_order(*places):
@@ -302,39 +314,32 @@ def test_an_output_of_any_kind_of_a_right_port(end, port_end):
 
 
 def test_nothing_that_differs_has_no_cause():
-    faulty = FaultyModule(T.ReLU(), {OUTPUT: X}, {OUTPUT: X}, [], [X], {}, lambda mutation: {OUTPUT: X})
+    faulty = FaultyModule(layer_of(T.ReLU(), X), {OUTPUT: X}, {OUTPUT: X}, [])
     assert diagnose(faulty) == []
     assert not reproduces({}, faulty)
 
 
+def fail() -> dict:
+    raise RuntimeError("it does not run")
+
+
 def test_a_mutation_that_raises_does_not_end_the_search():
-    gelu = T.GELU()(torch.from_numpy(X)).numpy()
-
-    def run(mutation):
-        output = mutation(T.ReLU())(torch.from_numpy(X)).numpy()
-        if not np.array_equal(output, gelu):
-            raise RuntimeError("it does not run")
-        return {OUTPUT: output}
-
-    faulty = FaultyModule(T.ReLU(), {OUTPUT: X.clip(0)}, {OUTPUT: gelu}, [OUTPUT], [X], {}, run)
-    assert diagnose(faulty) == ["it is GELU, not ReLU"]
+    """Softmax over axis 1 cannot be applied to one axis; GELU comes before it, so a mutation is put in front."""
+    x = X[0]
+    mutated = [("it raises", fail), ("it is the mutated one", lambda: {OUTPUT: 3 * x})]
+    faulty = FaultyModule(layer_of(T.Conv2d(1, 1, 1), x), {OUTPUT: x}, {OUTPUT: 3 * x}, [OUTPUT], mutated=mutated)
+    assert diagnose(faulty) == ["it is the mutated one"]
 
 
 def test_what_raises_reproduces_nothing():
     class Strange(T.LayerNorm):
         """Only looks like the library's."""
 
-        @property
-        def eps(self):
-            raise RuntimeError("no epsilon here")
+        def __init__(self):
+            super().__init__(6)
+            del self.eps
 
-        @eps.setter
-        def eps(self, value):
-            pass
-
-    def fail(mutation):
-        raise RuntimeError("it does not run")
-
-    for module in (Strange(6), T.LayerNorm(6), T.ReLU(), T.LSTM(6, 4), T.Embedding(3, 6)):
-        faulty = FaultyModule(module, {OUTPUT: X}, {OUTPUT: 2 * X}, [OUTPUT], [ROWS], {}, fail)
+    for module in (Strange(), T.LayerNorm(5), T.BatchNorm2d(3), T.Softmax(9), T.LSTM(6, 4), T.Embedding(3, 6)):
+        layer = layer_of(module, ROWS, output=X)
+        faulty = FaultyModule(layer, {OUTPUT: X}, {OUTPUT: 2 * X}, [OUTPUT], mutated=[("it raises", fail)])
         assert diagnose(faulty) == ["it is 2 times the reference's, everywhere"]

@@ -1,0 +1,112 @@
+"""Ports with one fault in their child `layer`, by name; `main` judges them where only PaddlePaddle is."""
+
+import json
+import sys
+from pathlib import Path
+
+import paddle
+from coded import Coded
+from paddle import nn
+from paddle.nn import functional as F
+
+
+class Port(Coded, nn.Layer):
+    """In PaddlePaddle."""
+
+
+class Affine(nn.Layer):
+    """A layer that a port writes itself, with a weight and perhaps a bias."""
+
+    def __init__(self, function, *sizes, bias=True):
+        super().__init__()
+        self.function, self.weight = function, self.create_parameter(sizes)
+        if bias:
+            self.bias = self.create_parameter(sizes[-1:], is_bias=True)
+
+    def forward(self, x):
+        return self.function(self, x)
+
+
+def rms(m, x):
+    return x * paddle.rsqrt((x * x).mean(-1, keepdim=True) + 1e-5) * m.weight
+
+
+def own_batch_norm(momentum=0.9, unbiased=True):
+    """`BatchNorm2D` with PyTorch's running variance."""
+
+    class Own(nn.BatchNorm2D):
+        def forward(self, x):
+            mean, variance = x.mean([0, 2, 3]), x.var([0, 2, 3], unbiased=False)
+            if not self.training:
+                return F.batch_norm(x, self._mean, self._variance, self.weight, self.bias, False)
+            count = x.numel() / x.shape[1]
+            kept = variance * (count / (count - 1) if unbiased else 1.0)
+            with paddle.no_grad():
+                self._mean.set_value(momentum * self._mean + (1 - momentum) * mean)
+                self._variance.set_value(momentum * self._variance + (1 - momentum) * kept)
+            shape = [1, -1, 1, 1]
+            y = (x - mean.reshape(shape)) / paddle.sqrt(variance.reshape(shape) + 1e-5)
+            return y * self.weight.reshape(shape) + self.bias.reshape(shape)
+
+    return Own(4)
+
+
+def block(code):
+    return Port(code, fc=nn.Linear(6, 6))
+
+
+LAYERS = {
+    "batch norm, epsilon": lambda: nn.BatchNorm2D(4, epsilon=1e-3),
+    "layer norm, epsilon": lambda: nn.LayerNorm(6, epsilon=1e-6),
+    "group norm, epsilon": lambda: nn.GroupNorm(2, 4, epsilon=1e-3),
+    "group norm, groups": lambda: nn.GroupNorm(4, 4),
+    "instance norm, epsilon": lambda: nn.InstanceNorm2D(4, epsilon=2.5e-5),
+    "RMS norm, epsilon": lambda: Affine(rms, 6, bias=False),
+    "momentum's convention": lambda: own_batch_norm(momentum=0.1),
+    "momentum": lambda: own_batch_norm(momentum=0.97),
+    "biased variance": lambda: own_batch_norm(unbiased=False),
+    "statistics not updated": lambda: own_batch_norm(momentum=1.0),
+    "leaky ReLU's slope": lambda: nn.LeakyReLU(0.15),
+    "ReLU6": nn.ReLU6,
+    "hard-sigmoid": nn.Hardsigmoid,
+    "GELU": lambda: nn.GELU(approximate=True),
+    "ELU's alpha": lambda: nn.ELU(0.7),
+    "softmax's axis": lambda: nn.Softmax(1),
+    "a logarithm": lambda: nn.LogSoftmax(-1),
+    "dropout that scales later": lambda: nn.Dropout(0.25, mode="downscale_in_infer"),
+    "a weight not transposed": lambda: Affine(lambda m, x: x @ m.weight + m.bias, 6, 6),
+    "no bias": lambda: Affine(lambda m, x: F.conv2d(x, m.weight) + 0 * m.bias.reshape([1, -1, 1, 1]), 4, 4, 1, 1),
+    "axes exchanged": lambda: block(lambda m, x: m.fc(x).transpose([1, 0, 2])),
+    "an axis reversed": lambda: block(lambda m, x: m.fc(x).flip(1)),
+    "its input": lambda: block(lambda m, x: x + 0 * m.fc(x)),
+    "a residual missing": lambda: block(lambda m, x: m.fc(x)),
+    "a residual too many": lambda: block(lambda m, x: x + m.fc(x)),
+    "a factor": lambda: block(lambda m, x: 2 * m.fc(x)),
+    "a shift": lambda: block(lambda m, x: m.fc(x) + 0.25),
+    "an activation": lambda: block(lambda m, x: F.silu(m.fc(x))),
+    "padding": lambda: nn.Conv2D(4, 4, 3, padding=0),
+    "a setting of the block": lambda: block(lambda m, x: m.fc(x) * m.fc(x) + 1),
+}
+
+
+def port(name: str) -> Port:
+    """Its `layer` behind a layer without a fault."""
+    layer = LAYERS[name]()
+    images = isinstance(layer, (nn.BatchNorm2D, nn.GroupNorm, nn.InstanceNorm2D, nn.Conv2D)) or name == "no bias"
+    first = nn.Conv2D(4, 4, 1) if images else nn.Linear(6, 6)
+    return Port(lambda m, x: m.layer(m.first(x)), first=first, layer=layer)
+
+
+def main(folder: Path) -> None:
+    sys.modules["torch"] = None  # importing it raises ModuleNotFoundError
+    import portproof
+
+    found = {}
+    for name in LAYERS:
+        location = portproof.judge(port(name), folder / f"{name}.safetensors").location
+        found[name] = location.name, location.diagnosis, location.proof
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
