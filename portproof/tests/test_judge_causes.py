@@ -18,8 +18,12 @@ EVAL, TRAIN = ("eval",), ("train",)
 ROWS, IMAGES = normal(5, 5, 6), normal(2, 4, 6, 6)
 
 
-def block(code=lambda m, x: m.fc(x)):
-    return Ref(code, fc=T.Linear(6, 6))
+def body(m, x):
+    return torch.tanh(m.b(m.a(x)))
+
+
+def block(code=body):
+    return Ref(code, a=T.Linear(6, 6), b=T.Linear(6, 6))
 
 
 CASES = {  # (the reference's layer, modes, the cause; "" where it needs the reference)
@@ -58,7 +62,7 @@ CASES = {  # (the reference's layer, modes, the cause; "" where it needs the ref
     "an axis reversed": (block(), EVAL, "axis 1 is reversed"),
     "its input": (block(), EVAL, "it returns its input unchanged"),
     "a residual missing": (
-        block(lambda m, x: x + m.fc(x)), EVAL, "it does not add its input (a residual connection is missing)"
+        block(lambda m, x: x + body(m, x)), EVAL, "it does not add its input (a residual connection is missing)"
     ),
     "a residual too many": (block(), EVAL, "it adds its input (a residual connection too many)"),
     "a factor": (block(), EVAL, "it is 2 times the reference's, everywhere"),
