@@ -1,6 +1,7 @@
 """The cause that `align` names: the usual mistakes of each type of layer, and outputs of any kind."""
 
 import copy
+from itertools import chain
 
 import numpy as np
 import paddle
@@ -14,7 +15,7 @@ from portproof.backends.slots import describe
 from portproof.compare import Item
 from portproof.localize import layers
 from portproof.localize.diagnosis import FaultyModule, diagnose, reproduces
-from portproof.localize.mutations import mutations
+from portproof.localize.mutations import MISTAKES, mutations
 from portproof.python39 import zip_strict
 
 T, P = torch.nn, paddle.nn
@@ -343,3 +344,10 @@ def test_what_raises_reproduces_nothing():
         layer = layer_of(module, ROWS, output=X)
         faulty = FaultyModule(layer, {OUTPUT: X}, {OUTPUT: 2 * X}, [OUTPUT], mutated=[("it raises", fail)])
         assert diagnose(faulty) == ["it is 2 times the reference's, everywhere"]
+
+
+def test_which_layers_have_mistakes_that_need_the_reference():
+    """NumPy's list, which knows no torch, is the list of the mutations; a lazy layer becomes another class."""
+    known = tuple(chain.from_iterable(MISTAKES))
+    found = {kind for kind, each in vars(T).items() if isinstance(each, type) and issubclass(each, known)}
+    assert {kind for kind in found if not kind.startswith("Lazy")} == layers.NEED_THE_REFERENCE

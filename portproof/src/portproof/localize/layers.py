@@ -32,7 +32,8 @@ DROPOUTS = ("Dropout", "Dropout1d", "Dropout2d", "Dropout3d", "AlphaDropout", "F
 CONVOLUTIONS = ("Conv1d", "Conv2d", "Conv3d", "ConvTranspose1d", "ConvTranspose2d", "ConvTranspose3d")
 POOLS = ("AvgPool2d", "MaxPool2d", "AdaptiveAvgPool2d", "AdaptiveMaxPool2d")
 RECURRENT = ("LSTM", "LSTMCell", "GRU", "GRUCell", "RNN", "RNNCell")
-NEED_THE_REFERENCE = frozenset({*CONVOLUTIONS, *POOLS, *RECURRENT, "Embedding", "Upsample", "MultiheadAttention"})
+UPSAMPLES = ("Upsample", "UpsamplingNearest2d", "UpsamplingBilinear2d")
+NEED_THE_REFERENCE = frozenset({*CONVOLUTIONS, *POOLS, *RECURRENT, *UPSAMPLES, "Embedding", "MultiheadAttention"})
 
 
 def _tanh_gelu(x: Array) -> Array:
