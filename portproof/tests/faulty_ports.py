@@ -25,6 +25,26 @@ class RMSNorm(nn.Layer):
         return x * paddle.rsqrt((x * x).mean(-1, keepdim=True) + 1e-5) * self.weight
 
 
+class Fused(nn.BatchNorm2D):
+    """With another epsilon, and with the activation behind it inside."""
+
+    def __init__(self):
+        super().__init__(4, epsilon=1e-3)
+
+    def forward(self, x):
+        return F.relu(super().forward(x))
+
+
+class NormOverChannels(nn.LayerNorm):
+    """With another epsilon."""
+
+    def __init__(self):
+        super().__init__(4, epsilon=1e-3)
+
+    def forward(self, x):
+        return super().forward(x.transpose([0, 2, 3, 1])).transpose([0, 3, 1, 2])
+
+
 class NotTransposed(nn.Linear):
     """Reads its weight as PyTorch does."""
 
@@ -71,6 +91,8 @@ def body(m, x):
 LAYERS = {
     "batch norm, epsilon": lambda: nn.BatchNorm2D(4, epsilon=1e-3),
     "layer norm, epsilon": lambda: nn.LayerNorm(6, epsilon=1e-6),
+    "layer norm over channels": NormOverChannels,
+    "batch norm with its activation": Fused,
     "group norm, epsilon": lambda: nn.GroupNorm(2, 4, epsilon=1e-3),
     "group norm, groups": lambda: nn.GroupNorm(4, 4),
     "instance norm, epsilon": lambda: nn.InstanceNorm2D(4, epsilon=2.5e-5),
@@ -105,7 +127,7 @@ LAYERS = {
 def port(name: str) -> Port:
     """Its `layer` behind a layer without a fault."""
     layer = LAYERS[name]()
-    images = isinstance(layer, (nn.BatchNorm2D, nn.GroupNorm, nn.InstanceNorm2D, nn.Conv2D))
+    images = isinstance(layer, (nn.BatchNorm2D, NormOverChannels, nn.GroupNorm, nn.InstanceNorm2D, nn.Conv2D))
     first = nn.Conv2D(4, 4, 1) if images else nn.Linear(6, 6)
     return Port(lambda m, x: m.layer(m.first(x)), first=first, layer=layer)
 

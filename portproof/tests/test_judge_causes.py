@@ -26,9 +26,16 @@ def block(code=body):
     return Ref(code, a=T.Linear(6, 6), b=T.Linear(6, 6))
 
 
+class NormOverChannels(T.LayerNorm):
+    def forward(self, x):
+        return super().forward(x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
+
+
 CASES = {  # (the reference's layer, modes, the cause; "" where it needs the reference)
     "batch norm, epsilon": (T.BatchNorm2d(4), EVAL, "epsilon is 0.001, not 1e-05"),
     "layer norm, epsilon": (T.LayerNorm(6), EVAL, "epsilon is 1e-06, not 1e-05"),
+    "layer norm over channels": (NormOverChannels(4), EVAL, "epsilon is 0.001, not 1e-05"),
+    "batch norm with its activation": (T.BatchNorm2d(4), EVAL, "epsilon is 0.001, not 1e-05"),
     "group norm, epsilon": (T.GroupNorm(2, 4), EVAL, "epsilon is 0.001, not 1e-05"),
     "group norm, groups": (T.GroupNorm(2, 4), EVAL, "it has 4 groups, not 2"),
     "instance norm, epsilon": (T.InstanceNorm2d(4, affine=True), EVAL, "epsilon is 2.5e-05, not 1e-05"),
@@ -79,7 +86,12 @@ def pair(name: str):
     layer, modes, _ = CASES[name]
     images = port(name).first.weight.ndim == 4
     first = T.Conv2d(4, 4, 1) if images else T.Linear(6, 6)
-    return Ref(lambda m, x: m.layer(m.first(x)), first=first, layer=layer), [IMAGES if images else ROWS], modes
+    behind = T.ReLU() if name == "batch norm with its activation" else T.Identity()
+    return (
+        Ref(lambda m, x: m.behind(m.layer(m.first(x))), first=first, layer=layer, behind=behind),
+        [IMAGES if images else ROWS],
+        modes,
+    )
 
 
 @pytest.fixture(scope="module")
