@@ -312,7 +312,6 @@ def fail() -> dict:
 
 
 def test_a_mutation_that_raises_does_not_end_the_search():
-    """Softmax over axis 1 cannot be applied to one axis; GELU comes before it, so a mutation is put in front."""
     x = X[0]
     mutated = [("it raises", fail), ("it is the mutated one", lambda: {OUTPUT: 3 * x})]
     faulty = FaultyModule(layer_of(T.Conv2d(1, 1, 1), x), {OUTPUT: x}, {OUTPUT: 3 * x}, [OUTPUT], mutated=mutated)
