@@ -1,34 +1,21 @@
 """Toy pairs: children by name and the code that calls them, in both frameworks; and what `align` must say of a pair."""
 
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import paddle
 import torch
+from coded import Coded
 
 from portproof import align
 from portproof.compare import FAIL, PASS, REFUSED, Verdict
 
 
-class _Coded:
-    """A module that runs `code(self, *inputs)` over children given by name."""
-
-    def __init__(self, code: Callable, **children: Any) -> None:
-        super().__init__()
-        self.code = code
-        for name, child in children.items():
-            setattr(self, name, child)
-
-    def forward(self, *inputs, **keywords):
-        return self.code(self, *inputs, **keywords)
-
-
-class Ref(_Coded, torch.nn.Module):
+class Ref(Coded, torch.nn.Module):
     """In PyTorch."""
 
 
-class Port(_Coded, paddle.nn.Layer):
+class Port(Coded, paddle.nn.Layer):
     """In PaddlePaddle."""
 
 

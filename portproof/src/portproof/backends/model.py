@@ -320,16 +320,6 @@ class BackendModel(Model):
         """In words, an operation of the framework whose backward is wrong in this run (see `Runs`)."""
         return self.backend.runs.wrong_gradients(lambda: self._answer(question))
 
-    def settings(self, name: str) -> dict[str, Any]:
-        """The module's public numbers, booleans and texts; (n, n) becomes n."""
-        found = {}
-        for key, value in vars(self._parts[name]).items():
-            equal = isinstance(value, (tuple, list)) and len(set(map(str, value))) == 1
-            setting = value[0] if equal else value
-            if isinstance(setting, (bool, int, float, str)) and not key.startswith("_") and key != "training":
-                found[key] = setting
-        return found
-
     def dropout_probability(self, name: str) -> float:
         """The probability of a dropout layer; 0 for other layers."""
         return float(getattr(self._parts[name], "p", 0.0))

@@ -55,6 +55,7 @@ class Module:
     kind: str  # PyTorch's name of its library layer, or ""
     slots: dict[str, Slot]  # by PyTorch's names in the module
     is_leaf: bool
+    settings: dict[str, object]  # its public numbers, booleans, None and words; (n, n) becomes n
 
 
 def describe(backend: Backend, model: Any) -> dict[str, Module]:
@@ -69,8 +70,23 @@ def describe(backend: Backend, model: Any) -> dict[str, Module]:
         kind = backend.layers.kind(module)
         known = kind if kind in RULES or not slots else ""
         is_leaf = not any(id(child) in ids for child in backend.layers.children(module))
-        modules[name] = Module(name, type(module).__name__, known, slots, is_leaf)
+        modules[name] = Module(name, type(module).__name__, known, slots, is_leaf, _settings(module))
     return modules
+
+
+def is_setting(value: object) -> bool:
+    """Whether it is None, a boolean, a number or a line of text."""
+    return value is None or type(value) in (bool, int, float) or type(value) is str and value.isprintable()
+
+
+def _settings(module: Any) -> dict[str, object]:
+    found = {}
+    for key, value in vars(module).items():
+        equal = isinstance(value, (tuple, list)) and all(map(is_setting, value)) and len(set(value)) == 1
+        setting = value[0] if equal else value
+        if is_setting(setting) and not key.startswith("_") and key != "training":
+            found[key] = setting
+    return found
 
 
 def _own_slots(

@@ -1,26 +1,24 @@
 """Diagnose a faulty module: which mutation of the reference's gives what the port's gives?
 
-A mutation is named only if it leaves under a thousandth of every item's difference.
+A mutation is named only if it leaves under a thousandth of every item's difference. Imports no framework.
 """
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import product
 
 import numpy as np
 import numpy.typing as npt
-import torch
 from scipy.optimize import minimize_scalar
-from torch import nn
 
 from portproof.arrays import largest_difference
 from portproof.compare import Item, Items
-from portproof.localize.mutations import ACTIVATIONS, BATCH_NORMS, Mistake, Mutation, mutations, tunable_numbers
+from portproof.localize.layers import ACTIVATIONS, BATCH_NORMS, Layer, Mistake, mistakes, tunable_numbers
 
 MOMENTA = (0.1, 0.9, 0.01, 0.99, 0.001, 0.999, 0.05, 0.95, 0.03, 0.97)
 RESIDUE = 1e-3  # of the difference, at most
@@ -32,13 +30,12 @@ Candidate = tuple[str, Callable[[], Items]]  # (mistake, makes its items)
 class FaultyModule:
     """What differs in an isolated run, in one precision."""
 
-    module: nn.Module  # the reference's
+    layer: Layer  # the reference's, which received the inputs
     ref: Items
     port: Items
     differing: list[Item]
-    inputs: list[np.ndarray]
-    inner_outputs: dict[str, np.ndarray]  # of the modules inside
-    run_mutated: Callable[[Mutation], Items]  # on the same inputs
+    inner_outputs: Mapping[str, np.ndarray] = field(default_factory=dict)  # of the modules inside
+    mutated: Iterable[Candidate] = ()  # that only the reference itself can compute
 
 
 def reproduces(items: Items, faulty: FaultyModule) -> bool:
@@ -63,36 +60,48 @@ def _reproducing(candidates: Iterable[Candidate], faulty: FaultyModule) -> Itera
                 yield text
 
 
+def _candidate(mistake: Mistake, faulty: FaultyModule) -> Candidate:
+    text, make = mistake
+
+    def items() -> Items:
+        arrays = make()
+        return {item: arrays[item.leaf] for item in faulty.differing if item.kind != "gradient" and item.leaf in arrays}
+
+    return text, items
+
+
 def _mutated(faulty: FaultyModule) -> Iterator[Candidate]:
-    for text, mutation in mutations(faulty.module, faulty.inputs):
-        yield text, partial(faulty.run_mutated, mutation)
+    with suppress(Exception):  # it may only look like the library's
+        for mistake in mistakes(faulty.layer):
+            yield _candidate(mistake, faulty)
+    yield from faulty.mutated
 
 
 def _fitted(faulty: FaultyModule) -> Iterator[Candidate]:
     """A number fitted to the port's values; to one element any would fit."""
     item = faulty.differing[0]
     port = faulty.port.get(item)
-    if port is None or port.size < 2:
+    if port is None or port.size < 2 or item.kind == "gradient":
         return
 
     def distance(number: float, mistake: Callable[[float], Mistake]) -> float:
-        _, mutation = mistake(number)
-        found = faulty.run_mutated(mutation).get(item)
+        _, make = _candidate(mistake(number), faulty)
+        found = make().get(item)
         return largest_difference(found, port) if found is not None and found.shape == port.shape else np.inf
 
-    for bounds, mistake in tunable_numbers(faulty.module):
+    for bounds, mistake in tunable_numbers(faulty.layer):
         fit = minimize_scalar(distance, bounds=bounds, args=(mistake,), method="bounded", options={"xatol": 1e-12})
-        text, mutation = mistake(fit.x)
-        yield text, partial(faulty.run_mutated, mutation)
+        yield _candidate(mistake(fit.x), faulty)
 
 
 def _statistics(faulty: FaultyModule) -> Iterator[Candidate]:
-    m, x = faulty.module.momentum, faulty.inputs[0]
+    layer = faulty.layer
+    m, x = layer.module.settings["momentum"], layer.inputs[0]
     if m is None:
         return
     count = x.size // x.shape[1]
     means = [item for item in faulty.ref if item.leaf in ("running_mean", "running_var")]
-    before = {item: getattr(faulty.module, item.leaf).double().cpu().numpy() for item in means}
+    before = {item: layer.tensors[item.leaf].astype(np.float64) for item in means}
     batch = {item: (faulty.ref[item] - (1 - m) * before[item]) / m for item in means}
     for momentum, biased in product((m, 1 - m, *MOMENTA), (False, True)):
         words = []
@@ -114,10 +123,11 @@ Change = tuple[str, Callable[[], npt.ArrayLike]]  # (mistake, makes its array)
 
 
 def _of_arrays(faulty: FaultyModule, ref: np.ndarray, port: np.ndarray) -> Iterator[Change]:
-    for i, x in enumerate(faulty.inputs):
+    inputs = faulty.layer.inputs
+    for i, x in enumerate(inputs):
         if x.dtype.kind not in "fc" or x.shape != port.shape:
             continue
-        what = f"input {i}" if len(faulty.inputs) > 1 else "its input"
+        what = f"input {i}" if len(inputs) > 1 else "its input"
         yield f"it returns {what} unchanged", partial(np.asarray, x)
         if x.shape == ref.shape:
             yield f"it does not add {what} (a residual connection is missing)", partial(np.subtract, ref, x)
@@ -163,9 +173,8 @@ def _relations(faulty: FaultyModule) -> Iterator[Candidate]:
         )
         yield f"it is the reference's plus {shift:.6g}, everywhere", partial(changed, partial(np.add, ref, shift))
     if is_comparable and is_output:
-        x = torch.from_numpy(np.array(ref))
         for word, function in ACTIVATIONS.items():
-            yield f"{word} is applied to what it returns", partial(changed, partial(function, x))
+            yield f"{word} is applied to what it returns", partial(changed, partial(function, ref))
 
 
 def _proportion(ref: np.ndarray, port: np.ndarray) -> float | complex:
@@ -176,7 +185,7 @@ def _proportion(ref: np.ndarray, port: np.ndarray) -> float | complex:
 
 def _without_gradients(faulty: FaultyModule) -> tuple[list[str], FaultyModule]:
     """(gradients on one side only, in words; what differs besides)."""
-    own = {name for name, _ in faulty.module.named_parameters(recurse=False)}
+    own = {name for name, slot in faulty.layer.module.slots.items() if not slot.is_buffer}
     gradients = [item for item in faulty.differing if item.kind == "gradient"]
     missing = [item for item in gradients if item not in faulty.port]
     unexpected = [item for item in gradients if item not in faulty.ref and item.leaf in own]
@@ -212,7 +221,7 @@ def _causes(faulty: FaultyModule) -> list[str]:
     statistics = [item for item in faulty.differing if item.kind == "buffer"]
     values = [item for item in faulty.differing if item.kind != "buffer"]
     if not values:
-        is_norm = isinstance(faulty.module, BATCH_NORMS)
+        is_norm = faulty.layer.kind in BATCH_NORMS
         return [*_reproducing(_statistics(faulty), faulty)][:1] if is_norm else []
     found: list[str] = []
     for candidates, most in ((_mutated, 3), (_fitted, 1), (_relations, 1)):

@@ -8,20 +8,34 @@ from __future__ import annotations
 
 import os
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from portproof.backends.model import Model
+from portproof.backends.model import BackendModel, Model
 from portproof.backends.question import Question
 from portproof.backends.trace import CALLS, OUTPUT, UPSTREAM, Inputs, ModuleCall
-from portproof.compare import FAIL, Row, compare, tensor_item
-from portproof.localize.isolated import AT_KINKS, MORE_VALUES, OTHER_FORM, IsolatedRun, IsolatedRuns, has_upstream
+from portproof.compare import FAIL, Item, Items, Row, compare, tensor_item
+from portproof.localize.isolated import (
+    AT_KINKS,
+    MORE_VALUES,
+    OTHER_FORM,
+    Attempt,
+    IsolatedRun,
+    IsolatedRuns,
+    has_upstream,
+)
 from portproof.localize.own_code import places_in_code, prefix_of
 from portproof.mapping.map_search import alike
 from portproof.mapping.module_calls import EXACT
 from portproof.mapping.name_map import NameMap
+
+if TYPE_CHECKING:
+    from portproof.localize.layers import Layer
 
 OTHER_VALUES = "gives other values, of which nothing comes"
 KINDS = frozenset({"output", "gradient", "buffer"})  # of items in an isolated run
@@ -265,12 +279,11 @@ def _location(runs: IsolatedRuns, run: IsolatedRun) -> Location:
     proof = [f"alone, on {where}: {failed[0].name} differs", *numbers(failed[0])]
     if phase == "forward":
         proof += places_in_code(runs, run, inner, values)
-    if not ref.is_leaf and not runs.ref.is_recorded:
-        settings, port_settings = runs.ref.settings(name), runs.port.settings(port.name)
+    if not ref.is_leaf:
         proof += [
-            f"its {key} is {port_settings[key]!r}, the reference's {value!r}"
-            for key, value in settings.items()
-            if key in port_settings and port_settings[key] != value
+            f"its {key} is {port.settings[key]!r}, the reference's {value!r}"
+            for key, value in ref.settings.items()
+            if key in port.settings and port.settings[key] != value
         ]
     if phase != "buffers" and question.backward and question.dtype == "float64":
         call = replace(port_call, upstream=question.call.upstream)
@@ -279,24 +292,41 @@ def _location(runs: IsolatedRuns, run: IsolatedRun) -> Location:
     if left:
         proof.append(f"not run alone, and what differs may begin there: {', '.join(left)}")
     diagnosis = []
-    if runs.ref.is_recorded:
-        proof.append("causes not tried: they need torch and the reference")
-    elif not run.port_run.trace.error:
-        from portproof.localize.diagnosis import FaultyModule, diagnose  # imports torch
+    if not run.port_run.trace.error:
+        from portproof.localize.diagnosis import FaultyModule, diagnose  # imports SciPy
 
         outputs = inner.trace.outputs.items() if not ref.is_leaf else ()
-        module = FaultyModule(
-            runs.ref.copied(name, "float32", runs.train),
-            run.ref,
-            run.port,
-            [row.item for row in failed],
-            question.call.inputs,
-            {inside: array for inside, array in outputs if not inside.startswith("output")},
-            lambda mutation: runs.ref_items(run.attempt, backward=backward, mutation=mutation),
-        )
-        diagnosis = diagnose(module)
+        inner_outputs = {inside: array for inside, array in outputs if not inside.startswith("output")}
+        layer, is_here = _layer(runs, run), isinstance(runs.ref, BackendModel) and runs.ref.backend.name == "torch"
+        mutated = _mutated(runs, run.attempt, backward) if is_here else []
+        differing = [row.item for row in failed]
+        diagnosis = diagnose(FaultyModule(layer, run.ref, run.port, differing, inner_outputs, mutated))
+        if layer.needs_the_reference and not is_here and not diagnosis:
+            proof.append(f"causes not tried: those of a {layer.kind} that need torch and the reference")
     tree = module_tree(runs.ref, name)
     return Location(name, ref.type, phase, port.name, port.type, failed[0], proof, diagnosis, tree)
+
+
+def _layer(runs: IsolatedRuns, run: IsolatedRun) -> Layer:
+    from portproof.localize.layers import Layer
+
+    question, modules, arrays = run.attempt.question, runs.ref.modules, runs.ref.arrays(runs.train)
+    module = modules[question.module]
+    tensors = {leaf: arrays[slot.key] for leaf, slot in module.slots.items()}
+    output = run.ref.get(Item("output 0", "output", module.name))
+    follower = modules[question.followed_by].type if question.followed_by else ""
+    return Layer(module, runs.train, tensors, question.call.inputs, output, follower)
+
+
+def _mutated(runs: IsolatedRuns, attempt: Attempt, backward: bool) -> list[tuple[str, Callable[[], Items]]]:
+    """Candidates of the reference's own module."""
+    from portproof.localize.mutations import mutations  # imports torch
+
+    found, call = [], attempt.question.call
+    with suppress(Exception), runs.ref.lent(call.name, "float32", runs.train) as module:
+        for text, mutation in mutations(module, call.inputs):
+            found.append((text, partial(runs.ref_items, attempt, backward=backward, mutation=mutation)))
+    return found
 
 
 def numbers(row: Row) -> list[str]:

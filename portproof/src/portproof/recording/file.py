@@ -23,7 +23,7 @@ import numpy as np
 
 from portproof.backends.model import Model
 from portproof.backends.question import Question, Run
-from portproof.backends.slots import Module
+from portproof.backends.slots import Module, is_setting
 from portproof.backends.trace import Inputs, is_array, tensors_in
 from portproof.backends.values import COMPLEX, KINDS, decode, digest_of
 from portproof.compare.ruler import UNIT_ROUNDOFF
@@ -36,7 +36,7 @@ from sturdyio.cli import UserError
 from sturdyio.files import load_safetensors_with_metadata, refusing, save_safetensors
 
 NAME = "portproof.recording"
-VERSION = 7
+VERSION = 8
 MOST_INPUTS = 1000  # each is part of every question
 MOST_TEXT = 64_000_000  # safetensors reads headers up to 100 MB
 WHAT = "what portproof record wrote"
@@ -188,6 +188,8 @@ class RecordedModel(Model):
             owners = {slot.key.rpartition(".")[0] for slot in module.slots.values()}
             if name.rpartition(".")[0] not in self._whole or owners - {name}:
                 raise ValueError(f"its module {name} is not in the model")
+            if not all(map(is_setting, module.settings.values())):
+                raise ValueError(f"its module {name} has a setting that is no number and no line of text")
         for slot in self._slots.values():
             array = self._values[slot.tensor]
             if array.shape != slot.shape or (array.dtype.kind != "f") != slot.is_whole:

@@ -76,6 +76,7 @@ class Pair:
     strict: bool = False  # differences inside the model are failures
     notes: list[str] = field(default_factory=list)  # for the report, with repeats
     built_differently: dict[str, str] = field(default_factory=dict)  # {module: how}, no fault
+    modes: Sequence[str] = MODES  # in which it is run
     precisions: Sequence[str] = tuple(UNIT_ROUNDOFF)
     given: Mapping[str, str] | None = None  # {reference's module: port's}, from the user
     equal_tensors: dict[str, str] = field(default_factory=dict)  # {port's name: reference's key}, see `by_weights`
@@ -111,6 +112,7 @@ class Pair:
             inputs = load_probe_weights(ref_model, options.seed, inputs, modes, options.drawn)
         pair = cls(ref_model, port_model, inputs=inputs, output=options.output, given=options.names)
         pair.never_entered = ref_model.never_entered(modes)
+        pair.modes = modes
         pair.precisions = [dtype for dtype in UNIT_ROUNDOFF if dtype in options.precisions]
         if options.backward:
             pair.cotangent = ref_model.cotangent or drawn_cotangent(returned, options.seed)

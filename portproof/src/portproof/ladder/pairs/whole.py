@@ -385,7 +385,7 @@ def passes(pair: Pair) -> str:
 
 
 def locate_failure(pair: Pair, verdicts: Sequence[Verdict] = (), dtype: str = "") -> Location | None:
-    """Where the port departs, in the modes that failed or in both; else None.
+    """Where the port departs, in the modes that failed or in all of the pair's; else None.
 
     In float64, unless only float32 items failed.
     """
@@ -393,7 +393,7 @@ def locate_failure(pair: Pair, verdicts: Sequence[Verdict] = (), dtype: str = ""
     dtype = dtype or ("float32" if {item.dtype for item in failed} == {"float32"} else "float64")
     named = {item.mode for item in failed}
     modes: dict[bool, set[str]] = {}
-    for mode in [mode for mode in MODES if mode in named] or MODES:
+    for mode in [mode for mode in MODES if mode in named] or pair.modes:
         # A training step is judged by more than one pass gives.
         whole = [item for item in failed if (item.mode, item.dtype) == (mode, "float64") and item.iteration is None]
         outside = [item for item in whole if not _stays_inside(item)]
