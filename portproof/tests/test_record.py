@@ -473,7 +473,9 @@ def nested(depth: int) -> dict:
         lambda header: header["fingerprint"][0]["gradients"].update({"nowhere.bias": []}),
         lambda header: header["fingerprint"][0]["gradients"].update({"last.bias": []}),
         lambda header: first_answer(header).update(output=[None]),
-        lambda header: first_answer(header).update(output=[[0, float("1e999")]]),
+        lambda header: first_answer(header).update(output=[[0, float("1e999"), "float32"]]),
+        lambda header: first_answer(header).update(output=[[0, 1.0, "int64"]]),
+        lambda header: first_answer(header).update(output=[[0, 1.0, "no dtype"]]),
         lambda header: first_answer(header).update(gradients=[0]),
         lambda header: first_answer(header)["trace"]["calls"]["block.0"].update(inside="block.1"),
         lambda header: first_answer(header)["trace"]["calls"]["block.0"].update(name="nowhere"),
@@ -580,7 +582,7 @@ def test_the_two_commands(run, folder):
     assert recorded.returncode == 0, recorded.stderr
     about, wrote = recorded.stdout.strip().splitlines()
     assert about.startswith("a_ref:Ref, probe weights, seed 0: about 0.0") and about.endswith(" MB")
-    assert wrote.startswith("wrote net.ref.safetensors: 0.1")
+    assert wrote.startswith("wrote net.ref.safetensors: 0.0")
     judged = run(judge_command, *JUDGE)
     assert judged.returncode == 0, judged.stderr
     assert judged.stdout.strip().splitlines()[-1].startswith("PASS judge: all ")
@@ -652,7 +654,7 @@ def test_a_run_of_ever_more_copies_is_refused():
     """Distances take a few bytes in the file, and an array each in memory."""
     arrays = [np.zeros(2**17)]  # 1 MB
     empty = write_run(Run(Trace()), Store(), with_trace=False)
-    run = {**empty, "output": [[0, 1.0]], "places": [""]}
+    run = {**empty, "output": [[0, 1.0, "float64"]], "places": [""]}
     assert len(Reader(arrays).run(run).output) == 1
     with pytest.raises(ValueError, match="takes more than"):
-        Reader(arrays).run({**run, "input_gradients": [[0, 1.0]] * 400})
+        Reader(arrays).run({**run, "input_gradients": [[0, 1.0, "float64"]] * 400})

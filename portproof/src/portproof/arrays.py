@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import mmap
 import tempfile
 from collections.abc import Iterable, Iterator
@@ -101,6 +102,39 @@ def largest_difference(first: np.ndarray, second: np.ndarray) -> float:
     let_go(first)
     let_go(second)
     return found
+
+
+class Measured(np.ndarray):
+    """Stands for an array of the dtype `own` of which only the largest distance from a float64 array is known.
+
+    It is that array with the distance added to each value, so that each part of it is as far away, too.
+    """
+
+    own: np.dtype | None = None
+
+    def __array_finalize__(self, array: Any) -> None:
+        self.own = getattr(array, "own", None)
+
+    @classmethod
+    def beside(cls, array: np.ndarray, distance: float, own: np.dtype) -> Measured:
+        found = np.asarray(array + distance).view(cls)
+        found.own = own
+        return found
+
+
+def own_dtype(array: np.ndarray) -> np.dtype:
+    """The dtype of what the array stands for (see `Measured`)."""
+    return getattr(array, "own", None) or array.dtype
+
+
+def drawn(name: str, shape: tuple[int, ...]) -> np.ndarray:
+    """Numbers between -1 and 1 in float64, the same for a name in every version of NumPy.
+
+    NumPy promises that of a bit generator's raw numbers alone, not of distributions.
+    """
+    seed = int.from_bytes(hashlib.blake2b(name.encode(), digest_size=16).digest(), "little")
+    raw = np.random.PCG64(seed).random_raw(int(np.prod(shape)))
+    return (np.asarray(raw >> np.uint64(11)) * 2.0**-52 - 1).reshape(shape)
 
 
 def same_bits(first: np.ndarray, second: np.ndarray) -> bool:

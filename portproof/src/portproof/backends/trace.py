@@ -6,12 +6,12 @@ import copy
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, is_dataclass
+from dataclasses import dataclass, field, is_dataclass, replace
 from typing import TYPE_CHECKING, Any, Optional, Union
 
 import numpy as np
 
-from portproof.arrays import largest, same_bits
+from portproof.arrays import drawn, largest, same_bits
 from portproof.backends.draws import Draw
 from portproof.compare import Item
 from portproof.compare.activations import BREAKPOINTS
@@ -29,7 +29,7 @@ MaybeArray = Optional[np.ndarray]  # as Python 3.9 reads annotations at run time
 
 OUTPUT = "output"  # the model's own call in a trace
 # What a run keeps beside outputs, buffers and gradients; each includes the one before:
-OUTPUTS, CALLS, UPSTREAM = range(3)  # nothing; arguments of calls; gradients that come back to calls
+OUTPUTS, CALLS, UPSTREAM = range(3)  # nothing; arguments of calls; to which outputs of calls gradients come back
 RECENT = 12  # arrays; a shortcut may take its block's input 9 layers later
 PLAIN = (type(None), bool, int, float, complex, str, list, tuple, dict)  # possible outputs without a tensor
 
@@ -97,7 +97,8 @@ class ModuleCall:
     scale: float = 0.0  # largest input value
     outputs: list[np.ndarray] = field(default_factory=list)
     places: list[str] = field(default_factory=list)  # where they were in the return value
-    upstream: list[MaybeArray] = field(default_factory=list)  # gradient of the loss for each output
+    reached: list[bool] = field(default_factory=list)  # whether a gradient came back to each output
+    upstream: list[MaybeArray] = field(default_factory=list)  # in a question: what is sent back to each output
     took_random: bool = False  # numbers that were not lent
     draws: int = 0  # lent in it
     draws_before: tuple[Draw, ...] = ()  # lent in the run before it, if any in it
@@ -111,6 +112,24 @@ class ModuleCall:
     @property
     def inputs(self) -> list[np.ndarray]:
         return tensors_in((self.args, self.kwargs), is_array)
+
+    def with_upstream(self) -> ModuleCall:
+        """With a gradient drawn for each output to which one came back.
+
+        A backward pass is linear in what is sent back, so this tells what the true gradient tells, and need not be kept.
+        """
+        sent = zip_strict(self.outputs, self.reached)
+        drawn_ones = [
+            drawn_gradient(f"{self.label} {i}", output) if is_reached else None
+            for i, (output, is_reached) in enumerate(sent)
+        ]
+        return replace(self, upstream=drawn_ones)
+
+
+def drawn_gradient(name: str, output: np.ndarray) -> np.ndarray:
+    """Of the output's shape, see `drawn`; complex for a complex one."""
+    real = drawn(name, output.shape)
+    return real + 1j * drawn(f"{name}, imaginary", output.shape) if output.dtype.kind == "c" else real
 
 
 def as_call(inputs: Inputs) -> ModuleCall:
@@ -238,7 +257,7 @@ class _Tracer:
     def __init__(self, backend: Backend, keeps: int, watch_random: bool) -> None:
         self.backend = backend
         self.keep_calls = keeps >= CALLS
-        self.keep_upstreams = keeps >= UPSTREAM
+        self.notes_reached = keeps >= UPSTREAM
         self.watch_random = watch_random
         self.is_tensor = backend.framework.is_tensor
         self.trace = Trace()
@@ -292,12 +311,12 @@ class _Tracer:
             if not tensors and not isinstance(output, PLAIN):
                 self.trace.unrecorded[call.name] = f"it returns a {type(output).__name__}, in which no tensor is found"
             call.outputs = [self.array(tensor) for tensor in tensors.values()]
-            call.places, call.upstream = list(tensors), [None] * len(tensors)
+            call.places, call.reached = list(tensors), [False] * len(tensors)
             self.trace.add(call, is_activation, self.keep_calls)
-            if self.keep_upstreams:
+            if self.notes_reached:
                 for i, tensor in enumerate(tensors.values()):
                     if self.backend.requires_grad(tensor):
-                        self.keep_upstream(call, i, tensor)
+                        self.note_reached(call, i, tensor)
 
     def note_random(self, call: ModuleCall) -> None:
         """Note whether random numbers were taken since the latest running call began."""
@@ -315,11 +334,11 @@ class _Tracer:
         except Exception as error:
             self.trace.unrecorded[call.name] = one_line(error)
 
-    def keep_upstream(self, call: ModuleCall, i: int, tensor: Any) -> None:
-        """Have the later backward pass write the gradient of output `tensor` into `call`."""
+    def note_reached(self, call: ModuleCall, i: int, tensor: Any) -> None:
+        """Have the later backward pass note in `call` that it came to output `tensor`."""
 
-        def hook(gradient: Any) -> None:
-            call.upstream[i] = self.array(gradient)
+        def hook(_gradient: Any) -> None:
+            call.reached[i] = True
 
         tensor.register_hook(hook)
 

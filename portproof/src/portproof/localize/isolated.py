@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import cached_property
 from itertools import product
 from operator import attrgetter
 from typing import Any, Optional
@@ -17,7 +17,7 @@ from typing import Any, Optional
 import numpy as np
 
 from portproof.backends.model import Model
-from portproof.backends.question import CONSTANTS, Question, Run, to_precision
+from portproof.backends.question import CONSTANTS, Question, Run
 from portproof.backends.slots import Module
 from portproof.backends.trace import OUTPUT, Inputs, ModuleCall, is_array, map_tensors, module_of
 from portproof.compare import FAIL, Item, Items, Row, tensor_item
@@ -80,7 +80,7 @@ def _last_inside(calls: Calls, label: str) -> ModuleCall | None:
     inside = sorted((c for c in calls.values() if c.inside == label), key=attrgetter("start"))
     if not inside or len(outputs) != 1 or len(inside[-1].inputs) != 1 or not alike(outputs, inside[-1].outputs):
         return None
-    before = next((c.upstream for c in inside[-2::-1] if alike(c.outputs, inside[-1].inputs)), [None])
+    before = next((c.with_upstream().upstream for c in inside[-2::-1] if alike(c.outputs, inside[-1].inputs)), [None])
     return replace(inside[-1], upstream=before)
 
 
@@ -92,7 +92,7 @@ def _behind(calls: Calls, label: str) -> ModuleCall | None:
         if not _one_array(call.outputs, following.inputs):
             return None
         if not _one_array(following.inputs, following.outputs):
-            return following
+            return following.with_upstream()
     return None
 
 
@@ -291,13 +291,13 @@ class IsolatedRuns:
         keys = _keys_in(module, {key: key for key in self.names.tensors})
         return _items(run, dict(enumerate(run.output)), module, keys, attempt.ref_groups)
 
-    def run(self, label: str, dtype: str, backward: bool, adjusted: bool = True, lenient: bool = False) -> IsolatedRun:
+    def run(self, label: str, dtype: str, backward: bool, lenient: bool = False) -> IsolatedRun:
         """In "float64" or "float32": the first attempt that passes, else the nearest.
 
         A `lenient` run moves inputs by a little, away from where an operation has a kink, and cuts off what the port's
         output has not.
         """
-        call = adjusted_call(self.ref, self.calls[label], dtype) if adjusted else self.calls[label]
+        call = adjusted_call(self.ref, self.calls[label], dtype)
         call = moved_call(call) if lenient else call
         best = None
         for attempt in self._attempts(label, Question(call, dtype, self.train, backward)):
@@ -401,11 +401,10 @@ class IsolatedRuns:
 
 
 def all_questions(ref: Model, calls: Calls, label: str, question: Question) -> Iterator[Question]:
-    """All that `IsolatedRuns.run` may ask about one call, plainest first."""
+    """All that `IsolatedRuns.run` may ask about one call, each way's float64 run first."""
     others = neighbours(ref.modules, calls, label) if question.module else ()
     for way in (question, *(followed(question, neighbour) for neighbour in others if neighbour)):
-        yield way
-        yield from (replace(way, dtype=dtype) for dtype in UNIT_ROUNDOFF if dtype != way.dtype)
+        yield from (replace(way, dtype=dtype) for dtype in UNIT_ROUNDOFF)  # float64 first
         yield from (replace(way, perturbation=i) for i in range(1, RUNS + 1))
         if way.dtype == "float64" and ref.rounded_constants():
             yield replace(way, perturbation=CONSTANTS)
@@ -422,11 +421,8 @@ def without_optional(port: Items, ref: Items, model: Model) -> dict[Item, np.nda
 
 
 def adjusted_call(ref: Model, call: ModuleCall, dtype: str) -> ModuleCall:
-    """Inputs that show more: padding rows for an embedding, nothing at a kink."""
-    if dtype == "float32":  # so that all runs receive the same
-        given = call.args, call.kwargs, call.upstream
-        args, kwargs, upstream = map_tensors(given, is_array, partial(to_precision, dtype=dtype))
-        call = replace(call, args=args, kwargs=kwargs, upstream=upstream)
+    """Inputs that show more: padding rows for an embedding, nothing at a kink; with drawn upstream gradients."""
+    call = call.with_upstream()
     if not call.args or not is_array(call.args[0]):
         return call
     module, x = ref.modules[call.name], call.args[0]
@@ -490,4 +486,4 @@ def isolated_layers(runs: IsolatedRuns, dtype: str) -> Iterator[tuple[str, Isola
 
 def has_upstream(call: ModuleCall) -> bool:
     """Whether a gradient came back to an output of the call."""
-    return any(gradient is not None for gradient in call.upstream)
+    return any(call.reached)

@@ -260,8 +260,12 @@ def _location(runs: IsolatedRuns, run: IsolatedRun) -> Location:
     failed = [row for row in run.rows if row.status == FAIL and (row.item.kind == "gradient") == backward]
     ref, port = runs.ref.modules[name], runs.port.modules[port_call.name]
     phase = {"output": "forward", "gradient": "backward", "buffer": "buffers"}[failed[0].item.kind]
-    inner = None if ref.is_leaf else runs.ref.ask(Question(question.call, "float64", runs.train, keeps=CALLS))
-    what = "inputs and upstream gradients" if backward else "inputs"
+    inner = (
+        None
+        if ref.is_leaf
+        else runs.ref.ask(Question(runs.calls[question.call.label], "float64", runs.train, keeps=CALLS))
+    )
+    what = "inputs, drawn gradients sent back" if backward else "inputs"
     where = f"the reference's own {what}, {'train' if runs.train else 'eval'} mode, {question.dtype}"
     proof = [f"alone, on {where}: {failed[0].name} differs", *numbers(failed[0])]
     if inner and not failed[0].reason and not backward:

@@ -96,4 +96,5 @@ def _upstream(output: np.ndarray) -> np.ndarray:
 
 
 def _sums(output: np.ndarray) -> np.ndarray:
+    output = output.astype(np.result_type(output, np.float64))
     return np.array([(output**power).sum() for power in range(1, POWERS + 1)])

@@ -36,7 +36,7 @@ from sturdyio.cli import UserError
 from sturdyio.files import load_safetensors_with_metadata, refusing, save_safetensors
 
 NAME = "portproof.recording"
-VERSION = 7
+VERSION = 8
 MOST_INPUTS = 1000  # each is part of every question
 MOST_TEXT = 64_000_000  # safetensors reads headers up to 100 MB
 WHAT = "what portproof record wrote"
@@ -263,7 +263,7 @@ def _check_fingerprint(found: Fingerprint, shapes: Mapping[str, tuple[int, ...]]
     if any(array.shape != (POWERS,) for array in found.outputs):
         raise ValueError("its fingerprint has other outputs")
     for array in (*found.outputs, *chain.from_iterable(found.gradients.values())):
-        if array.dtype.kind != "f":
+        if array.dtype.kind not in "fc":
             raise ValueError(f"its fingerprint is {array.dtype}")
         _check_finite("fingerprint", array)
 

@@ -1,7 +1,7 @@
 """`portproof.record`: ask a reference all that judging any port may ask.
 
-That is the whole model in each mode and precision, and each module alone, on the inputs and upstream gradients that it
-received. So no port is needed yet.
+That is the whole model in each mode and precision, and each module alone, on the inputs that it received. So no port is
+needed yet. Only float64 runs are kept; of others their distances from these.
 """
 
 from __future__ import annotations
@@ -29,9 +29,6 @@ from portproof.python39 import zip_strict
 from portproof.recording.codec import write, write_run
 from portproof.recording.file import Recording
 from sturdyio.cli import UserError
-
-GRADIENTS = ("gradients", "input_gradients")
-RESULTS = ("trace", "output", "buffers", *GRADIENTS)
 
 
 class Recorder(Model):
@@ -142,17 +139,18 @@ class Recorder(Model):
         if self.model.rounded_constants():
             self.ask(replace(self._whole_question("float64", train), keeps=OUTPUTS, perturbation=CONSTANTS))
         not_alone: dict[str, str] = {}
-        for dtype, run in runs.items():
-            for label, call in run.trace.calls.items():
-                reason = self._why_not(call)
-                if reason:
-                    not_alone[label] = reason
-                elif dtype == "float64" or self.modules[call.name].is_leaf and has_upstream(call):
-                    self._ask_alone(run.trace.calls, label, dtype, train)
+        calls = runs["float64"].trace.calls
+        for label, call in calls.items():
+            reason = self._why_not(call)
+            if reason:
+                not_alone[label] = reason
+            else:
+                self._ask_alone(calls, label, train)
         return not_alone
 
     def _whole_question(self, dtype: str, train: bool) -> Question:
-        return Question.of_model(self.inputs, dtype, train, self.cotangent, UPSTREAM)
+        keeps = UPSTREAM if dtype == "float64" else OUTPUTS
+        return Question.of_model(self.inputs, dtype, train, self.cotangent, keeps)
 
     def _ask_whole(self, train: bool) -> dict[str, Run]:
         return {dtype: self.ask(self._whole_question(dtype, train)) for dtype in UNIT_ROUNDOFF}
@@ -167,42 +165,33 @@ class Recorder(Model):
             return ""
         return "since the recording was told to leave them out"
 
-    def _ask_alone(self, calls: Mapping[str, ModuleCall], label: str, given: str, train: bool) -> None:
-        """Ask all about one call of a run in the precision `given`.
-
-        Of float64 runs: what the search for a fault asks, in both precisions (see `locate`). Of float32 runs: what
-        judging a layer's gradients asks, also in float64 on the same inputs.
-        """
+    def _ask_alone(self, calls: Mapping[str, ModuleCall], label: str, train: bool) -> None:
+        """Ask all that judging asks about one call, see `IsolatedRuns`."""
         call = calls[label]
         is_leaf = self.modules[call.name].is_leaf
-        for dtype in ("float32", "float64"):  # what is kept in full first
-            is_adjusted = given == "float64" or dtype == "float32"
-            received = adjusted_call(self, call, dtype) if is_adjusted else call
-            if not is_leaf:
-                self._keep(Question(received, "float64", train, keeps=CALLS), True, ())
+        if not is_leaf:
+            self._keep(Question(call, "float64", train, keeps=CALLS), True)
+        for dtype in UNIT_ROUNDOFF:
             judged = has_upstream(call) and (dtype == "float64" or is_leaf)
-            asked = Question(received, dtype, train, judged)
+            asked = Question(adjusted_call(self, call, dtype), dtype, train, judged)
             for question in all_questions(self, calls, label, asked):
-                serves_a_limit = question.perturbation or question.dtype == "float32" and dtype == "float64"
-                self._keep(question, False, RESULTS if serves_a_limit else ())
+                self._keep(question, False)
 
     def ask(self, question: Question) -> Run:
-        """Ask the model, and keep answers of the whole; of perturbed runs only distances."""
-        distances = () if self.modules[""].is_leaf else GRADIENTS  # a block's float32 gradients only serve limits
-        self._keep(question, True, RESULTS if question.perturbation else distances)
+        """Ask the model, and keep answers of the whole."""
+        self._keep(question, True)
         return self.model.ask(question)
 
-    def _keep(self, question: Question, with_trace: bool, distances: Collection[str]) -> None:
-        """Keep the answer; of the fields `distances` only distances from float64."""
-        if any(answer["keeps"] == question.keeps for answer in self._kept(question)):
+    def _keep(self, question: Question, with_trace: bool) -> None:
+        """Keep the answer, if none serves; of what is not the plain float64 run only the distance from that."""
+        if self._kept(question) is not None:
             return
-        exact = next(iter(self._kept(replace(question, dtype="float64", perturbation=0))), {})
-        like = {field: node for field, node in exact.items() if field in distances}
-        answer = write_run(self.model.ask(question), self.store, with_trace, like)
+        is_plain = question.dtype == "float64" and not question.perturbation
+        exact = None if is_plain else self._kept(replace(question, dtype="float64", perturbation=0))
+        answer = write_run(self.model.ask(question), self.store, with_trace, exact)
         answer |= {"upstream": question.upstream_key(), "keeps": question.keeps, "module": question.module}
         self.answers.setdefault(question.key(self.switched_off), []).append(answer)
 
-    def _kept(self, question: Question) -> list[dict[str, Any]]:
-        upstream = question.upstream_key()
+    def _kept(self, question: Question) -> dict[str, Any] | None:
         answers = self.answers.get(question.key(self.switched_off), ())
-        return [answer for answer in answers if answer["upstream"] == upstream]
+        return next((each for each in answers if question.served_by(each["upstream"], each["keeps"])), None)

@@ -102,7 +102,7 @@ class Pair:
         if options.backward:
             pair.cotangent = ref_model.cotangent or drawn_cotangent(returned, options.seed)
         for model in (ref_model, port_model):
-            model.plan(pair.question(model, dtype, train) for dtype in pair.precisions for train in trains)
+            model.plan(pair.question(model, dtype, train) for dtype in UNIT_ROUNDOFF for train in trains)
         pair._find_map(options.mirrored)
         if ref_model.in_train and not pair.name_map.problems and not pair.name_map.ambiguous:
             arrays = ref_model.arrays(train=True)
@@ -116,9 +116,9 @@ class Pair:
         return pair
 
     def at(self, call: ModuleCall) -> Pair:
-        """The pair on the inputs and upstream gradients of the reference's `call`."""
+        """The pair on the inputs of the reference's `call`, with drawn upstream gradients."""
         inputs = [array.astype(np.float32) if array.dtype.kind == "f" else array for array in call.inputs]
-        there = replace(self, inputs=inputs, cotangent=call.upstream)
+        there = replace(self, inputs=inputs, cotangent=call.with_upstream().upstream)
         if self.name_map is None:
             there._find_map(mirrored=not self.given)
             self.name_map = there.name_map
@@ -160,8 +160,8 @@ class Pair:
         In float32 only the reference goes backward: layers are judged alone.
         """
         cotangent = self.cotangent if model is self.ref or dtype == "float64" else None
-        keeps = UPSTREAM if dtype == "float32" and cotangent is not None else CALLS
-        keeps = OUTPUTS if perturbation else keeps
+        keeps = UPSTREAM if model is self.ref else CALLS
+        keeps = OUTPUTS if perturbation or dtype == "float32" else keeps
         return Question.of_model(self.inputs, dtype, train, cotangent, keeps, perturbation)
 
     def mirror(self, kinds: Collection[str]) -> None:

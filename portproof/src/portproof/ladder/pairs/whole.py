@@ -57,7 +57,7 @@ def compare_mode(pair: Pair, train: bool) -> Iterator[Compared]:
     for dtype in pair.precisions:
         yield from mode.compare(dtype)
     if pair.cotangent is not None and "float32" in pair.precisions:
-        calls = pair.ask(pair.ref, "float32", train).trace.calls
+        calls = pair.ask(pair.ref, "float64", train).trace.calls
         pair.ref.forget()
         pair.port.forget()
         may_differ = mode.may_differ and mode.port_calls is not None
@@ -71,15 +71,14 @@ def random_or_unclear(pair: Pair, train: bool) -> Verdict | None:
     possible, and named.
     """
     mode, sides, still = f"{MODES[train]} mode", (pair.ref, pair.port), {}
-    dtype = pair.precisions[0]
     pair.mirror(())
     for model in sides:
-        _, still[model] = switch_off_random(model, pair.question(model, dtype, train))
-    runs = [pair.ask(model, dtype, train) for model in sides]
+        _, still[model] = switch_off_random(model, pair.question(model, "float64", train))
+    runs = [pair.ask(model, "float64", train) for model in sides]
     if train and _draw_differently(*runs) and not pair.ref.is_recorded:
         for model, run in zip_strict(sides, runs):
             switch_off_drawing(model, run)
-        runs = [pair.ask(model, dtype, train) for model in sides]
+        runs = [pair.ask(model, "float64", train) for model in sides]
     places = [run.places for run in runs]
     differs = _draw_differently(*runs)
     if differs and not train and not runs[0].trace.draws:  # then the port must not be random
@@ -121,7 +120,7 @@ def _lend(pair: Pair, train: bool, ref: Run, port: Run) -> None:
     for kinds in ((), (UNIFORM,), (NORMAL,), (UNIFORM, NORMAL)):
         if drawn.issuperset(kinds):
             pair.mirror(kinds)
-            if alike(ref.output, pair.ask(pair.port, pair.precisions[0], train).output):
+            if alike(ref.output, pair.ask(pair.port, "float64", train).output):
                 word = f", where the port uses {' and '.join(map(MIRRORED.get, kinds))}, as likely" if kinds else ""
                 break
     else:
@@ -279,11 +278,11 @@ def _run_notes(side: str, run: Run) -> list[str]:
 def isolated_gradients(
     pair: Pair, train: bool, calls: Calls, port_calls: Calls | None = None, is_equal: bool = False
 ) -> Verdict:
-    """float32 gradients of each layer alone, on the reference's inputs and upstream gradients.
+    """float32 gradients of each layer alone, on the inputs of the reference's float64 run.
 
     Through a whole network they cannot be judged: one activation that rounding moves across a kink changes them by a
-    percent, in either framework. Alone, a layer receives the same on both sides, off its kinks (activations.py). If the
-    whole `is_equal` in float64, a layer that differs there too is built differently.
+    percent, in either framework. Alone, a layer receives the same on both sides, off its kinks (activations.py), drawn
+    upstream gradients too. If the whole `is_equal` in float64, a layer that differs there too is built differently.
     """
     pair.match_calls([train])
     runs = IsolatedRuns(pair.ref, pair.port, pair.name_map, pair.inputs, train, calls, port_calls)
@@ -292,7 +291,7 @@ def isolated_gradients(
         name, differs = calls[label].name, "gradient" in found.kinds
         if not found.attempt.complete:
             pair.built_differently.setdefault(name, found.attempt.built_differently)
-        elif differs and is_equal and not runs.run(label, "float64", True, adjusted=False).passed:
+        elif differs and is_equal and not runs.run(label, "float64", backward=True).passed:
             pair.built_differently.setdefault(name, OTHER_VALUES)
         else:
             there = {"mode": MODES[train], "dtype": "float32", "section": label}

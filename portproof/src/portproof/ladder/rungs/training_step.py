@@ -299,8 +299,8 @@ class _Steps:
         """Compare one iteration's loss and statistics, and every layer's gradients in isolated runs.
 
         Whole-network gradients cannot be judged in float32: one input of a ReLU that rounding puts on the other side of
-        zero moves them by up to 3 percent on a faultless port. An isolated run, on the reference's input and upstream
-        gradient, has no such flips.
+        zero moves them by up to 3 percent on a faultless port. An isolated run, on the reference's input, has no
+        such flips.
         """
         rung = self.rung
         first = len(self.rung.verdicts)
@@ -314,7 +314,7 @@ class _Steps:
             return self.start_ref(dtype, perturbation=perturbation).iterate(batch)
 
         ref_run = rung.of_ref("make function", self.start_ref, "float32")
-        fp32_ref = rung.of_ref("training step", ref_run.iterate, batch, traced=None, keeps=UPSTREAM)
+        fp32_ref = rung.of_ref("training step", ref_run.iterate, batch, traced=None)
         port_run = rung.of_port("make function", self.start_port, "float32")
         found = port_run and rung.of_port("training step", port_run.iterate, batch, traced=port_run.activations)
         pair = self.pair.at(self.call)
@@ -325,7 +325,7 @@ class _Steps:
             title = self.how.title("float32, 1 iteration")
             port = without_optional(port, ref, self.pair.port)
             rung.check(ruler.compare(port, title=title, mode=self.how.mode, dtype="float32"))
-        isolated = isolated_gradients(pair, self.how.train, ref_run.trace.calls)
+        isolated = isolated_gradients(pair, self.how.train, self.first_trace.calls)
         if not isolated.rows:
             isolated = replace(isolated, refusal="no gradient reaches a layer that both sides have")
         rung.check(isolated, group=lambda item: item.module.partition(".")[0] or "model")
