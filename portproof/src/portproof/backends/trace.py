@@ -116,7 +116,7 @@ class ModuleCall:
     def with_upstream(self) -> ModuleCall:
         """With a gradient drawn for each output to which one came back.
 
-        A backward pass is linear in what is sent back, so this tells what the true gradient tells, and need not be kept.
+        A backward pass is linear in what is sent back, so this tells what the true gradient tells: that is not kept.
         """
         sent = zip_strict(self.outputs, self.reached)
         drawn_ones = [

@@ -40,9 +40,9 @@ a port whose terms do not.
 
 float32: the float32 run shows how much a network magnifies rounding; the same additions in float64 round 2^-29 as far.
 The port may be K times as far from `fp64_ref` as that run. Two faultless runs round independently, so their largest
-errors are alike; the K that faultless ports need was measured on random draws. Where two float32 runs are compared with
-each other, the reference's own distance is added once more (triangle inequality). A model's float32 run is compared with
-`fp64_ref` rounded to float32, within the same limit.
+errors are alike; the K that faultless ports need was measured on random draws. Where two float32 runs are compared,
+the reference's own distance is added once more (triangle inequality). A float32 run of a model is compared with
+`fp64_ref`, rounded to float32, within the same limit.
 
 perturbed: one float32 run may come out lucky, and where float32 loses a value its error tells too little of float64. So
 the reference is run again with inputs and weights each moved to the next number, up or down at random. A layer's

@@ -16,6 +16,7 @@ from typing import Any, Optional
 
 import numpy as np
 
+from portproof.arrays import projected
 from portproof.backends.model import Model
 from portproof.backends.question import CONSTANTS, Question, Run
 from portproof.backends.slots import Module
@@ -289,7 +290,7 @@ class IsolatedRuns:
         module = attempt.question.module
         run = self.ref.ask(replace(attempt.question, **changes))
         keys = _keys_in(module, {key: key for key in self.names.tensors})
-        return _items(run, dict(enumerate(run.output)), module, keys, attempt.ref_groups)
+        return _items(self.ref, run, dict(enumerate(run.output)), module, keys, attempt.ref_groups)
 
     def run(self, label: str, dtype: str, backward: bool, lenient: bool = False) -> IsolatedRun:
         """In "float64" or "float32": the first attempt that passes, else the nearest.
@@ -370,7 +371,8 @@ class IsolatedRuns:
             if pairs is not None:
                 given = {i: np.asarray(run.output[j].ravel()[places]) for i, (j, places) in pairs.items()}
             keys = _keys_in(attempt.port_call.name, self.names.tensors)
-            return without_optional(_items(run, given, module, keys, attempt.port_groups), ref, self.port)
+            found = _items(self.ref, run, given, module, keys, attempt.port_groups)
+            return without_optional(found, ref, self.port)
 
         def again(dtype: str, perturbation: int = 0) -> Items:
             return self.ref_items(attempt, dtype=dtype, perturbation=perturbation)
@@ -457,21 +459,24 @@ def _keys_in(module: str, own: Mapping[str, str]) -> dict[str, str]:
 
 
 def _items(
-    run: Run, outputs: Mapping[int, np.ndarray], module: str, keys: Mapping[str, str], groups: Groups | None
+    ref: Model, run: Run, outputs: Mapping[int, np.ndarray], module: str, keys: Mapping[str, str], groups: Groups | None
 ) -> dict[Item, np.ndarray]:
+    """Either side's, by names of the reference."""
     gradients: dict[int, np.ndarray] = {}
     for i, array in enumerate(run.input_gradients):
         if array is None:
             continue
         place, shape, axes = groups[i] if groups else (i, array.shape, None)
         if place >= 0:
-            gradient = (array if axes is None else array.transpose(np.argsort(axes))).reshape(shape)
+            given = array if axes is None else array.transpose(np.argsort(axes))
+            gradient = projected(given.reshape(shape) if given.size == np.prod(shape) else given)  # or recorded so
             gradients[place] = gradients[place] + gradient if place in gradients else gradient
+    of_tensors = {keys[key]: array for key, array in run.gradients.items() if key in keys}
     return {
         **{Item(f"output {i}", "output", module): array for i, array in outputs.items()},
         **{tensor_item(keys[key], "buffer"): array for key, array in run.buffers.items() if key in keys},
         **{Item(f"input {i}", "gradient", module): array for i, array in gradients.items()},
-        **{tensor_item(keys[key], "gradient"): array for key, array in run.gradients.items() if key in keys},
+        **{tensor_item(key, "gradient"): array for key, array in ref.compared_gradients(of_tensors).items()},
     }
 
 

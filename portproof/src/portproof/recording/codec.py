@@ -23,14 +23,8 @@ from portproof.mapping.fingerprint import Fingerprint
 from sturdyio.cli import printable
 from sturdyio.files import most_memory
 
-UNWRITTEN = (
-    "change",
-    "view",
-    "activation_inputs",
-    "lacking",
-    "running",
-    "upstream",
-)  # fields that a recording leaves out
+# Fields that a recording leaves out.
+UNWRITTEN = ("change", "view", "activation_inputs", "lacking", "running", "upstream")
 
 
 def _forms(kind: type) -> dict[str, Any]:
@@ -70,14 +64,8 @@ def write(form: Any, value: Any, store: Store, like: Any = None) -> Any:
 
 def _written_array(array: np.ndarray, store: Store, like: Any) -> Any:
     other = store.arrays[like] if type(like) is int else None
-    if (
-        other is None
-        or array.dtype.kind not in "fc"
-        or other.dtype.kind != array.dtype.kind
-        or other.shape != array.shape
-    ):
-        return store.put(array)
-    distance = largest_difference(other, array)
+    is_like = other is not None and (other.dtype.kind, other.shape) == (array.dtype.kind, array.shape)
+    distance = largest_difference(other, array) if is_like and array.dtype.kind in "fc" else np.inf
     return [like, distance, str(array.dtype)] if np.isfinite(distance) else store.put(array)
 
 

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from portproof import __version__
+from portproof.arrays import projected
 from portproof.backends import backend_of_side
 from portproof.backends.drawn import drawn_weights
 from portproof.backends.model import Model
@@ -29,6 +30,8 @@ from portproof.python39 import zip_strict
 from portproof.recording.codec import write, write_run
 from portproof.recording.file import Recording
 from sturdyio.cli import UserError
+
+PER_CALL = 16_000  # bytes that a mode takes for each call beside its arrays: distances, gradients of what runs alone
 
 
 class Recorder(Model):
@@ -94,16 +97,9 @@ class Recorder(Model):
         }
         own = self.store.nbytes  # of weights and inputs
         self.cotangent = drawn_cotangent(self.model.run(self.inputs, "float32", False).output, options.seed)
-        self.header["cotangent"] = [put(array) for array in self.cotangent]
-        given = self.store.nbytes
         run = self.ask(self._whole_question("float64", False))
-        flow = self.store.nbytes - given  # of all arrays in its calls
-        calls = run.trace.calls.values()
-        leaves = [call for call in calls if self.modules[call.name].is_leaf]
-        alone_size = sum(array.size for call in leaves for array in (*call.inputs, *call.outputs))
-        # Values and gradients in both precisions; of layers alone gradients of inputs, outputs, weights.
-        per_mode = 3 * flow + 12 * alone_size + 6 * own + 1500 * len(calls)
-        self.expected_size = own + len(self.header["modes"]) * per_mode
+        flow = self.store.nbytes - own  # of all arrays in its calls
+        self.expected_size = own + len(self.header["modes"]) * (flow + PER_CALL * len(run.trace.calls))
 
     def rounded_constants(self) -> dict[str, np.ndarray]:
         return self.model.rounded_constants()
@@ -188,7 +184,11 @@ class Recorder(Model):
             return
         is_plain = question.dtype == "float64" and not question.perturbation
         exact = None if is_plain else self._kept(replace(question, dtype="float64", perturbation=0))
-        answer = write_run(self.model.ask(question), self.store, with_trace, exact)
+        run = self.model.ask(question)
+        gradients = {key: projected(array) for key, array in run.gradients.items()}
+        received = [None if array is None else projected(array) for array in run.input_gradients]
+        run = replace(run, gradients=gradients, input_gradients=received)
+        answer = write_run(run, self.store, with_trace, exact)
         answer |= {"upstream": question.upstream_key(), "keeps": question.keeps, "module": question.module}
         self.answers.setdefault(question.key(self.switched_off), []).append(answer)
 

@@ -12,7 +12,17 @@ from portproof.arrays import largest
 from portproof.backends import backend_of_side
 from portproof.backends.model import Model
 from portproof.backends.question import Question, Run
-from portproof.backends.trace import CALLS, OUTPUT, OUTPUTS, UPSTREAM, Inputs, ModuleCall, checked_inputs, module_of
+from portproof.backends.trace import (
+    CALLS,
+    OUTPUT,
+    OUTPUTS,
+    UPSTREAM,
+    Inputs,
+    ModuleCall,
+    checked_inputs,
+    drawn_gradient,
+    module_of,
+)
 from portproof.compare.ruler import UNIT_ROUNDOFF, constant_atol
 from portproof.ladder.pairs.as_built import Factory
 from portproof.mapping.name_map import NameMap, match_calls, propose, same_names
@@ -229,12 +239,8 @@ def switch_off_drawing(model: Model, run: Run) -> None:
 
 
 def drawn_cotangent(outputs: Sequence[np.ndarray], seed: int) -> list[np.ndarray]:
-    """Random normal gradients for each output, complex for complex ones."""
-    rng, drawn = np.random.default_rng([seed, 8]), []
-    for output in outputs:
-        real = rng.normal(size=output.shape)
-        drawn.append(real + 1j * rng.normal(size=output.shape) if output.dtype.kind == "c" else real)
-    return drawn
+    """Gradients between -1 and 1 for each output, complex for complex ones."""
+    return [drawn_gradient(f"seed {seed}, output {i}", output) for i, output in enumerate(outputs)]
 
 
 def same_weights(ref: Any, port: Any, inputs: Inputs, **options: Any) -> tuple[Any, Any]:

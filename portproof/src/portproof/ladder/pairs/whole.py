@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from portproof.arrays import largest
+from portproof.arrays import largest, projected
 from portproof.backends.draws import NORMAL, UNIFORM, difference
 from portproof.backends.question import CONSTANTS, Run
 from portproof.backends.trace import Inputs, output_item
@@ -209,7 +209,8 @@ class _Mode:
         """
         pair, prefix = self.pair, f"{module}."
         trained = [key for key, slot in pair.ref.slots.items() if key.startswith(prefix) and slot.trained]
-        reached = [key for key in trained if np.any(ref.get(tensor_item(key, "gradient"), 0.0))]
+        compared = map(pair.ref.compared_as, trained)
+        reached = [key for key in compared if np.any(ref.get(tensor_item(key, "gradient"), 0.0))]
         keys = [pair.name_map.tensors[key] for key in trained if key in pair.name_map.tensors]
         if reached or not keys:
             return False
@@ -386,12 +387,12 @@ def items(pair: Pair, run: Run, is_port: bool) -> dict[Item, np.ndarray]:
         tensors, calls = ({name: name for name in names} for names in (tensors, calls))
     outputs = renamed(run.trace.outputs, calls)
     found = {output_item(label, pair.output): array for label, array in outputs.items()}
-    for key, own in reversed(tensors.items()):
-        if own in run.gradients:
-            found[tensor_item(key, "gradient")] = run.gradients[own]
+    gradients = {key: run.gradients[own] for key, own in reversed(tensors.items()) if own in run.gradients}
+    for key, array in pair.ref.compared_gradients(gradients).items():
+        found[tensor_item(key, "gradient")] = array
     for i, array in enumerate(run.input_gradients):
         if array is not None:
-            found[Item(f"input {i}", "gradient")] = array
+            found[Item(f"input {i}", "gradient")] = projected(array)
     ref_keys = {own: key for key, own in tensors.items()}
     buffers = {ref_keys[own]: array for own, array in run.buffers.items() if own in ref_keys}
     return found | {tensor_item(key, "buffer"): array for key, array in buffers.items()}
