@@ -146,7 +146,7 @@ def _direction(length: int) -> np.ndarray:
 
 
 def along_axes(array: np.ndarray) -> list[np.ndarray]:
-    """A vector along each axis longer than 1, the others summed with weights that their length alone decides, of norm 1.
+    """A vector along each axis longer than 1, the others summed with weights of norm 1, which length alone decides.
 
     So a transposed array gives the same vectors in another order.
     """

@@ -21,6 +21,7 @@ from portproof.backends.lent import as_it_was, owned_tensors, taken_gradients
 from portproof.backends.question import CONSTANTS, Memory, Question, Run, perturbed, to_precision
 from portproof.backends.slots import Module, Named, Slot, describe, read_slots
 from portproof.backends.trace import CALLS, OUTPUT, OUTPUTS, Inputs, Trace, is_array, map_tensors, tensors_at, tracing
+from portproof.compare import Item, tensor_item
 from portproof.compare.ruler import is_rounded, moved_by_rounding
 from portproof.io.process import count_pass
 from sturdyio.cli import MachineError, UserError, one_line, user_code
@@ -108,7 +109,7 @@ class Model:
         whole = self._whole_slots[self._slots[key].tensor]
         return whole.key if is_projected(whole.shape) else key
 
-    def compared_gradients(self, gradients: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    def compared_gradients(self, gradients: Mapping[str, np.ndarray]) -> dict[Item, np.ndarray]:
         """Either side's gradients, by this model's keys, as they are compared: the large ones `projected`."""
         groups: dict[str, dict[str, np.ndarray]] = defaultdict(dict)
         for key, array in gradients.items():
@@ -118,7 +119,8 @@ class Model:
             key, array = next(iter(parts.items()))
             if name != key and array.shape == self._slots[key].shape:  # else a recorded one, of the whole
                 array = self._joined(parts)
-            found[name] = projected(array)
+            is_large = is_projected(self._whole_slots[self._slots[key].tensor].shape)
+            found[tensor_item(name, "gradient", projected=is_large)] = projected(array)
         return found
 
     def _joined(self, parts: Mapping[str, np.ndarray]) -> np.ndarray:

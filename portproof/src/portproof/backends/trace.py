@@ -113,6 +113,11 @@ class ModuleCall:
     def inputs(self) -> list[np.ndarray]:
         return tensors_in((self.args, self.kwargs), is_array)
 
+    @property
+    def float_shapes(self) -> list[tuple[int, ...]]:
+        """Of the inputs that may have a gradient."""
+        return [array.shape for array in self.inputs if array.dtype.kind == "f"]
+
     def with_upstream(self) -> ModuleCall:
         """With a gradient drawn for each output to which one came back.
 

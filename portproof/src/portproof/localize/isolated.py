@@ -16,7 +16,7 @@ from typing import Any, Optional
 
 import numpy as np
 
-from portproof.arrays import projected
+from portproof.arrays import is_projected, projected
 from portproof.backends.model import Model
 from portproof.backends.question import CONSTANTS, Question, Run
 from portproof.backends.slots import Module
@@ -290,7 +290,9 @@ class IsolatedRuns:
         module = attempt.question.module
         run = self.ref.ask(replace(attempt.question, **changes))
         keys = _keys_in(module, {key: key for key in self.names.tensors})
-        return _items(self.ref, run, dict(enumerate(run.output)), module, keys, attempt.ref_groups)
+        shapes = enumerate(attempt.question.call.float_shapes)
+        groups = attempt.ref_groups or [(i, shape, None) for i, shape in shapes]
+        return _items(self.ref, run, dict(enumerate(run.output)), module, keys, groups)
 
     def run(self, label: str, dtype: str, backward: bool, lenient: bool = False) -> IsolatedRun:
         """In "float64" or "float32": the first attempt that passes, else the nearest.
@@ -462,7 +464,7 @@ def _items(
     ref: Model, run: Run, outputs: Mapping[int, np.ndarray], module: str, keys: Mapping[str, str], groups: Groups | None
 ) -> dict[Item, np.ndarray]:
     """Either side's, by names of the reference."""
-    gradients: dict[int, np.ndarray] = {}
+    gradients: dict[Item, np.ndarray] = {}
     for i, array in enumerate(run.input_gradients):
         if array is None:
             continue
@@ -470,13 +472,14 @@ def _items(
         if place >= 0:
             given = array if axes is None else array.transpose(np.argsort(axes))
             gradient = projected(given.reshape(shape) if given.size == np.prod(shape) else given)  # or recorded so
-            gradients[place] = gradients[place] + gradient if place in gradients else gradient
+            item = Item(f"input {place}", "gradient", module, projected=is_projected(shape))
+            gradients[item] = gradients[item] + gradient if item in gradients else gradient
     of_tensors = {keys[key]: array for key, array in run.gradients.items() if key in keys}
     return {
         **{Item(f"output {i}", "output", module): array for i, array in outputs.items()},
         **{tensor_item(keys[key], "buffer"): array for key, array in run.buffers.items() if key in keys},
-        **{Item(f"input {i}", "gradient", module): array for i, array in gradients.items()},
-        **{tensor_item(key, "gradient"): array for key, array in ref.compared_gradients(of_tensors).items()},
+        **gradients,
+        **ref.compared_gradients(of_tensors),
     }
 
 

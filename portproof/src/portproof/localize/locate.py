@@ -308,10 +308,9 @@ def _location(runs: IsolatedRuns, run: IsolatedRun) -> Location:
 def numbers(row: Row) -> list[str]:
     if row.reason:
         return [row.reason]
-    place = f" at {row.worst.index}" if row.worst.index else ""
     return [
         f"max|d| {row.difference:.1e}, limit {row.atol:.1e}, outside {row.worst.outside} of {row.worst.size}",
-        f"worst{place}: reference {row.worst.ref!r}, port {row.worst.port!r}",
+        f"worst{row.place}: reference {row.worst.ref!r}, port {row.worst.port!r}",
     ]
 
 

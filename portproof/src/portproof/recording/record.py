@@ -31,7 +31,7 @@ from portproof.recording.codec import write, write_run
 from portproof.recording.file import Recording
 from sturdyio.cli import UserError
 
-PER_CALL = 16_000  # bytes that a mode takes for each call beside its arrays: distances, gradients of what runs alone
+PER_CALL = 12_000  # bytes that a mode takes for each call beside its arrays: distances, projections, text
 
 
 class Recorder(Model):

@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from portproof.arrays import largest, projected
+from portproof.arrays import is_projected, largest, projected
 from portproof.backends.draws import NORMAL, UNIFORM, difference
 from portproof.backends.question import CONSTANTS, Run
-from portproof.backends.trace import Inputs, output_item
+from portproof.backends.trace import Inputs, as_call, output_item
 from portproof.compare import FAIL, PASS, Item, Items, Row, Verdict, compare, joined, tensor_item
 from portproof.compare.ruler import Distances, Ruler, exact_atol, moved_distances
 from portproof.ladder.pairs.as_built import TITLE as BUFFERS_AS_BUILT
@@ -388,11 +388,10 @@ def items(pair: Pair, run: Run, is_port: bool) -> dict[Item, np.ndarray]:
     outputs = renamed(run.trace.outputs, calls)
     found = {output_item(label, pair.output): array for label, array in outputs.items()}
     gradients = {key: run.gradients[own] for key, own in reversed(tensors.items()) if own in run.gradients}
-    for key, array in pair.ref.compared_gradients(gradients).items():
-        found[tensor_item(key, "gradient")] = array
-    for i, array in enumerate(run.input_gradients):
+    found |= pair.ref.compared_gradients(gradients)
+    for i, (shape, array) in enumerate(zip(as_call(pair.inputs).float_shapes, run.input_gradients)):
         if array is not None:
-            found[Item(f"input {i}", "gradient")] = projected(array)
+            found[Item(f"input {i}", "gradient", projected=is_projected(shape))] = projected(array)
     ref_keys = {own: key for key, own in tensors.items()}
     buffers = {ref_keys[own]: array for own, array in run.buffers.items() if own in ref_keys}
     return found | {tensor_item(key, "buffer"): array for key, array in buffers.items()}
