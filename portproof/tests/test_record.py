@@ -24,16 +24,19 @@ from toy_pairs import chaotic
 from toy_sources import PORT, REF
 
 import portproof
+from portproof.arrays import drawn, projected
 from portproof.backends.question import Run
 from portproof.backends.trace import Trace
 from portproof.backends.values import Store, Unwritten, decode, digest_of, encode, is_written
 from portproof.commands import judge as judge_command
 from portproof.commands import record as record_command
 from portproof.compare import FAIL, PASS, Verdict
+from portproof.ladder.pairs.pair import Options
 from portproof.localize.locate import Location
 from portproof.recording import file
 from portproof.recording.codec import Reader, write_run
 from portproof.recording.file import Recording
+from portproof.recording.record import PER_CALL, Recorder
 from sturdyio import cli
 from sturdyio.cli import UserError
 
@@ -224,6 +227,75 @@ def test_the_reference_is_as_it_was():
     before = {key: tensor.clone() for key, tensor in ref.state_dict().items()}
     portproof.record(ref, INPUTS)
     assert all(torch.equal(tensor, before[key]) for key, tensor in ref.state_dict().items()) and ref.training
+
+
+# The size
+
+
+def wide() -> torch.nn.Module:
+    return torch.nn.Sequential(torch.nn.Linear(64, 1024), torch.nn.Tanh(), torch.nn.Linear(1024, 256))
+
+
+def convolutions(*widths: int) -> list[torch.nn.Module]:
+    layers = []
+    for n, m in zip(widths, widths[1:]):
+        layers += [torch.nn.Conv2d(n, m, 3, padding=1), torch.nn.BatchNorm2d(m), torch.nn.ReLU()]
+    return layers
+
+
+def mixed() -> torch.nn.Module:
+    head = torch.nn.Linear(32 * 8 * 8, 128)
+    return torch.nn.Sequential(*convolutions(3, 32, 32), torch.nn.AdaptiveAvgPool2d(8), torch.nn.Flatten(), head)
+
+
+SIZED = {
+    "weights": (wide, (4, 64)),
+    "activations": (lambda: torch.nn.Sequential(torch.nn.BatchNorm2d(3), *convolutions(3, 16)), (8, 3, 48, 48)),
+    "mixed": (mixed, (2, 3, 32, 32)),
+}
+
+
+@pytest.mark.parametrize("heavy", SIZED)
+def test_the_size_of_a_recording(heavy):
+    """Three times the weights and twice a float64 pass's outputs, beside the inputs and `PER_CALL`."""
+    make, shape = SIZED[heavy]
+    torch.manual_seed(0)
+    ref, inputs = make(), [np.random.default_rng(0).normal(size=shape).astype(np.float32)]
+    recorder = Recorder(ref, inputs, Options(), None)
+    recording = recorder.recording()
+    calls = recorder.ask(recorder._whole_question("float64", False)).trace.calls.values()
+    weights = sum(tensor.nbytes for tensor in ref.state_dict().values())
+    outputs = sum(array.nbytes for call in calls for array in call.outputs)
+    given = 3 * inputs[0].nbytes  # in float32 and in float64
+    law = 3 * weights + 2 * outputs + given + 2 * PER_CALL * len(calls)
+    assert recording.size <= law
+    assert recording.size == pytest.approx(recorder.expected_size, rel=0.15)
+    reference = recording.model()
+    for train in (False, True):  # every output stays
+        kept = reference.run(inputs, "float64", train).trace.outputs
+        exact = recorder.model.run(inputs, "float64", train).trace.outputs
+        assert kept.keys() == exact.keys() and all(map(np.array_equal, kept.values(), exact.values()))
+
+
+def test_drawn_numbers_are_those_of_every_numpy():
+    """What is drawn when a reference is recorded is drawn again when a port is judged."""
+    assert drawn("a name", (2,)).tolist() == [-0.3263949392121597, -0.46467252167926487]
+    assert np.abs(drawn("another", (1000,))).max() < 1 and abs(drawn("another", (1000,)).mean()) < 0.1
+
+
+def test_a_projection_keeps_the_size_of_values_and_of_errors(rng):
+    """So the limits of elements are those of projections; what they share grows no more."""
+    values, errors = rng.normal(size=(64, 32, 3, 3)), 1e-9 * rng.normal(size=(64, 32, 3, 3))
+    found = projected(values)
+    assert found.shape == (64 + 32 + 3 + 3,) and projected(found) is found
+    assert found.std() == pytest.approx(1, rel=0.2)
+    assert (projected(values + errors) - found).std() == pytest.approx(1e-9, rel=0.2)
+    assert np.abs(projected(values + 1e-9) - found).max() < 1e-8
+    one = values.copy()
+    one[5, 7, 1, 1] += 1  # comes out about sqrt(18432) smaller
+    assert 1e-4 < np.abs(projected(one) - found).max() < 1
+    assert projected(values[:1, :, :1]) is not found and projected(np.zeros((1, 5000))).shape == (1, 5000)
+    assert not np.array_equal(projected(values.transpose(0, 1, 3, 2)), found)
 
 
 # What is run alone
