@@ -298,6 +298,45 @@ def test_a_projection_keeps_the_size_of_values_and_of_errors(rng):
     assert not np.array_equal(projected(values.transpose(0, 1, 3, 2)), found)
 
 
+class Joined(torch.nn.Module):
+    """Queries and keys of one large weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.both = torch.nn.Linear(32, 64)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        queries, keys = self.both(x).chunk(2, -1)
+        return torch.tanh(queries) * keys
+
+
+class Apart(paddle.nn.Layer):
+    """The same of two, one of which has `times` its gradient."""
+
+    def __init__(self, times: float) -> None:
+        super().__init__()
+        self.queries, self.keys, self.times = paddle.nn.Linear(32, 32), paddle.nn.Linear(32, 32), times
+
+    def forward(self, x: paddle.Tensor) -> paddle.Tensor:
+        weight = self.times * self.keys.weight + (1 - self.times) * self.keys.weight.detach()
+        keys = paddle.nn.functional.linear(x, weight, self.keys.bias)
+        return paddle.tanh(self.queries(x)) * keys
+
+
+@pytest.mark.parametrize(("times", "status"), [(1.0, PASS), (1.0 + 1e-6, FAIL)])
+def test_a_large_gradient_is_compared_as_a_whole_by_its_projections(times, status):
+    """Also where the port has it in parts, which no recording could be cut into."""
+    inputs = [np.random.default_rng(0).normal(size=(8, 32)).astype(np.float32)]
+    names = {"both": "queries, keys"}
+    ref = Joined()
+    aligned = portproof.align(ref, Apart(times), inputs, names=names)
+    assert_same(aligned, portproof.judge(Apart(times), portproof.record(ref, inputs), names=names))
+    assert aligned.status == status
+    failed = [row for row in aligned.rows if row.status == FAIL and row.item.dtype == "float64"]
+    assert {row.item.name for row in failed} == ({"both.weight"} if status == FAIL else set())
+    assert all(row.shape == (64 + 32,) and row.place.startswith(" in projection ") for row in failed)
+
+
 # What is run alone
 
 
