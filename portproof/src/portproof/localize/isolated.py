@@ -294,13 +294,13 @@ class IsolatedRuns:
         groups = attempt.ref_groups or [(i, shape, None) for i, shape in shapes]
         return _items(self.ref, run, dict(enumerate(run.output)), module, keys, groups)
 
-    def run(self, label: str, dtype: str, backward: bool, lenient: bool = False) -> IsolatedRun:
+    def run(self, label: str, dtype: str, backward: bool, adjusted: bool = True, lenient: bool = False) -> IsolatedRun:
         """In "float64" or "float32": the first attempt that passes, else the nearest.
 
         A `lenient` run moves inputs by a little, away from where an operation has a kink, and cuts off what the port's
         output has not.
         """
-        call = adjusted_call(self.ref, self.calls[label], dtype)
+        call = adjusted_call(self.ref, self.calls[label], dtype) if adjusted else self.calls[label].with_upstream()
         call = moved_call(call) if lenient else call
         best = None
         for attempt in self._attempts(label, Question(call, dtype, self.train, backward)):

@@ -167,9 +167,10 @@ class Recorder(Model):
         is_leaf = self.modules[call.name].is_leaf
         if not is_leaf:
             self._keep(Question(call, "float64", train, keeps=CALLS), True)
-        for dtype in UNIT_ROUNDOFF:
+        adjusted = [(dtype, adjusted_call(self, call, dtype)) for dtype in UNIT_ROUNDOFF]
+        for dtype, received in (("float64", call.with_upstream()), *adjusted):
             judged = has_upstream(call) and (dtype == "float64" or is_leaf)
-            asked = Question(adjusted_call(self, call, dtype), dtype, train, judged)
+            asked = Question(received, dtype, train, judged)
             for question in all_questions(self, calls, label, asked):
                 self._keep(question, False)
 

@@ -279,7 +279,7 @@ def _run_notes(side: str, run: Run) -> list[str]:
 def isolated_gradients(
     pair: Pair, train: bool, calls: Calls, port_calls: Calls | None = None, is_equal: bool = False
 ) -> Verdict:
-    """float32 gradients of each layer alone, on the inputs of the reference's float64 run.
+    """float32 gradients of each layer alone, on the inputs of the reference's run.
 
     Through a whole network they cannot be judged: one activation that rounding moves across a kink changes them by a
     percent, in either framework. Alone, a layer receives the same on both sides, off its kinks (activations.py), drawn
@@ -292,7 +292,7 @@ def isolated_gradients(
         name, differs = calls[label].name, "gradient" in found.kinds
         if not found.attempt.complete:
             pair.built_differently.setdefault(name, found.attempt.built_differently)
-        elif differs and is_equal and not runs.run(label, "float64", backward=True).passed:
+        elif differs and is_equal and not runs.run(label, "float64", True, adjusted=False).passed:
             pair.built_differently.setdefault(name, OTHER_VALUES)
         else:
             there = {"mode": MODES[train], "dtype": "float32", "section": label}

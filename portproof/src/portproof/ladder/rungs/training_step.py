@@ -314,7 +314,7 @@ class _Steps:
             return self.start_ref(dtype, perturbation=perturbation).iterate(batch)
 
         ref_run = rung.of_ref("make function", self.start_ref, "float32")
-        fp32_ref = rung.of_ref("training step", ref_run.iterate, batch, traced=None)
+        fp32_ref = rung.of_ref("training step", ref_run.iterate, batch, traced=None, keeps=UPSTREAM)
         port_run = rung.of_port("make function", self.start_port, "float32")
         found = port_run and rung.of_port("training step", port_run.iterate, batch, traced=port_run.activations)
         pair = self.pair.at(self.call)
@@ -325,7 +325,7 @@ class _Steps:
             title = self.how.title("float32, 1 iteration")
             port = without_optional(port, ref, self.pair.port)
             rung.check(ruler.compare(port, title=title, mode=self.how.mode, dtype="float32"))
-        isolated = isolated_gradients(pair, self.how.train, self.first_trace.calls)
+        isolated = isolated_gradients(pair, self.how.train, ref_run.trace.calls)
         if not isolated.rows:
             isolated = replace(isolated, refusal="no gradient reaches a layer that both sides have")
         rung.check(isolated, group=lambda item: item.module.partition(".")[0] or "model")
