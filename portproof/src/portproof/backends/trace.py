@@ -97,7 +97,9 @@ class ModuleCall:
     scale: float = 0.0  # largest input value
     outputs: list[np.ndarray] = field(default_factory=list)
     places: list[str] = field(default_factory=list)  # where they were in the return value
-    reached: list[bool] = field(default_factory=list)  # whether a gradient came back to each output
+    reached: list[MaybeArray] = field(
+        default_factory=list
+    )  # bits: where not 0 came back to an output
     upstream: list[MaybeArray] = field(default_factory=list)  # in a question: what is sent back to each output
     took_random: bool = False  # numbers that were not lent
     draws: int = 0  # lent in it
@@ -121,14 +123,19 @@ class ModuleCall:
     def with_upstream(self) -> ModuleCall:
         """With a gradient drawn for each output to which one came back.
 
-        A backward pass is linear in what is sent back, so this tells what the true gradient tells: that is not kept.
+        A backward pass is linear in what is sent back, so this tells what the true gradient tells. It is 0 where that
+        is: behind an activation that the other side counts to the module, say.
         """
         sent = zip_strict(self.outputs, self.reached)
         drawn_ones = [
-            drawn_gradient(f"{self.label} {i}", output) if is_reached else None
-            for i, (output, is_reached) in enumerate(sent)
+            None if bits is None else drawn_gradient(f"{self.label} {i}", output) * unpacked(bits, output.shape)
+            for i, (output, bits) in enumerate(sent)
         ]
         return replace(self, upstream=drawn_ones)
+
+
+def unpacked(bits: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+    return np.unpackbits(bits, count=int(np.prod(shape))).reshape(shape)
 
 
 def drawn_gradient(name: str, output: np.ndarray) -> np.ndarray:
@@ -316,7 +323,7 @@ class _Tracer:
             if not tensors and not isinstance(output, PLAIN):
                 self.trace.unrecorded[call.name] = f"it returns a {type(output).__name__}, in which no tensor is found"
             call.outputs = [self.array(tensor) for tensor in tensors.values()]
-            call.places, call.reached = list(tensors), [False] * len(tensors)
+            call.places, call.reached = list(tensors), [None] * len(tensors)
             self.trace.add(call, is_activation, self.keep_calls)
             if self.notes_reached:
                 for i, tensor in enumerate(tensors.values()):
@@ -340,10 +347,10 @@ class _Tracer:
             self.trace.unrecorded[call.name] = one_line(error)
 
     def note_reached(self, call: ModuleCall, i: int, tensor: Any) -> None:
-        """Have the later backward pass note in `call` that it came to output `tensor`."""
+        """Have the later backward pass note in `call` where it came to output `tensor`."""
 
-        def hook(_gradient: Any) -> None:
-            call.reached[i] = True
+        def hook(gradient: Any) -> None:
+            call.reached[i] = np.packbits(self.backend.to_array(gradient, copy=False) != 0)
 
         tensor.register_hook(hook)
 

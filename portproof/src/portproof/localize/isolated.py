@@ -494,4 +494,4 @@ def isolated_layers(runs: IsolatedRuns, dtype: str) -> Iterator[tuple[str, Isola
 
 def has_upstream(call: ModuleCall) -> bool:
     """Whether a gradient came back to an output of the call."""
-    return any(call.reached)
+    return any(bits is not None for bits in call.reached)

@@ -109,6 +109,9 @@ class Reader:
                 raise ValueError(f"its call {label} begins before what it is in")
             if call.outputs and not len(call.outputs) == len(call.places) == len(call.reached):
                 raise ValueError("a call's outputs and their gradients are not as many")
+            for output, bits in zip(call.outputs, call.reached):
+                if bits is not None and (bits.dtype, bits.shape) != (np.uint8, (-(-output.size // 8),)):
+                    raise ValueError("a call's output has another shape than its gradient")
         return run
 
     def _array(self, node: Any) -> np.ndarray:
