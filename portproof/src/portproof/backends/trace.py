@@ -97,9 +97,7 @@ class ModuleCall:
     scale: float = 0.0  # largest input value
     outputs: list[np.ndarray] = field(default_factory=list)
     places: list[str] = field(default_factory=list)  # where they were in the return value
-    reached: list[MaybeArray] = field(
-        default_factory=list
-    )  # bits: where not 0 came back to an output
+    reached: list[MaybeArray] = field(default_factory=list)  # bits: where not 0 came back to an output
     upstream: list[MaybeArray] = field(default_factory=list)  # in a question: what is sent back to each output
     took_random: bool = False  # numbers that were not lent
     draws: int = 0  # lent in it
