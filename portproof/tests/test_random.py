@@ -282,7 +282,7 @@ def test_a_recorded_module_that_is_called_twice_alike_keeps_both_draws():
     run = recorded.ask(Question.of_model(recorded.inputs, "float64", True, recorded.cotangent, UPSTREAM))
     for label in ("noise", "noise#2"):
         call = run.trace.calls[label]
-        alone = recorded.ask(Question(call, "float64", True, True))
+        alone = recorded.ask(Question(call.with_upstream(), "float64", True, True))
         assert np.array_equal(alone.output[0], call.outputs[0])
 
 

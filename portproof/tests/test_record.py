@@ -24,16 +24,19 @@ from toy_pairs import chaotic
 from toy_sources import PORT, REF
 
 import portproof
+from portproof.arrays import drawn, projected
 from portproof.backends.question import Run
 from portproof.backends.trace import Trace
 from portproof.backends.values import Store, Unwritten, decode, digest_of, encode, is_written
 from portproof.commands import judge as judge_command
 from portproof.commands import record as record_command
 from portproof.compare import FAIL, PASS, Verdict
+from portproof.ladder.pairs.pair import Options
 from portproof.localize.locate import Location
 from portproof.recording import file
 from portproof.recording.codec import Reader, write_run
 from portproof.recording.file import Recording
+from portproof.recording.record import PER_CALL, Recorder
 from sturdyio import cli
 from sturdyio.cli import UserError
 
@@ -228,6 +231,114 @@ def test_the_reference_is_as_it_was():
     before = {key: tensor.clone() for key, tensor in ref.state_dict().items()}
     portproof.record(ref, INPUTS)
     assert all(torch.equal(tensor, before[key]) for key, tensor in ref.state_dict().items()) and ref.training
+
+
+# The size
+
+
+def wide() -> torch.nn.Module:
+    return torch.nn.Sequential(torch.nn.Linear(64, 1024), torch.nn.Tanh(), torch.nn.Linear(1024, 256))
+
+
+def convolutions(*widths: int) -> list[torch.nn.Module]:
+    layers = []
+    for n, m in zip(widths, widths[1:]):
+        layers += [torch.nn.Conv2d(n, m, 3, padding=1), torch.nn.BatchNorm2d(m), torch.nn.ReLU()]
+    return layers
+
+
+def mixed() -> torch.nn.Module:
+    head = torch.nn.Linear(32 * 8 * 8, 128)
+    return torch.nn.Sequential(*convolutions(3, 32, 32), torch.nn.AdaptiveAvgPool2d(8), torch.nn.Flatten(), head)
+
+
+SIZED = {
+    "weights": (wide, (4, 64)),
+    "activations": (lambda: torch.nn.Sequential(torch.nn.BatchNorm2d(3), *convolutions(3, 16)), (8, 3, 48, 48)),
+    "mixed": (mixed, (2, 3, 32, 32)),
+}
+
+
+@pytest.mark.parametrize("heavy", SIZED)
+def test_the_size_of_a_recording(heavy):
+    """Three times the weights and twice a float64 pass's outputs, beside the inputs and `PER_CALL`."""
+    make, shape = SIZED[heavy]
+    torch.manual_seed(0)
+    ref, inputs = make(), [np.random.default_rng(0).normal(size=shape).astype(np.float32)]
+    recorder = Recorder(ref, inputs, Options(), None)
+    recording = recorder.recording()
+    calls = recorder.ask(recorder._whole_question("float64", False)).trace.calls.values()
+    weights = sum(tensor.nbytes for tensor in ref.state_dict().values())
+    outputs = sum(array.nbytes for call in calls for array in call.outputs)
+    given = 3 * inputs[0].nbytes  # in float32 and in float64
+    law = 3 * weights + 2 * outputs + given + 2 * PER_CALL * len(calls)
+    assert recording.size <= law
+    assert recording.size == pytest.approx(recorder.expected_size, rel=0.15)
+    reference = recording.model()
+    for train in (False, True):  # every output stays
+        kept = reference.run(inputs, "float64", train).trace.outputs
+        exact = recorder.model.run(inputs, "float64", train).trace.outputs
+        assert kept.keys() == exact.keys() and all(map(np.array_equal, kept.values(), exact.values()))
+
+
+def test_drawn_numbers_are_those_of_every_numpy():
+    """What is drawn when a reference is recorded is drawn again when a port is judged."""
+    assert drawn("a name", (2,)).tolist() == [-0.3263949392121597, -0.46467252167926487]
+    assert np.abs(drawn("another", (1000,))).max() < 1 and abs(drawn("another", (1000,)).mean()) < 0.1
+
+
+def test_a_projection_keeps_the_size_of_values_and_of_errors(rng):
+    """So the limits of elements are those of projections; what they share grows no more."""
+    values, errors = rng.normal(size=(64, 32, 3, 3)), 1e-9 * rng.normal(size=(64, 32, 3, 3))
+    found = projected(values)
+    assert found.shape == (64 + 32 + 3 + 3,) and projected(found) is found
+    assert found.std() == pytest.approx(1, rel=0.2)
+    assert (projected(values + errors) - found).std() == pytest.approx(1e-9, rel=0.2)
+    assert np.abs(projected(values + 1e-9) - found).max() < 1e-8
+    one = values.copy()
+    one[5, 7, 1, 1] += 1  # comes out about sqrt(18432) smaller
+    assert 1e-4 < np.abs(projected(one) - found).max() < 1
+    assert projected(values[:1, :, :1]) is not found and projected(np.zeros((1, 5000))).shape == (1, 5000)
+    assert not np.array_equal(projected(values.transpose(0, 1, 3, 2)), found)
+
+
+class Joined(torch.nn.Module):
+    """Queries and keys of one large weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.both = torch.nn.Linear(32, 64)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        queries, keys = self.both(x).chunk(2, -1)
+        return torch.tanh(queries) * keys
+
+
+class Apart(paddle.nn.Layer):
+    """The same of two, one of which has `times` its gradient."""
+
+    def __init__(self, times: float) -> None:
+        super().__init__()
+        self.queries, self.keys, self.times = paddle.nn.Linear(32, 32), paddle.nn.Linear(32, 32), times
+
+    def forward(self, x: paddle.Tensor) -> paddle.Tensor:
+        weight = self.times * self.keys.weight + (1 - self.times) * self.keys.weight.detach()
+        keys = paddle.nn.functional.linear(x, weight, self.keys.bias)
+        return paddle.tanh(self.queries(x)) * keys
+
+
+@pytest.mark.parametrize(("times", "status"), [(1.0, PASS), (1.0 + 1e-6, FAIL)])
+def test_a_large_gradient_is_compared_as_a_whole_by_its_projections(times, status):
+    """Also where the port has it in parts, which no recording could be cut into."""
+    inputs = [np.random.default_rng(0).normal(size=(8, 32)).astype(np.float32)]
+    names = {"both": "queries, keys"}
+    ref = Joined()
+    aligned = portproof.align(ref, Apart(times), inputs, names=names)
+    assert_same(aligned, portproof.judge(Apart(times), portproof.record(ref, inputs), names=names))
+    assert aligned.status == status
+    failed = [row for row in aligned.rows if row.status == FAIL and row.item.dtype == "float64"]
+    assert {row.item.name for row in failed} == ({"both.weight"} if status == FAIL else set())
+    assert all(row.shape == (64 + 32,) and row.place.startswith(" in projection ") for row in failed)
 
 
 # What is run alone
@@ -460,7 +571,6 @@ def nested(depth: int) -> dict:
         lambda header: header.update(inputs={"list": [{"array": -1}]}),
         lambda header: header.update(inputs={"list": [{"array": True}]}),
         lambda header: header.update(inputs={"list": [{"tuple": [], "named": ["import os", "a"]}]}),
-        lambda header: header.update(cotangent=[]),
         lambda header: header.update(arrays=header["arrays"][:-1]),
         lambda header: header.update(arrays=[[name, "float16"] for name, _ in header["arrays"]]),
         lambda header: header["modules"][1].update(name="\x1b]0;title\x07"),
@@ -479,7 +589,9 @@ def nested(depth: int) -> dict:
         lambda header: header["fingerprint"][0]["gradients"].update({"nowhere.bias": []}),
         lambda header: header["fingerprint"][0]["gradients"].update({"last.bias": []}),
         lambda header: first_answer(header).update(output=[None]),
-        lambda header: first_answer(header).update(output=[[0, float("1e999")]]),
+        lambda header: first_answer(header).update(output=[[0, float("1e999"), "float32"]]),
+        lambda header: first_answer(header).update(output=[[0, 1.0, "int64"]]),
+        lambda header: first_answer(header).update(output=[[0, 1.0, "no dtype"]]),
         lambda header: first_answer(header).update(gradients=[0]),
         lambda header: first_answer(header)["trace"]["calls"]["block.0"].update(inside="block.1"),
         lambda header: first_answer(header)["trace"]["calls"]["block.0"].update(name="nowhere"),
@@ -499,10 +611,11 @@ def test_inputs_without_end_are_refused_before_anything_is_asked(path):
     assert "it holds more than 1000 inputs" in refusal(path)
 
 
-def test_the_cotangent_is_the_recorded_one(path):
-    """Another NumPy may draw others from the same seed."""
+def test_another_seed_asks_for_what_is_not_recorded(path):
+    """The gradient that is sent back to the outputs is drawn from it, not kept."""
     rewritten(path, lambda header: header.update(seed=5))
-    assert portproof.judge(Port(), path).status == PASS
+    with pytest.raises(UserError, match="does not hold what the model gives in eval mode"):
+        portproof.judge(Port(), path)
 
 
 def test_a_header_nested_too_deep(path):
@@ -585,8 +698,8 @@ def test_the_two_commands(run, folder):
     recorded = run(record_command, *RECORD)
     assert recorded.returncode == 0, recorded.stderr
     about, wrote = recorded.stdout.strip().splitlines()
-    assert about.startswith("a_ref:Ref, probe weights, seed 0: about 0.0") and about.endswith(" MB")
-    assert wrote.startswith("wrote net.ref.safetensors: 0.1")
+    assert about.startswith("a_ref:Ref, probe weights, seed 0: about 0.1") and about.endswith(" MB")
+    assert wrote.startswith("wrote net.ref.safetensors: 0.0")
     judged = run(judge_command, *JUDGE)
     assert judged.returncode == 0, judged.stderr
     assert judged.stdout.strip().splitlines()[-1].startswith("PASS judge: all ")
@@ -659,7 +772,7 @@ def test_a_run_of_ever_more_copies_is_refused():
     """Distances take a few bytes in the file, and an array each in memory."""
     arrays = [np.zeros(2**17)]  # 1 MB
     empty = write_run(Run(Trace()), Store(), with_trace=False)
-    run = {**empty, "output": [[0, 1.0]], "places": [""]}
+    run = {**empty, "output": [[0, 1.0, "float64"]], "places": [""]}
     assert len(Reader(arrays).run(run).output) == 1
     with pytest.raises(ValueError, match="takes more than"):
-        Reader(arrays).run({**run, "input_gradients": [[0, 1.0]] * 400})
+        Reader(arrays).run({**run, "input_gradients": [[0, 1.0, "float64"]] * 400})

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import mmap
 import tempfile
 from collections.abc import Iterable, Iterator
+from functools import cache
 from itertools import product
 from typing import Any, ClassVar
 from weakref import WeakSet
@@ -16,6 +18,7 @@ from portproof.python39 import zip_strict
 
 TILE = 256  # rows and columns: two float64 tiles fit a cache
 PART = 2 * TILE**2  # elements that fit a cache
+MOST_WHOLE = 1024  # elements of a gradient that is compared whole
 STORED = 2**20  # bytes: smaller arrays stay in memory
 PIECE = 2**28  # bytes of a temporary file, unless one array is larger
 ALIGNED = 2**12  # bytes
@@ -123,6 +126,83 @@ def largest_difference(first: np.ndarray, second: np.ndarray) -> float:
     let_go(first)
     let_go(second)
     return found
+
+
+class Measured(np.ndarray):
+    """Stands for an array of the dtype `own` of which only the largest distance from a float64 array is known.
+
+    It is that array with the distance added to each value, so that each part of it is as far away, too.
+    """
+
+    own: np.dtype | None = None
+
+    def __array_finalize__(self, array: Any) -> None:
+        self.own = getattr(array, "own", None)
+
+    @classmethod
+    def beside(cls, array: np.ndarray, distance: float, own: np.dtype) -> Measured:
+        found = np.asarray(array + distance).view(cls)
+        found.own = own
+        return found
+
+
+def own_dtype(array: np.ndarray) -> np.dtype:
+    """The dtype of what the array stands for (see `Measured`)."""
+    return getattr(array, "own", None) or array.dtype
+
+
+def drawn(name: str, shape: tuple[int, ...]) -> np.ndarray:
+    """Numbers between -1 and 1 in float64, the same for a name in every version of NumPy.
+
+    NumPy promises that of a bit generator's raw numbers alone, not of distributions.
+    """
+    seed = int.from_bytes(hashlib.blake2b(name.encode(), digest_size=16).digest(), "little")
+    raw = np.random.PCG64(seed).random_raw(int(np.prod(shape)))
+    return (np.asarray(raw >> np.uint64(11)) * 2.0**-52 - 1).reshape(shape)
+
+
+@cache
+def _direction(length: int) -> np.ndarray:
+    vector = drawn(f"along an axis of {length}", (length,))
+    return vector / np.linalg.norm(vector)
+
+
+def along_axes(array: np.ndarray) -> list[np.ndarray]:
+    """A vector along each axis longer than 1, the others summed with weights of norm 1, which length alone decides.
+
+    So a transposed array gives the same vectors in another order.
+    """
+    array = in_rows(array).reshape([n for n in array.shape if n != 1] or 1)
+    found: list[np.ndarray] = []
+    while array.ndim:
+        vector = array
+        for n in array.shape[:-1]:
+            vector = _direction(n) @ vector.reshape(n, -1)
+        found.append(vector)
+        array = array @ _direction(array.shape[-1]) if array.ndim > 1 else np.zeros(())
+    return found[::-1]
+
+
+def is_projected(shape: tuple[int, ...]) -> bool:
+    """Whether `projected` changes an array of this shape."""
+    return int(np.prod(shape)) > MOST_WHOLE and sum(n != 1 for n in shape) > 1
+
+
+def projected(array: np.ndarray) -> np.ndarray:
+    """A large array's vectors `along_axes`, one behind the other, in its dtype; else the array itself.
+
+    Their limits follow as those of elements do. Weights have norm 1, so what is independent in each element keeps its
+    size: n errors that are added grow by sqrt(n), and each was multiplied by 1 / sqrt(n). The array's own values do the
+    same, so the ratio of both, which limits are about, stays; an error that all elements share does not grow, either.
+
+    What could hide: a difference in one element of n, or few, comes out sqrt(n) smaller. In float64, where limits are
+    1e-12 of the largest value, it is seen from sqrt(n) * 1e-12 on: 1e-9 in a million. Besides only what the weights
+    cancel along every axis, such as what changes its sign whenever two of three equally long axes are exchanged.
+    """
+    if not is_projected(array.shape):
+        return array
+    with np.errstate(over="ignore", invalid="ignore"):  # what is not finite fails later
+        return np.concatenate(along_axes(array)).astype(array.dtype)
 
 
 def same_bits(first: np.ndarray, second: np.ndarray) -> bool:

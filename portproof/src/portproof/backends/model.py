@@ -15,13 +15,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from portproof.arrays import Storage, let_go, same_bits
+from portproof.arrays import Storage, is_projected, let_go, projected, same_bits
 from portproof.backends.draws import Draws
 from portproof.backends.lent import as_it_was, owned_tensors, taking_gradients
 from portproof.backends.own_code import Followed, between_children
 from portproof.backends.question import CONSTANTS, Memory, Question, Run, perturbed, to_precision
 from portproof.backends.slots import Module, Named, Slot, describe, read_slots
 from portproof.backends.trace import CALLS, OUTPUT, OUTPUTS, Inputs, Trace, is_array, map_tensors, tensors_at, tracing
+from portproof.compare import Item, tensor_item
 from portproof.compare.ruler import is_rounded, moved_by_rounding
 from portproof.io.process import count_pass
 from sturdyio.cli import MachineError, UserError, one_line, user_code
@@ -52,6 +53,7 @@ class Model:
         """`values` are all parameters and buffers, saved or not, by state_dict key."""
         self.role = role
         self._whole = modules
+        self._whole_slots = {slot.tensor: slot for module in modules.values() for slot in module.slots.values()}
         self._values = dict(values)
         self.in_train: dict[str, np.ndarray] = {}  # values of train mode, where they differ
         self.branches: dict[str, dict[str, bool]] = {}  # {mode: {branch: entered}}, see branches.py
@@ -101,6 +103,36 @@ class Model:
         entered = {place for branches in every for place, is_entered in branches.items() if is_entered}
         asked = (place for place in chain.from_iterable(every) if wished or not place.endswith(PASSES_SIX))
         return [place for place in dict.fromkeys(asked) if place not in entered]
+
+    def compared_as(self, key: str) -> str:
+        """The key under which the gradient of this tensor or piece is compared.
+
+        Pieces of a large tensor are joined: a recording has no more of its gradient than what `projected` gives.
+        """
+        whole = self._whole_slots[self._slots[key].tensor]
+        return whole.key if is_projected(whole.shape) else key
+
+    def compared_gradients(self, gradients: Mapping[str, np.ndarray]) -> dict[Item, np.ndarray]:
+        """Either side's gradients, by this model's keys, as they are compared: the large ones `projected`."""
+        groups: dict[str, dict[str, np.ndarray]] = defaultdict(dict)
+        for key, array in gradients.items():
+            groups[self.compared_as(key)][key] = array
+        found = {}
+        for name, parts in groups.items():
+            key, array = next(iter(parts.items()))
+            if name != key and array.shape == self._slots[key].shape:  # else a recorded one, of the whole
+                array = self._joined(parts)
+            is_large = is_projected(self._whole_slots[self._slots[key].tensor].shape)
+            found[tensor_item(name, "gradient", projected=is_large)] = projected(array)
+        return found
+
+    def _joined(self, parts: Mapping[str, np.ndarray]) -> np.ndarray:
+        """A tensor of its pieces, in PyTorch's layout; zeros for those that are missing."""
+        slot, array = next((self._slots[key], array) for key, array in parts.items())
+        whole = np.zeros(self._values[slot.tensor].shape, array.dtype)
+        for key, array in parts.items():
+            whole = self._slots[key].written(whole, array)
+        return self._whole_slots[slot.tensor].read(whole)
 
     def has_weights_of(self, other: Model) -> bool:
         """Whether all weights are equal to those of `other`, bit for bit."""
@@ -208,9 +240,8 @@ class BackendModel(Model):
         if not train and self.in_train:
             self.in_train.clear()
             self.memory.clear()
-        whole = {slot.tensor: slot for module in self._whole.values() for slot in module.slots.values()}
         for key, array in arrays.items():
-            slot = self._slots.get(key, whole.get(key))
+            slot = self._slots.get(key, self._whole_slots.get(key))
             if slot is None and key not in self._values:
                 raise UserError(f"weights do not fit the {self.role}: it has no {key}")
             if slot is not None:

@@ -62,7 +62,6 @@ class Run:
         yield from self.trace.activation_inputs.values()
         for call in self.trace.calls.values():
             yield from (*call.inputs, *call.outputs)
-            yield from (array for array in call.upstream if array is not None)
 
     @property
     def nbytes(self) -> int:

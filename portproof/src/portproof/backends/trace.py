@@ -6,12 +6,12 @@ import copy
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, is_dataclass
+from dataclasses import dataclass, field, is_dataclass, replace
 from typing import TYPE_CHECKING, Any, Optional, Union
 
 import numpy as np
 
-from portproof.arrays import largest, same_bits
+from portproof.arrays import drawn, largest, same_bits
 from portproof.backends.draws import Draw
 from portproof.compare import Item
 from portproof.compare.activations import BREAKPOINTS
@@ -29,7 +29,7 @@ MaybeArray = Optional[np.ndarray]  # as Python 3.9 reads annotations at run time
 
 OUTPUT = "output"  # the model's own call in a trace
 # What a run keeps beside outputs, buffers and gradients; each includes the one before:
-OUTPUTS, CALLS, UPSTREAM = range(3)  # nothing; arguments of calls; gradients that come back to calls
+OUTPUTS, CALLS, UPSTREAM = range(3)  # nothing; arguments of calls; to which outputs of calls gradients come back
 RECENT = 12  # arrays; a shortcut may take its block's input 9 layers later
 PLAIN = (type(None), bool, int, float, complex, str, list, tuple, dict)  # possible outputs without a tensor
 
@@ -97,7 +97,8 @@ class ModuleCall:
     scale: float = 0.0  # largest input value
     outputs: list[np.ndarray] = field(default_factory=list)
     places: list[str] = field(default_factory=list)  # where they were in the return value
-    upstream: list[MaybeArray] = field(default_factory=list)  # gradient of the loss for each output
+    reached: list[MaybeArray] = field(default_factory=list)  # bits: where not 0 came back to an output
+    upstream: list[MaybeArray] = field(default_factory=list)  # in a question: what is sent back to each output
     took_random: bool = False  # numbers that were not lent
     draws: int = 0  # lent in it
     draws_before: tuple[Draw, ...] = ()  # lent in the run before it, if any in it
@@ -111,6 +112,34 @@ class ModuleCall:
     @property
     def inputs(self) -> list[np.ndarray]:
         return tensors_in((self.args, self.kwargs), is_array)
+
+    @property
+    def float_shapes(self) -> list[tuple[int, ...]]:
+        """Of the inputs that may have a gradient."""
+        return [array.shape for array in self.inputs if array.dtype.kind == "f"]
+
+    def with_upstream(self) -> ModuleCall:
+        """With a gradient drawn for each output to which one came back.
+
+        A backward pass is linear in what is sent back, so this tells what the true gradient tells. It is 0 where that
+        is: behind an activation that the other side counts to the module, say.
+        """
+        sent = zip_strict(self.outputs, self.reached)
+        drawn_ones = [
+            None if bits is None else drawn_gradient(f"{self.label} {i}", output) * unpacked(bits, output.shape)
+            for i, (output, bits) in enumerate(sent)
+        ]
+        return replace(self, upstream=drawn_ones)
+
+
+def unpacked(bits: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+    return np.unpackbits(bits, count=int(np.prod(shape))).reshape(shape)
+
+
+def drawn_gradient(name: str, output: np.ndarray) -> np.ndarray:
+    """Of the output's shape, see `drawn`; complex for a complex one."""
+    real = drawn(name, output.shape)
+    return real + 1j * drawn(f"{name}, imaginary", output.shape) if output.dtype.kind == "c" else real
 
 
 def as_call(inputs: Inputs) -> ModuleCall:
@@ -241,7 +270,7 @@ class _Tracer:
     ) -> None:
         self.backend, self.copied = backend, copied
         self.keep_calls = keeps >= CALLS
-        self.keep_upstreams = keeps >= UPSTREAM
+        self.notes_reached = keeps >= UPSTREAM
         self.watch_random = watch_random
         self.is_tensor = backend.framework.is_tensor
         self.trace = Trace()
@@ -295,12 +324,12 @@ class _Tracer:
             if not tensors and not isinstance(output, PLAIN):
                 self.trace.unrecorded[call.name] = f"it returns a {type(output).__name__}, in which no tensor is found"
             call.outputs = [self.array(tensor) for tensor in tensors.values()]
-            call.places, call.upstream = list(tensors), [None] * len(tensors)
+            call.places, call.reached = list(tensors), [None] * len(tensors)
             self.trace.add(call, is_activation, self.keep_calls)
-            if self.keep_upstreams:
+            if self.notes_reached:
                 for i, tensor in enumerate(tensors.values()):
                     if self.backend.requires_grad(tensor):
-                        self.keep_upstream(call, i, tensor)
+                        self.note_reached(call, i, tensor)
 
     def note_random(self, call: ModuleCall) -> None:
         """Note whether random numbers were taken since the latest running call began."""
@@ -318,11 +347,11 @@ class _Tracer:
         except Exception as error:
             self.trace.unrecorded[call.name] = one_line(error)
 
-    def keep_upstream(self, call: ModuleCall, i: int, tensor: Any) -> None:
-        """Have the later backward pass write the gradient of output `tensor` into `call`."""
+    def note_reached(self, call: ModuleCall, i: int, tensor: Any) -> None:
+        """Have the later backward pass note in `call` where it came to output `tensor`."""
 
         def hook(gradient: Any) -> None:
-            call.upstream[i] = self.array(gradient)
+            call.reached[i] = np.packbits(self.backend.to_array(gradient, copy=False) != 0)
 
         tensor.register_hook(hook)
 

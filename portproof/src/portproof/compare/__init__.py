@@ -34,6 +34,7 @@ class Item:
     dtype: str = ""  # "float64" or "float32"
     iteration: int | None = None
     section: str = ""
+    projected: bool = field(default=False, compare=False)  # see `arrays.projected`
 
     def __str__(self) -> str:
         iteration = "" if self.iteration is None else f"iteration {self.iteration}"
@@ -89,6 +90,13 @@ class Row:
     def name(self) -> str:
         """As in reports."""
         return str(self.item)
+
+    @property
+    def place(self) -> str:
+        """Where the largest difference is; "" for a scalar."""
+        if self.item.projected:
+            return f" in projection {self.worst.index[0]}"
+        return f" at {self.worst.index}" if self.worst.index else ""
 
     @property
     def share(self) -> float:

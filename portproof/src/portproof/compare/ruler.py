@@ -40,8 +40,9 @@ a port whose terms do not.
 
 float32: the float32 run shows how much a network magnifies rounding; the same additions in float64 round 2^-29 as far.
 The port may be K times as far from `fp64_ref` as that run. Two faultless runs round independently, so their largest
-errors are alike; the K that faultless ports need was measured on random draws. In float32 both runs are compared with
-each other, so the reference's own distance is added once more (triangle inequality).
+errors are alike; the K that faultless ports need was measured on random draws. Where two float32 runs are compared,
+the reference's own distance is added once more (triangle inequality). A float32 run of a model is compared with
+`fp64_ref`, rounded to float32, within the same limit.
 
 perturbed: one float32 run may come out lucky, and where float32 loses a value its error tells too little of float64. So
 the reference is run again with inputs and weights each moved to the next number, up or down at random. A layer's
@@ -73,7 +74,7 @@ from typing import Any
 
 import numpy as np
 
-from portproof.arrays import largest, largest_difference
+from portproof.arrays import largest, largest_difference, own_dtype
 from portproof.compare import FAIL, NOT_JUDGED, PASS, REFUSED, Item, Items, Row, Verdict, compare
 
 SEMANTIC_RTOL = 1e-12
@@ -180,6 +181,12 @@ def distances(fp64_ref: Items, other: Items) -> dict[Item, float]:
     return {item: distance for item, distance in found.items() if np.isfinite(distance)}
 
 
+def _exact(array: np.ndarray, fp64_ref: np.ndarray) -> np.ndarray:
+    """The float64 run's array in the dtype of another run's; whole numbers and the like are that run's own."""
+    with np.errstate(over="ignore"):  # then float32 does not judge it
+        return fp64_ref.astype(own_dtype(array)) if array.dtype.kind in "fc" else array
+
+
 def moved_distances(fp64_run: Items, moved: Items) -> dict[Item, float]:
     """What float32 constants may move, from one run in which they are moved."""
     return {item: S * distance for item, distance in distances(fp64_run, moved).items()}
@@ -232,18 +239,22 @@ class Ruler:
 
     @classmethod
     def measured(cls, ref: Items, dtype: str, again: Callable[..., Items], **options: Any) -> Ruler:
-        """`again(dtype, perturbation=0)` runs the reference again and returns its items."""
+        """`again(dtype, perturbation=0)` runs the reference again and returns its items.
+
+        Of a float32 run only the distances from the float64 run count, and its dtypes: the port is compared with the
+        float64 run.
+        """
+        fp64_ref = ref if dtype == "float64" else again("float64")
 
         @cache
-        def fp64_ref() -> Items:
-            return ref if dtype == "float64" else again("float64")
-
         def errors() -> Distances:
-            return distances(fp64_ref(), ref if dtype == "float32" else again("float32"))
+            return distances(fp64_ref, ref if dtype == "float32" else again("float32"))
 
         def perturbed(i: int) -> Distances:
-            return distances(fp64_ref(), again(dtype, perturbation=i))
+            return distances(fp64_ref, again(dtype, perturbation=i))
 
+        if dtype == "float32":
+            ref = {item: _exact(array, fp64_ref[item]) if item in errors() else array for item, array in ref.items()}
         return cls(ref, dtype, **{"errors": errors, "perturbed": perturbed, **options})
 
     def compare(self, port: Items, *, title: str = "", hints: Mapping[str, str] | None = None, **facts: Any) -> Verdict:

@@ -9,15 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Collection, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import cached_property
 from itertools import product
 from operator import attrgetter
 from typing import Any, Optional
 
 import numpy as np
 
+from portproof.arrays import is_projected, projected
 from portproof.backends.model import Model
-from portproof.backends.question import CONSTANTS, Question, Run, to_precision
+from portproof.backends.question import CONSTANTS, Question, Run
 from portproof.backends.slots import Module
 from portproof.backends.trace import OUTPUT, Inputs, ModuleCall, is_array, map_tensors, module_of
 from portproof.compare import FAIL, Item, Items, Row, tensor_item
@@ -80,7 +81,7 @@ def _last_inside(calls: Calls, label: str) -> ModuleCall | None:
     inside = sorted((c for c in calls.values() if c.inside == label), key=attrgetter("start"))
     if not inside or len(outputs) != 1 or len(inside[-1].inputs) != 1 or not alike(outputs, inside[-1].outputs):
         return None
-    before = next((c.upstream for c in inside[-2::-1] if alike(c.outputs, inside[-1].inputs)), [None])
+    before = next((c.with_upstream().upstream for c in inside[-2::-1] if alike(c.outputs, inside[-1].inputs)), [None])
     return replace(inside[-1], upstream=before)
 
 
@@ -92,7 +93,7 @@ def _behind(calls: Calls, label: str) -> ModuleCall | None:
         if not _one_array(call.outputs, following.inputs):
             return None
         if not _one_array(following.inputs, following.outputs):
-            return following
+            return following.with_upstream()
     return None
 
 
@@ -289,7 +290,9 @@ class IsolatedRuns:
         module = attempt.question.module
         run = self.ref.ask(replace(attempt.question, **changes))
         keys = _keys_in(module, {key: key for key in self.names.tensors})
-        return _items(run, dict(enumerate(run.output)), module, keys, attempt.ref_groups)
+        shapes = enumerate(attempt.question.call.float_shapes)
+        groups = attempt.ref_groups or [(i, shape, None) for i, shape in shapes]
+        return _items(self.ref, run, dict(enumerate(run.output)), module, keys, groups)
 
     def run(self, label: str, dtype: str, backward: bool, adjusted: bool = True, lenient: bool = False) -> IsolatedRun:
         """In "float64" or "float32": the first attempt that passes, else the nearest.
@@ -297,7 +300,7 @@ class IsolatedRuns:
         A `lenient` run moves inputs by a little, away from where an operation has a kink, and cuts off what the port's
         output has not.
         """
-        call = adjusted_call(self.ref, self.calls[label], dtype) if adjusted else self.calls[label]
+        call = adjusted_call(self.ref, self.calls[label], dtype) if adjusted else self.calls[label].with_upstream()
         call = moved_call(call) if lenient else call
         best = None
         for attempt in self._attempts(label, Question(call, dtype, self.train, backward)):
@@ -370,7 +373,8 @@ class IsolatedRuns:
             if pairs is not None:
                 given = {i: np.asarray(run.output[j].ravel()[places]) for i, (j, places) in pairs.items()}
             keys = _keys_in(attempt.port_call.name, self.names.tensors)
-            return without_optional(_items(run, given, module, keys, attempt.port_groups), ref, self.port)
+            found = _items(self.ref, run, given, module, keys, attempt.port_groups)
+            return without_optional(found, ref, self.port)
 
         def again(dtype: str, perturbation: int = 0) -> Items:
             return self.ref_items(attempt, dtype=dtype, perturbation=perturbation)
@@ -401,11 +405,10 @@ class IsolatedRuns:
 
 
 def all_questions(ref: Model, calls: Calls, label: str, question: Question) -> Iterator[Question]:
-    """All that `IsolatedRuns.run` may ask about one call, plainest first."""
+    """All that `IsolatedRuns.run` may ask about one call, each way's float64 run first."""
     others = neighbours(ref.modules, calls, label) if question.module else ()
     for way in (question, *(followed(question, neighbour) for neighbour in others if neighbour)):
-        yield way
-        yield from (replace(way, dtype=dtype) for dtype in UNIT_ROUNDOFF if dtype != way.dtype)
+        yield from (replace(way, dtype=dtype) for dtype in UNIT_ROUNDOFF)  # float64 first
         yield from (replace(way, perturbation=i) for i in range(1, RUNS + 1))
         if way.dtype == "float64" and ref.rounded_constants():
             yield replace(way, perturbation=CONSTANTS)
@@ -422,11 +425,8 @@ def without_optional(port: Items, ref: Items, model: Model) -> dict[Item, np.nda
 
 
 def adjusted_call(ref: Model, call: ModuleCall, dtype: str) -> ModuleCall:
-    """Inputs that show more: padding rows for an embedding, nothing at a kink."""
-    if dtype == "float32":  # so that all runs receive the same
-        given = call.args, call.kwargs, call.upstream
-        args, kwargs, upstream = map_tensors(given, is_array, partial(to_precision, dtype=dtype))
-        call = replace(call, args=args, kwargs=kwargs, upstream=upstream)
+    """Inputs that show more: padding rows for an embedding, nothing at a kink; with drawn upstream gradients."""
+    call = call.with_upstream()
     if not call.args or not is_array(call.args[0]):
         return call
     module, x = ref.modules[call.name], call.args[0]
@@ -461,21 +461,25 @@ def _keys_in(module: str, own: Mapping[str, str]) -> dict[str, str]:
 
 
 def _items(
-    run: Run, outputs: Mapping[int, np.ndarray], module: str, keys: Mapping[str, str], groups: Groups | None
+    ref: Model, run: Run, outputs: Mapping[int, np.ndarray], module: str, keys: Mapping[str, str], groups: Groups | None
 ) -> dict[Item, np.ndarray]:
-    gradients: dict[int, np.ndarray] = {}
+    """Either side's, by names of the reference."""
+    gradients: dict[Item, np.ndarray] = {}
     for i, array in enumerate(run.input_gradients):
         if array is None:
             continue
         place, shape, axes = groups[i] if groups else (i, array.shape, None)
         if place >= 0:
-            gradient = (array if axes is None else array.transpose(np.argsort(axes))).reshape(shape)
-            gradients[place] = gradients[place] + gradient if place in gradients else gradient
+            given = array if axes is None else array.transpose(np.argsort(axes))
+            gradient = projected(given.reshape(shape) if given.size == np.prod(shape) else given)  # or recorded so
+            item = Item(f"input {place}", "gradient", module, projected=is_projected(shape))
+            gradients[item] = gradients[item] + gradient if item in gradients else gradient
+    of_tensors = {keys[key]: array for key, array in run.gradients.items() if key in keys}
     return {
         **{Item(f"output {i}", "output", module): array for i, array in outputs.items()},
         **{tensor_item(keys[key], "buffer"): array for key, array in run.buffers.items() if key in keys},
-        **{Item(f"input {i}", "gradient", module): array for i, array in gradients.items()},
-        **{tensor_item(keys[key], "gradient"): array for key, array in run.gradients.items() if key in keys},
+        **gradients,
+        **ref.compared_gradients(of_tensors),
     }
 
 
@@ -490,4 +494,4 @@ def isolated_layers(runs: IsolatedRuns, dtype: str) -> Iterator[tuple[str, Isola
 
 def has_upstream(call: ModuleCall) -> bool:
     """Whether a gradient came back to an output of the call."""
-    return any(gradient is not None for gradient in call.upstream)
+    return any(bits is not None for bits in call.reached)

@@ -273,8 +273,9 @@ def _location(runs: IsolatedRuns, run: IsolatedRun) -> Location:
     phase = {"output": "forward", "gradient": "backward", "buffer": "buffers"}[failed[0].item.kind]
     inner, values = None, []
     if not (ref.is_leaf and runs.ref.is_recorded):
-        inner, values = runs.ref.ask_with_values(Question(question.call, "float64", runs.train, keeps=CALLS))
-    what = "inputs and upstream gradients" if backward else "inputs"
+        call = runs.calls[question.call.label]
+        inner, values = runs.ref.ask_with_values(Question(call, "float64", runs.train, keeps=CALLS))
+    what = "inputs, drawn gradients sent back" if backward else "inputs"
     where = f"the reference's own {what}, {'train' if runs.train else 'eval'} mode, {question.dtype}"
     proof = [f"alone, on {where}: {failed[0].name} differs", *numbers(failed[0])]
     if phase == "forward":
@@ -332,10 +333,9 @@ def _mutated(runs: IsolatedRuns, attempt: Attempt, backward: bool) -> list[tuple
 def numbers(row: Row) -> list[str]:
     if row.reason:
         return [row.reason]
-    place = f" at {row.worst.index}" if row.worst.index else ""
     return [
         f"max|d| {row.difference:.1e}, limit {row.atol:.1e}, outside {row.worst.outside} of {row.worst.size}",
-        f"worst{place}: reference {row.worst.ref!r}, port {row.worst.port!r}",
+        f"worst{row.place}: reference {row.worst.ref!r}, port {row.worst.port!r}",
     ]
 
 

@@ -11,7 +11,7 @@ from functools import cache
 
 import numpy as np
 
-from portproof.arrays import let_go, same_bits
+from portproof.arrays import along_axes, let_go, same_bits
 from portproof.backends.model import BackendModel
 from portproof.backends.trace import Inputs
 from portproof.mapping.links import Shape, slots_of, squeezed
@@ -81,19 +81,6 @@ def filling(shape: Shape) -> np.ndarray:
 def sizes_of_axes(shape: Shape) -> list[Shape]:
     """The shapes of what `along_axes` gives."""
     return [(n,) for n in squeezed(shape) or (1,)]
-
-
-def along_axes(array: np.ndarray) -> list[np.ndarray]:
-    array = array.reshape(squeezed(array.shape))
-    if array.ndim < 2:
-        return [array.reshape(-1)]
-    found = []
-    for axis in range(array.ndim):
-        rest = np.moveaxis(array, axis, 0)
-        for n in rest.shape[:0:-1]:
-            rest = rest @ np.random.default_rng([33, n]).normal(size=n)
-        found.append(rest)
-    return found
 
 
 def _upstream(output: np.ndarray) -> np.ndarray:

@@ -12,6 +12,7 @@ from typing import Any, get_args, get_origin, get_type_hints
 
 import numpy as np
 
+from portproof.arrays import Measured, largest_difference
 from portproof.backends.draws import Draw
 from portproof.backends.question import Run
 from portproof.backends.slots import Module, Slot
@@ -22,7 +23,8 @@ from portproof.mapping.fingerprint import Fingerprint
 from sturdyio.cli import printable
 from sturdyio.files import most_memory
 
-UNWRITTEN = ("change", "view", "activation_inputs", "lacking", "running")  # fields that a recording leaves out
+# Fields that a recording leaves out.
+UNWRITTEN = ("change", "view", "activation_inputs", "lacking", "running", "upstream")
 
 
 def _forms(kind: type) -> dict[str, Any]:
@@ -62,10 +64,9 @@ def write(form: Any, value: Any, store: Store, like: Any = None) -> Any:
 
 def _written_array(array: np.ndarray, store: Store, like: Any) -> Any:
     other = store.arrays[like] if type(like) is int else None
-    if other is None or array.dtype.kind != "f" or other.dtype.kind != "f" or other.shape != array.shape:
-        return store.put(array)
-    distance = np.abs(array.astype(np.float64) - other).max(initial=0)
-    return [like, float(distance)] if np.isfinite(distance) else store.put(array)
+    is_like = other is not None and (other.dtype.kind, other.shape) == (array.dtype.kind, array.shape)
+    distance = largest_difference(other, array) if is_like and array.dtype.kind in "fc" else np.inf
+    return [like, distance, str(array.dtype)] if np.isfinite(distance) else store.put(array)
 
 
 def write_run(run: Run, store: Store, with_trace: bool, like: Any = None) -> dict[str, Any]:
@@ -106,21 +107,24 @@ class Reader:
                 raise ValueError(f"its call {label} is not one of the model's")
             if around is not None and around.start >= call.start:
                 raise ValueError(f"its call {label} begins before what it is in")
-            if call.outputs and not len(call.outputs) == len(call.places) == len(call.upstream):
+            if call.outputs and not len(call.outputs) == len(call.places) == len(call.reached):
                 raise ValueError("a call's outputs and their gradients are not as many")
+            for output, bits in zip(call.outputs, call.reached):
+                if bits is not None and (bits.dtype, bits.shape) != (np.uint8, (-(-output.size // 8),)):
+                    raise ValueError("a call's output has another shape than its gradient")
         return run
 
     def _array(self, node: Any) -> np.ndarray:
         if not isinstance(node, list):
             return fetch(self.arrays, node)
-        number, distance = node
+        number, distance, dtype = node
         like = fetch(self.arrays, number)
-        if like.dtype.kind != "f" or not np.isfinite(distance):
+        if like.dtype.kind not in "fc" or np.dtype(text_of(dtype)).kind != like.dtype.kind or not np.isfinite(distance):
             raise ValueError("it has a distance from what is no number")
-        self.left -= like.size * 8
+        self.left -= like.nbytes
         if self.left < 0:
             raise ValueError(f"one of its runs takes more than {self.most} bytes")
-        return like.astype(np.float64) + distance
+        return Measured.beside(like, distance, np.dtype(dtype))
 
 
 def _checked(value: Any, kind: type) -> Any:

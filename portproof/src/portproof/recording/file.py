@@ -21,6 +21,7 @@ from typing import Any
 
 import numpy as np
 
+from portproof.arrays import is_projected
 from portproof.backends.model import Model
 from portproof.backends.question import Question, Run
 from portproof.backends.slots import Module, is_setting
@@ -28,7 +29,7 @@ from portproof.backends.trace import Inputs, is_array, tensors_in
 from portproof.backends.values import COMPLEX, KINDS, decode, digest_of
 from portproof.compare.ruler import UNIT_ROUNDOFF
 from portproof.ladder.pairs.as_built import AsBuilt
-from portproof.ladder.pairs.pair import MODES
+from portproof.ladder.pairs.pair import MODES, drawn_cotangent
 from portproof.mapping.fingerprint import POWERS, Fingerprint, sizes_of_axes
 from portproof.recording.codec import Reader
 from portproof.report.text import grouped
@@ -159,7 +160,6 @@ class RecordedModel(Model):
         super().__init__("reference", modules, read(dict[str, np.ndarray], header["tensors"]))
         self._constants = read(dict[str, np.ndarray], header["constants"])
         self.inputs: Inputs = decode(header["inputs"], arrays)
-        self.cotangent = read(list[np.ndarray], header["cotangent"])
         self.not_alone = read(dict[str, str], header["not_alone"])
         self.seed, self.weights = read(int, header["seed"]), read(str, header["weights"])
         self.modes = read(tuple[str, ...], header["modes"])
@@ -180,8 +180,8 @@ class RecordedModel(Model):
     def _check(self) -> None:
         if not self.modes or not set(self.modes) <= set(MODES):
             raise ValueError("it holds no mode")
-        if not isinstance(self.inputs, (list, dict)) or not self.cotangent:
-            raise ValueError("it holds no inputs, or no gradient for the outputs")
+        if not isinstance(self.inputs, (list, dict)):
+            raise ValueError("it holds no inputs")
         if len(tensors_in(self.inputs, is_array)) > MOST_INPUTS:
             raise ValueError(f"it holds more than {MOST_INPUTS} inputs")
         for name, module in self._whole.items():
@@ -205,11 +205,10 @@ class RecordedModel(Model):
                 raise ValueError(f"its {key} as built is {array.shape}, not as it says")
         if self.fingerprint:
             _check_fingerprint(self.fingerprint, shapes)
-        for i, array in enumerate(self.cotangent):
-            _check_finite(f"cotangent {i}", array)
         for mode in self.modes:
             for dtype in UNIT_ROUNDOFF:
                 self.run(self.inputs, dtype, mode == "train")
+        self.cotangent = drawn_cotangent(self.run(self.inputs, "float64", False).output, self.seed)
         for answer in chain.from_iterable(self._answers.values()):
             self._check_answer(answer)
 
@@ -222,9 +221,11 @@ class RecordedModel(Model):
         for call in run.trace.calls.values():
             if (prefix + call.name if call.name else name) not in self._whole:
                 raise ValueError(f"its run calls {call.name}, which is no module")
-        for tensor, array in (*run.gradients.items(), *run.buffers.items()):
-            if shapes.get(prefix + tensor) != array.shape:
-                raise ValueError(f"its run has a {prefix + tensor} of another shape, {array.shape}")
+        kept = {key: _kept_shape(shape) for key, shape in shapes.items()}
+        for known, tensors in ((kept, run.gradients), (shapes, run.buffers)):
+            for tensor, array in tensors.items():
+                if known.get(prefix + tensor) != array.shape:
+                    raise ValueError(f"its run has a {prefix + tensor} of another shape, {array.shape}")
         for i, array in enumerate(run.output if not prefix and answer["upstream"] else ()):
             _check_finite(f"output {i}", array)
 
@@ -246,16 +247,23 @@ class RecordedModel(Model):
     def _pieces_of(self, tensors: Mapping[str, np.ndarray], module: str) -> dict[str, np.ndarray]:
         found: dict[str, np.ndarray] = {}
         prefix = f"{module}." if module else ""
-        owners = {slot.key: slot.tensor for each in self._whole.values() for slot in each.slots.values()}
+        owners = {slot.key: slot for slot in self._whole_slots.values()}
         for key, array in tensors.items():
-            for piece in self._pieces[owners[prefix + key]]:
-                found[piece.key.removeprefix(prefix)] = piece.read(array)
+            slot = owners[prefix + key]
+            for piece in self._pieces[slot.tensor]:
+                is_whole = array.shape == slot.shape  # else it is projected
+                found[piece.key.removeprefix(prefix)] = piece.read(array) if is_whole else array
         return found
 
     def notes(self) -> list[str]:
         made_with = ", ".join(f"{name} {version}" for name, version in self.made_with.items())
         how = f"{self.weights} weights, seed {self.seed}, {' and '.join(self.modes)} mode"
         return [f"recorded with {made_with}: {how}", *grouped("not run alone, ", self.not_alone)]
+
+
+def _kept_shape(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Of the gradient of a tensor of this shape."""
+    return (sum(map(sum, sizes_of_axes(shape))),) if is_projected(shape) else shape
 
 
 def _check_fingerprint(found: Fingerprint, shapes: Mapping[str, tuple[int, ...]]) -> None:
@@ -265,7 +273,7 @@ def _check_fingerprint(found: Fingerprint, shapes: Mapping[str, tuple[int, ...]]
     if any(array.shape != (POWERS,) for array in found.outputs):
         raise ValueError("its fingerprint has other outputs")
     for array in (*found.outputs, *chain.from_iterable(found.gradients.values())):
-        if array.dtype.kind != "f":
+        if array.dtype.kind not in "fc":
             raise ValueError(f"its fingerprint is {array.dtype}")
         _check_finite("fingerprint", array)
 

@@ -1,7 +1,7 @@
 """`portproof.record`: ask a reference all that judging any port may ask.
 
-That is the whole model in each mode and precision, and each module alone, on the inputs and upstream gradients that it
-received. So no port is needed yet.
+That is the whole model in each mode and precision, and each module alone, on the inputs that it received. So no port is
+needed yet. Only float64 runs are kept; of others their distances from these.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from portproof import __version__
+from portproof.arrays import projected
 from portproof.backends import backend_of_side
 from portproof.backends.drawn import drawn_weights
 from portproof.backends.model import Model
@@ -37,8 +38,7 @@ from portproof.recording.codec import write, write_run
 from portproof.recording.file import Recording
 from sturdyio.cli import UserError
 
-GRADIENTS = ("gradients", "input_gradients")
-RESULTS = ("trace", "output", "buffers", *GRADIENTS)
+PER_CALL = 12_000  # bytes that a mode takes for each call beside its arrays: distances, projections, text
 
 
 class Recorder(Model):
@@ -104,16 +104,9 @@ class Recorder(Model):
         }
         own = self.store.nbytes  # of weights and inputs
         self.cotangent = drawn_cotangent(self.model.run(self.inputs, "float32", False).output, options.seed)
-        self.header["cotangent"] = [put(array) for array in self.cotangent]
-        given = self.store.nbytes
         run = self.ask(self._whole_question("float64", False))
-        flow = self.store.nbytes - given  # of all arrays in its calls
-        calls = run.trace.calls.values()
-        leaves = [call for call in calls if self.modules[call.name].is_leaf]
-        alone_size = sum(array.size for call in leaves for array in (*call.inputs, *call.outputs))
-        # Values and gradients in both precisions; of layers alone gradients of inputs, outputs, weights.
-        per_mode = 3 * flow + 12 * alone_size + 6 * own + 1500 * len(calls)
-        self.expected_size = own + len(self.header["modes"]) * per_mode
+        flow = self.store.nbytes - own  # of all arrays in its calls
+        self.expected_size = own + len(self.header["modes"]) * (flow + PER_CALL * len(run.trace.calls))
 
     def rounded_constants(self) -> dict[str, np.ndarray]:
         return self.model.rounded_constants()
@@ -151,17 +144,18 @@ class Recorder(Model):
         for inputs in moved_inputs(self.inputs):
             self._keep(Question.of_model(inputs, "float64", train), False, ())
         not_alone: dict[str, str] = {}
-        for dtype, run in runs.items():
-            for label, call in run.trace.calls.items():
-                reason = self._why_not(call)
-                if reason:
-                    not_alone[label] = reason
-                elif dtype == "float64" or self.modules[call.name].is_leaf and has_upstream(call):
-                    self._ask_alone(run.trace.calls, label, dtype, train)
+        calls = runs["float64"].trace.calls
+        for label, call in calls.items():
+            reason = self._why_not(call)
+            if reason:
+                not_alone[label] = reason
+            else:
+                self._ask_alone(calls, label, train)
         return not_alone
 
     def _whole_question(self, dtype: str, train: bool) -> Question:
-        return Question.of_model(self.inputs, dtype, train, self.cotangent, UPSTREAM)
+        keeps = UPSTREAM if dtype == "float64" else OUTPUTS
+        return Question.of_model(self.inputs, dtype, train, self.cotangent, keeps)
 
     def _ask_whole(self, train: bool) -> dict[str, Run]:
         return {dtype: self.ask(self._whole_question(dtype, train)) for dtype in UNIT_ROUNDOFF}
@@ -176,42 +170,38 @@ class Recorder(Model):
             return ""
         return "since the recording was told to leave them out"
 
-    def _ask_alone(self, calls: Mapping[str, ModuleCall], label: str, given: str, train: bool) -> None:
-        """Ask all about one call of a run in the precision `given`.
-
-        Of float64 runs: what the search for a fault asks, in both precisions (see `locate`). Of float32 runs: what
-        judging a layer's gradients asks, also in float64 on the same inputs.
-        """
+    def _ask_alone(self, calls: Mapping[str, ModuleCall], label: str, train: bool) -> None:
+        """Ask all that judging asks about one call, see `IsolatedRuns`."""
         call = calls[label]
         is_leaf = self.modules[call.name].is_leaf
-        for dtype in ("float32", "float64"):  # what is kept in full first
-            is_adjusted = given == "float64" or dtype == "float32"
-            received = adjusted_call(self, call, dtype) if is_adjusted else call
-            if not is_leaf:
-                self._keep(Question(received, "float64", train, keeps=CALLS), True, ())
+        if not is_leaf:
+            self._keep(Question(call, "float64", train, keeps=CALLS), True)
+        adjusted = [(dtype, adjusted_call(self, call, dtype)) for dtype in UNIT_ROUNDOFF]
+        for dtype, received in (("float64", call.with_upstream()), *adjusted):
             judged = has_upstream(call) and (dtype == "float64" or is_leaf)
             asked = Question(received, dtype, train, judged)
             for question in all_questions(self, calls, label, asked):
-                serves_a_limit = question.perturbation or question.dtype == "float32" and dtype == "float64"
-                self._keep(question, False, RESULTS if serves_a_limit else ())
+                self._keep(question, False)
 
     def ask(self, question: Question) -> Run:
-        """Ask the model, and keep answers of the whole; of perturbed runs only distances."""
-        distances = () if self.modules[""].is_leaf else GRADIENTS  # a block's float32 gradients only serve limits
-        self._keep(question, True, RESULTS if question.perturbation else distances)
+        """Ask the model, and keep answers of the whole."""
+        self._keep(question, True)
         return self.model.ask(question)
 
-    def _keep(self, question: Question, with_trace: bool, distances: Collection[str]) -> None:
-        """Keep the answer; of the fields `distances` only distances from float64."""
-        if any(answer["keeps"] == question.keeps for answer in self._kept(question)):
+    def _keep(self, question: Question, with_trace: bool) -> None:
+        """Keep the answer, if none serves; of what is not the plain float64 run only the distance from that."""
+        if self._kept(question) is not None:
             return
-        exact = next(iter(self._kept(replace(question, dtype="float64", perturbation=0))), {})
-        like = {field: node for field, node in exact.items() if field in distances}
-        answer = write_run(self.model.ask(question), self.store, with_trace, like)
+        is_plain = question.dtype == "float64" and not question.perturbation
+        exact = None if is_plain else self._kept(replace(question, dtype="float64", perturbation=0))
+        run = self.model.ask(question)
+        gradients = {key: projected(array) for key, array in run.gradients.items()}
+        received = [None if array is None else projected(array) for array in run.input_gradients]
+        run = replace(run, gradients=gradients, input_gradients=received)
+        answer = write_run(run, self.store, with_trace, exact)
         answer |= {"upstream": question.upstream_key(), "keeps": question.keeps, "module": question.module}
         self.answers.setdefault(question.key(self.switched_off), []).append(answer)
 
-    def _kept(self, question: Question) -> list[dict[str, Any]]:
-        upstream = question.upstream_key()
+    def _kept(self, question: Question) -> dict[str, Any] | None:
         answers = self.answers.get(question.key(self.switched_off), ())
-        return [answer for answer in answers if answer["upstream"] == upstream]
+        return next((each for each in answers if question.served_by(each["upstream"], each["keeps"])), None)

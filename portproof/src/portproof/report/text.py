@@ -65,11 +65,6 @@ def with_layer(row: Row, types: Mapping[str, str]) -> str:
     return f"{row.name} ({layer})" if layer else row.name
 
 
-def place(row: Row) -> str:
-    """The index of the largest difference; "" for a scalar."""
-    return f" at {row.worst.index}" if row.worst.index else ""
-
-
 def _values(row: Row) -> str:
     if row.reason:
         return row.reason
@@ -150,7 +145,7 @@ def first_difference(verdict: Verdict, types: Mapping[str, str]) -> list[str]:
     word = "difference" if row.status == FAIL else "refusal"
     lines = [f"first {word}: {with_layer(row, types)}: {_values(row)}"]
     if row.worst:
-        line = f"  worst{place(row)}: reference {row.worst.ref!r}, port {row.worst.port!r}"
+        line = f"  worst{row.place}: reference {row.worst.ref!r}, port {row.worst.port!r}"
         if isinstance(row.worst.ref, (float, complex)) and row.scale > 0:
             line += f", {row.difference / row.scale:.1e} of the largest value"
         lines.append(line)

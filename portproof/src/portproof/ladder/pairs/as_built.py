@@ -19,7 +19,7 @@ from portproof.compare import Item, Verdict, compare, placed, tensor_item
 from portproof.compare.ruler import constant_atol
 from portproof.convert.rules import COUNT
 from portproof.mapping.pairing import is_optional
-from portproof.report.text import grouped, place
+from portproof.report.text import grouped
 from sturdyio.cli import UserError
 
 if TYPE_CHECKING:
@@ -152,7 +152,7 @@ def compare_as_built(pair: Pair, factories: tuple[Factory, Factory], weights: st
     verdict = compare(*sides, {item: constant_atol(array) for item, array in sides[0].items()}, title=TITLE)
     differing = [row for row in verdict.bad if row.worst]
     for row in differing[:MOST_SHOWN]:
-        pair.notes.append(f"{row.name}{place(row)}: reference {row.worst.ref!r}, port {row.worst.port!r}")
+        pair.notes.append(f"{row.name}{row.place}: reference {row.worst.ref!r}, port {row.worst.port!r}")
     if differing and not (of_ref.rebuilt and of_port.rebuilt):
         pair.notes.append(f"{TITLE}: {ADVICE}")
     return verdict

@@ -20,6 +20,7 @@ from portproof.backends.trace import (
     Inputs,
     ModuleCall,
     checked_inputs,
+    drawn_gradient,
     is_array,
     map_tensors,
     module_of,
@@ -117,7 +118,7 @@ class Pair:
         if options.backward:
             pair.cotangent = ref_model.cotangent or drawn_cotangent(returned, options.seed)
         for model in (ref_model, port_model):
-            model.plan(pair.question(model, dtype, train) for dtype in pair.precisions for train in trains)
+            model.plan(pair.question(model, dtype, train) for dtype in UNIT_ROUNDOFF for train in trains)
         pair._find_map(options.mirrored)
         if ref_model.in_train and not pair.name_map.problems and not pair.name_map.ambiguous:
             arrays = ref_model.arrays(train=True)
@@ -131,9 +132,9 @@ class Pair:
         return pair
 
     def at(self, call: ModuleCall) -> Pair:
-        """The pair on the inputs and upstream gradients of the reference's `call`."""
+        """The pair on the inputs of the reference's `call`, with drawn upstream gradients."""
         inputs = [array.astype(np.float32) if array.dtype.kind == "f" else array for array in call.inputs]
-        there = replace(self, inputs=inputs, cotangent=call.upstream)
+        there = replace(self, inputs=inputs, cotangent=call.with_upstream().upstream)
         if self.name_map is None:
             there._find_map(mirrored=not self.given)
             self.name_map = there.name_map
@@ -175,8 +176,8 @@ class Pair:
         In float32 only the reference goes backward: layers are judged alone.
         """
         cotangent = self.cotangent if model is self.ref or dtype == "float64" else None
-        keeps = UPSTREAM if dtype == "float32" and cotangent is not None else CALLS
-        keeps = OUTPUTS if perturbation else keeps
+        keeps = UPSTREAM if model is self.ref else CALLS
+        keeps = OUTPUTS if perturbation or dtype == "float32" else keeps
         return Question.of_model(self.inputs, dtype, train, cotangent, keeps, perturbation)
 
     def mirror(self, kinds: Collection[str]) -> None:
@@ -260,12 +261,8 @@ def moved_inputs(inputs: Inputs) -> Iterator[Inputs]:
 
 
 def drawn_cotangent(outputs: Sequence[np.ndarray], seed: int) -> list[np.ndarray]:
-    """Random normal gradients for each output, complex for complex ones."""
-    rng, drawn = np.random.default_rng([seed, 8]), []
-    for output in outputs:
-        real = rng.normal(size=output.shape)
-        drawn.append(real + 1j * rng.normal(size=output.shape) if output.dtype.kind == "c" else real)
-    return drawn
+    """Gradients between -1 and 1 for each output, complex for complex ones."""
+    return [drawn_gradient(f"seed {seed}, output {i}", output) for i, output in enumerate(outputs)]
 
 
 def same_weights(ref: Any, port: Any, inputs: Inputs, **options: Any) -> tuple[Any, Any]:

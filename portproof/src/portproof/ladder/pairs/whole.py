@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from portproof.arrays import largest
+from portproof.arrays import is_projected, largest, projected
 from portproof.backends.draws import NORMAL, UNIFORM, difference
 from portproof.backends.question import CONSTANTS, Question, Run
-from portproof.backends.trace import Inputs, output_item
+from portproof.backends.trace import Inputs, as_call, output_item
 from portproof.compare import FAIL, PASS, Item, Items, Row, Verdict, compare, joined, tensor_item
 from portproof.compare.ruler import Distances, Ruler, exact_atol, moved_distances
 from portproof.ladder.pairs.as_built import TITLE as BUFFERS_AS_BUILT
@@ -66,7 +66,7 @@ def compare_mode(pair: Pair, train: bool) -> Iterator[Compared]:
     for dtype in pair.precisions:
         yield from mode.compare(dtype)
     if pair.cotangent is not None and "float32" in pair.precisions:
-        calls = pair.ask(pair.ref, "float32", train).trace.calls
+        calls = pair.ask(pair.ref, "float64", train).trace.calls
         pair.ref.forget()
         pair.port.forget()
         may_differ = mode.may_differ and mode.port_calls is not None
@@ -80,15 +80,14 @@ def random_or_unclear(pair: Pair, train: bool) -> Verdict | None:
     possible, and named.
     """
     mode, sides, still = f"{MODES[train]} mode", (pair.ref, pair.port), {}
-    dtype = pair.precisions[0]
     pair.mirror(())
     for model in sides:
-        _, still[model] = switch_off_random(model, pair.question(model, dtype, train))
-    runs = [pair.ask(model, dtype, train) for model in sides]
+        _, still[model] = switch_off_random(model, pair.question(model, "float64", train))
+    runs = [pair.ask(model, "float64", train) for model in sides]
     if train and _draw_differently(*runs) and not pair.ref.is_recorded:
         for model, run in zip_strict(sides, runs):
             switch_off_drawing(model, run)
-        runs = [pair.ask(model, dtype, train) for model in sides]
+        runs = [pair.ask(model, "float64", train) for model in sides]
     places = [run.places for run in runs]
     differs = _draw_differently(*runs)
     if differs and not train and not runs[0].trace.draws:  # then the port must not be random
@@ -130,7 +129,7 @@ def _lend(pair: Pair, train: bool, ref: Run, port: Run) -> None:
     for kinds in ((), (UNIFORM,), (NORMAL,), (UNIFORM, NORMAL)):
         if drawn.issuperset(kinds):
             pair.mirror(kinds)
-            if alike(ref.output, pair.ask(pair.port, pair.precisions[0], train).output):
+            if alike(ref.output, pair.ask(pair.port, "float64", train).output):
                 word = f", where the port uses {' and '.join(map(MIRRORED.get, kinds))}, as likely" if kinds else ""
                 break
     else:
@@ -233,7 +232,8 @@ class _Mode:
         """
         pair, prefix = self.pair, f"{module}."
         trained = [key for key, slot in pair.ref.slots.items() if key.startswith(prefix) and slot.trained]
-        reached = [key for key in trained if np.any(ref.get(tensor_item(key, "gradient"), 0.0))]
+        compared = map(pair.ref.compared_as, trained)
+        reached = [key for key in compared if np.any(ref.get(tensor_item(key, "gradient"), 0.0))]
         keys = [pair.name_map.tensors[key] for key in trained if key in pair.name_map.tensors]
         if reached or not keys:
             return False
@@ -312,11 +312,11 @@ def _run_notes(side: str, run: Run) -> list[str]:
 def isolated_gradients(
     pair: Pair, train: bool, calls: Calls, port_calls: Calls | None = None, is_equal: bool = False
 ) -> Verdict:
-    """float32 gradients of each layer alone, on the reference's inputs and upstream gradients.
+    """float32 gradients of each layer alone, on the inputs of the reference's run.
 
     Through a whole network they cannot be judged: one activation that rounding moves across a kink changes them by a
-    percent, in either framework. Alone, a layer receives the same on both sides, off its kinks (activations.py). If the
-    whole `is_equal` in float64, a layer that differs there too is built differently.
+    percent, in either framework. Alone, a layer receives the same on both sides, off its kinks (activations.py), drawn
+    upstream gradients too. If the whole `is_equal` in float64, a layer that differs there too is built differently.
     """
     pair.match_calls([train])
     runs = IsolatedRuns(pair.ref, pair.port, pair.name_map, pair.inputs, train, calls, port_calls)
@@ -420,12 +420,11 @@ def items(pair: Pair, run: Run, is_port: bool) -> dict[Item, np.ndarray]:
         tensors, calls = ({name: name for name in names} for names in (tensors, calls))
     outputs = renamed(run.trace.outputs, calls)
     found = {output_item(label, pair.output): array for label, array in outputs.items()}
-    for key, own in reversed(tensors.items()):
-        if own in run.gradients:
-            found[tensor_item(key, "gradient")] = run.gradients[own]
-    for i, array in enumerate(run.input_gradients):
+    gradients = {key: run.gradients[own] for key, own in reversed(tensors.items()) if own in run.gradients}
+    found |= pair.ref.compared_gradients(gradients)
+    for i, (shape, array) in enumerate(zip(as_call(pair.inputs).float_shapes, run.input_gradients)):
         if array is not None:
-            found[Item(f"input {i}", "gradient")] = array
+            found[Item(f"input {i}", "gradient", projected=is_projected(shape))] = projected(array)
     ref_keys = {own: key for key, own in tensors.items()}
     buffers = {ref_keys[own]: array for own, array in run.buffers.items() if own in ref_keys}
     return found | {tensor_item(key, "buffer"): array for key, array in buffers.items()}

@@ -299,8 +299,8 @@ class _Steps:
         """Compare one iteration's loss and statistics, and every layer's gradients in isolated runs.
 
         Whole-network gradients cannot be judged in float32: one input of a ReLU that rounding puts on the other side of
-        zero moves them by up to 3 percent on a faultless port. An isolated run, on the reference's input and upstream
-        gradient, has no such flips.
+        zero moves them by up to 3 percent on a faultless port. An isolated run, on the reference's input, has no
+        such flips.
         """
         rung = self.rung
         first = len(self.rung.verdicts)
