@@ -48,7 +48,7 @@ class _Call:
         along = np.random.default_rng(0).normal(size=x.shape) * (largest(x) or 1)
 
         def total(step: float, given: paddle.Tensor | None = None) -> paddle.Tensor:
-            args = [arg.detach() if isinstance(arg, paddle.Tensor) else arg for arg in self.args]
+            args = list(map(_kept, self.args))  # with the gradients that the run asks for: a kernel may rest on that
             args[place] = paddle.to_tensor(x + step * along) if given is None else given
             outputs = _outputs(self.native(*args, **self.kwargs))
             return sum((outputs[i] * paddle.to_tensor(sent)).sum() for i, sent in self.upstream.items())
@@ -70,12 +70,13 @@ class _Call:
 
     def program(self, place: int) -> list[str]:
         """Five lines that show it; none if none do."""
-        shapes, given = [self.args[place].shape] * 2, []
+        shapes, given, needed = [self.args[place].shape] * 2, [], [0]
         for i, arg in enumerate(self.args):
             if i == place:
                 given.append("x")
             elif isinstance(arg, paddle.Tensor) and arg.is_floating_point():
                 given.append(f"a[{len(shapes)}]")
+                needed += [len(shapes)] * _needs_gradient(arg)
                 shapes.append(arg.shape)
             else:
                 given.append(f"paddle.to_tensor({arg.tolist()})" if isinstance(arg, paddle.Tensor) else repr(arg))
@@ -85,10 +86,11 @@ class _Call:
         made = f"paddle._C_ops.{self.name}({', '.join(given)})" + (f"[{output}]" if several else "")
         shapes = [*map(tuple, shapes), sent.shape]
         for drawn in DRAWN:
+            numbers = f"np.random.default_rng(i).{drawn}, stop_gradient=i not in {needed}"
             lines = [
                 "import numpy as np, paddle",
-                f"a = [paddle.to_tensor(np.random.default_rng(i).{drawn}) for i, shape in enumerate({shapes})]",
-                f"x, a[0].stop_gradient, f = a[0], False, lambda x: ({made} * a[-1]).sum()",
+                f"a = [paddle.to_tensor({numbers}) for i, shape in enumerate({shapes})]",
+                f"x, f = a[0], lambda x: ({made} * a[-1]).sum()",
                 f"slope = (f(a[0] + {STEP} * a[1]) - f(a[0] - {STEP} * a[1])).item() / {2 * STEP}",
                 "f(x).backward(); print((x.grad * a[1]).sum().item(), slope)",
             ]

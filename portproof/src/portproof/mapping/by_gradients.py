@@ -187,7 +187,13 @@ class ByGradients:
             spare = Counter(map(_form, ones.values()))
             spare.subtract(Counter(map(_form, others.values()) if most > EQUAL else ()))
             for key in sorted(ones, key=lambda key: -_size(ones[key])):
-                link = self._joined(key, others, turned, most, weight) if spare[_form(ones[key])] > 0 else None
+                if spare[_form(ones[key])] <= 0:
+                    continue
+                block, blocks = self.blocks[turned][key], self.blocks[not turned]
+                beside = {other: vectors for other, vectors in others.items() if weight and blocks[other] == block}
+                pools = filter(None, (beside, others))  # names count: first those of the block of its name
+                links = (self._joined(key, pool, turned, most, weight) for pool in pools)
+                link = next(filter(None, links), None)
                 if link:
                     spare[_form(ones[key])] -= 1
                     del ones[key]

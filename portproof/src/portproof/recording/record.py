@@ -142,7 +142,7 @@ class Recorder(Model):
         if self.model.rounded_constants():
             self.ask(replace(self._whole_question("float64", train), keeps=OUTPUTS, perturbation=CONSTANTS))
         for inputs in moved_inputs(self.inputs):
-            self._keep(Question.of_model(inputs, "float64", train), False, ())
+            self._keep(Question.of_model(inputs, "float64", train), False)
         not_alone: dict[str, str] = {}
         calls = runs["float64"].trace.calls
         for label, call in calls.items():
