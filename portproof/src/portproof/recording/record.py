@@ -142,7 +142,9 @@ class Recorder(Model):
         if self.model.rounded_constants():
             self.ask(replace(self._whole_question("float64", train), keeps=OUTPUTS, perturbation=CONSTANTS))
         for inputs in moved_inputs(self.inputs):
-            self._keep(Question.of_model(inputs, "float64", train), False)
+            question = Question.of_model(inputs, "float64", train)
+            run = self.model.ask(question)
+            self._write(question, replace(run, output=list(map(projected, run.output))), False)
         not_alone: dict[str, str] = {}
         calls = runs["float64"].trace.calls
         for label, call in calls.items():
@@ -198,6 +200,9 @@ class Recorder(Model):
         gradients = {key: projected(array) for key, array in run.gradients.items()}
         received = [None if array is None else projected(array) for array in run.input_gradients]
         run = replace(run, gradients=gradients, input_gradients=received)
+        self._write(question, run, with_trace, exact)
+
+    def _write(self, question: Question, run: Run, with_trace: bool, exact: dict[str, Any] | None = None) -> None:
         answer = write_run(run, self.store, with_trace, exact)
         answer |= {"upstream": question.upstream_key(), "keeps": question.keeps, "module": question.module}
         self.answers.setdefault(question.key(self.switched_off), []).append(answer)

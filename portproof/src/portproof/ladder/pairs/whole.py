@@ -217,7 +217,7 @@ class _Mode:
         pair = self.pair
         for inputs in moved_inputs(pair.inputs):
             question = Question.of_model(inputs, "float64", self.train)
-            ref, port = (model.ask(question).output for model in (pair.ref, pair.port))
+            ref, port = (list(map(projected, model.ask(question).output)) for model in (pair.ref, pair.port))
             if ref and all(np.isfinite(largest(array)) for array in ref) and not alike(ref, port, EXACT):
                 pair.notes.append("the outputs agree on these inputs, and differ on others: rolled along an axis")
                 if pair.name_map == pair.whole_map:  # else modules are left out
