@@ -172,14 +172,16 @@ def along_axes(array: np.ndarray) -> list[np.ndarray]:
 
     So a transposed array gives the same vectors in another order.
     """
-    array = in_rows(array).reshape([n for n in array.shape if n != 1] or 1)
+    axes = [n for n in array.shape if n != 1] or [1]
+    array = in_rows(array, np.result_type(array, np.float64))  # once: products would do it each time
     found: list[np.ndarray] = []
-    while array.ndim:
-        vector = array
-        for n in array.shape[:-1]:
+    while axes:
+        vector = array.reshape(-1)
+        for n in axes[:-1]:
             vector = _direction(n) @ vector.reshape(n, -1)
         found.append(vector)
-        array = array @ _direction(array.shape[-1]) if array.ndim > 1 else np.zeros(())
+        n = axes.pop()
+        array = array.reshape(-1, n) @ _direction(n)
     return found[::-1]
 
 
