@@ -286,7 +286,7 @@ def _location(runs: IsolatedRuns, run: IsolatedRun) -> Location:
             for key, value in ref.settings.items()
             if key in port.settings and port.settings[key] != value
         ]
-    if phase != "buffers" and question.backward and question.dtype == "float64":
+    if phase != "buffers" and question.backward:
         call = replace(port_call, upstream=question.call.upstream)
         proof += runs.port.wrong_gradients(replace(question, call=call, followed_by=run.attempt.port_followed_by))
     left = [other for other in runs.ref.not_alone if other.startswith(prefix_of(name))]
