@@ -91,3 +91,23 @@ def test_what_is_written_says_it(tmp_path, capsys):
     verdict = align(ref(), port(2.1, 1.0), [X])
     command.save_map(verdict.names, str(tmp_path / "names.yaml"), verdict.doubt)
     assert capsys.readouterr().out.endswith(f": 2 lines; {UP_TO}\n")
+
+
+@pytest.mark.parametrize(
+    ("names", "given", "rests_on"),
+    [
+        (("c", "d"), None, "order, type and shape"),
+        (("a", "b"), None, "name"),
+        (("c", "d"), {"a": "c", "b": "d"}, "name"),
+    ],
+)
+def test_each_line_says_what_it_rests_on(names, given, rests_on):
+    """The first layer is fed alike; no value behind it confirms its weights, nor the second's."""
+    found = align(ref(), port(2.1, 1.0, names), [X], names=given).names
+    lines = [f"{name}: {there}" for name, there in zip("ab", names)]
+    assert name_map.map_text(found).splitlines() == [f"{line}  # by {rests_on} alone" for line in lines]
+    assert command.map_lines(found)[1:3] == [f"  {line}, by {rests_on} alone" for line in lines]
+    sure = align(ref(), port(2.0, 1.0, names), [X], names=given).names
+    assert name_map.map_text(sure).splitlines() == lines and command.map_lines(sure)[1:3] == [
+        f"  {line}" for line in lines
+    ]

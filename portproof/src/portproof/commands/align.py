@@ -140,7 +140,10 @@ def map_lines(names: NameMap) -> list[str]:
     calls = {label: port for label, port in names.calls.items() if label.partition("#")[0] not in names.modules}
     lines = []
     for title, pairs in (("modules with weights", names.modules), ("calls of other modules", calls)):
-        lines += [f"map of {title}:", *(f"  {name or MODEL}: {port or MODEL}" for name, port in pairs.items())]
+        lines.append(f"map of {title}:")
+        for name, port in pairs.items():
+            rests_on = f", {names.unsure[name]}" if name in names.unsure else ""
+            lines.append(f"  {name or MODEL}: {port or MODEL}{rests_on}")
     return lines
 
 

@@ -6,7 +6,7 @@ Values confirm a map (see map_search.py); where they cannot, nothing is guessed.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 
@@ -53,6 +53,7 @@ class NameMap:
     lines: dict[str, str] = field(default_factory=dict)  # of a complete map, see `map_text`
     notes: list[str] = field(default_factory=list)  # what is not compared
     doubt: list[str] = field(default_factory=list)  # how far it is confirmed, if not everywhere; lines that decide
+    unsure: dict[str, str] = field(default_factory=dict)  # {module that values do not confirm: what its pair rests on}
 
     @property
     def keys(self) -> dict[str, str]:
@@ -76,6 +77,7 @@ def propose(ref: BackendModel, port: BackendModel, inputs: Inputs, given: Mappin
     for proposal in _proposals(search, modules):
         pairs = search.set_units(proposal.options, proposal.fixed, {})
         name_map = NameMap(pairs, how=proposal.how, problems=proposal.problems)
+        name_map.unsure = _rests_on(pairs, proposal.fixed)
         unsettled = _unsettled(pairs, proposal.fixed)
         name_map.doubt = [UNCONFIRMED, *unsettled] if unsettled else []
         if proposal.problems:
@@ -99,6 +101,7 @@ def propose(ref: BackendModel, port: BackendModel, inputs: Inputs, given: Mappin
         name_map.ambiguous = search.ambiguity(found)
         if not name_map.confirmed:
             unconfirmed = {name: found.modules[name] for name in search.unconfirmed(found)}
+            name_map.unsure = _rests_on(unconfirmed, proposal.fixed)
             unsettled = _unsettled(unconfirmed, proposal.fixed)
             beyond = "" if unsettled else ", and by name beyond"
             name_map.doubt = [f"the map is confirmed {found.reach}{beyond}", *unsettled]
@@ -108,6 +111,10 @@ def propose(ref: BackendModel, port: BackendModel, inputs: Inputs, given: Mappin
     name_map.notes = _notes(name_map.links, proposal.spare, ref, port)
     name_map.calls = CallMatcher(ref, port, search.ref_run, search.run(modules), modules, name_map.tensors).match()
     return name_map
+
+
+def _rests_on(modules: Iterable[str], fixed: Container[str]) -> dict[str, str]:
+    return {name: f"by {'name' if name in fixed else 'order, type and shape'} alone" for name in modules}
 
 
 def _unsettled(modules: Mapping[str, str], fixed: Container[str]) -> list[str]:
@@ -189,10 +196,14 @@ def _notes(links: Sequence[Link], spare: Sequence[str], ref: BackendModel, port:
 
 
 def map_text(name_map: NameMap) -> str:
-    """The map as YAML for `--map`: modules, then tensors where needed."""
+    """The map as YAML for `--map`: modules, then tensors where needed; comments say which values do not confirm."""
     import yaml
 
-    return yaml.safe_dump(name_map.lines, sort_keys=False, allow_unicode=True, width=1000)
+    lines = []
+    for name, there in name_map.lines.items():
+        line = yaml.safe_dump({name: there}, allow_unicode=True, width=1000).rstrip("\n")
+        lines.append(f"{line}  # {name_map.unsure[name]}" if name in name_map.unsure else line)
+    return "\n".join([*lines, ""])
 
 
 def _lines(modules: Mapping[str, str], links: Sequence[Link], ref: BackendModel, port: BackendModel) -> dict[str, str]:

@@ -476,6 +476,7 @@ def judge(ref: Any, port: Any, inputs: Inputs, options: Options) -> AlignVerdict
     if doubt and _proves_the_map(every, options):
         pair.notes.append("the rest of the map is proved by the whole: outputs and all gradients agree in float64")
         doubt = []
+        names.unsure.clear()
     if every.status == PASS:
         doubt = doubt[:1]  # nothing is at fault
     found = every.rows, every.refusal, location, all_notes(pair)
