@@ -238,22 +238,25 @@ class Ruler:
         self._floor = noise_floor(self.ref, UNIT_ROUNDOFF[self.dtype], *scales) if self.floors is None else self.floors
 
     @classmethod
-    def measured(cls, ref: Items, dtype: str, again: Callable[..., Items], **options: Any) -> Ruler:
+    def measured(
+        cls, ref: Items, dtype: str, again: Callable[..., Items], is_rounded: bool = False, **options: Any
+    ) -> Ruler:
         """`again(dtype, perturbation=0)` runs the reference again and returns its items.
 
         Of a float32 run only the distances from the float64 run count, and its dtypes: the port is compared with the
-        float64 run.
+        float64 run. Where `ref` is that already, rounded to float32, a float32 run is made only for a distance.
         """
         fp64_ref = ref if dtype == "float64" else again("float64")
 
         @cache
         def errors() -> Distances:
-            return distances(fp64_ref, ref if dtype == "float32" else again("float32"))
+            is_own = dtype == "float32" and not is_rounded
+            return distances(fp64_ref, ref if is_own else again("float32"))
 
         def perturbed(i: int) -> Distances:
             return distances(fp64_ref, again(dtype, perturbation=i))
 
-        if dtype == "float32":
+        if dtype == "float32" and not is_rounded:
             ref = {item: _exact(array, fp64_ref[item]) if item in errors() else array for item, array in ref.items()}
         return cls(ref, dtype, **{"errors": errors, "perturbed": perturbed, **options})
 
