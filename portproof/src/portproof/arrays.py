@@ -204,7 +204,9 @@ def projected(array: np.ndarray) -> np.ndarray:
     if not is_projected(array.shape):
         return array
     with np.errstate(over="ignore", invalid="ignore"):  # what is not finite fails later
-        return np.concatenate(along_axes(array)).astype(array.dtype)
+        found = np.concatenate(along_axes(array)).astype(array.dtype)
+    let_go(array)
+    return found
 
 
 def same_bits(first: np.ndarray, second: np.ndarray) -> bool:

@@ -198,7 +198,7 @@ class Followed:
         python_module = type(module).__module__
         self.is_library = python_module.startswith(backend.layers.library)
         self.own_file = getattr(sys.modules.get(python_module), "__file__", None)
-        framework, kit = Path(backend.framework.__file__).parent, Path(__file__).parents[1]
+        framework, kit = Path(backend.framework.__file__).parent, Path(sys.modules["portproof"].__file__).parent
         self.libraries = tuple(f"{path}{os.sep}" for path in (sysconfig.get_path("stdlib"), framework, kit))
         self.running: list[_Function] = []
         self.outermost: _Function | None = None  # the module's forward
