@@ -245,6 +245,19 @@ def test_a_tensor_that_has_its_own_name_is_no_part_of_another():
     assert verdict.names.keys["both_bias"] == "value.bias, gate_bias"
 
 
+def test_tensors_are_joined_only_where_all_their_axes_fit():
+    """Nine rows are six and three, but of another length."""
+
+    def port_code(m, x):
+        return m.out(paddle.concat([x @ m.w1.T, x[..., :2] @ m.w2.T], axis=-1))
+
+    port = raw(Port, ("w1", (6, 6)), ("w2", (3, 2)))
+    port.out, port.code = paddle.nn.Linear(9, 2), port_code
+    layers = {"a": torch.nn.Linear(6, 9, bias=False), "out": torch.nn.Linear(9, 2)}
+    verdict = align(Ref(lambda m, x: m.out(m.a(x)), **layers), port, [X])
+    assert verdict.status == FAIL and verdict.location.phase == "structure", str(verdict)
+
+
 def test_numbers_of_tensors_that_moved_on():
     """A bias apart takes the first number, so that every other raw tensor has the name of the one before it."""
     block = raw(Ref, ("m1", (6,)), ("m2", (6,)))

@@ -207,6 +207,7 @@ class ByGradients:
         vectors, best = (self.port_vectors if turned else self.vectors)[key], None
         blocks = self.blocks[not turned]
         for axis, vector in enumerate(vectors):
+            sizes = _sizes([*vectors[:axis], *vectors[axis + 1 :]])  # of the other axes
             parts: dict[str, bool] = {}  # {name: whether transposed}
             start, total = 0, 0.0
             while start < len(vector):
@@ -214,7 +215,10 @@ class ByGradients:
                 for other in others.keys() - parts.keys():
                     for way in self._ways(other, key) if turned else self._ways(key, other):
                         given = _turned(others[other]) if way else others[other]
-                        stop = start + len(given[axis]) if len(given) == len(vectors) else np.inf
+                        fits_beside = _sizes([*given[:axis], *given[axis + 1 :]]) == sizes and len(given) == len(
+                            vectors
+                        )
+                        stop = start + len(given[axis]) if fits_beside else np.inf
                         if stop <= len(vector) and (start, stop) != (0, len(vector)):
                             apart, other_name = _apart([vector[start:stop]], [given[axis]]), 1 - similarity(key, other)
                             is_elsewhere = any(blocks[part] != blocks[other] for part in parts)
