@@ -22,7 +22,16 @@ WIDTH, LAYERS = 4, 5
 X = np.random.default_rng(0).normal(size=(3, WIDTH)).astype(np.float32)
 
 
-class Ref(torch.nn.Module):
+class InTurn:
+    """Runs its layers one behind the other, and the first once more."""
+
+    def forward(self, x):
+        for layer in (*self.layers, self.layers[0]):
+            x = self.run(layer, x)
+        return x
+
+
+class Ref(InTurn, torch.nn.Module):
     """Layers in a row, the first of which comes again at the end."""
 
     def __init__(self) -> None:
@@ -32,11 +41,6 @@ class Ref(torch.nn.Module):
     def run(self, layer: torch.nn.Linear, x: torch.Tensor) -> torch.Tensor:
         return layer(x).tanh()
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        for layer in (*self.layers, self.layers[0]):
-            x = self.run(layer, x)
-        return x
-
 
 class Checkpointed(Ref):
     """Goes back through each layer by a backward pass of its own."""
@@ -45,18 +49,13 @@ class Checkpointed(Ref):
         return checkpoint(super().run, layer, x, use_reentrant=True)
 
 
-class Port(paddle.nn.Layer):
+class Port(InTurn, paddle.nn.Layer):
     def __init__(self, slope: float = 1.0) -> None:
         super().__init__()
         self.layers, self.slope = paddle.nn.LayerList(paddle.nn.Linear(WIDTH, WIDTH) for _ in range(LAYERS)), slope
 
     def run(self, layer: paddle.nn.Linear, x: paddle.Tensor) -> paddle.Tensor:
         return (self.slope * layer(x)).tanh()
-
-    def forward(self, x: paddle.Tensor) -> paddle.Tensor:
-        for layer in (*self.layers, self.layers[0]):
-            x = self.run(layer, x)
-        return x
 
 
 class Recomputed(Port):

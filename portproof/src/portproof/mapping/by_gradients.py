@@ -207,24 +207,22 @@ class ByGradients:
         vectors, best = (self.port_vectors if turned else self.vectors)[key], None
         blocks = self.blocks[not turned]
         for axis, vector in enumerate(vectors):
-            sizes = _sizes([*vectors[:axis], *vectors[axis + 1 :]])  # of the other axes
+            sizes = _sizes_beside(vectors, axis)
             parts: dict[str, bool] = {}  # {name: whether transposed}
             start, total = 0, 0.0
             while start < len(vector):
-                fits = []
+                candidates = []
                 for other in others.keys() - parts.keys():
                     for way in self._ways(other, key) if turned else self._ways(key, other):
                         given = _turned(others[other]) if way else others[other]
-                        fits_beside = _sizes([*given[:axis], *given[axis + 1 :]]) == sizes and len(given) == len(
-                            vectors
-                        )
-                        stop = start + len(given[axis]) if fits_beside else np.inf
+                        fits = len(given) == len(vectors) and _sizes_beside(given, axis) == sizes
+                        stop = start + len(given[axis]) if fits else np.inf
                         if stop <= len(vector) and (start, stop) != (0, len(vector)):
                             apart, other_name = _apart([vector[start:stop]], [given[axis]]), 1 - similarity(key, other)
                             is_elsewhere = any(blocks[part] != blocks[other] for part in parts)
-                            fits.append((apart + weight * other_name, is_elsewhere, way, other_name, other, stop))
-                apart, _, way, _, other, stop = min(fits, default=(NEVER, False, False, 0.0, "", 0))
-                if not fits or apart > most:
+                            candidates.append((apart + weight * other_name, is_elsewhere, way, other_name, other, stop))
+                apart, _, way, _, other, stop = min(candidates, default=(NEVER, False, False, 0.0, "", 0))
+                if not candidates or apart > most:
                     break
                 parts[other], start, total = way, stop, total + apart
             of_layers = {way for part, way in parts.items() if part in self.of_layers[not turned]}
@@ -261,6 +259,11 @@ def _size(vectors: Vectors) -> int:
 
 def _sizes(vectors: Vectors) -> list[int]:
     return list(map(len, vectors))
+
+
+def _sizes_beside(vectors: Vectors, axis: int) -> list[int]:
+    """Of the other axes."""
+    return _sizes([*vectors[:axis], *vectors[axis + 1 :]])
 
 
 def _turned(vectors: Vectors) -> Vectors:
