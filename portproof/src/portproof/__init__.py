@@ -146,7 +146,7 @@ def judge(
     `recording`: what `record` returned, or its file. `modes`: some of the recorded ones; None: all.
     `factory`: what makes `port`.
     `own_weights`: the port keeps its weights, which are compared with those of a recording with weights="reference".
-    Causes are not searched: that needs the reference's modules.
+    Causes are tried as far as that takes no module of the reference (see `localize.layers`).
 
     Raises UserError as `align` does, and for a file that is damaged or no recording.
     """

@@ -3,8 +3,9 @@
   portproof judge --port paddle.vision.models:resnet18 resnet18.ref.safetensors
 
 The port, one of PaddlePaddle or of MindSpore, is run on the recorded inputs, with the recorded weights, in the recorded
-modes, and judged as `portproof align` judges it: the same verdict, and the same place where it departs. Causes are not
-looked for, since they are tried on the reference's own modules. Exit status: 0 aligned, 1 not, 2 could not tell.
+modes, and judged as `portproof align` judges it: the same verdict, and the same place where it departs. Causes that
+take no PyTorch are tried: those of norms, activations, softmax, linear layers, statistics and axes. Exit status: 0
+aligned, 1 not, 2 could not tell.
 """
 
 import argparse

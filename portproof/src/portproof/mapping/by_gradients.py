@@ -14,7 +14,7 @@ import numpy as np
 from portproof.backends.model import Model
 from portproof.convert.rules import COUNT
 from portproof.mapping.fingerprint import Fingerprint
-from portproof.mapping.links import Link, slots_of, squeezed
+from portproof.mapping.links import Link, owners_of, slots_of, squeezed, tensors_of
 from portproof.mapping.pairing import (
     Option,
     Options,
@@ -24,6 +24,7 @@ from portproof.mapping.pairing import (
     named_order,
     similarity,
     statistics,
+    whole,
     words_of,
 )
 from portproof.python39 import zip_strict
@@ -133,7 +134,7 @@ class ByGradients:
 
     def are_as_given(self, links: Sequence[Link]) -> bool:
         """Whether they pair the tensors of the user's modules as these are paired."""
-        owners, port_owners = _owners(self.ref), _owners(self.port)
+        owners, port_owners = owners_of(self.ref), owners_of(self.port)
         pairs = {(owners[a], port_owners[b]) for link in links for a, b in product(link.ref, link.port)}
         back = {port_name: name for name, port_name in self.given.items()}
         return all(self.given.get(name, other) == other and back.get(other, name) == name for name, other in pairs)
@@ -283,13 +284,9 @@ def _apart(vectors: Vectors, others: Vectors) -> float:
     return 1 - float(np.log10(relative) / np.log10(SMALLEST))
 
 
-def _owners(model: Model) -> dict[str, str]:
-    return {slot.tensor: name for (name, _), slot in slots_of(model.modules).items()}
-
-
 def _same_leaves(ref: Model, port: Model, links: Sequence[Link]) -> list[Link]:
     """Of untrained tensors, between modules that hold paired tensors and whose untrained ones have the same names."""
-    owners, port_owners = _owners(ref), _owners(port)
+    owners, port_owners = owners_of(ref), owners_of(port)
     found: dict[str, Link] = {}
     for name, port_name in dict.fromkeys((owners[link.ref[0]], port_owners[link.port[0]]) for link in links):
         left, port_left = (
@@ -305,7 +302,7 @@ def _same_leaves(ref: Model, port: Model, links: Sequence[Link]) -> list[Link]:
 
 def _units(ref: Model, port: Model, links: Sequence[Link]) -> Options:
     """Modules that hold the same tensors as a unit each; the other tensors as one."""
-    owners, port_owners = _owners(ref), _owners(port)
+    owners, port_owners = owners_of(ref), owners_of(port)
     ref_keys = {link.port[0]: link.ref[0] for link in links if not link.is_join}
     contents, port_contents = contents_of(ref, {key: key for key in ref_keys.values()}), contents_of(port, ref_keys)
     ways = defaultdict(list)
@@ -321,28 +318,42 @@ def _units(ref: Model, port: Model, links: Sequence[Link]) -> Options:
     return units
 
 
-def is_against_names(ref: Model, port: Model, links: Sequence[Link]) -> bool:
-    """Whether a tensor is told to be another than the one of its size beside it that has its name, without a number.
+def joins_against_names(links: Sequence[Link]) -> bool:
+    """Whether parts are joined in another order than their names say."""
+    joins = (sorted((link.ref, link.port), key=len) for link in links if link.is_join)
+    return any(named_order(one, parts) not in (None, tuple(range(len(parts)))) for (one, *_), parts in joins)
 
-    Or whether tensors of a block are exchanged among their own names, or parts joined in another order.
+
+def against_names(ref: Model, port: Model, links: Sequence[Link]) -> list[tuple[Link, Link]]:
+    """Links against names that both sides have, each with the one that the names say.
+
+    A tensor is another than the one of its size beside it that has its name, without a number; or tensors of a block
+    are exchanged among their own names.
     """
-    for link in links:
-        (joined, *_), parts = (link.ref, link.port) if len(link.port) > 1 else (link.port, link.ref)
-        if link.is_join and named_order(joined, parts) not in (None, tuple(range(len(parts)))):
-            return True
-    places, port_places = map(_places, (ref, port))
-    pairs = {link.ref[0]: link.port[0] for link in links if not link.is_join}
-    named = {port_places[other]: places[key][1] for key, other in pairs.items()}  # what is told of each
+    places, port_places = _places(ref), _places(port)
+    keys = {place: key for key, place in port_places.items()}
+    told = {link.ref[0]: port_places[link.port[0]] for link in links if not link.is_join}
+    named = {place: places[key][1] for key, place in told.items()}
     after: dict[tuple[str, str], dict[Words, Words]] = defaultdict(dict)  # by the blocks that they are in
-    for key, other in pairs.items():
-        (around, words, _), (owner, port_words, size) = places[key], port_places[other]
-        told = named.get((owner, words, size), words)
-        if port_words != words != told and not re.search("[0-9]", " ".join(words)):
-            return True
+    for key, (owner, port_words, _) in told.items():
+        around, words, _ = places[key]
         if not any(re.fullmatch("[a-z]?[0-9]+", word) for word in words):  # such as m1
             after[around, owner][words] = port_words
-    exchanged = (_comes_back(name, block) for block in after.values() for name in block)
-    return any(exchanged)
+    found = []
+    for key, (owner, port_words, size) in told.items():
+        around, words, _ = places[key]
+        is_other = port_words != words != named.get((owner, words, size), words)
+        is_exchanged = words in after[around, owner] and _comes_back(words, after[around, owner])
+        if is_exchanged or is_other and not re.search("[0-9]", " ".join(words)):
+            found.append(key)
+    tensors, port_tensors = tensors_of(ref), tensors_of(port)
+    of_links = {link.ref[0]: link for link in links}
+    pairs = []
+    for key in found:
+        link, other = of_links[key], keys[told[key][0], places[key][1], told[key][2]]
+        by_name = whole(tensors[key], port_tensors[other])
+        pairs += [(link, option.links[0]) for option in by_name[-1 if link.transposed else 0 :][:1]]
+    return pairs
 
 
 def in_order(ref: Model, port: Model, links: Sequence[Link]) -> list[Link]:

@@ -157,6 +157,11 @@ def slots_of(modules: Mapping[str, Module]) -> dict[tuple[str, str], Slot]:
     return {(name, leaf): slot for name, module in modules.items() for leaf, slot in module.slots.items()}
 
 
+def owners_of(model: BackendModel) -> dict[str, str]:
+    """{state_dict key: the module that has it}."""
+    return {slot.tensor: name for (name, _), slot in slots_of(model.modules).items()}
+
+
 def tensors_of(model: BackendModel) -> dict[str, Slot]:
     """By state_dict key."""
     return {slot.tensor: slot for slot in slots_of(model.modules).values()}

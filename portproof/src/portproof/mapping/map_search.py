@@ -137,6 +137,14 @@ def _without(modules: Mapping[str, Module], tensors: set[str]) -> dict[str, Modu
     return left
 
 
+def against_the_names(named: str, told: str) -> str:
+    """The two readings, as lines of a map: that of the names and that of the values."""
+    return (
+        f"values agree everywhere only against the names, with {told}: the port may name these layers"
+        f" otherwise, or exchange them; say which in a map, with the lines {named} or {told}"
+    )
+
+
 def _swapped(modules: dict[str, str], name: str, other: str) -> dict[str, str]:
     return modules | {name: modules[other], other: modules[name]}
 
@@ -205,10 +213,7 @@ class MapSearch:
             if free.reached == free.total and moved and not any(name in self.of_user for name in moved):
                 readings = (found.modules, free.modules)
                 lines = ["; ".join(f"{name}: {modules[name]}" for name in sorted(moved)) for modules in readings]
-                found.ambiguous = (
-                    f"values agree everywhere only against the names, with {lines[1]}: the port may name these layers"
-                    f" otherwise, or exchange them; say which in a map, with the lines {lines[0]} or {lines[1]}"
-                )
+                found.ambiguous = against_the_names(*lines)
         return found
 
     def settle_options(self, found: FoundMap) -> FoundMap:

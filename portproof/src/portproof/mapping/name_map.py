@@ -18,10 +18,10 @@ from portproof.backends.trace import Inputs
 from portproof.compare import Verdict, compare, tensor_item
 from portproof.compare.ruler import exact_atol
 from portproof.convert.rules import COUNT
-from portproof.mapping.by_gradients import ByGradients, in_order, is_against_names
+from portproof.mapping.by_gradients import ByGradients, against_names, in_order, joins_against_names
 from portproof.mapping.fingerprint import fingerprint
-from portproof.mapping.links import Link, one_to_one, parse, slots_of, tensors_of
-from portproof.mapping.map_search import TRIES, FoundMap, MapSearch
+from portproof.mapping.links import Link, one_to_one, owners_of, parse, slots_of, tensors_of
+from portproof.mapping.map_search import TRIES, FoundMap, MapSearch, against_the_names
 from portproof.mapping.module_calls import EXACT, CallMatcher
 from portproof.mapping.pairing import (
     Option,
@@ -29,6 +29,7 @@ from portproof.mapping.pairing import (
     complete_pairs,
     fit_units,
     left_over,
+    linked_keys,
     modules_with_tensors,
     unit_options,
 )
@@ -99,7 +100,9 @@ def propose(ref: BackendModel, port: BackendModel, inputs: Inputs, given: Mappin
         search.set_units(proposal.options, proposal.fixed, found.chosen)
         name_map = NameMap(found.modules, how=f"{proposal.how}, confirmed by values {found.extent}")
         name_map.ambiguous = search.ambiguity(found)
-        if not name_map.confirmed:
+        if name_map.confirmed:
+            name_map.ambiguous = name_map.ambiguous or _two_readings(search, search.links(found.modules), modules)
+        else:
             unconfirmed = {name: found.modules[name] for name in search.unconfirmed(found)}
             name_map.unsure = _rests_on(unconfirmed, proposal.fixed)
             unsettled = _unsettled(unconfirmed, proposal.fixed)
@@ -326,7 +329,9 @@ def _by_gradients(
 def _tried(search: MapSearch, told: ByGradients, links: list[Link] | None, is_proved: bool) -> _Try | None:
     """None if the links leave tensors over, or names or the user contradict; without names the order of both holds."""
     links = links and in_order(search.ref, search.port, links)
-    if not links or not told.are_as_given(links) or is_against_names(search.ref, search.port, links):
+    if not links or not told.are_as_given(links) or joins_against_names(links):
+        return None
+    if not is_proved and against_names(search.ref, search.port, links):
         return None
     options = told.units(links)
     problems, spare = left_over(options, search.ref_modules, search.port_modules)
@@ -336,6 +341,24 @@ def _tried(search: MapSearch, told: ByGradients, links: list[Link] | None, is_pr
     agreement = search.choose(pairs)
     found = search.reach(pairs, is_proved and agreement[0])
     return _Try(agreement, links, found, Proposal({}, options, spare, set(), "by gradients"))
+
+
+def _two_readings(search: MapSearch, links: Sequence[Link], given: Mapping[str, str]) -> str:
+    """Both readings of a map that values confirm against names that both sides have, where the user's lines say none.
+
+    `given` are those of modules.
+    """
+    owners, port_owners = owners_of(search.ref), owners_of(search.port)
+    keys, port_keys = linked_keys(search.given)
+    keys |= {key for key, name in owners.items() if name in given}
+    port_keys |= {key for key, name in port_owners.items() if name in given.values()}
+    readings = [
+        (named.line, link.line)
+        for link, named in against_names(search.ref, search.port, links)
+        if not (keys & {*link.ref} or port_keys & {*link.port, *named.port})
+    ]
+    lines = ("; ".join(": ".join(line) for line in side) for side in zip(*readings))
+    return against_the_names(*lines) if readings else ""
 
 
 def same_names(ref: BackendModel, port: BackendModel, inputs: Inputs) -> NameMap | None:

@@ -387,7 +387,7 @@ def unit_options(ref: Sequence[Module], port: Sequence[Module]) -> tuple[list[Op
 def _pair_options(ref: Module, port: Module) -> tuple[list[Option], dict[str, str]]:
     """By name; in custom modules also by shape, and joined."""
     same_layer = bool(ref.kind) and ref.kind == port.kind
-    named = {leaf: _whole(slot, port.slots[leaf], same_layer) for leaf, slot in ref.slots.items() if leaf in port.slots}
+    named = {leaf: whole(slot, port.slots[leaf], same_layer) for leaf, slot in ref.slots.items() if leaf in port.slots}
     factors = [options for options in named.values() if options]
 
     def left(slots: Slots) -> Slots:
@@ -411,7 +411,8 @@ def _pair_options(ref: Module, port: Module) -> tuple[list[Option], dict[str, st
     return combined(factors), wrong
 
 
-def _whole(ref: Slot, port: Slot, same_layer: bool = False) -> list[Option]:
+def whole(ref: Slot, port: Slot, same_layer: bool = False) -> list[Option]:
+    """The ways to pair two tensors: as they are, transposed; none if they do not fit."""
     plain, turned = (Link((ref.tensor,), (port.tensor,), transposed=way) for way in (False, True))
     shape, port_shape = squeezed(ref.shape), squeezed(port.shape)
     links = [plain] if shape == port_shape else []
@@ -439,11 +440,11 @@ def _by_shape(ref: Slots, port: Slots, of_layers: Layers = (frozenset(), frozens
     factors: Factors = []
     for pairs in groups.values():
         if len(pairs) > MOST_EXCHANGED:
-            factors += [_whole(one, other) for one, other, _ in pairs]
+            factors += [whole(one, other) for one, other, _ in pairs]
             continue
         every: list[Option] = []
         for order in permutations(pairs):
-            links = [_whole(one, other) for (one, _, _), (_, other, _) in zip(pairs, order)]
+            links = [whole(one, other) for (one, _, _), (_, other, _) in zip(pairs, order)]
             by_name = all(now is pair for pair, now in zip(pairs, order) if pair[2])
             every += [replace(option, by_name=by_name) for option in combined(links)]
         factors.append(sorted(every, key=lambda option: not option.by_name))
@@ -458,7 +459,7 @@ def _difference(ref: Slot, port: Slot) -> int | None:
     if ref.is_whole != port.is_whole:
         return None
     if squeezed(ref.shape) != squeezed(port.shape):
-        return 3 if not ref.is_buffer and _whole(ref, port) else None
+        return 3 if not ref.is_buffer and whole(ref, port) else None
     return 2 if ref.shape != port.shape else int(ref.trained != port.trained)
 
 
