@@ -22,6 +22,7 @@ AT_ONCE, TO_FILL_IN = (
         "05_test_backward": "ref_optimizer",
         "07_test_train": "ref_run",
         "08_test_dist": "ref_process",
+        "09_test_deploy": "ref_with_weights",
     },
 )
 # A mistake in each part of the port, the rung that has to notice it, and what it has to name.
@@ -39,6 +40,7 @@ FAULTS = {
     "train": ("07_test_train", "loss, "),
     "resume": ("07_test_train", "after loading/schedule/[last_epoch]"),
     "dist": ("08_test_dist", "gradient"),
+    "deploy": ("09_test_deploy", "paddle, one sample"),
 }
 
 
@@ -84,7 +86,7 @@ def filled(tmp_path_factory) -> Path:
             text = text.replace("CASES = None", "from text_task import loss_cases\n\nCASES = loss_cases()")
         script.write_text(text)
         count += changed
-    assert count == 19
+    assert count == 21
     return folder
 
 
@@ -101,7 +103,7 @@ def test_what_needs_no_more_than_the_models_runs_at_once(name, empty, tmp_path):
     assert len(list(tmp_path.glob("*_ref.npy"))) == len(list(tmp_path.glob("*_paddle.npy"))) == 1
 
 
-@pytest.mark.thorough("the rungs that start no processes", but="^0[2-7]")
+@pytest.mark.thorough("the rungs that start no processes", but="^0[2-79]")
 @pytest.mark.parametrize("name", TO_FILL_IN)
 def test_the_others_say_in_one_line_what_to_fill_in(name, empty, tmp_path):
     done = step(empty, name, tmp_path)

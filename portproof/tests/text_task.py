@@ -14,6 +14,7 @@ import paddle.distributed
 import torch
 import torch.distributed
 
+from portproof import load_reference_weights
 from portproof.compare import Item
 from portproof.ladder import join_group
 
@@ -385,3 +386,24 @@ def port_process(options: dict, dtype: str) -> dict:
         **by_name("gradient", {name: p.grad.numpy() for name, p in model.named_parameters()}),
         **by_name("parameter", {name: p.numpy() for name, p in model.named_parameters()}),
     }
+
+
+# The exported port, which an engine runs
+
+
+def ref_with_weights() -> RefNet:
+    torch.manual_seed(0)
+    return RefNet()
+
+
+def port_engines() -> dict:
+    """Paddle itself stands for an engine."""
+    port = PortNet()
+    load_reference_weights(ref_with_weights(), port, [texts(0)[0]])
+    port.eval()
+
+    def run(tokens: np.ndarray) -> np.ndarray:
+        logits = port(paddle.to_tensor(tokens)).numpy()
+        return logits.astype(np.float16).astype(np.float32) if faulty("deploy") else logits
+
+    return {"paddle": run}

@@ -31,6 +31,7 @@ _MODULES = {
         "single_samples",
     ),
     "rungs.forward_pass": ("forward", "gradients"),
+    "rungs.deployed": ("deploy",),
     "rungs.fp64_runs": ("train_fp64",),
     "rungs.initial": ("Constant", "Normal", "Uniform", "init"),
     "rungs.metrics": ("evaluation", "loss", "metric"),
