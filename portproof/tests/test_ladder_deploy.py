@@ -9,7 +9,7 @@ from portproof.ladder import deploy
 from sturdyio.cli import UserError
 
 F = torch.nn.functional
-BATCHES = {f"batch {n}": np.random.default_rng(n).normal(size=(n, 3, 8, 8)).astype(np.float32) for n in (1, 3)}
+BATCHES = {f"batch {n}": [np.random.default_rng(n).normal(size=(n, 3, 8, 8)).astype(np.float32)] for n in (1, 3)}
 EXAMPLES = [11, 12]
 
 
@@ -115,7 +115,7 @@ def test_classes_may_change_places_only_within_the_limits():
         (({}, BATCHES), "nothing to compare"),
         (({"folded": engine}, {}), "nothing to compare"),
         (({"folded": engine}, BATCHES, EXAMPLES), "give both or none"),
-        (({"folded": engine}, {"narrow": np.ones((1, 2, 8, 8), np.float32)}), "cannot run on batch narrow"),
+        (({"folded": engine}, {"narrow": [np.ones((1, 2, 8, 8), np.float32)]}), "cannot run on batch narrow"),
     ],
 )
 def test_bad_arguments(arguments, named):

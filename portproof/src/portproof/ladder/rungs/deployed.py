@@ -9,14 +9,14 @@ import numpy as np
 
 from portproof.backends import backend
 from portproof.backends.question import Question
-from portproof.backends.trace import OUTPUTS
+from portproof.backends.trace import OUTPUTS, Inputs, as_call, checked_inputs
 from portproof.compare import Item, Items, compare
 from portproof.compare.ruler import Ruler
 from portproof.ladder.rung import Rung, needed, on_rung
 from sturdyio.cli import UserError
 
 OUTPUT = Item("output", "output")
-Engine = Callable[[np.ndarray], np.ndarray]  # a batch (N, ...), float32 -> its outputs
+Engine = Callable[..., np.ndarray]  # takes what the reference takes, as NumPy arrays
 Preprocess = Callable[[Any], np.ndarray]  # an example, such as a file's path -> float32
 
 
@@ -24,7 +24,7 @@ Preprocess = Callable[[Any], np.ndarray]  # an example, such as a file's path ->
 def deploy(
     ref: Any,
     engines: Mapping[str, Engine],
-    batches: Mapping[str, np.ndarray],
+    batches: Mapping[str, Inputs],
     examples: Iterable[Any] = (),
     preprocess: tuple[Preprocess, Preprocess] | None = None,
     *,
@@ -34,10 +34,11 @@ def deploy(
 ) -> None:
     """Compare what engines make of an exported port with the reference model, in eval mode.
 
-    `batches` is {name: float32 (N, ...)}. Each of the `engines` has to give the reference's outputs (N, num_classes) of
-    each batch, within the float32 limits around its float64 run, and the same bits twice. `preprocess` are the two
-    functions (the reference's, the deployed one) that make an input of each of the `examples`, such as a file's path:
-    the inputs have to be equal to the last bit, and then each engine's `topk` classes are the reference's.
+    `batches` is {name: inputs}, positional in a list, or by keyword; the first axis is that of the samples. Each of the
+    `engines` has to give the reference's first output of each batch, within the float32 limits around its float64 run,
+    and the same bits twice; of outputs (N, num_classes) the `topk` classes, too. `preprocess` are the two functions
+    (the reference's, the deployed one) that make an input of each of the `examples`, such as a file's path: the inputs
+    have to be equal to the last bit, and are then one more batch.
 
     Raises UserError if the reference cannot run, or there is nothing to compare.
     """
@@ -48,7 +49,8 @@ def deploy(
         raise UserError("deploy takes examples and what preprocesses them together: give both or none")
     model = backend("torch").wrap(ref, "reference", device)
     for name, batch in batches.items():
-        _compare_outputs(rung, model, engines, name, batch, batch, topk)
+        inputs = checked_inputs(batch)
+        _compare_outputs(rung, model, engines, name, inputs, inputs, topk)
     if preprocess:
         both = rung.observe("preprocessing", lambda function: [function(each) for each in examples], *preprocess)
         inputs, port_inputs = needed(both)
@@ -58,7 +60,7 @@ def deploy(
         rung.compare(items, port_items, title="inputs made of the examples", group=lambda item: item.kind)
         shapes = {array.shape for array in (*inputs, *port_inputs)}
         if len(shapes) == 1:  # else the comparison has failed
-            _compare_outputs(rung, model, engines, "examples", np.stack(inputs), np.stack(port_inputs), topk)
+            _compare_outputs(rung, model, engines, "examples", [np.stack(inputs)], [np.stack(port_inputs)], topk)
 
 
 def _compare_outputs(
@@ -66,24 +68,26 @@ def _compare_outputs(
     model: Any,
     engines: Mapping[str, Engine],
     name: str,
-    batch: np.ndarray,
-    port_batch: np.ndarray,
+    batch: Inputs,
+    port_batch: Inputs,
     topk: int,
 ) -> None:
     """On one batch, of which the engines get `port_batch`."""
 
     def again(dtype: str, perturbation: int = 0) -> Items:
-        run = model.ask(Question.of_model([batch], dtype, False, None, OUTPUTS, perturbation))
+        run = model.ask(Question.of_model(batch, dtype, False, None, OUTPUTS, perturbation))
         if run.trace.error or not run.output:
             raise UserError(f"the reference cannot run on batch {name}: {run.trace.error or 'it gives no array'}")
         return {OUTPUT: run.output[0]}
 
     ruler = Ruler.measured(again("float32"), "float32", again, must_be_judged=[OUTPUT])
     rung.check_signal({f"batch {name}": ruler.ref[OUTPUT]})
-    logits = again("float64")[OUTPUT]
+    logits, call = again("float64")[OUTPUT], as_call(port_batch)
     for engine_name, engine in engines.items():
         title = f"{engine_name}, {name}"
-        outputs = rung.of_port(title, lambda engine=engine: [np.asarray(engine(port_batch)) for _ in range(2)])
+        outputs = rung.of_port(
+            title, lambda engine=engine: [np.asarray(engine(*call.args, **call.kwargs)) for _ in range(2)]
+        )
         if outputs is None:
             continue
         compared = ruler.compare({OUTPUT: outputs[0]}, title=title, section=title, dtype="float32")
