@@ -21,7 +21,7 @@ ISOLATED = np.linspace(-5, 7, 49, dtype=np.float32).reshape(1, 1, 7, 7)
 def replaced(
     framework: str, model: Any, replace: Callable[[Any], list[str]], batch: np.ndarray
 ) -> tuple[Any, list[str], Verdict]:
-    """(a copy of `model`, in float32 and eval mode, after `replace`; the names of the layers that changed; the verdict).
+    """(a copy of the eval-mode `model` after `replace`, in float32; names of the layers that changed; the verdict).
 
     All modules' outputs for `batch` are compared, but those of changed layers with weights, whose meaning changes; the
     other changed layers also alone, where every branch of theirs is entered. Limits are the kit's (compare/ruler.py).

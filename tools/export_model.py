@@ -60,7 +60,7 @@ def get_args_parser() -> argparse.ArgumentParser:
     )
     add("--output", metavar="DIR", type=Path, help="folder to write, which must not be there yet", **required)
     add("--softmax", action="store_true", help="give probabilities, not logits")
-    add("--opset", type=positive_int, default=17, metavar="N", help="of ONNX's operators")
+    add("--opset", type=positive_int, default=18, metavar="N", help="of ONNX's operators")
     add("--no-fold", action="store_true", help="leave batch norm as it is")
     add("--val-crop-size", type=PIXELS, default=224, metavar="N", help="pixels")
     add("--val-resize-size", type=PIXELS, default=256, metavar="N", help="pixels of the shorter side before the crop")
@@ -99,12 +99,17 @@ def write_onnx(framework: str, program: Path, output: Path, opset: int) -> None:
     command = [sys.executable, "-m", f"{PACKAGES[framework]}.export", str(program), str(output), str(opset)]
     ended = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
     if ended.returncode or not output.is_file():
-        lines = (ended.stdout + ended.stderr).splitlines()
-        said = [line.strip() for line in lines if "error" in line.lower() or "opset" in line.lower()]
+        lines = [line.strip() for line in (ended.stdout + ended.stderr).splitlines()]
+        said = [line for line in lines if "opset" in line.lower()] or [line for line in lines if "Error" in line]
         raise UserError(
-            f"the exporter to ONNX ended with status {ended.returncode} ({said[-1] if said else 'no message'}): "
+            f"the exporter to ONNX ended with status {ended.returncode} ({' '.join(said[-2:]) or 'no message'}): "
             f"choose another --opset than {opset}"
         )
+    import onnx
+
+    (written,) = (one.version for one in onnx.load(output).opset_import if one.domain == "")
+    if written != opset:
+        raise UserError(f"the exporter to ONNX can only write opset {written} here: choose that with --opset")
 
 
 def check_files(folder: Path, card: Card, batch: np.ndarray) -> None:
