@@ -2,8 +2,8 @@
 
   python steps/run_all.py                ends in a table of the rungs, and PASS ladder
 
-On the CPU of a Linux machine two rungs run at a time, each with half of the cores. Rungs 07 and 08 run for the first
-model only, and 07 in its short mode unless --full is given. The small model's files go to OUTPUT_DIR, the large one's
+On the CPU of a Linux machine two rungs run at a time, each with half of the cores. Rungs 07 to 09 run for the first
+model only, 07 in its short mode unless --full is given, and 09 where its exporters are installed. The small model's files go to OUTPUT_DIR, the large one's
 to OUTPUT_DIR/mobilenet_v3_large. OUTPUT_DIR/report.html shows all of the run on one page, OUTPUT_DIR/summary.json holds
 it for machines.
 """
@@ -11,6 +11,7 @@ it for machines.
 import argparse
 import importlib
 import os
+from importlib.util import find_spec
 from pathlib import Path
 
 from mobilenetv3_common.arguments import MODEL_NAMES
@@ -30,9 +31,11 @@ RUNGS = (
     "06_test_init",
     "07_test_train",
     "08_test_dist",
+    "09_test_deploy",
 )
 # Training runs and launches are slow, and neither how a run goes nor how processes share it depends on the size.
-ONCE = ("07_test_train", "08_test_dist")
+ONCE = ("07_test_train", "08_test_dist", "09_test_deploy")
+EXPORTERS = ("onnx", "onnxruntime", "paddle2onnx")  # that rung 09 needs
 
 
 def get_args_parser() -> argparse.ArgumentParser:
@@ -43,7 +46,7 @@ def get_args_parser() -> argparse.ArgumentParser:
     add("--weights", metavar="FILE", help="weights for both sides, of the one --model, instead of probe weights")
     add("--seed", type=seed, default=0, help="of inputs and probe weights")
     add("--output-dir", default=str(ROOT / "result"), help="where results and logs are written")
-    add("--rungs", nargs="+", choices=RUNGS, default=RUNGS, metavar="RUNG", help="these only, such as 01_test_forward")
+    add("--rungs", nargs="+", choices=RUNGS, metavar="RUNG", help="these only, such as 01_test_forward")
     add("--full", action="store_true", help="rung 07 trains until both sides have learned, a quarter of an hour")
     return parser
 
@@ -61,9 +64,12 @@ def main(args: argparse.Namespace, in_lanes: bool = False) -> int:
     models = MODEL_NAMES if args.model == "both" else (args.model,)
     if args.weights and len(models) > 1:
         raise UserError("--weights are one model's: name it with --model")
-    rungs = [
-        planned(name, model, args) for model in models for name in args.rungs if model == models[0] or name not in ONCE
-    ]
+    names = args.rungs or RUNGS
+    missing = [name for name in EXPORTERS if find_spec(name) is None]
+    if missing and not args.rungs:
+        print(f"without 09_test_deploy, which needs {', '.join(missing)}: pip install -e '.[deploy]'", flush=True)
+        names = [name for name in names if name != "09_test_deploy"]
+    rungs = [planned(name, model, args) for model in models for name in names if model == models[0] or name not in ONCE]
     print(f"{len(rungs)} rungs: PyTorch and PaddlePaddle are imported first", flush=True)
     threads = cores_of_a_lane() if in_lanes and args.device == "cpu" and len(rungs) > 1 else 0
     if threads:

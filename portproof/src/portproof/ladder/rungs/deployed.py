@@ -10,7 +10,7 @@ import numpy as np
 from portproof.backends import backend
 from portproof.backends.question import Question
 from portproof.backends.trace import OUTPUTS, Inputs, as_call, checked_inputs
-from portproof.compare import Item, Items, compare
+from portproof.compare import Item, Items, compare, joined
 from portproof.compare.ruler import Ruler
 from portproof.ladder.rung import Rung, needed, on_rung
 from sturdyio.cli import UserError
@@ -90,16 +90,16 @@ def _compare_outputs(
         )
         if outputs is None:
             continue
-        compared = ruler.compare({OUTPUT: outputs[0]}, title=title, section=title, dtype="float32")
-        rung.check(compared)
+        compared = ruler.compare({OUTPUT: outputs[0]}, section=title, dtype="float32")
         twice = Item("the same twice", "output", section=title)
-        rung.compare({twice: outputs[0]}, {twice: outputs[1]}, title=f"{title}, again")
+        verdicts = [compared, compare({twice: outputs[0]}, {twice: outputs[1]}, {twice: 0.0})]
         if logits.ndim == 2 and outputs[0].shape == logits.shape:
             ranked = Item(f"top{min(topk, logits.shape[1])}", "label", section=title)
             of_ref, of_engine = (_at_largest(logits, array, topk) for array in (logits, outputs[0]))
             # Classes may change places only where both outputs' limits together allow it.
             atol = {ranked: 2 * max(row.atol for row in compared.rows)}
-            rung.check(compare({ranked: of_ref}, {ranked: of_engine}, atol, title=f"{title}, classes"))
+            verdicts.append(compare({ranked: of_ref}, {ranked: of_engine}, atol))
+        rung.check(joined(title, verdicts), group=lambda item: item.name)
         rung.keep({"output": logits.astype(np.float32)}, {"output": outputs[0]}, f"{title}/")
 
 
