@@ -3,9 +3,9 @@
   python steps/run_all.py                ends in a table of the rungs, and PASS ladder
 
 On the CPU of a Linux machine two rungs run at a time, each with half of the cores. Rungs 07 to 09 run for the first
-model only, 07 in its short mode unless --full is given, and 09 where its exporters are installed. The small model's files go to OUTPUT_DIR, the large one's
-to OUTPUT_DIR/mobilenet_v3_large. OUTPUT_DIR/report.html shows all of the run on one page, OUTPUT_DIR/summary.json holds
-it for machines.
+model only: 07 in its short mode unless --full is given, 09 where its exporters are installed. The small model's files
+go to OUTPUT_DIR, the large one's to OUTPUT_DIR/mobilenet_v3_large. OUTPUT_DIR/report.html shows all of the run on one
+page, OUTPUT_DIR/summary.json holds it for machines.
 """
 
 import argparse
