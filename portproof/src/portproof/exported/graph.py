@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -85,8 +85,6 @@ class Graph:
                     load_external_data_for_tensor(tensor, str(Path(path).parent))
                 self.constants[tensor.name] = widened(numpy_helper.to_array(tensor))
                 tensor.ClearField("raw_data")
-            names = set(self.constants)
-            self.inputs = [_input(each) for each in graph.input if each.name not in names]
             self.outputs = [each.name for each in graph.output]
             del graph.initializer[:]
             if model.functions:
@@ -230,6 +228,14 @@ def read_model(path: str | Path) -> onnx.ModelProto:
     return model
 
 
+def graph_inputs(path: str | Path) -> list[GraphInput]:
+    """What the graph of a file takes, without its weights; raises UserError as `read_model` does."""
+    graph = read_model(path).graph
+    weights = {tensor.name for tensor in graph.initializer}
+    with refusing(path, EXPECTED, FIX):
+        return [_input(each) for each in graph.input if each.name not in weights]
+
+
 def _input(value: onnx.ValueInfoProto) -> GraphInput:
     kind = value.type.tensor_type
     sizes = [
@@ -241,11 +247,3 @@ def _input(value: onnx.ValueInfoProto) -> GraphInput:
 def _hidden(op: OpRun) -> list[str]:
     graphs = [each.g for each in op.onnx_node.attribute if each.type == AttributeProto.GRAPH]
     return [name for graph in graphs for name in OpRun.implicit_inputs(graph)]
-
-
-def last_of(found: Iterator[tuple[str, np.ndarray]], name: str) -> np.ndarray | None:
-    """The value of `name` in a run."""
-    return next((array for each, array in found if each == name), None)
-
-
-Watch = Callable[[str, np.ndarray], None]

@@ -13,6 +13,7 @@ from portproof.backends.question import Question, Run
 from portproof.backends.trace import OUTPUT, OUTPUTS, UPSTREAM, Inputs, ModuleCall, as_call, is_array, output_item, tensors_at
 from portproof.compare import Item
 from portproof.compare.ruler import RUNS, SEMANTIC_RTOL, U64, UNIT_ROUNDOFF, S
+from portproof.exported.graph import GraphInput
 from portproof.recording.file import RecordedModel
 from sturdyio.cli import UserError
 
@@ -124,15 +125,17 @@ def given_arrays(inputs: Inputs) -> dict[str, np.ndarray]:
     return found
 
 
-def bound(names: Sequence[str], inputs: Inputs) -> dict[str, np.ndarray]:
+def bound(inputs: Sequence[GraphInput], recorded: Inputs) -> dict[str, np.ndarray]:
     """{the graph's input: the recorded array}, by name where the names are the same, else in order.
 
-    Raises UserError if they are not as many.
+    Whole numbers get the graph's dtype. Raises UserError if they are not as many.
     """
-    arrays = given_arrays(inputs)
+    arrays, names = given_arrays(recorded), [each.name for each in inputs]
     if len(names) != len(arrays):
         listed = ", ".join(names) or "none"
         raise UserError(f"the graph takes {len(names)} inputs ({listed}), the recording holds {len(arrays)}")
-    if set(names) == set(arrays):
-        return {name: arrays[name] for name in names}
-    return dict(zip(names, arrays.values()))
+    ordered = [arrays[name] for name in names] if set(names) == set(arrays) else list(arrays.values())
+    return {
+        each.name: array.astype(each.dtype) if array.dtype.kind in "iu" and each.dtype.kind in "iu" else array
+        for each, array in zip(inputs, ordered)
+    }
