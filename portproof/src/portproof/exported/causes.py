@@ -11,6 +11,7 @@ import numpy as np
 from scipy.special import erf, expit, log_softmax, softmax
 
 from portproof.backends.trace import OUTPUT
+from portproof.compare.ruler import HOPELESS
 from portproof.exported.graph import Graph, Node
 from portproof.exported.match import distance_in_layout
 from portproof.exported.place import Fault, Search
@@ -109,25 +110,46 @@ class Causes:
         inputs = [array for array in call.inputs if array.shape == wanted.shape and array.dtype.kind == "f"]
         kind = self.ref.type_of(self.fault.call)
         with np.errstate(all="ignore"):
-            for array in inputs:
+            yield from self._dropped(np.zeros_like(wanted))
+            for array in self._added(wanted.shape):
                 if self._is(values + array, wanted):
                     yield "it does not add its input (a residual connection is missing)"
                 if self._is(values - array, wanted):
                     yield "it adds its input (a residual connection too many)"
+                yield from self._dropped(array)
+            for array in inputs:
                 for name, function in ACTIVATIONS.items():
                     if self._is(function(array), values):
-                        yield "it returns its input unchanged" if function(array) is array else f"it is {name}, not {kind}"
-                dropped = values == 0
-                ratio = values[~dropped] / array[~dropped]
-                if dropped.any() and ratio.size and np.ptp(ratio) <= 1e-12 * abs(ratio[0]) and ratio[0] > 1:
-                    yield f"dropout is on: {dropped.mean():.0%} of the values are 0, the others times {ratio[0]:.4g}"
+                        yield (
+                            "it returns its input unchanged"
+                            if function(array) is array
+                            else f"it is {name}, not {kind}"
+                        )
                 yield from self._of_batch(array)
             for name, function in ON_TOP.items():
-                if function(wanted) is not wanted and self._is(function(wanted), values):
+                once = function(wanted)
+                if once is not wanted and self._is(once, values):
                     yield f"{name} is applied to what it returns"
+                elif once is not wanted and self._is(function(once), values):
+                    yield f"{name} is applied to what it returns, twice"
             for name, function in list(ON_TOP.items())[:3]:
                 if self._is(function(values), wanted):
                     yield f"{name} is missing"
+
+    def _added(self, shape: tuple[int, ...]) -> list[np.ndarray]:
+        """What the call, and calls in it, received of that shape, without repeats: a residual connection adds it."""
+        inner = [label for label in self.ref.calls if self.fault.call in self.ref.enclosing(label)]
+        arrays = [array for label in (self.fault.call, *inner) for array in self.ref.calls[label].inputs]
+        return list({id(array): array for array in arrays if array.shape == shape and array.dtype.kind == "f"}.values())
+
+    def _dropped(self, added: np.ndarray) -> Iterator[str]:
+        """Dropout, on what is then `added` to."""
+        values, wanted = self.fault.values - added, self.fault.wanted - added
+        live = np.abs(wanted) > HOPELESS * self.atol
+        dropped, ratio = np.abs(values[live]) <= self.atol, values[live] / wanted[live]
+        kept = ratio[~dropped]
+        if dropped.any() and kept.size and kept[0] > 1 and np.ptp(kept) <= kept[0] / HOPELESS:
+            yield f"dropout is on: {dropped.mean():.0%} of the values are 0, the others times {kept[0]:.4g}"
 
     def _of_batch(self, x: np.ndarray) -> Iterator[str]:
         tensors = {leaf: self.ref.weights.get(f"{self.module}.{leaf}") for leaf in ("running_mean", "weight", "bias")}

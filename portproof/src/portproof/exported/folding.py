@@ -48,7 +48,13 @@ def _products(ref: Reference) -> Iterator[tuple[str, str, np.ndarray, np.ndarray
             shift = ref.weights.get(f"{norm}.bias", np.zeros(len(mean))).astype(np.float64)
             own = ref.weights.get(f"{layer}.bias", np.zeros(len(mean))).astype(np.float64)
             product = weight * factor.reshape(-1, *[1] * (weight.ndim - 1))
-            yield layer, norm, product, shift + (own - mean) * factor, np.abs(shift) + (abs(own) + abs(mean)) * abs(factor)
+            yield (
+                layer,
+                norm,
+                product,
+                shift + (own - mean) * factor,
+                np.abs(shift) + (abs(own) + abs(mean)) * abs(factor),
+            )
 
 
 def _is_near(array: np.ndarray, wanted: np.ndarray, terms: np.ndarray) -> bool:

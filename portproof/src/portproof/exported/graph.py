@@ -107,7 +107,9 @@ class Graph:
         """Attributes in float64, short ones as they were meant; so in inner graphs."""
         for name in op.attributes_names_:
             value = getattr(op, name)
-            if isinstance(value, np.float32):
+            if isinstance(value, np.float32) and name == "momentum":  # of statistics, which are not updated
+                setattr(op, name, float(value))
+            elif isinstance(value, np.float32):
                 setattr(op, name, self._snapped(f"{op.op_type} {op.onnx_node.name}, {name}", float(value)))
             elif isinstance(value, list) and value and isinstance(value[0], np.float32):
                 setattr(op, name, [float(each) for each in value])
@@ -238,9 +240,7 @@ def graph_inputs(path: str | Path) -> list[GraphInput]:
 
 def _input(value: onnx.ValueInfoProto) -> GraphInput:
     kind = value.type.tensor_type
-    sizes = [
-        dim.dim_value if dim.HasField("dim_value") else dim.dim_param or "any" for dim in kind.shape.dim
-    ]
+    sizes = [dim.dim_value if dim.HasField("dim_value") else dim.dim_param or "any" for dim in kind.shape.dim]
     return GraphInput(value.name, tuple(sizes), onnx.helper.tensor_dtype_to_np_dtype(kind.elem_type))
 
 

@@ -77,7 +77,10 @@ def _meaning(
         return Verdict(MEANING, [row])
     search.locate()
     rows = [*_rows(search), *_output_rows(search)]
-    search_notes = [*_notes(search, names), *grouped("constants taken for what their float32 stands for, ", graph.snapped)]
+    search_notes = [
+        *_notes(search, names),
+        *grouped("constants taken for what their float32 stands for, ", graph.snapped),
+    ]
     return Verdict(MEANING, rows, location=_location(search), notes=search_notes)
 
 
@@ -145,5 +148,3 @@ def _notes(search: Search, names: Mapping[str, str]) -> Iterator[str]:
     ratios = [(search.matches[id(each.array)].atol / (largest(each.array) or 1.0), each.label) for each in matched]
     share, label = max(ratios, default=(0.0, ""))
     yield f"limits allow for what that rounds: a fault below {share:.1e} of the largest value, at {label}, could hide"
-
-

@@ -87,5 +87,7 @@ def likeness(values: np.ndarray, wanted: np.ndarray) -> tuple[float, Layout] | N
         return None
     scale = float(np.linalg.norm(wanted)) or 1.0
     every = layouts(values.shape, wanted.shape)
-    distance, _, best = min((float(np.linalg.norm(each.read(values) - wanted)), i, each) for i, each in enumerate(every))
+    distance, _, best = min(
+        (float(np.linalg.norm(each.read(values) - wanted)), i, each) for i, each in enumerate(every)
+    )
     return 1 - distance / scale, best

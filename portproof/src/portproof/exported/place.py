@@ -127,7 +127,11 @@ class Search:
         """No module is at fault, and an output differs."""
         for name, array, atol in zip(self.graph.outputs, self.ref.run.output, self.ref.atol_of_outputs):
             own = now.outputs.get(name)
-            if own is not None and own.size == array.size and largest_difference(own.reshape(array.shape), array) > atol:
+            if (
+                own is not None
+                and own.size == array.size
+                and largest_difference(own.reshape(array.shape), array) > atol
+            ):
                 own = own.reshape(array.shape)
                 self.faults.append(Fault(OUTPUT, array, atol, name, own, "behind its last module"))
                 return

@@ -10,7 +10,17 @@ import numpy as np
 
 from portproof.arrays import largest, largest_difference
 from portproof.backends.question import Question, Run
-from portproof.backends.trace import OUTPUT, OUTPUTS, UPSTREAM, Inputs, ModuleCall, as_call, is_array, output_item, tensors_at
+from portproof.backends.trace import (
+    OUTPUT,
+    OUTPUTS,
+    UPSTREAM,
+    Inputs,
+    ModuleCall,
+    as_call,
+    is_array,
+    output_item,
+    tensors_at,
+)
 from portproof.compare import Item
 from portproof.compare.ruler import RUNS, SEMANTIC_RTOL, U64, UNIT_ROUNDOFF, S
 from portproof.exported.graph import GraphInput

@@ -51,13 +51,18 @@ def changed_weights(
         for name, own in whole.items():
             if own.size == array.size and name not in exact:
                 for layout in layouts(array.shape, own.shape):
-                    found.append((difference(key, own, layout.read(array)), name, layout.read(array).astype(np.float64)))
+                    found.append(
+                        (difference(key, own, layout.read(array)), name, layout.read(array).astype(np.float64))
+                    )
     for i in (0, -1):  # each in its first layout, then each in its last: transposed
         by_name: dict[str, tuple[str, np.ndarray]] = {}
         for words, name, array in found[:: 1 if i == 0 else -1]:
             by_name.setdefault(name, (words, array))
         if len(by_name) > 1:
-            yield "; ".join(words for words, _ in by_name.values()), {name: array for name, (_, array) in by_name.items()}
+            yield (
+                "; ".join(words for words, _ in by_name.values()),
+                {name: array for name, (_, array) in by_name.items()},
+            )
     for words, name, array in found:
         yield words, {name: array}
     for key, array in owners.items():  # the numbers are all there, in another layout
@@ -69,8 +74,10 @@ def changed_weights(
 
 
 def _same(first: np.ndarray, second: np.ndarray) -> bool:
-    return first.size == second.size and fingerprint(first) == fingerprint(second) and any(
-        np.array_equal(layout.read(first), second) for layout in layouts(first.shape, second.shape)
+    return (
+        first.size == second.size
+        and fingerprint(first) == fingerprint(second)
+        and any(np.array_equal(layout.read(first), second) for layout in layouts(first.shape, second.shape))
     )
 
 
@@ -78,7 +85,9 @@ def difference(key: str, own: np.ndarray, recorded: np.ndarray) -> str:
     """In what a constant differs from what was recorded, of one shape, in words."""
     if fingerprint(own) == fingerprint(recorded):
         for axis in range(own.ndim):
-            rows, others = (sorted(map(bytes, np.moveaxis(each, axis, 0).astype(np.float32))) for each in (own, recorded))
+            rows, others = (
+                sorted(map(bytes, np.moveaxis(each, axis, 0).astype(np.float32))) for each in (own, recorded)
+            )
             if rows == others:
                 return f"{key} has its {'rows' if axis == 0 else f'slices along axis {axis}'} in another order"
         return f"{key} has its values in another order, transposed perhaps"

@@ -215,7 +215,9 @@ class RecordedModel(Model):
                 self.ask(Question.of_model(inputs, dtype, train=False))
         for raw, ready in self.images:
             if (raw.dtype, raw.ndim, raw.shape[-1]) != (np.uint8, 3, 3) or ready.dtype != np.float32:
-                raise ValueError("it holds an image that is no uint8, height x width x 3, or is not prepared as float32")
+                raise ValueError(
+                    "it holds an image that is no uint8, height x width x 3, or is not prepared as float32"
+                )
         self.cotangent = drawn_cotangent(self.run(self.inputs, "float64", False).output, self.seed)
         for answer in chain.from_iterable(self._answers.values()):
             self._check_answer(answer)

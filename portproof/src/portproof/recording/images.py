@@ -29,7 +29,9 @@ def read_images(folder: str | Path) -> list[np.ndarray]:
     return found
 
 
-def prepared(images: Sequence[np.ndarray], preprocess: Callable[[Any], Any] | None) -> list[tuple[np.ndarray, np.ndarray]]:
+def prepared(
+    images: Sequence[np.ndarray], preprocess: Callable[[Any], Any] | None
+) -> list[tuple[np.ndarray, np.ndarray]]:
     """(image, what `preprocess` makes of it as float32, without an axis for the batch) of each.
 
     Raises UserError if there is no `preprocess`, it raises, or an image is another array.
