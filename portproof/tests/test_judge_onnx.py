@@ -225,7 +225,7 @@ def test_an_operator_without_a_reference(exports, tmp_path):
 @pytest.mark.parametrize(
     ("value", "text"),
     [(1 / 6, "1/6"), (1e-5, "1e-05"), (0.2, "0.2"), (0.5, ""), (3.0, ""), (6**-0.5, "sqrt(1/6)"), (2**0.5, "sqrt(2)"),
-     ((2 / np.pi) ** 0.5, "sqrt(2/pi)"), (0.1666667, ""), (0.123456789, ""), (float("inf"), ""), (-1 / 3, "-1/3")],
+     ((2 / np.pi) ** 0.5, "sqrt(2/pi)"), (0.1666667, ""), (0.7390851332, ""), (float("inf"), ""), (-1 / 3, "-1/3")],
 )  # fmt: skip
 def test_what_a_float32_stands_for(value, text):
     number, words = snapped(float(np.float32(value)))
@@ -291,7 +291,7 @@ def test_operators_are_onnxs(kind, weight, attributes):
 def test_every_float32_in_the_graph_is_widened(exports):
     for network in NETWORKS:
         graph = Graph(exports.graph(network, "paddle"))
-        given = graph.feeds({graph.inputs[0].name: images(network, 2)})
+        given = graph.feeds({"x": images(network, 2)})
         assert {array.dtype for _, array in graph.run(given)} <= {np.dtype(np.float64), np.dtype(np.int64)}
 
 

@@ -150,6 +150,6 @@ def _fitted(how: Preprocessing, images: list[tuple[np.ndarray, np.ndarray]]) -> 
         slope, shift = np.polyfit(x, y, 1)
         if not slope or np.abs(slope * x + shift - y).max() > how.atol:
             return None
-        mean.append(round(-shift / slope, 5))
-        std.append(round(1 / slope, 5))
+        mean.append(round(float(-shift / slope), 5))
+        std.append(round(float(1 / slope), 5))
     return replace(how, mean=tuple(mean), std=tuple(std))
