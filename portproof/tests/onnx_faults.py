@@ -82,7 +82,7 @@ class Editable:
 
     def put_behind(self, tensor: str, kind: str, *inputs: str, **attributes: object) -> None:
         """Another node between a tensor and what reads it; the graph's outputs keep their names."""
-        inner = f"{tensor}.inner"
+        inner = f"{tensor}.{len(self.graph.node)}"
         for node in self.graph.node:
             for names in (node.input, node.output):
                 names[:] = [inner if name == tensor else name for name in names]

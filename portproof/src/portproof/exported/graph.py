@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import onnx
 from onnx import AttributeProto, TensorProto, numpy_helper
-from onnx.external_data_helper import load_external_data_for_tensor, uses_external_data
+from onnx.external_data_helper import ExternalDataInfo, uses_external_data
 from onnx.reference import ReferenceEvaluator
 from onnx.reference.op_run import OpFunction, OpRun
 
@@ -82,7 +82,7 @@ class Graph:
         with refusing(path, EXPECTED, FIX):
             for tensor in graph.initializer:
                 if uses_external_data(tensor):
-                    load_external_data_for_tensor(tensor, str(Path(path).parent))
+                    _read_external(tensor, Path(path).parent)
                 self.constants[tensor.name] = widened(numpy_helper.to_array(tensor))
                 tensor.ClearField("raw_data")
             self.outputs = [each.name for each in graph.output]
@@ -242,6 +242,15 @@ def _input(value: onnx.ValueInfoProto) -> GraphInput:
     kind = value.type.tensor_type
     sizes = [dim.dim_value if dim.HasField("dim_value") else dim.dim_param or "any" for dim in kind.shape.dim]
     return GraphInput(value.name, tuple(sizes), onnx.helper.tensor_dtype_to_np_dtype(kind.elem_type))
+
+
+def _read_external(tensor: TensorProto, folder: Path) -> None:
+    info = ExternalDataInfo(tensor)
+    with (folder / info.location).open("rb") as file:
+        file.seek(info.offset or 0)
+        tensor.raw_data = file.read(info.length) if info.length else file.read()
+    del tensor.external_data[:]
+    tensor.data_location = TensorProto.DEFAULT
 
 
 def _hidden(op: OpRun) -> list[str]:

@@ -18,7 +18,7 @@ from portproof.exported.graph import Graph, GraphInput, NotEvaluated, graph_inpu
 from portproof.exported.place import Fault, Search
 from portproof.exported.preprocessing import compare_preprocessing
 from portproof.exported.reference import Reference, bound
-from portproof.exported.weights import shares_weights
+from portproof.exported.weights import lost_modules, shares_weights
 from portproof.ladder.pairs.whole import AlignVerdict
 from portproof.localize.locate import Location, module_tree, numbers
 from portproof.recording.file import RecordedModel
@@ -71,7 +71,7 @@ def _meaning(
     try:
         names = folded(graph, ref)
         moved = moved_by_folding(graph, feeds, names)
-        search = Search(graph, ref, feeds, moved)
+        search = Search(graph, ref, feeds, moved, lost_modules(graph.constants, ref, names))
     except Exception as error:  # of operators, which raise any
         row = Row(Item("the graph runs", **HERE), FAIL, reason=one_line(error))
         return Verdict(MEANING, [row])
@@ -94,7 +94,7 @@ def _rows(search: Search) -> Iterator[Row]:
         fault, match = faulty.get(id(output.array)), search.matches.get(id(output.array))
         row = Row(output.item, PASS, output.array.shape, scale=largest(output.array))
         if fault is not None and fault.values is not None and fault.call == output.call:
-            yield _failed(output.item, fault)
+            yield _failed(output.item, fault, search)
         elif match is not None:
             yield replace(row, difference=match.difference, atol=match.atol)
         elif output.call in at_fault:
@@ -105,8 +105,8 @@ def _rows(search: Search) -> Iterator[Row]:
             yield replace(row, status=NOT_JUDGED, reason=f"it follows from {first}, which is at fault")
 
 
-def _failed(item: Item, fault: Fault) -> Row:
-    found = compare({item: fault.wanted}, {item: fault.values}, {item: fault.atol})
+def _failed(item: Item, fault: Fault, search: Search) -> Row:
+    found = compare({item: fault.wanted}, {item: fault.values}, {item: fault.atol + search.moved.get(fault.tensor, 0.0)})
     return found.rows[0]
 
 
@@ -128,7 +128,7 @@ def _location(search: Search) -> Location | None:
     for fault in search.faults:
         module = search.ref.model.modules[search.ref.calls[fault.call].name]
         phase, causes, nodes = causes_of(search, fault)
-        row = _failed(Item(fault.call, "output", **HERE), fault) if fault.values is not None else None
+        row = _failed(Item(fault.call, "output", **HERE), fault, search) if fault.values is not None else None
         proof = [fault.words] if fault.words else []
         proof += numbers(row) if row else ["no tensor of the graph has values like its output"]
         if nodes:

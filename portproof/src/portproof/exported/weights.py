@@ -102,3 +102,14 @@ def difference(key: str, own: np.ndarray, recorded: np.ndarray) -> str:
     if ratio and (np.abs(own - ratio * recorded) <= 2 * U * np.abs(own)).all():
         return f"{key} is the recorded one times {f'1 + {ratio - 1:.1g}' if abs(ratio - 1) < 1e-3 else f'{ratio:.6g}'}"
     return f"{key} has other values than the recorded one (stale)"
+
+
+def lost_modules(constants: Mapping[str, np.ndarray], ref: Reference, folded: Mapping[str, str]) -> set[str]:
+    """Modules of a folded graph with a tensor that it holds neither as recorded nor folded into another.
+
+    Limits that allow for folding could hide that such a tensor was rounded.
+    """
+    kept = {name for words in folded.values() for name in words.split(" in ")}
+    known = {fingerprint(array) for array in constants.values() if array.dtype == np.float64}
+    lost = {key.rpartition(".")[0] for key, array in ref.weights.items() if fingerprint(array) not in known}
+    return lost - kept if folded else set()
