@@ -219,8 +219,12 @@ TABLE = [
     GraphFault("weights permuted", TRANSFORMER, permuted("layers.1.attn.q.weight"), "layers.1.attn.q", "another order"),
     GraphFault("weights in float16", TRANSFORMER, float16("embed.weight"), "embed", "rounded to float16"),
     GraphFault("weights times 1 + 3e-7", TRANSFORMER, scaled("layers.0.attn.v.weight"), "layers.0.attn.v", "1 + 3e-07"),
-    GraphFault("weights transposed", TRANSFORMER, transposed("layers.0.attn.o.weight"), "layers.0.attn.o", "transposed"),
-    GraphFault("epsilon", TRANSFORMER, epsilon("layers.1.norm2.weight"), "layers.1.norm2", "epsilon is 1e-05, not 1e-06"),
+    GraphFault(
+        "weights transposed", TRANSFORMER, transposed("layers.0.attn.o.weight"), "layers.0.attn.o", "transposed"
+    ),
+    GraphFault(
+        "epsilon", TRANSFORMER, epsilon("layers.1.norm2.weight"), "layers.1.norm2", "epsilon is 1e-05, not 1e-06"
+    ),
     GraphFault("another activation", TRANSFORMER, another_activation("Gelu", "Erf"), "layers.0.act"),
     GraphFault("softmax appended", TRANSFORMER, softmax(1), THE_MODEL, "softmax is applied to what it returns"),
     GraphFault("dropout in train mode", TRANSFORMER, dropout("layers.1.fc2.bias"), "layers.1", "dropout is on"),

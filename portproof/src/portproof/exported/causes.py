@@ -12,7 +12,7 @@ from scipy.special import erf, expit, log_softmax, softmax
 
 from portproof.backends.trace import OUTPUT
 from portproof.compare.ruler import HOPELESS
-from portproof.exported.graph import Graph, Node
+from portproof.exported.graph import Node
 from portproof.exported.match import distance_in_layout
 from portproof.exported.place import Fault, Search
 from portproof.exported.weights import changed_weights

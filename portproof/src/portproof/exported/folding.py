@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 
 from portproof.arrays import largest, largest_difference
-from portproof.compare.ruler import U, S
+from portproof.compare.ruler import S, U
 from portproof.exported.graph import Graph
 from portproof.exported.match import layouts
 from portproof.exported.reference import Reference
@@ -24,9 +24,12 @@ def folded(graph: Graph, ref: Reference) -> dict[str, str]:
         for name, array in graph.constants.items():
             if array.dtype != np.float64 or name in found:
                 continue
-            if array.size == weight.size and _is_near(array, weight, np.abs(weight)):
-                found[name] = words
-            elif array.size == bias.size and _is_near(array, bias, terms):
+            if (
+                array.size == weight.size
+                and _is_near(array, weight, np.abs(weight))
+                or array.size == bias.size
+                and _is_near(array, bias, terms)
+            ):
                 found[name] = words
     return found
 

@@ -106,7 +106,9 @@ def _rows(search: Search) -> Iterator[Row]:
 
 
 def _failed(item: Item, fault: Fault, search: Search) -> Row:
-    found = compare({item: fault.wanted}, {item: fault.values}, {item: fault.atol + search.moved.get(fault.tensor, 0.0)})
+    found = compare(
+        {item: fault.wanted}, {item: fault.values}, {item: fault.atol + search.moved.get(fault.tensor, 0.0)}
+    )
     return found.rows[0]
 
 

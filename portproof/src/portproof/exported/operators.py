@@ -193,8 +193,10 @@ def resizing(n: int, size: int, scale: float, mode: str, how: dict[str, Any]) ->
     for i, weight in taps:
         index = floor.astype(int) + i
         if how.get("exclude_outside"):
-            weight = np.where((index < 0) | (index >= n), 0.0, weight)
-        np.add.at(matrix, (rows, np.clip(index, 0, n - 1)), weight)
+            inside = (index >= 0) & (index < n)
+            np.add.at(matrix, (rows[inside], index[inside]), weight[inside])
+        else:
+            np.add.at(matrix, (rows, np.clip(index, 0, n - 1)), weight)
     return matrix / matrix.sum(1, keepdims=True) if how.get("exclude_outside") else matrix
 
 

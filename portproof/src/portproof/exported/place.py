@@ -1,6 +1,6 @@
 """Where a graph departs from the reference: the first module whose output it lacks, then those behind it.
 
-What is at fault is given the reference's own values, so that all behind it runs on right inputs and is judged by itself.
+What is at fault is given the reference's own values, so that all behind it runs on right inputs, judged by itself.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ class Search:
         return bool(outputs) and all(id(each.array) in self.matches for each in outputs)
 
     def excused(self) -> set[str]:
-        """Calls whose outputs are in the graph, or that another proves that is: it encloses them or follows from them."""
+        """Calls whose outputs are in the graph, or that one proves that is: it encloses or follows from them."""
         good = {label for label in self.ref.calls if self.is_matched(label)}
         found = good | {fault.call for fault in self.faults}
         for label in sorted(self.ref.calls, key=lambda label: -self.ref.calls[label].start):
@@ -199,7 +199,7 @@ class Search:
         yield from self.ref.enclosing(label) if label in self.ref.calls and label != OUTPUT else ()
 
     def _candidates(self, label: str, wanted: np.ndarray) -> list[tuple[float, str, Layout, np.ndarray]]:
-        """(how alike, tensor, layout, values in the reference's) of those behind the call's inputs, the most alike first."""
+        """(how alike, tensor, layout, values in that) of those behind the call's inputs, the most alike first."""
         inputs = self.ref.calls[label].inputs if label in self.ref.calls else []
         known = {self.matches[id(array)].tensor for array in inputs if id(array) in self.matches}
         behind = self.graph.behind(known) - known if known else None

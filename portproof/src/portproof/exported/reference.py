@@ -1,4 +1,4 @@
-"""What a recording says of the reference in eval mode: each module call's arrays, how far they may be off, what follows."""
+"""What a recording says of the reference in eval mode: each call's arrays, their limits, what follows."""
 
 from __future__ import annotations
 
