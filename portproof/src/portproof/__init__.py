@@ -9,7 +9,7 @@ PyTorch and PaddlePaddle are imported only when they are needed.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,6 +18,7 @@ from portproof.io.process import proving
 from sturdyio.cli import UserError, user_code
 
 if TYPE_CHECKING:
+    import numpy as np
     import paddle
     import torch
 
@@ -107,23 +108,30 @@ def record(
     device: str = "cpu",
     drawn: bool = False,
     factory: Factory = None,
+    also: Sequence[Inputs] = (),
+    images: Sequence[np.ndarray] = (),
+    preprocess: Callable[[Any], Any] | None = None,
 ) -> Recording:
-    """Record the reference `ref` for `judge`, without PaddlePaddle; `ref` is not changed.
+    """Record the reference `ref` for `judge` and `judge_onnx`, without PaddlePaddle; `ref` is not changed.
 
     `inputs`, `modes`, `seed` and `drawn` as in `align`; `weights`: "probe" or "reference"; `factory`: what makes such a
     `ref`. Only `modules`, and all in them, are recorded alone: faults are located only there, and the file is smaller.
+    `also`: further inputs, of other sizes, at which `judge_onnx` judges outputs in eval mode.
+    `images`: uint8, height x width x RGB, and `preprocess`, which makes of each, as a PIL image, what the model takes:
+    `judge_onnx` compares what is done to images with that.
     `.save(path)` writes .safetensors.
 
     Raises UserError as `align` does, if the reference gives NaN or infinity, and for inputs that no file can hold.
     """
     from portproof.ladder.pairs.pair import Options
+    from portproof.recording.images import prepared
     from portproof.recording.record import Recorder
 
     if weights not in ("probe", "reference"):
         raise UserError(f"weights {weights!r}: choose one of probe, reference")
     how = {"seed": seed, "device": device, "drawn": drawn, "factories": (factory, None)}
     options = Options(weights=weights, modes=modes, **how)
-    return Recorder(ref, inputs, options, modules).recording()
+    return Recorder(ref, inputs, options, modules, also, prepared(images, preprocess)).recording()
 
 
 @user_code()
@@ -165,6 +173,33 @@ def judge(
     options = Options(names, weights, modes, precisions, leave_out, outputs, ref.seed, device, factories=factories)
     verdict = whole.judge(ref, port, ref.inputs, options)
     return replace(verdict, title="judge", notes=[*ref.notes(), *verdict.notes])
+
+
+@user_code()
+@proving()
+def judge_onnx(
+    graph: str | Path,
+    recording: Recording | str | Path,
+    *,
+    preprocessing: str | Path | None = None,
+    engine: bool = True,
+) -> AlignVerdict:
+    """Judge an exported `graph`, an .onnx file of any exporter, against a recorded reference, without a framework.
+
+    `recording`: what `record` returned, or its file, in eval mode, with the weights that the graph has: the model's own
+    with weights="reference". The graph is evaluated in float64 by onnx's reference, and every module's output searched
+    in it by value; the first that it lacks is the verdict's `location`. Where batch norm was folded in float32, limits
+    allow for that rounding. With `engine` ONNX Runtime's outputs are judged by float32's limits at the recorded inputs
+    and at those of record(also=), and have to be the same twice.
+    `preprocessing`: a JSON of what is done to images, judged on those of record(images=); see `exported.preprocessing`.
+
+    Raises UserError for a file that is no graph, other weights, another number of inputs, and as `judge` does.
+    """
+    from portproof.exported import judge as exported
+    from portproof.recording.file import Recording
+
+    ref = (recording if isinstance(recording, Recording) else Recording.load(recording)).model()
+    return exported.judge(graph, ref, preprocessing, engine)
 
 
 @user_code()

@@ -1,23 +1,30 @@
-"""Judge a port against a reference that `portproof record` has recorded. PyTorch is not needed.
+"""Judge a port, or an exported graph, against a reference that `portproof record` has recorded, without PyTorch.
 
   portproof judge --port paddle.vision.models:resnet18 resnet18.ref.safetensors
 
 The port, one of PaddlePaddle or of MindSpore, is run on the recorded inputs, with the recorded weights, in the recorded
 modes, and judged as `portproof align` judges it: the same verdict, and the same place where it departs. Causes that
-take no PyTorch are tried: those of norms, activations, softmax, linear layers, statistics and axes. Exit status: 0
-aligned, 1 not, 2 could not tell.
+take no PyTorch are tried: those of norms, activations, softmax, linear layers, statistics and axes.
+
+  portproof judge --onnx resnet18.onnx resnet18.ref.safetensors
+
+A graph, of any exporter, is judged without PaddlePaddle, too: evaluated in float64 with every module searched in it by
+value, and run in ONNX Runtime at the recorded sizes. The recording holds the graph's weights: record --weights. With
+--preprocessing a JSON of resize, crop, interpolation, order, scale, mean and std is judged on the recorded images.
+
+Exit status: 0 aligned, 1 not, 2 could not tell.
 """
 
 import argparse
 
-from portproof import judge
+from portproof import judge, judge_onnx
 from portproof.backends import backend_imported, backend_of_side
 from portproof.commands.arguments import JUDGED, add_flags, judging_options, read_map
 from portproof.compare import exit_status
 from portproof.io.process import shown
 from portproof.ladder.pairs.named import model_factory
 from portproof.recording.file import Recording
-from sturdyio.cli import ArgumentParser, HelpFormatter, staying
+from sturdyio.cli import ArgumentParser, HelpFormatter, UserError, staying
 
 PROG = "portproof judge"
 
@@ -26,7 +33,11 @@ def get_args_parser() -> argparse.ArgumentParser:
     parser = ArgumentParser(prog=PROG, description=__doc__, formatter_class=HelpFormatter)
     add = parser.add_argument
     add("recording", metavar="FILE", help="what portproof record wrote")
-    add_flags(parser, "--port", "--map")
+    add_flags(parser, "--port", required=False, default=None)
+    add("--onnx", metavar="MODEL.onnx", help="an exported graph instead of --port")
+    add("--preprocessing", metavar="FILE.json", help="what is done to images before the graph; with --onnx")
+    add("--engine", choices=("onnxruntime", "none"), default="onnxruntime", help="what runs the graph; with --onnx")
+    add_flags(parser, "--map")
     add("--port-weights", metavar="FILE", help="the port's own weights, compared with those of record --weights")
     add_flags(parser, "--device", help="where the port runs")
     add_flags(parser, *JUDGED)
@@ -34,6 +45,12 @@ def get_args_parser() -> argparse.ArgumentParser:
 
 
 def main(args: argparse.Namespace) -> int:
+    if bool(args.port) == bool(args.onnx):
+        raise UserError("give one of --port, a model, and --onnx, an exported graph")
+    if args.onnx:
+        return _judge_graph(args)
+    if args.preprocessing:
+        raise UserError("--preprocessing goes with --onnx: a port's is judged by ladder.data")
     names = read_map(args.map)
     recording = Recording.load(args.recording)
     with staying():
@@ -48,5 +65,15 @@ def main(args: argparse.Namespace) -> int:
     options["factory"] = factory
     with shown(PROG), staying():
         verdict = judge(port, recording, **options)
+    print(verdict, flush=True)
+    return exit_status(verdict)
+
+
+def _judge_graph(args: argparse.Namespace) -> int:
+    recording = Recording.load(args.recording)
+    print(f"{args.onnx} against {args.recording}", flush=True)
+    with shown(PROG):
+        how = {"preprocessing": args.preprocessing, "engine": args.engine == "onnxruntime"}
+        verdict = judge_onnx(args.onnx, recording, **how)
     print(verdict, flush=True)
     return exit_status(verdict)

@@ -3,6 +3,12 @@
   portproof record --ref torchvision.models:resnet18 --input 2,3,64,64 --output resnet18.ref.safetensors
   portproof judge --port paddle.vision.models:resnet18 resnet18.ref.safetensors
 
+An exported graph is judged by the weights that it has, at further sizes, and with what is done to images:
+
+  portproof record --ref my.net:Net --weights net.pth --input 2,3,224,224 --also 1,3,224,224 --also 32,3,224,224
+    --images photos --preprocess my.data:prepare --output net.ref.safetensors
+  portproof judge --onnx net.onnx net.ref.safetensors
+
 PaddlePaddle is not needed here. The file holds what judging asks of the reference: its structure, weights and inputs,
 what it gives in each mode and precision, and what each of its modules gives alone, on its own inputs and upstream
 gradients. About how large it will be is said first. The same --seed gives the same bytes. Exit status: 0 written, 2
@@ -13,12 +19,13 @@ import argparse
 import re
 
 from portproof.backends import backend_imported, backend_of_side
-from portproof.commands.arguments import MODES, REQUIRED, add_flags, load_given_inputs
+from portproof.commands.arguments import MODES, REPEATED, REQUIRED, add_flags, load_given_inputs
 from portproof.compare import DONE, exit_status
 from portproof.io.process import shown
-from portproof.ladder.pairs.named import model_factory
+from portproof.ladder.pairs.named import draw_inputs, model_factory, named_function
 from portproof.ladder.pairs.pair import Options
 from portproof.recording.file import check_name, megabytes
+from portproof.recording.images import prepared, read_images
 from portproof.recording.record import Recorder
 from portproof.report.text import grouped
 from sturdyio.cli import ArgumentParser, HelpFormatter, staying
@@ -36,6 +43,10 @@ def get_args_parser() -> argparse.ArgumentParser:
     add_flags(parser, "--mode", help="which modes are recorded")
     alone = "only these, and all in them, are recorded to be run alone"
     add("--modules", action="append", metavar="NAME", help=f"module of the reference: {alone}; may be repeated")
+    further = "further inputs, drawn by the seed, at which a graph's outputs are judged in eval mode; of several"
+    add("--also", help=f"{further} arguments the shapes are joined by ';' (repeatable)", metavar="SHAPE", **REPEATED)
+    add("--images", metavar="FOLDER", help="images, on which a graph's preprocessing is judged; with --preprocess")
+    add("--preprocess", metavar="PKG.MOD:FUNCTION", help="makes of a PIL image what the reference takes")
     add("--max-size", type=size, metavar="SIZE", help="write nothing that is larger, such as 100MB")
     add("--output", metavar="FILE", help="what to write, such as net.ref.safetensors", **REQUIRED)
     return parser
@@ -63,7 +74,10 @@ def main(args: argparse.Namespace) -> int:
     how = {"seed": args.seed, "device": args.device, "drawn": not args.inputs, "factories": (factory, None)}
     options = Options(weights=weights, modes=MODES[args.mode], **how)
     with shown(PROG), staying():
-        recorder = Recorder(ref, inputs, options, args.modules)
+        also = [draw_inputs(text.split(";"), args.seed, "--also") for text in args.also]
+        preprocess = named_function(args.preprocess, "--preprocess") if args.preprocess else None
+        images = prepared(read_images(args.images) if args.images else [], preprocess)
+        recorder = Recorder(ref, inputs, options, args.modules, also, images)
         about = megabytes(recorder.expected_size) + ("" if args.modules is None else ", less with --modules")
         print(f"{args.ref}, {weights} weights, seed {args.seed}: about {about}", flush=True)
         recording = recorder.recording()

@@ -18,6 +18,7 @@ EXTRAS = {
     "ckpt": ("google",),
     "mindspore": ("mindspore",),
     "report": ("jinja2", "matplotlib"),
+    "onnx": ("onnx", "onnxruntime", "PIL"),
 }
 
 

@@ -37,7 +37,7 @@ from sturdyio.cli import UserError
 from sturdyio.files import load_safetensors_with_metadata, refusing, save_safetensors
 
 NAME = "portproof.recording"
-VERSION = 8
+VERSION = 9
 MOST_INPUTS = 1000  # each is part of every question
 MOST_TEXT = 64_000_000  # safetensors reads headers up to 100 MB
 WHAT = "what portproof record wrote"
@@ -160,6 +160,8 @@ class RecordedModel(Model):
         super().__init__("reference", modules, read(dict[str, np.ndarray], header["tensors"]))
         self._constants = read(dict[str, np.ndarray], header["constants"])
         self.inputs: Inputs = decode(header["inputs"], arrays)
+        self.also: list[Inputs] = [decode(each, arrays) for each in header["also"]]  # further ones, of eval mode
+        self.images = [(read(np.ndarray, raw), read(np.ndarray, ready)) for raw, ready in header["images"]]
         self.not_alone = read(dict[str, str], header["not_alone"])
         self.seed, self.weights = read(int, header["seed"]), read(str, header["weights"])
         self.modes = read(tuple[str, ...], header["modes"])
@@ -180,7 +182,7 @@ class RecordedModel(Model):
     def _check(self) -> None:
         if not self.modes or not set(self.modes) <= set(MODES):
             raise ValueError("it holds no mode")
-        if not isinstance(self.inputs, (list, dict)):
+        if not all(isinstance(inputs, (list, dict)) for inputs in (self.inputs, *self.also)):
             raise ValueError("it holds no inputs")
         if len(tensors_in(self.inputs, is_array)) > MOST_INPUTS:
             raise ValueError(f"it holds more than {MOST_INPUTS} inputs")
@@ -208,6 +210,14 @@ class RecordedModel(Model):
         for mode in self.modes:
             for dtype in UNIT_ROUNDOFF:
                 self.run(self.inputs, dtype, mode == "train")
+        for inputs in self.also:
+            for dtype in UNIT_ROUNDOFF:
+                self.ask(Question.of_model(inputs, dtype, train=False))
+        for raw, ready in self.images:
+            if (raw.dtype, raw.ndim, raw.shape[-1]) != (np.uint8, 3, 3) or ready.dtype != np.float32:
+                raise ValueError(
+                    "it holds an image that is no uint8, height x width x 3, or is not prepared as float32"
+                )
         self.cotangent = drawn_cotangent(self.run(self.inputs, "float64", False).output, self.seed)
         for answer in chain.from_iterable(self._answers.values()):
             self._check_answer(answer)

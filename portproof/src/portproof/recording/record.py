@@ -6,7 +6,7 @@ needed yet. Only float64 runs are kept; of others their distances from these.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -48,10 +48,14 @@ class Recorder(Model):
         inputs: Inputs,
         options: Options,
         alone: Collection[str] | None,
+        also: Sequence[Inputs] = (),
+        images: Sequence[tuple[np.ndarray, np.ndarray]] = (),
     ) -> None:
-        """The arguments are those of `portproof.record`; raises UserError as it does."""
-        self.inputs, self.alone = checked_inputs(inputs), alone
-        if not is_written(self.inputs):
+        """The arguments are those of `portproof.record`, `images` (raw, prepared); raises UserError as it does."""
+        self.inputs, self.alone, self.also = checked_inputs(inputs), alone, list(map(checked_inputs, also))
+        if self.also and "eval" not in options.modes:
+            raise UserError("further inputs (also) are recorded in eval mode: record that")
+        if not is_written([self.inputs, *self.also]):
             fix = "give arrays, nested tuples, lists and dicts, text, numbers"
             raise UserError(f"the inputs hold what no file can: {fix}")
         framework = backend_of_side(ref, "torch")
@@ -88,6 +92,8 @@ class Recorder(Model):
             "weights": options.weights,
             "modes": [mode for mode in MODES if mode in options.modes],
             "inputs": encode(self.inputs, put),
+            "also": [encode(each, put) for each in self.also],
+            "images": [[put(raw), put(ready)] for raw, ready in images],
             "modules": write(list[Module], named, self.store),
             "tensors": {keys[key]: put(array) for key, array in self.model.arrays().items()},
             "in_train": {key: put(array) for key, array in self.model.in_train.items()},
@@ -118,6 +124,8 @@ class Recorder(Model):
             not_alone |= self._ask_mode(mode == "train")
         if "eval" not in self.header["modes"]:  # the map is confirmed in eval mode
             self._ask_whole(False)
+        for inputs in self.also:
+            self._ask_also(inputs)
         header = self.header | {"answers": self.answers, "not_alone": not_alone}
         recording = Recording(header, dict(zip_strict(self.store.digests, self.store.arrays)))
         try:
@@ -154,6 +162,13 @@ class Recorder(Model):
             else:
                 self._ask_alone(calls, label, train)
         return not_alone
+
+    def _ask_also(self, inputs: Inputs) -> None:
+        """What a graph's outputs are judged by at another size: float64, and float32's distances from it."""
+        check_reference(self.model.ask(Question.of_model(inputs, "float64", train=False)), train=False)
+        self._keep(Question.of_model(inputs, "float64", train=False), False)
+        for i in range(RUNS + 1):
+            self._keep(Question.of_model(inputs, "float32", train=False, perturbation=i), False)
 
     def _whole_question(self, dtype: str, train: bool) -> Question:
         keeps = UPSTREAM if dtype == "float64" else OUTPUTS

@@ -1,0 +1,152 @@
+"""`portproof.judge_onnx`: a graph against a recording, in meaning, in the engine, and in what travels along."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from portproof.arrays import largest
+from portproof.backends.trace import OUTPUT
+from portproof.compare import FAIL, NOT_JUDGED, PASS, Item, Row, Verdict, compare, joined
+from portproof.exported.causes import causes_of
+from portproof.exported.engine import in_engine, problems
+from portproof.exported.folding import folded, moved_by_folding
+from portproof.exported.graph import Graph, GraphInput, NotEvaluated, graph_inputs
+from portproof.exported.place import Fault, Search
+from portproof.exported.preprocessing import compare_preprocessing
+from portproof.exported.reference import Reference, bound
+from portproof.exported.weights import lost_modules, shares_weights
+from portproof.ladder.pairs.whole import AlignVerdict
+from portproof.localize.locate import Location, module_tree, numbers
+from portproof.recording.file import RecordedModel
+from portproof.report.text import grouped
+from sturdyio.cli import UserError, one_line
+
+TITLE = "judge"
+MEANING = "eval mode, float64"
+HERE = {"mode": "eval", "dtype": "float64", "section": MEANING}
+NO_OUTPUT = "it has no output of its own in the graph"
+MOST_NODES = 6  # named in a report
+
+
+def judge(path: str | Path, model: RecordedModel, preprocessing: str | Path | None, engine: bool) -> AlignVerdict:
+    """What `portproof.judge_onnx` does."""
+    inputs = graph_inputs(path)
+    given = bound(inputs, model.inputs)
+    misfits = problems(inputs, given)
+    notes: list[str] = model.notes()
+    location = None
+    if misfits:
+        rows = [Row(Item(f"input {name}", "structure"), FAIL, reason=words) for name, words in misfits.items()]
+        verdicts = [Verdict("structure", rows)]
+    else:
+        meaning = _meaning(path, model, inputs, given, notes)
+        location = meaning.location
+        verdicts = [meaning]
+        if engine:
+            verdicts.append(in_engine(path, inputs, model))
+    if preprocessing is not None:
+        verdicts.append(compare_preprocessing(preprocessing, model))
+    every = joined(TITLE, verdicts)
+    notes += [note for verdict in verdicts for note in verdict.notes]
+    return AlignVerdict(TITLE, every.rows, every.refusal, location, notes, every.hints, every.caveats)
+
+
+def _meaning(
+    path: str | Path, model: RecordedModel, inputs: list[GraphInput], given: Mapping[str, np.ndarray], notes: list[str]
+) -> Verdict:
+    ref = Reference(model)
+    try:
+        graph = Graph(path)
+    except NotEvaluated as error:
+        row = Row(Item("its modules", **HERE), NOT_JUDGED, reason=f"onnx cannot evaluate the graph: {error}")
+        return Verdict(MEANING, [row], caveats=["what the graph means was not judged, the engine alone"])
+    if not shares_weights(graph.constants, ref):
+        raise UserError("the graph holds other weights than the recording: record with --weights reference")
+    graph.snap({float(array.flat[0]) for array in ref.weights.values() if array.size == 1})
+    feeds = graph.feeds(given)
+    try:
+        names = folded(graph, ref)
+        moved = moved_by_folding(graph, feeds, names)
+        search = Search(graph, ref, feeds, moved, lost_modules(graph.constants, ref, names))
+    except Exception as error:  # of operators, which raise any
+        row = Row(Item("the graph runs", **HERE), FAIL, reason=one_line(error))
+        return Verdict(MEANING, [row])
+    search.locate()
+    rows = [*_rows(search), *_output_rows(search)]
+    search_notes = [
+        *_notes(search, names),
+        *grouped("constants taken for what their float32 stands for, ", graph.snapped),
+    ]
+    return Verdict(MEANING, rows, location=_location(search), notes=search_notes)
+
+
+def _rows(search: Search) -> Iterator[Row]:
+    """One for each output of a module call."""
+    faulty = {id(fault.wanted): fault for fault in search.faults}
+    at_fault = {fault.call for fault in search.faults}
+    excused = search.excused()
+    first = search.faults[0].call if search.faults else ""
+    for output in search.ref.outputs:
+        fault, match = faulty.get(id(output.array)), search.matches.get(id(output.array))
+        row = Row(output.item, PASS, output.array.shape, scale=largest(output.array))
+        if fault is not None and fault.values is not None and fault.call == output.call:
+            yield _failed(output.item, fault, search)
+        elif match is not None:
+            yield replace(row, difference=match.difference, atol=match.atol)
+        elif output.call in at_fault:
+            yield replace(row, status=FAIL, reason="no tensor of the graph is it")
+        elif output.call in excused:
+            yield replace(row, status=NOT_JUDGED, reason=NO_OUTPUT)
+        else:
+            yield replace(row, status=NOT_JUDGED, reason=f"it follows from {first}, which is at fault")
+
+
+def _failed(item: Item, fault: Fault, search: Search) -> Row:
+    found = compare(
+        {item: fault.wanted}, {item: fault.values}, {item: fault.atol + search.moved.get(fault.tensor, 0.0)}
+    )
+    return found.rows[0]
+
+
+def _output_rows(search: Search) -> list[Row]:
+    """What the graph returns."""
+    run, many = search.ref.run, len(search.ref.run.output) > 1
+    items = [Item(OUTPUT + (place if many else ""), "output", **HERE) for place in run.places]
+    names = search.graph.outputs
+    ref = dict(zip(items, run.output))
+    port = {item: search.first.outputs[name] for item, name in zip(items, names) if name in search.first.outputs}
+    port |= {Item(name, "output", **HERE): search.first.outputs[name] for name in names[len(items) :]}
+    moved = (search.moved.get(name, 0.0) for name in (*names, *[""] * len(items)))
+    atol = {item: own + more for item, own, more in zip(items, search.ref.atol_of_outputs, moved)}
+    return compare(ref, port, {**dict.fromkeys(port, 0.0), **atol}).rows
+
+
+def _location(search: Search) -> Location | None:
+    found = []
+    for fault in search.faults:
+        module = search.ref.model.modules[search.ref.calls[fault.call].name]
+        phase, causes, nodes = causes_of(search, fault)
+        row = _failed(Item(fault.call, "output", **HERE), fault, search) if fault.values is not None else None
+        proof = [fault.words] if fault.words else []
+        proof += numbers(row) if row else ["no tensor of the graph has values like its output"]
+        if nodes:
+            more = f" and {len(nodes) - MOST_NODES} more before" if len(nodes) > MOST_NODES else ""
+            proof.append(f"in the graph: {', '.join(nodes[-MOST_NODES:])}{more}")
+        tree = module_tree(search.ref.model, module.name)
+        found.append(Location(module.name, module.type, phase, row=row, proof=proof, diagnosis=causes, tree=tree))
+    return replace(found[0], also=found[1:]) if found else None
+
+
+def _notes(search: Search, names: Mapping[str, str]) -> Iterator[str]:
+    matched = [each for each in search.ref.outputs if id(each.array) in search.matches]
+    yield f"map: {len(matched)} of {len(search.ref.outputs)} outputs of modules found in the graph by their values"
+    if not names:
+        return
+    yield f"folded in float32, {len(set(names.values()))} times, first {next(iter(names.values()))}"
+    ratios = [(search.matches[id(each.array)].atol / (largest(each.array) or 1.0), each.label) for each in matched]
+    share, label = max(ratios, default=(0.0, ""))
+    yield f"limits allow for what that rounds: a fault below {share:.1e} of the largest value, at {label}, could hide"

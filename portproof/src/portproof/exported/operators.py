@@ -1,0 +1,208 @@
+"""Operators in float64 that onnx's reference computes slowly, element by element."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from onnx.reference.op_run import OpRun
+from onnx.reference.ops.op_resize import Resize as SlowResize
+from scipy.special import erf
+
+Sizes = Sequence[int]
+
+
+def _pads(auto: str, pads: Sizes | None, sizes: Sizes, spans: Sizes, strides: Sizes) -> list[tuple[int, int]]:
+    """(before, after) of each axis; `spans` are dilated kernels."""
+    if auto in ("SAME_UPPER", "SAME_LOWER"):
+        sums = [max((-(-n // s) - 1) * s + span - n, 0) for n, span, s in zip(sizes, spans, strides)]
+        return [(n // 2, n - n // 2) if auto == "SAME_UPPER" else (n - n // 2, n // 2) for n in sums]
+    pads = pads or [0] * 2 * len(sizes)
+    return list(zip(pads[: len(sizes)], pads[len(sizes) :]))
+
+
+def _windows(x: np.ndarray, kernel: Sizes, strides: Sizes, dilations: Sizes) -> np.ndarray:
+    """A view: batch, channels, places ..., kernel ..."""
+    spans = [(k - 1) * d + 1 for k, d in zip(kernel, dilations)]
+    view = np.lib.stride_tricks.sliding_window_view(x, spans, tuple(range(2, x.ndim)))
+    steps = [slice(None, None, n) for n in (*strides, *dilations)]
+    return view[(slice(None), slice(None), *steps)]
+
+
+class Conv(OpRun):
+    op_domain = ""
+
+    def _run(self, x, w, b=None, auto_pad=None, dilations=None, group=1, kernel_shape=None, pads=None, strides=None):
+        axes = x.ndim - 2
+        kernel, ones = w.shape[2:], [1] * axes
+        strides, dilations = strides or ones, dilations or ones
+        spans = [(k - 1) * d + 1 for k, d in zip(kernel, dilations)]
+        padded = np.pad(x, [(0, 0), (0, 0), *_pads(auto_pad, pads, x.shape[2:], spans, strides)])
+        windows = _windows(padded, kernel, strides, dilations)
+        if w.shape[1] == 1:
+            y = self._depthwise(windows, w)
+        else:
+            channels, out, kernel_axes = w.shape[1], len(w) // group, tuple(range(2 + axes, 2 + 2 * axes))
+            y = np.empty((len(x), len(w), *windows.shape[2 : 2 + axes]), np.result_type(x, w))
+            for i in range(len(x)):  # one image at a time: the product copies its windows
+                for g in range(group):
+                    part = windows[i : i + 1, g * channels : (g + 1) * channels]
+                    weights = w[g * out : (g + 1) * out]
+                    product = np.tensordot(weights, part, ((*range(1, w.ndim),), (1, *kernel_axes)))
+                    y[i, g * out : (g + 1) * out] = product[:, 0]
+        return (y if b is None else y + b.reshape(-1, *ones),)
+
+    @staticmethod
+    def _depthwise(windows: np.ndarray, w: np.ndarray) -> np.ndarray:
+        """Each channel of `windows` is that of as many filters; summed without a copy of all windows."""
+        many, axes = len(w) // windows.shape[1], w.ndim - 2
+        y = np.zeros((len(windows), len(w), *windows.shape[2 : 2 + axes]), np.result_type(windows, w))
+        for place in np.ndindex(*w.shape[2:]):
+            each = windows[(..., *place)]
+            y += np.repeat(each, many, 1) * w[(slice(None), 0, *place)].reshape(-1, *[1] * axes)
+        return y
+
+
+class _Pool(OpRun):
+    def _pooled(self, x, fill, auto_pad, ceil_mode, dilations, kernel_shape, pads, strides) -> tuple:
+        """(windows, how many places before and after each axis are padded, those that rounding up adds apart)."""
+        ones = [1] * len(kernel_shape)
+        strides, dilations = strides or ones, dilations or ones
+        spans = [(k - 1) * d + 1 for k, d in zip(kernel_shape, dilations)]
+        padding, more = _pads(auto_pad, pads, x.shape[2:], spans, strides), []
+        for n, (before, after), span, stride in zip(x.shape[2:], padding, spans, strides):
+            room = n + before + after - span
+            count = -(-room // stride) if ceil_mode else room // stride
+            if ceil_mode and count * stride >= n + before:  # a window must begin inside
+                count -= 1
+            more.append(max(count * stride - room, 0))
+        widths = [(before, after + extra) for (before, after), extra in zip(padding, more)]
+        padded = np.pad(x, [(0, 0), (0, 0), *widths], constant_values=fill)
+        return _windows(padded, kernel_shape, strides, dilations), padding, more
+
+
+class MaxPool(_Pool):
+    op_domain = ""
+
+    def _run(
+        self, x, auto_pad=None, ceil_mode=0, dilations=None, kernel_shape=None, pads=None, storage_order=0, strides=None
+    ):
+        windows = self._pooled(x, -np.inf, auto_pad, ceil_mode, dilations, kernel_shape, pads, strides)[0]
+        return (windows.max(tuple(range(x.ndim, windows.ndim))),)
+
+
+class AveragePool(_Pool):
+    op_domain = ""
+
+    def _run(
+        self,
+        x,
+        auto_pad=None,
+        ceil_mode=0,
+        count_include_pad=0,
+        dilations=None,
+        kernel_shape=None,
+        pads=None,
+        strides=None,
+    ):
+        how = auto_pad, ceil_mode, dilations, kernel_shape, pads, strides
+        windows, padding, _ = self._pooled(x, 0.0, *how)
+        axes = tuple(range(x.ndim, windows.ndim))
+        counted = np.ones((1, 1, *x.shape[2:]))
+        if count_include_pad:
+            counted = np.pad(counted, [(0, 0), (0, 0), *padding], constant_values=1.0)
+            how = None, ceil_mode, dilations, kernel_shape, None, strides
+        return (windows.sum(axes) / self._pooled(counted, 0.0, *how)[0].sum(axes),)
+
+
+class Erf(OpRun):
+    op_domain = ""
+
+    def _run(self, x):
+        return (erf(x),)
+
+
+class Gelu(OpRun):
+    op_domain = ""
+
+    def _run(self, x, approximate="none"):
+        if approximate == "tanh":
+            return (x / 2 * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))),)
+        return (x / 2 * (1 + erf(x / math.sqrt(2))),)
+
+
+class HardSwish(OpRun):
+    op_domain = ""
+
+    def _run(self, x):
+        return (x * np.clip(x / 6 + 0.5, 0, 1),)
+
+
+class Resize(SlowResize):
+    """By a matrix for each axis; what resizes otherwise (antialias, a region) is left to onnx."""
+
+    op_domain = ""
+
+    def _run(self, x, roi=None, scales=None, sizes=None, **how: Any):
+        mode = how["mode"]
+        is_usual = how.get("keep_aspect_ratio_policy") in (None, "stretch")
+        if how.get("antialias") or not is_usual or "crop" in how["coordinate_transformation_mode"]:
+            return super()._run(x, roi, scales, sizes, **how)
+        axes = how.get("axes") or range(x.ndim)
+        has_scales = scales is not None and scales.size > 0
+        for i, axis in enumerate(axes):
+            n = x.shape[axis]
+            size = int(math.floor(n * float(scales[i]))) if has_scales else int(sizes[i])
+            scale = float(scales[i]) if has_scales else size / n
+            if size != n or scale != 1:
+                x = np.moveaxis(np.moveaxis(x, axis, -1) @ resizing(n, size, scale, mode, how).T, -1, axis)
+        return (x,)
+
+
+def resizing(n: int, size: int, scale: float, mode: str, how: dict[str, Any]) -> np.ndarray:
+    """The matrix, `size` by `n`, that resizes an axis."""
+    places = np.arange(size, dtype=np.float64)
+    transform = how["coordinate_transformation_mode"]
+    length = scale * n
+    if transform == "align_corners":
+        x = places * (n - 1) / (length - 1) if length != 1 else np.zeros(size)
+    elif transform == "asymmetric":
+        x = places / scale
+    elif transform == "pytorch_half_pixel" and length == 1:
+        x = np.full(size, -0.5)
+    else:
+        shift = n / 2 * (1 - size / length) if transform == "half_pixel_symmetric" else 0.0
+        x = shift + (places + 0.5) / scale - 0.5
+    floor = np.floor(x)
+    ratio = x - floor
+    if mode == "nearest":
+        up = {
+            "round_prefer_floor": ratio > 0.5,
+            "round_prefer_ceil": ratio >= 0.5,
+            "floor": np.zeros(size, bool),
+            "ceil": ratio > 0,
+        }[how.get("nearest_mode") or "round_prefer_floor"]
+        taps = [(0, (~up).astype(float)), (1, up.astype(float))]
+    elif mode == "linear":
+        taps = [(0, 1 - ratio), (1, ratio)]
+    else:
+        taps = [(i, _cubic(np.abs(ratio - i), how["cubic_coeff_a"])) for i in range(-1, 3)]
+    matrix, rows = np.zeros((size, n)), np.arange(size)
+    for i, weight in taps:
+        index = floor.astype(int) + i
+        if how.get("exclude_outside"):
+            inside = (index >= 0) & (index < n)
+            np.add.at(matrix, (rows[inside], index[inside]), weight[inside])
+        else:
+            np.add.at(matrix, (rows, np.clip(index, 0, n - 1)), weight)
+    return matrix / matrix.sum(1, keepdims=True) if how.get("exclude_outside") else matrix
+
+
+def _cubic(d: np.ndarray, a: float) -> np.ndarray:
+    near = ((a + 2) * d - (a + 3)) * d * d + 1
+    return np.where(d <= 1, near, ((a * d - 5 * a) * d + 8 * a) * d - 4 * a)
+
+
+OPERATORS = [Conv, MaxPool, AveragePool, Erf, Gelu, HardSwish, Resize]

@@ -1,0 +1,461 @@
+"""`judge --onnx`: faithful graphs of both exporters pass, each fault is noticed and named at its module."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from onnx import TensorProto, helper, numpy_helper
+from onnx.external_data_helper import convert_model_to_external_data
+from onnx.reference import ReferenceEvaluator
+from onnx_faults import CONVOLUTIONS, EXPORTERS, TABLE, THE_MODEL, TRANSFORMER, Editable, Exports, GraphFault
+from PIL import Image
+from toy_exports import images
+
+import portproof
+from portproof.commands import judge as judge_command
+from portproof.commands import record as record_command
+from portproof.compare import FAIL, NOT_JUDGED, PASS, exit_status
+from portproof.exported import engine, preprocessing
+from portproof.exported.constants import snapped
+from portproof.exported.graph import Graph
+from portproof.exported.operators import OPERATORS
+from portproof.exported.preprocessing import Preprocessing
+from sturdyio.cli import UserError
+
+NETWORKS = (CONVOLUTIONS, TRANSFORMER)
+HOW = {
+    "resize": 40,
+    "crop": 32,
+    "interpolation": "bilinear",
+    "order": "RGB",
+    "scale": 1 / 255,
+    "mean": [0.485, 0.456, 0.406],
+    "std": [0.229, 0.224, 0.225],
+}
+
+
+@pytest.fixture(scope="module")
+def exports(tmp_path_factory) -> Exports:
+    return Exports(tmp_path_factory.mktemp("graphs"))
+
+
+@pytest.mark.parametrize("network", NETWORKS)
+@pytest.mark.parametrize("exporter", [*EXPORTERS, "torch, folded"])
+def test_a_faithful_graph_passes(exports, network, exporter):
+    verdict = portproof.judge_onnx(exports.graph(network, exporter), exports.recording(network))
+    assert verdict.status == PASS and verdict, str(verdict)
+    assert verdict.location is None and exit_status(verdict) == 0
+    absent = [row.item.module for row in verdict.not_judged]
+    is_folded = (network, exporter) == (CONVOLUTIONS, "torch, folded")
+    assert absent == (["stem", "block.conv", "block.project"] if is_folded else [])
+    assert ("folded in float32, 3 times" in str(verdict)) == is_folded
+    share = max(row.atol / row.scale for row in verdict.judged if row.item.dtype == "float64")
+    assert share < (1e-5 if is_folded else 1.1e-12 * 10)
+    assert [row.status for row in verdict.rows if row.item.section.startswith("ONNX Runtime, 3x")] == [PASS, PASS]
+
+
+@pytest.mark.parametrize("exporter", EXPORTERS)
+@pytest.mark.parametrize("fault", TABLE, ids=lambda fault: f"{fault.kind}, {fault.network}")
+def test_each_fault_is_noticed_and_named_at_its_module(exports, fault, exporter):
+    verdict = exports.judged(fault, exporter)
+    assert verdict.status == FAIL and exit_status(verdict) == 1, str(verdict)
+    if fault.place is None:
+        assert verdict.location is None
+        assert "Got invalid dimensions" in verdict.first_failure.reason
+        return
+    assert verdict.location.name == fault.place, str(verdict)
+    assert fault.cause in "; ".join(verdict.location.diagnosis), str(verdict)
+    # a constant that layers share is at fault in each
+    assert all(each.diagnosis == verdict.location.diagnosis for each in verdict.location.also), str(verdict)
+    behind = [row for row in verdict.not_judged if "it follows from" in row.reason]
+    assert not behind, str(verdict)  # all that follows is judged on the reference's own values
+
+
+def test_the_table_has_the_kinds_that_were_asked_for():
+    assert len(TABLE) >= 24 and len({fault.kind for fault in TABLE}) >= 12
+    assert {fault.network for fault in TABLE} == set(NETWORKS)
+    assert THE_MODEL in {fault.place for fault in TABLE}
+
+
+@pytest.mark.parametrize("exporter", EXPORTERS)
+def test_faults_that_stack_are_both_named(exports, exporter):
+    by_kind = {fault.kind: fault for fault in TABLE if fault.network == CONVOLUTIONS}
+
+    def both(*kinds: str) -> GraphFault:
+        def edit(g: Editable) -> None:
+            for kind in kinds:
+                by_kind[kind].edit(g)
+
+        return GraphFault("both", CONVOLUTIONS, edit, "")
+
+    far = exports.judged(both("weights in float16", "a constant rounded"), exporter).location
+    assert [each.name for each in (far, *far.also)] == ["stem", "block.se.gate"]
+    near = exports.judged(both("weights times 1 + 3e-7", "epsilon"), exporter).location  # one right behind the other
+    assert [each.name for each in (near, *near.also)] == ["block.conv", "block.bn"]
+    assert "epsilon is 1e-05, not 0.001" in near.also[0].diagnosis
+
+
+def test_a_fault_in_a_folded_graph(exports):
+    """It is named at the layer that the graph has for both, also where folding's limits would hide it."""
+    model = onnx.load(exports.graph(CONVOLUTIONS, "torch, folded"))
+    weights = {key: tensor.numpy() for key, tensor in exports.references[CONVOLUTIONS].state_dict().items()}
+    Editable(model, weights).change("block.se.fc2.weight", lambda w: w.astype(np.float16))
+    path = exports.folder / "faulty folded.onnx"
+    onnx.save(model, path)
+    verdict = portproof.judge_onnx(path, exports.recording(CONVOLUTIONS))
+    assert verdict.status == FAIL and verdict.location.name == "block.se.fc2", str(verdict)
+    name, tensor = next((t.name, t) for t in model.graph.initializer if t.dims == [8, 1, 3, 3])
+    array = numpy_helper.to_array(tensor)
+    tensor.CopyFrom(numpy_helper.from_array(array.astype(np.float16).astype(np.float32), name))
+    onnx.save(model, path)
+    verdict = portproof.judge_onnx(path, exports.recording(CONVOLUTIONS))
+    assert verdict.status == FAIL and verdict.location.name == "block.conv", str(verdict)
+    assert "block.bn" in str(verdict.location.proof)
+
+
+def test_other_weights_are_refused(exports, tmp_path):
+    recording = portproof.record(exports.references[CONVOLUTIONS], [images(CONVOLUTIONS, 2)], modes=("eval",))
+    with pytest.raises(UserError, match="the graph holds other weights than the recording: record with --weights"):
+        portproof.judge_onnx(exports.graph(CONVOLUTIONS, "torch"), recording)
+    with pytest.raises(UserError, match="lacks eval mode"):
+        ref = exports.references[CONVOLUTIONS]
+        train = portproof.record(ref, [images(CONVOLUTIONS, 2)], modes=("train",), weights="reference")
+        portproof.judge_onnx(exports.graph(CONVOLUTIONS, "torch"), train)
+
+
+def test_sizes_that_were_not_recorded_are_not_judged(exports):
+    how = {"weights": "reference", "modes": ("eval",)}
+    recording = portproof.record(exports.references[TRANSFORMER], [images(TRANSFORMER, 2)], **how)
+    verdict = portproof.judge_onnx(exports.graph(TRANSFORMER, "torch"), recording)
+    assert verdict.status == PASS
+    assert [row.status for row in verdict.not_judged] == [NOT_JUDGED]
+    assert verdict.not_judged[0].name == "ONNX Runtime/input x, axis 0: sizes other than 2"
+    assert not portproof.judge_onnx(exports.graph(TRANSFORMER, "torch"), recording, engine=False).not_judged
+    with pytest.raises(UserError, match="recorded in eval mode"):
+        portproof.record(exports.references[TRANSFORMER], [images(TRANSFORMER, 2)], modes=("train",), also=[[]])
+
+
+def test_an_input_that_does_not_fit(exports, tmp_path):
+    model = onnx.load(exports.graph(TRANSFORMER, "torch"))
+    model.graph.input[0].type.tensor_type.shape.dim[0].dim_value = 1
+    onnx.save(model, tmp_path / "a.onnx")
+    verdict = portproof.judge_onnx(tmp_path / "a.onnx", exports.recording(TRANSFORMER))
+    assert verdict.status == FAIL and verdict.first_failure.reason == "input x takes 1x5x6, not 2x5x6"
+
+
+def test_an_engine_that_gives_other_values_or_other_bits(exports, monkeypatch):
+    """What the graph means does not tell what an engine makes of it."""
+    run, calls = engine.Engine.run, []
+
+    def other(factor: Callable[[], float]) -> Callable:
+        return lambda self, feeds: [array * np.float32(factor()) for array in run(self, feeds)]
+
+    judged = (exports.graph(TRANSFORMER, "torch"), exports.recording(TRANSFORMER))
+    monkeypatch.setattr(engine.Engine, "run", other(lambda: 1 + 1e-5))
+    verdict = portproof.judge_onnx(*judged)
+    assert verdict.status == FAIL and {row.name for row in verdict.bad} == {
+        "ONNX Runtime, 2x5x6/output", "ONNX Runtime, 3x5x6/output"
+    }  # fmt: skip
+    monkeypatch.setattr(engine.Engine, "run", other(lambda: calls.append(1) or 1 + len(calls) % 2 * 2**-22))
+    verdict = portproof.judge_onnx(*judged)
+    assert {row.name for row in verdict.bad} >= {"ONNX Runtime, 2x5x6/the same each time"}
+
+
+# Files
+
+
+def test_external_data(exports, tmp_path):
+    model = onnx.load(exports.graph(CONVOLUTIONS, "torch"))
+    convert_model_to_external_data(model, location="weights.data", size_threshold=0, convert_attribute=False)
+    onnx.save(model, tmp_path / "a.onnx")
+    assert (tmp_path / "weights.data").exists()
+    assert portproof.judge_onnx(tmp_path / "a.onnx", exports.recording(CONVOLUTIONS)).status == PASS
+    for location in ("../weights.data", "/etc/hostname"):
+        tensor = model.graph.initializer[0]
+        next(each for each in tensor.external_data if each.key == "location").value = location
+        (tmp_path / "b.onnx").write_bytes(model.SerializeToString())
+        with pytest.raises(UserError, match=f"reads '{location}', which is not in its folder"):
+            portproof.judge_onnx(tmp_path / "b.onnx", exports.recording(CONVOLUTIONS))
+    (tmp_path / "weights.data").unlink()
+    with pytest.raises(UserError, match="data of graph .*a.onnx"):
+        portproof.judge_onnx(tmp_path / "a.onnx", exports.recording(CONVOLUTIONS))
+
+
+@pytest.mark.parametrize("content", [b"", b"no graph at all", b"\x08\x0a", bytes(range(256))], ids=len)
+def test_what_is_no_graph(exports, tmp_path, content, monkeypatch, capsys):
+    exports.recording(TRANSFORMER).save(tmp_path / "net.ref.safetensors")
+    (tmp_path / "a.onnx").write_bytes(content)
+    words = ["--onnx", str(tmp_path / "a.onnx"), str(tmp_path / "net.ref.safetensors")]
+    with pytest.raises(UserError) as raised:
+        judge_command.main(judge_command.get_args_parser().parse_args(words))
+    assert "a.onnx" in str(raised.value) and "\n" not in str(raised.value)
+
+
+def test_a_graph_over_two_gib(exports, tmp_path):
+    with (tmp_path / "a.onnx").open("wb") as file:
+        file.truncate(2**31)
+    with pytest.raises(UserError, match="over 2 GiB, which no protobuf holds: export it with external data"):
+        portproof.judge_onnx(tmp_path / "a.onnx", exports.recording(TRANSFORMER))
+
+
+def test_an_operator_without_a_reference(exports, tmp_path):
+    """Engines write such graphs: its modules are not judged, and the report says so."""
+    model = onnx.load(exports.graph(CONVOLUTIONS, "torch"))
+    model.opset_import.append(helper.make_opsetid("com.microsoft", 1))
+    node = next(node for node in model.graph.node if node.op_type == "Relu")
+    node.op_type, node.domain = "QuickGelu", "com.microsoft"
+    onnx.save(model, tmp_path / "a.onnx")
+    verdict = portproof.judge_onnx(tmp_path / "a.onnx", exports.recording(CONVOLUTIONS))
+    assert verdict.status == FAIL and verdict.first_failure.name == "ONNX Runtime, 2x3x16x16/output"
+    assert "onnx cannot evaluate the graph" in verdict.not_judged[0].reason
+    assert "what the graph means was not judged" in str(verdict).splitlines()[-1]
+
+
+# Numbers
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(1 / 6, "1/6"), (1e-5, "1e-05"), (0.2, "0.2"), (0.5, ""), (3.0, ""), (6**-0.5, "sqrt(1/6)"), (2**0.5, "sqrt(2)"),
+     ((2 / np.pi) ** 0.5, "sqrt(2/pi)"), (0.1666667, ""), (0.7390851332, ""), (float("inf"), ""), (-1 / 3, "-1/3")],
+)  # fmt: skip
+def test_what_a_float32_stands_for(value, text):
+    number, words = snapped(float(np.float32(value)))
+    assert words == text
+    assert number == (value if text else float(np.float32(value)))
+
+
+RESIZES = [
+    (mode, transform, nearest)
+    for mode in ("linear", "cubic", "nearest")
+    for transform in ("half_pixel", "pytorch_half_pixel", "align_corners", "asymmetric", "half_pixel_symmetric")
+    for nearest in (("floor", "ceil", "round_prefer_floor", "round_prefer_ceil") if mode == "nearest" else ("floor",))
+]
+
+
+def evaluated(
+    kind: str, shape: tuple[int, ...], tensors: dict[str, np.ndarray], fast: bool, **attributes
+) -> np.ndarray:
+    names = ["x", *tensors]
+    node = helper.make_node(kind, ["" if name.startswith("_") else name for name in names], ["y"], **attributes)
+    inputs = [helper.make_tensor_value_info("x", TensorProto.DOUBLE, shape)]
+    outputs = [helper.make_tensor_value_info("y", TensorProto.DOUBLE, None)]
+    graph = helper.make_graph([node], "g", inputs, outputs)
+    for name, array in tensors.items():
+        if not name.startswith("_"):
+            graph.initializer.append(numpy_helper.from_array(array, name))
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)])
+    evaluator = ReferenceEvaluator(model, new_ops=list(OPERATORS) if fast else None, optimized=False)
+    return evaluator.run(None, {"x": np.random.default_rng(0).normal(size=shape)})[0]
+
+
+@pytest.mark.parametrize(("mode", "transform", "nearest"), RESIZES)
+def test_resize_is_onnxs(mode, transform, nearest):
+    how = {"mode": mode, "coordinate_transformation_mode": transform, "nearest_mode": nearest}
+    for scale in (np.array([1, 1, 2, 1.5], np.float32), np.array([1, 1, 0.75, 1], np.float32)):
+        tensors = {"_roi": scale, "scales": scale}
+        fast, slow = (evaluated("Resize", (1, 2, 4, 6), tensors, each, **how) for each in (True, False))
+        assert fast.shape == slow.shape and np.abs(fast - slow).max() < 1e-12
+
+
+@pytest.mark.parametrize(
+    ("kind", "weight", "attributes"),
+    [
+        ("Conv", (6, 4, 3, 3), {"strides": [2, 1], "pads": [1, 0, 2, 1]}),
+        ("Conv", (6, 2, 3, 2), {"group": 2, "dilations": [1, 2]}),
+        ("Conv", (8, 1, 3, 3), {"group": 4, "pads": [1, 1, 1, 1], "strides": [2, 2]}),
+        ("Conv", (3, 4, 1, 1), {}),
+        ("MaxPool", None, {"kernel_shape": [3, 3], "strides": [2, 2], "pads": [1, 1, 1, 1]}),
+        ("AveragePool", None, {"kernel_shape": [3, 3], "strides": [2, 2], "pads": [1, 1, 1, 1]}),
+        ("AveragePool", None, {"kernel_shape": [3, 3], "pads": [1, 1, 1, 1], "count_include_pad": 1}),
+        ("AveragePool", None, {"kernel_shape": [2, 3], "strides": [2, 2], "ceil_mode": 1}),
+        ("Erf", None, {}),
+        ("Gelu", None, {"approximate": "tanh"}),
+        ("Gelu", None, {}),
+        ("HardSwish", None, {}),
+    ],
+)
+def test_operators_are_onnxs(kind, weight, attributes):
+    tensors = {} if weight is None else {"w": np.random.default_rng(1).normal(size=weight)}
+    fast, slow = (evaluated(kind, (2, 4, 7, 8), tensors, each, **attributes) for each in (True, False))
+    # onnx's own Gelu and HardSwish are functions, whose constants are rounded to float32
+    assert fast.shape == slow.shape and np.abs(fast - slow).max() < (1e-6 if kind in ("Gelu", "HardSwish") else 1e-12)
+
+
+def test_every_float32_in_the_graph_is_widened(exports):
+    for network in NETWORKS:
+        graph = Graph(exports.graph(network, "paddle"))
+        given = graph.feeds({"x": images(network, 2)})
+        assert {array.dtype for _, array in graph.run(given)} <= {np.dtype(np.float64), np.dtype(np.int64)}
+
+
+# What is done to images
+
+
+def photos() -> list[np.ndarray]:
+    rng = np.random.default_rng(0)
+    return [rng.integers(0, 256, (*size, 3), dtype=np.uint8) for size in ((60, 48), (50, 70))]
+
+
+def prepare(image: Image.Image) -> torch.Tensor:
+    """The reference's own, of HOW, written otherwise."""
+    short, (width, height) = min(image.size), image.size
+    sizes = 40 if width == short else int(40 * width / short), 40 if height == short else int(40 * height / short)
+    image = image.resize(sizes, Image.Resampling.BILINEAR)
+    left, top = round((image.width - 32) / 2), round((image.height - 32) / 2)
+    array = torch.from_numpy(np.array(image.crop((left, top, left + 32, top + 32)))).permute(2, 0, 1).float() / 255
+    return (array - torch.tensor(HOW["mean"]).view(3, 1, 1)) / torch.tensor(HOW["std"]).view(3, 1, 1)
+
+
+@pytest.fixture(scope="module")
+def with_images(exports) -> portproof.recording.file.Recording:
+    how = {"weights": "reference", "modes": ("eval",), "images": photos(), "preprocess": prepare}
+    return portproof.record(exports.references[TRANSFORMER], [images(TRANSFORMER, 2)], **how)
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({}, ""),
+        ({"mean": [0.5, 0.5, 0.5]}, "by mean: mean is (0.5, 0.5, 0.5), the reference's (0.485, 0.456, 0.406)"),
+        ({"std": [0.5, 0.224, 0.225]}, "by std: std is (0.5, 0.224, 0.225), the reference's (0.229, 0.224, 0.225)"),
+        ({"mean": [0, 0, 0], "std": [1, 1, 1]}, "by mean and std"),
+        ({"order": "BGR"}, "by order: it is BGR, the reference's RGB"),
+        ({"interpolation": "bicubic"}, "by interpolation: it is bicubic, the reference's bilinear"),
+        ({"resize": 36}, "by resize: it is 36, the reference's 40"),
+        ({"crop": 28}, "by crop: it is 28, the reference's 32"),
+        ({"interpolation": "nearest", "resize": 36, "order": "BGR"}, "by none of"),
+    ],
+)
+def test_what_is_done_to_images(exports, with_images, tmp_path, change, told):
+    path = tmp_path / "a.json"
+    path.write_text(json.dumps({"classes": [], "preprocessing": {**HOW, **change}}))
+    judged = {"preprocessing": path, "engine": False}
+    verdict = portproof.judge_onnx(exports.graph(TRANSFORMER, "torch"), with_images, **judged)
+    assert verdict.status == (FAIL if change else PASS), str(verdict)
+    assert {row.item.section for row in verdict.bad} == ({"preprocessing"} if change else set())
+    assert told in str(verdict) and ("preprocessing differs" in str(verdict)) == bool(change)
+
+
+def test_a_preprocessing_that_is_none(exports, with_images, tmp_path):
+    path = tmp_path / "a.json"
+    path.write_text(json.dumps(HOW))
+    assert Preprocessing.load(path).crop == 32  # bare, too
+    for content in (
+        "{",
+        "[]",
+        '{"resize": 3}',
+        json.dumps({**HOW, "order": "GBR"}),
+        json.dumps({**HOW, "std": [1, 1]}),
+    ):
+        path.write_text(content)
+        with pytest.raises(UserError, match="a.json refused"):
+            Preprocessing.load(path)
+    with pytest.raises(UserError, match="the recording holds no images: record with --images"):
+        preprocessing.compare_preprocessing(path, exports.recording(TRANSFORMER).model())
+    for wrong in (
+        {"images": photos()},
+        {"preprocess": prepare},
+        {"images": [photos()[0][:, :, 0]], "preprocess": prepare},
+    ):
+        with pytest.raises(UserError):
+            portproof.record(torch.nn.Linear(2, 2), [np.ones((1, 2))], **wrong)
+
+
+# The command, without a framework
+
+WITHOUT = """
+import sys
+
+class Blocked:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in ("torch", "paddle"):
+            raise ImportError(f"{name} is blocked", name=name)
+
+sys.meta_path.insert(0, Blocked())
+
+from portproof.__main__ import main
+
+main()
+"""
+MODULE = """
+import torch
+
+def network():
+    return torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.BatchNorm2d(4), torch.nn.ReLU())
+
+def prepare(image):
+    import numpy as np
+    return np.asarray(image, np.float32).transpose(2, 0, 1) / np.float32(255)
+"""
+
+
+def test_the_commands(exports, tmp_path, monkeypatch):
+    """`record` with further sizes and images, then `judge --onnx` where neither framework can be imported."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    Path("a_net.py").write_text(MODULE)
+    Path("photos").mkdir()
+    Image.fromarray(photos()[0]).save("photos/a.png")
+    import a_net
+
+    torch.manual_seed(0)
+    model = a_net.network().eval()
+    torch.save(model.state_dict(), "net.pth")
+    record = ["--ref", "a_net:network", "--weights", "net.pth", "--input", "2,3,16,16", "--also", "1,3,16,16"]
+    record += ["--images", "photos", "--preprocess", "a_net:prepare", "--output", "net.ref.safetensors"]
+    assert record_command.main(record_command.get_args_parser().parse_args(record)) == 0
+    w, b = (model[0].weight.detach().numpy(), model[0].bias.detach().numpy())
+    norm = [
+        tensor.detach().numpy()
+        for tensor in (model[1].weight, model[1].bias, model[1].running_mean, model[1].running_var)
+    ]
+    nodes = [
+        helper.make_node("Conv", ["x", "w", "b"], ["c"]),
+        helper.make_node("BatchNormalization", ["c", "n0", "n1", "n2", "n3"], ["n"], epsilon=1e-5),
+        helper.make_node("Relu", ["n"], ["y"]),
+    ]
+    infos = [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["N", None, None, None]) for name in "xy"]
+    arrays = {"w": w, "b": b, **{f"n{i}": array for i, array in enumerate(norm)}}
+    made = [numpy_helper.from_array(array, name) for name, array in arrays.items()]
+    graph = helper.make_graph(nodes, "g", infos[:1], infos[1:], made)
+    onnx.save(helper.make_model(graph, ir_version=8, opset_imports=[helper.make_opsetid("", 17)]), "net.onnx")
+    plain = {"resize": None, "crop": None, "scale": 1 / 255, "mean": [0, 0, 0], "std": [1, 1, 1]}
+    Path("net.json").write_text(json.dumps({**HOW, **plain}))
+    env = os.environ | {
+        "PYTHONPATH": str(Path(portproof.__file__).parent.parent) + os.pathsep + os.environ.get("PYTHONPATH", "")
+    }
+
+    def judged(*words: str) -> subprocess.CompletedProcess:
+        command = [sys.executable, "-c", WITHOUT, "judge", "net.ref.safetensors", *words]
+        return subprocess.run(command, env=env, capture_output=True, text=True, timeout=300, check=False)
+
+    ended = judged("--onnx", "net.onnx", "--preprocessing", "net.json")
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert ended.stdout.splitlines()[-1].startswith("PASS judge: all ")
+    assert "ONNX Runtime, 1x3x16x16/output" in ended.stdout and "preprocessing" in ended.stdout
+    weights = {key: tensor.numpy() for key, tensor in model.state_dict().items()}
+    editable = Editable(onnx.load("net.onnx"), weights)
+    editable.set(editable.nodes("BatchNormalization")[0], "epsilon", 1e-3)
+    onnx.save(editable.model, "faulty.onnx")
+    ended = judged("--onnx", "faulty.onnx", "--engine", "none")
+    assert ended.returncode == 1, ended.stdout + ended.stderr
+    assert "located: 1 (BatchNorm2d): forward" in ended.stdout
+    assert "cause, tested: epsilon is 0.001, not 1e-05" in ended.stdout
+    refused = judged("--onnx", "net.json")
+    assert refused.returncode == 2 and refused.stderr.count("\n") == 1 and "net.json" in refused.stderr
+    for words, message in (
+        ((), "give one of --port"),
+        (("--port", "a:b", "--preprocessing", "net.json"), "goes with --onnx"),
+    ):
+        refused = judged(*words)
+        assert refused.returncode == 2 and message in refused.stderr and refused.stderr.count("\n") == 1
