@@ -52,10 +52,12 @@ def find_inputs(inputs: Sequence[str]) -> list[Path | str]:
             found.append(STDIN)
         elif Path(name).is_dir():
             found += find_images(Path(name))
-        elif glob.has_magic(name) and not os.path.lexists(name):
-            matches = sorted(glob.glob(name, recursive=True))
+        elif os.path.lexists(name):
+            found.append(Path(name))
+        elif glob.has_magic(name):
+            matches = sorted(glob.glob(name, recursive=True))  # noqa: PTH207 - Path's takes no absolute pattern
             if not matches:
-                raise UserError(f"input {name} matches no file: check the pattern")
+                raise UserError(f"input {name} does not exist and matches no file: check the path")
             found += find_inputs(matches)
         else:
             found.append(existing_file(name, "input"))
