@@ -22,6 +22,7 @@ flags below, for `serve run` or `serve deploy` on a Ray cluster.
 """
 
 import argparse
+import logging
 import os
 import signal
 import socket
@@ -34,6 +35,12 @@ from sturdyio.cli import ArgumentParser, HelpFormatter, UserError, positive_int,
 PROG = "serve"
 GRACE = 1.0  # seconds between the last answer and the end, for answers to reach their clients and clients to stay away
 OBJECT_STORE = 256 * 2**20  # bytes, for uploads between the two deployments; Ray would take 30 % of the memory
+
+RAY = {
+    "RAY_USAGE_STATS_ENABLED": "0",  # no telemetry
+    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # one machine: Ray's own ports are at 127.0.0.1, too
+    "RAY_AUTH_MODE": "token",  # but for those of Serve's replicas, which unpickle what comes, though not from strangers
+}
 
 
 def positive_number(text: str) -> float:
@@ -84,8 +91,7 @@ def check_address(host: str, port: int, flags: str) -> None:
 
 
 def main(args: argparse.Namespace) -> None:
-    # Before Ray is imported. The second is its name for one machine: Ray's own ports then are at 127.0.0.1, too.
-    os.environ |= {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
+    os.environ |= RAY  # before Ray is imported
     try:
         import ray
         from ray import serve
@@ -107,6 +113,7 @@ def main(args: argparse.Namespace) -> None:
         object_store_memory=OBJECT_STORE,
         _metrics_export_port=args.metrics_port,
     )
+    logging.getLogger("ray").setLevel(logging.ERROR)
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
@@ -120,7 +127,6 @@ def main(args: argparse.Namespace) -> None:
         while handle.drain.remote().result():
             time.sleep(0.05)
         time.sleep(GRACE)
-        serve.shutdown()
     finally:
         ray.shutdown()
 
