@@ -33,7 +33,7 @@ from pathlib import Path
 from sturdyio.cli import ArgumentParser, HelpFormatter, UserError, positive_int, run, whole_number
 
 PROG = "serve"
-GRACE = 1.0  # seconds between the last answer and the end, for answers to reach their clients and clients to stay away
+GRACE = 2.0  # seconds between the last answer and the end, for answers to reach their clients and clients to stay away
 OBJECT_STORE = 256 * 2**20  # bytes, for uploads between the two deployments; Ray would take 30 % of the memory
 
 RAY = {
@@ -103,7 +103,7 @@ def main(args: argparse.Namespace) -> None:
     folders = {name: str(Path(chosen[name]).absolute()) for name in ("model", "reference") if chosen[name]}
     options = service.ServiceOptions(**chosen | folders)
     service.load_models(options)  # for their mistakes to be one line here
-    check_address(args.host, args.port, "--host and --port")
+    check_address(args.host, args.port, "--port")
     check_address("127.0.0.1", args.metrics_port, "--metrics-port")
     ray.init(
         address="local",
