@@ -39,6 +39,7 @@ OBJECT_STORE = 256 * 2**20  # bytes, for uploads between the two deployments; Ra
 RAY = {
     "RAY_USAGE_STATS_ENABLED": "0",  # no telemetry
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # one machine: Ray's own ports are at 127.0.0.1, too
+    "RAY_worker_niceness": "0",  # not 15, with which other work on the machine starves the service
     "RAY_AUTH_MODE": "token",  # but for those of Serve's replicas, which unpickle what comes, though not from strangers
 }
 
