@@ -33,25 +33,32 @@ def read_image(path: str | Path, say: Callable[[str], None] | None = None) -> Im
     `say` is told what conversion to 8 bits a channel cuts off.
     EXIF orientation is not applied, as in torchvision's and paddle.vision's default loaders.
     """
-    data = io.BytesIO(read_file(path, "image"))  # of a file itself Pillow allocates what a damaged length says
+    return decode_image(read_file(path, "image"), f"image {path}", say)
+
+
+def decode_image(
+    data: bytes, what: str, say: Callable[[str], None] | None = None, most_pixels: int = MOST_PIXELS
+) -> Image.Image:
+    """`read_image` of the bytes that a file holds; messages call it `what`."""
     try:
-        with Image.open(data, formats=FORMATS) as image:
-            if image.width * image.height > MOST_PIXELS:
-                raise ValueError(f"{image.width} x {image.height} are more than {MOST_PIXELS} pixels")
+        # Of bytes: of a file itself Pillow allocates what a damaged length says.
+        with Image.open(io.BytesIO(data), formats=FORMATS) as image:
+            if image.width * image.height > most_pixels:
+                raise ValueError(f"{image.width} x {image.height} are more than {most_pixels} pixels")
             if max(image.size) > MOST_ASPECT * min(image.size):  # resized, it would take gigabytes
                 raise ValueError(f"{image.width} x {image.height}: one side is over {MOST_ASPECT} times the other")
             if say and image.mode.startswith(("I", "F")):
-                say(f"image {path} has more than 8 bits a channel: what is above 255 becomes white, as in torchvision")
-            scans = jpeg_scans(data.getvalue()) if image.format in ("JPEG", "MPO") else 0
+                say(f"{what} has more than 8 bits a channel: what is above 255 becomes white, as in torchvision")
+            scans = jpeg_scans(data) if image.format in ("JPEG", "MPO") else 0
             if scans > MOST_SCANS:
                 raise ValueError(f"it has {scans} scans, more than {MOST_SCANS}")
             return image.convert("RGB")
     except UnidentifiedImageError as error:
         formats = ", ".join(FORMATS)
-        raise UserError(f"image {path} is none of {formats} that Pillow knows: replace or remove it") from error
+        raise UserError(f"{what} is none of {formats} that Pillow knows: replace or remove it") from error
     except Exception as error:  # Pillow's parsers of damaged files raise nearly any type
         reason = printable(str(error) or type(error).__name__)
-        raise UserError(f"image {path} cannot be read ({reason}): replace or remove it") from error
+        raise UserError(f"{what} cannot be read ({reason}): replace or remove it") from error
 
 
 def jpeg_scans(data: bytes) -> int:

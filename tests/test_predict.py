@@ -17,6 +17,7 @@ from PIL import Image
 
 import mobilenetv3_paddle.predict
 import mobilenetv3_ref.predict
+from mobilenetv3_common.image_paths import find_images
 from mobilenetv3_common.images import read_image
 from mobilenetv3_common.wnids import IMAGENET_CLASSES
 from sturdyio.cli import run
@@ -223,7 +224,7 @@ def test_links_to_folders_are_followed_once(tmp_path):
     for name, target in links.items():
         (root / name).symlink_to(target, target_is_directory=True)
     found = ["a/x.png", "again/z.png", "b/deep/y.png"]
-    assert predict.find_images(root) == [root / name for name in found]
+    assert find_images(root) == [root / name for name in found]
 
 
 @pytest.mark.parametrize("flags", [("--val-crop-size", 192), ("--val-resize-size", 300)])
