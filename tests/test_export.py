@@ -152,7 +152,7 @@ def test_a_written_file_that_differs_is_found(exported, tmp_path):
 # --- mistakes
 
 
-@pytest.mark.parametrize("opset, said", [(6, "between 7 and 21"), (99, "between 7 and 21")])
+@pytest.mark.parametrize("opset, said", [(6, "opset_version to 7"), (99, "between 7 and 21")])
 def test_an_exporter_that_aborts_is_one_line(exported, tmp_path, opset, said):
     with pytest.raises(UserError, match=f"{said}.*choose another --opset than {opset}") as refused:
         tool.write_onnx("paddle", exported / "inference.json", tmp_path / "model.onnx", opset)
