@@ -14,12 +14,12 @@ CLASSES = 10
 SIZES = ["--val-crop-size", str(CROP), "--val-resize-size", "72"]
 
 
-def need_deploy(*packages: str) -> None:
-    """Skip the test, or the module, if one of these is missing; fail instead if DEPLOY_REQUIRED is 1."""
+def need(extra: str, *packages: str) -> None:
+    """Skip the test, or the module, if a package of this extra is missing; fail if DEPLOY_REQUIRED=1, or so, is set."""
     missing = [name for name in packages if find_spec(name) is None]
     if missing:
-        reason = f"needs {', '.join(missing)}: pip install -e '.[deploy]'"
-        if os.environ.get("DEPLOY_REQUIRED") == "1":
+        reason = f"needs {', '.join(missing)}: pip install -e '.[{extra}]'"
+        if os.environ.get(f"{extra.upper()}_REQUIRED") == "1":
             pytest.fail(reason, pytrace=False)
         pytest.skip(reason, allow_module_level=True)
 

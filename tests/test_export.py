@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from exported_models import CLASSES, CROP, SIZES, call, export, load_tool, need_deploy, probe_weights
+from exported_models import CLASSES, CROP, SIZES, call, export, load_tool, need, probe_weights
 from paddle import nn
 
 import mobilenetv3_paddle.export as port_export
@@ -20,7 +20,7 @@ from mobilenetv3_paddle.models.layers import AdaptiveAvgPool2D, Hardsigmoid
 from mobilenetv3_proof.replacement import proof_line, replaced
 from sturdyio.cli import Failed, UserError
 
-need_deploy("onnx", "onnxruntime", "paddle2onnx")
+need("deploy", "onnx", "onnxruntime", "paddle2onnx")
 import onnx  # noqa: E402  after the check that it is there
 
 tool = load_tool("export_model")
@@ -72,7 +72,7 @@ def test_layers_are_replaced_and_batch_norm_is_folded(exported):
 
 @pytest.mark.thorough("test_the_folder_is_complete, test_the_reference_is_folded")
 def test_the_reference_is_exported(tmp_path):
-    need_deploy("onnxscript")
+    need("deploy", "onnxscript")
     folder = export("torch", tmp_path, "--softmax")
     card = read_card(folder)
     assert [*card.files] == ["model.onnx", "weights.safetensors"]

@@ -10,11 +10,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from exported_models import need
 from PIL import Image
 from test_predict import predict
-from tiny_export import require, write_tiny_export
+from tiny_export import write_tiny_export
 
-require("deploy", "onnx", "onnxruntime")
+need("deploy", "onnx", "onnxruntime")
 
 from mobilenetv3_common.contact_sheet import SIDE, ContactSheet  # noqa: E402 - not before they are known to be there
 from mobilenetv3_common.image_paths import find_inputs, read_list  # noqa: E402

@@ -17,9 +17,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tiny_export import require, write_tiny_export
+from exported_models import need
+from tiny_export import write_tiny_export
 
-require("serve", "ray", "fastapi", "python_multipart", "httpx", "onnx", "onnxruntime")
+need("serve", "ray", "fastapi", "python_multipart", "httpx", "onnx", "onnxruntime")
 
 import httpx  # noqa: E402 - and below: not before it is known that they are there
 from browser import DESKTOP, PHONE, fits_sideways  # noqa: E402

@@ -18,6 +18,7 @@ import venv
 from pathlib import Path
 
 import pytest
+from exported_models import need
 from markdown_pages import ROOT, Block, assert_same_content, blocks
 from run_page_code import FRAMEWORKS, program
 
@@ -89,6 +90,8 @@ OF_THREADS = ("WARNING: OMP_NUM_THREADS set to", "PLEASE USE OMP_NUM_THREADS WIS
 )
 @pytest.mark.parametrize("chapter", CHAPTERS)
 def test_commands_print_what_the_page_shows(chapter, project):
+    if "/deploy" in chapter:
+        need("deploy", "onnx", "onnxruntime", "paddle2onnx")
     run_page(project, chapter, "shell")
 
 

@@ -1,24 +1,13 @@
 """An exported model that is made in no time: from the mean colour of an image to the logits of ImageNet's classes."""
 
-import os
-from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
-import pytest
 
 from mobilenetv3_common.wnids import IMAGENET_CLASSES
 from mobilenetv3_deploy.card import Card, write_card
 from mobilenetv3_deploy.engines import ONNX
 from mobilenetv3_deploy.preprocessing import Preprocessing
-
-
-def require(extra: str, *packages: str) -> None:
-    """Skip the module where one of `packages` is missing; fail if DEPLOY_REQUIRED is set."""
-    missing = [name for name in packages if find_spec(name) is None]
-    if missing:
-        message = f"{', '.join(missing)} missing: pip install -e '.[{extra}]'"
-        pytest.fail(message) if os.environ.get("DEPLOY_REQUIRED") else pytest.skip(message, allow_module_level=True)
 
 
 def write_tiny_export(folder: Path, seed: int, output: str = "logits", **preprocessing: int) -> Path:
