@@ -129,7 +129,7 @@ def test_health_and_metrics(service):
         time.sleep(0.5)
 
 
-def test_nothing_listens_to_other_machines(service):
+def test_the_service_listens_on_this_machine_alone(service):
     listening = subprocess.run(["ss", "-ltnH"], capture_output=True, text=True, check=True).stdout
     addresses = [line.split()[3] for line in listening.splitlines()]
     assert f"127.0.0.1:{service.port}" in addresses

@@ -15,7 +15,8 @@ SIGTERM or Ctrl-C stops it: what was accepted is answered first. Send the signal
 
 Anyone who can reach the port can use the service: it has no login and no encryption of its own. So it listens on this
 machine alone unless --host says otherwise; then put a reverse proxy before it that has both, and that limits how long
-the headers of a request may take.
+the headers of a request may take. Ray Serve's processes speak to each other, in pickles, through ports that they open
+on all network interfaces: run this behind a firewall that lets nothing but --port through.
 
 More machines: mobilenetv3_deploy.service:application is the import path of a Serve application, whose args are the
 flags below, for `serve run` or `serve deploy` on a Ray cluster.
@@ -39,8 +40,8 @@ OBJECT_STORE = 256 * 2**20  # bytes, for uploads between the two deployments; Ra
 RAY = {
     "RAY_USAGE_STATS_ENABLED": "0",  # no telemetry
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # one machine: Ray's own ports are at 127.0.0.1, too
-    "RAY_worker_niceness": "0",  # not 15, with which other work on the machine starves the service
-    "RAY_AUTH_MODE": "token",  # but for those of Serve's replicas, which unpickle what comes, though not from strangers
+    "RAY_worker_niceness": "0",  # not 15: what the service answers is waited for
+    "RAY_AUTH_MODE": "token",  # asked of who speaks to Ray's own ports
 }
 
 
