@@ -23,11 +23,12 @@ from pathlib import Path
 import numpy as np
 
 from mobilenetv3_common.images import read_image
+from mobilenetv3_common.predictions import Prediction, table_line, top_classes
 from mobilenetv3_deploy.card import Card, read_card
 from mobilenetv3_deploy.engines import ENGINES, Engine, float64_reference, lacks, load
-from mobilenetv3_deploy.preprocessing import preprocess
+from mobilenetv3_deploy.predict import Predictor
 from mobilenetv3_deploy.speed import interleaved, ratio
-from sturdyio.cli import ArgumentParser, HelpFormatter, UserError, positive_int, printable, run
+from sturdyio.cli import ArgumentParser, HelpFormatter, UserError, positive_int, run
 
 PROG = "infer"
 HEAD = ("engine", "images", "max|d|", "p50 ms", "p99 ms", "images/s", "ratio [95 %]", "MB")
@@ -48,18 +49,6 @@ def get_args_parser() -> argparse.ArgumentParser:
     add("--batch-sizes", nargs="+", type=positive_int, default=[1, 32], metavar="N", help="images at once")
     add("--rounds", type=positive_int, default=15, help="how often every engine has its turn")
     return parser
-
-
-def predict(engine: Engine, path: str, k: int) -> str:
-    """PATH: 281 tabby 0.9091, 282 tiger cat 0.0312"""
-    card = engine.card
-    values = engine.run(preprocess(read_image(path), card.preprocessing)[None])[0].astype(np.float64)
-    if card.output == "logits":
-        values = np.exp(values - values.max())
-        values /= values.sum()
-    best = np.argsort(-values, kind="stable")[:k]
-    names = [f"{i} {card.class_names[i]}" if card.class_names else str(i) for i in best]
-    return f"{printable(path)}: " + ", ".join(f"{name} {values[i]:.4f}" for name, i in zip(names, best, strict=True))
 
 
 def installed(card: Card, folder: str, threads: int) -> dict[str, Engine]:
@@ -110,9 +99,10 @@ def main(args: argparse.Namespace) -> int:
     os.environ["OMP_NUM_THREADS"] = str(args.threads)  # read when a framework is imported
     if args.benchmark:
         return benchmark(args.model, args.threads, args.batch_sizes, args.rounds)
-    engine = load(args.model, args.engine, args.threads)
+    predictor = Predictor(args.model, args.engine, args.threads)
     for path in args.input:
-        print(predict(engine, path, args.topk))
+        (probabilities,) = predictor([read_image(path)])
+        print(table_line(Prediction(path, top_classes(probabilities, args.topk, predictor.class_names))))
     return 0
 
 
