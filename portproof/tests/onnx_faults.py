@@ -1,6 +1,6 @@
 """Faults of exported graphs, put into the ONNX file, by what `portproof judge --onnx` has to say of each.
 
-`python tests/onnx_faults.py` prints what it says of all, as lines: fault, network, exporter, place, cause.
+`python tests/onnx_faults.py` prints what it says of all, as rows of a Markdown table.
 """
 
 from __future__ import annotations
@@ -275,19 +275,21 @@ class Exports:
         return portproof.judge_onnx(self.faulty(fault, exporter), self.recording(fault.network))
 
 
-def every_fault(exports: Exports) -> Iterator[tuple[GraphFault, str, Verdict]]:
-    """(fault, exporter, verdict) of all."""
-    for fault in TABLE:
-        for exporter in EXPORTERS:
-            yield fault, exporter, exports.judged(fault, exporter)
+def row(fault: GraphFault, exporter: str, verdict: Verdict) -> str:
+    """Of a table: fault, network, exporter, the place that is named, and what is said of it."""
+    at = verdict.location
+    said = "; ".join(at.diagnosis) if at else str(verdict.first_failure.reason or verdict.first_failure.item)
+    place = f"`{at.name}`" if at and at.name else "the model itself"
+    cells = (fault.kind, fault.network, exporter, place, said)
+    return f"| {' | '.join(cells)} |" if verdict.status == FAIL else f"NOT NOTICED: {fault.kind}, {exporter}"
 
 
 def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
-        for fault, exporter, verdict in every_fault(Exports(Path(folder))):
-            at = verdict.location
-            told = f"{at.name or 'the model itself'}: {'; '.join(at.diagnosis)}" if at else verdict.first_failure
-            print(fault.kind, fault.network, exporter, told if verdict.status == FAIL else "NOT NOTICED", sep="\t")
+        exports = Exports(Path(folder))
+        for fault in TABLE:
+            for exporter in EXPORTERS:
+                print(row(fault, exporter, exports.judged(fault, exporter)), flush=True)
 
 
 if __name__ == "__main__":
