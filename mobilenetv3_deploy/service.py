@@ -1,10 +1,11 @@
 """The service: a Ray Serve application that says what uploaded images show.
 
-Two deployments: Ingress reads and refuses requests, Classifier decodes images and runs the models in batches. Ray's
-own configuration puts as many of either as wanted on as many machines.
+One deployment reads and refuses requests, decodes images and runs the models in batches: between two, each upload and
+each answer would go through Ray once more. Ray's own configuration puts as many replicas as wanted on as many machines.
 """
 
 import asyncio
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from importlib.resources import files
 from typing import Any
@@ -14,9 +15,6 @@ from fastapi import FastAPI, HTTPException, Request
 from fastapi.responses import HTMLResponse
 from pydantic import PositiveFloat, PositiveInt
 from ray import serve
-from ray.serve.config import BackpressureConfig
-from ray.serve.exceptions import BackPressureError
-from ray.serve.handle import DeploymentHandle
 
 from mobilenetv3_common.images import decode_image
 from mobilenetv3_common.predictions import top_classes
@@ -40,12 +38,12 @@ PAGE_HEADERS = {
 class ServiceOptions(UploadLimits, extra="forbid"):
     """The flags of tools/serve.py, and the args of a Serve YAML."""
 
-    model: str  # a folder that tools/export_model.py wrote, on every machine that runs a Classifier
+    model: str  # a folder that tools/export_model.py wrote, on every machine that runs a replica
     reference: str | None = None
     engine: str = "best"
     threads: PositiveInt = 1
     max_batch: PositiveInt = 32  # images
-    max_queue: PositiveInt = 128  # images that wait, beyond the two batches in work
+    max_queue: PositiveInt = 128  # images that wait, beyond the batch in work
     max_megapixels: PositiveFloat = 50  # of an image; decoding takes up to 16 bytes a pixel
 
 
@@ -74,23 +72,75 @@ def preferred_language(accept: str) -> str:
     return language
 
 
-@serve.deployment(ray_actor_options={"num_cpus": 1})
-class Classifier:
-    """The port's and, if it is given, the reference's exported model, on the same pixels."""
+# Ray keeps the routes as they are when the class below is defined: what they call stands above it. FastAPI's own pages
+# load scripts of others.
+api = FastAPI(title="MobileNetV3", docs_url=None, redoc_url=None, openapi_url=None)
+
+
+@serve.deployment(ray_actor_options={"num_cpus": 1}, max_ongoing_requests=1000)
+@serve.ingress(api)
+class Service:
+    """GET / and /health, POST /predict: the port's and, if it is given, the reference's exported model."""
 
     def __init__(self, options: ServiceOptions) -> None:
+        self.limits = options
         self.most_pixels = int(options.max_megapixels * 1e6)
+        self.most_queued = options.max_batch + options.max_queue  # those in work are in the queue until they are done
         self.predictors = load_models(options)
         self.preprocessing = self.predictors["port"].card.preprocessing
-        self._classify.set_max_batch_size(options.max_batch)
+        self.page = (files("mobilenetv3_deploy") / "service_page.html").read_text(encoding="utf-8")
+        self.draining = False
+        self.accepted = 0  # requests that are in work
+        self.queued = 0  # of these, the ones that have come to their end
+        self.worker = ThreadPoolExecutor(1)  # one batch at a time; each thread more would keep memory of its own
+        self._batch.set_max_batch_size(options.max_batch)
 
-    async def __call__(self, upload: bytes) -> dict[str, Any]:
+    @api.get("/", response_class=HTMLResponse)
+    async def show_page(self, request: Request, lang: str = "") -> HTMLResponse:
+        language = lang if lang in LANGUAGES else preferred_language(request.headers.get("accept-language", ""))
+        text = self.page.replace('<html lang="en">', f'<html lang="{language}">', 1)
+        return HTMLResponse(text, headers=PAGE_HEADERS)
+
+    @api.get("/health")
+    async def health(self) -> dict[str, str]:
+        self.refuse_when_draining()
+        return {"status": "ok"}
+
+    @api.post("/predict")
+    async def predict(self, request: Request) -> dict[str, Any]:
+        self.refuse_when_draining()
+        self.accepted += 1
+        try:
+            answer = await self.answer(await read_upload(request, self.limits))
+        finally:
+            self.accepted -= 1
+        if "error" in answer:
+            raise HTTPException(422, answer["error"])
+        return answer
+
+    async def answer(self, upload: bytes) -> dict[str, Any]:
         """The answer's JSON, or {"error": why the upload cannot be decoded}."""
-        return await self._classify(upload)
+        if self.queued >= self.most_queued:
+            headers = {"Retry-After": str(RETRY_AFTER)}
+            raise HTTPException(429, "too many images are waiting: send it again later", headers)
+        self.queued += 1
+        try:
+            return await self._batch(upload)
+        finally:
+            self.queued -= 1
 
     @serve.batch(batch_wait_timeout_s=0)  # a batch is what has come while the one before was in work
-    async def _classify(self, uploads: list[bytes]) -> list[dict[str, Any]]:
-        return await asyncio.to_thread(self.classify, uploads)
+    async def _batch(self, uploads: list[bytes]) -> list[dict[str, Any]]:
+        return await asyncio.get_running_loop().run_in_executor(self.worker, self.classify, uploads)
+
+    def refuse_when_draining(self) -> None:
+        if self.draining:
+            raise HTTPException(503, "the service is being stopped: send it elsewhere", CLOSE)
+
+    async def drain(self) -> int:
+        """Accept nothing more from now on; returns how many requests are in work still."""
+        self.draining = True
+        return self.accepted
 
     def classify(self, uploads: list[bytes]) -> list[dict[str, Any]]:
         """An answer for each of `uploads`; images are decoded one at a time."""
@@ -110,65 +160,6 @@ class Classifier:
         return answers
 
 
-# Ray keeps the routes as they are when Ingress is defined: what they call stands above it. FastAPI's own pages load
-# scripts of others.
-api = FastAPI(title="MobileNetV3", docs_url=None, redoc_url=None, openapi_url=None)
-
-
-@serve.deployment(ray_actor_options={"num_cpus": 0}, max_ongoing_requests=1000)
-@serve.ingress(api)
-class Ingress:
-    """GET / and /health, POST /predict."""
-
-    def __init__(self, classifier: DeploymentHandle, options: ServiceOptions) -> None:
-        self.classifier = classifier
-        self.limits = options
-        self.page = (files("mobilenetv3_deploy") / "service_page.html").read_text(encoding="utf-8")
-        self.draining = False
-        self.accepted = 0  # requests that are in work
-
-    @api.get("/", response_class=HTMLResponse)
-    async def show_page(self, request: Request, lang: str = "") -> HTMLResponse:
-        language = lang if lang in LANGUAGES else preferred_language(request.headers.get("accept-language", ""))
-        text = self.page.replace('<html lang="en">', f'<html lang="{language}">', 1)
-        return HTMLResponse(text, headers=PAGE_HEADERS)
-
-    @api.get("/health")
-    async def health(self) -> dict[str, str]:
-        self.refuse_when_draining()
-        return {"status": "ok"}
-
-    @api.post("/predict")
-    async def predict(self, request: Request) -> dict[str, Any]:
-        self.refuse_when_draining()
-        self.accepted += 1
-        try:
-            upload = await read_upload(request, self.limits)
-            answer = await self.classifier.remote(upload)
-        except BackPressureError as error:
-            headers = {"Retry-After": str(RETRY_AFTER)}
-            raise HTTPException(429, "too many images are waiting: send it again later", headers) from error
-        finally:
-            self.accepted -= 1
-        if "error" in answer:
-            raise HTTPException(422, answer["error"])
-        return answer
-
-    def refuse_when_draining(self) -> None:
-        if self.draining:
-            raise HTTPException(503, "the service is being stopped: send it elsewhere", CLOSE)
-
-    async def drain(self) -> int:
-        """Accept nothing more from now on; returns how many requests are in work still."""
-        self.draining = True
-        return self.accepted
-
-
 def application(options: ServiceOptions) -> serve.Application:
     """What Ray Serve runs, here and as `serve run mobilenetv3_deploy.service:application model=exported/port`."""
-    classifier = Classifier.options(
-        max_ongoing_requests=2 * options.max_batch,  # one batch in work, one that gathers
-        max_queued_requests=options.max_queue,
-        backpressure_config=BackpressureConfig(status_code=429, retry_after_s=RETRY_AFTER),
-    )
-    return Ingress.bind(classifier.bind(options), options)
+    return Service.bind(options)

@@ -1,8 +1,10 @@
 """tools/serve.py: a real service, real clients under load, uploads that are refused, a real browser, and its end."""
 
 import asyncio
+import contextlib
 import importlib.util
 import itertools
+import os
 import re
 import signal
 import socket
@@ -284,6 +286,36 @@ def test_the_page_shows_both_models_answers(browser, service, locale, other, ask
     own = (f"{service.url}/", "data:", f"blob:{service.url}/")
     assert [url for url in requests if not url.startswith(own)] == []
     page.close()
+
+
+# --- Ray's own configuration
+
+
+@pytest.mark.thorough("a service that Ray's command starts", but="test_the_body_and_the_file_of_a_form")
+@pytest.mark.parametrize("language", ["en", "zh"])
+def test_the_configuration_of_the_page_serves(tmp_path, language):
+    page = (ROOT / "docs" / language / "deploy.md").read_text(encoding="utf-8")
+    (text,) = re.findall(r"```yaml\n(.*?)```", page, re.DOTALL)
+    model, (port,) = write_tiny_export(tmp_path / "port", 0), free_ports(1)
+    assert "/models/exported" in text and "8000" in text
+    text = text.replace("/models/exported", str(model)).replace("8000", str(port))
+    (tmp_path / "service.yaml").write_text(text, encoding="utf-8")
+    command = [Path(sys.executable).parent / "serve", "run", tmp_path / "service.yaml"]
+    with (tmp_path / "log").open("wb") as log:
+        process = subprocess.Popen(command, stdout=log, stderr=log, env=os.environ | serve.RAY)
+    try:
+        end, response = time.monotonic() + LATE, None
+        while response is None or response.status_code != 200:  # 404, 503: not ready
+            assert time.monotonic() < end and process.poll() is None, (tmp_path / "log").read_text()
+            time.sleep(0.5)
+            with contextlib.suppress(httpx.ConnectError):
+                response = httpx.post(f"http://127.0.0.1:{port}/predict", content=JPEG, timeout=LATE)
+        assert [row["class_id"] for row in response.json()["port"]] == [
+            row.class_id for row in answer({"port": model}, IMAGES[0])["port"]
+        ]
+    finally:
+        process.send_signal(signal.SIGINT)
+        process.wait(LATE)
 
 
 # --- mistakes and the end

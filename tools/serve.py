@@ -35,7 +35,7 @@ from sturdyio.cli import ArgumentParser, HelpFormatter, UserError, positive_int,
 
 PROG = "serve"
 GRACE = 2.0  # seconds between the last answer and the end, for answers to reach their clients and clients to stay away
-OBJECT_STORE = 256 * 2**20  # bytes, for uploads between the two deployments; Ray would take 30 % of the memory
+OBJECT_STORE = 80 * 2**20  # bytes, hardly used; Ray would take 30 % of the memory
 
 RAY = {
     "RAY_USAGE_STATS_ENABLED": "0",  # no telemetry

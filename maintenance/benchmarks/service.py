@@ -5,7 +5,7 @@
 Both answer the same JPEGs of about 20 KB, in turns of `--seconds` each: one process that decodes, preprocesses and runs
 the engine on whole batches, and tools/serve.py under 32 clients, each with one request at a time. What counts is the
 ratio of the two, its median over `--rounds`; a busy machine changes it less than either. The clients compute on the
-same machine. Memory is what the service's own processes hold, before and after all requests.
+same machine. Memory is what the service's own processes hold after these turns, and after --requests more.
 
 Exit status: 0 the ratio may reach --least, 1 all of its interval lies below, 2 something must be fixed first.
 """
@@ -49,7 +49,7 @@ def get_args_parser() -> argparse.ArgumentParser:
         type=positive_int,
         default=10_000,
         metavar="N",
-        help="at least so many before memory is read again",
+        help="at least so many more before memory is read again",
     )
     add("--least", type=float, default=0.8, metavar="X", help="the ratio that is asked")
     add("--port", type=positive_int, default=8000, metavar="N", help="of the service")
@@ -137,14 +137,14 @@ def main(args: argparse.Namespace) -> int:
     latencies: list[float] = []
     try:
         asyncio.run(under_load(url, images, args.seconds, latencies))  # the first requests also warm it up
-        first, latencies = memory(service.pid), []
+        latencies.clear()
         ours, theirs = [], []
         for _ in range(args.rounds):
             theirs.append(alone(predictors, images, args.seconds))
             ours.append(asyncio.run(under_load(url, images, args.seconds, latencies)))
-        measured = list(latencies)
-        while len(latencies) < args.requests:
-            asyncio.run(under_load(url, images, args.seconds, latencies))
+        first, more = memory(service.pid), []
+        while len(more) < args.requests:
+            asyncio.run(under_load(url, images, args.seconds, more))
         last = memory(service.pid)
     finally:
         service.send_signal(signal.SIGTERM)
@@ -155,9 +155,9 @@ def main(args: argparse.Namespace) -> int:
     low, high = result.interval
     print(f"{name}: {result.ours:.1f} requests/s; one process, batches of {BATCH}: {result.theirs:.1f} images/s")
     print(f"ratio {result.ratio:.2f} ({low:.2f} to {high:.2f}) of {len(ratios)} rounds, at least {args.least} is asked")
-    p50, p99 = np.percentile(measured, [50, 99])
-    print(f"latency p50 {p50 * 1000:.0f} ms, p99 {p99 * 1000:.0f} ms, of {len(measured)} requests")
-    print(f"private memory after the first {args.seconds} s and after {len(latencies)} requests more, MB:")
+    p50, p99 = np.percentile(latencies, [50, 99])
+    print(f"latency p50 {p50 * 1000:.0f} ms, p99 {p99 * 1000:.0f} ms, of {len(latencies)} requests")
+    print(f"private memory after these, and after {len(more)} requests more, MB:")
     for process in sorted(last, key=last.get, reverse=True):
         print(f"  {process:<34} {first.get(process, 0) / 1000:>8.1f} {last[process] / 1000:>8.1f}")
     print(f"  {'all':<34} {sum(first.values()) / 1000:>8.1f} {sum(last.values()) / 1000:>8.1f}")
