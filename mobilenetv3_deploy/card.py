@@ -1,12 +1,15 @@
 """card.json, what an exported model's folder says of itself.
 
 The folder holds model.onnx, weights.safetensors (the weights as trained, in the framework's own names) and, exported
-from PaddlePaddle, inference.json and inference.pdiparams.
+from PaddlePaddle, inference.json and inference.pdiparams. Where the graph was quantized it holds model.onnx alone.
 """
 
 import hashlib
 import json
-from collections.abc import Mapping
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +19,7 @@ from mobilenetv3_deploy.preprocessing import Preprocessing
 from sturdyio.cli import UserError, existing_dir
 from sturdyio.files import atomic_path, read_file, refusing
 
-FORMAT = 1
+FORMAT = 2
 NAME = "card.json"
 FRAMEWORKS = ("paddle", "torch")
 OUTPUTS = ("logits", "probabilities")
@@ -37,6 +40,8 @@ class Card:
     files: Mapping[str, str] = field(default_factory=dict)  # {name: SHA-256}, all in the folder but the card
     made_with: Mapping[str, str] = field(default_factory=dict)  # {package: version}
     replaced: list[str] = field(default_factory=list)  # a line for each kind of layer: by what, how far it was proved
+    layers: Mapping[str, str] = field(default_factory=dict)  # {weight tensor in model.onnx: the layer that has it}
+    quantized: Mapping[str, Any] | None = None  # how many images it was calibrated on, drawn how, layers in float32
 
     def __post_init__(self) -> None:
         choices = ((self.framework, FRAMEWORKS), (self.model, MODEL_NAMES), (self.output, OUTPUTS))
@@ -80,6 +85,22 @@ def _parsed(content: Any) -> Card:
     values = {one.name: given[one.name] for one in fields(Preprocessing)}
     values |= {name: tuple(map(float, values[name])) for name in ("mean", "std")}
     return Card(**{one.name: content[one.name] for one in fields(Card)} | {"preprocessing": Preprocessing(**values)})
+
+
+@contextmanager
+def new_folder(path: Path) -> Iterator[Path]:
+    """A folder to fill, which becomes `path` at the end, and vanishes on any error."""
+    if path.exists() or path.is_symlink():
+        raise UserError(f"output {path} is already there: remove it, or choose another name")
+    temporary = path.absolute().parent / f".{path.name}.tmp-{os.getpid()}"
+    try:
+        temporary.mkdir(parents=True)
+        yield temporary
+        temporary.rename(path)
+    except OSError as error:
+        raise UserError(f"output {path} cannot be written ({error}): free space or choose another folder") from error
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
 
 
 def write_card(folder: str | Path, card: Card) -> Card:

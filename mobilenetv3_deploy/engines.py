@@ -214,6 +214,7 @@ def load(folder: str | Path, engine: str = "best", threads: int = 1) -> Engine:
 def float64_reference(folder: str | Path) -> Callable[[np.ndarray], np.ndarray]:
     """The model as trained in float64, with the framework that it was exported from: batch -> output, float64.
 
+    Paddle's kernels keep constants in float32 also then: its outputs are good to 1e-9 of the largest, not to 1e-15.
     Raises UserError as `load` does.
     """
     card = read_card(folder)

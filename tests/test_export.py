@@ -58,7 +58,7 @@ def test_the_folder_is_complete(exported):
     assert card.weights_sha256 == sha256_of(exported.parent / "probe.pdparams")
     assert {"paddle", "paddle2onnx", "onnx"} <= card.made_with.keys()
     assert [line.split(": ")[1].split(",")[0] for line in card.replaced] == ["10 layers", "9 layers", "34 layers"]
-    assert json.loads((exported / "card.json").read_text())["format"] == 1
+    assert json.loads((exported / "card.json").read_text())["format"] == 2
 
 
 def test_layers_are_replaced_and_batch_norm_is_folded(exported):
@@ -198,7 +198,7 @@ DAMAGE = {
     "no card": (lambda folder: (folder / "card.json").unlink(), "card.json does not exist"),
     "no JSON": (lambda folder: (folder / "card.json").write_text("{"), "card.json refused"),
     "no object": (lambda folder: (folder / "card.json").write_text("[]"), "card.json refused"),
-    "another format": (damaged(lambda card: card.update(format=2)), "its format is 2, not 1"),
+    "another format": (damaged(lambda card: card.update(format=1)), "its format is 1, not 2"),
     "a file elsewhere": (damaged(lambda card: card["files"].update({"../x": ""})), "no name of a file"),
     "BGR": (damaged(lambda card: card["preprocessing"].update(order="BGR")), "only bilinear interpolation, RGB"),
     "a crop too large": (damaged(lambda card: card["preprocessing"].update(crop=300)), "crop <= resize"),

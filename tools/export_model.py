@@ -15,12 +15,8 @@ Exit status: 0 exported, 1 a replacement or a written file is not proved equal, 
 """
 
 import argparse
-import os
-import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from importlib import import_module
 from importlib.metadata import version
 from importlib.util import find_spec
@@ -33,7 +29,7 @@ import numpy as np
 from mobilenetv3_common.arguments import MODEL_NAMES, PIXELS, check_val_sizes
 from mobilenetv3_common.classes import num_classes_of
 from mobilenetv3_common.wnids import IMAGENET_CLASSES
-from mobilenetv3_deploy.card import Card, sha256_of, write_card
+from mobilenetv3_deploy.card import Card, new_folder, sha256_of, write_card
 from mobilenetv3_deploy.engines import ONNX, WEIGHTS, float64_reference, lacks, load
 from mobilenetv3_deploy.preprocessing import Preprocessing
 from sturdyio.cli import ArgumentParser, Failed, HelpFormatter, UserError, one_line, positive_int, run
@@ -112,6 +108,24 @@ def write_onnx(framework: str, program: Path, output: Path, opset: int) -> None:
         raise UserError(f"the exporter to ONNX can only write opset {written} here: choose that with --opset")
 
 
+def weight_tensors(framework: str, model: Any, path: Path) -> dict[str, str]:
+    """{weight tensor of the graph in `path`: the layer of `model` that has it}, by equal values: exporters rename."""
+    import onnx
+
+    from portproof.backends import backend
+
+    layers = {}
+    for name, array in backend(framework).arrays_of(model).parameters().items():
+        for one in (array, array.T) if array.ndim == 2 else (array,):
+            layers[one.shape, one.tobytes()] = name.rpartition(".")[0]
+    graph = onnx.load(path).graph
+    tensors = {one.name: one for one in graph.initializer}
+    tensors |= {node.output[0]: node.attribute[0].t for node in graph.node if node.op_type == "Constant"}
+    arrays = {name: onnx.numpy_helper.to_array(one) for name, one in tensors.items()}
+    named = {name: layers.get((one.shape, one.tobytes())) for name, one in arrays.items() if one.ndim >= 2}
+    return {name: layer for name, layer in named.items() if layer}
+
+
 def check_files(folder: Path, card: Card, batch: np.ndarray) -> None:
     """Run what was written in its engines; raises Failed for one that is not the model as trained."""
     from portproof.compare import compare
@@ -134,22 +148,6 @@ def check_files(folder: Path, card: Card, batch: np.ndarray) -> None:
         if verdict.status:
             raise Failed(f"{name}, {worst.item} image(s): {figures}: not the model as trained")
         print(f"{name}: {figures}, against the model as trained in float64")
-
-
-@contextmanager
-def new_folder(path: Path) -> Iterator[Path]:
-    """A folder to fill, which becomes `path` at the end, and vanishes on any error."""
-    if path.exists() or path.is_symlink():
-        raise UserError(f"output {path} is already there: remove it, or choose another name")
-    temporary = path.absolute().parent / f".{path.name}.tmp-{os.getpid()}"
-    try:
-        temporary.mkdir(parents=True)
-        yield temporary
-        temporary.rename(path)
-    except OSError as error:
-        raise UserError(f"output {path} cannot be written ({error}): free space or choose another folder") from error
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
 
 
 def main(args: argparse.Namespace) -> None:
@@ -180,6 +178,7 @@ def main(args: argparse.Namespace) -> None:
             made_with={name: version(name) for name in NEEDED[args.framework]}
             | {args.framework: import_module(args.framework).__version__},
             replaced=lines,
+            layers=weight_tensors(args.framework, prepared, folder / ONNX),
         )
         card = write_card(folder, card)
         check_files(folder, card, batch)
