@@ -187,7 +187,7 @@ def test_what_cannot_be_quantized_is_refused(exported, quantize, tmp_path, monke
         quantize()
 
 
-@pytest.mark.thorough("what is written is tested without training; this is whether it still tells digits apart")
+@pytest.mark.thorough("test_every_layer_is_quantized_under_its_modules_name, which trains nothing")
 def test_top1_on_digits_stays_within_a_point(tmp_path, capsys):
     write_digits(tmp_path / "digits")
     trainee, recipe = (

@@ -291,7 +291,7 @@ def test_the_page_shows_both_models_answers(browser, service, locale, other, ask
 # --- Ray's own configuration
 
 
-@pytest.mark.thorough("a service that Ray's command starts", but="test_the_body_and_the_file_of_a_form")
+@pytest.mark.thorough("test_the_body_and_the_file_of_a_form_are_answered_alike, by what tools/serve.py starts")
 @pytest.mark.parametrize("language", ["en", "zh"])
 def test_the_configuration_of_the_page_serves(tmp_path, language):
     page = (ROOT / "docs" / language / "deploy.md").read_text(encoding="utf-8")
