@@ -65,6 +65,14 @@ def test_momentum_the_other_way_round():
     assert_located(ref_network(), port, IMAGES, at="norm", phase="buffers", cause=cause)
 
 
+def test_running_statistics_are_not_those_of_the_batch():
+    """If they were, a training step would keep them with any momentum, and a wrong one would show in rounding alone."""
+    port = port_network(norm=P.BatchNorm2D(4, momentum=0.8))
+    cause = "the batch's weight in the running statistics is 0.2, not 0.1"
+    verdict = assert_located(ref_network(), port, IMAGES, at="norm", phase="buffers", cause=cause)
+    assert max(row.difference for row in verdict.rows if row.item.leaf == "running_var") > 1e-2
+
+
 def test_what_is_faulty_in_both_modes_hides_nothing_that_is_so_in_one():
     """The block around both is not run again in train mode; what is inside is, in whatever way it is built."""
 

@@ -156,6 +156,28 @@ def test_what_differs_inside_may_count_on_other_inputs(tmp_path):
     assert_passes(*before_the_last, x, noted="of which nothing comes", **EVAL)
 
 
+def test_a_call_without_a_partner_is_tried_on_larger_inputs(tmp_path):
+    """What passes 6 here does not reach the output; where it is four times as large, it does."""
+    x = np.array([[1.0, 2.0, 0.5, 1.2], [0.3, 1.1, 1.4, 0.9]], np.float32)
+
+    def code(m, x):
+        return m.out(m.act(x * m.factors)[:, :2])
+
+    def pair(activation: paddle.nn.Layer) -> tuple[Ref, Port]:
+        ref, port = Ref(code, act=T.ReLU(), out=T.Linear(2, 2)), Port(code, act=activation, out=P.Linear(2, 2))
+        ref.factors, port.factors = (module.tensor([1.0, 1.0, 8.0, 9.0]) for module in (torch, paddle))
+        return ref, port
+
+    wrong = pair(P.ReLU6())
+    verdict = assert_fails(*wrong, x, at="act", **EVAL)
+    assert "the outputs agree on these inputs, and differ on others: floats 4 times as large" in verdict.notes
+    path = tmp_path / "act.ref.safetensors"
+    record(wrong[0], [x], **EVAL).save(path)
+    recorded = judge(wrong[1], path)
+    assert recorded.status == FAIL and recorded.location.name == "act", str(recorded)
+    assert_passes(*pair(P.ReLU()), x, **EVAL)
+
+
 def test_a_module_that_is_shared_and_called_in_another_order():
     def heads(m, a, b, c):
         return torch.cat([m.head(torch.relu(m.inp(x))) for x in (a, b, c)], 1)

@@ -235,6 +235,23 @@ def test_a_square_matrix_without_a_gradient_is_told_by_its_blocks_values():
     assert align(*pair(lambda m, x: x + 1.01 * (x @ m.first_weight + m.first_bias).detach()), [X]).status == FAIL
 
 
+@pytest.mark.parametrize("turned", [False, True])
+def test_a_square_matrix_without_a_gradient_is_told_by_the_outputs(turned):
+    """There is no block around it, and no name that both sides have."""
+    ref = raw(Ref, ("m2", (6, 6)), ("m3", (6,)), ("m4", (6,)), ("m5", (6,)), ("m6", (6, 2)))
+    ref.code = lambda m, x: ((x + (x @ (m.m2.T if turned else m.m2) + m.m3).detach()) * m.m4 + m.m5) @ m.m6
+
+    def port(factor):
+        made = raw(Port, ("scale_part", (6,)), ("shift_part", (6,)), ("head_part", (6, 2)))
+        made.fc1 = paddle.nn.Linear(6, 6)
+        made.code = lambda m, x: ((x + factor * m.fc1(x).detach()) * m.scale_part + m.shift_part) @ m.head_part
+        return made
+
+    verdict = align(ref, port(1.0), [X])
+    assert verdict.status == PASS, str(verdict)
+    assert align(ref, port(1.1), [X]).status == FAIL
+
+
 def attentions(side, lib, names, fused, softmax, swapped):
     """Two, of which one is fused; their names say nothing, so that all matrices of one shape may be any."""
     joined, *apart, last = names

@@ -30,6 +30,7 @@ NORM_WIDTH = 3.0
 OWN_WIDTH = 8.0  # of a class of its own before an activation, whose scale of 1 was drawn from 0.2 to 0.8
 FILTERS = 64  # drawn at a time, to save memory
 WIDTH = 2.0  # spread of a channel's values, in any model
+STALE = 0.25  # running statistics are off a batch's by up to this share
 BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 NORMS = (*BATCH_NORMS, nn.LayerNorm, nn.GroupNorm, nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d)
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Linear)
@@ -138,8 +139,9 @@ def probe_weights(
 ) -> dict[str, np.ndarray]:
     """A random state_dict for `model`, which keeps it and stays in train mode.
 
-    Running statistics and activations are measured on `inputs`, by default 16 probe images of 96 x 64. Without `train`,
-    for a model that fails in train mode on them, running statistics are random.
+    Running statistics and activations are measured on `inputs`, by default 16 probe images of 96 x 64. Given inputs are
+    those of the comparison: statistics that were theirs would stay the same in train mode with any momentum, so they
+    are moved. Without `train`, for a model that fails in train mode on them, running statistics are random.
     """
     rng, torch_backend = np.random.default_rng([seed, 1]), backend("torch")
     _draw(model, rng)
@@ -160,7 +162,19 @@ def probe_weights(
         model(*call.args, **call.kwargs)
     for handle in handles:
         handle.remove()
+    if train and inputs is not None:
+        _move_statistics(model, rng)
     return torch_backend.state_arrays(model)
+
+
+def _move_statistics(model: nn.Module, rng: np.random.Generator) -> None:
+    """By up to STALE of a channel's deviation, and of its variance."""
+    for module in model.modules():
+        if isinstance(module, BATCH_NORMS) and module.running_var is not None:
+            factors = rng.uniform(-STALE, STALE, (2, module.num_features))
+            shift, growth = (torch.from_numpy(row).to(module.running_var) for row in factors)
+            module.running_mean.add_(shift * module.running_var.sqrt())
+            module.running_var.mul_(1 + growth)
 
 
 def load_probe_weights(

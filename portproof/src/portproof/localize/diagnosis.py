@@ -20,7 +20,6 @@ from portproof.arrays import largest_difference
 from portproof.compare import Item, Items
 from portproof.localize.layers import ACTIVATIONS, BATCH_NORMS, Layer, Mistake, mistakes, tunable_numbers
 
-MOMENTA = (0.1, 0.9, 0.01, 0.99, 0.001, 0.999, 0.05, 0.95, 0.03, 0.97)
 RESIDUE = 1e-3  # of the difference, at most
 
 Candidate = tuple[str, Callable[[], Items]]  # (mistake, makes its items)
@@ -103,7 +102,9 @@ def _statistics(faulty: FaultyModule) -> Iterator[Candidate]:
     means = [item for item in faulty.ref if item.leaf in ("running_mean", "running_var")]
     before = {item: layer.tensors[item.leaf].astype(np.float64) for item in means}
     batch = {item: (faulty.ref[item] - (1 - m) * before[item]) / m for item in means}
-    for momentum, biased in product((m, 1 - m, *MOMENTA), (False, True)):
+    fitted = [_share(faulty.port[item], before[item], batch[item]) for item in means if item.leaf == "running_mean"]
+    yield "the running statistics are not updated", partial(dict, before)
+    for momentum, biased in product((m, 1 - m, *fitted), (False, True)):
         words = []
         share = dict.fromkeys(means, 1.0)
         if biased:
@@ -116,7 +117,12 @@ def _statistics(faulty: FaultyModule) -> Iterator[Candidate]:
         found = {item: (1 - momentum) * before[item] + momentum * share[item] * batch[item] for item in means}
         if words:
             yield "; ".join(words), partial(dict, found)
-    yield "the running statistics are not updated", partial(dict, before)
+
+
+def _share(mixed: np.ndarray, old: np.ndarray, new: np.ndarray) -> float:
+    """Of `new` in the mixture of both, by least squares, to six digits."""
+    span = (new - old).ravel()
+    return float(f"{np.dot((mixed - old).ravel(), span) / max(np.dot(span, span), np.finfo(float).tiny):.6g}")
 
 
 Change = tuple[str, Callable[[], npt.ArrayLike]]  # (mistake, makes its array)

@@ -107,6 +107,13 @@ class ByGradients:
         found += self._whole(left, port_left, weight, NEVER)
         return None if left or port_left else found
 
+    def ways(self, links: Sequence[Link]) -> Iterator[list[Link]]:
+        """The links, then those with square matrices turned, in turn, whose gradients are 0 and do not tell the way."""
+        turned = {link: replace(link, transposed=not link.transposed) for link in links if self._may_be_turned(link)}
+        for count in range(len(turned) + 1):
+            for some in combinations(turned, count):
+                yield [turned[link] if link in some else link for link in links]
+
     def exchanges(self, links: Sequence[Link]) -> Iterator[list[Link]]:
         """The links with two exchanged, those first that gradients forbid least."""
         groups, found = defaultdict(list), []
@@ -120,6 +127,14 @@ class ByGradients:
                 found.append((sum(pair.apart for pair in new) - sum(pair.apart for pair in old), [one, other], new))
         for _, old, new in sorted(found, key=lambda each: each[0]):
             yield [*(link for link in links if link not in old), *(pair.link for pair in new)]
+
+    def _may_be_turned(self, link: Link) -> bool:
+        if link.is_join:
+            return False
+        (key,), (port_key,) = link.ref, link.port
+        vectors, ports = self.vectors[key], self.port_vectors[port_key]
+        is_square = len(vectors) > 1 and len(vectors[-1]) == len(vectors[-2])
+        return is_square and len(self._ways(key, port_key)) > 1 and max(map(_length, (vectors, ports))) <= ROUNDING
 
     def units(self, links: Sequence[Link]) -> Options:
         """The units of a map with these links, and with those of what has no gradient, without the user's lines."""

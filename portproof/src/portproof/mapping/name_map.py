@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import chain
+from itertools import chain, islice
 
 import numpy as np
 
@@ -312,9 +312,10 @@ def _by_gradients(
     if equal and equal != in_order(ref, port, equal):  # two are exchanged, in a map that is right else
         tried = _tried(search, told, equal, False)
         return tried and (tried.found, tried.proposal)
-    for links in chain([equal], map(told.alike, WEIGHTS_OF_NAMES)):
-        tried = _tried(search, told, links, links is equal)
-        if tried and (tried.agreement > best.agreement or links is equal and tried.agreement[0]):
+    firsts = filter(None, chain([equal], map(told.alike, WEIGHTS_OF_NAMES)))
+    for links, is_equal in ((way, first is equal) for first in firsts for way in islice(told.ways(first), TRIES)):
+        tried = _tried(search, told, links, is_equal)
+        if tried and (tried.agreement > best.agreement or is_equal and tried.agreement[0]):
             best = tried
         if best.agreement[0]:
             break
@@ -326,9 +327,9 @@ def _by_gradients(
     return (best.found, best.proposal) if best.found else None
 
 
-def _tried(search: MapSearch, told: ByGradients, links: list[Link] | None, is_proved: bool) -> _Try | None:
+def _tried(search: MapSearch, told: ByGradients, links: list[Link], is_proved: bool) -> _Try | None:
     """None if the links leave tensors over, or names or the user contradict; without names the order of both holds."""
-    links = links and in_order(search.ref, search.port, links)
+    links = in_order(search.ref, search.port, links)
     if not links or not told.are_as_given(links) or joins_against_names(links):
         return None
     if not is_proved and against_names(search.ref, search.port, links):

@@ -28,7 +28,7 @@ from portproof.ladder.pairs.pair import (
     Options,
     check_reference,
     drawn_cotangent,
-    moved_inputs,
+    other_inputs,
     switch_off_random,
 )
 from portproof.localize.isolated import adjusted_call, all_questions, has_upstream
@@ -149,7 +149,7 @@ class Recorder(Model):
                 self.ask(replace(self._whole_question(dtype, train), keeps=OUTPUTS, perturbation=i))
         if self.model.rounded_constants():
             self.ask(replace(self._whole_question("float64", train), keeps=OUTPUTS, perturbation=CONSTANTS))
-        for inputs in moved_inputs(self.inputs):
+        for _, inputs in other_inputs(self.inputs):
             question = Question.of_model(inputs, "float64", train)
             run = self.model.ask(question)
             self._write(question, replace(run, output=list(map(projected, run.output))), False)

@@ -34,6 +34,7 @@ from sturdyio.cli import UserError
 WEIGHTS = ("probe", "reference", "own")
 MODES = ("eval", "train")
 MOVES = 4  # of inputs along an axis
+SCALE = 4.0  # of inputs that are floats: values pass bounds that they only came near
 
 
 @dataclass(frozen=True)
@@ -244,12 +245,16 @@ def switch_off_drawing(model: Model, run: Run) -> None:
     model.switched_off |= {name for name in names if model.modules[name].is_leaf and not model.modules[name].slots}
 
 
-def moved_inputs(inputs: Inputs) -> Iterator[Inputs]:
-    """The inputs with all arrays rolled along an axis, in turn, so that a place gets what others had.
+def other_inputs(inputs: Inputs) -> Iterator[tuple[str, Inputs]]:
+    """(how they differ, inputs): floats SCALE times as large, then all arrays rolled along an axis, in turn.
 
-    Not along the first, which is the batch: up to MOVES times along each other.
+    Rolled, a place gets what others had: not along the first axis, which is the batch, up to MOVES times along others.
     """
-    sizes = [array.shape for array in tensors_in(inputs, is_array)]
+    arrays = tensors_in(inputs, is_array)
+    if any(array.dtype.kind == "f" for array in arrays):
+        scaled = map_tensors(inputs, is_array, lambda a: a * a.dtype.type(SCALE) if a.dtype.kind == "f" else a)
+        yield f"floats {SCALE:g} times as large", scaled
+    sizes = [array.shape for array in arrays]
     for axis in range(1, max(map(len, sizes), default=0)):
         size = max(shape[axis] for shape in sizes if len(shape) > axis)
         for shift in sorted({size * i // (MOVES + 1) for i in range(1, MOVES + 1)} - {0}):
@@ -257,7 +262,7 @@ def moved_inputs(inputs: Inputs) -> Iterator[Inputs]:
             def rolled(array: np.ndarray, axis: int = axis, shift: int = shift) -> np.ndarray:
                 return np.roll(array, shift, axis) if array.ndim > axis else array
 
-            yield map_tensors(inputs, is_array, rolled)
+            yield "rolled along an axis", map_tensors(inputs, is_array, rolled)
 
 
 def drawn_cotangent(outputs: Sequence[np.ndarray], seed: int) -> list[np.ndarray]:

@@ -22,7 +22,7 @@ from portproof.ladder.pairs.pair import (
     Options,
     Pair,
     check_reference,
-    moved_inputs,
+    other_inputs,
     switch_off_drawing,
     switch_off_random,
 )
@@ -144,6 +144,7 @@ class _Mode:
         self.train = train
         self.mode = MODES[train]
         self.may_differ = not pair.strict  # inside, if all that leaves the model is equal so far
+        self.agrees_elsewhere: bool | None = None  # not tried yet
         self.decided: list[Item] = []
         self.port_calls: Calls | None = None
         pair.match_calls([train])
@@ -178,6 +179,8 @@ class _Mode:
             options["has_float32_data"] = bool(data) and not pair.strict
             if pair.ref.float32_data or pair.port.float32_data:
                 options["rounded"] = self._moved
+        if dtype == "float64" and self.may_differ and self._is_unpaired_though_equal(ref_run, port_run):
+            self.may_differ = self._agree_on_other_inputs()
         ref = self._items(dtype, ref_run, False)
         port = without_optional(self._items(dtype, port_run, True), ref, pair.port)
         port |= {} if pair.strict else self._in_form(ref, port)
@@ -192,7 +195,7 @@ class _Mode:
         self.may_differ &= all(map(_stays_inside, failed))
         if dtype == "float64" and self.may_differ:
             idle = [module for module in dict.fromkeys(item.module for item in failed) if self._is_idle(module, ref)]
-            self.may_differ = not idle and (not failed or self._agree_on_moved_inputs())
+            self.may_differ = not idle and (not failed or self._agree_on_other_inputs())
         if any(row.widened_by == "float32 data" for row in verdict.rows):
             where = ", ".join(name or "the model itself" for name in data)
             pair.notes.append(f"float32 data come in at {where}: what differs is judged with float32's limits")
@@ -212,14 +215,25 @@ class _Mode:
             self.port_calls = port_run.trace.calls
             pair.port.forget()
 
-    def _agree_on_moved_inputs(self) -> bool:
-        """Whether the outputs agree on other inputs, too: what differs inside may count at another place there."""
+    def _is_unpaired_though_equal(self, ref: Run, port: Run) -> bool:
+        """Whether the outputs agree, and a module's own was paired with none: it differs, or is built differently."""
+        return any(label not in self.pair.name_map.calls for label in ref.trace.calls) and alike(
+            ref.output, port.output, EXACT
+        )
+
+    def _agree_on_other_inputs(self) -> bool:
+        """Whether the outputs agree on other inputs, too: what differs inside may count there."""
+        if self.agrees_elsewhere is None:
+            self.agrees_elsewhere = self._compared_on_other_inputs()
+        return self.agrees_elsewhere
+
+    def _compared_on_other_inputs(self) -> bool:
         pair = self.pair
-        for inputs in moved_inputs(pair.inputs):
+        for how, inputs in other_inputs(pair.inputs):
             question = Question.of_model(inputs, "float64", self.train)
             ref, port = (list(map(projected, model.ask(question).output)) for model in (pair.ref, pair.port))
             if ref and all(np.isfinite(largest(array)) for array in ref) and not alike(ref, port, EXACT):
-                pair.notes.append("the outputs agree on these inputs, and differ on others: rolled along an axis")
+                pair.notes.append(f"the outputs agree on these inputs, and differ on others: {how}")
                 if pair.name_map == pair.whole_map:  # else modules are left out
                     match_calls(pair.name_map, pair.ref, pair.port, pair.inputs, self.train, is_faulty=True)
                 return False
