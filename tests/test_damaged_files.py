@@ -27,7 +27,6 @@ def python(*arguments: str | Path) -> subprocess.CompletedProcess:
         capture_output=True,
         text=True,
         check=False,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
         cwd=ROOT,
     )
 

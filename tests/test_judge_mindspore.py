@@ -29,7 +29,7 @@ def recording(tmp_path_factory) -> Path:
 
 def judged(recording: Path, port: str, *flags: str) -> tuple[int, str]:
     paths = os.pathsep.join(map(str, (ROOT / "tests", ROOT / "portproof" / "src", ROOT / "sturdyio" / "src")))
-    environment = os.environ | {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
+    environment = os.environ | {"PYTHONPATH": paths}
     command = [MINDSPORE, "-W", "ignore", "-m", "portproof", "judge", "--port", f"mobilenetv3_mindspore:{port}", *flags]
     done = subprocess.run([*command, recording], env=environment, capture_output=True, text=True, check=False)
     return done.returncode, done.stdout + done.stderr
@@ -45,15 +45,9 @@ def test_the_port_is_aligned_in_both_modes_and_precisions(recording):
 
 
 @pytest.mark.thorough("the kit's test_mindspore.py::test_one_fault_is_located")
-@pytest.mark.parametrize(
-    ("fault", "place"),
-    [
-        ("epsilon", "features.7.block.1.1 (BatchNorm2d), the port's features.7.block.1.1 (BatchNorm2d)"),
-        ("activation", "features.7.block.1.2 (Hardswish), the port's features.7.block.1.2 (ReLU)"),
-    ],
-)
-def test_one_fault_is_named_first(recording, fault, place):
-    status, told = judged(recording, f"with_fault(fault={fault!r})", "--mode", "eval", "--precision", "float64")
+def test_one_fault_is_named_first(recording):
+    status, told = judged(recording, "with_fault", "--mode", "eval", "--precision", "float64")
     assert status == 1, told
+    place = "features.7.block.1.1 (BatchNorm2d), the port's features.7.block.1.1 (BatchNorm2d)"
     assert f"located: {place}: forward" in told
     assert "also at fault" not in told

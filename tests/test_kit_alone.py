@@ -77,7 +77,7 @@ def installed(tmp_path_factory) -> Path:
 def python(installed, tmp_path) -> Callable[..., subprocess.CompletedProcess]:
     """python(*words) -> how an interpreter ended that finds the kit in `installed`, in a folder with the pair."""
     (tmp_path / "a_pair.py").write_text(PAIR, encoding="utf-8")
-    variables = {**os.environ, "PYTHONPATH": os.pathsep.join([str(BLOCK), str(installed)]), "OMP_NUM_THREADS": "1"}
+    variables = os.environ | {"PYTHONPATH": os.pathsep.join([str(BLOCK), str(installed)])}
 
     def python(*words: str) -> subprocess.CompletedProcess:
         command = [sys.executable, "-W", "ignore", *words]

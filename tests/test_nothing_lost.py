@@ -63,7 +63,7 @@ def content(folder: Path, package: str) -> dict[str, bytes]:
 
 
 def environment() -> dict[str, str]:
-    return os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    return os.environ | {"CUDA_VISIBLE_DEVICES": ""}
 
 
 @pytest.mark.thorough("the port", but="paddle")

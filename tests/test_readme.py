@@ -328,7 +328,7 @@ def test_the_port_can_be_shipped_alone(tmp_path):
     foreign += [path.name for path in ROOT.iterdir() if (path / "__init__.py").is_file()]
     blocked = [name for name in foreign if not (tmp_path / name).is_dir()]
     (tmp_path / "sitecustomize.py").write_text(f"import sys\nsys.modules.update(dict.fromkeys({blocked}))\n")
-    variables = os.environ | {"PYTHONPATH": f"{tmp_path}:{tmp_path / 'sturdyio' / 'src'}", "OMP_NUM_THREADS": "1"}
+    variables = os.environ | {"PYTHONPATH": f"{tmp_path}:{tmp_path / 'sturdyio' / 'src'}"}
     data = str(ROOT / "lite_data")
     train = ["-m", "mobilenetv3_paddle.train", "--data-path", data, "--epochs", "1", "--batch-size", "8"]
     predict = [

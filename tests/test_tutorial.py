@@ -74,10 +74,9 @@ def project(tmp_path: Path) -> Path:
 def environment(project: Path) -> dict[str, str]:
     path = os.pathsep.join([str(project / ".venv" / "bin"), str(Path(sys.executable).parent), os.environ["PATH"]])
     rest = {name: value for name, value in os.environ.items() if name not in ("VENV", "PYTHONPATH")}
-    # One thread unless the caller says otherwise, since two that wait for each other beside other tests make seconds
-    # into minutes. Without the filter Paddle would speak of a compiler cache that it does not find.
+    # Without the filter Paddle would speak of a compiler cache that it does not find.
     own = {"PATH": path, "LC_ALL": "C.UTF-8", "PYTHONWARNINGS": "ignore::UserWarning"}
-    return {"OMP_NUM_THREADS": "1"} | rest | own
+    return rest | own
 
 
 # What Paddle says where OMP_NUM_THREADS asks for more threads than one, as some of the tests' own settings do.
@@ -342,8 +341,7 @@ def errors(request, tmp_path_factory) -> dict[tuple[str, str], str]:
     for framework in FRAMEWORKS:
         pages = [name for name in CODE if name in wanted and program(name, framework)]
         command = [sys.executable, str(ROOT / "tests" / "run_page_code.py"), framework, str(folder), *pages]
-        own = {"OMP_NUM_THREADS": "1"} | dict(os.environ)
-        done = subprocess.run(command, env=own, capture_output=True, text=True, timeout=300, check=False)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
         died = f"the process ended with {done.returncode}: {done.stderr[-2000:]}"
         found |= {(name, framework): died for name in pages}
         said = [json.loads(line) for line in done.stdout.splitlines()]

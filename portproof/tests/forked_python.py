@@ -12,7 +12,6 @@ import tempfile
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from unittest import mock
 
 PRELOADED = ["torch", "torchvision", "paddle", "scipy.stats"]
 TIMEOUT = 300  # seconds
@@ -22,8 +21,7 @@ def python(*arguments: str | Path, env: Mapping[str, str]) -> subprocess.Complet
     """What `python SCRIPT ...` or `python -m MODULE ...` does with these variables."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(PRELOADED)
-    with mock.patch.dict(os.environ, OMP_NUM_THREADS="1"):  # other processes run beside them
-        multiprocessing.forkserver.ensure_running()  # it keeps the environment that it starts with
+    multiprocessing.forkserver.ensure_running()
     command = list(map(str, arguments))
     with tempfile.TemporaryDirectory() as folder:
         said = [Path(folder, name) for name in ("stdout", "stderr")]

@@ -36,6 +36,7 @@ hypothesis.settings.load_profile("repeatable")
 # The models here are small, and threads that wait for one another on a busy machine make seconds into minutes.
 if "OMP_NUM_THREADS" not in os.environ:
     torch.set_num_threads(1)
+    os.environ["OMP_NUM_THREADS"] = "1"  # of the programs that tests start
 paddle.set_device("cpu")  # where it would not be the default, with the GPU build
 
 

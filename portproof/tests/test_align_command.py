@@ -401,7 +401,7 @@ def test_as_a_command(folder, words):
     for flags, status, text in ((given, 0, "a_pair:Port against a_pair:Ref"), (["--help"], 0, "--port-weights FILE")):
         result = subprocess.run(
             [sys.executable, "-m", "portproof", "align", *flags],
-            env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
+            env={**os.environ, "PYTHONPATH": path},
             cwd=folder, capture_output=True, text=True, timeout=120, check=False,
         )  # fmt: skip
         assert result.returncode == status, result.stderr

@@ -119,7 +119,7 @@ def folder(tmp_path_factory) -> Path:
 
 def run_mindspore(*args: object, status: int = 0) -> str:
     paths = [str(TESTS), str(Path(portproof.__file__).parent.parent)]
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"}
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths)}
     command = [MINDSPORE, "-W", "ignore", *map(str, args)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == status, done.stdout + done.stderr
