@@ -1,5 +1,6 @@
 """`portproof align`, with and without --locate-only: what it says of any pair, its exit codes, and users' mistakes."""
 
+import json
 import os
 import subprocess
 import sys
@@ -16,7 +17,10 @@ from safetensors.numpy import save_file
 from toy_sources import PORT, PORT_SUM, REF, REF_SUM
 
 from portproof.commands import align
+from portproof.compare import FAIL, Item, Row, Verdict
 from portproof.io import process
+from portproof.ladder.pairs.whole import AlignVerdict
+from portproof.report.summary import SCHEMA
 from sturdyio import cli
 
 # Beside the toy pairs: what is no model, and losses.
@@ -99,6 +103,64 @@ def test_a_fault(run):
     assert last_line(result.stdout).startswith("FAIL align: ") and "train mode" not in result.stdout
     assert "located: act (ReLU), the port's act (ReLU6): forward" in result.stdout
     assert "cause, tested: it is ReLU6, not ReLU" in result.stdout
+
+
+FILES = {"json": "verdict.json", "report": "verdict.html"}
+
+
+@pytest.mark.parametrize(("activation", "status"), [("ReLU", 0), ("ReLU6", 1)])
+def test_a_verdict_for_programs(run, folder, activation, status):
+    result = run("--quiet", port=f"a_pair:Port(activation={activation!r})", mode="eval", **FILES)
+    assert result.returncode == status, result.stderr
+    (printed,) = result.stdout.splitlines()  # the last line alone
+    data = json.loads((folder / "verdict.json").read_text())
+    assert (data["schema"], data["status"], data["sentence"]) == (SCHEMA, printed.split()[0], printed)
+    (verdict,) = data["verdicts"]
+    assert verdict["sentence"] == printed and len(verdict["rows"]) > 10
+    if status:
+        found = verdict["location"]
+        assert (found["module"], found["port_type"], found["phase"]) == ("act", "ReLU6", "forward")
+        assert found["causes"] == ["it is ReLU6, not ReLU"]
+    else:
+        assert verdict["location"] is None
+    page = (folder / "verdict.html").read_text()
+    assert f">{printed.split()[0]}</span>" in page and "eval mode, float64/output" in page
+    assert ("it is ReLU6, not ReLU" in page) == bool(status)
+
+
+def test_several_verdicts_for_programs(run, folder):
+    result = run(*LOSS, mode="eval", **FILES)
+    assert result.returncode == 0 and "wrote verdict.json\nwrote verdict.html\n" in result.stdout
+    data = json.loads((folder / "verdict.json").read_text())
+    assert [verdict["status"] for verdict in data["verdicts"]] == ["PASS", "PASS"]
+    assert data["sentence"].startswith("PASS portproof align: all ")
+
+
+def test_a_refused_verdict_for_programs(run, folder):
+    assert run(ref="a_pair:Sum", port="a_pair:PortSum", **FILES).returncode == 2
+    assert json.loads((folder / "verdict.json").read_text())["status"] == "REFUSED"
+    assert "REFUSED" in (folder / "verdict.html").read_text()
+
+
+def test_a_file_of_an_earlier_run_is_not_left(run, folder):
+    """Nor is a file removed that is something else."""
+    for name in (*FILES.values(), "weights.pth"):
+        (folder / name).write_text("{}")
+    assert run(port="a_pair:broken", **FILES).returncode == 1
+    assert not any((folder / name).exists() for name in FILES.values())
+    assert "does not end in .json: choose another name" in last_line(run(json="weights.pth").stderr)
+    assert "does not end in .html: choose another name" in last_line(run(report="weights.pth").stderr)
+    assert (folder / "weights.pth").read_text() == "{}"
+    (folder / "a.json").mkdir()
+    refused = run(json="a.json")
+    assert refused.returncode == 2 and "a.json cannot be written" in last_line(refused.stderr)
+
+
+def test_in_a_notebook(run):
+    verdict = Verdict("x", [Row(Item("<a>"), FAIL, reason="shape")])
+    shown = AlignVerdict(**vars(verdict))._repr_html_()
+    assert shown.startswith("<details open><summary><b>FAIL x: 1 of 1 items") and "&lt;a&gt;" in shown
+    assert "<a>" not in shown and AlignVerdict("x")._repr_html_().startswith("<details><summary>")
 
 
 def test_an_ambiguous_map_and_what_settles_it(run, folder):
@@ -386,6 +448,7 @@ def test_flags_that_are_missing_or_do_not_go_together(run):
     assert "required: --ref" in last_line(run(ref=None).stderr)
     assert "leave --mode out" in last_line(run(ONLY, mode="eval").stderr)
     assert "leave --save-map out" in last_line(run(ONLY, save_map="map.yaml").stderr)
+    assert "leave --json out" in last_line(run(ONLY, json="verdict.json").stderr)
     assert "give --loss" in last_line(run(labels="4:int64:3").stderr)
     assert "give these alone" in last_line(run(save_weights="a.pdparams").stderr)
     assert "does not end in .pdparams" in last_line(run(weights="a.pth", save_weights="a.npz").stderr)

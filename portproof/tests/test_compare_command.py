@@ -1,5 +1,6 @@
 """`portproof compare`: other people's result files, read without running what may hide in them."""
 
+import json
 import os
 import subprocess
 import sys
@@ -38,6 +39,15 @@ def test_equal_files_pass(tmp_path, arrays):
     ref, port = write(tmp_path / "ref.npy", arrays), write(tmp_path / "port.npy", dict(reversed(arrays.items())))
     code, out, _ = run_compare(ref, port, "--rtol", "0")
     assert code == 0 and out.splitlines()[-1] == "PASS port.npy: all 2 items within their limits"
+
+
+def test_a_verdict_for_programs(tmp_path, arrays):
+    ref, port = write(tmp_path / "ref.npy", arrays), write(tmp_path / "port.npy", arrays | {"labels": np.arange(3) + 1})
+    code, out, _ = run_compare(ref, port, "--rtol", "0", "--quiet", "--json", tmp_path / "verdict.json")
+    data = json.loads((tmp_path / "verdict.json").read_text())
+    assert (code, out) == (1, f"{data['sentence']}\n") and out.startswith("FAIL port.npy: 1 of 2 items")
+    (verdict,) = data["verdicts"]
+    assert [(row["name"], row["status"]) for row in verdict["rows"]] == [("logits", "PASS"), ("labels", "FAIL")]
 
 
 # What reprod_log 1.0.1 lets pass, or cannot tell: NaN, broadcasting, a transposed array, a mean that hides the worst.

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import base64
 import io
+import json
 import re
 from dataclasses import replace
 from importlib import resources
@@ -27,7 +28,7 @@ from portproof.python39 import zip_strict
 from portproof.report.page import render_page, worst_share, write_page
 from portproof.report.plots import MEAN, STD, Picture, depth_rows, picture_row, shares
 from portproof.report.summary import LIBRARIES, SCHEMA, LadderResult, RungResult, environment, write_summary
-from portproof.report.text import LAST_WORDS, WORDS
+from portproof.report.text import LAST_WORDS, WORDS, last_line
 from sturdyio.cli import UserError
 
 SMALL = "resnet18"
@@ -409,8 +410,18 @@ def test_summary_says_what_the_verdicts_say(tmp_path, case):
         )
         assert told["status"] == LAST_WORDS[ran.status]
         for verdict, content in zip_strict(ran.verdicts, told["verdicts"]):
-            location = verdict.location.lines() if verdict.location else None
-            assert (content["notes"], content["location"]) == (verdict.notes, location)
+            assert content == json.loads(json.dumps(verdict.to_dict()))
+            assert content["notes"] == verdict.notes and content["sentence"] == last_line(verdict.title, verdict)
+            if location := verdict.location:
+                found = content["location"]
+                assert (found["module"], found["phase"], found["port_type"]) == (
+                    "features.2.1",
+                    "forward",
+                    "BatchNorm2D",
+                )
+                assert (found["causes"], found["lines"]) == (location.diagnosis, location.lines())
+            else:
+                assert content["location"] is None
             assert (content["title"], content["refusal"]) == (verdict.title, verdict.refusal)
             assert content["status"] == LAST_WORDS[verdict.status]
             for row, fields in zip_strict(verdict.rows, content["rows"]):

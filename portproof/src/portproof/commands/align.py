@@ -35,7 +35,8 @@ from portproof.backends import backend
 from portproof.backends.base import SUFFIXES
 from portproof.backends.trace import Inputs, as_call
 from portproof.commands.arguments import INPUT, JUDGED, PAIR, add_flags, judging_options, load_models, read_map
-from portproof.compare import DONE, FAIL, Verdict, exit_status, joined
+from portproof.commands.outcome import Outcome, add_outcome_flags
+from portproof.compare import DONE, FAIL, Verdict, exit_status
 from portproof.io.process import shown
 from portproof.io.records import save_text
 from portproof.ladder.pairs.named import model_factory, named_function
@@ -45,7 +46,7 @@ from sturdyio.cli import ArgumentParser, HelpFormatter, UserError, positive_int,
 PROG = "portproof align"
 NOT_LOCATED = "not located: each module alone gives what the reference's gives"
 MODEL = "the model itself"
-OF_THE_WHOLE = ("save_map", "save_weights", "print_map", "loss")
+OF_THE_WHOLE = ("save_map", "save_weights", "print_map", "loss", "json", "report", "quiet")
 
 
 def get_args_parser() -> argparse.ArgumentParser:
@@ -67,6 +68,7 @@ def get_args_parser() -> argparse.ArgumentParser:
     factory = "PKG.MOD:FACTORY(KEYWORD=VALUE, ...)"
     add("--optimizer", help=f"{factory} of each side's, which gets the parameters; else SGD, rate 0.01", **pair)
     add("--steps", type=positive_int, default=3, help="how many steps of training are compared with --loss")
+    add_outcome_flags(parser)
     return parser
 
 
@@ -91,6 +93,7 @@ def check(args: argparse.Namespace) -> None:
 
 def main(args: argparse.Namespace) -> int:
     check(args)
+    outcome = Outcome(args, PROG, args.port)
     names = read_map(args.map)
     ref, port, inputs = load_models(args, judged=True)
     factories = model_factory(args.ref, "--ref"), model_factory(args.port, "--port", of_port=True)
@@ -102,7 +105,7 @@ def main(args: argparse.Namespace) -> int:
         weights = "own"
         backend("paddle").load_weights(port, args.port_weights, "port weights")
     train = _training(args, inputs) if args.loss else None
-    print(f"{args.port} against {args.ref}, {args.device}, seed {args.seed}, {weights} weights", flush=True)
+    outcome.say(f"{args.port} against {args.ref}, {args.device}, seed {args.seed}, {weights} weights")
     options = {**judging_options(args), "names": names, "weights": weights, "seed": args.seed, "device": args.device}
     options |= {"drawn": not args.inputs, "factories": factories}
     if args.locate_only:
@@ -115,17 +118,16 @@ def main(args: argparse.Namespace) -> int:
         return FAIL if location else exit_status(DONE)
     with shown(PROG), staying():
         verdict = align(ref, port, inputs, **options)
-    print(verdict, flush=True)
+    outcome.add(verdict)
     if args.print_map:
         print(*map_lines(verdict.names), sep="\n")
     if args.save_map:
         save_map(verdict.names, args.save_map, verdict.doubt)
-    verdicts: list[Verdict] = [verdict]
     if train and not verdict.names.ambiguous and not verdict.names.problems:
         with shown(PROG), staying():
-            verdicts.append(train(ref, port, names, weights))
-        print(verdicts[-1], flush=True)
-    status = exit_status(joined(PROG, verdicts))
+            trained = train(ref, port, names, weights)
+        outcome.add(trained)
+    status = outcome.end()
     if args.save_weights:
         try:
             save_weights(ref, port, verdict.names, args, verdict.doubt)

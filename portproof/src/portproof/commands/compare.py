@@ -16,7 +16,8 @@ from pathlib import Path
 
 import numpy as np
 
-from portproof.compare import Verdict, compare, exit_status
+from portproof.commands.outcome import Outcome, add_outcome_flags
+from portproof.compare import compare
 from portproof.compare.ruler import kernel_atol, largest
 from portproof.report.text import first_difference, last_line, row_line
 from sturdyio.cli import ArgumentParser, HelpFormatter, UserError, existing_file
@@ -34,6 +35,7 @@ def get_args_parser() -> argparse.ArgumentParser:
     limit = parser.add_mutually_exclusive_group(required=True)
     limit.add_argument("--fp64-ref", metavar="FILE", help="the reference's items again, computed in float64")
     limit.add_argument("--rtol", type=float, metavar="X", help="allowed share of an item's largest value, 0 or more")
+    add_outcome_flags(parser)
     return parser
 
 
@@ -65,9 +67,11 @@ def atol_of(args: argparse.Namespace, ref: dict[str, np.ndarray]) -> dict[str, f
 
 
 def main(args: argparse.Namespace) -> int:
+    name = Path(args.port).name
+    outcome = Outcome(args, PROG, name)
     ref, port = read(args.ref, "reference"), read(args.port, "port")
-    verdict: Verdict = compare(ref, port, atol_of(args, ref))
+    verdict = compare(ref, port, atol_of(args, ref), title=name)
     refused = [f"  REFUSED {verdict.refusal}"] if verdict.refusal else []
     lines = [*map(row_line, verdict.rows), *refused, *first_difference(verdict, {})]
-    print(*lines, last_line(Path(args.port).name, verdict), sep="\n")
-    return exit_status(verdict)
+    outcome.add(verdict, "\n".join([*lines, last_line(name, verdict)]))
+    return outcome.end()

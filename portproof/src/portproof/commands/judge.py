@@ -20,7 +20,8 @@ import argparse
 from portproof import judge, judge_onnx
 from portproof.backends import backend_imported, backend_of_side
 from portproof.commands.arguments import JUDGED, add_flags, judging_options, read_map
-from portproof.compare import exit_status
+from portproof.commands.outcome import Outcome, add_outcome_flags
+from portproof.compare import Verdict
 from portproof.io.process import shown
 from portproof.ladder.pairs.named import model_factory
 from portproof.recording.file import Recording
@@ -41,14 +42,19 @@ def get_args_parser() -> argparse.ArgumentParser:
     add("--port-weights", metavar="FILE", help="the port's own weights, compared with those of record --weights")
     add_flags(parser, "--device", help="where the port runs")
     add_flags(parser, *JUDGED)
+    add_outcome_flags(parser)
     return parser
 
 
 def main(args: argparse.Namespace) -> int:
     if bool(args.port) == bool(args.onnx):
         raise UserError("give one of --port, a model, and --onnx, an exported graph")
-    if args.onnx:
-        return _judge_graph(args)
+    outcome = Outcome(args, PROG, args.port or args.onnx)
+    outcome.add(_judge_graph(args, outcome) if args.onnx else _judge_port(args, outcome))
+    return outcome.end()
+
+
+def _judge_port(args: argparse.Namespace, outcome: Outcome) -> Verdict:
     if args.preprocessing:
         raise UserError("--preprocessing goes with --onnx: a port's is judged by ladder.data")
     names = read_map(args.map)
@@ -60,20 +66,16 @@ def main(args: argparse.Namespace) -> int:
     if args.port_weights:
         backend_of_side(port, "paddle").load_weights(port, args.port_weights, "port weights")
     options = judging_options(args) | ({"modes": None} if args.mode == "both" else {})
-    print(f"{args.port} against {args.recording}, {args.device}", flush=True)
+    outcome.say(f"{args.port} against {args.recording}, {args.device}")
     options |= {"names": names, "own_weights": bool(args.port_weights), "device": args.device}
     options["factory"] = factory
     with shown(PROG), staying():
-        verdict = judge(port, recording, **options)
-    print(verdict, flush=True)
-    return exit_status(verdict)
+        return judge(port, recording, **options)
 
 
-def _judge_graph(args: argparse.Namespace) -> int:
+def _judge_graph(args: argparse.Namespace, outcome: Outcome) -> Verdict:
     recording = Recording.load(args.recording)
-    print(f"{args.onnx} against {args.recording}", flush=True)
+    outcome.say(f"{args.onnx} against {args.recording}")
     with shown(PROG):
-        how = {"preprocessing": args.preprocessing, "engine": args.engine == "onnxruntime"}
-        verdict = judge_onnx(args.onnx, recording, **how)
-    print(verdict, flush=True)
-    return exit_status(verdict)
+        engine = args.engine == "onnxruntime"
+        return judge_onnx(args.onnx, recording, preprocessing=args.preprocessing, engine=engine)

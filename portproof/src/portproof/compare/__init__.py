@@ -147,6 +147,12 @@ class Verdict:
             raise Refused(f"{self.title or 'the verdict'} is refused, neither true nor false: {reason}")
         return True
 
+    def to_dict(self) -> dict[str, Any]:
+        """The verdict as JSON holds it, see `report.summary`."""
+        from portproof.report.summary import verdict_data
+
+        return verdict_data(self)
+
     @property
     def counted(self) -> int:
         return len(self.judged)

@@ -1,13 +1,16 @@
-"""The outcome of a run as data, and as `summary.json`.
+"""The outcome of a run as data: `summary.json` of a ladder, and what `--json` of a command writes.
 
-`summary.json` (UTF-8, no NaN or Infinity literals) holds:
+Both (UTF-8, no NaN or Infinity literals) hold:
 
-    schema        2; another number where a reader of this one would go wrong
+    schema        3; another number where a reader of this one would go wrong
     status        "PASS", "FAIL" or "REFUSED", also of each rung, verdict and row; of a row also "NOT JUDGED"
-    sentence      the outcome in words
+    sentence      the outcome in words, also of each verdict
     environment   {what: text}
-    rungs         a list of {name, model, status, seconds, error, verdicts}; error: the exception, or ""
-    verdicts      a list of {title, status, refusal, notes, location, rows}; location: lines of text, or null
+    rungs         of a ladder: a list of {name, model, status, seconds, error, verdicts}; error: the exception, or ""
+    verdicts      a list of {title, status, sentence, refusal, notes, caveats, location, rows}
+    location      null, or {module, type, port_module, port_type, phase, causes, lines, also}, where the failure begins:
+                  module is the reference's, "" the model itself; phase is "structure", "weights", "forward", "buffers"
+                  or "backward"; lines are the report's; also is a list of further locations
     rows          a list of {name, item, status, shape, difference, limit, scale, reason, widened_by, hidden,
                   worst}, see compare.Row
     item          {name, kind, module, mode, dtype, iteration, section}, see compare.Item
@@ -25,21 +28,24 @@ import os
 import platform
 import re
 import shlex
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from portproof.compare import FAIL, PASS, REFUSED, Item, Row, Verdict, Worst, joined
 from portproof.io.records import save_text
-from portproof.report.text import LAST_WORDS
+from portproof.report.text import LAST_WORDS, last_line
 
-SCHEMA = 2
+if TYPE_CHECKING:
+    from portproof.localize.locate import Location
+
+SCHEMA = 3
 LIBRARIES = ("torch", "torchvision", "paddle", "numpy", "pillow", "reprod_log")
 
 Sides = tuple[np.ndarray, np.ndarray]  # (reference, port)
@@ -130,7 +136,7 @@ class LadderResult:
 
 
 def environment(args: argparse.Namespace, script: str) -> dict[str, str]:
-    """The command with all flags, versions, machine and date, as text."""
+    """The command with all flags, and the seed; versions, machine and date, as text."""
     command = ["python", script]
     for name, value in vars(args).items():
         if value is None or value is False:
@@ -138,10 +144,13 @@ def environment(args: argparse.Namespace, script: str) -> dict[str, str]:
         command.append(f"--{name.replace('_', '-')}")
         if value is not True:
             command += map(str, value if isinstance(value, (list, tuple)) else [value])
+    return {"command": shlex.join(command), "seed": str(args.seed), **versions()}
+
+
+def versions() -> dict[str, str]:
+    """Versions, machine and date, as text."""
     return {
-        "command": shlex.join(command),
         "date": datetime.now().astimezone().isoformat(" ", "seconds"),
-        "seed": str(args.seed),
         "python": platform.python_version(),
         **{name: _version(name) for name in LIBRARIES},
         "system": platform.platform(),
@@ -187,13 +196,29 @@ def _row_data(row: Row) -> dict[str, Any]:
     return data | {"worst": worst and _fields(worst)}
 
 
-def _verdict_data(verdict: Verdict) -> dict[str, Any]:
+def _location_data(location: Location) -> dict[str, Any]:
+    return {
+        "module": location.name,
+        "type": location.type,
+        "port_module": location.port_name,
+        "port_type": location.port_type,
+        "phase": location.phase,
+        "causes": location.diagnosis,
+        "lines": location.lines(),
+        "also": [_location_data(other) for other in location.also],
+    }
+
+
+def verdict_data(verdict: Verdict) -> dict[str, Any]:
+    """One of `verdicts`."""
     return {
         "title": verdict.title,
         "status": LAST_WORDS[verdict.status],
+        "sentence": last_line(verdict.title, verdict),
         "refusal": verdict.refusal,
         "notes": verdict.notes,
-        "location": verdict.location and verdict.location.lines(),
+        "caveats": verdict.caveats,
+        "location": verdict.location and _location_data(verdict.location),
         "rows": [_row_data(row) for row in verdict.rows],
     }
 
@@ -207,15 +232,20 @@ def write_summary(result: LadderResult, path: Path) -> None:
             "status": LAST_WORDS[rung.status],
             "seconds": round(rung.seconds, 3),
             "error": rung.error,
-            "verdicts": [_verdict_data(verdict) for verdict in rung.verdicts],
+            "verdicts": [verdict_data(verdict) for verdict in rung.verdicts],
         }
         for rung in result.rungs
     ]
-    data = {
-        "schema": SCHEMA,
-        "status": LAST_WORDS[result.status],
-        "sentence": result.sentence,
-        "environment": result.environment,
-        "rungs": rungs,
-    }
-    save_text(json.dumps(data, allow_nan=False) + "\n", path)
+    _write(result.status, result.sentence, result.environment, {"rungs": rungs}, path)
+
+
+def write_verdicts(verdicts: Sequence[Verdict], title: str, environment: Mapping[str, str], path: Path) -> None:
+    """Write those of one command; raises UserError if that fails."""
+    every = verdicts[0] if len(verdicts) == 1 else joined(title, verdicts)
+    data = {"verdicts": [verdict_data(verdict) for verdict in verdicts]}
+    _write(every.status, last_line(every.title, every), environment, data, path)
+
+
+def _write(status: int, sentence: str, environment: Mapping[str, str], data: Mapping[str, Any], path: Path) -> None:
+    whole = {"schema": SCHEMA, "status": LAST_WORDS[status], "sentence": sentence, "environment": environment, **data}
+    save_text(json.dumps(whole, allow_nan=False) + "\n", path)

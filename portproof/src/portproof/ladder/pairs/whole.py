@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from html import escape
 from operator import attrgetter
 from typing import Any
 
@@ -32,7 +33,7 @@ from portproof.mapping.map_search import alike, exchanged_axes
 from portproof.mapping.module_calls import EXACT
 from portproof.mapping.name_map import NameMap, match_calls
 from portproof.python39 import zip_strict
-from portproof.report.text import grouped, render_sections
+from portproof.report.text import grouped, last_line, render_sections
 from sturdyio.cli import UserError
 
 MIRRORED = {UNIFORM: "1 - u for u", NORMAL: "-x for x"}
@@ -464,6 +465,12 @@ class AlignVerdict(Verdict):
 
     def __str__(self) -> str:
         return render_sections(self, self.passes, self.doubt)
+
+    def _repr_html_(self) -> str:
+        """In notebooks: the last line, under which the report unfolds."""
+        unfolded = "" if self.status == PASS else " open"
+        last, report = escape(last_line(self.title, self)), escape(str(self))
+        return f"<details{unfolded}><summary><b>{last}</b></summary><pre>{report}</pre></details>"
 
 
 def judge(ref: Any, port: Any, inputs: Inputs, options: Options) -> AlignVerdict:
