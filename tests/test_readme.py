@@ -215,7 +215,7 @@ def test_failing_reports_are_as_the_program_prints_them():
         before = [Row(Item(""), PASS)] * int(re.search(r"before it agree \((\d+)\)", lines[2])[1])
         assert lines[:4] == first_difference(Verdict("", [*before, row]), types)
         if lines[4:]:
-            assert lines[4] == "..." and re.fullmatch(rf"FAIL \w+: .*, first {name}", lines[-1])
+            assert lines[4] == "..." and re.fullmatch(rf"FAIL \w+: {name} \(.* items outside their limits", lines[-1])
 
 
 def test_locations_are_as_the_program_prints_them():

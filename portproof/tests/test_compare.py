@@ -45,7 +45,8 @@ from portproof.compare.ruler import (
 from portproof.convert.rules import RULES, paddle_to_torch, torch_to_paddle
 from portproof.ladder.pairs.pair import MODES
 from portproof.ladder.rung import Rung
-from portproof.report.text import block_of, render, row_line, table, usual_causes
+from portproof.localize.locate import Location
+from portproof.report.text import block_of, last_line, render, row_line, table, usual_causes
 from sturdyio.cli import UserError
 from sturdyio.files import load_npy
 
@@ -371,6 +372,18 @@ def test_a_log_line_is_one_item():
     assert row_line(Row(Item("x"), FAIL, (), reason="why")) == "  FAIL    x  scalar  why"
 
 
+def test_the_last_line_names_place_and_cause():
+    also = [Location(name, "BatchNorm2d", "forward", diagnosis=["epsilon is 1, not 2"]) for name in ("b", "c")]
+    also += [Location("d", "ReLU", "forward")]
+    verdict = replace(bad_verdict(), location=replace(also[0], name="a", also=also))
+    kinds = "a (BatchNorm2d) and 2 more of that kind: forward: epsilon is 1, not 2; 1 more at fault by itself"
+    assert last_line("x", verdict) == f"FAIL x: {kinds}; 2 of 3 items outside their limits"
+    every = joined("x", [good_verdict(), verdict])
+    assert last_line("x", every) == f"FAIL x: {kinds}; 2 of 5 items outside their limits"
+    one = replace(verdict, location=also[2], caveats=["the map is by name"])
+    assert last_line("x", one) == "FAIL x: d (ReLU): forward; 2 of 3 items outside their limits; the map is by name"
+
+
 @pytest.fixture
 def rung() -> Rung:
     """A rung before its first check."""
@@ -383,7 +396,7 @@ REFUSED_VERDICT = compare({}, {}, {}, title="nothing")
 
 
 @pytest.mark.parametrize(
-    "verdicts, status, last_line",
+    "verdicts, status, line",
     [
         ([good_verdict()], 0, "PASS 00_fake: all 2 items within their limits"),
         (
@@ -401,7 +414,7 @@ REFUSED_VERDICT = compare({}, {}, {}, title="nothing")
     ],
     ids=["pass", "fail", "fail-and-refused", "refused", "nothing"],
 )
-def test_a_rung_ends_in_its_verdict(rung, tmp_path, capsys, verdicts, status, last_line):
+def test_a_rung_ends_in_its_verdict(rung, tmp_path, capsys, verdicts, status, line):
     """On the terminal, in the log, as exit status; and the files hold what was compared."""
     for verdict in verdicts:
         assert rung.check(verdict) == (verdict.status == PASS)
@@ -409,9 +422,9 @@ def test_a_rung_ends_in_its_verdict(rung, tmp_path, capsys, verdicts, status, la
     rung.keep(arrays, {"logits": 2 * arrays["logits"]})
     rung.write(tmp_path, "fake")
     assert rung.status == status
-    assert capsys.readouterr().out.splitlines()[-1] == last_line
+    assert capsys.readouterr().out.splitlines()[-1] == line
     log = (tmp_path / "log" / "fake_diff.log").read_text(encoding="utf-8")
-    assert last_line in log.splitlines()
+    assert line in log.splitlines()
     for row in (row for verdict in verdicts for row in verdict.rows):
         assert row_line(row) in log.splitlines()
     for side, value in (("ref", 1), ("paddle", 2)):

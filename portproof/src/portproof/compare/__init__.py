@@ -169,8 +169,9 @@ class Verdict:
 
 
 def joined(title: str, verdicts: Iterable[Verdict]) -> Verdict:
-    """One verdict with the rows of all; refused if there are none."""
+    """One verdict with the rows of all, and the first location; refused if there are none."""
     rows: list[Row] = []
+    location = None
     hints: dict[str, str] = {}
     caveats: list[str] = []
     refusal = ""
@@ -179,9 +180,10 @@ def joined(title: str, verdicts: Iterable[Verdict]) -> Verdict:
         rows += verdict.rows
         hints |= verdict.hints
         refusal = refusal or verdict.refusal
+        location = location or verdict.location
     if not rows and not refusal:
         refusal = NOTHING
-    return Verdict(title, rows, refusal, hints=hints, caveats=list(dict.fromkeys(caveats)))
+    return Verdict(title, rows, refusal, location, hints=hints, caveats=list(dict.fromkeys(caveats)))
 
 
 DONE = object()  # the outcome of a command without a verdict

@@ -243,9 +243,7 @@ def on_rung(function: Callable[..., None]) -> Callable[..., RungVerdict]:
         checks, lines = len(rung.verdicts), len(rung.log)
         with user_code(), suppress(Ended):
             function(*args, rung=rung, **kwargs)
-        added = rung.verdicts[checks:]
-        location = next((verdict.location for verdict in added if verdict.location), None)
-        every = replace(joined(function.__name__, added), location=location)
+        every = joined(function.__name__, rung.verdicts[checks:])
         return RungVerdict(**vars(every), log=rung.log[lines:])
 
     return wrapped

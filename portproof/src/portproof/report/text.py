@@ -212,5 +212,9 @@ def last_line(name: str, verdict: Verdict) -> str:
         return f"PASS {name}: all {len(verdict.judged)} items within their limits{skipped}{caveats}"
     if verdict.status == REFUSED:
         return f"REFUSED {name}: the comparison proves nothing, see above"
-    of_all = f"{len(verdict.bad)} of {len(verdict.judged)} items"
-    return f"FAIL {name}: {of_all} outside their limits{skipped}, first {verdict.first_failure.name}{caveats}"
+    outside = f"{len(verdict.bad)} of {len(verdict.judged)} items outside their limits"
+    if verdict.location is None:
+        return f"FAIL {name}: {outside}{skipped}, first {verdict.first_failure.name}{caveats}"
+    place, *others = verdict.location.summary()
+    more = f"; {len(others)} more at fault by {'itself' if len(others) == 1 else 'themselves'}" if others else ""
+    return f"FAIL {name}: {place}{more}; {outside}{skipped}{caveats}"
