@@ -106,9 +106,14 @@ def test_a_file_that_asks_to_run_code_is_refused(tmp_path, arrays):
     "args, words",
     [
         (("no.npy", "no.npy", "--rtol", "0"), "does not exist"),
-        (("ref.npy", "ref.npy"), "--fp64-ref --rtol"),
-        (("ref.npy", "ref.npy", "--rtol", "-1"), "no share"),
-        (("ref.txt", "ref.npy", "--rtol", "0"), "neither .npy nor .safetensors"),
+        (("ref.npy", "ref.npy"), "give --fp64-ref, or --rtol or --atol or both"),
+        (
+            ("ref.npy", "ref.npy", "--fp64-ref", "ref.npy", "--atol", "1"),
+            "give --fp64-ref, or --rtol or --atol or both",
+        ),
+        (("ref.npy", "ref.npy", "--rtol", "-1"), "no limit"),
+        (("ref.npy", "ref.npy", "--atol", "nan"), "no limit"),
+        (("ref.txt", "ref.npy", "--rtol", "0"), "neither .npy nor .npz nor .safetensors"),
     ],
 )
 def test_a_users_mistake_is_one_line(tmp_path, arrays, args, words):
@@ -116,6 +121,41 @@ def test_a_users_mistake_is_one_line(tmp_path, arrays, args, words):
     (tmp_path / "ref.txt").write_text("text")
     code, _, err = run_compare(*(tmp_path / a if a.startswith(("ref", "no")) else a for a in args))
     assert code == 2 and words in err.splitlines()[-1] and "Traceback" not in err
+
+
+def test_numbers_archives_and_empty_names(tmp_path):
+    np.save(tmp_path / "ref.npy", {"loss": 3.0, "": 2}, allow_pickle=True)
+    np.save(tmp_path / "port.npy", {"loss": np.float64(3.5), "": np.array(2)}, allow_pickle=True)
+    code, out, err = run_compare(tmp_path / "ref.npy", tmp_path / "port.npy", "--atol", "0.1")
+    assert code == 1 and "FAIL    loss  scalar  max|d| 5.0e-01" in out and "ok      (no name)  scalar" in out, out + err
+    np.savez(tmp_path / "ref.npz", x=np.ones(3))
+    np.savez_compressed(tmp_path / "port.npz", x=np.array([1.0, 1.0, 1.25]))
+    for limits, status in (((0.1, 0.1), 1), ((0.1, 0.15), 0), ((0.25, 0), 0), ((0, 0.25), 0), ((0, 0.24), 1)):
+        rtol, atol = limits
+        flags = ("--rtol", rtol, "--atol", atol, "--quiet")
+        assert run_compare(tmp_path / "ref.npz", tmp_path / "port.npz", *flags)[0] == status, limits
+
+
+EQUAL_NAN = ("--equal-nan",)
+
+
+@pytest.mark.parametrize(
+    ("port", "flags", "status"),
+    [("same", (), 1), ("same", EQUAL_NAN, 0), ("more", EQUAL_NAN, 1), ("off", EQUAL_NAN, 1)],
+)
+def test_nan_on_both_sides(tmp_path, port, flags, status):
+    """With --equal-nan no difference where both have it, and said; else a failure."""
+    files = {
+        "ref": [1.0, np.nan, 3.0],
+        "same": [1.0, np.nan, 3.0],
+        "more": [np.nan, np.nan, 3.0],
+        "off": [1, np.nan, 4],
+    }
+    for name in ("ref", port):
+        write(tmp_path / f"{name}.npy", {"x": np.array(files[name], np.float32), "labels": np.arange(2)})
+    code, out, _ = run_compare(tmp_path / "ref.npy", tmp_path / f"{port}.npy", "--rtol", "1e-6", *flags)
+    assert code == status, out
+    assert ("; 1 values are NaN on both sides" in out) == bool(flags)
 
 
 BLOCKED = """

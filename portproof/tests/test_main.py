@@ -1,5 +1,6 @@
 """The command `portproof`: what it lists, how it ends, and what it says of a framework that is missing."""
 
+import re
 import subprocess
 import sys
 from importlib import metadata
@@ -29,6 +30,18 @@ def test_help_lists_every_command_in_a_line(monkeypatch, capsys):
 def test_each_command_has_its_own_help(monkeypatch, capsys, command):
     code, out, _ = end(monkeypatch, capsys, command, "--help")
     assert code == 0 and out.startswith(f"usage: portproof {command} ")
+    defaults = re.findall(r"\(default:\s+([^)]*)\)", out)
+    assert not {"None", "False", "[]"} & set(defaults) and not re.search(r"\(default:[^)]*\)\s+\(default:", out)
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="older Pythons have no -P")
+def test_the_current_folder_is_imported_from(tmp_path):
+    """By the command that pip installs, whose sys.path begins with its own folder."""
+    (tmp_path / "here.py").write_text("raise ValueError('found')\n")
+    code = "from portproof.__main__ import main; main()"
+    command = [sys.executable, "-P", "-c", code, "align", "--ref", "here:Net", "--port", "here:Net"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 2 and "importing here raised ValueError: found" in done.stderr, done.stderr
 
 
 def test_version(monkeypatch, capsys):

@@ -122,6 +122,15 @@ def test_what_runs_at_once_notices_faults(fault, empty, tmp_path):
     assert named in done.stdout
 
 
+def test_results_lie_in_the_project(empty, tmp_path, monkeypatch):
+    """Wherever one stands."""
+    monkeypatch.chdir(tmp_path)
+    assert run(empty / "steps" / "01_test_forward.py").returncode == 0
+    assert (empty / "result" / "log").is_dir() and not list(tmp_path.iterdir())
+    scripts = [script for script in (empty / "steps").glob("*.py") if "rung_parser(" in script.read_text()]
+    assert len(scripts) == 10 and all("rung_parser(NAME, __doc__, RESULT)" in script.read_text() for script in scripts)
+
+
 @pytest.mark.thorough("test_a_fault_in_each_part_is_caught_by_its_rung names what each part has, and no other")
 def test_every_rung_of_a_text_model_passes_once_it_is_filled_in(filled, tmp_path):
     done = run(filled / "steps" / "run_all.py", "--output-dir", tmp_path)

@@ -6,6 +6,7 @@ portproof COMMAND [flags]      or: python -m portproof COMMAND [flags]; `portpro
 import argparse
 import importlib
 import sys
+from pathlib import Path
 from typing import NoReturn
 
 from portproof import __version__
@@ -38,7 +39,9 @@ def get_args_parser() -> argparse.ArgumentParser:
 
 
 def main() -> NoReturn:
-    """The command `portproof`."""
+    """The command `portproof`. The current folder is imported from, as with `python -m portproof`."""
+    if (folder := str(Path.cwd())) not in sys.path:
+        sys.path.insert(0, folder)
     name = get_args_parser().parse_args(sys.argv[1:2]).command
 
     def start() -> int:

@@ -82,7 +82,7 @@ def load_pdparams(path: str | Path) -> dict[str, Any]:
 
 
 def load_npy(path: str | Path) -> dict[str, np.ndarray]:
-    """The arrays of a reprod_log file by name; a file of one plain array gives {"data": array}."""
+    """The arrays of a reprod_log file by name, of numbers too; a file of one plain array gives {"data": array}."""
     data = read_file(path)
     with refusing(path, "arrays by name as reprod_log writes them, or one plain array"):
         stream = io.BytesIO(data)
@@ -91,10 +91,15 @@ def load_npy(path: str | Path) -> dict[str, np.ndarray]:
             return {"data": numbers_of_array(shape, fortran, dtype, stream.read())}
         wrapper = Unpickler(stream, len(data)).load()  # numpy.save makes an array of one object out of a dict
         record = plain(wrapper.objects[0], len(data))
-        items = record.items() if type(record) is dict else [(None, None)]
-        if not all(type(name) is str and type(array) is np.ndarray for name, array in items):
+        if type(record) is not dict:
             raise ValueError("it holds no arrays by name")
-        return record
+        arrays = {}
+        for name, value in record.items():
+            array = np.asarray(value) if isinstance(value, (bool, int, float, np.generic)) else value
+            if type(name) is not str or type(array) is not np.ndarray or array.dtype.kind == "O":
+                raise ValueError("it holds no arrays by name")
+            arrays[name] = array
+        return arrays
 
 
 def load_npz(path: str | Path, what: str = "file") -> dict[str, np.ndarray]:

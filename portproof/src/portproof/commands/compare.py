@@ -1,4 +1,4 @@
-"""Compare two result files that anybody wrote: reprod_log's .npy, a plain .npy, or .safetensors.
+"""Compare two result files that anybody wrote: reprod_log's .npy, a plain .npy, .npz, or .safetensors.
 
   portproof compare forward_ref.npy forward_paddle.npy --fp64-ref forward_ref_float64.npy
   portproof compare forward_ref.npy forward_paddle.npy --rtol 1e-6
@@ -7,11 +7,13 @@ reprod_log's files are pickles, which may call any function when they are read: 
 them, and a file that asks for more is refused. The verdict is the ladder's own: missing and extra items, shapes,
 dtypes, NaN and the largest difference are judged, not the mean. No tolerance is assumed: with --fp64-ref, the
 reference's own run in float64, the limit is derived from the reference's distance to it; with --rtol it is that share
-of an item's largest value. Whole numbers and text have to be equal. Exit status: 0 within the limits, 1 not, 2 could
+of an item's largest value, with --atol that number, with both their sum. Whole numbers and text have to be equal. NaN
+fails; with --equal-nan it may stand where the other side has it too. Exit status: 0 within the limits, 1 not, 2 could
 not compare.
 """
 
 import argparse
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +23,7 @@ from portproof.compare import compare
 from portproof.compare.ruler import kernel_atol, largest
 from portproof.report.text import first_difference, last_line, row_line
 from sturdyio.cli import ArgumentParser, HelpFormatter, UserError, existing_file
-from sturdyio.files import load_npy, load_safetensors
+from sturdyio.files import load_npy, load_npz, load_safetensors
 
 PROG = "portproof compare"
 WIDE = {"f": np.float64, "c": np.complex128}
@@ -32,9 +34,10 @@ def get_args_parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("ref", metavar="REF", help="the reference's file")
     add("port", metavar="PORT", help="the port's file")
-    limit = parser.add_mutually_exclusive_group(required=True)
-    limit.add_argument("--fp64-ref", metavar="FILE", help="the reference's items again, computed in float64")
-    limit.add_argument("--rtol", type=float, metavar="X", help="allowed share of an item's largest value, 0 or more")
+    add("--fp64-ref", metavar="FILE", help="the reference's items again, computed in float64")
+    add("--rtol", type=float, metavar="X", help="allowed share of an item's largest value, 0 or more")
+    add("--atol", type=float, metavar="X", help="allowed difference, 0 or more")
+    add("--equal-nan", action="store_true", help="NaN on both sides, at one place, is no difference")
     add_outcome_flags(parser)
     return parser
 
@@ -43,18 +46,19 @@ def read(path: str, what: str) -> dict[str, np.ndarray]:
     suffix = existing_file(path, what).suffix
     if suffix == ".safetensors":
         return load_safetensors(path)
+    if suffix == ".npz":
+        return load_npz(path, what)
     if suffix != ".npy":
-        raise UserError(f"{what} {path} is neither .npy nor .safetensors: save it as one of these")
+        raise UserError(f"{what} {path} is neither .npy nor .npz nor .safetensors: save it as one of these")
     return load_npy(path)
 
 
 def atol_of(args: argparse.Namespace, ref: dict[str, np.ndarray]) -> dict[str, float]:
     floats = {name: array for name, array in ref.items() if array.dtype.kind in "fc"}
     wide = {name: WIDE[array.dtype.kind] for name, array in floats.items()}
-    if args.rtol is not None:
-        if not 0 <= args.rtol < float("inf"):
-            raise UserError(f"--rtol {args.rtol} is no share: choose 0 or more, such as 1e-6")
-        atol = {name: args.rtol * largest(array.astype(wide[name])) for name, array in floats.items()}
+    if args.fp64_ref is None:
+        rtol, atol = args.rtol or 0.0, args.atol or 0.0
+        limits = {name: atol + rtol * largest(array.astype(wide[name])) for name, array in floats.items()}
     else:
         fp64_ref = read(args.fp64_ref, "fp64 reference")
         for name, array in floats.items():
@@ -62,15 +66,40 @@ def atol_of(args: argparse.Namespace, ref: dict[str, np.ndarray]) -> dict[str, f
             if exact is None or exact.shape != array.shape or exact.dtype != wide[name]:
                 what = f"{wide[name].__name__} {name} of shape {array.shape}"
                 raise UserError(f"fp64 reference {args.fp64_ref} has no {what}: write it again")
-        atol = kernel_atol({name: fp64_ref[name] for name in floats}, floats)
-    return dict.fromkeys(ref, 0.0) | atol
+        limits = kernel_atol({name: fp64_ref[name] for name in floats}, floats)
+    return dict.fromkeys(ref, 0.0) | limits
+
+
+def check(args: argparse.Namespace) -> None:
+    given = {"--rtol": args.rtol, "--atol": args.atol}
+    if (args.fp64_ref is None) == all(value is None for value in given.values()):
+        raise UserError("no tolerance is assumed: give --fp64-ref, or --rtol or --atol or both")
+    for flag, value in given.items():
+        if value is not None and not 0 <= value < float("inf"):
+            raise UserError(f"{flag} {value} is no limit: choose 0 or more, such as 1e-6")
+
+
+def without_common_nan(ref: dict[str, np.ndarray], port: dict[str, np.ndarray]) -> int:
+    """Put zeros where both sides have NaN; how many places these are."""
+    count = 0
+    for name in ref.keys() & port.keys():
+        arrays = ref[name], port[name]
+        if arrays[0].shape == arrays[1].shape and all(array.dtype.kind in "fc" for array in arrays):
+            both = np.isnan(arrays[0]) & np.isnan(arrays[1])
+            count += int(both.sum())
+            ref[name], port[name] = (np.where(both, array.dtype.type(0), array) for array in arrays)
+    return count
 
 
 def main(args: argparse.Namespace) -> int:
+    check(args)
     name = Path(args.port).name
     outcome = Outcome(args, PROG, name)
     ref, port = read(args.ref, "reference"), read(args.port, "port")
+    nans = without_common_nan(ref, port) if args.equal_nan else 0
     verdict = compare(ref, port, atol_of(args, ref), title=name)
+    if nans:
+        verdict = replace(verdict, caveats=[f"{nans} values are NaN on both sides"])
     refused = [f"  REFUSED {verdict.refusal}"] if verdict.refusal else []
     lines = [*map(row_line, verdict.rows), *refused, *first_difference(verdict, {})]
     outcome.add(verdict, "\n".join([*lines, last_line(name, verdict)]))

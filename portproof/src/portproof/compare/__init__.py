@@ -89,7 +89,7 @@ class Row:
     @property
     def name(self) -> str:
         """As in reports."""
-        return str(self.item)
+        return str(self.item) or "(no name)"
 
     @property
     def place(self) -> str:
