@@ -106,6 +106,14 @@ def test_a_pair_is_proved_and_a_fault_located(python):
     assert result.returncode == 1 and "cause, tested: epsilon is 0.001, not 1e-05" in result.stdout, result.stderr
 
 
+def test_the_wheels_have_the_licence_and_say_that_they_are_typed(installed):
+    for package in PACKAGES:
+        (metadata,) = installed.glob(f"{package}-*.dist-info")
+        assert "\nLicense-Expression: Apache-2.0\n" in (metadata / "METADATA").read_text(encoding="utf-8")
+        assert (metadata / "licenses" / "LICENSE").read_bytes() == (ROOT / "LICENSE").read_bytes()
+        assert (installed / package / "py.typed").is_file()
+
+
 def test_the_command_is_installed(python, installed):
     result = python(str(installed / "bin" / "portproof"), "--help")
     assert result.returncode == 0 and "\n  align " in result.stdout, result.stderr
