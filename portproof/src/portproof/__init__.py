@@ -45,6 +45,7 @@ def align(
     modes: Sequence[str] = ("eval", "train"),
     precisions: Sequence[str] = ("float64", "float32"),
     leave_out: Sequence[str] = (),
+    accept: Sequence[str] = (),
     outputs: Mapping[str, str] | None = None,
     seed: int = 0,
     device: str = "cpu",
@@ -58,6 +59,8 @@ def align(
     `names`: {reference's module: port's}, a part of the map; the rest is proposed (see mapping/).
     `weights`: for both sides "probe" (seeded, hide no fault) or "reference"; "own" compares each side's own.
     `leave_out`: modules of the reference whose values, and those of all in them, are not compared.
+    `accept`: known differences, "NAME[<=LIMIT][: REASON]", by the name of an item or a pattern such as
+    "*.running_var". They neither pass nor fail; above the limit, the largest difference, they fail.
     `outputs`: {reference's: port's} keys, attributes or numbers of outputs, where they differ.
     `drawn`: the inputs are any numbers, so floats in them may be changed where more branches are entered then.
     `factories`: what makes such a reference, and such a port, without arguments. Saved buffers that neither a pass in
@@ -76,7 +79,7 @@ def align(
     options = Options(
         names, weights, modes, precisions, leave_out, outputs, seed, device, drawn=drawn, factories=factories
     )
-    return judge(ref, port, inputs, options)
+    return judge(ref, port, inputs, options, accept)
 
 
 def assert_aligned(ref: torch.nn.Module, port: paddle.nn.Layer, inputs: Inputs, **options: Any) -> AlignVerdict:
@@ -145,6 +148,7 @@ def judge(
     modes: Sequence[str] | None = None,
     precisions: Sequence[str] = ("float64", "float32"),
     leave_out: Sequence[str] = (),
+    accept: Sequence[str] = (),
     outputs: Mapping[str, str] | None = None,
     device: str = "cpu",
     factory: Factory = None,
@@ -171,7 +175,7 @@ def judge(
     weights = "own" if own_weights else "reference"
     factories = None, factory
     options = Options(names, weights, modes, precisions, leave_out, outputs, ref.seed, device, factories=factories)
-    verdict = whole.judge(ref, port, ref.inputs, options)
+    verdict = whole.judge(ref, port, ref.inputs, options, accept)
     return replace(verdict, title="judge", notes=[*ref.notes(), *verdict.notes])
 
 

@@ -46,7 +46,7 @@ from sturdyio.cli import ArgumentParser, HelpFormatter, UserError, positive_int,
 PROG = "portproof align"
 NOT_LOCATED = "not located: each module alone gives what the reference's gives"
 MODEL = "the model itself"
-OF_THE_WHOLE = ("save_map", "save_weights", "print_map", "loss", "json", "report", "quiet")
+OF_THE_WHOLE = ("save_map", "save_weights", "print_map", "loss", "accept", "json", "report", "quiet")
 
 
 def get_args_parser() -> argparse.ArgumentParser:
@@ -112,6 +112,7 @@ def main(args: argparse.Namespace) -> int:
         from portproof.ladder.pairs.pair import Options
         from portproof.ladder.pairs.whole import search
 
+        del options["accept"]  # it is of the whole
         with shown(PROG), staying():
             location, notes = search(ref, port, inputs, Options(**options))
         print(*notes, *(location.lines() if location else [NOT_LOCATED]), sep="\n")

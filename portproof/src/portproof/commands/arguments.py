@@ -51,6 +51,12 @@ FLAGS: dict[str, dict[str, Any]] = {
         "metavar": "MODULE",
         **REPEATED,
     },
+    "--accept": {
+        "help": "a known difference, by an item's name or a pattern such as '*.running_var': neither passed nor failed,"
+        " as long as it is at most LIMIT (repeatable)",
+        "metavar": "NAME[<=LIMIT][: REASON]",
+        **REPEATED,
+    },
     "--match": {
         "help": "the reference's output of this key, attribute or number is the port's of that (repeatable)",
         "metavar": "REF=PORT",
@@ -58,7 +64,7 @@ FLAGS: dict[str, dict[str, Any]] = {
     },
 }
 PAIR = ("--ref", "--port", "--map", "--input")
-JUDGED = ("--mode", "--precision", "--leave-out", "--match")
+JUDGED = ("--mode", "--precision", "--leave-out", "--accept", "--match")
 
 
 def add_flags(parser: argparse.ArgumentParser, *names: str, **changed: Any) -> None:
@@ -76,7 +82,8 @@ def judging_options(args: argparse.Namespace) -> dict[str, Any]:
             raise UserError(f"--match {text!r} is no REF=PORT, such as logits=out")
         outputs[name] = port_name
     precisions = PRECISIONS[args.precision]
-    return {"modes": MODES[args.mode], "precisions": precisions, "leave_out": args.leave_out, "outputs": outputs}
+    given = {"leave_out": args.leave_out, "accept": args.accept}
+    return {"modes": MODES[args.mode], "precisions": precisions, "outputs": outputs, **given}
 
 
 def add_file_arguments(parser: argparse.ArgumentParser, frameworks: Sequence[str]) -> None:

@@ -18,6 +18,7 @@ from sturdyio.cli import UserError
 
 PASS, FAIL, REFUSED = 0, 1, 2  # also the exit codes of the steps
 NOT_JUDGED = 3  # of rows only: neither passed nor failed
+ACCEPTED = "accepted"  # begins the reason of a NOT_JUDGED row that fails, see accepted.py
 NOTHING = "there is nothing to compare"
 # One name can have several of these kinds, so the kind is printed.
 PRINTED_KINDS = ("gradient", "parameter", "structure", "weights")
@@ -136,7 +137,12 @@ class Verdict:
     @property
     def not_judged(self) -> list[Row]:
         """Their `reason` says why."""
-        return [row for row in self.rows if row.status == NOT_JUDGED]
+        return [row for row in self.rows if row.status == NOT_JUDGED and not row.reason.startswith(ACCEPTED)]
+
+    @property
+    def accepted(self) -> list[Row]:
+        """Rows that fail, which the user accepts."""
+        return [row for row in self.rows if row.status == NOT_JUDGED and row.reason.startswith(ACCEPTED)]
 
     def __bool__(self) -> bool:
         if self.status == FAIL:

@@ -124,7 +124,9 @@ def table(rows: Iterable[Row], group: Callable[[Item], str]) -> list[str]:
     for each in groups:
         worst = each.worst
         line = f"  {WORDS[worst.status]:<7} {each.label:<{width}}  {each.size:<16} {_values(worst)}"
-        lines.append(line if len(each.rows) == 1 else f"{line}  at {worst.name}")
+        line = line if len(each.rows) == 1 else f"{line}  at {worst.name}"
+        accepted = len(Verdict("", each.rows).accepted)
+        lines.append(f"{line}; {accepted} accepted" if accepted else line)
     return lines
 
 
@@ -206,7 +208,8 @@ def _body(verdict: Verdict, group: Callable[[Item], str], types: Mapping[str, st
 
 def last_line(name: str, verdict: Verdict) -> str:
     """The outcome in one line."""
-    skipped = f"; {len(verdict.not_judged)} not judged" if verdict.not_judged else ""
+    left = {"not judged": verdict.not_judged, "accepted": verdict.accepted}
+    skipped = "".join(f"; {len(rows)} {words}" for words, rows in left.items() if rows)
     caveats = "".join(f"; {words}" for words in verdict.caveats)
     if verdict.status == PASS:
         return f"PASS {name}: all {len(verdict.judged)} items within their limits{skipped}{caveats}"

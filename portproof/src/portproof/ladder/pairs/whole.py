@@ -15,6 +15,7 @@ from portproof.backends.draws import NORMAL, UNIFORM, difference
 from portproof.backends.question import CONSTANTS, Question, Run
 from portproof.backends.trace import Inputs, as_call, output_item
 from portproof.compare import FAIL, PASS, Item, Items, Row, Verdict, compare, joined, tensor_item
+from portproof.compare.accepted import Accepted
 from portproof.compare.ruler import Distances, Ruler, exact_atol, moved_distances
 from portproof.ladder.pairs.as_built import TITLE as BUFFERS_AS_BUILT
 from portproof.ladder.pairs.as_built import compare_as_built
@@ -473,8 +474,9 @@ class AlignVerdict(Verdict):
         return f"<details{unfolded}><summary><b>{last}</b></summary><pre>{report}</pre></details>"
 
 
-def judge(ref: Any, port: Any, inputs: Inputs, options: Options) -> AlignVerdict:
+def judge(ref: Any, port: Any, inputs: Inputs, options: Options, accept: Sequence[str] = ()) -> AlignVerdict:
     """What `portproof.align` does."""
+    accepted = Accepted(accept)
     pair = Pair.prepared(ref, port, inputs, options)
     names = pair.whole_map
     verdicts = [structure(pair)]
@@ -484,25 +486,39 @@ def judge(ref: Any, port: Any, inputs: Inputs, options: Options) -> AlignVerdict
         verdicts.append(equal_weights(pair))
     for mode in options.modes if verdicts[0].status == PASS else ():
         # frees one precision's runs before the next
-        verdicts.extend(map(attrgetter("verdict"), compare_mode(pair, mode == "train")))
-    built = compare_as_built(pair, options.factories, options.weights) if verdicts[0].status == PASS else None
+        verdicts.extend(accepted.apply(compared.verdict) for compared in compare_mode(pair, mode == "train"))
+    built = None
+    if verdicts[0].status == PASS:
+        built = compare_as_built(pair, options.factories, options.weights)
+        built = built and accepted.apply(built)
     if any(verdict.status == FAIL for verdict in verdicts):
-        location = locate_failure(pair, verdicts)
+        location = _not_accepted(locate_failure(pair, verdicts), accepted)
     else:
         location = _wrong_buffer(pair, built) if built is not None and built.status == FAIL else None
     if location:
         verdicts = [without_faultless(pair, verdict, location.built_differently) for verdict in verdicts]
     every = joined("align", [verdicts[0], *([] if built is None else [built]), *map(_sectioned, verdicts[1:])])
     doubt = names.doubt
-    if doubt and _proves_the_map(every, options):
+    if doubt and not accepted and _proves_the_map(every, options):
         pair.notes.append("the rest of the map is proved by the whole: outputs and all gradients agree in float64")
         doubt = []
         names.unsure.clear()
     if every.status == PASS:
         doubt = doubt[:1]  # nothing is at fault
-    found = every.rows, every.refusal, location, all_notes(pair)
+    found = every.rows, every.refusal, location, [*all_notes(pair), *accepted.notes()]
     told = {"caveats": [*every.caveats, *doubt[:1]], "names": names, "passes": passes(pair), "doubt": doubt}
     return AlignVerdict("align", *found, **told)
+
+
+def _not_accepted(location: Location | None, accepted: Accepted) -> Location | None:
+    """The first fault that is not accepted, with the further ones."""
+    if location is None or not accepted:
+        return location
+    every = [location, *location.also]
+    left = [replace(one, also=[]) for one in every if not accepted.covers(one.name, one.row)]
+    if not left:
+        return None
+    return replace(left[0], also=left[1:], built_differently=location.built_differently)
 
 
 def _proves_the_map(verdict: Verdict, options: Options) -> bool:

@@ -1,0 +1,117 @@
+"""Differences that a user accepts: neither passed nor failed, within a limit, and said."""
+
+from __future__ import annotations
+
+import numpy as np
+import paddle
+import pytest
+import torch
+
+import portproof
+from portproof.compare import FAIL, NOT_JUDGED, PASS, REFUSED, Item, Verdict, compare
+from portproof.compare.accepted import Accepted
+from portproof.report.text import last_line, section_of, table
+from sturdyio.cli import UserError
+
+REF = {"a.weight": np.array([1.0, 2.0]), "b.weight": np.array([1.0]), "c": np.array([1.0]), "d[0]": np.array([4.0])}
+PORT = {"a.weight": np.array([1.0, 2.5]), "b.weight": np.array([1.25]), "c": np.array([1.0]), "d[0]": np.array([5.0])}
+
+
+def judged(accepted: Accepted, **other: np.ndarray) -> Verdict:
+    ref = {Item(name, "buffer"): array for name, array in REF.items()}
+    port = {Item(name, "buffer"): other.get(name, array) for name, array in PORT.items()}
+    return accepted.apply(compare(ref, port, dict.fromkeys(ref, 1e-6)))
+
+
+@pytest.mark.parametrize(
+    ("texts", "statuses", "note"),
+    [
+        (["a.weight"], "AFPF", "accepted 'a.weight': 1 items, largest difference 5.0e-01"),
+        (["*.weight"], "AAPF", "accepted '*.weight': 2 items, largest difference 5.0e-01"),
+        (["*.weight <= 0.3: why"], "FAPF", "accepted '*.weight <= 0.3: why': 1 items, largest difference 2.5e-01"),
+        (["*.weight<=0.1"], "FFPF", "accept '*.weight<=0.1': what it names is beyond what is accepted"),
+        (["c"], "FFPF", "accept 'c': what it names agrees"),
+        (["e"], "FFPF", "accept 'e': no item has this name"),
+        (["d[0]", "a.weight"], "AFPA", "accepted 'd[0]': 1 items, largest difference 1.0e+00"),
+    ],
+)
+def test_by_name_pattern_and_limit(texts, statuses, note):
+    accepted = Accepted(texts)
+    verdict = judged(accepted)
+    letters = {"A": NOT_JUDGED, "F": FAIL, "P": PASS}
+    assert [row.status for row in verdict.rows] == [letters[letter] for letter in statuses]
+    assert accepted.notes()[0] == note
+    assert (len(verdict.accepted), verdict.not_judged) == (statuses.count("A"), [])
+
+
+def test_the_report_counts_them_apart():
+    verdict = judged(Accepted(["*.weight: known", "d[0]"]))
+    assert last_line("x", verdict) == "PASS x: all 1 items within their limits; 3 accepted"
+    (line,) = table(verdict.rows, section_of)
+    assert line.startswith("  ok ") and line.endswith("; 3 accepted")
+    assert verdict.rows[0].reason == "accepted: known" and verdict.rows[3].reason == "accepted"
+    some = last_line("x", judged(Accepted(["d[0]"])))
+    assert some == "FAIL x: 2 of 3 items outside their limits; 1 accepted, first a.weight"
+
+
+def test_where_nothing_else_is_left_it_is_refused():
+    array = np.array([1.0])
+    verdict = Accepted(["*"]).apply(compare({"a": array}, {"a": array + 1}, {"a": 0.1}))
+    assert verdict.status == REFUSED and verdict.counted == 0
+
+
+def test_only_a_difference_in_value_is_accepted():
+    for other in (np.ones(3), np.array([1.0, np.nan])):
+        assert judged(Accepted(["*"]), **{"a.weight": other}).rows[0].status == FAIL
+
+
+@pytest.mark.parametrize("text", ["", ":", "<=1", "a<=b", "a<=0", "a<=-1", "a<=nan", "a<=1 2"])
+def test_another_form_is_refused(text):
+    with pytest.raises(UserError, match="write NAME, NAME<=LIMIT"):
+        Accepted([text])
+
+
+class Ref(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.act, self.head = torch.nn.BatchNorm1d(5), torch.nn.ReLU(), torch.nn.Linear(5, 3)
+
+    def forward(self, x):
+        return self.head(self.act(self.norm(x)))
+
+
+class Port(paddle.nn.Layer):
+    """Its running variance is Paddle's biased one."""
+
+    def __init__(self, activation: type = paddle.nn.ReLU) -> None:
+        super().__init__()
+        self.norm, self.act, self.head = paddle.nn.BatchNorm1D(5), activation(), paddle.nn.Linear(5, 3)
+
+    def forward(self, x):
+        return self.head(self.act(self.norm(x)))
+
+
+INPUTS = [np.random.default_rng(0).normal(size=(6, 5)).astype(np.float32)]
+KNOWN = "norm.running_var<=1: Paddle divides by n"
+
+
+def test_a_known_difference_of_a_pair(tmp_path):
+    """At both doors. Nothing is located, and the rest is proved."""
+    assert portproof.align(Ref(), Port(), INPUTS, drawn=True).status == FAIL
+    portproof.record(Ref(), INPUTS, drawn=True).save(tmp_path / "net.ref.safetensors")
+    for verdict in (
+        portproof.align(Ref(), Port(), INPUTS, drawn=True, accept=[KNOWN]),
+        portproof.judge(Port(), tmp_path / "net.ref.safetensors", accept=[KNOWN]),
+    ):
+        assert verdict.status == PASS and verdict.location is None, str(verdict)
+        assert [row.item.name for row in verdict.accepted] == ["norm.running_var"] * 2
+        assert str(verdict).endswith("within their limits; 2 accepted")
+        assert f"accepted {KNOWN!r}: 2 items" in str(verdict)
+
+
+def test_another_fault_is_located_and_not_the_known_one():
+    verdict = portproof.align(Ref(), Port(paddle.nn.Silu), INPUTS, drawn=True, accept=["norm.running_*"])
+    assert verdict.status == FAIL and verdict.location.name == "act"
+    assert not [other for other in verdict.location.also if other.name == "norm"]
+    small = portproof.align(Ref(), Port(), INPUTS, drawn=True, accept=["norm.running_var<=1e-9"])
+    assert small.status == FAIL and small.location.name == "norm"
