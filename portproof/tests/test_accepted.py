@@ -113,5 +113,29 @@ def test_another_fault_is_located_and_not_the_known_one():
     verdict = portproof.align(Ref(), Port(paddle.nn.Silu), INPUTS, drawn=True, accept=["norm.running_*"])
     assert verdict.status == FAIL and verdict.location.name == "act"
     assert not [other for other in verdict.location.also if other.name == "norm"]
+
+
+def test_of_two_alike_the_one_that_is_not_accepted_is_located():
+    class Twice(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.last = Ref(), torch.nn.BatchNorm1d(3)
+
+        def forward(self, x):
+            return self.last(self.first(x))
+
+    class PortTwice(paddle.nn.Layer):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.last = Port(), paddle.nn.BatchNorm1D(3)
+
+        def forward(self, x):
+            return self.last(self.first(x))
+
+    verdict = portproof.align(Twice(), PortTwice(), INPUTS, drawn=True, accept=["first.norm.running_var"])
+    assert verdict.status == FAIL and (verdict.location.name, verdict.location.also) == ("last", []), str(verdict)
+
+
+def test_above_its_limit_it_is_located():
     small = portproof.align(Ref(), Port(), INPUTS, drawn=True, accept=["norm.running_var<=1e-9"])
     assert small.status == FAIL and small.location.name == "norm"

@@ -39,8 +39,8 @@ class Known:
         return any(name == self.pattern or fnmatchcase(name, self.pattern) for name in names if name)
 
     def allows(self, row: Row) -> bool:
-        """Only a difference in value is accepted: no other shape, no NaN."""
-        return row.status == FAIL and not row.reason and row.difference <= self.most
+        """Only a difference in value is accepted: that of another shape, or of NaN, is NaN."""
+        return row.status == FAIL and row.difference <= self.most
 
     def note(self) -> str:
         accepted = [row for row in self.met if self.allows(row)]
