@@ -53,7 +53,9 @@ LIKE = ("_like", "new_")
 BEYOND = 0.25
 STEPS = 12  # each is one pass; what is not reached then is hardly ever reached
 AT_ONCE = 16  # branches a step
-SIGNAL = (1e-3, 1e6)  # what the model returns must stay within, or rounding would hide faults
+# What the model returns must stay within, or rounding would hide faults. More inside it, unless it was there before,
+# would come near float32's end where one side squares it.
+SIGNAL = (1e-3, 1e6)
 
 
 def _name(func: Callable) -> str:
@@ -84,6 +86,8 @@ class Watch(TorchFunctionMode):
         self.gaps: dict[str, torch.Tensor] = {}  # {branch: how far the nearest value is from it}
         self.conditions: set[str] = set()  # modules in which Python reads a tensor's numbers
         self.keeps_gaps = keeps_gaps
+        self.largest = 0.0  # finite number in a result, with `keeps_gaps`
+        self.made: list[tuple[dict[str, torch.Tensor], torch.Tensor]] = []  # gaps of operations, and their results
         self.running: list[tuple[str, Counter[str]]] = []  # modules, with counts of their operations
         self.constants = WeakTensorKeyDictionary()
         self.compared = WeakTensorKeyDictionary()  # {condition: values that are below 0 where it is true}
@@ -102,9 +106,13 @@ class Watch(TorchFunctionMode):
         kwargs = kwargs or {}
         name = _name(func)
         given = self._given(func, name, args, kwargs) if self.running else {}
-        if given:
-            self._note(name, given)
+        gaps = self._note(name, given) if given else {}
         result = func(*args, **kwargs)
+        if self.keeps_gaps and isinstance(result, torch.Tensor) and result.is_floating_point():
+            finite = result.detach().abs().nan_to_num(0.0, 0.0)
+            self.largest = max(self.largest, finite.amax().item() if finite.numel() else 0.0)
+            if gaps and result.requires_grad:
+                self.made.append((gaps, result))
         if self.keeps_gaps and name in ROUNDING and isinstance(result, torch.Tensor):
             result = args[0] + (result - args[0]).detach()  # else no gradient says which way to move
         if self.running:
@@ -125,22 +133,40 @@ class Watch(TorchFunctionMode):
             decides = list(given.values())
         return {} if all(map(self.is_constant, decides)) else given
 
-    def _note(self, name: str, given: Given) -> None:
+    def count_only(self, outputs: Sequence[torch.Tensor]) -> None:
+        """Forget that a branch was entered where none of these outputs depends on what came of it."""
+        total = sum((output * torch.linspace(1, 2, output.numel()).reshape(output.shape)).sum() for output in outputs)
+        results = [result for _, result in self.made]
+        gradients = torch.autograd.grad(total, results, retain_graph=True, allow_unused=True)
+        counting = []
+        for (gaps, _), gradient in zip(self.made, gradients):
+            for place, gap in gaps.items():
+                if gradient is not None and gradient.shape == gap.shape and gradient.any():
+                    counting.append((place, gap[gradient != 0]))
+        for place in {place for place, _ in counting}:
+            self.entered[place] = False
+        for place, gap in counting:
+            self._enter(place, gap)
+
+    def _note(self, name: str, given: Given) -> Gaps:
         module, counts = self.running[-1]
         counts[name] += 1
         again = f" {counts[name]}" if counts[name] > 1 else ""
         operation = f"{module or 'the model itself'}: {name}{again}"
         try:
-            gaps = self._gaps(name, given)
+            gaps = {f"{operation}, {branch}": gap for branch, gap in self._gaps(name, given).items()}
         except (RuntimeError, TypeError):  # of tensors that cannot be subtracted, such as sparse ones
             self.entered[operation] = False
-            return
-        for branch, gap in gaps.items():
-            place = f"{operation}, {branch}"
-            nearest = gap.detach().amin().item() if gap.numel() else 0.0
-            self.entered[place] = self.entered.get(place, False) or nearest < 0
-            if self.keeps_gaps and gap.requires_grad and not self.entered[place]:
-                self.gaps[place] = gap.amin()
+            return {}
+        for place, gap in gaps.items():
+            self._enter(place, gap)
+        return gaps
+
+    def _enter(self, place: str, gap: torch.Tensor) -> None:
+        nearest = gap.detach().amin().item() if gap.numel() else 0.0
+        self.entered[place] = self.entered.get(place, False) or nearest < 0
+        if self.keeps_gaps and gap.requires_grad and not self.entered[place]:
+            self.gaps[place] = gap.amin()
 
     def _gaps(self, name: str, given: Given) -> Gaps:
         if name in EXTREMES:
@@ -248,14 +274,20 @@ def reach_more(ref: BackendModel, inputs: Inputs, modes: Sequence[str], drawn: b
 
 
 def reach(
-    ref: BackendModel, inputs: Inputs, train: bool, elsewhere: Collection[str], drawn: bool
+    ref: BackendModel,
+    inputs: Inputs,
+    train: bool,
+    elsewhere: Collection[str] = (),
+    drawn: bool = False,
+    counting: bool = False,
 ) -> tuple[dict[str, np.ndarray], Inputs] | None:
     """(parameters by state_dict key, inputs) with which a run in this mode enters more branches; None if no step helps.
 
-    It may leave those that are entered `elsewhere`. The nearest value is moved over each branch's bound by Newton's
+    It may leave those that are entered `elsewhere`. If `counting`, values on which no output depends do not enter. The
+    nearest value is moved over each branch's bound by Newton's
     step of least norm, in float64, on a copy.
     """
-    runs, found, fewest = ref.backend.runs, None, 0
+    runs, found, fewest, most = ref.backend.runs, None, 0, 0.0
     model = ref.copied("", "float64", train)
     owned = owned_tensors(ref.backend, model)
     parameters = {key: t for key, t in owned if isinstance(t, torch.nn.Parameter) and t.is_floating_point()}
@@ -266,8 +298,9 @@ def reach(
         tensor.requires_grad_(True)
     for step in range(STEPS):
         with runs.seeded(SEED), runs.without_dropout(), runs.new_tensors("float64", lambda _: None):
-            watch = _watched(model, map_tensors(given, torch.is_tensor, torch.clone))
-        if watch is None:
+            watch = _watched(model, map_tensors(given, torch.is_tensor, torch.clone), counting)
+        most = max(SIGNAL[1], watch.largest) if watch and not step else most
+        if watch is None or watch.largest > most:
             break
         missing = [place for place, is_entered in watch.entered.items() if not is_entered and place not in elsewhere]
         if step and len(missing) < fewest:
@@ -280,12 +313,15 @@ def reach(
     return found
 
 
-def _watched(model: Any, inputs: Inputs) -> Watch | None:
+def _watched(model: Any, inputs: Inputs, counting: bool) -> Watch | None:
     """What a run enters; None if it raises, or its signal is lost."""
     call = as_call(inputs)
     try:
         with user_code(), watching(model, True) as watch:
             returned = tensors_in(model(*call.args, **call.kwargs), torch.is_tensor)
+        outputs = [tensor for tensor in returned if tensor.requires_grad and tensor.is_floating_point()]
+        if counting and outputs:
+            watch.count_only(outputs)
     except MachineError:
         raise
     except Exception:  # whatever a user's code may raise when it is given other values

@@ -57,10 +57,10 @@ class Model:
         self._values = dict(values)
         self.in_train: dict[str, np.ndarray] = {}  # values of train mode, where they differ
         self.branches: dict[str, dict[str, bool]] = {}  # {mode: {branch: entered}}, see branches.py
-        self.float32_data: list[str] = []  # rounded constants that the other side does not hold
+        self.float32_data: Collection[str] = ()  # rounded constants that the other side does not hold
         self.is_watched = False  # whether a pass notes what it enters
         self.conditions: set[str] = set()  # modules in which Python decides by a tensor
-        self.reassigned: set[str] = set()  # tensor attributes that a run with moved constants computed anew
+        self.reassigned: set[str] = set()  # tensor attributes that a run computed anew
         self.switched_off: set[str] = set()  # random modules that stay in eval mode
         self.mirrored: Collection[str] = ()  # kinds of lent draws, see `Draws`
         self.passes: Counter[str] = Counter()  # counts of "whole" and "alone" runs
@@ -140,16 +140,20 @@ class Model:
             same_bits(array, other._values[key]) for key, array in self._values.items()
         )
 
-    def constants(self) -> dict[str, np.ndarray]:
-        """Float and complex tensors that are no weights: unsaved buffers and tensor attributes."""
+    def unsaved_constants(self) -> dict[str, np.ndarray]:
+        """Float and complex tensors that are no weights: unsaved buffers and tensor attributes, by state_dict key."""
         raise NotImplementedError
 
-    def rounded_constants(self) -> dict[str, np.ndarray]:
-        """`constants`, and saved buffers of no library layer, that float32 has rounded; by state_dict key."""
+    def constants(self) -> dict[str, np.ndarray]:
+        """`unsaved_constants`, and saved buffers of no library layer."""
         custom = (module for module in self._whole.values() if not module.kind)
         saved = {slot.tensor for module in custom for slot in module.slots.values() if slot.is_buffer}
-        found = {key: array for key, array in self._values.items() if key in saved}
-        return {key: array for key, array in (self.constants() | found).items() if is_rounded(array)}
+        found = {key: array for key, array in self._values.items() if key in saved and array.dtype.kind in "fc"}
+        return self.unsaved_constants() | found
+
+    def rounded_constants(self) -> dict[str, np.ndarray]:
+        """`constants` that float32 has rounded."""
+        return {key: array for key, array in self.constants().items() if is_rounded(array)}
 
     def ask(self, question: Question) -> Run:
         """Run the model, or the question's module. Exceptions are noted in `trace.error`."""
@@ -214,7 +218,7 @@ class BackendModel(Model):
                 self._inside[around].append((name, part))
         owned = owned_tensors(backend, model)
         self._keys = {id(tensor): key for key, tensor in owned}
-        self._attributes: dict[tuple[str, str], np.ndarray] = {}
+        self._attributes: dict[str, np.ndarray] = {}  # constants in tensor attributes that were replaced
         self._with_tensors: dict[str, list[str]] = {}  # {module: attributes that hold tensors}
         self.is_large = sum(math.prod(tensor.shape) for _, tensor in owned) > LARGE
         super().__init__(role, describe(backend, model), self.kept(values_of(backend, model)))
@@ -253,24 +257,32 @@ class BackendModel(Model):
                     values[slot.tensor] = after  # arrays are never modified in place
                     self.memory.clear()
 
-    def constants(self) -> dict[str, np.ndarray]:
+    @contextmanager
+    def with_weights(self, arrays: Mapping[str, np.ndarray], train: bool = False) -> Iterator[None]:
+        """`load` these weights in this context alone."""
+        before = dict(self._values), dict(self.in_train)
+        self.load(arrays, train)
+        try:
+            yield
+        finally:
+            self._values, self.in_train = before
+            self.memory.clear()
+
+    def unsaved_constants(self) -> dict[str, np.ndarray]:
         found = {key: array for key, array in self._values.items() if key not in self._pieces}
         for name, part in self._parts.items():
             for attribute, value in vars(part).items():
-                if self.backend.framework.is_tensor(value):
-                    array = self._attributes.get((name, attribute), self.backend.to_array(value))
-                    found[f"{name}.{attribute}".lstrip(".")] = array
+                key = _joined_name(name, attribute)
+                if self.backend.framework.is_tensor(value) and key not in self.reassigned:
+                    found[key] = self._attributes.get(key, self.backend.to_array(value))
         return {key: array for key, array in found.items() if array.dtype.kind in "fc"}
 
     def set_constant(self, key: str, array: np.ndarray) -> None:
         """Replace one of `constants`; the shape stays."""
         self.memory.clear()
         array = array.astype(np.complex64 if array.dtype.kind == "c" else np.float32)
-        if key in self._values:
-            self._values[key] = array
-        else:
-            module, _, attribute = key.rpartition(".")
-            self._attributes[module, attribute] = array
+        held = self._values if key in self._values else self._attributes
+        held[key] = array
 
     def plan(self, questions: Iterable[Question]) -> None:
         self._planned = list(questions)
@@ -383,7 +395,7 @@ class BackendModel(Model):
         backend, module, values = self.backend, self._parts[name], self._values_in(train)
         rng = np.random.default_rng([perturbation, 0]) if perturbation > 0 else None
         draws, held = np.random.default_rng(0), self.rounded_constants() if perturbation == CONSTANTS else {}
-        moved = {key: moved_by_rounding(array, draws) for key, array in held.items()}
+        moved = {key: moved_by_rounding(held[key], draws) for key in self.float32_data if key in held}
         with as_it_was(backend, module) as owned:
             for tensor in owned:
                 key = self._keys.get(id(tensor))
@@ -392,26 +404,32 @@ class BackendModel(Model):
                     value = perturbed(value, dtype, rng)
                 backend.put(tensor, value, dtype, self.device)
                 let_go(value)
-            for part_name, part in self._inside[name]:
-                self._lend_attributes(part_name, part, dtype, moved)
-            lent = {key: _attribute(self._parts, key) for key in moved.keys() - values.keys()}
+            lent = [each for inside in self._inside[name] for each in self._lend_attributes(*inside, dtype, moved)]
             yield module
-            self.reassigned |= {key for key, tensor in lent.items() if _attribute(self._parts, key) is not tensor}
+            self.reassigned |= {
+                _joined_name(part_name, attribute)
+                for part_name, attribute, value in lent
+                if vars(self._parts[part_name]).get(attribute) is not value
+            }
 
-    def _lend_attributes(self, name: str, part: Any, dtype: str, moved: Mapping[str, np.ndarray]) -> None:
-        """Convert tensor attributes to `dtype` and detach them; they are looked up once."""
+    def _lend_attributes(
+        self, name: str, part: Any, dtype: str, moved: Mapping[str, np.ndarray]
+    ) -> Iterator[tuple[str, str, Any]]:
+        """Convert tensor attributes to `dtype` and detach them; they are looked up once.
+
+        -> (the module's name, the attribute's, what it holds then).
+        """
         if name not in self._with_tensors:
             own = [key for key in vars(part) if key not in self.backend.module_attributes]
             self._with_tensors[name] = [key for key in own if tensors_at(vars(part)[key], self._is_attribute)]
         for attribute in self._with_tensors[name]:
-            value = vars(part)[attribute]
-            if (key := f"{name}.{attribute}".lstrip(".")) in moved:
-                value = self._tensors(moved[key], dtype)
-            elif (name, attribute) in self._attributes:
-                value = self._tensors(self._attributes[name, attribute], dtype)
+            key, value = _joined_name(name, attribute), vars(part)[attribute]
+            if key in moved or key in self._attributes:
+                value = self._tensors(moved.get(key, self._attributes.get(key)), dtype)
             else:
                 value = map_tensors(value, self._is_attribute, lambda t: self._tensors(self.backend.to_array(t), dtype))
             vars(part)[attribute] = value
+            yield name, attribute, value
 
     def _is_attribute(self, value: Any) -> bool:
         return self.backend.framework.is_tensor(value) and id(value) not in self._keys
@@ -509,7 +527,5 @@ class BackendModel(Model):
         return [(tensor, self._tensors(np.asarray(gradient), dtype)) for tensor, gradient in sent.values()]
 
 
-def _attribute(parts: Mapping[str, Any], key: str) -> Any:
-    """A tensor attribute by its module's name, a dot, its own."""
-    name, _, attribute = key.rpartition(".")
-    return vars(parts[name]).get(attribute)
+def _joined_name(module: str, attribute: str) -> str:
+    return f"{module}.{attribute}" if module else attribute

@@ -239,7 +239,7 @@ class RecordedModel(Model):
         for i, array in enumerate(run.output if not prefix and answer["upstream"] else ()):
             _check_finite(f"output {i}", array)
 
-    def constants(self) -> dict[str, np.ndarray]:
+    def unsaved_constants(self) -> dict[str, np.ndarray]:
         return dict(self._constants)
 
     def ask(self, question: Question) -> Run:

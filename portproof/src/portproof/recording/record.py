@@ -101,7 +101,7 @@ class Recorder(Model):
             "fingerprint": write(list[Fingerprint], [] if marks is None else [marks], self.store),
             "conditions": sorted(self.model.conditions),
             "is_watched": self.model.is_watched,
-            "constants": {key: put(array) for key, array in self.model.constants().items()},
+            "constants": {key: put(array) for key, array in self.model.unsaved_constants().items()},
             "as_built": {
                 "constants": {key: put(whole[key].read(array)) for key, array in built.constants.items()},
                 "others": built.others,
@@ -109,6 +109,7 @@ class Recorder(Model):
             },
         }
         own = self.store.nbytes  # of weights and inputs
+        self.model.float32_data = self.model.rounded_constants().keys()
         self.cotangent = drawn_cotangent(self.model.run(self.inputs, "float32", False).output, options.seed)
         run = self.ask(self._whole_question("float64", False))
         flow = self.store.nbytes - own  # of all arrays in its calls

@@ -26,7 +26,7 @@ from portproof.backends.trace import (
     module_of,
     tensors_in,
 )
-from portproof.compare.ruler import UNIT_ROUNDOFF, constant_atol
+from portproof.compare.ruler import UNIT_ROUNDOFF, constant_atol, is_rounded
 from portproof.ladder.pairs.as_built import Factory
 from portproof.mapping.name_map import NameMap, match_calls, propose, same_names
 from sturdyio.cli import UserError
@@ -196,8 +196,13 @@ class Pair:
         That is no fault, but far more than float64 errors. A rounded constant that only one side holds, such as a table
         that the other computes as it runs, is noted in `float32_data`.
         """
-        ref, taken, matched = self.ref.constants(), [], set()
-        for key, array in self.port.constants().items():
+        slots, port_slots = self.ref.slots, self.port.slots
+        mapped = {slots[key].tensor: port_slots[theirs].tensor for key, theirs in self.name_map.tensors.items()}
+        ref = {key: array for key, array in self.ref.constants().items() if key not in mapped}
+        theirs = set(mapped.values())
+        port = {key: array for key, array in self.port.constants().items() if key not in theirs}
+        taken, matched = [], set()
+        for key, array in port.items():
             limit = constant_atol(array)
             near = (name for name, other in ref.items() if other.size == array.size)
             for name in sorted(near, key=lambda name: name != key):
@@ -209,11 +214,8 @@ class Pair:
                         self.port.set_constant(key, value)
                         taken.append(f"{key} (by {difference:.1e})")
                     break
-        slots, port_slots = self.ref.slots, self.port.slots
-        for key, port_key in self.name_map.tensors.items():
-            matched |= {(self.ref, slots[key].tensor), (self.port, port_slots[port_key].tensor)}
-        for model in (self.ref, self.port) if not self.strict else ():
-            model.float32_data = [key for key in model.rounded_constants() if (model, key) not in matched]
+        for model, held in ((self.ref, ref), (self.port, port)) if not self.strict else ():
+            model.float32_data = [key for key in held if is_rounded(held[key]) and (model, key) not in matched]
         if taken:
             what = "float32 constants of the port that are the reference's up to rounding"
             self.notes.append(f"{what}, and taken from it: {taken}")

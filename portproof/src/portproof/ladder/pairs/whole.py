@@ -16,7 +16,7 @@ from portproof.backends.question import CONSTANTS, Question, Run
 from portproof.backends.trace import Inputs, as_call, output_item
 from portproof.compare import FAIL, PASS, Item, Items, Row, Verdict, compare, joined, tensor_item
 from portproof.compare.accepted import Accepted
-from portproof.compare.ruler import Distances, Ruler, exact_atol, moved_distances
+from portproof.compare.ruler import MOST_ROUNDING, Distances, Ruler, exact_atol, moved_distances
 from portproof.ladder.pairs.as_built import TITLE as BUFFERS_AS_BUILT
 from portproof.ladder.pairs.as_built import compare_as_built
 from portproof.ladder.pairs.pair import (
@@ -37,6 +37,7 @@ from portproof.python39 import zip_strict
 from portproof.report.text import grouped, last_line, render_sections
 from sturdyio.cli import UserError
 
+BY_CONSTANTS = ("rounded", "float32 data")  # limits of whole models that float32 constants widened
 MIRRORED = {UNIFORM: "1 - u for u", NORMAL: "-x for x"}
 _OWN_RUN = " (this run in float64 is the check's own: a port that works in float32 alone is judged in that alone)"
 
@@ -203,7 +204,7 @@ class _Mode:
             pair.notes.append(f"float32 data come in at {where}: what differs is judged with float32's limits")
         if any(row.widened_by == "rounded" for row in verdict.rows):
             sides = (("", pair.ref), ("the port's ", pair.port))
-            held = [who + key for who, model in sides for key in model.float32_data if key not in model.reassigned]
+            held = [who + key for who, model in sides for key in model.float32_data]
             word = "held in float32 by one side only, and limits allow for its rounding"
             pair.notes += [f"{word}: {', '.join(held)}"] if held else []
         if verdict.not_judged and list(pair.precisions) == ["float32"]:
@@ -213,6 +214,9 @@ class _Mode:
             words = {_label(item): pair.built_differently.get(item.module, OTHER_VALUES) for item in failed}
             verdict = without_faultless(pair, verdict, words)
         yield Compared(verdict, dtype, ref_run, port_run)
+        if dtype == "float64" and not pair.strict and any(row.widened_by in BY_CONSTANTS for row in verdict.rows):
+            calls, port_calls = ref_run.trace.calls, port_run.trace.calls
+            yield Compared(layers_without_constants(pair, self.train, calls, port_calls))
         if dtype == "float64":
             self.port_calls = port_run.trace.calls
             pair.port.forget()
@@ -239,7 +243,28 @@ class _Mode:
                 if pair.name_map == pair.whole_map:  # else modules are left out
                     match_calls(pair.name_map, pair.ref, pair.port, pair.inputs, self.train, is_faulty=True)
                 return False
-        return True
+        return self._agree_with_other_weights()
+
+    def _agree_with_other_weights(self) -> bool:
+        """Whether the outputs agree with weights that enter more branches where an output depends on it."""
+        pair = self.pair
+        if pair.ref.is_recorded or pair.ref.is_large or not any(pair.ref.branches.values()):
+            return True
+        from portproof.backends.branches import reach
+
+        found = reach(pair.ref, pair.inputs, self.train, counting=True)
+        if found is None:
+            return True
+        own = self.train and bool(pair.ref.in_train)
+        with pair.ref.with_weights(found[0], own):
+            arrays = pair.ref.arrays(own)
+            ref = pair.ask(pair.ref, "float64", self.train).output
+        with pair.port.with_weights({theirs: arrays[key] for key, theirs in pair.name_map.tensors.items()}, own):
+            port = pair.ask(pair.port, "float64", self.train).output
+        agree = not all(np.isfinite(largest(array)) for array in ref) or alike(ref, port, EXACT)
+        if not agree:
+            pair.notes.append("the outputs agree with these weights, and differ with others")
+        return agree
 
     def _is_idle(self, module: str, ref: Items) -> bool:
         """Whether the module has weights on which no output depends here: saturated, say. Then it is not proved equal.
@@ -253,13 +278,10 @@ class _Mode:
         keys = [pair.name_map.tensors[key] for key in trained if key in pair.name_map.tensors]
         if reached or not keys:
             return False
-        in_train = dict(pair.port.in_train)  # which a load of eval mode's weights clears
-        own = self.train and bool(in_train)
+        own = self.train and bool(pair.port.in_train)
         arrays, before = pair.port.arrays(own), pair.ask(pair.port, "float64", self.train).output
-        pair.port.load({key: arrays[key] * 1.001 for key in keys}, own)
-        after = pair.ask(pair.port, "float64", self.train).output
-        pair.port.load({key: arrays[key] for key in keys}, own)
-        pair.port.in_train.update(in_train)
+        with pair.port.with_weights({key: arrays[key] * 1.001 for key in keys}, own):
+            after = pair.ask(pair.port, "float64", self.train).output
         return all(map(np.array_equal, before, after))
 
     def _items(self, dtype: str, run: Run, is_port: bool) -> dict[Item, np.ndarray]:
@@ -348,6 +370,22 @@ def isolated_gradients(
             gradients = (row for row in found.rows if row.item.kind == "gradient")
             rows += [replace(row, item=replace(row.item, **there)) for row in gradients]
     return Verdict(f"{MODES[train]} mode, float32, isolated layers", rows)
+
+
+def layers_without_constants(pair: Pair, train: bool, calls: Calls, port_calls: Calls) -> Verdict:
+    """Each layer alone in float64, where a constant that one side rounds to float32 widened the limits of the whole.
+
+    Alone a layer has no such constant, unless it holds it. What differs by more than those limits could hide is built
+    differently, for the whole agrees.
+    """
+    runs = IsolatedRuns(pair.ref, pair.port, pair.name_map, pair.inputs, train, calls, port_calls)
+    rows = []
+    for label, found in isolated_layers(runs, "float64"):
+        shares = [row.difference / row.scale for row in found.rows if row.status == FAIL and row.worst and row.scale]
+        if found.attempt.complete and (found.passed or shares and max(shares) <= MOST_ROUNDING):
+            there = {"mode": MODES[train], "dtype": "float64", "section": label}
+            rows += [replace(row, item=replace(row.item, **there)) for row in found.rows]
+    return Verdict(f"{MODES[train]} mode, float64, isolated layers", rows)
 
 
 def structure(pair: Pair) -> Verdict:
