@@ -5,6 +5,7 @@ The tests marked gpu run where there are cards and GPU builds of the framework, 
     sh shell/test.sh -m gpu -rs
 """
 
+import csv
 import os
 import subprocess
 import sys
@@ -17,11 +18,14 @@ import pytest
 import torch
 from test_train import SIDES, SMALL, write_images
 
+import mobilenetv3_paddle.models
+import portproof
 from mobilenetv3_common.metrics import NAME, read_metrics
 from portproof.backends import backend
 from sturdyio.cli import UserError
 
 ROOT = Path(__file__).parents[1]
+DEVICES = ("cpu", "gpu")
 LAUNCHERS = {
     "torch": ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", "-m", "mobilenetv3_ref.train"],
     "paddle": [
@@ -153,6 +157,29 @@ def test_the_ladder_on_a_card(tmp_path):
     assert "PASS ladder" in run(ROOT / "steps" / "run_all.py", *flags, "--rungs", *rungs, folder=tmp_path)
 
 
+RECORD = """
+import sys
+import numpy as np
+import portproof
+from mobilenetv3_ref.models import mobilenet_v3_small
+images = np.random.default_rng(0).normal(size=(2, 3, 64, 64)).astype("float32")
+portproof.record(mobilenet_v3_small(num_classes=10), [images], device="gpu").save(sys.argv[1])
+"""
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("epsilon, status", [(1e-3, "PASS"), (2e-3, "FAIL")])
+def test_a_recording_from_a_card_judges_a_port_on_the_cpu(tmp_path, epsilon, status):
+    need_cards(torch)
+    run("-c", RECORD, tmp_path / "net.ref.safetensors", folder=tmp_path)
+    port = mobilenetv3_paddle.models.mobilenet_v3_small(num_classes=10)
+    norms = [layer for layer in port.sublayers() if isinstance(layer, paddle.nn.BatchNorm2D)]
+    norms[3]._epsilon = epsilon
+    verdict = portproof.judge(port, tmp_path / "net.ref.safetensors")
+    assert str(verdict).splitlines()[-1].startswith(status)
+    assert status == "PASS" or "epsilon is 0.002, not 0.001" in str(verdict)
+
+
 @pytest.mark.gpu
 def test_predictions_on_a_card(side, tmp_path, monkeypatch):
     need_cards(side.framework)
@@ -170,10 +197,14 @@ def test_predictions_on_a_card(side, tmp_path, monkeypatch):
         )
         flags = (*flags[:3], tmp_path / "p.pdparams", *flags[4:])
     predict = ROOT / "tools" / "predict.py"
-    on_cpu, on_card = (run(predict, *flags, "--device", device, folder=ROOT).splitlines() for device in ("cpu", "gpu"))
-    assert len(on_cpu) == len(on_card)
-    same = [one.partition("prob")[0] == other.partition("prob")[0] for one, other in zip(on_cpu, on_card, strict=True)]
-    assert np.mean(same) > 0.9  # close calls may go the other way
+    monkeypatch.setenv("NVIDIA_TF32_OVERRIDE", "0")
+    flags = (*flags, "--format", "csv", "--device")
+    on_cpu, on_card = (
+        list(csv.DictReader(run(predict, *flags, device, folder=ROOT).splitlines())) for device in DEVICES
+    )
+    assert [(row["path"], row["class_id"]) for row in on_cpu] == [(row["path"], row["class_id"]) for row in on_card]
+    of_cpu, of_card = ([float(row["probability"]) for row in rows] for rows in (on_cpu, on_card))
+    assert np.allclose(of_cpu, of_card, rtol=1e-3, atol=0)
 
 
 def test_a_process_takes_the_card_that_its_launcher_says(side, monkeypatch):

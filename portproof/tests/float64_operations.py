@@ -12,7 +12,7 @@ import json
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from importlib import import_module
 from itertools import combinations
 from pathlib import Path
@@ -156,10 +156,14 @@ class Operation:
 class Framework:
     """A framework's own module as `own`, its functional one as `nn`, and what is replaced in it."""
 
-    def __init__(self, name: str) -> None:
-        self.name, self.own = name, import_module(name)
+    def __init__(self, name: str, device: str = "cpu") -> None:
+        self.name, self.own, self.device = name, import_module(name), device
         self.nn = self.own.nn.functional
-        self.tensor = self.own.tensor if name == "torch" else self.own.to_tensor
+        if name == "torch":
+            self.tensor = partial(self.own.tensor, device="cuda" if device == "gpu" else device)
+        else:
+            self.own.set_device(device)
+            self.tensor = self.own.to_tensor
         self.zeros, self.ones = self.tensor(np.zeros(3)), self.tensor(np.ones(3))
         fp64 = import_module(f"portproof.backends.fp64_{name}")
         self.replaced = fp64.EXACT if name == "torch" else fp64.REPLACED
@@ -167,7 +171,9 @@ class Framework:
 
     @property
     def version(self) -> str:
-        return f"{self.name} {self.own.__version__.partition('+')[0]}"
+        """With the device, if it is no CPU."""
+        where = "" if self.device == "cpu" else f" {self.device}"
+        return f"{self.name} {self.own.__version__.partition('+')[0]}{where}"
 
     def title(self, what: Any) -> str:
         """Of a key of `replaced`."""
@@ -178,10 +184,10 @@ class Framework:
         setattr(given, *(("requires_grad", True) if torch else ("stop_gradient", False)))
         (self.own.manual_seed if torch else self.own.seed)(0)
         output = call(self, given, *constants)
-        found = {"forward": output.detach().numpy()}
+        found = {"forward": output.detach().cpu().numpy()}
         if output.requires_grad if torch else not output.stop_gradient:
             (output * self.tensor(weights(found["forward"].shape))).sum().backward()
-            found["backward"] = given.grad.numpy()
+            found["backward"] = given.grad.cpu().numpy()
         return found
 
 

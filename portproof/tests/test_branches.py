@@ -128,6 +128,30 @@ def test_what_goes_into_an_activation_passes_its_bounds(make, shape):
     assert align(*make(PF.relu6), [inputs]).status == FAIL
 
 
+def last_of_a_block(port_relu):
+    """Only the last token counts, and to the block's own inputs each adds a position."""
+
+    def code(m, x):
+        return m.out(m.block(x + m.position)[:, -1])
+
+    blocks = (
+        Ref(lambda m, x: m.b(TF.relu(m.a(x))), a=torch.nn.Linear(6, 5), b=torch.nn.Linear(5, 6)),
+        Port(lambda m, x: m.b(port_relu(m.a(x))), a=paddle.nn.Linear(6, 5), b=paddle.nn.Linear(5, 6)),
+    )
+    ref = Ref(code, block=blocks[0], out=T.Linear(6, 3))
+    port = Port(code, block=blocks[1], out=P.Linear(6, 3))
+    ref.position, port.position = T.Parameter(torch.randn(4, 6)), port.create_parameter([4, 6])
+    return ref, port
+
+
+def test_values_on_which_no_output_depends_prove_no_branch():
+    torch.manual_seed(5)  # then the last token's does not pass 6
+    x = normal(2, 4, 6) / 20  # the positions decide
+    assert_aligned(*last_of_a_block(PF.relu), x)
+    verdict = align(*last_of_a_block(PF.relu6), [x])
+    assert verdict.status == FAIL and verdict.location.name == "block"
+
+
 def test_a_relu_that_does_not_pass_6_is_no_branch_that_is_missing():
     pair = (
         Ref(lambda m, x: TF.relu(m.a(x).tanh()), a=torch.nn.Linear(6, 4)),

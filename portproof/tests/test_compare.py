@@ -658,8 +658,16 @@ def test_an_update_carries_the_limit_of_its_gradient():
 def test_what_overflows_in_float32_is_not_judged():
     ref = {OUT: np.array([1e36, 1.0], np.float32)}
     assert Ruler(ref, "float32").compare({OUT: np.float32([np.inf, 1.0])}).rows[0].status == NOT_JUDGED
-    ref = {OUT: np.array([1e30, 1.0], np.float32)}
+    ref = {OUT: np.array([1e18, 1.0], np.float32)}
     assert Ruler(ref, "float32").compare({OUT: np.float32([np.inf, 1.0])}).rows[0].status == FAIL
+
+
+@pytest.mark.parametrize(("inside", "status"), [(1e20, NOT_JUDGED), (1e18, FAIL)])
+def test_where_the_square_of_a_value_inside_overflows_the_port_may_too(inside, status):
+    """Of a variance, say, which one side computes of squares and the other of scaled values."""
+    ref = {Item("block", "output", "block"): np.array([inside], np.float32), OUT: np.array([1.0, 0.5], np.float32)}
+    rows = Ruler(ref, "float32").compare({**ref, OUT: np.float32([np.nan, 0.5])}).rows
+    assert [row.status for row in rows] == [PASS, status]
 
 
 @pytest.mark.parametrize(("distance", "status"), [(1.0, NOT_JUDGED), (0.1, FAIL)])

@@ -3,8 +3,9 @@
 The table has a row for each version that was measured; `write_float64_constants.py` writes those that are installed.
 """
 
+import numpy as np
 import pytest
-from float64_operations import LIMIT, MISSING, OPERATIONS, Framework, distance, expected, load, rounded, row
+from float64_operations import LIMIT, MISSING, OPERATIONS, Framework, distance, expected, load, of, rounded, row
 
 TABLE = load()
 BEYOND_CONSTANTS = {"torch": {"batch_norm"}, "paddle": set()}  # replaced for its sums: see test_fp64_torch.py
@@ -59,6 +60,29 @@ def test_a_replacement_takes_all_that_the_operation_takes(measured):
         {what for what, said in measured[part].items() if said == MISSING} for part in ("as it is", "with replacements")
     ]
     assert missing[0] == missing[1]
+
+
+BENDS = {
+    "elu": 0,
+    "celu": 0,
+    "selu": 0,
+    "leaky_relu": 0,
+    "hardtanh": 1,
+    "hardsigmoid": 3,
+    "hardswish": 3,
+    "softshrink": 0.5,
+}
+
+
+@pytest.mark.parametrize("name", BENDS)
+def test_a_replacement_has_the_native_gradient_where_its_formula_bends(framework, name):
+    """There two formulas of one function may differ by more than rounding."""
+    x, call = np.array([-BENDS[name], BENDS[name]], float), of(name)
+    native = framework.run(call, x, ())
+    with framework.exact():
+        exact = framework.run(call, x, ())
+    for way, values in native.items():
+        np.testing.assert_allclose(exact[way], values, rtol=1e-6, atol=1e-6)
 
 
 def test_each_replacement_is_needed_in_some_version(framework):

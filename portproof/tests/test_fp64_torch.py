@@ -1,6 +1,7 @@
 """PyTorch's float64 arithmetic, where it is replaced, is what is meant: here batch norm's, in train mode."""
 
 import copy
+from contextlib import nullcontext
 
 import numpy as np
 import pytest
@@ -64,3 +65,18 @@ def test_batch_norm_in_eval_mode_and_in_float32_is_pytorchs_own():
             ours = norms[0](x.to(dtype))
         assert torch.equal(ours, norms[1](x.to(dtype)))
         assert torch.equal(norms[0].running_var, norms[1].running_var)
+
+
+@pytest.mark.parametrize("name", ["hardsigmoid", "hardswish", "celu"])
+def test_an_activation_works_in_place_as_natively(name):
+    function, given = getattr(torch.nn.functional, name), torch.linspace(-4, 4, 9, dtype=torch.float64)
+    results = []
+    for context in (nullcontext(), ExactConstants()):
+        leaf = given.clone().requires_grad_()
+        x = leaf * 1.0
+        with context:
+            y = function(x, inplace=True)
+        assert torch.equal(x, y)
+        y.sum().backward()
+        results.append((y.detach(), leaf.grad))
+    torch.testing.assert_close(*results, rtol=1e-6, atol=1e-6)

@@ -296,6 +296,43 @@ def test_the_table_hides_no_fault_elsewhere():
         assert align(whole, port_whole, [normal(2, 5, D)]).status == status
 
 
+@pytest.mark.parametrize("saved", [True, False])
+def test_a_table_that_one_side_alone_saves_widens_no_limit(saved):
+    """Then an epsilon in code between layers, which no layer alone shows, cannot hide in its rounding."""
+    table = np.cos(angles())
+
+    def code(m, x):
+        h = x * m.table
+        return m.o((h - h.mean(-1, keepdim=True)) / (h.var(-1, keepdim=True, unbiased=False) + 1e-5) ** 0.5)
+
+    for epsilon, status in ((1e-5, PASS), (1.1e-5, FAIL)):
+
+        def port_code(m, x, epsilon=epsilon):
+            h = x * m.table
+            centered = h - h.mean(-1, keepdim=True)
+            return m.o(centered / (h.var(-1, keepdim=True, unbiased=False) + epsilon) ** 0.5)
+
+        ref, port = Ref(code, o=T.Linear(D, 3)), Port(port_code, o=P.Linear(D, 3))
+        ref.register_buffer("table", torch.from_numpy(table), persistent=saved)
+        port.register_buffer("table", paddle.to_tensor(table), persistable=not saved)
+        verdict = align(ref, port, [normal(2, 5, D)])
+        assert verdict.status == status, str(verdict)
+        assert not any("held in float32" in note for note in verdict.notes)
+
+
+def test_where_a_table_widens_limits_layers_are_judged_alone():
+    """A norm behind it: of the whole model its epsilon moves less than the table's rounding does."""
+    for epsilon, status in ((1e-5, PASS), (1e-5 + 2e-8, FAIL)):
+        ref, port = with_table(held=False)
+        ref.o, port.o = (
+            T.Sequential(T.LayerNorm(D), T.Linear(D, 3)),
+            P.Sequential(P.LayerNorm(D, epsilon=epsilon), P.Linear(D, 3)),
+        )
+        verdict = align(ref, port, [normal(2, 5, D)])
+        assert verdict.status == status, str(verdict)
+        assert status == PASS or verdict.location.name == "o.0"
+
+
 def test_what_each_run_computes_anew_is_no_constant():
     """Spectral norm keeps its weight as an attribute; so does a module that keeps its last output."""
 

@@ -5,8 +5,9 @@
 Each operation with a constant is run in float64, forward and backward, and compared with its formula. The table says of
 each version how far an operation is off, and which constants are float32 if that is why; the same with what portproof
 replaces in float64; and which replacements the version needs. The rows of the installed versions are written anew, the
-others stay. For another version, install it into a folder of its own (pip install --no-deps --target) and put that
-into PYTHONPATH. Exit status: 0; portproof/tests/test_float64_constants.py compares.
+others stay. --device gpu measures the operations of a card, in a row of their own. For another version, install it into
+a folder of its own (pip install --no-deps --target) and put that into PYTHONPATH. Exit status: 0;
+portproof/tests/test_float64_constants.py compares.
 """
 
 import argparse
@@ -25,17 +26,18 @@ def get_args_parser() -> argparse.ArgumentParser:
     parser = ArgumentParser(prog=PROG, description=__doc__, formatter_class=HelpFormatter)
     parser.add_argument("--output", type=Path, metavar="FILE", help="the table; by default the tests'")
     parser.add_argument("--only", nargs="+", choices=("torch", "paddle"), default=("torch", "paddle"), metavar="NAME")
+    parser.add_argument("--device", choices=("cpu", "gpu"), default="cpu", help="where the operations run")
     return parser
 
 
 def version_key(name: str) -> tuple:
-    framework, version = name.split()
-    return framework, [int(part) for part in version.split(".")]
+    framework, version, *device = name.split()
+    return framework, [int(part) for part in version.split(".")], device
 
 
 def main(args: argparse.Namespace) -> int:
     table = load()
-    for framework in map(Framework, args.only):
+    for framework in (Framework(name, args.device) for name in args.only):
         found = table[framework.version] = row(framework)
         print(f"{framework.version}: {len(found['as it is'])} results are not exact", end=", ")
         print(f"{len(found['with replacements'])} with the {len(found['needed'])} replacements that it needs:")

@@ -53,9 +53,7 @@ LIKE = ("_like", "new_")
 BEYOND = 0.25
 STEPS = 12  # each is one pass; what is not reached then is hardly ever reached
 AT_ONCE = 16  # branches a step
-# What the model returns must stay within, or rounding would hide faults. More inside it, unless it was there before,
-# would come near float32's end where one side squares it.
-SIGNAL = (1e-3, 1e6)
+SIGNAL = (1e-3, 1e6)  # what the model returns must stay within, or rounding would hide faults
 
 
 def _name(func: Callable) -> str:
@@ -86,7 +84,6 @@ class Watch(TorchFunctionMode):
         self.gaps: dict[str, torch.Tensor] = {}  # {branch: how far the nearest value is from it}
         self.conditions: set[str] = set()  # modules in which Python reads a tensor's numbers
         self.keeps_gaps = keeps_gaps
-        self.largest = 0.0  # finite number in a result, with `keeps_gaps`
         self.made: list[tuple[dict[str, torch.Tensor], torch.Tensor]] = []  # gaps of operations, and their results
         self.running: list[tuple[str, Counter[str]]] = []  # modules, with counts of their operations
         self.constants = WeakTensorKeyDictionary()
@@ -108,11 +105,8 @@ class Watch(TorchFunctionMode):
         given = self._given(func, name, args, kwargs) if self.running else {}
         gaps = self._note(name, given) if given else {}
         result = func(*args, **kwargs)
-        if self.keeps_gaps and isinstance(result, torch.Tensor) and result.is_floating_point():
-            finite = result.detach().abs().nan_to_num(0.0, 0.0)
-            self.largest = max(self.largest, finite.amax().item() if finite.numel() else 0.0)
-            if gaps and result.requires_grad:
-                self.made.append((gaps, result))
+        if gaps and self.keeps_gaps and isinstance(result, torch.Tensor) and result.requires_grad:
+            self.made.append((gaps, result))
         if self.keeps_gaps and name in ROUNDING and isinstance(result, torch.Tensor):
             result = args[0] + (result - args[0]).detach()  # else no gradient says which way to move
         if self.running:
@@ -135,7 +129,8 @@ class Watch(TorchFunctionMode):
 
     def count_only(self, outputs: Sequence[torch.Tensor]) -> None:
         """Forget that a branch was entered where none of these outputs depends on what came of it."""
-        total = sum((output * torch.linspace(1, 2, output.numel()).reshape(output.shape)).sum() for output in outputs)
+        weights = (torch.linspace(1, 2, output.numel()).to(output).reshape(output.shape) for output in outputs)
+        total = sum((output * weight).sum() for output, weight in zip(outputs, weights))
         results = [result for _, result in self.made]
         gradients = torch.autograd.grad(total, results, retain_graph=True, allow_unused=True)
         counting = []
@@ -287,7 +282,7 @@ def reach(
     nearest value is moved over each branch's bound by Newton's
     step of least norm, in float64, on a copy.
     """
-    runs, found, fewest, most = ref.backend.runs, None, 0, 0.0
+    runs, found, fewest = ref.backend.runs, None, 0
     model = ref.copied("", "float64", train)
     owned = owned_tensors(ref.backend, model)
     parameters = {key: t for key, t in owned if isinstance(t, torch.nn.Parameter) and t.is_floating_point()}
@@ -299,8 +294,7 @@ def reach(
     for step in range(STEPS):
         with runs.seeded(SEED), runs.without_dropout(), runs.new_tensors("float64", lambda _: None):
             watch = _watched(model, map_tensors(given, torch.is_tensor, torch.clone), counting)
-        most = max(SIGNAL[1], watch.largest) if watch and not step else most
-        if watch is None or watch.largest > most:
+        if watch is None:
             break
         missing = [place for place, is_entered in watch.entered.items() if not is_entered and place not in elsewhere]
         if step and len(missing) < fewest:

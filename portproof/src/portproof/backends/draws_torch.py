@@ -33,8 +33,9 @@ def _lend(draws: Draws) -> dict[tuple[Any, str], Callable]:
 
     def normal(mean, std=1.0, size=None, **kwargs) -> torch.Tensor:
         if size is None:
-            size = torch.broadcast_shapes(*(each.shape for each in (mean, std) if isinstance(each, torch.Tensor)))
-            kwargs = {"dtype": (mean if isinstance(mean, torch.Tensor) else std).dtype} | kwargs
+            given = [each for each in (mean, std) if isinstance(each, torch.Tensor)]
+            size = torch.broadcast_shapes(*(each.shape for each in given))
+            kwargs = {"dtype": given[0].dtype, "device": given[0].device} | kwargs
         with torch.no_grad():
             return mean + std * _filled(torch.empty(size, **kwargs), draws.normal(size))
 

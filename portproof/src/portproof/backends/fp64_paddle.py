@@ -18,13 +18,21 @@ from paddle.nn import functional as F
 
 from portproof.backends.lent import patched
 
+
+def elu(x: paddle.Tensor, alpha: float, width: float = 1.0) -> paddle.Tensor:
+    """Its gradient at 0 is 1, as natively: that of two clipped parts would be added."""
+    return paddle.where(x > 0, x, alpha * paddle.expm1(paddle.where(x > 0, paddle.zeros_like(x), x) / width))
+
+
 ACTIVATIONS = {
     "hardsigmoid": lambda _, x, slope, offset: (x * slope + offset).clip(0.0, 1.0),
-    "hardtanh": lambda _, x, low, high: x.clip(low, high),
-    "elu": lambda _, x, alpha: x.clip(min=0.0) + alpha * paddle.expm1(x.clip(max=0.0)),
-    "celu": lambda _, x, alpha: x.clip(min=0.0) + alpha * paddle.expm1(x.clip(max=0.0) / alpha),
-    "selu": lambda _, x, scale, alpha: scale * (x.clip(min=0.0) + alpha * paddle.expm1(x.clip(max=0.0))),
-    "leaky_relu": lambda _, x, slope: paddle.where(x > 0, x, x * slope),
+    "hardtanh": lambda _, x, low, high: paddle.where(
+        x > low, paddle.where(x < high, x, paddle.full_like(x, high)), paddle.full_like(x, low)
+    ),
+    "elu": lambda _, x, alpha: elu(x, alpha),
+    "celu": lambda _, x, alpha: elu(x, alpha, alpha),
+    "selu": lambda _, x, scale, alpha: scale * elu(x, alpha),
+    "leaky_relu": lambda _, x, slope: paddle.where(x < 0, x * slope, x),
     "softplus": lambda _, x, beta=1.0, threshold=20.0, name=None: paddle.where(
         x * beta > threshold, x, paddle.log1p(paddle.exp((x * beta).clip(max=threshold))) / beta
     ),

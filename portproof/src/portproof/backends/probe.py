@@ -9,6 +9,8 @@ given inputs, whose model may be small, normalizations are spread too, and each 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -83,7 +85,7 @@ def _spread_hook(low: float, high: float, wide: bool, rng: np.random.Generator) 
         targets = np.linspace(low, high, len(means))
         if wide:
             targets = np.linspace(low, high, len(means) + 2)[1:-1]
-        module.bias.copy_(torch.from_numpy(rng.permutation(targets)).to(means.dtype) - means)
+        module.bias.copy_(torch.from_numpy(rng.permutation(targets)).to(means) - means)
 
     return spread
 
@@ -146,7 +148,9 @@ def probe_weights(
     rng, torch_backend = np.random.default_rng([seed, 1]), backend("torch")
     _draw(model, rng)
     call = as_call([probe_images(rng, 16, 96, 64)] if inputs is None else inputs)
-    call.args, call.kwargs = map_tensors((call.args, call.kwargs), is_array, lambda a: torch.from_numpy(np.array(a)))
+    device = next(chain(model.parameters(), model.buffers()), torch.empty(0)).device
+    given = partial(torch_backend.tensor, device=device)
+    call.args, call.kwargs = map_tensors((call.args, call.kwargs), is_array, given)
     handles = _spread(model, call, inputs is not None, rng)
     model.train(train)
     in_one_pass = {}  # momentum 1: the batch's statistics

@@ -74,7 +74,11 @@ def _short(value: object) -> str:
 
 def _of_precision(module: nn.Module, inputs: Arrays) -> Mistakes:
     for words, change in ROUNDINGS.items():
-        yield words, with_tensors(lambda weight, change=change: torch.from_numpy(change(weight.numpy(force=True))))
+
+        def rounded(weight: torch.Tensor, change: Callable = change) -> torch.Tensor:
+            return torch.from_numpy(change(weight.numpy(force=True))).to(weight.device)
+
+        yield words, with_tensors(rounded)
 
 
 def _of_kernel(module: nn.Module, inputs: Arrays) -> Mistakes:

@@ -228,9 +228,12 @@ class _Mode:
         )
 
     def _agree_on_other_inputs(self) -> bool:
-        """Whether the outputs agree on other inputs, too: what differs inside may count there."""
+        """Whether the outputs agree on other inputs and weights, too: what differs inside may count there."""
+        pair = self.pair
         if self.agrees_elsewhere is None:
-            self.agrees_elsewhere = self._compared_on_other_inputs()
+            self.agrees_elsewhere = self._compared_on_other_inputs() and self._agree_with_other_weights()
+            if not self.agrees_elsewhere and pair.name_map == pair.whole_map:  # else modules are left out
+                match_calls(pair.name_map, pair.ref, pair.port, pair.inputs, self.train, is_faulty=True)
         return self.agrees_elsewhere
 
     def _compared_on_other_inputs(self) -> bool:
@@ -240,10 +243,8 @@ class _Mode:
             ref, port = (list(map(projected, model.ask(question).output)) for model in (pair.ref, pair.port))
             if ref and all(np.isfinite(largest(array)) for array in ref) and not alike(ref, port, EXACT):
                 pair.notes.append(f"the outputs agree on these inputs, and differ on others: {how}")
-                if pair.name_map == pair.whole_map:  # else modules are left out
-                    match_calls(pair.name_map, pair.ref, pair.port, pair.inputs, self.train, is_faulty=True)
                 return False
-        return self._agree_with_other_weights()
+        return True
 
     def _agree_with_other_weights(self) -> bool:
         """Whether the outputs agree with weights that enter more branches where an output depends on it."""
