@@ -7,9 +7,12 @@
 - Formulas between dollar signs, as GitHub shows them too, are MathML, for which a browser needs nothing else.
 - The cells of some tables name their columns, so that a phone can show each row as a card.
 - The links to the repository, in the header and on the front pages, are to the checkout's `origin`.
+- Each language has a search of its own, in prose alone: code would fill the previews. What programs wrote comes last,
+  and first what search_words.yaml names.
 """
 
 import difflib
+import json
 import re
 import subprocess
 from html import unescape
@@ -17,8 +20,10 @@ from itertools import cycle
 from pathlib import Path
 from urllib.parse import urlsplit
 
+import yaml
 from latex2mathml.converter import convert
 from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.exceptions import ConfigurationError
 from mkdocs.structure.files import Files
 from mkdocs.structure.pages import Page
 from mkdocs.utils import get_relative_url
@@ -38,6 +43,18 @@ DRAWN = re.compile(r'<img alt="(?P<alt>[^"]*)" src="[^"]*images/(?P<name>(?:netw
 FORMULA = re.compile(r'<(span|div) class="arithmatex">\\[(\[](.*?)\\[)\]]</\1>', re.DOTALL)
 # GitHub needs blanks around a formula, Chinese does not beside a comma.
 BLANKS = re.compile("(?<=</math>) (?=[，。、：；）])|(?<=[，。、：；（]) (?=<math )")
+SEARCH_WORDS = Path(__file__).with_name("search_words.yaml")
+GENERATED = {
+    "benchmark",
+    "fault_gallery",
+    "exported_faults",
+    "converted_ports",
+    "library_pairs",
+    "guide_map",
+    "versions",
+}
+WRITTEN_BY_PROGRAMS = 0.2  # in search, of 1: tables of names and figures
+IN_PRE = re.compile(r"<pre>.*?</pre>", re.DOTALL)
 # What the drawings say, longer words before those that they contain.
 IN_CHINESE = {
     "resolution": "分辨率",
@@ -87,6 +104,49 @@ def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -
     html = DRAWN.sub(lambda image: _drawn(image, page, config), html)
     html = BLANKS.sub("", FORMULA.sub(_set, html))
     return re.sub(r'<p><img [^>]*images/ladder\.svg"[^>]*></p>', lambda _: _ladder(page, config), html)
+
+
+def on_post_page(output: str, page: Page, config: MkDocsConfig) -> str:
+    """Material looks for the index in search/ under its `base`, and for what that names under `base`, too."""
+    base = get_relative_url(f"{_language(page)}/", page.url).rstrip("/")
+    return re.sub(r'(?<="base": )"[^"]*"', json.dumps(base), output, count=1)
+
+
+def on_post_build(config: MkDocsConfig) -> None:
+    """Each language's index; the whole one stays for the page that says that there is no such page."""
+    site = Path(config.site_dir)
+    index = json.loads((site / "search" / "search_index.json").read_text(encoding="utf-8"))
+    for language, words in yaml.safe_load(SEARCH_WORDS.read_text(encoding="utf-8")).items():
+        prefix = f"{language}/"
+        docs = [
+            doc | {"location": doc["location"].removeprefix(prefix)}
+            for doc in index["docs"]
+            if doc["location"].startswith(prefix)
+        ]
+        for doc in docs:
+            doc["text"] = IN_PRE.sub("", doc["text"])
+            if doc["location"].split("/")[0] in GENERATED:
+                doc["boost"] = WRITTEN_BY_PROGRAMS
+        for word, place in words.items():
+            _found(docs, **place).setdefault("tags", []).append(word)
+        settings = index["config"] | {"lang": sorted({"en", language})}
+        own = site / language / "search" / "search_index.json"
+        own.parent.mkdir(parents=True, exist_ok=True)
+        own.write_text(json.dumps({"config": settings, "docs": docs}, ensure_ascii=False), encoding="utf-8")
+
+
+def _found(docs: list[dict], page: str, title: str = "") -> dict:
+    """What the index has of a page, or of what stands there under this title; raises ConfigurationError for none."""
+    for doc in docs:
+        at, _, heading = doc["location"].partition("#")
+        plain = re.sub(r"<.*?>|\u200b", "", unescape(doc["title"]))
+        if at == f"{page}/" and (plain == title if title else not heading):
+            return doc
+    raise ConfigurationError(f"{SEARCH_WORDS}: there is no {title or 'page'} in {page}")
+
+
+def _language(page: Page) -> str:
+    return "zh" if page.url.startswith(("zh", "index_cn")) else "en"
 
 
 def _origin(folder: Path) -> str:
@@ -166,7 +226,7 @@ def _drawn(image: re.Match, page: Page, config: MkDocsConfig) -> str:
 
 def _ladder(page: Page, config: MkDocsConfig) -> str:
     """The picture, in which each rung's box and name are a link to the chapter in the page's language."""
-    language = "zh" if page.url.startswith(("zh", "index_cn")) else "en"
+    language = _language(page)
     picture = (Path(config.docs_dir) / "images" / "ladder.svg").read_text(encoding="utf-8")
 
     def link(rung: re.Match) -> str:
