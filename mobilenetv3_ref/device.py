@@ -13,7 +13,7 @@ def select_device(name: str, index: int = 0) -> torch.device:
         return torch.device("cpu")
     count = torch.cuda.device_count()
     if count == 0:
-        raise UserError("--device gpu: this PyTorch sees no card; use --device cpu or install the CUDA build (README)")
+        raise UserError("--device gpu: this PyTorch sees no card; use --device cpu or install a build for CUDA")
     if index >= count:
         raise UserError(f"--device gpu: process {index} has no card; start {count} processes")
     torch.cuda.set_device(index)

@@ -16,7 +16,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
-from markdown_pages import ROOT, assert_same_content, blocks, links, spans
+from markdown_pages import ROOT, Block, assert_same_content, blocks, links, spans
 from test_faults import FAULTS, SAMPLE, SHORT, TUTORIALS
 
 from mobilenetv3_common import arguments
@@ -29,9 +29,10 @@ from portproof.localize.locate import Location
 from portproof.report.text import first_difference
 
 ENGLISH, CHINESE = "README.md", "README_cn.md"
+PROJECT = "docs/en/project.md"  # where the README goes on
 
 # What the text leaves out of a path: it speaks of the port's files, of an image folder's, of scripts.
-BASES = ("", "mobilenetv3_paddle", "mobilenetv3_paddle/models", "lite_data", "shell")
+BASES = ("", "docs/en", "mobilenetv3_paddle", "mobilenetv3_paddle/models", "lite_data", "shell")
 # Not in the repository: the project's commands write it, or the reader fetches it.
 ELSEWHERE = {
     "result/log/*_diff.log",
@@ -56,15 +57,20 @@ PIP_FLAGS = {"--index-url"}
 RENAMED = ["before", "now"]
 
 
+def all_blocks() -> list[Block]:
+    """Those of the README and of the page on which it goes on."""
+    return [*blocks(ENGLISH), *blocks(PROJECT)]
+
+
 def prose() -> str:
     """All English text but the code blocks, whose content `code` gives, and the table of names that are no more."""
-    shown = [block for block in blocks(ENGLISH) if block.kind != "code" and block.cells[0] != RENAMED]
+    shown = [block for block in all_blocks() if block.kind != "code" and block.cells[0] != RENAMED]
     return "\n".join(" ".join(block.lines) for block in shown)
 
 
 def code(beginning: str) -> list[list[str]]:
     """The lines of the code blocks that hold a line with this beginning."""
-    found = [block.lines for block in blocks(ENGLISH) if block.kind == "code"]
+    found = [block.lines for block in all_blocks() if block.kind == "code"]
     found = [lines for lines in found if any(line.startswith(beginning) for line in lines)]
     assert found, f"no code block has a line that begins {beginning!r}"
     return found
@@ -72,13 +78,13 @@ def code(beginning: str) -> list[list[str]]:
 
 def table(first_cell: str) -> list[list[str]]:
     """The rows of the table whose first row's first cell begins so, without the two lines of its head."""
-    tables = [block.cells[2:] for block in blocks(ENGLISH) if block.kind == "table"]
+    tables = [block.cells[2:] for block in all_blocks() if block.kind == "table"]
     return next(rows for rows in tables if rows[0][0].startswith(first_cell))
 
 
 def commands() -> list[str]:
     """Every command of the project's own, in the order of the text."""
-    shell = [line for block in blocks(ENGLISH) if block.detail == "shell" for line in block.lines]
+    shell = [line for block in all_blocks() if block.detail == "shell" for line in block.lines]
     return [line for line in shell + spans(prose()) if line.startswith(("python ", "sh "))]
 
 
@@ -103,6 +109,13 @@ def options(*paths: str) -> set[str]:
 def test_both_languages_say_the_same():
     """Same blocks in the same order, with the same code, names, links and numbers in each cell and paragraph."""
     assert_same_content(ENGLISH, CHINESE)
+
+
+@pytest.mark.parametrize("readme", [ENGLISH, CHINESE])
+def test_the_readme_is_two_screens(readme):
+    """Of 50 lines at 120 characters, pictures aside."""
+    text = (ROOT / readme).read_text(encoding="utf-8")
+    assert len(text.splitlines()) <= 100
 
 
 def test_each_links_to_the_other():
@@ -180,7 +193,7 @@ def test_flags_and_variables_are_known():
     known.add("--all")  # the tests'
     flags = {word for span in spans(prose()) for word in span.split() if word.startswith("--")}
     assert flags and not flags - known
-    listed = next(block for block in blocks(ENGLISH) if "Flags:" in block.cells[0][0])
+    listed = next(block for block in all_blocks() if "Flags:" in block.cells[0][0])
     assert {span for span in spans(listed.cells[0][0]) if span.startswith("--")} == steps - {"-h"}
 
     shell = "".join(path.read_text() for path in (ROOT / "shell").glob("*.sh"))
@@ -257,7 +270,7 @@ def test_ladder_is_that_of_run_all():
 
 
 def test_versions_are_the_pinned_ones():
-    text = " ".join((ROOT / ENGLISH).read_text(encoding="utf-8").split())
+    text = " ".join(" ".join((ROOT / name).read_text(encoding="utf-8") for name in (ENGLISH, PROJECT)).split())
     names = "torch|torchvision|paddlepaddle"
     pinned = set(re.findall(rf"^({names})==(\S+)$", (ROOT / "requirements.txt").read_text(), re.M))
     assert set(re.findall(rf"\b({names})(?:-gpu)?(?: |==)(\d+\.\d+\.\d+)", text.lower())) == pinned
@@ -317,7 +330,7 @@ def test_weights_and_predictions_are_made_as_shown(tmp_path, monkeypatch, capsys
 @pytest.mark.thorough("test_each_package_stands_alone")
 def test_the_port_can_be_shipped_alone(tmp_path):
     """What the text keeps, and nothing else, trains and predicts where neither torch nor the reference is."""
-    (said,) = [block.cells[0][0] for block in blocks(ENGLISH) if "ship it alone" in block.cells[0][0]]
+    (said,) = [block.cells[0][0] for block in all_blocks() if "ship it alone" in block.cells[0][0]]
     kept = [name for name in spans(said) if "/" in name or "." in name]
     listed = subprocess.run(["git", "ls-files", *kept], cwd=ROOT, capture_output=True, text=True, check=True)
     for name in listed.stdout.splitlines():

@@ -244,7 +244,7 @@ class TorchBackend(Backend):
 
     def device(self, name: str) -> torch.device:
         if name == "gpu" and not torch.cuda.is_available():
-            remedy = "use --device cpu or install the CUDA build (README)"
+            remedy = "use --device cpu or install a build for CUDA"
             raise UserError(f"--device gpu: this PyTorch sees no card; {remedy}")
         without_tf32()
         return torch.device("cuda", 0) if name == "gpu" else torch.device("cpu")
