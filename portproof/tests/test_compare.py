@@ -37,9 +37,11 @@ from portproof.compare.ruler import (
     K,
     Ruler,
     S,
+    U,
     distances,
     exact_atol,
     kernel_atol,
+    moved_by_rounding,
     noise_floor,
 )
 from portproof.convert.rules import RULES, paddle_to_torch, torch_to_paddle
@@ -784,3 +786,14 @@ def test_the_same_bits():
     for other in (x * -1, x.astype(np.float32), x[:1], np.where(x == 1, 1 + 2**-52, x)):
         assert not same_bits(x, other)
     assert not same_bits(np.zeros(2, complex), np.zeros(2, complex))
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.complex64])
+def test_moves_of_a_constant_do_not_vanish_with_a_mean(dtype):
+    """Of two numbers a row, whose moves would have one sign in half of the rows."""
+    table = np.ones((1000, 2), dtype)
+    moved = moved_by_rounding(table, np.random.default_rng(0)) - 1
+    step = U * 1000
+    assert step / 2 <= np.abs(moved.real).min() <= np.abs(moved.real).max() <= step
+    left = moved.real - moved.real.mean(-1, keepdims=True)
+    assert np.abs(left).max(-1).min() > step / 10_000

@@ -123,11 +123,14 @@ def is_rounded(array: np.ndarray) -> bool:
 
 
 def moved_by_rounding(array: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """A constant in float64, each value up or down by what float32 may have rounded of it (see `constant_atol`)."""
+    """A constant in float64, each value up or down by what float32 may have rounded of it (see `constant_atol`).
+
+    By half of that at least, and no two alike: moves that are equal in a row would vanish with the row's mean.
+    """
     step = U * max(array.shape, default=1) * largest(array)
 
     def moved(real: np.ndarray) -> np.ndarray:
-        return real.astype(np.float64) + step * rng.choice((-1.0, 1.0), real.shape)
+        return real.astype(np.float64) + step * rng.choice((-1.0, 1.0), real.shape) * rng.uniform(0.5, 1.0, real.shape)
 
     return moved(array.real) + 1j * moved(array.imag) if array.dtype.kind == "c" else moved(array)
 

@@ -76,7 +76,7 @@ def _by_kind(locations: Iterable[Location]) -> list[str]:
     for (layer, phase, diagnosis), names in groups.items():
         more = f" and {len(names) - 1} more of that kind" if len(names) > 1 else ""
         why = f": {'; '.join(diagnosis)}" if diagnosis else ""
-        lines.append(f"{names[0]} ({layer}){more}: {phase}{why}")
+        lines.append(f"{names[0] or 'the model itself'} ({layer}){more}: {phase}{why}")
     return lines
 
 
