@@ -28,7 +28,7 @@ from portproof.python39 import zip_strict
 from portproof.report.page import render_page, worst_share, write_page
 from portproof.report.plots import MEAN, STD, Picture, depth_rows, picture_row, shares
 from portproof.report.summary import LIBRARIES, SCHEMA, LadderResult, RungResult, environment, write_summary
-from portproof.report.text import LAST_WORDS, WORDS, last_line
+from portproof.report.text import LAST_WORDS, WORDS, first_difference, last_line
 from sturdyio.cli import UserError
 
 SMALL = "resnet18"
@@ -471,6 +471,30 @@ def test_sentence():
     assert CASES["raised"][0]().sentence == f"1 of 3 rungs failed; the first, 02_test_data, {SMALL}, raised an error."
     refused = CASES["refused"][0]().sentence
     assert refused == f"1 of 3 rungs could not be judged; the first is 02_test_data, {SMALL}."
+
+
+@pytest.mark.parametrize(
+    ("kind", "ref", "port", "said"),
+    [
+        ("loss", 0.7, 5.6, "the port's number there is exactly 8 times the reference's: a sum for a mean"),
+        ("gradient", -1.5, -0.5, "the reference's number there is exactly 3 times the port's: a sum for a mean"),
+        ("loss", 0.7, 0.7 * 8.001, ""),
+        ("loss", 0.7, -1.4, ""),
+        ("loss", 0.7, float("nan"), ""),
+        (
+            "distribution",
+            0.1,
+            0.2449,
+            "near the root of 6 times the reference's: kaiming_uniform_ without",
+        ),
+        ("output", 0.1, 0.2449, ""),
+    ],
+)
+def test_a_factor_between_two_numbers_is_told(kind, ref, port, said):
+    item = Item("it", kind)
+    verdict = compare({item: np.array([ref])}, {item: np.array([port])}, {item: 1e-9})
+    lines = first_difference(verdict, {})
+    assert said in lines[-1] if said else not any(" times " in line for line in lines)
 
 
 def test_environment_names_command_and_versions():

@@ -47,6 +47,14 @@ CAUSES = {
     "seed": "a generator that the seed does not reach (NumPy's, or one made anew)",
     "trajectory": "weight decay, momentum, learning rate, or the statistics' momentum over a whole run",
 }
+# A factor between two numbers: of float32 sums of one and the same terms; of standard deviations of random samples.
+EXACT_RATIO, NEAR_GAIN = 1e-6, 0.02
+GAINS = {  # the square of a factor between initial values: what is behind it
+    2: "the gain of ReLU, on one side",
+    3: "a bound of uniform numbers given as a standard deviation, or the other way round",
+    5: "a=sqrt(5) of kaiming_uniform_ given as a gain",
+    6: "kaiming_uniform_ without the a=sqrt(5) of PyTorch's own layers",
+}
 
 
 def badness(row: Row) -> tuple[int, float]:
@@ -156,7 +164,25 @@ def first_difference(verdict: Verdict, types: Mapping[str, str]) -> list[str]:
         lines.append(f"  all items before it agree ({len(before)}): look at {row.name} itself")
     if row.status == FAIL and (causes := usual_causes(row.item, types, verdict.hints)):
         lines.append(f"  usual causes: {causes}")
-    return lines
+    return [*lines, *_ratio(row)]
+
+
+def _ratio(row: Row) -> list[str]:
+    """What a factor tells that two numbers are apart."""
+    if row.status != FAIL or row.worst is None:
+        return []
+    ref, port = row.worst.ref, row.worst.port
+    if not isinstance(ref, float) or not isinstance(port, float) or not (ref and port and math.isfinite(ref / port)):
+        return []
+    whose, other = ("port", "reference") if abs(port) > abs(ref) else ("reference", "port")
+    ratio = max(port / ref, ref / port)
+    if round(ratio) > 1 and abs(ratio - round(ratio)) <= EXACT_RATIO * ratio:
+        times = f"the {whose}'s number there is exactly {round(ratio)} times the {other}'s"
+        return [f"  {times}: a sum for a mean, over samples, processes or accumulated batches?"]
+    for square, cause in GAINS.items() if row.item.kind == "distribution" else ():
+        if abs(ratio / math.sqrt(square) - 1) <= NEAR_GAIN:
+            return [f"  the {whose}'s number there is near the root of {square} times the {other}'s: {cause}?"]
+    return []
 
 
 def grouped(what: str, reasons: Mapping[str, str]) -> list[str]:
