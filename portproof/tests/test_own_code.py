@@ -1,5 +1,6 @@
 """A fault in code between layers is named with its file, its line and the text there, at both doors."""
 
+import inspect
 import sys
 from contextlib import suppress
 from pathlib import Path
@@ -145,6 +146,18 @@ def test_a_recording_has_fewer_values_and_tells_the_line_among_others(fault, rec
         "raised in a function",
     ):  # behind the last layer, or of values that are recorded
         assert any(line.startswith(exact) and line.endswith(text) for line in proof)
+
+
+def test_where_the_ports_class_is():
+    """Of the user's: of a library's layer its name says enough."""
+    fault = next(iter(PLACES))
+    location = align(Attention(), PortedAttention(fault), [X]).location
+    line = inspect.getsourcelines(PortedAttention)[1]
+    assert location.port_class.endswith(f"test_own_code.py:{line}")
+    assert location.lines()[-1] == f"the port's PortedAttention is in {location.port_class}"
+    pair = Ref(lambda m, x: m.act(x * 9), act=T.ReLU()), Port(lambda m, x: m.act(x * 9), act=P.ReLU6())
+    location = align(*pair, [X]).location
+    assert location.name == "act" and not location.port_class
 
 
 def test_the_line_of_the_call_that_is_fed_otherwise():

@@ -18,7 +18,7 @@ import numpy as np
 from portproof.arrays import Storage, is_projected, let_go, projected, same_bits
 from portproof.backends.draws import Draws
 from portproof.backends.lent import as_it_was, owned_tensors, taking_gradients
-from portproof.backends.own_code import Followed, between_children
+from portproof.backends.own_code import Followed, between_children, place_of_class
 from portproof.backends.question import CONSTANTS, Memory, Question, Run, perturbed, to_precision
 from portproof.backends.slots import Module, Named, Slot, describe, read_slots
 from portproof.backends.trace import CALLS, OUTPUT, OUTPUTS, Inputs, Trace, is_array, map_tensors, tensors_at, tracing
@@ -168,6 +168,10 @@ class Model:
 
     def forget(self) -> None:
         """Forget large answers."""
+
+    def place_of_class(self, name: str) -> str:
+        """The file and line where a module's class begins; "" for the framework's own, or where it is not known."""
+        return ""
 
     def run(
         self,
@@ -362,6 +366,9 @@ class BackendModel(Model):
     def wrong_gradients(self, question: Question) -> list[str]:
         """In words, an operation of the framework whose backward is wrong in this run (see `Runs`)."""
         return self.backend.runs.wrong_gradients(lambda: self._answer(question))
+
+    def place_of_class(self, name: str) -> str:
+        return place_of_class(self.backend, self._parts[name])
 
     def dropout_probability(self, name: str) -> float:
         """The probability of a dropout layer; 0 for other layers."""

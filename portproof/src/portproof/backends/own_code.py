@@ -79,6 +79,23 @@ def between_children(
         yield
 
 
+def place_of(file: str, line: int) -> str:
+    path = Path(file)
+    shown = path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
+    return f"{shown}:{line}"
+
+
+def place_of_class(backend: Backend, module: Any) -> str:
+    """Where the class of a module begins; "" for the framework's own, and for one without a source file."""
+    kind = type(module)
+    if kind.__module__.startswith(backend.layers.library):
+        return ""
+    try:
+        return place_of(inspect.getsourcefile(kind) or "", inspect.getsourcelines(kind)[1])
+    except (OSError, TypeError):
+        return ""
+
+
 @dataclass(frozen=True)
 class Statement:
     """A simple statement, or the head of a compound one."""
@@ -91,9 +108,7 @@ class Statement:
 
     @property
     def place(self) -> str:
-        path = Path(self.file)
-        shown = path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
-        return f"{shown}:{self.line}"
+        return place_of(self.file, self.line)
 
     @property
     def text(self) -> str:

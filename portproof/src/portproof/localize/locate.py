@@ -54,6 +54,7 @@ class Location:
     tree: list[str] = field(default_factory=list)
     also: list[Location] = field(default_factory=list)  # further faults
     built_differently: Mapping[str, str] = field(default_factory=dict)  # {label: in what}
+    port_class: str = ""  # file and line of the port's class, where that is the user's
 
     def lines(self) -> list[str]:
         port = f", the port's {self.port_name or 'model'} ({self.port_type})" if self.port_type else ""
@@ -61,6 +62,7 @@ class Location:
         lines += [f"  {line}" for line in self.proof]
         lines += [f"  cause, tested: {text}" for text in self.diagnosis]
         lines += [f"  {line}" for line in self.tree]
+        lines += [f"the port's {self.port_type} is in {self.port_class}"] if self.port_class else []
         return lines + [f"also at fault by itself: {line}" for line in _by_kind(self.also)]
 
     def summary(self) -> list[str]:
@@ -307,7 +309,8 @@ def _location(runs: IsolatedRuns, run: IsolatedRun) -> Location:
         if layer.needs_the_reference and not is_here and not diagnosis:
             proof.append(f"causes not tried: those of a {layer.kind} that need torch and the reference")
     tree = module_tree(runs.ref, name)
-    return Location(name, ref.type, phase, port.name, port.type, failed[0], proof, diagnosis, tree)
+    found = Location(name, ref.type, phase, port.name, port.type, failed[0], proof, diagnosis, tree)
+    return replace(found, port_class=runs.port.place_of_class(port.name))
 
 
 def _layer(runs: IsolatedRuns, run: IsolatedRun) -> Layer:

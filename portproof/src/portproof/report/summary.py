@@ -8,9 +8,10 @@ Both (UTF-8, no NaN or Infinity literals) hold:
     environment   {what: text}
     rungs         of a ladder: a list of {name, model, status, seconds, error, verdicts}; error: the exception, or ""
     verdicts      a list of {title, status, sentence, refusal, notes, caveats, location, rows}
-    location      null, or {module, type, port_module, port_type, phase, causes, lines, also}, where the failure begins:
-                  module is the reference's, "" the model itself; phase is "structure", "weights", "forward", "buffers"
-                  or "backward"; lines are the report's; also is a list of further locations
+    location      null, or {module, type, port_module, port_type, port_class, phase, causes, lines, also}, where the
+                  failure begins: module is the reference's, "" the model itself; port_class is file:line, "" of a
+                  library's class; phase is "structure", "weights", "forward", "buffers" or "backward"; lines are the
+                  report's; also is a list of further locations
     rows          a list of {name, item, status, shape, difference, limit, scale, reason, widened_by, hidden,
                   worst}, see compare.Row
     item          {name, kind, module, mode, dtype, iteration, section}, see compare.Item
@@ -202,6 +203,7 @@ def _location_data(location: Location) -> dict[str, Any]:
         "type": location.type,
         "port_module": location.port_name,
         "port_type": location.port_type,
+        "port_class": location.port_class,
         "phase": location.phase,
         "causes": location.diagnosis,
         "lines": location.lines(),
