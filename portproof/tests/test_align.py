@@ -493,6 +493,20 @@ def test_modules_that_are_left_out():
             align(*blocks(), x, leave_out=[name])
 
 
+def test_tensors_that_are_left_out():
+    """A statistic that the port updates otherwise on purpose: all else of its layer is still compared."""
+    ref = Ref(lambda m, x: m.bn(m.fc(x)), fc=T.Linear(5, 4), bn=T.BatchNorm1d(4))
+    port = Port(lambda m, x: m.bn(m.fc(x)), fc=P.Linear(5, 4), bn=P.BatchNorm1D(4))  # its variance is biased
+    x = [normal(6, 5)]
+    assert {row.item.leaf for row in align(ref, port, x).bad} == {"running_var"}
+    verdict = align(ref, port, x, leave_out=["bn.running_var"])
+    assert verdict.status == PASS, str(verdict)
+    assert "left out, not compared: bn.running_var (1 tensors, 0 outputs)" in verdict.notes
+    assert {"running_mean", "weight"} <= {row.item.leaf for row in verdict.rows if row.item.module == "bn"}
+    port.bn._momentum = 0.5
+    assert align(ref, port, x, leave_out=["bn.running_var"]).status == FAIL
+
+
 def test_the_references_weights_in_the_port():
     code = lambda m, x: m.o(m.a(x).tanh())  # noqa: E731
     ref, (first, last) = Ref(code, **layers()[0]), layers()[1].values()

@@ -58,7 +58,7 @@ def align(
     or nested lists, tuples and dicts of them. With batch norm at least 2 samples.
     `names`: {reference's module: port's}, a part of the map; the rest is proposed (see mapping/).
     `weights`: for both sides "probe" (seeded, hide no fault) or "reference"; "own" compares each side's own.
-    `leave_out`: modules of the reference whose values, and those of all in them, are not compared.
+    `leave_out`: modules of the reference whose values, and those of all in them, are not compared; also tensors.
     `accept`: known differences, "NAME[<=LIMIT][: REASON]", by the name of an item or a pattern such as
     "*.running_var". They neither pass nor fail; above the limit, the largest difference, they fail.
     `outputs`: {reference's: port's} keys, attributes or numbers of outputs, where they differ.

@@ -47,8 +47,9 @@ FLAGS: dict[str, dict[str, Any]] = {
     "--mode": {"choices": MODES, "default": "both", "help": "which modes are judged"},
     "--precision": {"choices": PRECISIONS, "default": "both", "help": "which precisions are judged"},
     "--leave-out": {
-        "help": "module of the reference whose own values, and those of all in it, are not compared (repeatable)",
-        "metavar": "MODULE",
+        "help": "module of the reference whose own values, and those of all in it, or tensor whose, are not compared"
+        " (repeatable)",
+        "metavar": "NAME",
         **REPEATED,
     },
     "--accept": {

@@ -153,23 +153,23 @@ class Pair:
             match_calls(self.name_map, self.ref, self.port, self.inputs, train)
             self.matched.add(train)
 
-    def _leave_out(self, modules: Sequence[str]) -> None:
-        """Leave modules of the reference out of a copy of the map."""
+    def _leave_out(self, names: Sequence[str]) -> None:
+        """Leave modules and tensors of the reference out of a copy of the map."""
         self.whole_map = self.name_map
-        modules = [modules] if isinstance(modules, str) else modules
-        for name in modules:
-            if not name or name not in self.ref.modules:
-                raise UserError(f"leave_out names {name!r}, but the reference has no module of that name in it")
-        if modules:
+        names = [names] if isinstance(names, str) else names
+        for name in names:
+            if not name or name not in self.ref.modules and name not in self.ref.slots:
+                raise UserError(f"leave_out names {name!r}, but the reference has no module and no tensor of that name")
+        if names:
             self.match_calls((False, True))
-        kept, prefixes = {}, tuple(f"{name}." for name in modules)
+        kept, prefixes = {}, tuple(f"{name}." for name in names)
         for what in ("calls", "tensors", "problems"):
             every = getattr(self.name_map, what).items()
             kept[what] = {key: value for key, value in every if not f"{module_of(key)}.".startswith(prefixes)}
         self.name_map = replace(self.name_map, **kept)
         tensors, calls = (len(getattr(self.whole_map, what)) - len(kept[what]) for what in ("tensors", "calls"))
-        if modules:
-            self.notes.append(f"left out, not compared: {', '.join(modules)} ({tensors} tensors, {calls} outputs)")
+        if names:
+            self.notes.append(f"left out, not compared: {', '.join(names)} ({tensors} tensors, {calls} outputs)")
 
     def question(self, model: Model, dtype: str, train: bool, perturbation: int = 0) -> Question:
         """The question for a whole model.
