@@ -167,12 +167,15 @@ def test_repository_is_where_the_checkout_comes_from(origin, address):
 FRONT = {"index": "en", "index_cn": "zh"}
 
 
+CODES = ("shell", "diff", "text")  # of the front page
+
+
 @pytest.mark.parametrize("name", FRONT)
 def test_front_page_is_one_screen(visit, name):
     page = visit(name)
-    parts = page.locator("article h1, article .language-diff, article .language-text, article .cards li")
+    parts = page.locator(f"article :is(h1, {', '.join(f'.language-{code}' for code in CODES)}, .cards li)")
     boxes = [part.bounding_box() for part in parts.all()]
-    assert len(boxes) == 6  # the title, the diff, its report and three readers
+    assert len(boxes) == 7  # the title, the commands, the diff, its report and three readers
     assert max(box["y"] + box["height"] for box in boxes) <= DESKTOP[1]
     assert page.locator(".cards li").evaluate_all("cards => cards.every(card => card.querySelector('a'))")
     page.click(f"article >> text={'中文' if name == 'index' else 'English'}")
@@ -222,12 +225,12 @@ def test_front_page_shows_a_fault_and_the_report_of_its_run():
     """It is the run of the first chapter, whose commands the tests run."""
     shown = [block for block in blocks("docs/index.md") if block.kind == "code"]
     assert shown == [block for block in blocks("docs/index_cn.md") if block.kind == "code"]
-    (ref, port), report = (block.lines for block in shown)
-    assert ref.removeprefix("- ") in (ROOT / "mobilenetv3_ref/models/mobilenet_v3.py").read_text()
+    _, (wrong, right), report = (block.lines for block in shown)
+    assert right.removeprefix("+ ") in (ROOT / "mobilenetv3_paddle/models/mobilenet_v3.py").read_text()
     faults = yaml.safe_load((ROOT / "maintenance/checks/faults.yaml").read_text())
     (fault,) = (fault for fault in faults if fault["name"] == "batch-norm momentum copied")
     faulty = (ROOT / "mobilenetv3_paddle" / fault["file"]).read_text().replace(fault["right"], fault["wrong"])
-    assert port.removeprefix("+ ") in faulty
+    assert wrong.removeprefix("- ") in faulty
     commands, printed = next(
         pair for pair in pairwise(blocks("docs/en/01_forward.md")) if fault["name"] in " ".join(pair[0].lines)
     )

@@ -11,6 +11,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +29,25 @@ if TYPE_CHECKING:
     from portproof.recording.file import Recording
 
 __version__ = "0.1.0"
+
+# {name: its module}; imported when a name is used.
+_RETURNED = {
+    "AlignVerdict": "portproof.ladder.pairs.whole",
+    "Item": "portproof.compare",
+    "Recording": "portproof.recording.file",
+    "Row": "portproof.compare",
+    "UserError": "sturdyio.cli",
+    "Verdict": "portproof.compare",
+}
+_FUNCTIONS = ("align", "assert_aligned", "assert_judged", "judge", "judge_onnx", "load_reference_weights", "record")
+__all__ = [*_FUNCTIONS, *_RETURNED]  # noqa: PLE0604 - strings, which the check does not see
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _RETURNED:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(_RETURNED[name]), name)
+
 
 # Paddle warns at import if the compiler cache ccache is not installed.
 warnings.filterwarnings("ignore", message="No ccache found")
