@@ -10,6 +10,7 @@ import paddle
 import pytest
 import torch
 
+from portproof import ladder
 from portproof.compare import FAIL, PASS, REFUSED
 from portproof.ladder.rung import Rung, RungVerdict
 from portproof.ladder.rungs.fp64_runs import train_fp64
@@ -334,3 +335,29 @@ def test_a_reference_that_magnifies_rounding_or_diverges_is_refused():
     assert "does not stay within" in str(train_fp64(with_(ref_run, rate=3.0), port_run))
     diverged = train_fp64(with_(ref_run, rate=1e200), port_run)
     assert diverged.status == REFUSED and "NaN or infinity" in diverged.refusal
+
+
+def test_a_model_with_a_gru_becomes_float64():
+    """Paddle's own way raises; whole numbers stay."""
+
+    class Net(paddle.nn.Layer):
+        def __init__(self):
+            super().__init__()
+            self.gru, self.norm = paddle.nn.GRU(3, 4), paddle.nn.BatchNorm1D(5)
+            self.register_buffer("count", paddle.to_tensor([7]))
+
+        def forward(self, x):
+            return self.norm(self.gru(x)[0])
+
+    with pytest.raises(RuntimeError):
+        Net().to(dtype="float64")
+    net = ladder.to_float64(Net())
+    assert {str(parameter.dtype) for parameter in net.parameters()} == {"paddle.float64"}
+    assert net.count.dtype == paddle.int64
+    output = net(paddle.ones([2, 5, 3], "float64"))
+    assert output.dtype == paddle.float64
+    output.sum().backward()
+    paddle.optimizer.SGD(0.1, parameters=net.parameters()).step()
+    assert ladder.to_float64(torch.nn.GRU(3, 4)).weight_ih_l0.dtype == torch.float64
+    with pytest.raises(UserError, match="is no model"):
+        ladder.to_float64(3)

@@ -33,6 +33,7 @@ _MODULES = {
     "rungs.forward_pass": ("forward", "gradients"),
     "rungs.deployed": ("deploy",),
     "rungs.fp64_runs": ("train_fp64",),
+    "precision": ("to_float64",),
     "rungs.initial": ("Constant", "Normal", "Uniform", "init"),
     "rungs.metrics": ("evaluation", "loss", "metric"),
     "rungs.optimizers": ("optimizer", "schedule"),
