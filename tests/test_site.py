@@ -404,10 +404,23 @@ def test_search_finds_first_what_answers(browser, site, language):
 def test_each_page_leads_to_the_other_language(visit, site, name):
     page = visit(name)
     language = name[:2]
+    other = {"en": "zh", "zh": "en"}[language]
+    there = f"{site}/{other}{name[2:].removesuffix('/index')}"
+    for selector in (f".md-header a[hreflang={other}]", f"head link[hreflang={other}]"):
+        assert page.eval_on_selector(selector, "link => link.href").rstrip("/") == there
+    assert len(page.get_attribute("meta[name=description]", "content")) > 20
     page.click(f"article >> text={'English' if language == 'zh' else '中文'}")
     page.wait_for_load_state()
-    other = {"en": "zh", "zh": "en"}[language]
-    assert page.url.partition("#")[0].rstrip("/") == f"{site}/{other}{name[2:].removesuffix('/index')}"
+    assert page.url.partition("#")[0].rstrip("/") == there
+
+
+def test_a_reader_chooses_dark(visit):
+    page = visit("en/01_forward")
+    schemes = []
+    for _ in range(3):
+        schemes.append(page.get_attribute("body", "data-md-color-scheme"))
+        page.click(".md-header__option label:visible")
+    assert schemes == ["default", "default", "slate"]  # the system's, light, dark
 
 
 def test_places_that_pages_link_to_exist(site, folder):

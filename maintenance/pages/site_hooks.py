@@ -7,6 +7,7 @@
 - Formulas between dollar signs, as GitHub shows them too, are MathML, for which a browser needs nothing else.
 - The cells of some tables name their columns, so that a phone can show each row as a card.
 - The links to the repository, in the header and on the front pages, are to the checkout's `origin`.
+- The header leads to the same page in the other language; each page has its first paragraph as a description.
 - Each language has a search of its own, in prose alone: code would fill the previews. What programs wrote comes last,
   and first what search_words.yaml names.
 """
@@ -25,6 +26,7 @@ from latex2mathml.converter import convert
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.exceptions import ConfigurationError
 from mkdocs.structure.files import Files
+from mkdocs.structure.nav import Navigation
 from mkdocs.structure.pages import Page
 from mkdocs.utils import get_relative_url
 
@@ -43,6 +45,7 @@ DRAWN = re.compile(r'<img alt="(?P<alt>[^"]*)" src="[^"]*images/(?P<name>(?:netw
 FORMULA = re.compile(r'<(span|div) class="arithmatex">\\[(\[](.*?)\\[)\]]</\1>', re.DOTALL)
 # GitHub needs blanks around a formula, Chinese does not beside a comma.
 BLANKS = re.compile("(?<=</math>) (?=[，。、：；）])|(?<=[，。、：；（]) (?=<math )")
+LANGUAGES = {"en": "English", "zh": "中文"}
 SEARCH_WORDS = Path(__file__).with_name("search_words.yaml")
 GENERATED = {
     "benchmark",
@@ -54,6 +57,7 @@ GENERATED = {
     "versions",
 }
 WRITTEN_BY_PROGRAMS = 0.2  # in search, of 1: tables of names and figures
+LONGEST = 200  # characters of a description
 IN_PRE = re.compile(r"<pre>.*?</pre>", re.DOTALL)
 # What the drawings say, longer words before those that they contain.
 IN_CHINESE = {
@@ -94,7 +98,19 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     if config.repo_url and page.file.src_uri in FRONT:
         link = f" · [{FRONT[page.file.src_uri]}]({config.repo_url})"
         markdown = SWITCH.sub(lambda switch: switch[0] + link, markdown, count=1)
+    page.meta.setdefault("description", _description(markdown))
     return SEVERAL.sub(lambda codes: f'<div class="codes" markdown>\n\n{_named(codes[1])}\n\n</div>', markdown)
+
+
+def on_page_context(context: dict, page: Page, config: MkDocsConfig, nav: Navigation) -> dict:
+    """The header's switch of language leads to the same page, and the other page is named to search engines."""
+    folder, _, rest = page.url.partition("/")
+    is_front = folder not in LANGUAGES
+    links = {"en": ".", "zh": "index_cn/"} if is_front else {language: f"{language}/{rest}" for language in LANGUAGES}
+    config.extra["alternate"] = [
+        {"name": name, "lang": language, "link": links[language]} for language, name in LANGUAGES.items()
+    ]
+    return context
 
 
 def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -> str:
@@ -143,6 +159,13 @@ def _found(docs: list[dict], page: str, title: str = "") -> dict:
         if at == f"{page}/" and (plain == title if title else not heading):
             return doc
     raise ConfigurationError(f"{SEARCH_WORDS}: there is no {title or 'page'} in {page}")
+
+
+def _description(markdown: str) -> str:
+    """The first paragraph as plain text, for those who find the page by a search engine."""
+    paragraphs = (part for part in markdown.split("\n\n") if re.match(r"[\w`*\[]", part) and not SWITCH.match(part))
+    words = re.sub(r"!?\[([^\]]*)\]\([^)]*\)|[`*]", r"\1", next(paragraphs, ""))
+    return " ".join(words.split())[:LONGEST].strip()
 
 
 def _language(page: Page) -> str:
