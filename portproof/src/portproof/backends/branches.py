@@ -279,8 +279,7 @@ def reach(
     """(parameters by state_dict key, inputs) with which a run in this mode enters more branches; None if no step helps.
 
     It may leave those that are entered `elsewhere`. If `counting`, values on which no output depends do not enter. The
-    nearest value is moved over each branch's bound by Newton's
-    step of least norm, in float64, on a copy.
+    nearest value is moved over each branch's bound by Newton's step of least norm, in float64, on a copy.
     """
     runs, found, fewest = ref.backend.runs, None, 0
     model = ref.copied("", "float64", train)

@@ -60,7 +60,8 @@ rounded would not do: effects may cancel in the reference and not in the port.
 A constant that a side holds in float32, such as a table of cosines, and that the other computes as it runs, is rounded
 on one side only. The side that holds it runs again in float64 with all such constants moved by what float32 may have
 rounded of them; what is computed anew from weights in each run moves nothing. Signs are drawn, and may cancel where
-those of the true rounding do not: hence S.
+those of the true rounding do not: hence S. A layer's fault could hide in such limits of a whole model, so where they
+were needed each layer is judged alone, too.
 
 float32 data: where a model makes a tensor of a float32 array, a float64 run holds rounded numbers.
 """
