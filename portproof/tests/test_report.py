@@ -480,6 +480,7 @@ def test_sentence():
         ("gradient", -1.5, -0.5, "the reference's number there is exactly 3 times the port's: a sum for a mean"),
         ("loss", 0.7, 0.7 * 8.001, ""),
         ("loss", 0.7, -1.4, ""),
+        ("metric", 0.25, 0.5, ""),  # an accuracy of few images is often twice another
         ("loss", 0.7, float("nan"), ""),
         (
             "distribution",

@@ -295,7 +295,7 @@ class Ruler:
         """
         if self.dtype != "float32" or item not in port or item not in self._scales:
             return False
-        is_near_end = max(self._scales.values()) ** 2 >= LARGEST_FLOAT32
+        is_near_end = max(self._scales.values()) >= LARGEST_FLOAT32**0.5
         keeps_digit = (K + 1) * self._error(item) < self._scales[item] and not is_near_end
         return not keeps_digit and port[item].shape == self.ref[item].shape and not np.isfinite(port[item]).all()
 

@@ -47,8 +47,11 @@ CAUSES = {
     "seed": "a generator that the seed does not reach (NumPy's, or one made anew)",
     "trajectory": "weight decay, momentum, learning rate, or the statistics' momentum over a whole run",
 }
-# A factor between two numbers: of float32 sums of one and the same terms; of standard deviations of random samples.
+# A factor between two numbers. Of a loss or a gradient, sums of the same terms: float32 rounds such sums by some 1e-7.
+# Of initial values: a standard deviation over n values is off by a share of sqrt(1 / 2n), 2 % of 1250; the roots below
+# are 9 % apart and more.
 EXACT_RATIO, NEAR_GAIN = 1e-6, 0.02
+SUMMED = ("loss", "gradient")
 GAINS = {  # the square of a factor between initial values: what is behind it
     2: "the gain of ReLU, on one side",
     3: "a bound of uniform numbers given as a standard deviation, or the other way round",
@@ -176,7 +179,7 @@ def _ratio(row: Row) -> list[str]:
         return []
     whose, other = ("port", "reference") if abs(port) > abs(ref) else ("reference", "port")
     ratio = max(port / ref, ref / port)
-    if round(ratio) > 1 and abs(ratio - round(ratio)) <= EXACT_RATIO * ratio:
+    if row.item.kind in SUMMED and round(ratio) > 1 and abs(ratio - round(ratio)) <= EXACT_RATIO * ratio:
         times = f"the {whose}'s number there is exactly {round(ratio)} times the {other}'s"
         return [f"  {times}: a sum for a mean, over samples, processes or accumulated batches?"]
     for square, cause in GAINS.items() if row.item.kind == "distribution" else ():
