@@ -129,7 +129,12 @@ def test_what_goes_into_an_activation_passes_its_bounds(make, shape):
 
 
 def last_of_a_block(port_relu):
-    """Only the last token counts, and to the block's own inputs each adds a position."""
+    """Only the last token counts, and to the block's own inputs each adds a position.
+
+    With this seed a value passes 6 that belongs to another token.
+    """
+    torch.manual_seed(5)
+    paddle.seed(5)
 
     def code(m, x):
         return m.out(m.block(x + m.position)[:, -1])
@@ -145,7 +150,6 @@ def last_of_a_block(port_relu):
 
 
 def test_values_on_which_no_output_depends_prove_no_branch():
-    torch.manual_seed(5)  # then the last token's does not pass 6
     x = normal(2, 4, 6) / 20  # the positions decide
     assert_aligned(*last_of_a_block(PF.relu), x)
     verdict = align(*last_of_a_block(PF.relu6), [x])
