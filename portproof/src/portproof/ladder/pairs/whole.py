@@ -376,8 +376,8 @@ def isolated_gradients(
 def layers_without_constants(pair: Pair, train: bool, calls: Calls, port_calls: Calls) -> Verdict:
     """Each layer alone in float64, where a constant that one side rounds to float32 widened the limits of the whole.
 
-    Alone a layer has no such constant, unless it holds it. The whole agrees; so what differs by more than a constant may
-    be off (MOST_ROUNDING of the largest value), which no such limit hides, is built differently.
+    Alone a layer has no such constant, unless it holds it. The whole agrees; so what differs by more than a constant
+    may be off (MOST_ROUNDING of the largest value), which no such limit hides, is built differently.
     """
     runs = IsolatedRuns(pair.ref, pair.port, pair.name_map, pair.inputs, train, calls, port_calls)
     rows = []
