@@ -49,11 +49,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--all", action="store_true", help="run the tests that are marked thorough, too: everything")
 
 
-@pytest.hookimpl(optionalhook=True)  # -n auto, where pytest-xdist is installed
+@pytest.hookimpl(optionalhook=True, tryfirst=True)  # -n auto, where pytest-xdist is installed, before its own count
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
-    """Two processes; with --all one more, for many of those tests only wait for others; less of few cores or memory."""
-    wanted = min(2, os.cpu_count() or 1) + bool(config.getoption("--all"))
-    return max(1, min(wanted, os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // MEMORY))
+    """As many processes as cores; fewer of little memory."""
+    return max(1, min(os.cpu_count() or 1, os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // MEMORY))
 
 
 def pytest_configure(config: pytest.Config) -> None:

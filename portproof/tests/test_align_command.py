@@ -258,7 +258,7 @@ def test_weights_of_the_port(run, folder, change):
 
 
 def test_one_precision(run):
-    out = run(precision="float64").stdout
+    out = run("--verbose", precision="float64").stdout
     assert "eval mode, float64/output" in out and "float32" not in out
     located = run(ONLY, precision="float32", port="a_pair:Port(activation='ReLU6')")
     assert located.returncode == 1 and "eval mode, float32: output 0 differs" in located.stdout
@@ -338,6 +338,14 @@ def test_a_repeated_warning_is_shown_once_and_a_bar_on_a_terminal_only(monkeypat
     assert not process._listeners
 
 
+def test_what_paddle_says_of_every_batch_norm_is_not_shown(recwarn):
+    norm, x = paddle.nn.BatchNorm2D(2), paddle.ones([2, 2, 3, 3])
+    with process.shown("align"):
+        norm(x)
+        warnings.warn("something else", stacklevel=1)
+    assert [str(each.message) for each in recwarn] == ["something else"]
+
+
 def test_training_with_a_keyword_in_the_file_of_inputs_is_refused(run, folder):
     """It would be left out, and the models trained on something else."""
     x = np.zeros((4, 5), np.float32)
@@ -376,11 +384,12 @@ def test_a_file_of_inputs_that_is_none(run, folder):
 MISTAKES = {
     "no such module": (
         {"ref": "nothing:Net"},
-        "No module named 'nothing': put the folder that holds it into PYTHONPATH",
+        "No module named 'nothing': install it with pip, or put the folder that holds it into PYTHONPATH",
     ),
     "a module that raises": ({"ref": "no_module:Net"}, "importing no_module raised ZeroDivisionError"),
     "no such keyword of the port": ({"port": "a_pair:Port(depth=3)"}, "making it raised TypeError"),
     "no such factory": ({"ref": "a_pair:Net"}, "a_pair has no Net that can be called"),
+    "a misspelt factory": ({"ref": "a_pair:Reff"}, "a_pair has no Reff that can be called: did you mean Ref?"),
     "no factory": ({"port": "math:pi"}, "math has no pi that can be called"),
     "no colon": ({"ref": "a_pair"}, "is no PKG.MOD:FACTORY"),
     "a positional argument": ({"ref": "a_pair:Ref(3)"}, "is no PKG.MOD:FACTORY"),
@@ -394,7 +403,7 @@ MISTAKES = {
     "no shape": ({"input": "4,x"}, "--input '4,x' is no shape"),
     "an empty input": ({"input": "4,0"}, "--input '4,0' is no shape"),
     "a type that is none": ({"input": "4,5:float99"}, "--input '4,5:float99' is no shape"),
-    "a shape that does not fit": ({"input": "4,6"}, "the reference cannot run on these inputs in eval mode"),
+    "a shape that does not fit": ({"input": "4,6"}, "give inputs (--input) of other shapes than 4x6"),
     "a call that is none": ({"ref": "a_pair:Ref(classes={[]: 1})"}, "is no PKG.MOD:FACTORY"),
     "too many axes": ({"input": ",".join(["1"] * 80)}, "has more than 32 axes"),
     "more than memory holds": ({"input": "99999,99999,99999"}, "or 268435456 numbers"),

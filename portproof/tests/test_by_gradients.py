@@ -11,8 +11,9 @@ from portproof import align
 from portproof.arrays import along_axes
 from portproof.backends import backend
 from portproof.compare import FAIL, PASS, REFUSED
+from portproof.mapping.by_gradients import ByGradients
 from portproof.mapping.fingerprint import filling, fingerprint
-from portproof.mapping.links import parse
+from portproof.mapping.links import Link, parse
 
 F, PF = torch.nn.functional, paddle.nn.functional
 TOLD = "by gradients, confirmed by values everywhere"
@@ -124,6 +125,31 @@ def test_two_that_are_exchanged_against_their_names(used, names, status):
     if status == REFUSED:  # each reading as the user would write it
         for key, line in EXCHANGED.items():
             assert f"{key}: {line}" in verdict.refusal and f"{key}: {line.replace('k_', 'q_')}" in verdict.refusal
+
+
+def test_a_part_of_a_join_is_exchanged_with_what_has_its_gradient():
+    """Equal values make the slices of the last layer equal, and so the gradients of `s` and of the second's bias."""
+
+    def code(m, x):
+        return m.last(torch.cat([x + m.s, torch.tanh(m.a(x)), m.b(x)], -1))
+
+    def port_code(m, x):
+        a, b = (x @ m.raw.w.T + m.raw.both).chunk(2, -1)
+        return m.last(paddle.concat([x + m.raw.t, paddle.tanh(a), b], -1))
+
+    ref = Ref(code, a=torch.nn.Linear(6, 6), b=torch.nn.Linear(6, 6), last=torch.nn.Linear(18, 6))
+    ref.s = torch.nn.Parameter(torch.randn(6))
+    tensors = raw(Port, ("w", (12, 6)), ("both", (12,)), ("t", (6,)))
+    port = Port(port_code, raw=tensors, last=paddle.nn.Linear(18, 6))
+    models = backend("torch").wrap(ref, "reference"), backend("paddle").wrap(port, "port")
+    told = ByGradients(*models, [fingerprint(model, [X]) for model in models], [], {}, {})
+    weights = [
+        Link(("a.weight", "b.weight"), ("raw.w",)),
+        *(Link((f"last.{x}",), (f"last.{x}",)) for x in ("weight", "bias")),
+    ]
+    right = [Link(("a.bias", "b.bias"), ("raw.both",)), Link(("s",), ("raw.t",))]
+    wrong = [Link(("a.bias", "s"), ("raw.both",)), Link(("b.bias",), ("raw.t",))]
+    assert {*next(told.exchanges([*weights, *wrong]))} == {*weights, *right}
 
 
 @pytest.mark.parametrize("exchanged", [False, True])

@@ -48,7 +48,7 @@ from portproof.convert.rules import RULES, paddle_to_torch, torch_to_paddle
 from portproof.ladder.pairs.pair import MODES
 from portproof.ladder.rung import Rung
 from portproof.localize.locate import Location
-from portproof.report.text import block_of, last_line, render, row_line, table, usual_causes
+from portproof.report.text import block_of, last_line, render, row_line, section_of, table, usual_causes
 from sturdyio.cli import UserError
 from sturdyio.files import load_npy
 
@@ -343,6 +343,31 @@ def test_report_of_a_pass():
         "  ok      features.0  2x3              max|d| 0.0e+00  limit 1.0e-06",
         "  ok      logits      5                max|d| 0.0e+00  limit 1.0e-06",
     ]
+
+
+def test_what_agrees_is_folded_by_section():
+    """Consecutive groups that pass are one line, of one section; what fails or stands alone keeps its own."""
+
+    def row(section: str, kind: str, difference: float) -> Row:
+        status = PASS if difference <= 1 else FAIL
+        return Row(Item(f"{kind} of it", kind, section=section), status, (1,), difference, 1.0)
+
+    layers = "float32, isolated layers"
+    rows = [row("float64", "output", 0.1), row("float64", "gradient", 0.7), row("float64", "buffer", 2.0)]
+    rows += [row("float32", "output", 0.2), row(f"{layers}/a", "output", 0.3), row(f"{layers}/b", "output", 0.4)]
+    lines = [line.split(" max|d| ") for line in table(rows, section_of, fold=True)]
+    starts = [" ".join(start.split()) for start, _ in lines]
+    assert starts == [
+        "ok float64 2 items",
+        "FAIL float64/buffer 1",
+        "ok float32/output 1",
+        f"ok {layers} 2 items",
+    ]
+    assert lines[0][1].split() == ["7.0e-01", "limit", "1.0e+00", "at", "float64/gradient/gradient", "of", "it"]
+    assert len(table(rows, section_of)) == len(rows)
+    plain = [Row(Item(name), PASS, (1,), 0.0, 1.0) for name in "abc"]
+    (line,) = table(plain, str, fold=True)
+    assert line.split()[:6] == ["ok", "a", "to", "c", "3", "items"]
 
 
 def test_report_of_a_refusal():

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import onnx
@@ -25,6 +26,7 @@ from portproof.commands import judge as judge_command
 from portproof.commands import record as record_command
 from portproof.compare import FAIL, NOT_JUDGED, PASS, exit_status
 from portproof.exported import engine, preprocessing
+from portproof.exported.causes import Causes
 from portproof.exported.constants import snapped
 from portproof.exported.graph import Graph
 from portproof.exported.operators import OPERATORS
@@ -74,10 +76,23 @@ def test_each_fault_is_noticed_and_named_at_its_module(exports, fault, exporter)
         return
     assert verdict.location.name == fault.place, str(verdict)
     assert fault.cause in "; ".join(verdict.location.diagnosis), str(verdict)
+    assert fault.place != THE_MODEL or "behind its last module" in str(verdict), str(verdict)
     # a constant that layers share is at fault in each
     assert all(each.diagnosis == verdict.location.diagnosis for each in verdict.location.also), str(verdict)
     behind = [row for row in verdict.not_judged if "it follows from" in row.reason]
     assert not behind, str(verdict)  # all that follows is judged on the reference's own values
+
+
+@pytest.mark.parametrize("absent", ["", "bias", "weight", "weight, bias"])
+def test_batch_statistics_are_tried_with_the_tensors_that_a_norm_has(absent):
+    rng = np.random.default_rng(0)
+    x, drawn = rng.normal(size=(4, 3, 5)), {leaf: rng.normal(size=3) for leaf in ("running_mean", "weight", "bias")}
+    held = {f"bn.{leaf}": array for leaf, array in drawn.items() if leaf not in absent}
+    tried = SimpleNamespace(ref=SimpleNamespace(weights=held), module="bn", settings={"eps": 0.1}, _is=np.allclose)
+    wanted = (x - x.mean((0, 2), keepdims=True)) / np.sqrt(x.var((0, 2), keepdims=True) + 0.1)
+    wanted = wanted * held.get("bn.weight", np.ones(3))[:, None] + held.get("bn.bias", np.zeros(3))[:, None]
+    assert list(Causes._of_batch(tried, x, wanted)) == ["batch norm takes the batch's statistics (train mode)"]
+    assert not list(Causes._of_batch(tried, x, wanted + 0.1))
 
 
 def test_the_table_has_the_kinds_that_were_asked_for():

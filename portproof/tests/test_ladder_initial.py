@@ -339,6 +339,13 @@ def test_without_laws_a_fault_is_named(change, named):
     ]
 
 
+def test_without_laws_a_gain_is_told():
+    """The spread comes first, as that of a law does, and its factor says what is behind it."""
+    verdict = init(ref, lambda seed: port(seed, scaled(math.sqrt(6))))
+    assert "first difference: fc.weight/std" in str(verdict)
+    assert "the port's number there is near the root of 6 times the reference's: kaiming_uniform_" in str(verdict)
+
+
 def test_without_laws_a_computed_table_may_round():
     def with_table(model, array):
         if isinstance(model, torch.nn.Module):

@@ -176,6 +176,10 @@ def test_what_proves_nothing_is_refused(ref, reason):
         ([], "one case at least"),
         ({"a": np.ones(3)}, "'a' is a ndarray: give a tuple"),
         ({"a": ()}, "'a' is a tuple: give a tuple of one array or more"),
+        (
+            {"a": ([np.ones(3), np.ones(2)], np.ones(3))},
+            "'a': .*: give a tuple of arrays, each as an argument of its own",
+        ),
         ({"a": (np.arange(3),)}, "'a' has no floating-point array"),
         ({"a": (np.array(["x"]),)}, "'a' has an array"),
         ({"a": (np.empty((0, 3)), np.empty(0, int))}, "'a' has an array"),

@@ -8,16 +8,20 @@ from collections import defaultdict
 from pathlib import Path
 
 import numpy as np
+import paddle
 import pytest
+import torch
 import toy_processes
 from torch.utils.data import DistributedSampler
 
-from portproof.compare import FAIL, PASS, REFUSED
+from portproof.backends import backend
+from portproof.compare import FAIL, PASS, REFUSED, Item, tensor_item
 from portproof.io.cli import resolve
 from portproof.ladder import workers
 from portproof.ladder.rung import Rung
 from portproof.ladder.rungs import processes
-from portproof.ladder.rungs.processes import dist, strided_shares
+from portproof.ladder.rungs.parallel_step import data_parallel_step
+from portproof.ladder.rungs.processes import Processes, dist, strided_shares
 from portproof.ladder.workers import Outcome, launch, record_of
 from sturdyio.cli import UserError
 
@@ -121,6 +125,64 @@ def alike(monkeypatch) -> None:
         return Outcome([records for _ in range(count)])
 
     monkeypatch.setattr(processes, "launch", fake)
+
+
+@pytest.mark.parametrize("framework", ["torch", "paddle"])
+def test_a_step_of_one_process_is_recorded_in_eval_mode(framework):
+    """By PyTorch's names and layouts, though the step sets train mode."""
+    if framework == "torch":
+        linear, norm, sgd = torch.nn.Linear(3, 2), torch.nn.BatchNorm1d(2), lambda p: torch.optim.SGD(p, 0.5)
+        model = torch.nn.Sequential(linear, norm)
+    else:
+        linear, norm, sgd = paddle.nn.Linear(3, 2), paddle.nn.BatchNorm1D(2), lambda p: paddle.optimizer.SGD(0.5, p)
+        model = paddle.nn.Sequential(linear, norm)
+    before = backend(framework).arrays_of(model).parameters()["0.weight"]
+
+    def make(model):
+        optimizer = sgd(list(model.parameters()))
+
+        def step(x):
+            model.train()
+            loss = model(x).sum()
+            loss.backward()
+            optimizer.step()
+            return loss
+
+        return step, optimizer
+
+    x = np.random.default_rng(0).normal(size=(4, 3)).astype(np.float32)
+    found = data_parallel_step(model, make, [x], "float64")
+    of_weight = {item.kind: array for item, array in found.items() if item.name == "0.weight"}
+    gradient = np.tile(x.sum(0, dtype=np.float64), (2, 1)) / np.sqrt(1 + 1e-5)  # as running statistics give it
+    np.testing.assert_allclose(of_weight["gradient"], gradient, rtol=1e-12)
+    np.testing.assert_allclose(of_weight["parameter"], before - 0.5 * gradient, rtol=1e-12)
+    np.testing.assert_array_equal(found[Item("samples", "images")], range(4))
+
+
+@pytest.mark.parametrize("variables", [("RANK", "WORLD_SIZE"), ("PADDLE_TRAINER_ID", "PADDLE_TRAINERS_NUM")])
+def test_a_batch_that_cannot_be_shared_is_one_clear_line(variables, monkeypatch):
+    for name, value in zip(variables, "12"):
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr("portproof.ladder.rungs.parallel_step.join_group", lambda join, leave: None)
+    with pytest.raises(UserError, match=r"2 processes cannot share a batch of 3 samples equally"):
+        data_parallel_step(torch.nn.Linear(3, 2), lambda model: [model], [np.zeros((3, 3))], "float32")
+
+
+def test_a_ports_tensors_have_the_references_names(alike):
+    """Of gradients, parameters and buffers; other items keep their names."""
+    translated, not_translated = (Rung("08_test", quiet=True) for _ in range(2))
+    dist(REF, "toy_processes:renamed", {2: {"right": {}}}, names={"": "net"}, rung=translated)
+    dist(REF, "toy_processes:renamed", {2: {"right": {}}}, rung=not_translated)
+    of_tensors = {"epoch 0/parameter/w", "epoch 0/gradient/w"}
+    assert not of_tensors & {item for item, _ in failures(translated)["right"]}
+    assert of_tensors <= {item for item, _ in failures(not_translated)["right"]}
+
+
+def test_a_model_that_is_a_child_in_the_reference_keeps_its_other_items():
+    """What belongs to no module is not of the port's model itself."""
+    record = {tensor_item("w", "gradient"): 1.0, Item("samples", "images"): 2}
+    (each,) = Processes([{"run": record}], who="port", back={"": "net"}).each(["run"])
+    assert [(item.name, item.module) for item in each] == [("net.w", "net"), ("samples", "")]
 
 
 @pytest.mark.parametrize("processes", [1, 2, 3, 5, 20])
@@ -240,8 +302,8 @@ def wait_until(condition, seconds: float = 60) -> None:
 @pytest.mark.thorough("one framework", but="paddle")
 @pytest.mark.parametrize("framework", ["torch", "paddle"])
 def test_processes_that_never_end_are_ended(framework, tmp_path):
-    died = launch(framework, "toy_processes:waits", 2, {"a run": {}}, tmp_path, 8)
-    assert not died.is_machines and re.fullmatch(r"process \d of 2 did not end within 8 s.*", died.reason)
+    died = launch(framework, "toy_processes:waits", 2, {"a run": {}}, tmp_path, 20)  # to start they may take 10 s
+    assert not died.is_machines and re.fullmatch(r"process \d of 2 did not end within 20 s.*", died.reason)
     wait_until(lambda: processes_in(tmp_path) == [])
 
 

@@ -165,6 +165,16 @@ def test_what_has_no_float64_kernel_is_judged_in_float32_alone_and_that_is_said(
     assert "judge the port in float32" in found["refused"]
 
 
+def test_with_which_probability_dropout_drops(folder):
+    """Its layers are told what to drop, or what to keep."""
+    layers = "nn.Dropout(p=0.1), nn.Dropout(0.9), nn.Dropout2d(0.1), nn.ReLU()"
+    code = (
+        "from mindspore import nn; from portproof.backends.mindspore_backend import BACKEND; "
+        f"print([BACKEND.runs.dropout_probability(layer) for layer in ({layers})])"
+    )
+    assert run_mindspore("-c", code).splitlines()[-1] == "[0.1, 0.1, 0.1, 0.0]"
+
+
 @pytest.mark.parametrize("weights", ["probe", "reference"])
 def test_what_mindspore_recorded_paddle_is_judged_by(folder, weights):
     recording = folder / f"own_{weights}.ref.safetensors"

@@ -16,7 +16,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from browser import DESKTOP, PHONE, fits_sideways, visit
+from browser import DESKTOP, PHONE, fits_sideways, violations, visit
 from made_up_results import MODULES, Outcome, forward, outputs, strict
 from PIL import Image
 from playwright.sync_api import Browser, Page
@@ -25,10 +25,11 @@ from portproof.backends.trace import output_item
 from portproof.compare import FAIL, NOT_JUDGED, PASS, REFUSED, Item, Row, Verdict, compare, tensor_item
 from portproof.localize.locate import Location
 from portproof.python39 import zip_strict
+from portproof.report.chinese import CHINESE
 from portproof.report.page import render_page, worst_share, write_page
-from portproof.report.plots import MEAN, STD, Picture, depth_rows, picture_row, shares
+from portproof.report.plots import CURVES, MEAN, STD, STYLES, Picture, depth_rows, picture_row, shares
 from portproof.report.summary import LIBRARIES, SCHEMA, LadderResult, RungResult, environment, write_summary
-from portproof.report.text import LAST_WORDS, WORDS, first_difference, last_line
+from portproof.report.text import CAUSES, LAST_WORDS, WORDS, first_difference, last_line
 from sturdyio.cli import UserError
 
 SMALL = "resnet18"
@@ -176,6 +177,14 @@ def test_page_renders(browser, case, size, scheme):
     page.close()
 
 
+@pytest.mark.thorough("one case, light on a desktop, dark on a phone", but="located-desktop")
+@pytest.mark.parametrize(("light", "dark"), [(DESKTOP, PHONE), (PHONE, DESKTOP)], ids=["desktop", "phone"])
+def test_axe_finds_nothing(browser, case, light, dark):
+    page = visit(browser, case.path)
+    assert violations(page, light, dark) == []
+    page.close()
+
+
 def test_what_failed_first_is_seen_without_scrolling(browser, case):
     page = visit(browser, case.path)
     item = page.locator("#first-item")
@@ -225,6 +234,62 @@ def test_location_and_notes_are_shown(browser, tmp_path):
     assert "\n".join(lines) in page.inner_text("#rung-2 details.check > pre")
     assert "a note & more" in page.inner_text("#rung-2")
     page.close()
+
+
+def english() -> set[str]:
+    """All texts that the page gives to `_`, and the usual causes."""
+    folder = resources.files("portproof.report")
+    source = "".join((folder / name).read_text() for name in ("templates/report.html.j2", "plots.py", "summary.py"))
+    drawn = {"iteration", "item, in the order of execution", "gradient, from the output to the input"}
+    drawn |= {"largest difference", "largest difference / limit", "running statistics", "epoch", "value"}
+    drawn |= {"{} of both sides at each iteration", "{} of both sides at each epoch"}
+    drawn |= {"{} of {} checks of this rung agree", "{} of {} items of this check agree"}
+    drawn |= {"no checks of this rung", "no items of this check"}
+    drawn |= {"Difference and limit of each item, in order", "Largest share of the limit at each iteration"}
+    literal = set(re.findall(r'\b_\(\s*"([^"]+)"\s*\)', source))
+    assert len(literal) > 50
+    names = {name for name in CURVES.values() if name != "loss"} | set(STYLES)
+    return literal | drawn | set(CAUSES.values()) | names
+
+
+def test_the_page_is_in_chinese_on_request(browser, tmp_path):
+    result = CASES["value"][0]()
+    write_page(result, tmp_path / "report.html", "zh")
+    page = visit(browser, tmp_path / "report.html")
+    assert page.evaluate("document.documentElement.lang") == "zh-CN"
+    terms = page.locator("#first dt").all_inner_texts()
+    assert terms[:3] == ["步骤", "检查", "比较项"] and "常见原因" in terms
+    assert page.inner_text("h1").endswith(result.said(CHINESE.__getitem__))
+    page.evaluate("document.querySelectorAll('details').forEach(details => details.open = true)")
+    drawn = page.locator("figure.plot svg text").all_text_contents()
+    assert {"迭代", "最大差异", "最大差异 / 阈值", "loss 值", "学习率"} <= set(drawn), drawn
+    headings = page.locator("th[scope=col], #first dt, h2[id$=title]:not([id^=rung-]), h3, .key li").all_inner_texts()
+    assert len(headings) > 20 and all(re.search("[\u4e00-\u9fff]", text) for text in headings), headings
+    assert fits_sideways(page)
+    page.close()
+
+
+def test_every_text_of_the_page_has_its_chinese():
+    assert english() == set(CHINESE)
+    for text, chinese in CHINESE.items():  # no number is lost
+        assert text.count("{") == chinese.count("{"), text
+        assert not re.search(r"[,;:!?]|\((?!n - 1|weight)", re.sub(r"{[^}]*}", "", chinese)), chinese
+
+
+def test_a_long_run_lists_what_tells_most(tmp_path):
+    """A page of many checks stays small: each lists what differs, and then what is nearest to its limit."""
+    items = [Item(f"features.{i}.weight", "parameter") for i in range(500)]
+    ref = {item: np.full(3, float(i)) for i, item in enumerate(items, 1)}
+    port = {item: array + 1e-13 * (i + 1) for i, (item, array) in enumerate(ref.items())}
+    port[items[7]] = ref[items[7]] + 1
+    verdicts = [compare(ref, port, dict.fromkeys(ref, 1e-9), title=f"check {i}") for i in range(200)]
+    path = tmp_path / "report.html"
+    write_page(LadderResult([rung(Outcome(*verdicts))]), path)
+    html = path.read_text(encoding="utf-8")
+    assert path.stat().st_size < 2_000_000
+    assert "30 of 500 items: what differs, then what is nearest to its limit" in html
+    listed = re.findall(r"<th scope=row>(.*?)<td>", html)[:30]
+    assert listed == [str(items[7]), *(str(item) for item in items[:470:-1])]
 
 
 def test_every_item_is_in_a_table_and_failing_groups_come_first(browser, tmp_path):

@@ -6,17 +6,15 @@ environment's TEXT_FAULT names, if there is one.
 
 import os
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
 import paddle
-import paddle.distributed
 import torch
-import torch.distributed
 
 from portproof import load_reference_weights
-from portproof.compare import Item
-from portproof.ladder import join_group
+from portproof.ladder import data_parallel_step
 
 WORDS, LENGTH, CLASSES, WIDTH, BATCH = 40, 12, 4, 16, 6
 RATE, WARM_UP, EPOCHS, DECAY = 2e-3, 4, 2, 0.05
@@ -329,63 +327,26 @@ def port_trainer(seed: int, options: dict, dtype: str) -> PortResumed:
     return PortResumed(model, port_training(model), seed)
 
 
-# Several processes: gradients of equal shares are averaged
+# Several processes
 
 
 def ref_process(options: dict, dtype: str) -> dict:
-    rank, count = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
-    join_group(
-        lambda: count > 1 and torch.distributed.init_process_group("gloo"), torch.distributed.destroy_process_group
-    )
-    model = ref_net(0).eval().to(getattr(torch, dtype))
-    tokens, labels = (torch.tensor(array[rank::count]) for array in texts(5, 8))
-    loss = ref_criterion(model(tokens), labels)
-    loss.backward()
-    for parameter in model.parameters():
-        if count > 1:
-            torch.distributed.all_reduce(parameter.grad)
-            parameter.grad /= count
-    ref_optimizer(model).step()
-    return {
-        Item("images", "images"): np.arange(8)[rank::count],
-        Item("loss", "own loss"): loss.detach().numpy(),
-        **{Item(name, "gradient"): p.grad.numpy() for name, p in model.named_parameters()},
-        **{Item(name, "parameter"): p.detach().numpy() for name, p in model.named_parameters()},
-    }
+    return data_parallel_step(ref_net(0), ref_training, texts(5, 8), dtype)
 
 
 def port_process(options: dict, dtype: str) -> dict:
-    rank, count = int(os.environ.get("PADDLE_TRAINER_ID", "0")), int(os.environ.get("PADDLE_TRAINERS_NUM", "1"))
+    return data_parallel_step(port_net(0), unsynchronized if faulty("dist") else port_training, texts(5, 8), dtype)
 
-    def join() -> None:
-        if count > 1:
-            paddle.set_device("cpu")
-            os.environ["PADDLE_DISTRI_BACKEND"] = "gloo"
-            paddle.distributed.init_parallel_env()
 
-    join_group(join, paddle.distributed.destroy_process_group)
-    model = port_net(0)
-    model.eval()
-    model.to(dtype=dtype)
-    tokens, labels = (paddle.to_tensor(array[rank::count]) for array in texts(5, 8))
-    loss = port_criterion(model(tokens), labels)
-    loss.backward()
-    for parameter in model.parameters():
-        if count > 1:
-            paddle.distributed.all_reduce(parameter.grad)
-            parameter.grad.set_value(parameter.grad / (1 if faulty("dist") else count))
-    port_optimizer(model).step()
-    transposed = [f"{name}.weight" for name in ("wide", "narrow", "head")]
+def unsynchronized(model: paddle.nn.Layer) -> tuple:
+    """Each process keeps its own gradients."""
+    step, *others = port_training(model)
 
-    def by_name(kind: str, arrays: dict) -> dict:
-        return {Item(name, kind): array.T if name in transposed else array for name, array in arrays.items()}
+    def alone(*batch: paddle.Tensor) -> paddle.Tensor:
+        with model.no_sync() if hasattr(model, "no_sync") else nullcontext():
+            return step(*batch)
 
-    return {
-        Item("images", "images"): np.arange(8)[rank::count],
-        Item("loss", "own loss"): loss.numpy(),
-        **by_name("gradient", {name: p.grad.numpy() for name, p in model.named_parameters()}),
-        **by_name("parameter", {name: p.numpy() for name, p in model.named_parameters()}),
-    }
+    return alone, *others
 
 
 # The exported port, which an engine runs

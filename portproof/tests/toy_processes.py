@@ -6,6 +6,7 @@ The port has the mistake `options["fault"]`, if there is one.
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -89,6 +90,14 @@ def port(options: Mapping, dtype: str) -> dict[Item, Any]:
     fault = options.get("fault", "")
     exchanges = [exchanged(each, paddle.to_tensor, n) for each in (dist.all_reduce, partial(dist.broadcast, src=0))]
     return train((rank, n), exchanges, options, fault, dtype)
+
+
+def renamed(options: Mapping, dtype: str) -> dict[Item, Any]:
+    """The port, whose model is a child of another."""
+    found = port(options, dtype)
+    return {
+        replace(item, name="net.w", module="net") if item.name == "w" else item: array for item, array in found.items()
+    }
 
 
 def empty(options: Mapping, dtype: str) -> dict:

@@ -152,8 +152,7 @@ def record(
 
     if weights not in ("probe", "reference"):
         raise UserError(f"weights {weights!r}: choose one of probe, reference")
-    how = {"seed": seed, "device": device, "drawn": drawn, "factories": (factory, None)}
-    options = Options(weights=weights, modes=modes, **how)
+    options = Options(weights=weights, modes=modes, seed=seed, device=device, drawn=drawn, factories=(factory, None))
     return Recorder(ref, inputs, options, modules, also, prepared(images, preprocess)).recording()
 
 

@@ -29,7 +29,7 @@ def tiles(shape: tuple[int, ...]) -> Iterator[tuple[slice, slice]]:
         yield slice(i, i + TILE), slice(j, j + TILE)
 
 
-def in_rows(array: np.ndarray, dtype: npt.DTypeLike = None, copy: bool = False) -> np.ndarray:
+def in_rows(array: np.ndarray, dtype: npt.DTypeLike | None = None, copy: bool = False) -> np.ndarray:
     """The array in C order and `dtype` (default: its own); copied only if needed, or on request.
 
     A matrix is copied in tiles: otherwise a transposed one misses the cache at every element.
@@ -88,7 +88,7 @@ class Storage:
 
 def let_go(array: np.ndarray) -> None:
     """Let go of the memory in which an array of a `Storage` was read."""
-    base = array
+    base: object = array
     while isinstance(base, np.ndarray):
         base = base.base
     if isinstance(base, mmap.mmap) and hasattr(base, "madvise"):

@@ -187,7 +187,7 @@ def unzip(data: bytes) -> dict[str, bytearray]:
             if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):  # of others zipfile sets no limit
                 raise ValueError(f"{info.filename} is compressed in another way than deflated")
             if info.CRC == 0:  # torch.save can be told to leave the sums out
-                info.CRC = None
+                info.CRC = None  # type: ignore[assignment]  # zipfile takes it for no sum
             with archive.open(info) as file:
                 content = found[info.filename] = bytearray(file.read(info.file_size))
             if len(content) != info.file_size:

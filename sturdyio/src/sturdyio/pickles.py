@@ -120,7 +120,7 @@ class Buffer(Array):  # how protocol 5 writes an array
 class Dict(dict):
     """An OrderedDict or a Counter."""
 
-    def __init__(self, items: dict | list = ()) -> None:
+    def __init__(self, items: dict | list | tuple = ()) -> None:
         pairs = list(items.items() if isinstance(items, dict) else items)
         for key, _ in pairs:
             check_key(key)
@@ -141,7 +141,7 @@ def check_key(key: Any) -> None:
         raise ValueError(f"it holds a dict with a {type(key).__name__} for a name")
 
 
-STAND_INS = {
+STAND_INS: dict[str, Callable[..., Any]] = {
     "_codecs.encode": Bytes,
     "builtins.bytes": Bytes,
     "builtins.tuple": _named,
@@ -203,7 +203,7 @@ class Unpickler:
 
     def __init__(self, stream: io.BytesIO, size: int) -> None:
         self.stream, self.left = stream, GIVEN + size
-        tuples = dict.fromkeys(("TUPLE", "TUPLE1", "TUPLE2", "TUPLE3"), tuple)
+        tuples: dict[str, Callable[[list], Any]] = dict.fromkeys(("TUPLE", "TUPLE1", "TUPLE2", "TUPLE3"), tuple)
         self.makes: dict[str, Callable[[list], Any]] = {
             **tuples,
             "LIST": list,

@@ -68,7 +68,9 @@ def _zipped(data: bytes) -> Any:
     if files.get(f"{folder}byteorder", b"little") != b"little":
         raise ValueError(HIGHEST_FIRST)
     start = f"{folder}data/"
-    memory = {name.removeprefix(start): content for name, content in files.items() if name.startswith(start)}
+    memory: dict[str, bytearray | torch.Tensor] = {
+        name.removeprefix(start): content for name, content in files.items() if name.startswith(start)
+    }
     return _Unpickler(io.BytesIO(files[names[0]]), len(data), memory).load()
 
 

@@ -15,7 +15,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cached_property
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -45,10 +45,10 @@ class Layers(ABC):
     containers: tuple[type, ...]  # its classes that are no layers
     sequential: type  # returns its last child's output
     forward = "forward"
-    torch_types: Mapping[str, str]  # {its class: PyTorch's name}, where they differ
+    torch_types: ClassVar[Mapping[str, str]]  # {its class: PyTorch's name}, where they differ
 
     @abstractmethod
-    def named_modules(self, model: Any) -> Named:
+    def named_modules(self, model: Any, /) -> Named:
         """(dotted name, module) of each once, the model first; none that computes a parameter."""
 
     def children(self, module: Any) -> Iterable[Any]:
@@ -86,7 +86,7 @@ class Layers(ABC):
         return model.named_parameters()
 
     @abstractmethod
-    def named_buffers(self, model: Any) -> Named:
+    def named_buffers(self, model: Any, /) -> Named:
         """(state_dict key, tensor) of the buffers."""
 
 
@@ -94,13 +94,13 @@ class Runs(ABC):
     """How models are run: modes, contexts, random numbers, dropout, hooks."""
 
     framework: ModuleType
-    dtypes: Mapping[str, Any]  # its "float32" and "float64"
+    dtypes: ClassVar[Mapping[str, Any]]  # its "float32" and "float64"
     exact_constants: Callable[[], AbstractContextManager]  # exact float64 arithmetic; may be nested
     lent_dropout: Callable[[Keep], AbstractContextManager]  # active dropout functions keep what `Keep` says
     one_random: Callable[[], float]  # takes a number from its own generator
     as_float64: Callable[[Note], AbstractContextManager]  # turns float32 into float64, see `new_tensors`
-    dropouts: tuple[type, ...]  # layers that are only dropout
-    holding_dropout: tuple[type, ...] = ()  # layers that pass a probability to a kernel
+    dropouts: tuple[type[Any], ...]  # layers that are only dropout
+    holding_dropout: tuple[type[Any], ...] = ()  # layers that pass a probability to a kernel
     hooks_parameters = True  # whether a backward pass calls hooks of parameters
 
     def set_mode(self, module: Any, train: bool) -> None:
@@ -189,6 +189,10 @@ class Runs(ABC):
         """Dropout functions do nothing in this context."""
         return self.lent_dropout(no_masks)
 
+    def dropout_probability(self, layer: Any) -> float:
+        """The probability with which a dropout layer drops; 0 for other layers."""
+        return float(layer.p) if isinstance(layer, self.dropouts) else 0.0
+
     def turn_off_dropout(self, layer: Any) -> None:
         """Turn off a dropout layer, or the dropout inside a layer, in any mode."""
         if isinstance(layer, self.dropouts):
@@ -217,6 +221,11 @@ class Training(ABC):
     sgd: Callable[[list, float], Any]  # plain stochastic gradient descent: parameters and a rate
     learning_rate: Callable[[Any], float]  # of an optimizer's next step
     clear_gradients: Callable[[Any], None]  # of an optimizer's parameters, in the framework's default way
+    coefficients: Callable[[Any], list[tuple[str, int]]]  # of an optimizer; PyTorch only, as the next
+    round_coefficient: Callable[[Any, tuple[str, int]], None]
+    join: Callable[[], Any]  # the other processes, over gloo
+    leave: Callable[[], Any]
+    data_parallel: Callable[[Any], Any]  # the model, so that backward averages gradients over the processes
 
     @abstractmethod
     def to_device(self, module: Any, device: Any, dtype: str) -> Any:
@@ -324,6 +333,7 @@ class Backend(ABC):
     def module_attributes(self) -> frozenset[str]:
         return frozenset(vars(self.module_class()))
 
+    about: Callable[[str], dict[str, str]]  # {"device" and "threads": in words}; PyTorch only
     device_of: Callable[[Any], Any]  # the device argument for a tensor beside this one
     has_values: Callable[[Any], bool]  # false until the model's first run makes it
     values: Callable[[Any], Any]  # its values, not copied, for `put_back`

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import reduce
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -130,7 +130,7 @@ class Watch(TorchFunctionMode):
     def count_only(self, outputs: Sequence[torch.Tensor]) -> None:
         """Forget that a branch was entered where none of these outputs depends on what came of it."""
         weights = (torch.linspace(1, 2, output.numel()).to(output).reshape(output.shape) for output in outputs)
-        total = sum((output * weight).sum() for output, weight in zip(outputs, weights))
+        total = cast("torch.Tensor", sum((output * weight).sum() for output, weight in zip(outputs, weights)))
         results = [result for _, result in self.made]
         gradients = torch.autograd.grad(total, results, retain_graph=True, allow_unused=True)
         counting = []

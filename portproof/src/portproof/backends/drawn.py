@@ -38,6 +38,7 @@ def drawn_weights(model: BackendModel, seed: int) -> dict[str, np.ndarray]:
         for leaf, slot in module.slots.items():
             if slot.is_whole:
                 continue
+            array: np.ndarray | float
             if leaf == "running_var" or leaf == "weight" and module.kind.startswith(NORMS):
                 array = rng.uniform(0.5, 2, slot.shape)
             elif len(slot.shape) > 1:

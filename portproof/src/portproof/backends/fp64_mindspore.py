@@ -80,7 +80,7 @@ def layer_norm(operation: operations.LayerNorm, x: Tensor, gamma: Tensor, beta: 
     return centred * inverse * gamma + beta, x.mean(axes, keep_dims=True), inverse
 
 
-REPLACED = {
+REPLACED: dict[type, Callable] = {
     operations.Conv2D: conv2d,
     operations.BatchNorm: batch_norm,
     operations.LayerNorm: layer_norm,

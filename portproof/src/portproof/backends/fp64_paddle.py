@@ -10,6 +10,7 @@ What is replaced was measured to be off in a version that is supported; where an
 import math
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from typing import Any
 
 import numpy as np
 import paddle
@@ -215,7 +216,8 @@ INTERPOLATIONS = dict.fromkeys(("linear_interp", "bilinear_interp", "trilinear_i
 OTHERS = {"rrelu": rrelu, "pow": power, "scale": scale, "logit": logit, "addmm": addmm, "p_norm": p_norm}
 OTHERS |= {"huber_loss": huber_loss, "label_smooth": label_smooth}
 KERNELS = {**ACTIVATIONS, **NORMS, **POOLS, **INTERPOLATIONS, **OTHERS}
-REPLACED = {(ops, name): exact for name, exact in KERNELS.items()} | {(F, "cross_entropy"): cross_entropy}
+REPLACED: dict[tuple[Any, str], Any] = {(ops, name): exact for name, exact in KERNELS.items()}
+REPLACED[F, "cross_entropy"] = cross_entropy
 REPLACED |= {(paddle.Tensor, f"__{name}__"): operator for name in ("add", "radd", "sub", "rsub", "pow")}
 
 

@@ -54,7 +54,12 @@ def _batch_norm(
     return output if bias is None else output + bias.reshape(shape)
 
 
-EXACT = {F.hardsigmoid: _hardsigmoid, F.hardswish: _hardswish, F.celu: _celu, F.batch_norm: _batch_norm}
+EXACT: dict[Callable, Callable] = {
+    F.hardsigmoid: _hardsigmoid,
+    F.hardswish: _hardswish,
+    F.celu: _celu,
+    F.batch_norm: _batch_norm,
+}
 
 
 class ExactConstants(TorchFunctionMode):
@@ -62,7 +67,7 @@ class ExactConstants(TorchFunctionMode):
 
     def __torch_function__(self, func: Callable, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         kwargs = kwargs or {}
-        first = args[0] if args else kwargs.get("input")
+        first: Any = args[0] if args else kwargs.get("input")
         if func in EXACT and first.dtype == torch.float64:
             return EXACT[func](*args, **kwargs)
         return func(*args, **kwargs)

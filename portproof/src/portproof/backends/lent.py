@@ -17,7 +17,7 @@ def owned_tensors(backend: "Backend", module: Any) -> list[Owned]:
 
     Not those that a layer computes in every run, as weight norm does.
     """
-    found = {}
+    found: dict[int, Owned] = {}
     for name, part in backend.layers.named_modules(module):
         prefix = f"{name}." if name else ""
         for leaf, tensor in chain(*backend.layers.own_tensors(part)):
@@ -75,7 +75,7 @@ def as_it_was(backend: "Backend", module: Any) -> Iterator[list[Any]]:
     """
     attributes = [(part, dict(vars(part))) for part in _all_in(backend, module)]
     # Copies of lists and dicts too, such as kept activations and buffers.
-    held = {}
+    held: dict[int, dict | list] = {}
     for _, saved in attributes:
         held |= {id(value): value for value in saved.values() if isinstance(value, (dict, list))}
     copies = [(value, value.copy()) for value in held.values()]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import importlib
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import replace
 from operator import methodcaller
 from typing import Any
@@ -101,6 +101,13 @@ class MindSporeRuns(Runs):
     def set_mode(self, module: nn.Cell, train: bool) -> None:
         module.set_train(train)
 
+    def dropout_probability(self, layer: nn.Cell) -> float:
+        """Of layers that are told what to keep, too."""
+        if not isinstance(layer, self.dropouts):
+            return 0.0
+        p = getattr(layer, "p", None)
+        return float(round(1 - layer.keep_prob, 12) if p is None else p)  # 1 - 0.9 is not quite 0.1
+
     def grad_enabled(self, enabled: bool) -> AbstractContextManager:
         return nullcontext()  # `run_backward` alone keeps anything
 
@@ -119,8 +126,9 @@ class MindSporeRuns(Runs):
             for leaf, gradient in zip_strict(leaves, gradients):
                 leaf.grad = gradient
 
-    def new_tensors(self, dtype: str, note: Note | None = None) -> AbstractContextManager:
-        return nullcontext()
+    @contextmanager
+    def new_tensors(self, dtype: str, note: Note | None = None) -> Iterator[None]:
+        yield
 
     def seeded_framework(self, seed: int) -> AbstractContextManager:
         """Unlike ms.set_seed, leave other generators alone."""

@@ -29,6 +29,7 @@ from sturdyio.cli import MachineError, UserError, one_line, user_code
 
 if TYPE_CHECKING:
     from portproof.backends.base import Backend
+    from portproof.mapping.fingerprint import Fingerprint
 
 
 SEED = 0  # of the random generators in every run
@@ -48,6 +49,7 @@ class Model:
     is_recorded = False  # answers come from a recording
     not_alone: Mapping[str, str] = MappingProxyType({})  # {call: why it cannot be run alone}
     cotangent: Sequence[np.ndarray] | None = None  # the recording's own
+    fingerprint: Fingerprint | None = None  # the recording's own
 
     def __init__(self, role: str, modules: Mapping[str, Module], values: Mapping[str, np.ndarray]) -> None:
         """`values` are all parameters and buffers, saved or not, by state_dict key."""
@@ -69,8 +71,8 @@ class Model:
     def set_pieces(self, pieces: Mapping[str, Sequence[Slot]]) -> None:
         """Split these tensors, by state_dict key, into pieces; all others are whole."""
         self.modules = {}
-        self._slots = {}
-        self._pieces = {}
+        self._slots: dict[str, Slot] = {}
+        self._pieces: dict[str, list[Slot]] = {}
         for name, module in self._whole.items():
             slots: dict[str, Slot] = {}
             for leaf, slot in module.slots.items():
@@ -372,7 +374,7 @@ class BackendModel(Model):
 
     def dropout_probability(self, name: str) -> float:
         """The probability of a dropout layer; 0 for other layers."""
-        return float(getattr(self._parts[name], "p", 0.0))
+        return self.backend.runs.dropout_probability(self._parts[name])
 
     def run_dropout(self, name: str, x: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Outputs for `x` (float32) with dropout on: eval mode, then train mode twice."""
@@ -381,7 +383,7 @@ class BackendModel(Model):
             for train in (False, True, True):
                 self.backend.runs.set_mode(layer, train)
                 outputs.append(self.backend.to_array(layer(self._tensors(x, "float32", False))))
-        return tuple(outputs)
+        return outputs[0], outputs[1], outputs[2]
 
     @contextmanager
     def lent(self, name: str, dtype: str, train: bool, perturbation: int = 0) -> Iterator[Any]:
@@ -468,7 +470,8 @@ class BackendModel(Model):
         if question.perturbation > 0:
             rng = np.random.default_rng([question.perturbation, 1])
             given, upstream = map_tensors((given, upstream), is_array, lambda array: perturbed(array, dtype, rng))
-        storage, gradients = Storage(self.is_large), {}
+        storage = Storage(self.is_large)
+        gradients: dict[str, np.ndarray] = {}
         leaves = self._tensors(given, dtype, backward)
         inputs = [t for t in tensors_at(leaves, is_tensor).values() if t.is_floating_point()]
 
@@ -497,7 +500,8 @@ class BackendModel(Model):
             backend.runs.lent_draws(Draws(SEED, trace.draws, self.mirrored)),
             backend.runs.new_tensors(dtype, trace.note_float32),
         ):
-            run, in_forward = Run(trace), []
+            run = Run(trace)
+            in_forward: list[int] = []
             trace.draws += call.draws_before
             try:
                 with user_code():

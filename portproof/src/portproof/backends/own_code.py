@@ -50,7 +50,9 @@ def between_children(
     `called(label, arguments)` is told of each child's call. A child in a container that only calls it counts as called
     by the module.
     """
-    runs, counts, running = backend.runs, Counter(), []
+    runs = backend.runs
+    counts: Counter[str] = Counter()
+    running: list[str] = []
 
     def before(name: str) -> Callable:
         def hook(_: Any, args: tuple, kwargs: dict) -> None:
@@ -122,7 +124,7 @@ class Statement:
         return f"{self.place}: {self.text}"
 
 
-def _heads(node: ast.AST) -> list[ast.AST]:
+def _heads(node: ast.AST) -> list[ast.expr | ast.stmt]:
     """What of a statement runs at its own place: all of it, unless it holds others."""
     if isinstance(node, ast.Lambda):
         return [node.body]
@@ -146,11 +148,13 @@ def _statements(file: str) -> list[Statement]:
     for node in ast.walk(tree):
         heads = _heads(node)
         if heads:
+            assert isinstance(node, (ast.stmt, ast.Lambda))
             names = [name for head in heads for name in ast.walk(head) if isinstance(name, ast.Name)]
             reads = {name.id for name in names if isinstance(name.ctx, ast.Load)}
             if isinstance(node, ast.AugAssign) and isinstance(node.target, ast.Name):
                 reads.add(node.target.id)
             first, last = heads[0] if isinstance(node, ast.Lambda) else node, heads[-1]
+            assert last.end_lineno is not None
             columns = first.col_offset, last.end_col_offset
             found.append(Statement(file, first.lineno, last.end_lineno, frozenset(reads), columns))
     return sorted(found, key=lambda each: each.last - each.line)
@@ -202,6 +206,7 @@ class _Held:
 NOTHING = _Held((), [], (), None)
 Wrong = tuple[Step, Tensors]  # where something was used, and what of it is no value of the reference's
 Waiting = tuple[Step, Tensors, Optional[_Function]]  # the same, and the function whose argument it is
+Passed = tuple[Optional[Step], Tensors, Optional[_Function]]  # the same, without a step where that was not followed
 
 
 class Followed:
@@ -213,7 +218,8 @@ class Followed:
         python_module = type(module).__module__
         self.is_library = python_module.startswith(backend.layers.library)
         self.own_file = getattr(sys.modules.get(python_module), "__file__", None)
-        framework, kit = Path(backend.framework.__file__).parent, Path(sys.modules["portproof"].__file__).parent
+        modules = backend.framework, sys.modules["portproof"]
+        framework, kit = (Path(inspect.getfile(module)).parent for module in modules)
         self.libraries = tuple(f"{path}{os.sep}" for path in (sysconfig.get_path("stdlib"), framework, kit))
         self.running: list[_Function] = []
         self.outermost: _Function | None = None  # the module's forward
@@ -328,11 +334,11 @@ class Followed:
                 found[step] = min(time, found.get(step, time))
                 passed_on = [(held.maker, held.wrong, held.given_to) for held in step.unknown.values()]
                 passed_on += [(each.step, each.wrong, None) for each in ended if each.wrong]
-            waiting += [each for each in passed_on if each[0] is not None]
-        return list(dict.fromkeys(step.statement for step in sorted(found, key=found.get)))
+            waiting += [(maker, part, given_to) for maker, part, given_to in passed_on if maker is not None]
+        return list(dict.fromkeys(step.statement for step in sorted(found, key=lambda each: found[each])))
 
 
-def _passed_on(step: Step, wrong: Tensors, ended: Sequence[_Function]) -> list[Waiting]:
+def _passed_on(step: Step, wrong: Tensors, ended: Sequence[_Function]) -> list[Passed]:
     """Where the wrong tensors were made, if the statement only passes them on."""
     wanted = set(map(id, wrong))
     for each in ended:

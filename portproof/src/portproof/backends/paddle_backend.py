@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import inspect
+import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from itertools import chain
-from operator import attrgetter, methodcaller
-from typing import Any, ClassVar
+from operator import attrgetter, itemgetter, methodcaller
+from typing import Any, ClassVar, cast
 
 import numpy as np
 import paddle
@@ -32,8 +33,10 @@ DROPOUT, UNIFORM = common.dropout, ops.uniform
 DTYPE = type(paddle.float32)
 DLPACK = hasattr(paddle.Tensor, "__dlpack__")  # sharing memory with NumPy; not in Paddle 2.6
 # Operations that make tensors, or change their precision.
-MAKERS = ("cast", "full", "full_", "full_like", "full_with_tensor", "arange", "linspace", "logspace", "eye", "one_hot")
-MAKERS += ("empty", "empty_like", "assign_value", "assign_value_", "uniform", "gaussian", "truncated_gaussian_random")
+MAKERS = (
+    *("cast", "full", "full_", "full_like", "full_with_tensor", "arange", "linspace", "logspace", "eye", "one_hot"),
+    *("empty", "empty_like", "assign_value", "assign_value_", "uniform", "gaussian", "truncated_gaussian_random"),
+)
 
 
 def _keywords_of_calls() -> list[dict[str, Any]] | None:
@@ -49,7 +52,7 @@ def _keywords_of_calls() -> list[dict[str, Any]] | None:
         finally:
             running.pop()
 
-    nn.Layer.__call__ = call
+    nn.Layer.__call__ = call  # type: ignore[method-assign,assignment]  # its own is kept in `native`
     return running
 
 
@@ -82,7 +85,7 @@ def _lent_dropout(keep: Keep) -> AbstractContextManager:
             kwargs["x"] = kwargs.pop("input")
         bound = inspect.signature(DROPOUT).bind(*args, **kwargs)
         bound.apply_defaults()
-        x, p, axis, training, mode = map(bound.arguments.get, ("x", "p", "axis", "training", "mode"))
+        x, p, axis, training, mode = itemgetter("x", "p", "axis", "training", "mode")(bound.arguments)
         if axis is None or not training or p == 0:
             return DROPOUT(*args, **kwargs)
         axes = [axis] if isinstance(axis, int) else axis
@@ -111,18 +114,18 @@ def _as_float64(note: Note) -> AbstractContextManager:
     def wide(native: Callable) -> Callable:
         def call(*args, **kwargs) -> Any:
             named = any(map(_is_float32, (*args, *kwargs.values())))
-            args = [paddle.float64 if _is_float32(value) else value for value in args]
+            given = [paddle.float64 if _is_float32(value) else value for value in args]
             kwargs = {key: paddle.float64 if _is_float32(value) else value for key, value in kwargs.items()}
-            result = native(*args, **kwargs)
+            result = native(*given, **kwargs)
             # An array in float32 is rounded already; one_hot's whole numbers are not.
             made = isinstance(result, paddle.Tensor) and result.dtype == paddle.float32
             if named or made:
                 note(made and not named and native is to_tensor)
-            return cast(result, paddle.float64) if made else result
+            return native_cast(result, paddle.float64) if made else result
 
         return call
 
-    cast, to_tensor = ops.cast, paddle.to_tensor
+    native_cast, to_tensor = ops.cast, paddle.to_tensor
     replaced = {(ops, name): wide(getattr(ops, name)) for name in MAKERS if hasattr(ops, name)}
     return patched(replaced | {(paddle, "to_tensor"): wide(to_tensor)})
 
@@ -144,7 +147,7 @@ def _of_norm(module: nn.Layer, hook: WeightNorm | SpectralNorm, name: str, chang
         changes = {"orig": change, "u": identity, "v": identity}
         return {f"{hook.name}_{leaf}": (f"{name}_{leaf}", own) for leaf, own in changes.items()}
     length, direction = getattr(module, f"{hook.name}_g"), getattr(module, f"{hook.name}_v")
-    folded = identity
+    folded: Change = identity
     if length.ndim and direction.ndim > 1:  # PyTorch keeps the other axes
         shape = [length.shape[0] if axis == hook.dim else 1 for axis in range(direction.ndim)]
         folded = _folded(change(np.empty(shape, bool)).shape)
@@ -182,7 +185,8 @@ class PaddleRuns(Runs):
     holding_dropout = (nn.layer.rnn.RNNBase,)
 
     def one_random(self) -> float:
-        return UNIFORM([1], paddle.float64, 0.0, 1.0, 0, paddle.framework._current_expected_place()).item()
+        place = paddle.framework._current_expected_place()
+        return cast("float", UNIFORM([1], paddle.float64, 0.0, 1.0, 0, place).item())
 
     @contextmanager
     def seeded_framework(self, seed: int) -> Iterator[None]:
@@ -206,7 +210,7 @@ class PaddleRuns(Runs):
             changed = hook(layer, args, KEYWORDS[-1])
             return changed and changed[0]  # keywords cannot be replaced
 
-        return module.register_forward_pre_hook(before)
+        return module.register_forward_pre_hook(before)  # type: ignore[arg-type]  # stub: one tensor, not all arguments
 
     def hook_after(self, module: nn.Layer, hook: Callable) -> Any:
         if KEYWORDS is None:
@@ -216,12 +220,17 @@ class PaddleRuns(Runs):
 
 class PaddleTraining(Training):
     learning_rate, clear_gradients = methodcaller("get_lr"), methodcaller("clear_grad")
+    leave, data_parallel = staticmethod(paddle.distributed.destroy_process_group), paddle.DataParallel
+
+    def join(self) -> None:
+        os.environ["PADDLE_DISTRI_BACKEND"] = "gloo"  # read by the next line; NCCL on a machine with cards
+        paddle.distributed.init_parallel_env()
 
     def to_device(self, module: nn.Layer, device: str, dtype: str) -> nn.Layer:
         """Not Layer.double(): Paddle 3.0 lacks it, and it converts integers too."""
         if dtype == "float64":
             for layer in module.sublayers(include_self=True):
-                layer._dtype = dtype  # for parameters still to be made
+                layer._dtype = "float64"  # for parameters still to be made
                 for _, tensor in chain(*BACKEND.layers.own_tensors(layer)):
                     if tensor.is_floating_point():
                         BACKEND.put(tensor, BACKEND.to_array(tensor), dtype, device)
@@ -295,7 +304,7 @@ class PaddleBackend(Backend):
     def put(self, tensor: paddle.Tensor, array: np.ndarray, dtype: str, device: str) -> None:
         # A cast by Paddle saves copies; read-only memory is not shared.
         if array.dtype == np.float32 and dtype == "float64" and device == "cpu" and array.flags.writeable and DLPACK:
-            self.put_back(tensor, paddle.utils.dlpack.from_dlpack(array).astype(dtype))
+            self.put_back(tensor, paddle.utils.dlpack.from_dlpack(array).astype("float64"))
         else:
             super().put(tensor, array, dtype, device)
 

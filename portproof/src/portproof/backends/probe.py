@@ -68,9 +68,10 @@ def _spread_hook(low: float, high: float, wide: bool, rng: np.random.Generator) 
     """
     done = set()
 
-    def spread(module: nn.Module, inputs: tuple) -> None:
+    def spread(module: nn.modules.conv._ConvNd | nn.Linear, inputs: tuple) -> None:
         if module in done:  # called twice in this pass
             return
+        assert module.bias is not None
         module.bias.zero_()
         output = next(iter(tensors_in(module.forward(*inputs), torch.is_tensor)))
         unit = output.std() / (WIDTH if wide else 1.0) if output.numel() > 1 else 0.0
@@ -176,6 +177,7 @@ def _move_statistics(model: nn.Module, rng: np.random.Generator) -> None:
     for module in model.modules():
         if isinstance(module, BATCH_NORMS) and module.running_var is not None:
             factors = rng.uniform(-STALE, STALE, (2, module.num_features))
+            assert module.running_mean is not None
             shift, growth = (torch.from_numpy(row).to(module.running_var) for row in factors)
             module.running_mean.add_(shift * module.running_var.sqrt())
             module.running_var.mul_(1 + growth)

@@ -87,7 +87,7 @@ class Question:
         inputs: Inputs,
         dtype: str,
         train: bool,
-        cotangent: Sequence[np.ndarray] | None = None,
+        cotangent: Sequence[MaybeArray] | None = None,
         keeps: int = OUTPUTS,
         perturbation: int = 0,
     ) -> Question:

@@ -63,7 +63,7 @@ def describe(backend: Backend, model: Any) -> dict[str, Module]:
     named = dict(backend.layers.named_modules(model))
     ids = {id(module) for module in named.values()}
     saved = model.state_dict().keys()
-    seen = set()
+    seen: set[int] = set()
     modules = {}
     for name, module in named.items():
         slots = dict(_own_slots(backend, module, f"{name}." if name else "", saved, seen))
@@ -158,7 +158,7 @@ class ModelArrays:
         """Set the gradients of these parameters, as a backward pass would."""
         for key, parameter in self.backend.layers.named_parameters(self.model):
             name = self.names.get(key)
-            if name in gradients:
+            if name is not None and name in gradients:
                 own = self.slots[key].change(gradients[name])
                 parameter.grad = self.backend.tensor(own, self.backend.device_of(parameter))
 

@@ -7,12 +7,13 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from operator import attrgetter, methodcaller
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import numpy as np
 import torch
 from torch import nn
 from torch.nn import functional as F
+from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils.parametrize import is_parametrized
 from torch.overrides import TorchFunctionMode
 
@@ -29,7 +30,7 @@ from sturdyio.cli import UserError
 from sturdyio.pth import load_pth
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
-DROPOUTS = {
+DROPOUTS: set[Callable] = {
     *(F.dropout, F.dropout1d, F.dropout2d, F.dropout3d, F.alpha_dropout, F.feature_alpha_dropout),
     *(torch.dropout, torch.feature_dropout, torch.alpha_dropout, torch.feature_alpha_dropout),
     *(torch.dropout_, torch.feature_dropout_, torch.alpha_dropout_, torch.feature_alpha_dropout_),
@@ -83,7 +84,8 @@ class _Replaced(TorchFunctionMode):
 @contextmanager
 def _lent_dropout(keep: Keep) -> Iterator[None]:
     """A mode sees functions under any name, but not those inside others, such as attention's."""
-    replaced = {native: _lent(native, keep) for native in DROPOUTS} | {ATTENTION: _lent_attention(keep)}
+    replaced: dict[Callable, Callable] = {native: _lent(native, keep) for native in DROPOUTS}
+    replaced[ATTENTION] = _lent_attention(keep)
     inside = {(F, native.__name__): lent for native, lent in replaced.items() if native.__module__ == F.__name__}
     with patched(inside | {(F, ATTENTION.__name__): replaced[ATTENTION]}), _Replaced(replaced):
         yield
@@ -149,8 +151,9 @@ class TorchLayers(Layers):
 
     def layouts(self, module: nn.Module) -> Mapping[str, tuple[str, Change]]:
         """Only weight_norm and spectral_norm parametrizations are renamed."""
-        found = {}
-        for name, steps in module.parametrizations.items() if is_parametrized(module) else ():
+        found: dict[str, tuple[str, Change]] = {}
+        every = cast("Mapping[str, nn.ModuleList]", module.parametrizations) if is_parametrized(module) else {}
+        for name, steps in every.items():
             types, at = {type(step).__name__ for step in steps}, f"parametrizations.{name}"
             if "_WeightNorm" in types:
                 names = {"original0": f"{name}_g", "original1": f"{name}_v"}
@@ -164,8 +167,9 @@ class TorchLayers(Layers):
     def own_tensors(self, module: nn.Module) -> tuple[Tensors, Tensors]:
         parameters, buffers = super().own_tensors(module)
         if is_parametrized(module):
-            parameters += module.parametrizations.named_parameters("parametrizations")
-            buffers += module.parametrizations.named_buffers("parametrizations")
+            computing = module.get_submodule("parametrizations")
+            parameters += computing.named_parameters("parametrizations")
+            buffers += computing.named_buffers("parametrizations")
         return parameters, buffers
 
 
@@ -194,6 +198,10 @@ class TorchRuns(Runs):
 
 class TorchTraining(Training):
     sgd, clear_gradients = torch.optim.SGD, methodcaller("zero_grad")
+    leave, data_parallel = staticmethod(torch.distributed.destroy_process_group), DistributedDataParallel
+
+    def join(self) -> None:
+        torch.distributed.init_process_group("gloo")
 
     def to_device(self, module: nn.Module, device: torch.device, dtype: str) -> nn.Module:
         return module.to(device).double() if dtype == "float64" else module.to(device)
@@ -215,7 +223,7 @@ class TorchTraining(Training):
 
     def coefficients(self, optimizer: torch.optim.Optimizer) -> list[tuple[str, int]]:
         """(group key, place in a tuple) of rate, momentum, decay, ...; PyTorch only."""
-        found = {}
+        found: dict[tuple[str, int], None] = {}
         for group in optimizer.param_groups:
             for key, value in group.items():
                 values = value if isinstance(value, tuple) else (value,)

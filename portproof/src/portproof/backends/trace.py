@@ -156,7 +156,7 @@ def checked_inputs(inputs: Inputs) -> Inputs:
     Raises UserError for what no model is run on.
     """
     if is_array(inputs) or isinstance(inputs, (str, bytes)) or not isinstance(inputs, (Sequence, Mapping)):
-        what = f"one array {inputs.shape}" if is_array(inputs) else f"a {type(inputs).__name__}"
+        what = f"one array {inputs.shape}" if isinstance(inputs, np.ndarray) else f"a {type(inputs).__name__}"
         raise UserError(f"the inputs are {what}: give a list of arrays, or a dict of them by keyword")
     if isinstance(inputs, Mapping):
         places = sorted(key for key in inputs if isinstance(key, int))

@@ -27,7 +27,7 @@ class Unwritten(list):
 def digest_of(array: np.ndarray) -> str:
     """A digest of type, shape and bits."""
     digest = hashlib.blake2b(f"{array.dtype} {array.shape} ".encode(), digest_size=16)
-    digest.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8))
+    digest.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
     return digest.hexdigest()
 
 

@@ -28,7 +28,7 @@ import argparse
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from portproof import align
 from portproof.backends import backend
@@ -46,14 +46,15 @@ from sturdyio.cli import ArgumentParser, HelpFormatter, UserError, positive_int,
 PROG = "portproof align"
 NOT_LOCATED = "not located: each module alone gives what the reference's gives"
 MODEL = "the model itself"
-OF_THE_WHOLE = ("save_map", "save_weights", "print_map", "loss", "accept", "json", "report", "quiet")
+OF_THE_WHOLE = ("save_map", "save_weights", "print_map", "loss", "accept", "json", "report", "quiet", "verbose")
 
 
 def get_args_parser() -> argparse.ArgumentParser:
     parser = ArgumentParser(prog=PROG, description=__doc__, formatter_class=HelpFormatter)
     add = parser.add_argument
-    file, pair = {"metavar": "FILE"}, {"nargs": 2, "metavar": ("REF", "PORT")}
-    labels = {"action": "append", "metavar": "SHAPE[:DTYPE[:HIGH]]"}
+    file: dict[str, Any] = {"metavar": "FILE"}
+    pair: dict[str, Any] = {"nargs": 2, "metavar": ("REF", "PORT")}
+    labels: dict[str, Any] = {"action": "append", "metavar": "SHAPE[:DTYPE[:HIGH]]"}
     add_flags(parser, *PAIR, "--seed", "--inputs")
     add("--weights", help="the reference's weights, for both sides, instead of probe weights", **file)
     add("--port-weights", help="the port's own .pdparams or .safetensors, compared with --weights too", **file)
@@ -119,19 +120,21 @@ def main(args: argparse.Namespace) -> int:
         return FAIL if location else exit_status(DONE)
     with shown(PROG), staying():
         verdict = align(ref, port, inputs, **options)
-    outcome.add(verdict)
+    found = verdict.names
+    assert found is not None
+    outcome.add(verdict, verdict.report(args.verbose))
     if args.print_map:
-        print(*map_lines(verdict.names), sep="\n")
+        print(*map_lines(found), sep="\n")
     if args.save_map:
-        save_map(verdict.names, args.save_map, verdict.doubt)
-    if train and not verdict.names.ambiguous and not verdict.names.problems:
+        save_map(found, args.save_map, verdict.doubt)
+    if train and not found.ambiguous and not found.problems:
         with shown(PROG), staying():
             trained = train(ref, port, names, weights)
         outcome.add(trained)
     status = outcome.end()
     if args.save_weights:
         try:
-            save_weights(ref, port, verdict.names, args, verdict.doubt)
+            save_weights(ref, port, found, args, verdict.doubt)
         except UserError as error:  # a failed verdict already says what the port lacks
             if status != FAIL:
                 raise
@@ -179,7 +182,7 @@ def _training(args: argparse.Namespace, inputs: Inputs) -> Callable[..., Verdict
     criteria = [named_function(text, "--loss") for text in args.loss]
     optimizers = None
     if args.optimizer:
-        ref_make, port_make = (model_factory(text, "--optimizer") for text in args.optimizer)
+        ref_make, port_make = (cast(Callable[..., Any], model_factory(text, "--optimizer")) for text in args.optimizer)
         optimizers = ref_make, lambda parameters: port_make(parameters=parameters)
     given = inputs if args.inputs else []
     drawn = [*([] if args.inputs else args.input or [INPUT]), *(args.labels or [])]

@@ -20,8 +20,8 @@ MOST_MAP = 2_000_000  # bytes, about 20,000 lines
 MODES = {"eval": ("eval",), "train": ("train",), "both": ("eval", "train")}
 PRECISIONS = {"float64": ("float64",), "float32": ("float32",), "both": ("float64", "float32")}
 
-REQUIRED = {"required": True, "default": argparse.SUPPRESS}
-REPEATED = {"action": "append", "default": []}
+REQUIRED: dict[str, Any] = {"required": True, "default": argparse.SUPPRESS}
+REPEATED: dict[str, Any] = {"action": "append", "default": []}
 FACTORY = {"metavar": "PKG.MOD:FACTORY", **REQUIRED}
 FLAGS: dict[str, dict[str, Any]] = {
     "--ref": {"help": "what makes the reference, such as torchvision.models:vgg11 or my.net:Net(width=2)", **FACTORY},
@@ -89,7 +89,7 @@ def judging_options(args: argparse.Namespace) -> dict[str, Any]:
 
 def add_file_arguments(parser: argparse.ArgumentParser, frameworks: Sequence[str]) -> None:
     """INPUT, OUTPUT, --from and --to (two of `frameworks`)."""
-    framework = {"choices": frameworks, **REQUIRED}
+    framework: dict[str, Any] = {"choices": frameworks, **REQUIRED}
     add = parser.add_argument
     add("input_file", metavar="INPUT", type=Path, help="weights or checkpoint to read")
     add("output_file", metavar="OUTPUT", type=Path, help="weights to write; a file of that name is replaced")
@@ -125,7 +125,8 @@ def read_map(path: str | None) -> dict[str, str]:
             raise ValueError(f"it has more than {MOST_MAP} bytes")
         content = yaml.compose(data.decode(), yaml.BaseLoader)  # names stay text, not numbers
     lines: dict[str, str] = {}
-    for key, value in content.value if isinstance(content, yaml.MappingNode) else [(None, None)]:
+    pairs: list[tuple[Any, Any]] = content.value if isinstance(content, yaml.MappingNode) else [(None, None)]
+    for key, value in pairs:
         names = value.value if isinstance(value, yaml.SequenceNode) else [value]
         if not all(isinstance(node, yaml.ScalarNode) for node in (key, *names)):
             raise UserError(f"map {path} holds no lines NAME: NAME: the reference's module or tensor, then the port's")

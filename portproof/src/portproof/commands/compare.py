@@ -21,7 +21,7 @@ import numpy as np
 from portproof.commands.outcome import Outcome, add_outcome_flags
 from portproof.compare import compare
 from portproof.compare.ruler import kernel_atol, largest
-from portproof.report.text import first_difference, last_line, row_line
+from portproof.report.text import render_items
 from sturdyio.cli import ArgumentParser, HelpFormatter, UserError, existing_file
 from sturdyio.files import load_npy, load_npz, load_safetensors
 
@@ -100,7 +100,5 @@ def main(args: argparse.Namespace) -> int:
     verdict = compare(ref, port, atol_of(args, ref), title=name)
     if nans:
         verdict = replace(verdict, caveats=[f"{nans} values are NaN on both sides"])
-    refused = [f"  REFUSED {verdict.refusal}"] if verdict.refusal else []
-    lines = [*map(row_line, verdict.rows), *refused, *first_difference(verdict, {})]
-    outcome.add(verdict, "\n".join([*lines, last_line(name, verdict)]))
+    outcome.add(verdict, render_items(verdict, fold=not args.verbose))
     return outcome.end()

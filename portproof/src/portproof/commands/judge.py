@@ -21,9 +21,9 @@ from portproof import judge, judge_onnx
 from portproof.backends import backend_imported, backend_of_side
 from portproof.commands.arguments import JUDGED, add_flags, judging_options, read_map
 from portproof.commands.outcome import Outcome, add_outcome_flags
-from portproof.compare import Verdict
 from portproof.io.process import shown
 from portproof.ladder.pairs.named import model_factory
+from portproof.ladder.pairs.whole import AlignVerdict
 from portproof.recording.file import Recording
 from sturdyio.cli import ArgumentParser, HelpFormatter, UserError, staying
 
@@ -50,11 +50,12 @@ def main(args: argparse.Namespace) -> int:
     if bool(args.port) == bool(args.onnx):
         raise UserError("give one of --port, a model, and --onnx, an exported graph")
     outcome = Outcome(args, PROG, args.port or args.onnx)
-    outcome.add(_judge_graph(args, outcome) if args.onnx else _judge_port(args, outcome))
+    verdict = _judge_graph(args, outcome) if args.onnx else _judge_port(args, outcome)
+    outcome.add(verdict, verdict.report(args.verbose))
     return outcome.end()
 
 
-def _judge_port(args: argparse.Namespace, outcome: Outcome) -> Verdict:
+def _judge_port(args: argparse.Namespace, outcome: Outcome) -> AlignVerdict:
     if args.preprocessing:
         raise UserError("--preprocessing goes with --onnx: a port's is judged by ladder.data")
     names = read_map(args.map)
@@ -73,7 +74,7 @@ def _judge_port(args: argparse.Namespace, outcome: Outcome) -> Verdict:
         return judge(port, recording, **options)
 
 
-def _judge_graph(args: argparse.Namespace, outcome: Outcome) -> Verdict:
+def _judge_graph(args: argparse.Namespace, outcome: Outcome) -> AlignVerdict:
     recording = Recording.load(args.recording)
     outcome.say(f"{args.onnx} against {args.recording}")
     with shown(PROG):

@@ -15,7 +15,7 @@ from portproof.report.summary import Findings, LadderResult, RungResult, version
 from portproof.report.text import section_of
 from sturdyio.cli import UserError
 
-FLAGS = ("--json", "--report", "--quiet")
+FLAGS = ("--json", "--report", "--language", "--quiet", "--verbose")
 
 
 def add_outcome_flags(parser: argparse.ArgumentParser) -> None:
@@ -23,7 +23,10 @@ def add_outcome_flags(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--json", metavar="FILE.json", help="write the verdict for programs; its fields: portproof.report.summary")
     add("--report", metavar="FILE.html", help="write the verdict as a page")
-    add("--quiet", action="store_true", help="print the last line of the verdict only")
+    add("--language", choices=("en", "zh"), default="en", help="of that page: English or Chinese")
+    printed = parser.add_mutually_exclusive_group().add_argument
+    printed("--quiet", action="store_true", help="print the last line of the verdict only")
+    printed("--verbose", action="store_true", help="print what agrees line by line, too")
 
 
 @dataclass
@@ -74,6 +77,6 @@ class Outcome:
                 from portproof.report.page import write_page
             found = Findings(self.title, self.verdicts, [section_of] * len(self.verdicts))
             result = RungResult(self.title, self.subject, time.perf_counter() - self.start, found)
-            write_page(LadderResult([result], environment), Path(self.args.report))
+            write_page(LadderResult([result], environment), Path(self.args.report), self.args.language)
             self.say(f"wrote {self.args.report}")
         return exit_status(joined(self.title, self.verdicts))

@@ -9,7 +9,7 @@ import math
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -54,6 +54,7 @@ def tensor_item(key: str, kind: str, **facts) -> Item:
 
 
 Items = Mapping[Item, np.ndarray]
+Key = TypeVar("Key", Item, str, "Item | str")  # an item, or the name of one
 
 
 def placed(items: Mapping[Item, Any], **facts) -> dict[Item, Any]:
@@ -95,6 +96,7 @@ class Row:
     @property
     def place(self) -> str:
         """Where the largest difference is; "" for a scalar."""
+        assert self.worst is not None
         if self.item.projected:
             return f" in projection {self.worst.index[0]}"
         return f" at {self.worst.index}" if self.worst.index else ""
@@ -257,9 +259,9 @@ def _compare_item(item: Item, ref: np.ndarray, port: np.ndarray, atol: float | N
 
 
 def compare(
-    ref: Mapping[Item | str, np.ndarray],
-    port: Mapping[Item | str, np.ndarray],
-    atol: Mapping[Item | str, float],
+    ref: Mapping[Key, np.ndarray],
+    port: Mapping[Key, np.ndarray],
+    atol: Mapping[Key, float],
     *,
     title: str = "",
     expected_zero: Collection[Item | str] = (),

@@ -27,11 +27,13 @@ class Known:
     def __post_init__(self) -> None:
         parts = FORM.fullmatch(self.text)
         try:
+            if not parts:
+                raise ValueError
             self.pattern, self.reason = parts["pattern"], parts["reason"] or ""
             self.most = float(parts["most"] or math.inf)
             if not self.most > 0:
                 raise ValueError
-        except (TypeError, ValueError) as error:
+        except ValueError as error:
             form = "NAME, NAME<=LIMIT or NAME<=LIMIT: REASON, with a limit above 0"
             raise UserError(f"accept {self.text!r}: write {form}") from error
 

@@ -76,7 +76,7 @@ from typing import Any
 import numpy as np
 
 from portproof.arrays import largest, largest_difference, own_dtype
-from portproof.compare import FAIL, NOT_JUDGED, PASS, REFUSED, Item, Items, Row, Verdict, compare
+from portproof.compare import FAIL, NOT_JUDGED, PASS, REFUSED, Item, Items, Key, Row, Verdict, compare
 
 SEMANTIC_RTOL = 1e-12
 S = 8.0
@@ -97,7 +97,7 @@ MOST_ROUNDING = 1e-3  # of the largest value of a constant
 Distances = Mapping[Item, float]
 
 
-def exact_atol(ref: Iterable[Item]) -> dict[Item, float]:
+def exact_atol(ref: Iterable[Key]) -> dict[Key, float]:
     """{item: 0}."""
     return dict.fromkeys(ref, 0.0)
 
@@ -151,6 +151,7 @@ def noise_floor(
     A running mean can cancel behind a batch norm without bias and a convolution: `input_scales` are the largest inputs
     of modules. Updates carry the rounding of gradients into parameters: `update_scale` is the largest change of any.
     """
+    input_scales = input_scales or {}
     largest_gradient: dict[tuple, float] = {}
     for item, array in fp64_ref.items():
         if item.kind == "gradient":
@@ -160,7 +161,7 @@ def noise_floor(
     for item in fp64_ref:
         if item.kind == "gradient":
             floor[item] = C * unit * largest_gradient[item.section, item.iteration]
-        elif item.kind == "buffer" and item.leaf == "running_mean" and item.module in (input_scales or {}):
+        elif item.kind == "buffer" and item.leaf == "running_mean" and item.module in input_scales:
             floor[item] = C * unit * input_scales[item.module]
         elif item.kind == "parameter":
             floor[item] = SEMANTIC_RTOL * update_scale

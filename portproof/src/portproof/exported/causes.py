@@ -125,7 +125,7 @@ class Causes:
                             if function(array) is array
                             else f"it is {name}, not {kind}"
                         )
-                yield from self._of_batch(array)
+                yield from self._of_batch(array, values)
             for name, function in ON_TOP.items():
                 once = function(wanted)
                 if once is not wanted and self._is(once, values):
@@ -151,16 +151,17 @@ class Causes:
         if dropped.any() and kept.size and kept[0] > 1 and np.ptp(kept) <= kept[0] / HOPELESS:
             yield f"dropout is on: {dropped.mean():.0%} of the values are 0, the others times {kept[0]:.4g}"
 
-    def _of_batch(self, x: np.ndarray) -> Iterator[str]:
-        tensors = {leaf: self.ref.weights.get(f"{self.module}.{leaf}") for leaf in ("running_mean", "weight", "bias")}
-        if tensors["running_mean"] is None or x.ndim < 2:
+    def _of_batch(self, x: np.ndarray, values: np.ndarray) -> Iterator[str]:
+        names = (f"{self.module}.{leaf}" for leaf in ("running_mean", "weight", "bias"))
+        mean, weight, bias = map(self.ref.weights.get, names)
+        if mean is None or x.ndim < 2:
             return
         axes, shape = (0, *range(2, x.ndim)), (-1, *[1] * (x.ndim - 2))
         epsilon = self.settings.get("eps", self.settings.get("epsilon", 1e-5))
         y = (x - x.mean(axes, keepdims=True)) / np.sqrt(x.var(axes, keepdims=True) + epsilon)
-        if tensors["weight"] is not None:
-            y = y * tensors["weight"].reshape(shape) + tensors["bias"].reshape(shape)
-        if self._is(y, self.fault.values):
+        y = y if weight is None else y * weight.reshape(shape)
+        y = y if bias is None else y + bias.reshape(shape)
+        if self._is(y, values):
             yield "batch norm takes the batch's statistics (train mode)"
 
     def _changes(self) -> Iterator[Change]:
@@ -198,12 +199,13 @@ class Causes:
                     yield words, number
 
     def _resized(self, i: int, node: Node) -> Iterator[Change]:
-        now = {"mode": node.op.mode, "coordinate_transformation_mode": node.op.coordinate_transformation_mode}
+        op: Any = node.op  # its class does not declare its attributes
+        now = {"mode": op.mode, "coordinate_transformation_mode": op.coordinate_transformation_mode}
         for mode in MODES:
             for transform in COORDINATES:
                 for nearest in NEAREST if mode == "nearest" else NEAREST[:1]:
                     how: dict[str, Any] = {"mode": mode, "coordinate_transformation_mode": transform}
-                    was = ", ".join(str(now[key]) for key in how if now[key] != how[key]) or node.op.nearest_mode
+                    was = ", ".join(str(now[key]) for key in how if now[key] != how[key]) or op.nearest_mode
                     is_to_be = ", ".join(str(value) for key, value in how.items() if now[key] != value) or nearest
                     yield f"it resizes with {was}, not {is_to_be}", {i: node.changed(**how, nearest_mode=nearest)}, {}
 

@@ -54,7 +54,7 @@ def in_engine(path: str | Path, inputs: list[GraphInput], model: RecordedModel) 
 def _at_size(engine: Engine, inputs: list[GraphInput], model: RecordedModel, given: Inputs) -> Iterator[Row]:
     feeds = bound(inputs, given)
     sizes = " and ".join("x".join(map(str, array.shape)) or "scalar" for array in feeds.values())
-    there = {"section": f"{ENGINE}, {sizes}", "mode": "eval", "dtype": KERNEL}
+    there: dict[str, Any] = {"section": f"{ENGINE}, {sizes}", "mode": "eval", "dtype": KERNEL}
     try:
         first, second = engine.run(feeds), engine.run(feeds)
     except Exception as error:  # it has many

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from typing import cast
 
 import numpy as np
 
@@ -39,14 +40,16 @@ def _products(ref: Reference) -> Iterator[tuple[str, str, np.ndarray, np.ndarray
     for label, users in ref.users.items():
         layer = ref.calls[label].name
         weight = ref.weights.get(f"{layer}.weight")
-        for user in users if weight is not None and weight.ndim > 1 else ():
+        if weight is None or weight.ndim < 2:
+            continue
+        for user in users:
             norm = ref.calls[user].name
             tensors = {leaf: ref.weights.get(f"{norm}.{leaf}") for leaf in ("running_mean", "running_var")}
             mean, var = (None if each is None else each.astype(np.float64) for each in tensors.values())
             if mean is None or var is None or len(mean) != len(weight):
                 continue
             settings = ref.model.modules[norm].settings
-            epsilon = settings.get("eps", settings.get("epsilon", 1e-5))
+            epsilon = cast(float, settings.get("eps", settings.get("epsilon", 1e-5)))
             factor = ref.weights.get(f"{norm}.weight", np.ones(len(mean))) / np.sqrt(var + epsilon)
             shift = ref.weights.get(f"{norm}.bias", np.zeros(len(mean))).astype(np.float64)
             own = ref.weights.get(f"{layer}.bias", np.zeros(len(mean))).astype(np.float64)

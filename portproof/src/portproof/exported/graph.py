@@ -92,7 +92,7 @@ class Graph:
 
                 model = inline_local_functions(model)
         try:
-            evaluator = ReferenceEvaluator(model, new_ops=list(OPERATORS))
+            evaluator = ReferenceEvaluator(model, new_ops=list(OPERATORS))  # type: ignore[arg-type]  # it takes classes
         except Exception as error:  # of an unknown operator it is any
             raise NotEvaluated(one_line(error)) from error
         self.nodes: list[Node] = []
@@ -103,8 +103,8 @@ class Graph:
             else:
                 self.nodes.append(Node(op, list(op.input), list(op.output), _hidden(op)))
 
-    def _widen(self, op: OpRun) -> None:
-        """Attributes in float64, short ones as they were meant; so in inner graphs."""
+    def _widen(self, op: Any) -> None:
+        """Attributes of an OpRun in float64, short ones as they were meant; so in inner graphs."""
         for name in op.attributes_names_:
             value = getattr(op, name)
             if isinstance(value, np.float32) and name == "momentum":  # of statistics, which are not updated

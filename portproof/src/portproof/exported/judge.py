@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -27,7 +28,7 @@ from sturdyio.cli import UserError, one_line
 
 TITLE = "judge"
 MEANING = "eval mode, float64"
-HERE = {"mode": "eval", "dtype": "float64", "section": MEANING}
+HERE: dict[str, Any] = {"mode": "eval", "dtype": "float64", "section": MEANING}
 NO_OUTPUT = "it has no output of its own in the graph"
 MOST_NODES = 6  # named in a report
 
@@ -106,6 +107,7 @@ def _rows(search: Search) -> Iterator[Row]:
 
 
 def _failed(item: Item, fault: Fault, search: Search) -> Row:
+    assert fault.values is not None
     found = compare(
         {item: fault.wanted}, {item: fault.values}, {item: fault.atol + search.moved.get(fault.tensor, 0.0)}
     )

@@ -145,7 +145,7 @@ class Resize(SlowResize):
 
     op_domain = ""
 
-    def _run(self, x, roi=None, scales=None, sizes=None, **how: Any):
+    def _run(self, x, roi=None, scales=None, sizes=None, **how: Any):  # type: ignore[override]  # onnx names them
         mode = how["mode"]
         is_usual = how.get("keep_aspect_ratio_policy") in (None, "stretch")
         if how.get("antialias") or not is_usual or "crop" in how["coordinate_transformation_mode"]:

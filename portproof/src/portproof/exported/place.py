@@ -141,7 +141,7 @@ class Search:
                 and largest_difference(own.reshape(array.shape), array) > atol
             ):
                 own = own.reshape(array.shape)
-                self.faults.append(Fault(OUTPUT, array, atol, name, own, "behind its last module"))
+                self.faults.append(Fault(OUTPUT, array, atol, name, own, words="behind its last module"))
                 return
 
     def _fault(self, label: str) -> Fault:
@@ -180,7 +180,7 @@ class Search:
         if corrected is fault:
             return
         has_own = not self.moved and fault.alike > ALIKE
-        if has_own:  # the fault's own values alone did not: here is another
+        if fault.layout and has_own:  # the fault's own values alone did not: here is another
             self.faults.append(corrected)
             self.replaced[fault.tensor] = fault.layout.written(fault.wanted)
         else:

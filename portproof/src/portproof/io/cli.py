@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from difflib import get_close_matches
 from typing import Any
 
 from sturdyio.cli import Failed, UserError, one_line, run, user_code
@@ -53,10 +54,14 @@ def resolve(path: str, what: str, of_port: bool = False) -> Callable[..., Any]:
     except UserError:
         raise
     except ModuleNotFoundError as error:
-        raise UserError(f"{what} {path!r}: {error}: put the folder that holds it into PYTHONPATH") from error
+        fix = "install it with pip, or put the folder that holds it into PYTHONPATH"
+        raise UserError(f"{what} {path!r}: {error}: {fix}") from error
     except Exception as error:  # the user's module may raise anything
         kind = PortError if of_port else UserError
         raise kind(f"{what} {path!r}: importing {module_name} raised {one_line(error)}") from error
     if not callable(getattr(module, name, None)):
-        raise UserError(f"{what} {path!r}: {module_name} has no {name} that can be called")
+        known = [own for own, value in vars(module).items() if callable(value) and not own.startswith("_")]
+        alike = get_close_matches(name, known, 1)
+        hint = f": did you mean {alike[0]}?" if alike else ""
+        raise UserError(f"{what} {path!r}: {module_name} has no {name} that can be called{hint}")
     return getattr(module, name)

@@ -11,7 +11,7 @@ from sturdyio.files import atomic_path
 def save_record(arrays: Mapping[str, np.ndarray], path: Path) -> None:
     """Write as reprod_log does; raises UserError if that fails."""
     with atomic_path(path) as temporary:
-        np.save(temporary, {name: np.asarray(array) for name, array in arrays.items()}, allow_pickle=True)
+        np.save(temporary, np.array({name: np.asarray(array) for name, array in arrays.items()}), allow_pickle=True)
 
 
 def save_text(text: str, path: Path) -> None:

@@ -37,6 +37,7 @@ _MODULES = {
     "rungs.initial": ("Constant", "Normal", "Uniform", "init"),
     "rungs.metrics": ("evaluation", "loss", "metric"),
     "rungs.optimizers": ("optimizer", "schedule"),
+    "rungs.parallel_step": ("data_parallel_step",),
     "rungs.plain_steps": ("plain_steps",),
     "rungs.processes": ("dist", "strided_shares"),
     "rungs.resumed_runs": ("resume",),

@@ -58,6 +58,7 @@ def run_planned(planned: Planned, refused_by_mistake: bool = False) -> RungResul
         with staying(), user_code(), proving():
             # Its name begins with a digit, so `import` cannot.
             spec = importlib.util.spec_from_file_location(f"step_{name}", planned.script)
+            assert spec is not None and spec.loader is not None
             module = importlib.util.module_from_spec(spec)
             spec.loader.exec_module(module)
             checks = module.main(module.get_args_parser().parse_args(planned.flags))
@@ -144,7 +145,8 @@ def side_by_side(
         def begin() -> None:
             sys.stdout.flush()
             sys.stderr.flush()
-            lanes.append(context.Process(target=_lane, args=(rungs, order, Path(name), os.getpid())))
+            arguments = rungs, order, Path(name), os.getpid()
+            lanes.append(context.Process(target=_lane, args=arguments))  # type: ignore[attr-defined] # every context has it
             lanes[-1].start()
 
         try:
@@ -225,12 +227,13 @@ def run_all(
     device: str = "cpu",
     refused_by_mistake: bool = False,
     in_lanes: bool = False,
+    language: str = "en",
 ) -> int:
     """Run the rungs, print a table, write report.html and summary.json to `folder`; return the exit status.
 
     Rungs run in other processes: call this under `if __name__ == "__main__":` only. `environment` is that of
-    `report.summary.environment`, `refused_by_mistake` as in `run_planned`; `in_lanes` runs two at a time. Raises
-    UserError for a folder that cannot be written.
+    `report.summary.environment`, `refused_by_mistake` as in `run_planned`; `in_lanes` runs two at a time; `language` is
+    the page's, "en" or "zh". Raises UserError for a folder that cannot be written.
     """
     page, summary = (_cleared(output_dir(folder) / name) for name in ("report.html", "summary.json"))
     rungs, results = list(rungs), []
@@ -238,20 +241,23 @@ def run_all(
         results.append(result)
         print(flush=True)
         with suppress(Exception):  # else the page draws them, and says what is wrong
-            from portproof.report.plots import plots_of  # not before the first rung: it imports libraries
+            from portproof.report.page import translation  # not before the first rung: it imports libraries
+            from portproof.report.plots import plots_of
 
-            results[-1] = replace(result, plots=plots_of(result.rung, f"r{len(results)}"))
-    result = LadderResult(results, environment | backend("torch").about(device))
+            if result.rung is not None:
+                plots = plots_of(result.rung, f"r{len(results)}", translation(language))
+                results[-1] = replace(result, plots=plots)
+    ladder = LadderResult(results, environment | backend("torch").about(device))
     name_width = max([17, *(len(rung.name) for rung in results)])
     model_width = max([0, *(len(rung.model) + 1 for rung in results)])
     for rung in results:
         columns = f"{rung.name:<{name_width}} {rung.model:<{model_width}} {rung.seconds:5.1f} s"
         print(f"  {LAST_WORDS[rung.status]:<8} {columns}")
     try:
-        write_summary(result, summary)
+        write_summary(ladder, summary)
         from portproof.report.page import write_page
 
-        write_page(result, page)
+        write_page(ladder, page, language)
     except UserError:
         raise
     except Exception as error:  # the verdicts that were just printed stand
@@ -259,5 +265,5 @@ def run_all(
         raise UserError(f"{what}: the verdicts are above and in the logs") from error
     print(f"results and logs: {folder}")
     print(f"report: {page}")
-    print(f"{LAST_WORDS[result.status]} ladder")
-    return exit_status(result)
+    print(f"{LAST_WORDS[ladder.status]} ladder")
+    return exit_status(ladder)

@@ -15,7 +15,7 @@ Case = tuple[np.ndarray, ...]  # arguments of a criterion or a metric
 Seed = Union[int, Sequence[int], np.random.Generator]
 
 RANKS = 8  # of labels, 0 to 7: an off-by-one in top-k changes a count
-SPECIAL_LOGITS = {
+SPECIAL_LOGITS: dict[str, Sequence[Sequence[float]]] = {
     "ties": [[3, 1, 3, 0, 2, 2, 2, 1], [0] * 8, [1, 2, 2, 2, 2, 2, 9, 9]],
     "NaN": [[np.nan] * 8],
     "infinite": [[np.inf, 5, 4, 3, 2, 1, 0, -np.inf]],
@@ -84,7 +84,12 @@ def prepared(cases: Mapping[str, Sequence[np.ndarray]]) -> dict[str, Case]:
     for name, arrays in cases.items():
         if not isinstance(arrays, (tuple, list)) or not arrays:
             raise UserError(f"case {name!r} is a {type(arrays).__name__}: give a tuple of one array or more")
-        found[name] = tuple(np.asarray(array) for array in arrays)
+        try:
+            found[name] = tuple(np.asarray(array) for array in arrays)
+        except ValueError as error:  # a list of arrays of several shapes
+            raise UserError(
+                f"case {name!r}: {error}: give a tuple of arrays, each as an argument of its own"
+            ) from error
         for array in found[name]:
             if array.dtype.kind not in "biuf" or array.size == 0:
                 raise UserError(f"case {name!r} has an array {array.shape} of {array.dtype}: give numbers")

@@ -10,12 +10,13 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar, Union
+from typing import Any, NoReturn, TypeVar
 
 import numpy as np
 
 from portproof.backends import backend
-from portproof.compare import FAIL, PASS, Item, Items, Row, Verdict, compare, exit_status, joined
+from portproof.backends.model import BackendModel
+from portproof.compare import FAIL, PASS, Item, Items, Key, Row, Verdict, compare, exit_status, joined
 from portproof.compare.ruler import UNIT_ROUNDOFF, exact_atol, largest
 from portproof.io.cli import PortError
 from portproof.io.process import proving
@@ -30,7 +31,7 @@ from sturdyio import cli
 from sturdyio.cli import ArgumentParser, HelpFormatter, MachineError, UserError, one_line, output_dir, run, user_code
 
 T = TypeVar("T")
-Arrays = Mapping[Union[Item, str], np.ndarray]
+Arrays = Mapping[Key, np.ndarray]
 
 
 class ToFillIn(UserError):
@@ -89,9 +90,9 @@ class Rung(Findings):
 
     def compare(
         self,
-        ref: Arrays,
-        port: Arrays,
-        atol: Mapping[Item | str, float] | None = None,
+        ref: Arrays[Key],
+        port: Arrays[Key],
+        atol: Mapping[Key, float] | None = None,
         *,
         title: str,
         group: Callable[[Item], str] = str,
@@ -115,7 +116,7 @@ class Rung(Findings):
         """Count a reason why a pass would prove nothing."""
         self.check(Verdict(what, refusal=reason))
 
-    def keep(self, ref: Arrays, port: Arrays, prefix: str = "") -> None:
+    def keep(self, ref: Arrays[Key], port: Arrays[Key], prefix: str = "") -> None:
         """Put arrays, but no strings, into the two result files as PREFIX + item."""
         for file, arrays in zip_strict(self.files, (ref, port)):
             for item, array in arrays.items():
@@ -187,14 +188,16 @@ def equal_pair(rung: Rung, ref: Any, port: Any, given: Mapping[str, str] | None,
 
     Raises UserError for what is no model.
     """
-    pair = Pair(backend("torch").wrap(ref, "reference", device), backend("paddle").wrap(port, "port", device))
-    pair.given = given
+    ref_model = backend("torch").wrap(ref, "reference", device)
+    port_model = backend("paddle").wrap(port, "port", device)
+    pair = Pair(ref_model, port_model, given=given)
     for known in rung.pairs:
-        sides = (known.ref, pair.ref), (known.port, pair.port)
+        assert isinstance(known.ref, BackendModel)
+        sides = (known.ref, ref_model), (known.port, port_model)
         same_models = all(old.model is new.model and old.has_weights_of(new) for old, new in sides)
         if same_models and known.given == given:
             return known
-    pair.equal_tensors, unequal = by_weights(pair.ref, pair.port, given)
+    pair.equal_tensors, unequal = by_weights(ref_model, port_model, given)
     rung.types = rung.types or {name: module.type for name, module in pair.ref.modules.items()}
     if unequal is not None:
         rung.check(unequal, group=str)

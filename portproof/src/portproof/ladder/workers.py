@@ -45,6 +45,7 @@ class _Worker:
     leave: Callable[[], Any] | None = None  # leaves its group
 
     def stage(self, name: str) -> None:
+        assert self.stage_file is not None
         self.stage_file.write_text(name)
 
 
@@ -64,6 +65,13 @@ def join_group(join: Callable[[], Any], leave: Callable[[], Any]) -> None:
         join()
         _worker.stage("joined")
         _worker.leave = leave
+
+
+def place() -> tuple[int, int]:
+    """(rank, number of processes) of this process, from the launcher's environment variables; (0, 1) alone."""
+    found = os.environ
+    rank = found.get("PADDLE_TRAINER_ID") or found.get("RANK", "0")
+    return int(rank), int(found.get("PADDLE_TRAINERS_NUM") or found.get("WORLD_SIZE", "1"))
 
 
 def record_of(run: Callable[..., Mapping[Item | str, Any]], *args: Any, **kwargs: Any) -> Record:
@@ -92,7 +100,8 @@ def read_record(path: Path) -> Record:
 def _write_record(record: Record, path: Path) -> None:
     """The file is there when it is whole."""
     part = path.with_suffix(".part.npz")
-    np.savez(part, **{json.dumps(vars(item)): array for item, array in record.items()})
+    named: dict[str, Any] = {json.dumps(vars(item)): array for item, array in record.items()}
+    np.savez(part, **named)
     part.rename(path)
 
 
@@ -144,12 +153,13 @@ def _started(command: Sequence[str], folder: Path, **variables: str) -> Iterator
     given = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
     absolute = dict.fromkeys(str(Path(path).absolute()) for path in [*given, *sys.path])
     env = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(absolute)} | variables
-    streams = {"stdin": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    streams: dict[str, Any] = {"stdin": subprocess.PIPE, "stderr": subprocess.STDOUT}
     with (folder / "launcher.log").open("ab") as log:
         process = subprocess.Popen(command, cwd=folder, env=env, stdout=log, start_new_session=True, **streams)
     try:
         yield process
     finally:
+        assert process.stdin is not None
         process.stdin.close()  # workers end then: the launcher gives them sessions of their own
         if hasattr(os, "killpg"):
             with suppress(ProcessLookupError):
@@ -160,7 +170,7 @@ def _started(command: Sequence[str], folder: Path, **variables: str) -> Iterator
 
 
 def _records(folder: Path, processes: Collection[Any], runs: Iterable[Any]) -> list[dict[Any, Record]]:
-    records = [{} for _ in processes]
+    records: list[dict[Any, Record]] = [{} for _ in processes]
     for number, run in enumerate(runs):
         paths = [folder / f"{process}.{number}.npz" for process in processes]
         if all(path.is_file() for path in paths):
@@ -266,13 +276,11 @@ def _outcome(folder: Path, side: str, runs: Collection[Any], status: int) -> Out
     [records] = _records(folder, [side], runs)
     if len(records) < len(runs):
         return Outcome([], "it ended with status 0 before all runs were done", log)
-    for run, record in records.items():
-        records[run] = {item.name: array for item, array in record.items()}
-    return Outcome([records])
+    by_name = {run: {item.name: array for item, array in record.items()} for run, record in records.items()}
+    return Outcome([by_name])
 
 
 if __name__ == "__main__":
-    rank = os.environ.get("PADDLE_TRAINER_ID") or os.environ.get("RANK", "0")
     job, *names = sys.argv[1:]
     # The module that callables import is another than __main__.
-    importlib.import_module(WORKER).main(Path(job), *(names or [rank]))
+    importlib.import_module(WORKER).main(Path(job), *(names or [str(place()[0])]))

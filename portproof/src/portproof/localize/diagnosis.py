@@ -95,7 +95,7 @@ def _fitted(faulty: FaultyModule) -> Iterator[Candidate]:
 
 def _statistics(faulty: FaultyModule) -> Iterator[Candidate]:
     layer = faulty.layer
-    m, x = layer.module.settings["momentum"], layer.inputs[0]
+    m, x = layer.settings["momentum"], layer.inputs[0]
     if m is None:
         return
     count = x.size // x.shape[1]

@@ -17,7 +17,7 @@ from typing import Any, Optional
 import numpy as np
 
 from portproof.arrays import is_projected, projected
-from portproof.backends.model import Model
+from portproof.backends.model import BackendModel, Model
 from portproof.backends.question import CONSTANTS, Question, Run, to_precision
 from portproof.backends.slots import Module
 from portproof.backends.trace import OUTPUT, Inputs, ModuleCall, is_array, map_tensors, module_of
@@ -81,7 +81,8 @@ def _last_inside(calls: Calls, label: str) -> ModuleCall | None:
     inside = sorted((c for c in calls.values() if c.inside == label), key=attrgetter("start"))
     if not inside or len(outputs) != 1 or len(inside[-1].inputs) != 1 or not alike(outputs, inside[-1].outputs):
         return None
-    before = next((c.with_upstream().upstream for c in inside[-2::-1] if alike(c.outputs, inside[-1].inputs)), [None])
+    nothing: list[np.ndarray | None] = [None]
+    before = next((c.with_upstream().upstream for c in inside[-2::-1] if alike(c.outputs, inside[-1].inputs)), nothing)
     return replace(inside[-1], upstream=before)
 
 
@@ -139,7 +140,8 @@ def _chosen(sources: Sequence[_Source], array: np.ndarray, taken: Container[int]
 def called_as_the_port_does(plain: Attempt, call: ModuleCall, port_call: ModuleCall) -> Attempt:
     """The port's arguments with the reference's values, matched by value, else in order."""
     values, seen = plain.question.call.inputs, call.inputs
-    sources, matched, used = _sources(values, seen), [], set()
+    sources, matched = _sources(values, seen), []
+    used: set[int] = set()
     for array in port_call.inputs:
         matched.append((_chosen(sources, array, used), array))
         used |= {matched[-1][0].place} if matched[-1][0] else set()
@@ -217,9 +219,10 @@ def port_upstream(
 ) -> list[np.ndarray | None]:
     sent: list[np.ndarray | None] = [None] * len(port)
     for i, (j, places) in pairs.items():
-        if i < len(upstream) and upstream[i] is not None and upstream[i].size == port[j].size and sent[j] is None:
-            sent[j] = np.empty(port[j].shape, upstream[i].dtype)
-            np.put(sent[j], places, upstream[i])
+        gradient = upstream[i] if i < len(upstream) else None
+        if gradient is not None and gradient.size == port[j].size and sent[j] is None:
+            sent[j] = given = np.empty(port[j].shape, gradient.dtype)
+            np.put(given, places, gradient)
     return sent
 
 
@@ -267,7 +270,7 @@ class IsolatedRuns:
     """Isolated runs in one mode, fed from the reference's `calls`."""
 
     ref: Model
-    port: Model
+    port: BackendModel
     names: NameMap
     inputs: Inputs
     train: bool
@@ -302,7 +305,7 @@ class IsolatedRuns:
         """
         call = adjusted_call(self.ref, self.calls[label], dtype) if adjusted else self.calls[label].with_upstream()
         call = moved_call(call) if lenient else call
-        best = None
+        best: IsolatedRun | None = None
         for attempt in self._attempts(label, Question(call, dtype, self.train, backward)):
             found = self._attempted(attempt, lenient)
             # Another way to call it would not change buffers alone.
@@ -310,6 +313,7 @@ class IsolatedRuns:
                 return found
             if best is None or found.rank < best.rank:
                 best = found
+        assert best is not None
         return best
 
     def _attempts(self, label: str, question: Question) -> Iterator[Attempt]:
@@ -385,7 +389,7 @@ class IsolatedRuns:
             return fp64_ref if is_known else self.ref_items(attempt, dtype=dtype, perturbation=perturbation)
 
         def constants_moved() -> list[Distances]:
-            found = []
+            found: list[Distances] = []
             if self.ref.float32_data:
                 found.append(moved_distances(ref, self.ref_items(attempt, perturbation=CONSTANTS)))
             if self.port.float32_data:
@@ -433,9 +437,10 @@ def without_optional(port: Items, ref: Items, model: Model) -> dict[Item, np.nda
 def adjusted_call(ref: Model, call: ModuleCall, dtype: str) -> ModuleCall:
     """Inputs that show more: padding rows for an embedding, nothing at a kink; with drawn upstream gradients."""
     call = call.with_upstream()
-    if not call.args or not is_array(call.args[0]):
+    x = call.args[0] if call.args else None
+    if not isinstance(x, np.ndarray):
         return call
-    module, x = ref.modules[call.name], call.args[0]
+    module = ref.modules[call.name]
     if module.kind == "Embedding":
         # Normalized it has another name; tied, its slot is elsewhere.
         rows, ids = max((s.shape[0] for s in module.slots.values() if not s.is_buffer), default=0), x.flatten()

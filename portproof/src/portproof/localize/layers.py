@@ -128,6 +128,10 @@ class Layer:
     def kind(self) -> str:
         return self.module.kind or self.module.type
 
+    @property
+    def settings(self) -> dict[str, Any]:
+        return self.module.settings
+
     @cached_property
     def x(self) -> Array:
         return self.inputs[0].astype(np.float64)
@@ -149,7 +153,7 @@ class Layer:
     @property
     def named(self) -> str:
         own = {"LeakyReLU": "negative_slope", "ELU": "alpha", "Softplus": "beta", "GELU": "approximate"}.get(self.kind)
-        return f"{self.module.type}, {own} {self.module.settings[own]}" if own else self.module.type
+        return f"{self.module.type}, {own} {self.settings[own]}" if own else self.module.type
 
     def giving(self, words: str, function: Callable[..., Array], *args: Any) -> Mistake:
         """The mistake of returning `function(*args)`; what follows is applied to that."""
@@ -199,11 +203,16 @@ class Norm:
             shape[axis] = self.layer.x.shape[axis]
         return tensor.reshape(shape)
 
+    def difference(self) -> float:
+        """From what the reference returned, with what follows."""
+        assert self.layer.output is not None
+        return largest_difference(self.layer.finished(self()), self.layer.output)
+
     def mistake(self, words: str, **changes: Any) -> Mistake:
         return self.layer.giving(words, replace(self, **changes))
 
     def other_epsilon(self, value: float) -> Mistake:
-        own = self.layer.module.settings["eps"]
+        own = self.layer.settings["eps"]
         named = "the dtype's own" if own is None else f"{own:g}"
         return self.mistake(f"epsilon is {value:g}, not {named}", epsilon=value)
 
@@ -211,16 +220,16 @@ class Norm:
 def _norm(layer: Layer) -> Norm:
     """The norm as the reference has it, with an activation behind or inside if that gives what the reference gave."""
     norms = [_norm_of(replace(layer, followed_by=each)) for each in ("", *FUSED)]
-    return min(norms, key=lambda each: largest_difference(each.layer.finished(each()), layer.output))
+    return min(norms, key=Norm.difference)
 
 
 def _norm_of(layer: Layer) -> Norm:
     shape, axes = layer.x.shape, tuple(range(2, layer.x.ndim))
-    epsilon = layer.module.settings["eps"]
+    epsilon = layer.settings["eps"]
     own = np.finfo(layer.inputs[0].dtype).eps if epsilon is None else epsilon
     norm = Norm(layer, shape, axes, (1,), float(own), layer.tensor("weight"), layer.tensor("bias"))
     if layer.kind == "GroupNorm":
-        groups = layer.module.settings["num_groups"]
+        groups = layer.settings["num_groups"]
         return replace(norm, shape=_in_groups(shape, groups), axes=tuple(range(2, len(shape) + 1)))
     if layer.kind in ROW_NORMS:
         return _row_norm(replace(norm, centred=layer.kind == "LayerNorm"))
@@ -241,7 +250,7 @@ def _row_norm(norm: Norm) -> Norm:
     own = layer.tensors.get("weight")
     fitting = [axes for axes in ways if own is None or own.size == math.prod(shape[axis] for axis in axes)]
     norms = [replace(norm, axes=axes, tensor_axes=axes) for axes in fitting]
-    return min(norms, key=lambda each: largest_difference(layer.finished(each()), layer.output))
+    return min(norms, key=Norm.difference)
 
 
 def _epsilons(norm: Norm) -> Mistakes:
@@ -268,6 +277,7 @@ def _batch_norm(layer: Layer) -> Mistakes:
         words, make = norm.mistake("it normalizes with its running statistics", running=(mean, variance))
         yield words, lambda: {**layer.tensors, **make()}
     elif norm.running:
+        mean, variance = norm.running
         yield norm.mistake("it normalizes with the batch's own statistics", running=None)
         zeros, ones = np.zeros_like(mean), np.ones_like(variance)
         yield norm.mistake("running mean and variance were not loaded (0 and 1)", running=(zeros, ones))
@@ -289,7 +299,7 @@ def _instance_norm(layer: Layer) -> Mistakes:
 def _group_norm(layer: Layer) -> Mistakes:
     norm = _norm(layer)
     yield from _epsilons(norm)
-    own, channels = layer.module.settings["num_groups"], layer.x.shape[1]
+    own, channels = layer.settings["num_groups"], layer.x.shape[1]
     for groups in range(1, channels + 1):
         if channels % groups == 0 and groups != own:
             words = f"it has {groups} groups, not {own}"
@@ -311,6 +321,7 @@ def _layer_norm(layer: Layer) -> Mistakes:
 
 def _linear(layer: Layer) -> Mistakes:
     weight, bias = layer.tensor("weight"), layer.tensor("bias")
+    assert weight is not None
 
     def output(weight: Array) -> Array:
         return layer.x @ weight.T + (0 if bias is None else bias)
@@ -330,7 +341,7 @@ def _without_bias(layer: Layer) -> Mistakes:
 
 
 def _softmax(layer: Layer) -> Mistakes:
-    own, count = layer.module.settings["dim"], layer.x.ndim
+    own, count = layer.settings["dim"], layer.x.ndim
     for axis in range(count):
         if own is None or axis != own % count:
             yield layer.giving(f"it is over axis {axis}, not {own}", SOFTMAXES[layer.kind], layer.x, axis)
@@ -341,7 +352,7 @@ def _softmax(layer: Layer) -> Mistakes:
 
 
 def _dropout(layer: Layer) -> Mistakes:
-    kept = 1 - layer.module.settings["p"]
+    kept = 1 - layer.settings["p"]
     words = f"it gives {kept:g} times its input where nothing is dropped (Paddle's mode downscale_in_infer)"
     yield layer.giving(words, np.multiply, layer.x, kept)
 

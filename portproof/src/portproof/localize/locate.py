@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from portproof.backends.model import BackendModel, Model
-from portproof.backends.question import Question
+from portproof.backends.question import Question, Run
 from portproof.backends.trace import CALLS, OUTPUT, UPSTREAM, Inputs, ModuleCall
 from portproof.compare import FAIL, Item, Items, Row, compare, tensor_item
 from portproof.localize.isolated import (
@@ -99,12 +99,12 @@ def module_tree(model: Model, marked: str) -> list[str]:
 
 def locate(
     ref: Model,
-    port: Model,
+    port: BackendModel,
     names: NameMap,
     inputs: Inputs,
     *,
     modes: Mapping[bool, Collection[str]] | None = None,
-    cotangent: Sequence[np.ndarray] | None = None,
+    cotangent: Sequence[np.ndarray | None] | None = None,
     dtype: str = "float64",
 ) -> Location | None:
     """The first module that is at fault itself, or None. Further ones are in its `also`.
@@ -160,8 +160,8 @@ class _Search:
             self._search(OUTPUT)
         whole = self.found.get(OUTPUT)
         if differing and len(self.found) == bool(whole) and (not whole or whole.is_late or whole.has_other_shape):
-            late = "gradient" in differing if whole is None else whole.is_late
-            excused = {label: run for label, run in self.excused.items() if run.is_late == late}
+            is_late = "gradient" in differing if whole is None else whole.is_late
+            excused = {label: run for label, run in self.excused.items() if run.is_late == is_late}
             self.found = excused or self.found
             self.built_differently = {k: word for k, word in self.built_differently.items() if k not in self.found}
         forward = [label for label in self.calls if label in self.found and not self.found[label].is_late]
@@ -205,10 +205,10 @@ class _Search:
         if run.passed:
             return self._search_inside(label, KINDS)
         differing = run.kinds
-        if self.inside[label]:
-            run = every = None  # frees its arrays
+        known = None if self.inside[label] else run
+        del run, every  # frees its arrays
         if is_complete:
-            return self._search_around(label, differing, kinds, run)
+            return self._search_around(label, differing, kinds, known)
         return self._search_inside(label, differing)
 
     def _search_around(
@@ -275,7 +275,8 @@ def _location(runs: IsolatedRuns, run: IsolatedRun) -> Location:
     failed = [row for row in run.rows if row.status == FAIL and (row.item.kind == "gradient") == backward]
     ref, port = runs.ref.modules[name], runs.port.modules[port_call.name]
     phase = {"output": "forward", "gradient": "backward", "buffer": "buffers"}[failed[0].item.kind]
-    inner, values = None, []
+    inner: Run | None = None
+    values: list[np.ndarray] = []
     if not (ref.is_leaf and runs.ref.is_recorded):
         call = runs.calls[question.call.label]
         inner, values = runs.ref.ask_with_values(Question(call, "float64", runs.train, keeps=CALLS))
@@ -300,7 +301,7 @@ def _location(runs: IsolatedRuns, run: IsolatedRun) -> Location:
     if not run.port_run.trace.error:
         from portproof.localize.diagnosis import FaultyModule, diagnose  # imports SciPy
 
-        outputs = inner.trace.outputs.items() if not ref.is_leaf else ()
+        outputs = inner.trace.outputs.items() if inner and not ref.is_leaf else ()
         inner_outputs = {inside: array for inside, array in outputs if not inside.startswith("output")}
         layer, is_here = _layer(runs, run), isinstance(runs.ref, BackendModel) and runs.ref.backend.name == "torch"
         mutated = _mutated(runs, run.attempt, backward) if is_here else []
@@ -328,7 +329,9 @@ def _mutated(runs: IsolatedRuns, attempt: Attempt, backward: bool) -> list[tuple
     """Candidates of the reference's own module."""
     from portproof.localize.mutations import mutations  # imports torch
 
-    found, call = [], attempt.question.call
+    call = attempt.question.call
+    found: list[tuple[str, Callable[[], Items]]] = []
+    assert isinstance(runs.ref, BackendModel)
     with suppress(Exception), runs.ref.lent(call.name, "float32", runs.train) as module:
         for text, mutation in mutations(module, call.inputs):
             found.append((text, partial(runs.ref_items, attempt, backward=backward, mutation=mutation)))
@@ -338,6 +341,7 @@ def _mutated(runs: IsolatedRuns, attempt: Attempt, backward: bool) -> list[tuple
 def numbers(row: Row) -> list[str]:
     if row.reason:
         return [row.reason]
+    assert row.worst is not None
     return [
         f"max|d| {row.difference:.1e}, limit {row.atol:.1e}, outside {row.worst.outside} of {row.worst.size}",
         f"worst{row.place}: reference {row.worst.ref!r}, port {row.worst.port!r}",

@@ -1,25 +1,28 @@
 """Mutations of the reference: layers with a known mistake, by type, that NumPy alone cannot compute."""
 
+from __future__ import annotations
+
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import permutations, product
 from operator import attrgetter
+from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
 from torch.nn import functional as F
+from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd  # these bases have no public names
 
 from portproof.localize.layers import ROUNDINGS
 from portproof.python39 import zip_strict
 
-Mutation = Callable[[nn.Module], nn.Module]
+Mutation = Callable[[Any], nn.Module]  # of a module of its type
 Mistake = tuple[str, Mutation]  # (in words, its mutation)
 Mistakes = Iterator[Mistake]
 Arrays = Sequence[np.ndarray]  # the module's inputs
 
-TRANSPOSED = nn.modules.conv._ConvTransposeNd  # this base has no public name
 POOLS = ((nn.AvgPool2d, nn.MaxPool2d), (nn.AdaptiveAvgPool2d, nn.AdaptiveMaxPool2d))  # (mean, maximum)
 UPSAMPLE_MODES = {3: ("nearest", "linear"), 4: ("nearest", "bilinear", "bicubic"), 5: ("nearest", "trilinear")}
 
@@ -81,7 +84,7 @@ def _of_precision(module: nn.Module, inputs: Arrays) -> Mistakes:
         yield words, with_tensors(rounded)
 
 
-def _of_kernel(module: nn.Module, inputs: Arrays) -> Mistakes:
+def _of_kernel(module: _ConvNd, inputs: Arrays) -> Mistakes:
     sizes = module.kernel_size
     if any(size > 1 for size in sizes):
         axes = tuple(range(2, 2 + len(sizes)))
@@ -93,7 +96,7 @@ def _of_kernel(module: nn.Module, inputs: Arrays) -> Mistakes:
         yield "input and output channels of the weight are exchanged", exchanged
 
 
-def _convolution(module: nn.Module, inputs: Arrays) -> Mistakes:
+def _convolution(module: _ConvNd, inputs: Arrays) -> Mistakes:
     kernel = module.kernel_size
     usual = {0, 1, 2, 3, kernel[0] // 2, (kernel[0] - 1) // 2 * module.dilation[0]}
     yield from _other_values(module, padding=sorted(usual))
@@ -106,7 +109,7 @@ def _convolution(module: nn.Module, inputs: Arrays) -> Mistakes:
     yield from _other_values(module, stride=(1, 2), dilation=(1, 2))
 
 
-def _padded_like_same(module: nn.Module) -> nn.Module:
+def _padded_like_same(module: _ConvNd) -> nn.Module:
     """Asymmetric padding, as "SAME" in TensorFlow and Paddle."""
 
     def forward(x: torch.Tensor) -> torch.Tensor:
@@ -120,7 +123,7 @@ def _padded_like_same(module: nn.Module) -> nn.Module:
     return setting(forward=forward, padding=(0,) * len(module.kernel_size))(module)
 
 
-def _transposed_convolution(module: nn.Module, inputs: Arrays) -> Mistakes:
+def _transposed_convolution(module: _ConvTransposeNd, inputs: Arrays) -> Mistakes:
     yield from _other_values(module, padding=(0, 1, 2, 3), output_padding=(0, 1), stride=(1, 2), dilation=(1,))
     axes = len(module.kernel_size)
     for padding, output_padding in product((0, 1, 2), (0, 1)):  # both changed: keeps the size
@@ -140,7 +143,7 @@ def _embedding(module: nn.Embedding, inputs: Arrays) -> Mistakes:
         yield f"padding_idx is {row}, and its row gives zeros, as Paddle's does", partial(_padded_with_zeros, row=row)
 
 
-def _padded_with_zeros(module: nn.Embedding, row: int) -> nn.Embedding:
+def _padded_with_zeros(module: nn.Embedding, row: int) -> nn.Module:
     with torch.no_grad():
         module.weight[row] = 0
     return setting(padding_idx=row)(module)
@@ -158,7 +161,7 @@ def _upsample(module: nn.Upsample, inputs: Arrays) -> Mistakes:
                 yield "; ".join(words), setting(mode=mode, align_corners=corners)
 
 
-def _of_axes(module: nn.Module, inputs: Arrays) -> Mistakes:
+def _of_axes(module: nn.MultiheadAttention | nn.RNNBase, inputs: Arrays) -> Mistakes:
     if inputs and inputs[0].ndim == 3:
         orders = {True: "(batch, time)", False: "(time, batch)"}
         words = f"axes 0 and 1 are taken for {orders[not module.batch_first]}, not {orders[module.batch_first]}"
@@ -211,7 +214,7 @@ def _recurrent(module: nn.Module, inputs: Arrays, gates: str) -> Mistakes:
         yield "its two directions are exchanged", exchanging(backward)
     if gates == "h":
         is_layer = isinstance(module, nn.RNNBase)
-        own = (module.mode if is_layer else module.nonlinearity).lower().removeprefix("rnn_")
+        own = getattr(module, "mode" if is_layer else "nonlinearity").lower().removeprefix("rnn_")
         other = "relu" if own == "tanh" else "tanh"
         changed = setting(mode=f"RNN_{other.upper()}") if is_layer else setting(nonlinearity=other)
         yield f"its activation is {other}, not {own}", changed
@@ -234,9 +237,9 @@ def _pool(module: nn.Module, inputs: Arrays) -> Mistakes:
         yield from _other_values(module, padding=(0, 1), stride=(1, 2, 3), kernel_size=(2, 3))
 
 
-MISTAKES: dict[tuple, tuple[Callable[[nn.Module, Arrays], Mistakes], ...]] = {
+MISTAKES: dict[tuple, tuple[Callable[[Any, Arrays], Mistakes], ...]] = {
     (nn.Conv1d, nn.Conv2d, nn.Conv3d): (_convolution, _of_kernel, _of_precision),
-    (TRANSPOSED,): (_transposed_convolution, _of_kernel, _of_precision),
+    (_ConvTransposeNd,): (_transposed_convolution, _of_kernel, _of_precision),
     (*POOLS[0], *POOLS[1]): (_pool,),
     (nn.Embedding,): (_embedding,),
     (nn.Upsample,): (_upsample,),

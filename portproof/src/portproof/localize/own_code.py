@@ -98,9 +98,10 @@ def _left_at(followed: Followed, place: Wrong | None) -> list[str]:
     step, wrong = place
     if not wrong:
         return [f"its value is one of the reference's, but not the one that belongs there, at {step.statement}"]
-    first, *behind = followed.blamed(step, wrong) or [None]
-    if first is None:  # what the module was given has another form
+    blamed = followed.blamed(step, wrong)
+    if not blamed:  # what the module was given has another form
         return []
+    first, *behind = blamed
     found = [f"its values first leave the reference's at {first}"]
     if behind:
         found.append("or, if they have only another form there, in one of these lines behind it:")

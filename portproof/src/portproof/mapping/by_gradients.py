@@ -71,8 +71,8 @@ class ByGradients:
         )
         scale = _scale(own.gradients)
         port_scale = scale if self.outputs_agree else _scale(ports.gradients)  # a fault may scale them all
-        self.vectors = {key: [v / scale for v in vectors] for key, vectors in own.gradients.items()}
-        self.port_vectors = {key: [v / port_scale for v in vectors] for key, vectors in ports.gradients.items()}
+        self.vectors: Left = {key: [v / scale for v in vectors] for key, vectors in own.gradients.items()}
+        self.port_vectors: Left = {key: [v / port_scale for v in vectors] for key, vectors in ports.gradients.items()}
         self.pairs = {(link.ref, link.port) for link in links}
         self.known: dict[tuple[str, str], _Pair | None] = {}
         self.blocks = [{key: block for key, (block, _, _) in _places(model).items()} for model in (ref, port)]
@@ -86,10 +86,12 @@ class ByGradients:
         if not self.outputs_agree:
             return None
         sides = self.vectors, self.port_vectors
-        told = [{key: v for key, v in side.items() if _length(v) > ROUNDING} for side in sides]
-        left, port_left = ({key: v for key, v in side.items() if key not in own} for side, own in zip(sides, told))
-        found = self._whole(*told, TIE, EQUAL)
-        left, port_left = told[0] | left, told[1] | port_left
+        told, port_told = ({key: v for key, v in side.items() if _length(v) > ROUNDING} for side in sides)
+        left, port_left = (
+            {key: v for key, v in side.items() if key not in own} for side, own in zip(sides, (told, port_told))
+        )
+        found = self._whole(told, port_told, TIE, EQUAL)
+        left, port_left = told | left, port_told | port_left
         found += self._joins(left, port_left, EQUAL)
         found += self._whole(left, port_left, TIE, EQUAL)  # those without a gradient, unless they are parts
         return None if left or port_left else found
@@ -115,18 +117,56 @@ class ByGradients:
                 yield [turned[link] if link in some else link for link in links]
 
     def exchanges(self, links: Sequence[Link]) -> Iterator[list[Link]]:
-        """The links with two exchanged, those first that gradients forbid least."""
-        groups, found = defaultdict(list), []
+        """The links with two tensors exchanged, those first that gradients forbid least.
+
+        They are of two pairs, or one is a part of a join.
+        """
+        groups: defaultdict[tuple[int, ...], list[Link]] = defaultdict(list)
+        found = list(self._exchanged_parts(links))
         for link in links:
             if not link.is_join:
                 groups[_form(self.vectors[link.ref[0]])].append(link)
         for one, other in chain.from_iterable(combinations(group, 2) for group in groups.values()):
-            new = [self._pair(one.ref[0], other.port[0]), self._pair(other.ref[0], one.port[0])]
-            if all(new):
-                old = [self._pair(link.ref[0], link.port[0]) for link in (one, other)]
-                found.append((sum(pair.apart for pair in new) - sum(pair.apart for pair in old), [one, other], new))
+            first, second = self._pair(one.ref[0], other.port[0]), self._pair(other.ref[0], one.port[0])
+            if first and second:
+                before = [self._pair(link.ref[0], link.port[0]) for link in (one, other)]
+                apart = first.apart + second.apart - sum(pair.apart for pair in before if pair)
+                found.append((apart, (one, other), (first.link, second.link)))
         for _, old, new in sorted(found, key=lambda each: each[0]):
-            yield [*(link for link in links if link not in old), *(pair.link for pair in new)]
+            yield [*(link for link in links if link not in old), *new]
+
+    def _exchanged_parts(self, links: Sequence[Link]) -> Iterator[tuple[float, tuple[Link, Link], tuple[Link, Link]]]:
+        """(what more they are apart, two links, these with a part of the first exchanged)."""
+        groups: defaultdict[tuple, list[_Place]] = defaultdict(list)
+        for side, vectors in enumerate((self.vectors, self.port_vectors)):
+            for link in links:
+                if link.is_join and (link.transposed or link.heads > 1):
+                    continue
+                if {*link.ref} <= self.vectors.keys() and {*link.port} <= self.port_vectors.keys():
+                    for place in self._places(link, side):
+                        groups[side, tuple(_sizes(vectors[place.key]))].append(place)
+        for (side, _), group in groups.items():
+            own = [(self.vectors, self.port_vectors)[side][place.key] for place in group]
+            now = [place.apart(vectors) for place, vectors in zip_strict(group, own)]
+            for (i, one), (j, other) in product(enumerate(group), repeat=2):
+                if one.is_part and one.link is not other.link:
+                    apart = one.apart(own[j]) + other.apart(own[i]) - now[i] - now[j]
+                    exchanged = one.filled(side, other.key), other.filled(side, one.key)
+                    yield apart, (one.link, other.link), exchanged
+
+    def _places(self, link: Link, side: int) -> Iterator[_Place]:
+        """Of the link's tensors on the reference's side, 0, or the port's; none of a tensor that is joined."""
+        keys, (key, *more) = (link.ref, link.port)[side], (link.port, link.ref)[side]
+        own, others = (self.vectors, self.port_vectors)[side], (self.port_vectors, self.vectors)[side][key]
+        start = 0
+        for part in keys if not more else ():
+            is_turned = link.transposed or part in link.turned_parts
+            if link.is_join:
+                stop = start + len((_turned(own[part]) if is_turned else own[part])[link.axis])
+                yield _Place(link, part, {link.axis: others[link.axis][start:stop]}, is_turned, True)
+                start = stop
+            else:
+                yield _Place(link, part, dict(enumerate(others)), is_turned, False)
 
     def _may_be_turned(self, link: Link) -> bool:
         if link.is_join:
@@ -232,7 +272,7 @@ class ByGradients:
                     for way in self._ways(other, key) if turned else self._ways(key, other):
                         given = _turned(others[other]) if way else others[other]
                         fits = len(given) == len(vectors) and _sizes_beside(given, axis) == sizes
-                        stop = start + len(given[axis]) if fits else np.inf
+                        stop = start + len(given[axis]) if fits else len(vector) + 1
                         if stop <= len(vector) and (start, stop) != (0, len(vector)):
                             apart, other_name = _apart([vector[start:stop]], [given[axis]]), 1 - similarity(key, other)
                             is_elsewhere = any(blocks[part] != blocks[other] for part in parts)
@@ -250,6 +290,34 @@ class ByGradients:
         if all(parts.values()):
             return Link((key,), tuple(parts), 1 - axis, transposed=True)
         return Link((key,), tuple(parts), axis, turned_parts=tuple(part for part in parts if parts[part]))
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Where a link has the tensor `key`, and the vectors that the other side has there, by axis."""
+
+    link: Link
+    key: str
+    found: Mapping[int, np.ndarray]
+    is_turned: bool
+    is_part: bool
+
+    def apart(self, vectors: Vectors) -> float:
+        given = _turned(vectors) if self.is_turned else vectors
+        return _apart(list(self.found.values()), [given[axis] for axis in self.found])
+
+    def filled(self, side: int, key: str) -> Link:
+        """The link with another tensor there."""
+        ref, port, turned = (
+            tuple(key if each == self.key else each for each in keys)
+            for keys in (self.link.ref, self.link.port, self.link.turned_parts)
+        )
+        return replace(
+            self.link,
+            ref=ref if side == 0 else self.link.ref,
+            port=port if side else self.link.port,
+            turned_parts=turned,
+        )
 
 
 @dataclass(frozen=True)

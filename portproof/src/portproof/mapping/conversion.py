@@ -11,7 +11,7 @@ import numpy as np
 from portproof.backends import backend, backend_of_model
 from portproof.backends.slots import Arrays, ModelArrays
 from portproof.backends.trace import Inputs
-from portproof.convert.rules import COUNT, identity, transpose
+from portproof.convert.rules import COUNT, Change, identity, transpose
 from portproof.mapping.links import one_to_one, parse
 from portproof.mapping.name_map import checked_map, pairs_by_name, propose
 from portproof.mapping.pairing import spare
@@ -46,7 +46,8 @@ def convert_state_dict(
     left = [key for key in of_source.slots if key not in served]
     if left:
         raise UserError(f"{what} cannot be converted: the other model has nothing for {left[0]}: map their names")
-    result, converted = target_backend.copied(target), {}
+    result = target_backend.copied(target)
+    converted: Arrays = {}
     own = target_backend.state_arrays(result)
     for link in links:
         if all(key in arrays for key in link.ref):
@@ -92,7 +93,7 @@ def changes(ref: Any, port: Any, keys: Mapping[str, str]) -> Iterator[tuple[str,
     """(layer, PyTorch's name, PaddlePaddle's name, change of layout) of all `keys`."""
     types, ref_slots = backend("torch").layers.types(ref), backend("torch").arrays_of(ref).slots
     slots = backend("paddle").arrays_of(port).slots
-    layouts = {identity: "same", transpose: "transposed"}
+    layouts: dict[Change, str] = {identity: "same", transpose: "transposed"}
     for link in (parse(key, port_key) for key, port_key in keys.items()):
         layout = layouts.get(slots[link.port[0]].change, "reshaped")
         if link.is_join:
@@ -103,7 +104,8 @@ def changes(ref: Any, port: Any, keys: Mapping[str, str]) -> Iterator[tuple[str,
         for tensors in (link.ref, link.port):
             leaf = tensors[0].rpartition(".")[2]
             names.append(f"{len(tensors)} x {leaf}" if len(tensors) > 1 else leaf)
-        yield (types[ref_slots[link.ref[0]].key.rpartition(".")[0]], *names, layout)
+        name, port_name = names
+        yield types[ref_slots[link.ref[0]].key.rpartition(".")[0]], name, port_name, layout
 
 
 def table(rows: Iterable[tuple[str, str, str, str]], first: str, second: str) -> str:

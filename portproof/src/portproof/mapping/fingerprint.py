@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache
+from math import prod
 
 import numpy as np
 
@@ -74,7 +75,7 @@ def filling(shape: Shape) -> np.ndarray:
     square = np.random.default_rng([31, size]).normal(size=(size, size))
     square = (square + square.T) / np.sqrt(2 * size)
     found = square[np.ix_(np.arange(axes[0]) % size, np.arange(axes[1]) % size)]
-    behind = np.random.default_rng([32, *axes[2:]]).normal(size=axes[2:]) / np.sqrt(max(1, np.prod(axes[2:])))
+    behind = np.random.default_rng([32, *axes[2:]]).normal(size=axes[2:]) / np.sqrt(max(1, prod(axes[2:])))
     return np.multiply.outer(found, behind).reshape(shape)
 
 

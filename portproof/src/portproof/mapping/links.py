@@ -11,10 +11,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from math import prod
+from typing import Any
 
 import numpy as np
 
-from portproof.backends.model import BackendModel, Module, Slot
+from portproof.backends.model import Model, Module, Slot
 from portproof.python39 import zip_strict
 from sturdyio.cli import UserError
 
@@ -130,7 +131,7 @@ def parse(left: str, right: str) -> Link:
     text = re.fullmatch(r"([^()]*?)\s*(?:\(([^()]*)\))?", right.strip())
     names, words = text.groups() if text else ("", None)
     ref, port = _listed(left), _listed(names)
-    options: dict[str, int | bool] = {}
+    options: dict[str, Any] = {}
     turned_parts: list[str] = []
     for word in filter(None, _listed(words or "")):
         option = re.fullmatch(r"(axis|heads) (\d+)|(?:(.+) )?transposed", word)
@@ -157,12 +158,12 @@ def slots_of(modules: Mapping[str, Module]) -> dict[tuple[str, str], Slot]:
     return {(name, leaf): slot for name, module in modules.items() for leaf, slot in module.slots.items()}
 
 
-def owners_of(model: BackendModel) -> dict[str, str]:
+def owners_of(model: Model) -> dict[str, str]:
     """{state_dict key: the module that has it}."""
     return {slot.tensor: name for (name, _), slot in slots_of(model.modules).items()}
 
 
-def tensors_of(model: BackendModel) -> dict[str, Slot]:
+def tensors_of(model: Model) -> dict[str, Slot]:
     """By state_dict key."""
     return {slot.tensor: slot for slot in slots_of(model.modules).values()}
 
@@ -184,7 +185,7 @@ def one_to_one(link: Link, ref: Mapping[str, Slot], port: Mapping[str, Slot]) ->
     return list(zip_strict(slots, port_slots))
 
 
-def apply(links: Iterable[Link], ref: BackendModel, port: BackendModel) -> dict[str, str]:
+def apply(links: Iterable[Link], ref: Model, port: Model) -> dict[str, str]:
     """Set the links' pieces on both models -> {reference's key: port's key}."""
     ref.set_pieces({})
     port.set_pieces({})

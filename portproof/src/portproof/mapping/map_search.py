@@ -17,7 +17,7 @@ from operator import attrgetter
 import numpy as np
 
 from portproof.arrays import largest, largest_difference
-from portproof.backends.model import BackendModel
+from portproof.backends.model import BackendModel, Model
 from portproof.backends.question import Question, Run
 from portproof.backends.slots import Module
 from portproof.backends.trace import Inputs, ModuleCall
@@ -153,7 +153,7 @@ class MapSearch:
     """Tries maps in eval mode: weights are loaded through them, both models run."""
 
     def __init__(
-        self, ref: BackendModel, port: BackendModel, inputs: Inputs, given: Options, modules: Container[str] = ()
+        self, ref: Model, port: BackendModel, inputs: Inputs, given: Options, modules: Container[str] = ()
     ) -> None:
         """`given` are the user's lines of tensors, `modules` those of which the user has lines, too."""
         self.ref = ref
@@ -264,8 +264,9 @@ class MapSearch:
             before, self.chosen = self.chosen, self.chosen | choice
             run = self._run_block(call, port_name, modules)
             # Attention may give its weights, too.
-            count = min(len(call.outputs), len(run.output)) if run else 0
-            right = count > 0 and alike(call.outputs[:count], run.output[:count])
+            output = run.output if run else []
+            count = min(len(call.outputs), len(output))
+            right = count > 0 and alike(call.outputs[:count], output[:count])
             against = _against_names(choice, options)
             if right and not against:
                 return True
@@ -283,7 +284,8 @@ class MapSearch:
         contents = contents_of(self.ref, {key: key for key in tensors})
         port_contents = contents_of(self.port, {port_key: key for key, port_key in tensors.items()})
         called = {call.name for call in self.port_run.trace.calls.values()}
-        pieces, keys = defaultdict(set), defaultdict(set)  # of tensors, of units
+        pieces: defaultdict[str, set[str]] = defaultdict(set)  # of tensors
+        keys: defaultdict[Unit, set[str]] = defaultdict(set)
         for slot in slots_of(self.ref.modules).values():
             pieces[slot.tensor].add(slot.key)
         for each, options in self.options_by_unit(modules).items():
@@ -365,6 +367,7 @@ class MapSearch:
             if best.reached == best.total:
                 best.untried = stack
                 break
+        assert best is not None
         return best
 
     def choose(self, modules: Mapping[str, str]) -> tuple[bool, int, float]:

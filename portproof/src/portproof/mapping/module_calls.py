@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import SequenceMatcher
 from itertools import product
 from operator import attrgetter
 
-from portproof.backends.model import BackendModel, Run
+from portproof.backends.model import BackendModel, Model, Run
 from portproof.backends.trace import OUTPUT, ModuleCall
 from portproof.mapping.map_search import alike, alike_in_any_order
 from portproof.mapping.pairing import contents_of
@@ -24,7 +24,7 @@ Calls = Sequence[ModuleCall]
 class CallMatcher:
     """Matches the calls of one run of each model."""
 
-    ref: BackendModel
+    ref: Model
     port: BackendModel
     ref_run: Run
     port_run: Run
@@ -50,11 +50,13 @@ class CallMatcher:
         return {label: pairs[label] for label in self.ref_run.trace.calls if label in pairs}
 
     def _match_layers(self) -> None:
-        port_calls, waiting = defaultdict(list), []
+        port_calls: defaultdict[str, list[ModuleCall]] = defaultdict(list)
+        waiting = []
         for call in self.port_calls:
             port_calls[call.name].append(call)
         for call in self.ref_calls:
-            calls = port_calls.get(self.modules.get(call.name, None), [])
+            there = self.modules.get(call.name)
+            calls = [] if there is None else port_calls.get(there, [])
             same = next((place for place, other in enumerate(calls) if alike(call.inputs, other.inputs)), None)
             if same is None:
                 waiting.append((call, calls))
@@ -79,7 +81,7 @@ class CallMatcher:
         ref_groups = _leaves_behind_layers(self.ref, self.ref_calls, {label: label for label in self.pairs})
         back = {port_label: label for label, port_label in self.pairs.items()}
         port_groups = _leaves_behind_layers(self.port, self.port_calls, back)
-        taken = set()
+        taken: set[str] = set()
         for layer, calls in ref_groups.items():
             near = port_groups.get(layer, [])
             far = [call for other, group in port_groups.items() if other != layer for call in group]
@@ -106,6 +108,7 @@ class CallMatcher:
         undecided = []
         for key, calls in ref_groups.items():
             port_calls = port_groups.get(key, [])
+            pairs: Iterable[tuple[ModuleCall, ModuleCall]]
             if len(calls) == len(port_calls):
                 pairs = list(zip_strict(calls, port_calls))
             else:  # a block and a layer in it have the same tensors inside
@@ -194,7 +197,7 @@ def _share_input(call: ModuleCall, port_call: ModuleCall) -> bool:
     return any(a.dtype.kind == "f" and a.size > 1 and alike_in_any_order([a], [b]) for a, b in pairs)
 
 
-def _leaves_behind_layers(model: BackendModel, calls: Calls, layers: Mapping[str, str]) -> dict[str, list[ModuleCall]]:
+def _leaves_behind_layers(model: Model, calls: Calls, layers: Mapping[str, str]) -> dict[str, list[ModuleCall]]:
     """{layer: leaves behind it}; `layers` is {own label: reference's}."""
     groups, current = defaultdict(list), ""
     for call in calls:
@@ -207,7 +210,7 @@ def _leaves_behind_layers(model: BackendModel, calls: Calls, layers: Mapping[str
 
 
 def _by_tensors_inside(
-    model: BackendModel, calls: Calls, contents: Mapping[str, frozenset[str]], taken: Container[str]
+    model: Model, calls: Calls, contents: Mapping[str, frozenset[str]], taken: Container[str]
 ) -> dict[tuple[frozenset[str], int], list[ModuleCall]]:
     """{(tensors inside, or the block's name; call number): calls}."""
     groups = defaultdict(list)

@@ -12,7 +12,7 @@ from itertools import chain, islice
 
 import numpy as np
 
-from portproof.backends.model import BackendModel
+from portproof.backends.model import BackendModel, Model
 from portproof.backends.slots import Module, Slot
 from portproof.backends.trace import Inputs
 from portproof.compare import Verdict, compare, tensor_item
@@ -66,7 +66,7 @@ class NameMap:
         return self.how.endswith("confirmed by values everywhere")
 
 
-def propose(ref: BackendModel, port: BackendModel, inputs: Inputs, given: Mapping[str, str] | None = None) -> NameMap:
+def propose(ref: Model, port: BackendModel, inputs: Inputs, given: Mapping[str, str] | None = None) -> NameMap:
     """Propose the map; the port is left with the reference's weights.
 
     Joined tensors become pieces. `given` has a map's lines; raises UserError if they
@@ -130,19 +130,19 @@ def _unsettled(modules: Mapping[str, str], fixed: Container[str]) -> list[str]:
 
 
 def match_calls(
-    name_map: NameMap, ref: BackendModel, port: BackendModel, inputs: Inputs, train: bool, is_faulty: bool = False
+    name_map: NameMap, ref: Model, port: BackendModel, inputs: Inputs, train: bool, is_faulty: bool = False
 ) -> None:
     """Add another mode's calls: some modules run in one only. Weights are equal.
 
     Of a port that `is_faulty` though its outputs agree on these inputs, blocks that differ inside are paired, too.
     """
-    runs = (model.run(inputs, "float64", train, calls=True) for model in (ref, port))
-    matcher = CallMatcher(ref, port, *runs, name_map.modules, name_map.tensors)
+    ref_run, port_run = (model.run(inputs, "float64", train, calls=True) for model in (ref, port))
+    matcher = CallMatcher(ref, port, ref_run, port_run, name_map.modules, name_map.tensors)
     matcher.same_output &= not is_faulty
     name_map.calls = matcher.match() | name_map.calls
 
 
-def checked_map(given: Mapping[str, str], ref: BackendModel, port: BackendModel) -> tuple[dict[str, str], Options]:
+def checked_map(given: Mapping[str, str], ref: Model, port: BackendModel) -> tuple[dict[str, str], Options]:
     """A user's map -> (modules, options of other lines); UserError: it does not fit."""
     modules: dict[str, str] = {}
     options: Options = {}
@@ -167,7 +167,7 @@ def checked_map(given: Mapping[str, str], ref: BackendModel, port: BackendModel)
     return modules, options
 
 
-def _are_tensors(model: BackendModel, tensors: Mapping[str, Slot], names: Sequence[str]) -> set[bool]:
+def _are_tensors(model: Model, tensors: Mapping[str, Slot], names: Sequence[str]) -> set[bool]:
     for name in names:
         if name not in tensors and (name not in model.modules or not model.modules[name].slots):
             what = "no module with weights of that name, and no tensor"
@@ -175,7 +175,7 @@ def _are_tensors(model: BackendModel, tensors: Mapping[str, Slot], names: Sequen
     return {name in tensors for name in names}
 
 
-def _given_join(line: Link, ref: BackendModel, port: BackendModel) -> Option:
+def _given_join(line: Link, ref: Model, port: BackendModel) -> Option:
     sides = [ref.modules[name] for name in line.ref], [port.modules[name] for name in line.port]
     for option in unit_options(*sides)[0]:
         joins = [link for link in option.links if link.is_join]
@@ -187,7 +187,7 @@ def _given_join(line: Link, ref: BackendModel, port: BackendModel) -> Option:
     raise UserError(f"the map's {left}: {right} does not add up: their tensors do not join: name the tensors instead")
 
 
-def _notes(links: Sequence[Link], spare: Sequence[str], ref: BackendModel, port: BackendModel) -> list[str]:
+def _notes(links: Sequence[Link], spare: Sequence[str], ref: Model, port: BackendModel) -> list[str]:
     viewed = {slot.tensor for model in (ref, port) for slot in slots_of(model.modules).values() if slot.view}
     other_form = [": ".join(link.line) for link in links if {*link.ref, *link.port} & viewed]
     notes = []
@@ -209,7 +209,7 @@ def map_text(name_map: NameMap) -> str:
     return "\n".join([*lines, ""])
 
 
-def _lines(modules: Mapping[str, str], links: Sequence[Link], ref: BackendModel, port: BackendModel) -> dict[str, str]:
+def _lines(modules: Mapping[str, str], links: Sequence[Link], ref: Model, port: BackendModel) -> dict[str, str]:
     places, port_places = ({s.tensor: place for place, s in slots_of(m.modules).items()} for m in (ref, port))
     lines = {name: port_name for name, port_name in modules.items() if name or port_name}
     for link in links:
@@ -271,7 +271,7 @@ def _proposals(search: MapSearch, given: dict[str, str]) -> Iterator[Proposal]:
         yield by_name
 
 
-def _without_wrappers(model: BackendModel, modules: Sequence[Module]) -> dict[str, str]:
+def _without_wrappers(model: Model, modules: Sequence[Module]) -> dict[str, str]:
     """{module's name: the same without parts that name an only child of what holds no tensor, if no other has that}.
 
     One side may wrap a layer, in a Sequential say.
@@ -294,8 +294,7 @@ class _Try:
 
     agreement: tuple[bool, int, float]  # see `MapSearch`
     links: list[Link]
-    found: FoundMap | None = None
-    proposal: Proposal | None = None
+    result: tuple[FoundMap, Proposal] | None = None
 
 
 def _by_gradients(
@@ -304,14 +303,14 @@ def _by_gradients(
     """What gradients tell, if more values agree with it than with `modules`; `given` are the user's."""
     ref, port = search.ref, search.port
     best, links = _Try(search.agreement(modules), []), search.links(modules)
-    prints = [m.fingerprint if m.is_recorded else fingerprint(m, search.inputs) for m in (ref, port)]
-    if None in prints:
+    own, ports = (fingerprint(m, search.inputs) if isinstance(m, BackendModel) else m.fingerprint for m in (ref, port))
+    if own is None or ports is None:
         return None
-    told = ByGradients(ref, port, prints, links, given, search.given)
+    told = ByGradients(ref, port, (own, ports), links, given, search.given)
     equal = told.equal()
     if equal and equal != in_order(ref, port, equal):  # two are exchanged, in a map that is right else
         tried = _tried(search, told, equal, False)
-        return tried and (tried.found, tried.proposal)
+        return tried.result if tried else None
     firsts = filter(None, chain([equal], map(told.alike, WEIGHTS_OF_NAMES)))
     for links, is_equal in ((way, first is equal) for first in firsts for way in islice(told.ways(first), TRIES)):
         tried = _tried(search, told, links, is_equal)
@@ -320,11 +319,11 @@ def _by_gradients(
         if best.agreement[0]:
             break
     others, tries = told.exchanges(best.links), 0
-    while not best.agreement[0] and tries < TRIES and (links := next(others, None)):
-        tried, tries = _tried(search, told, links, False), tries + 1
+    while not best.agreement[0] and tries < TRIES and (exchanged := next(others, None)):
+        tried, tries = _tried(search, told, exchanged, False), tries + 1
         if tried and tried.agreement[:2] > best.agreement[:2]:
-            best, others, tries = tried, told.exchanges(links), 0
-    return (best.found, best.proposal) if best.found else None
+            best, others, tries = tried, told.exchanges(exchanged), 0
+    return best.result
 
 
 def _tried(search: MapSearch, told: ByGradients, links: list[Link], is_proved: bool) -> _Try | None:
@@ -341,7 +340,7 @@ def _tried(search: MapSearch, told: ByGradients, links: list[Link], is_proved: b
     pairs = search.set_units(options, set(), {})
     agreement = search.choose(pairs)
     found = search.reach(pairs, is_proved and agreement[0])
-    return _Try(agreement, links, found, Proposal({}, options, spare, set(), "by gradients"))
+    return _Try(agreement, links, (found, Proposal({}, options, spare, set(), "by gradients")))
 
 
 def _two_readings(search: MapSearch, links: Sequence[Link], given: Mapping[str, str]) -> str:
@@ -362,7 +361,7 @@ def _two_readings(search: MapSearch, links: Sequence[Link], given: Mapping[str, 
     return against_the_names(*lines) if readings else ""
 
 
-def same_names(ref: BackendModel, port: BackendModel, inputs: Inputs) -> NameMap | None:
+def same_names(ref: Model, port: BackendModel, inputs: Inputs) -> NameMap | None:
     """The map of equal names, port loaded; None unless names and shapes agree."""
     pairs = pairs_by_name(ref, port)
     if pairs is None or any(slot.shape != port_slot.shape for slot, port_slot in pairs):
@@ -381,7 +380,7 @@ def same_names(ref: BackendModel, port: BackendModel, inputs: Inputs) -> NameMap
 
 
 def pairs_by_name(
-    ref: BackendModel, port: BackendModel, modules: Mapping[str, str] | None = None
+    ref: Model, port: BackendModel, modules: Mapping[str, str] | None = None
 ) -> list[tuple[Slot, Slot]] | None:
     """By name, but for `modules`; None unless names and shapes agree (counts aside)."""
     ref_names = {port_name: name for name, port_name in (modules or {}).items()}
@@ -396,7 +395,7 @@ def pairs_by_name(
 
 
 def by_weights(
-    ref: BackendModel, port: BackendModel, modules: Mapping[str, str] | None = None
+    ref: Model, port: BackendModel, modules: Mapping[str, str] | None = None
 ) -> tuple[dict[str, str], Verdict | None]:
     """({port's name: reference's key}, comparison of what has no equal, or None).
 

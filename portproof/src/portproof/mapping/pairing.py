@@ -15,7 +15,7 @@ from operator import attrgetter
 from types import MappingProxyType
 from typing import TypeVar
 
-from portproof.backends.model import BackendModel
+from portproof.backends.model import Model
 from portproof.backends.slots import Module, Slot
 from portproof.backends.trace import Trace
 from portproof.convert.rules import COUNT, RULES
@@ -110,9 +110,9 @@ def signature(module: Module) -> tuple:
     return module.kind.rstrip("123d").replace("SyncBatchNorm", "BatchNorm"), tuple(sorted(shapes.items()))
 
 
-def contents_of(model: BackendModel, ref_keys: Mapping[str, str]) -> dict[str, frozenset[str]]:
+def contents_of(model: Model, ref_keys: Mapping[str, str]) -> dict[str, frozenset[str]]:
     """{module: tensors in it and below}; `ref_keys` is {own: reference's}."""
-    found = defaultdict(set)
+    found: defaultdict[str, set[str]] = defaultdict(set)
     for name, module in model.modules.items():
         keys = {ref_keys[slot.key] for slot in module.slots.values() if slot.key in ref_keys}
         parts = name.split(".") if name else []
@@ -123,7 +123,7 @@ def contents_of(model: BackendModel, ref_keys: Mapping[str, str]) -> dict[str, f
 
 def complete_pairs(pairs: dict[str, str], ref: Sequence[Module], port: Sequence[Module]) -> list[Unit]:
     """The named `pairs`, the rest by order; spare buffers by shape or name."""
-    units = [((name,), (port_name,)) for name, port_name in pairs.items()]
+    units: list[Unit] = [((name,), (port_name,)) for name, port_name in pairs.items()]
     ref_left, port_left = _without(units, 0, ref), _without(units, 1, port)
     units += _by_order(list(filter(needed, ref_left)), list(filter(needed, port_left)), pairs)
     ref_left, port_left = (
@@ -191,15 +191,17 @@ def _aligned(
 
     def cost(ref_places: slice, port_places: slice) -> int | None:
         sides = ref[ref_places], port[port_places]
-        if _name_other_parts(*([module.name for module in side] for side in sides), (*names, *port_names)):
+        own, theirs = ([module.name for module in side] for side in sides)
+        if _name_other_parts(own, theirs, (*names, *port_names)):
             return None
         key = tuple(map(described, sides[0])), tuple(map(described, sides[1]))
         if key not in costs:
             costs[key] = _cost(*sides, tensors_may_differ)
+        alone = costs[key]
         around = _parent(sides[0][0].name), _parent(sides[1][0].name)
         apart = around not in blocks and (around[0] in settled[0] or around[1] in settled[1])
         renamed = {_last(module.name) for side in sides for module in side if len(side) == 1}
-        return None if costs[key] is None else costs[key] + APART * apart + OTHER_NAME * (len(renamed) > 1)
+        return None if alone is None else alone + APART * apart + OTHER_NAME * (len(renamed) > 1)
 
     aligned = align_sequences(list(map(_owner, ref)), list(map(_owner, port)), cost)
     units = [(tuple(names[places]), tuple(port_names[port_places])) for places, port_places in aligned]
@@ -304,7 +306,8 @@ def left_over(
     left_out: list[str] = []
     for side, modules in enumerate((ref, port)):
         prefix, other = ("port's ", "reference") if side else ("", "port")
-        linked, counterparts = linked_keys(options)[side], {}
+        linked = linked_keys(options)[side]
+        counterparts: dict[str, str] = {}
         for unit in options:
             counterparts |= dict.fromkeys(unit[side], ", ".join(unit[1 - side]))
         for module in modules.values():
@@ -332,7 +335,8 @@ def statistics(options: Options, ref: Modules, port: Modules, named: bool = True
         needed_ones, spare_ones = ([_buffers_left(*side, of) for side in sides] for of in (needed, spare))
         factors += _by_shape(needed_ones[0], spare_ones[1])
         factors += _by_shape(spare_ones[0], needed_ones[1])
-        factors += _by_shape(*({k: s for k, s in each.items() if is_statistic(k) or not named} for each in spare_ones))
+        left, port_left = ({k: s for k, s in each.items() if is_statistic(k) or not named} for each in spare_ones)
+        factors += _by_shape(left, port_left)
         for link in chain.from_iterable(each[0].links for each in factors):
             linked[0].update(link.ref)
             linked[1].update(link.port)
@@ -352,7 +356,8 @@ def _buffers_left(name: str, modules: Modules, linked: set[str], of: Callable[[M
 
 
 def _left_over(modules: Modules, linked: set[str], reasons: Container[str], prefix: str) -> tuple[Slots, set[str]]:
-    slots, of_layers = {}, set()
+    slots: Slots = {}
+    of_layers: set[str] = set()
     for module in modules.values():
         left = [s for s in needed(module).values() if s.tensor not in linked and prefix + s.key not in reasons]
         slots |= {slot.tensor: slot for slot in left}
@@ -361,7 +366,8 @@ def _left_over(modules: Modules, linked: set[str], reasons: Container[str], pref
 
 
 def linked_keys(options: Options) -> tuple[set[str], set[str]]:
-    linked, port_linked = set(), set()
+    linked: set[str] = set()
+    port_linked: set[str] = set()
     for each in options.values():
         for link in each[0].links:
             linked.update(link.ref)

@@ -63,9 +63,11 @@ def write(form: Any, value: Any, store: Store, like: Any = None) -> Any:
 
 
 def _written_array(array: np.ndarray, store: Store, like: Any) -> Any:
-    other = store.arrays[like] if type(like) is int else None
-    is_like = other is not None and (other.dtype.kind, other.shape) == (array.dtype.kind, array.shape)
-    distance = largest_difference(other, array) if is_like and array.dtype.kind in "fc" else np.inf
+    distance = np.inf
+    if type(like) is int and array.dtype.kind in "fc":
+        other = store.arrays[like]
+        if (other.dtype.kind, other.shape) == (array.dtype.kind, array.shape):
+            distance = largest_difference(other, array)
     return [like, distance, str(array.dtype)] if np.isfinite(distance) else store.put(array)
 
 

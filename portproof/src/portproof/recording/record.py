@@ -65,7 +65,7 @@ class Recorder(Model):
             if name not in self.modules:
                 raise UserError(f"modules names {name!r}, but the reference has no module of that name in it")
         for mode in options.modes:
-            check_reference(self.model.run_watched(self.inputs, mode == "train"), mode == "train")
+            check_reference(self.model.run_watched(self.inputs, mode == "train"), mode == "train", self.inputs)
         built = as_built(self.model, self.inputs, options.factories[0], loaded=options.weights == "reference")
         if options.weights == "probe" and framework.name == "torch":
             from portproof.backends.probe import load_probe_weights
@@ -141,7 +141,7 @@ class Recorder(Model):
         if switch_off_random(self, self._whole_question("float64", train))[1]:
             return {}
         runs = self._ask_whole(train)
-        check_reference(runs["float64"], train)
+        check_reference(runs["float64"], train, self.inputs)
         if lacking := runs["float64"].trace.lacking:
             problem = f"{lacking} has no kernel in float64, on which limits rest"
             raise UserError(f"the reference cannot be recorded: {problem}")
@@ -166,7 +166,7 @@ class Recorder(Model):
 
     def _ask_also(self, inputs: Inputs) -> None:
         """What a graph's outputs are judged by at another size: float64, and float32's distances from it."""
-        check_reference(self.model.ask(Question.of_model(inputs, "float64", train=False)), train=False)
+        check_reference(self.model.ask(Question.of_model(inputs, "float64", train=False)), False, inputs)
         self._keep(Question.of_model(inputs, "float64", train=False), False)
         for i in range(RUNS + 1):
             self._keep(Question.of_model(inputs, "float32", train=False, perturbation=i), False)

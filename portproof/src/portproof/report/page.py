@@ -1,4 +1,4 @@
-"""The HTML report of a run: one file, no network."""
+"""The HTML report of a run: one file, no network, in English or Chinese."""
 
 from __future__ import annotations
 
@@ -10,8 +10,13 @@ import jinja2
 from portproof.compare import FAIL, PASS, REFUSED, Item, Row, Verdict, joined
 from portproof.io.records import save_text
 from portproof.report import text
+from portproof.report.chinese import CHINESE
 from portproof.report.plots import STYLES, picture_row, plots_of
 from portproof.report.summary import LadderResult
+
+LANGUAGES: dict[str, dict[str, str]] = {"en": {}, "zh": CHINESE}
+MOST = 6000  # items that a page lists, some 110 bytes each; every check has an equal share of them,
+FEWEST = 20  # or so many, whatever their number
 
 
 def failing_first(verdict: Verdict, group: Callable[[Item], str]) -> list[text.Group]:
@@ -36,16 +41,37 @@ def worst_share(verdicts: Sequence[Verdict]) -> str:
     return share(max(rows, key=text.badness)) if rows else "–"
 
 
-def render_page(result: LadderResult) -> str:
-    style = {"autoescape": True, "trim_blocks": True, "lstrip_blocks": True, "undefined": jinja2.StrictUndefined}
-    environment = jinja2.Environment(loader=jinja2.PackageLoader("portproof.report"), **style)
-    functions = (failing_first, picture_row, plots_of, share, worst_share)
+def most_telling(rows: Sequence[Row], most: int) -> Sequence[Row]:
+    """All rows in order if they are not too many; else what did not pass, then what is nearest to its limit."""
+    if len(rows) <= most:
+        return rows
+    return sorted(rows, key=text.badness, reverse=True)[:most]
+
+
+def translation(language: str) -> Callable[[str], str]:
+    """From the page's English to `language`, a key of LANGUAGES; what it does not know stays as it is."""
+    return lambda english: LANGUAGES[language].get(english, english)
+
+
+def render_page(result: LadderResult, language: str = "en") -> str:
+    checks = sum(len(rung.verdicts) for rung in result.rungs)
+    most = max(FEWEST, MOST // max(checks, 1))
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("portproof.report"),
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        undefined=jinja2.StrictUndefined,
+    )
+    functions = (failing_first, most_telling, picture_row, plots_of, share, worst_share)
     environment.globals |= {function.__name__: function for function in functions}
     environment.globals |= {"text": text, "PASS": PASS, "FAIL": FAIL, "REFUSED": REFUSED, "STYLES": STYLES}
-    return environment.get_template("report.html.j2").render(result=result)
+    return environment.get_template("report.html.j2").render(
+        result=result, language=language, most=most, _=translation(language)
+    )
 
 
-def write_page(result: LadderResult, path: Path) -> None:
-    """Write the page; raises UserError if that fails."""
+def write_page(result: LadderResult, path: Path, language: str = "en") -> None:
+    """Write the page, in "en" or "zh"; raises UserError if that fails."""
     # an item may be a file name that is not UTF-8
-    save_text(render_page(result).encode("utf-8", "backslashreplace").decode("utf-8"), path)
+    save_text(render_page(result, language).encode("utf-8", "backslashreplace").decode("utf-8"), path)

@@ -1,14 +1,16 @@
 """The plots of the report, as SVG, and input images that differ, as PNG data URIs.
 
-The page sets the plots' colours, light or dark. No user text gets into one: Matplotlib reads `$` as mathematics.
+The page sets the plots' colours, light or dark. No user text gets into one: Matplotlib reads `$` as mathematics. `_`
+translates: a plot's texts when it is drawn, for Matplotlib's fonts have no Chinese characters.
 """
 
 import base64
+import html
 import io
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import matplotlib
 import numpy as np
@@ -20,6 +22,8 @@ from PIL import Image
 
 from portproof.compare import PASS, Row
 from portproof.report.summary import Findings
+
+Translation = Callable[[str], str]
 
 WIDTH, HEIGHT = 440, 220  # points; legible on a phone
 FEWEST = 8
@@ -34,10 +38,10 @@ VARIABLES = {
 INK, GRID, DATA, LIMIT, BAD = VARIABLES
 # The axis label, by how a curve's name ends.
 CURVES = {"lr": "learning rate", "loss": "loss", "training top-1": "top-1 in training", "top-1": "top-1 in evaluation"}
-CROSS = {"color": BAD, "markersize": 5.5, "markeredgewidth": 0}
+CROSS: dict[str, Any] = {"color": BAD, "markersize": 5.5, "markeredgewidth": 0}
 # By kind of item: Matplotlib's line style, the dashes in the page's legend.
 STYLES = {"loss": ("-", ""), "gradient": ("--", "6 3"), "parameter": (":", "2 2"), "buffer": ("-.", "6 2 2 2")}
-RC = {
+RC: dict[Any, Any] = {
     "svg.fonttype": "none",  # real text, for selection and screen readers
     "font.size": 10,
     **dict.fromkeys(("text.color", "axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color"), INK),
@@ -64,10 +68,10 @@ def _drawable(values: ArrayLike) -> np.ndarray:
     return np.sign(array) * np.clip(np.abs(array), 0, 1e300) * (np.abs(array) >= 1e-300)
 
 
-def _to_svg(axes: Axes, label: str, salt: str) -> str:
+def _to_svg(axes: Axes, label: str, salt: str, _: Translation) -> str:
     text = io.StringIO()
     with matplotlib.rc_context({"svg.hashsalt": salt}):
-        axes.figure.savefig(text, format="svg", transparent=True)
+        cast(Figure, axes.figure).savefig(text, format="svg", transparent=True)
     svg = text.getvalue()
     svg = svg[svg.index("<svg") :]
     svg = re.sub(r"\s*<metadata>.*?</metadata>|<defs>\s*<style.*?</style>\s*</defs>", "", svg, flags=re.S)
@@ -76,9 +80,11 @@ def _to_svg(axes: Axes, label: str, salt: str) -> str:
     svg = re.sub(r' id="([\w.-]+)"', lambda match: match[0] if match[1] in used else "", svg)
     svg = re.sub(r"font-family: [^;\"]*; ?", "", svg)
     svg = re.sub(r"\s+", " ", svg)
+    svg = re.sub(r"(\d\.\d\d)\d+", r"\1", svg)  # hundredths of a point are enough
+    svg = re.sub(r">([^<>]+)</text>", lambda match: f">{html.escape(_(html.unescape(match[1].strip())))}</text>", svg)
     for colour, variable in VARIABLES.items():
         svg = svg.replace(colour, f"var({variable})")
-    return svg.replace("<svg", f'<svg role="img" aria-label="{label}"', 1)
+    return svg.replace("<svg", f'<svg role="img" aria-label="{html.escape(_(label))}"', 1)
 
 
 def _axes(x_label: str, y_label: str, log: bool = False) -> Axes:
@@ -115,13 +121,13 @@ def depth_rows(rows: Sequence[Row]) -> list[Row]:
 
 
 @matplotlib.rc_context(RC)
-def depth_plot(title: str, rows: Sequence[Row], salt: str) -> Plot:
+def depth_plot(title: str, rows: Sequence[Row], salt: str, _: Translation = str) -> Plot:
     """Difference and limit of each row on a log scale; a tick at the lower edge is 0."""
     x_label = "item, in the order of execution"
     if rows[0].item.kind == "gradient":
         x_label = "gradient, from the output to the input"
         if rows[0].item.iteration is not None:
-            title += ": gradients of iteration 0"
+            title = _("{}: gradients of iteration 0").format(title)
     difference = _drawable([row.difference for row in rows])
     limit = _drawable([row.atol for row in rows])
     bad = np.array([row.status != PASS for row in rows])
@@ -141,8 +147,9 @@ def depth_plot(title: str, rows: Sequence[Row], salt: str) -> Plot:
     text = ""
     if bad.any():
         first = int(bad.argmax())
-        text = f"{bad.sum()} of {len(rows)} over the limit, first no. {first + 1}: {rows[first].name}"
-    return Plot(title, _to_svg(axes, "Difference and limit of each item, in order", salt), text)
+        over = _("{} of {} over the limit, first no. {}: {}")
+        text = over.format(bad.sum(), len(rows), first + 1, rows[first].name)
+    return Plot(title, _to_svg(axes, "Difference and limit of each item, in order", salt, _), text)
 
 
 def shares(rows: Sequence[Row]) -> dict[str, np.ndarray]:
@@ -150,17 +157,17 @@ def shares(rows: Sequence[Row]) -> dict[str, np.ndarray]:
     rows = [row for row in rows if row.item.iteration is not None and (row.atol > 0 or row.status != PASS)]
     curves = {}
     for kind in STYLES:
-        of_kind = [row for row in rows if row.item.kind == kind]
+        of_kind = [(row, row.item.iteration or 0) for row in rows if row.item.kind == kind]
         if of_kind:
-            curves[kind] = np.full(1 + max(row.item.iteration for row in of_kind), np.nan)
-        for row in of_kind:
+            curves[kind] = np.full(1 + max(iteration for _, iteration in of_kind), np.nan)
+        for row, iteration in of_kind:
             share = row.share if row.atol > 0 and row.difference >= 0 else np.inf
-            curves[kind][row.item.iteration] = np.fmax(curves[kind][row.item.iteration], share)
+            curves[kind][iteration] = np.fmax(curves[kind][iteration], share)
     return curves
 
 
 @matplotlib.rc_context(RC)
-def shares_plot(title: str, curves: dict[str, np.ndarray], salt: str) -> Plot:
+def shares_plot(title: str, curves: dict[str, np.ndarray], salt: str, _: Translation = str) -> Plot:
     axes = _axes("iteration", "largest difference / limit", log=True)
     axes.axhline(1, color=LIMIT, linewidth=1.4)
     over: set[int] = set()
@@ -169,12 +176,12 @@ def shares_plot(title: str, curves: dict[str, np.ndarray], salt: str) -> Plot:
         axes.plot(x, np.where(drawn > 0, drawn, np.nan), STYLES[kind][0], color=DATA, linewidth=1.3)
         _mark_bad(axes, x, drawn, share > 1)
         over.update(x[share > 1])
-    text = f"over the limit at iteration {', '.join(map(str, sorted(over)))}" if over else ""
-    return Plot(title, _to_svg(axes, "Largest share of the limit at each iteration", salt), text)
+    text = _("over the limit at iteration {}").format(", ".join(map(str, sorted(over)))) if over else ""
+    return Plot(title, _to_svg(axes, "Largest share of the limit at each iteration", salt, _), text)
 
 
 @matplotlib.rc_context(RC)
-def curve_plot(name: str, ref: ArrayLike, port: ArrayLike, salt: str) -> Plot:
+def curve_plot(name: str, ref: ArrayLike, port: ArrayLike, salt: str, _: Translation = str) -> Plot:
     """One number an iteration, or an epoch where `ref` is (runs, n): their mean and range."""
     ref = _drawable(ref)
     x_label = "epoch" if ref.ndim == 2 else "iteration"
@@ -187,20 +194,21 @@ def curve_plot(name: str, ref: ArrayLike, port: ArrayLike, salt: str) -> Plot:
     else:
         axes.plot(ref, color=LIMIT, linewidth=4, solid_capstyle="round")
     axes.plot(_drawable(port), "o--", color=DATA, linewidth=1.3, markersize=3)
-    return Plot(name, _to_svg(axes, f"{what} of both sides at each {x_label}", salt))
+    label = _(f"{{}} of both sides at each {x_label}").format(_(what))
+    return Plot(name, _to_svg(axes, label, salt, _))
 
 
-def plots_of(rung: Findings, salt: str) -> dict[str, list[Plot]]:
+def plots_of(rung: Findings, salt: str, _: Translation = str) -> dict[str, list[Plot]]:
     """{"depth", "shares" or "curves": plots}; a `salt` for each rung keeps ids unique."""
     plots: dict[str, list[Plot]] = {"depth": [], "shares": [], "curves": []}
     for i, verdict in enumerate(rung.verdicts):
         rows = depth_rows(verdict.judged)
         if len(rows) >= FEWEST:
-            plots["depth"].append(depth_plot(verdict.title, rows, f"{salt}-depth-{i}"))
+            plots["depth"].append(depth_plot(verdict.title, rows, f"{salt}-depth-{i}", _))
         if curves := shares(verdict.judged):
-            plots["shares"].append(shares_plot(verdict.title, curves, f"{salt}-shares-{i}"))
+            plots["shares"].append(shares_plot(verdict.title, curves, f"{salt}-shares-{i}", _))
     for i, (name, (ref, port)) in enumerate(rung.curves.items()):
-        plots["curves"].append(curve_plot(name, ref, port, f"{salt}-curve-{i}"))
+        plots["curves"].append(curve_plot(name, ref, port, f"{salt}-curve-{i}", _))
     return plots
 
 
@@ -223,26 +231,27 @@ def _is_image(array: np.ndarray) -> bool:
     return array.ndim == 3 and array.size > 0 and array.dtype.kind in "iuf"
 
 
-def _side(title: str, array: np.ndarray) -> Picture:
+def _side(title: str, array: np.ndarray, _: Translation) -> Picture:
     """(3, H, W), or (H, W, 3) by mistake, without the normalization."""
     shape = "x".join(map(str, array.shape))
     if not _is_image(array) or 3 not in (array.shape[0], array.shape[2]):
-        return Picture(title, "", f"no picture: {array.dtype}, {shape}")
+        return Picture(title, "", _("no picture: {}").format(f"{array.dtype}, {shape}"))
     colours = array.astype(np.float64)
     if array.shape[0] == 3:
         colours = colours.transpose(1, 2, 0)
-    text = f"{shape}, values {colours.min():.4g} to {colours.max():.4g}"
+    text = _("{}, values {:.4g} to {:.4g}").format(shape, colours.min(), colours.max())
     if array.dtype.kind == "f":
         colours = (colours * STD + MEAN) * 255
     pixels = np.clip(np.nan_to_num(colours, nan=0.0), 0, 255).round().astype(np.uint8)
     return Picture(title, _data_uri(Image.fromarray(pixels)), text)
 
 
-def _difference(ref: np.ndarray, port: np.ndarray) -> Picture:
+def _difference(ref: np.ndarray, port: np.ndarray, _: Translation) -> Picture:
     """The largest of each pixel's channels; brighter is larger."""
-    title = "difference"
+    title = _("difference")
     if not (_is_image(ref) and _is_image(port) and ref.shape == port.shape):
-        return Picture(title, "", f"no picture: {ref.dtype} {ref.shape} and {port.dtype} {port.shape}")
+        sides = f"{ref.dtype} {ref.shape}, {port.dtype} {port.shape}"
+        return Picture(title, "", _("no picture: {}").format(sides))
     error = np.abs(ref.astype(np.float64) - port.astype(np.float64)).max(axis=0)
     finite = error[np.isfinite(error)]
     largest = float(finite.max(initial=0))
@@ -251,9 +260,10 @@ def _difference(ref: np.ndarray, port: np.ndarray) -> Picture:
     colours = matplotlib.colormaps[COLORMAP](np.arange(256), bytes=True)[:, :3]
     image.putpalette(colours.tobytes())
     bad = int((error != 0).sum())
-    return Picture(title, _data_uri(image), f"{bad} of {error.size} pixels differ, by up to {largest:.4g}")
+    text = _("{} of {} pixels differ, by up to {:.4g}").format(bad, error.size, largest)
+    return Picture(title, _data_uri(image), text)
 
 
-def picture_row(ref: np.ndarray, port: np.ndarray) -> list[Picture]:
+def picture_row(ref: np.ndarray, port: np.ndarray, _: Translation = str) -> list[Picture]:
     """Both images and their difference; any shape and dtype."""
-    return [_side("reference", ref), _side("port", port), _difference(ref, port)]
+    return [_side(_("reference"), ref, _), _side(_("port"), port, _), _difference(ref, port, _)]

@@ -122,18 +122,23 @@ class LadderResult:
     @property
     def sentence(self) -> str:
         """The outcome in words."""
+        return self.said(str)
+
+    def said(self, _: Callable[[str], str]) -> str:
+        """`sentence` in another language."""
         if not self.rungs:
-            return "No rung was run."
+            return _("No rung was run.")
         count, first = len(self.rungs), self.first_bad
         if first is None:
-            return f"All {self.counted:,} items of {count} rungs are within their limits."
+            return _("All {:,} items of {} rungs are within their limits.").format(self.counted, count)
         bad = sum(rung.status == self.status for rung in self.rungs)
-        where = f"{first.name}, {first.model}"
+        where = bad, count, first.name, first.model
         if self.status == REFUSED:
-            return f"{bad} of {count} rungs could not be judged; the first is {where}."
+            return _("{} of {} rungs could not be judged; the first is {}, {}.").format(*where)
         row = None if first.first_bad is None else first.first_bad.first_failure
-        what = f"first differs at {row.name}" if row else "raised an error"
-        return f"{bad} of {count} rungs failed; the first, {where}, {what}."
+        if row is None:
+            return _("{} of {} rungs failed; the first, {}, {}, raised an error.").format(*where)
+        return _("{} of {} rungs failed; the first, {}, {}, first differs at {}.").format(*where, row.name)
 
 
 def environment(args: argparse.Namespace, script: str) -> dict[str, str]:

@@ -35,7 +35,7 @@ CAUSES = {
     "dropout": "dropout probability, or its mode (Paddle: upscale_in_train)",
     "lr": "the schedule is not attached to the optimizer, not stepped, or stepped at another time; gamma",
     "gradient": "an operation whose backward differs; a gradient not cleared, or scaled by the batch",
-    "parameter": "optimizer formula: epsilon, weight decay, momentum, nesterov, learning rate of one group",
+    "parameter": "optimizer formula: epsilon, weight decay, momentum, nesterov, learning rate of one group, clipping",
     "loss": "criterion: axis, reduction, label smoothing; or logits that differ (run 01_test_forward)",
     "metric": "ties, the k of top-k, the last partial batch, an average of averages",
     "samples": "a last batch that is not full left out (drop_last), or images counted twice",
@@ -115,6 +115,11 @@ class Group:
         return max(self.rows, key=badness)
 
     @property
+    def section(self) -> str:
+        """Of the items, without the layer: "eval mode, float64, isolated layers"."""
+        return self.rows[0].item.section.partition("/")[0]
+
+    @property
     def size(self) -> str:
         """A single item's shape, else the number of items."""
         if len(self.rows) == 1:
@@ -125,11 +130,27 @@ class Group:
 
 def groups_of(rows: Iterable[Row], group: Callable[[Item], str]) -> list[Group]:
     """Consecutive rows to which `group` gives the same label."""
-    return [Group(label, list(members)) for label, members in groupby(rows, key=lambda row: group(row.item))]
+    found = ((label, list(members)) for label, members in groupby(rows, key=lambda row: group(row.item)))
+    return [Group(label or members[0].name, members) for label, members in found]
 
 
-def table(rows: Iterable[Row], group: Callable[[Item], str]) -> list[str]:
+def folded(groups: Iterable[Group]) -> list[Group]:
+    """Consecutive groups of one section that passed, as one group."""
+    found: list[Group] = []
+    for (passed, section), each in groupby(groups, key=lambda group: (group.worst.status == PASS, group.section)):
+        members = list(each)
+        if not passed or len(members) == 1:
+            found += members
+            continue
+        label = section or f"{members[0].label} to {members[-1].label}"
+        found.append(Group(label, [row for member in members for row in member.rows]))
+    return found
+
+
+def table(rows: Iterable[Row], group: Callable[[Item], str], fold: bool = False) -> list[str]:
+    """A line a group; with `fold`, see `folded`."""
     groups = groups_of(rows, group)
+    groups = folded(groups) if fold else groups
     width = max((len(each.label) for each in groups), default=0)
     lines = []
     for each in groups:
@@ -222,17 +243,22 @@ def render(verdict: Verdict, group: Callable[[Item], str], types: Mapping[str, s
     return "\n".join([verdict.title, *_body(verdict, group, types)])
 
 
-def render_sections(verdict: Verdict, passes: str = "", doubt: Sequence[str] = ()) -> str:
+def render_sections(verdict: Verdict, passes: str = "", doubt: Sequence[str] = (), fold: bool = False) -> str:
     """A verdict of `align`, with the place where it departs; the first `doubt` is one of its caveats."""
     location = verdict.location.lines() if verdict.location else []
     last = last_line(verdict.title, verdict)
     notes = [*verdict.notes, passes] if passes else verdict.notes
-    return "\n".join([*notes, *_body(verdict, section_of, {}), *location, *doubt[1:], last])
+    return "\n".join([*notes, *_body(verdict, section_of, {}, fold), *location, *doubt[1:], last])
 
 
-def _body(verdict: Verdict, group: Callable[[Item], str], types: Mapping[str, str]) -> list[str]:
+def render_items(verdict: Verdict, fold: bool = False) -> str:
+    """A verdict of `compare`: a line an item."""
+    return "\n".join([*_body(verdict, str, {}, fold), last_line(verdict.title, verdict)])
+
+
+def _body(verdict: Verdict, group: Callable[[Item], str], types: Mapping[str, str], fold: bool = False) -> list[str]:
     refusal = [f"  REFUSED {verdict.refusal}"] if verdict.refusal else []
-    return [*table(verdict.rows, group), *refusal, *_limit_lines(verdict), *first_difference(verdict, types)]
+    return [*table(verdict.rows, group, fold), *refusal, *_limit_lines(verdict), *first_difference(verdict, types)]
 
 
 def last_line(name: str, verdict: Verdict) -> str:
@@ -246,7 +272,9 @@ def last_line(name: str, verdict: Verdict) -> str:
         return f"REFUSED {name}: the comparison proves nothing, see above"
     outside = f"{len(verdict.bad)} of {len(verdict.judged)} items outside their limits"
     if verdict.location is None:
-        return f"FAIL {name}: {outside}{skipped}, first {verdict.first_failure.name}{caveats}"
+        first = verdict.first_failure
+        assert first is not None
+        return f"FAIL {name}: {outside}{skipped}, first {first.name}{caveats}"
     place, *others = verdict.location.summary()
     more = f"; {len(others)} more at fault by {'itself' if len(others) == 1 else 'themselves'}" if others else ""
     return f"FAIL {name}: {place}{more}; {outside}{skipped}{caveats}"

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Optional
+from typing import TYPE_CHECKING, Any, Optional, cast
 
 import numpy as np
 
@@ -24,6 +24,7 @@ from sturdyio.cli import UserError
 
 if TYPE_CHECKING:
     from portproof.ladder.pairs.pair import Pair
+    from portproof.recording.file import RecordedModel
 
 Factory = Optional[Callable[[], Any]]
 
@@ -120,10 +121,10 @@ def compare_as_built(pair: Pair, factories: tuple[Factory, Factory], weights: st
     ref, port = pair.ref, pair.port
     if weights == "own":
         return None
-    if ref.is_recorded:
-        of_ref = ref.as_built
-    else:
+    if isinstance(ref, BackendModel):
         of_ref = as_built(ref, pair.inputs, factories[0], loaded=weights == "reference")
+    else:
+        of_ref = cast("RecordedModel", ref).as_built
     slots, port_slots = ref.slots, port.slots
     mapped = {key: port_slots[other] for key, other in pair.name_map.tensors.items() if slots[key].is_buffer}
     asked = {slot.tensor for key, slot in mapped.items() if slots[key].tensor in of_ref.constants}
@@ -132,8 +133,8 @@ def compare_as_built(pair: Pair, factories: tuple[Factory, Factory], weights: st
     sides: list[dict[Item, np.ndarray]] = [{}, {}]
     for key, port_slot in mapped.items():
         slot, reason = slots[key], ""
-        for found, tensor in ((of_ref, slot.tensor), (of_port, port_slot.tensor)):
-            reason = reason or found.others.get(tensor, "")
+        for built, tensor in ((of_ref, slot.tensor), (of_port, port_slot.tensor)):
+            reason = reason or built.others.get(tensor, "")
         if not pair.name_map.confirmed and slot.key.rpartition(".")[2] != port_slot.key.rpartition(".")[2]:
             reason = reason or OTHER_NAME
         if not reason and slot.tensor in of_ref.constants and port_slot.tensor in of_port.constants:
@@ -148,11 +149,12 @@ def compare_as_built(pair: Pair, factories: tuple[Factory, Factory], weights: st
     pair.notes += grouped("not compared as built, since ", others)
     if not sides[0]:
         return None
-    sides = [placed(side, section=TITLE) for side in sides]
-    verdict = compare(*sides, {item: constant_atol(array) for item, array in sides[0].items()}, title=TITLE)
-    differing = [row for row in verdict.bad if row.worst]
-    for row in differing[:MOST_SHOWN]:
-        pair.notes.append(f"{row.name}{row.place}: reference {row.worst.ref!r}, port {row.worst.port!r}")
+    ref_side, port_side = (placed(side, section=TITLE) for side in sides)
+    limits = {item: constant_atol(array) for item, array in ref_side.items()}
+    verdict = compare(ref_side, port_side, limits, title=TITLE)
+    differing = [(row, row.worst) for row in verdict.bad if row.worst]
+    for row, worst in differing[:MOST_SHOWN]:
+        pair.notes.append(f"{row.name}{row.place}: reference {worst.ref!r}, port {worst.port!r}")
     if differing and not (of_ref.rebuilt and of_port.rebuilt):
         pair.notes.append(f"{TITLE}: {ADVICE}")
     return verdict

@@ -68,11 +68,11 @@ def _parsed(text: str, what: str, of_port: bool = False) -> tuple[Callable[..., 
     module_name, _, call = text.partition(":")
     try:
         node = ast.parse(call, mode="eval").body
-        kwargs = {}
+        kwargs: dict[str, Any] = {}
         if isinstance(node, ast.Call) and not node.args:
-            kwargs = {keyword.arg: ast.literal_eval(keyword.value) for keyword in node.keywords}
+            kwargs = {keyword.arg or "": ast.literal_eval(keyword.value) for keyword in node.keywords}
             node = node.func
-        if not isinstance(node, ast.Name) or None in kwargs or not module_name:
+        if not isinstance(node, ast.Name) or "" in kwargs or not module_name:
             raise ValueError("it is none")
     except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError) as error:
         raise UserError(f"{what} {text!r} is no PKG.MOD:FACTORY nor PKG.MOD:FACTORY(KEYWORD=VALUE, ...)") from error
@@ -87,7 +87,8 @@ def draw_inputs(texts: Sequence[str], seed: int, what: str = "input") -> Inputs:
     room. No row of booleans (last axis) is constant, unless it has one element. Raises UserError, naming it `what`, for
     other text.
     """
-    rng, drawn = np.random.default_rng([seed, 9]), {}
+    rng = np.random.default_rng([seed, 9])
+    drawn: dict[str | int, np.ndarray] = {}
     for text in texts:
         name, equals, shape = text.rpartition("=")
         if equals and not name.isidentifier():

@@ -10,7 +10,7 @@ import numpy as np
 
 from portproof.arrays import largest
 from portproof.backends import backend_of_side
-from portproof.backends.model import Model
+from portproof.backends.model import BackendModel, Model
 from portproof.backends.question import Question, Run
 from portproof.backends.trace import (
     CALLS,
@@ -69,11 +69,11 @@ class Options:
 @dataclass
 class Pair:
     ref: Model
-    port: Model
-    name_map: NameMap | None = None  # what is compared; None until found, see `at`
+    port: BackendModel
+    found_map: NameMap | None = None  # see `name_map`; None until found, see `at`
     whole_map: NameMap | None = None  # with what is left out
     inputs: Inputs = ()
-    cotangent: Sequence[np.ndarray] | None = None  # gradients sent back, an array an output
+    cotangent: Sequence[np.ndarray | None] | None = None  # gradients sent back, an array an output
     output: str = OUTPUT
     strict: bool = False  # differences inside the model are failures
     notes: list[str] = field(default_factory=list)  # for the report, with repeats
@@ -85,6 +85,12 @@ class Pair:
     never_entered: list[str] = field(default_factory=list)  # branches of the reference's operations
     matched: set[bool] = field(default_factory=set)  # modes with mapped calls (True: train)
 
+    @property
+    def name_map(self) -> NameMap:
+        """What is compared."""
+        assert self.found_map is not None
+        return self.found_map
+
     @classmethod
     def prepared(cls, ref: Any, port: Any, inputs: Inputs, options: Options) -> Pair:
         """A pair ready to run; `ref` may be a recorded model.
@@ -93,7 +99,7 @@ class Pair:
         """
         inputs = checked_inputs(inputs)
         if isinstance(ref, Model):
-            ref_model = ref
+            ref_model: Model = ref
         else:
             ref_model = backend_of_side(ref, "torch").wrap(ref, "reference", options.device)
             import scipy  # noqa: F401  fail now if missing, not at the diagnosis
@@ -102,15 +108,17 @@ class Pair:
         outputs = (options.outputs or {}).items()
         port_model.output_names = {_place(theirs): _place(name) for name, theirs in outputs}
         trains = [train for train in (False, True) if MODES[train] in options.modes]
-        modes, returned = [MODES[train] for train in trains], []
+        modes = [MODES[train] for train in trains]
+        returned: list[np.ndarray] = []
         for train in trains:
             run = ref_model.run_watched(inputs, train)
-            check_reference(run, train)
+            check_reference(run, train, inputs)
             _check_named(options.outputs or {}, run)
             returned = returned or run.output
         if options.weights == "probe":
             from portproof.backends.probe import load_probe_weights
 
+            assert isinstance(ref_model, BackendModel)
             inputs = load_probe_weights(ref_model, options.seed, inputs, modes, options.drawn)
         pair = cls(ref_model, port_model, inputs=inputs, output=options.output, given=options.names)
         pair.never_entered = ref_model.never_entered(modes)
@@ -136,15 +144,15 @@ class Pair:
         """The pair on the inputs of the reference's `call`, with drawn upstream gradients."""
         inputs = [array.astype(np.float32) if array.dtype.kind == "f" else array for array in call.inputs]
         there = replace(self, inputs=inputs, cotangent=call.with_upstream().upstream)
-        if self.name_map is None:
+        if self.found_map is None:
             there._find_map(mirrored=not self.given)
-            self.name_map = there.name_map
+            self.found_map = there.found_map
         return there
 
     def _find_map(self, mirrored: bool) -> None:
         """With `mirrored` map equal names, where both sides have them; else propose a map."""
         found = same_names(self.ref, self.port, self.inputs) if mirrored else None
-        self.name_map = found or propose(self.ref, self.port, self.inputs, self.given)
+        self.found_map = found or propose(self.ref, self.port, self.inputs, self.given)
         self.matched.update((False, True) if found else (False,))
 
     def match_calls(self, modes: Sequence[bool]) -> None:
@@ -162,11 +170,12 @@ class Pair:
                 raise UserError(f"leave_out names {name!r}, but the reference has no module and no tensor of that name")
         if names:
             self.match_calls((False, True))
-        kept, prefixes = {}, tuple(f"{name}." for name in names)
+        kept: dict[str, Any] = {}
+        prefixes = tuple(f"{name}." for name in names)
         for what in ("calls", "tensors", "problems"):
             every = getattr(self.name_map, what).items()
             kept[what] = {key: value for key, value in every if not f"{module_of(key)}.".startswith(prefixes)}
-        self.name_map = replace(self.name_map, **kept)
+        self.found_map = replace(self.name_map, **kept)
         tensors, calls = (len(getattr(self.whole_map, what)) - len(kept[what]) for what in ("tensors", "calls"))
         if names:
             self.notes.append(f"left out, not compared: {', '.join(names)} ({tensors} tensors, {calls} outputs)")
@@ -283,6 +292,7 @@ def same_weights(ref: Any, port: Any, inputs: Inputs, **options: Any) -> tuple[A
         raise UserError(f"the map is ambiguous: {pair.name_map.ambiguous}")
     for name, reason in pair.name_map.problems.items():
         raise UserError(f"{name}: {reason}: rung 01 has to pass first")
+    assert isinstance(pair.ref, BackendModel)
     return pair.ref.loaded_copy(), pair.port.loaded_copy()
 
 
@@ -298,11 +308,12 @@ def _check_named(outputs: Iterable[str], run: Run) -> None:
             raise UserError(f"outputs (--match) name {name!r}, but the reference's are {places}: name one of these")
 
 
-def check_reference(run: Run, train: bool) -> None:
-    """Raise UserError unless the reference's run gave something to compare."""
+def check_reference(run: Run, train: bool, inputs: Inputs) -> None:
+    """Raise UserError unless the reference's run of these inputs gave something to compare."""
     if run.trace.error:
         what = f"the reference cannot run on these inputs in {MODES[train]} mode: it raised {run.trace.error}"
-        advice = "check their shapes; batch norm needs 2 samples at least" if train else "check their shapes"
-        raise UserError(f"{what}: {advice}")
+        shapes = ", ".join("x".join(map(str, array.shape)) or "scalar" for array in tensors_in(inputs, is_array))
+        advice = f"give inputs (--input) of other shapes than {shapes}" if shapes else "give inputs"
+        raise UserError(f"{what}: {advice}" + "; batch norm needs 2 samples at least" * train)
     if not run.output:
         raise UserError("the reference returns no tensor: wrap it in a module that does")

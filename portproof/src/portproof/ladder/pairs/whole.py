@@ -12,6 +12,7 @@ import numpy as np
 
 from portproof.arrays import is_projected, largest, projected
 from portproof.backends.draws import NORMAL, UNIFORM, difference
+from portproof.backends.model import BackendModel
 from portproof.backends.question import CONSTANTS, Question, Run
 from portproof.backends.trace import Inputs, as_call, output_item
 from portproof.compare import FAIL, PASS, Item, Items, Row, Verdict, compare, joined, tensor_item
@@ -66,6 +67,8 @@ def compare_mode(pair: Pair, train: bool) -> Iterator[Compared]:
     if refused is not None:
         yield Compared(refused)
         return
+    if train and not pair.strict and (differing := compare_dropout(pair)) is not None:
+        yield Compared(differing)
     for dtype in pair.precisions:
         yield from mode.compare(dtype)
     if pair.cotangent is not None and "float32" in pair.precisions:
@@ -74,6 +77,40 @@ def compare_mode(pair: Pair, train: bool) -> Iterator[Compared]:
         pair.port.forget()
         may_differ = mode.may_differ and mode.port_calls is not None
         yield Compared(isolated_gradients(pair, train, calls, mode.port_calls, may_differ))
+
+
+def compare_dropout(pair: Pair) -> Verdict | None:
+    """The verdict on the probabilities of the dropout layers, which are off in every run; None where nothing differs.
+
+    They are compared where both sides call as many such layers. Otherwise one side may have functions for layers, which
+    is noted. Nothing is said of a recording: it does not hold them.
+    """
+    if not isinstance(pair.ref, BackendModel) or not isinstance(pair.port, BackendModel):
+        return None
+    ref, port = (_dropped(model, pair.ask(model, "float64", True)) for model in (pair.ref, pair.port))
+    if sorted(p for _, p in ref) == sorted(p for _, p in port):
+        return None
+    if len(ref) != len(port):
+        what = "dropout is off, and its p is not compared, since the sides call another number of dropout layers"
+        pair.notes.append(f"{what}: the reference {_counted(ref)}, the port {_counted(port)}")
+        return None
+    rows = []
+    for (name, p), (port_name, port_p) in zip_strict(ref, port):
+        if p != port_p:
+            reason = f"p is {port_p:g} in the port's {port_name}, not {p:g}"
+            rows.append(Row(Item("p", "dropout", name, section=name), FAIL, reason=reason))
+    return Verdict("train mode", rows)
+
+
+def _dropped(model: BackendModel, run: Run) -> list[tuple[str, float]]:
+    """(name, p) of the dropout layers that drop, in the order of their calls."""
+    names = (call.name for call in sorted(run.trace.calls.values(), key=attrgetter("start")))
+    return [(name, p) for name in names if (p := model.dropout_probability(name)) > 0]
+
+
+def _counted(layers: Sequence[tuple[str, float]]) -> str:
+    values = ", ".join(dict.fromkeys(f"{p:g}" for _, p in layers))
+    return f"{len(layers)} (p {values})" if layers else "none"
 
 
 def random_or_unclear(pair: Pair, train: bool) -> Verdict | None:
@@ -133,7 +170,7 @@ def _lend(pair: Pair, train: bool, ref: Run, port: Run) -> None:
         if drawn.issuperset(kinds):
             pair.mirror(kinds)
             if alike(ref.output, pair.ask(pair.port, "float64", train).output):
-                word = f", where the port uses {' and '.join(map(MIRRORED.get, kinds))}, as likely" if kinds else ""
+                word = f", where the port uses {' and '.join(MIRRORED[k] for k in kinds)}, as likely" if kinds else ""
                 break
     else:
         pair.mirror(())
@@ -152,7 +189,7 @@ class _Mode:
         self.port_calls: Calls | None = None
         pair.match_calls([train])
         run = pair.ask(pair.ref, "float64", train)
-        check_reference(run, train)
+        check_reference(run, train, pair.inputs)
         self.input_scales = run.trace.input_scales
         fp64_ref = items(pair, run, False)
         self.left_out = [i for i, a in fp64_ref.items() if a.dtype.kind in "fc" and not np.isfinite(largest(a))]
@@ -175,7 +212,7 @@ class _Mode:
             )
             return
         data = sorted({*ref_run.trace.float32_data, *port_run.trace.float32_data})
-        options = {"input_scales": self.input_scales, "decided": self.decided}
+        options: dict[str, Any] = {"input_scales": self.input_scales, "decided": self.decided}
         if dtype == "float64":
             pair.notes += [*_run_notes("reference", ref_run), *_run_notes("port", port_run)]
             options["must_be_judged"] = [Item(pair.output, "output")]
@@ -248,18 +285,18 @@ class _Mode:
 
     def _agree_with_other_weights(self) -> bool:
         """Whether the outputs agree with weights that enter more branches where an output depends on it."""
-        pair = self.pair
-        if pair.ref.is_recorded or pair.ref.is_large or not any(pair.ref.branches.values()):
+        pair, model = self.pair, self.pair.ref
+        if not isinstance(model, BackendModel) or model.is_large or not any(model.branches.values()):
             return True
         from portproof.backends.branches import reach
 
-        found = reach(pair.ref, pair.inputs, self.train, counting=True)
+        found = reach(model, pair.inputs, self.train, counting=True)
         if found is None:
             return True
-        own = self.train and bool(pair.ref.in_train)
-        with pair.ref.with_weights(found[0], own):
-            arrays = pair.ref.arrays(own)
-            ref = pair.ask(pair.ref, "float64", self.train).output
+        own = self.train and bool(model.in_train)
+        with model.with_weights(found[0], own):
+            arrays = model.arrays(own)
+            ref = pair.ask(model, "float64", self.train).output
         with pair.port.with_weights({theirs: arrays[key] for key, theirs in pair.name_map.tensors.items()}, own):
             port = pair.ask(pair.port, "float64", self.train).output
         agree = not all(np.isfinite(largest(array)) for array in ref) or alike(ref, port, EXACT)
@@ -306,7 +343,7 @@ class _Mode:
 
     def _moved(self) -> list[Distances]:
         """What the rounding of constants moves that only one side holds."""
-        found = []
+        found: list[Distances] = []
         for model, is_port in ((self.pair.ref, False), (self.pair.port, True)):
             if model.float32_data:
                 runs = (self.pair.ask(model, "float64", self.train, perturbation) for perturbation in (0, CONSTANTS))
@@ -367,7 +404,7 @@ def isolated_gradients(
         elif differs and is_equal and not runs.run(label, "float64", True, adjusted=False).passed:
             pair.built_differently.setdefault(name, OTHER_VALUES)
         else:
-            there = {"mode": MODES[train], "dtype": "float32", "section": label}
+            there: dict[str, Any] = {"mode": MODES[train], "dtype": "float32", "section": label}
             gradients = (row for row in found.rows if row.item.kind == "gradient")
             rows += [replace(row, item=replace(row.item, **there)) for row in gradients]
     return Verdict(f"{MODES[train]} mode, float32, isolated layers", rows)
@@ -384,7 +421,7 @@ def layers_without_constants(pair: Pair, train: bool, calls: Calls, port_calls: 
     for label, found in isolated_layers(runs, "float64"):
         shares = [row.difference / row.scale for row in found.rows if row.status == FAIL and row.worst and row.scale]
         if found.attempt.complete and (found.passed or shares and max(shares) <= MOST_ROUNDING):
-            there = {"mode": MODES[train], "dtype": "float64", "section": label}
+            there: dict[str, Any] = {"mode": MODES[train], "dtype": "float64", "section": label}
             rows += [replace(row, item=replace(row.item, **there)) for row in found.rows]
     return Verdict(f"{MODES[train]} mode, float64, isolated layers", rows)
 
@@ -461,6 +498,7 @@ def locate_failure(pair: Pair, verdicts: Sequence[Verdict] = (), dtype: str = ""
 def _wrong_buffer(pair: Pair, verdict: Verdict) -> Location:
     """Where a saved buffer was built otherwise: no run shows it, since the reference's are loaded."""
     row = verdict.first_failure
+    assert row is not None
     name = row.item.module
     port = pair.port.modules.get(pair.name_map.modules.get(name, name))
     at_port = (port.name, port.type) if port else ("", "")
@@ -504,7 +542,11 @@ class AlignVerdict(Verdict):
     doubt: Sequence[str] = ()  # of the map, see `NameMap`
 
     def __str__(self) -> str:
-        return render_sections(self, self.passes, self.doubt)
+        return self.report()
+
+    def report(self, verbose: bool = False) -> str:
+        """The report; if `verbose`, with a line for each kind of item and layer that agrees."""
+        return render_sections(self, self.passes, self.doubt, fold=not verbose)
 
     def _repr_html_(self) -> str:
         """In notebooks: the last line, under which the report unfolds."""
@@ -518,6 +560,7 @@ def judge(ref: Any, port: Any, inputs: Inputs, options: Options, accept: Sequenc
     accepted = Accepted(accept)
     pair = Pair.prepared(ref, port, inputs, options)
     names = pair.whole_map
+    assert names is not None
     verdicts = [structure(pair)]
     if names.ambiguous:
         return AlignVerdict("align", verdicts[0].rows, names.ambiguous, notes=all_notes(pair), names=names)
@@ -545,8 +588,8 @@ def judge(ref: Any, port: Any, inputs: Inputs, options: Options, accept: Sequenc
     if every.status == PASS:
         doubt = doubt[:1]  # nothing is at fault
     found = every.rows, every.refusal, location, [*all_notes(pair), *accepted.notes()]
-    told = {"caveats": [*every.caveats, *doubt[:1]], "names": names, "passes": passes(pair), "doubt": doubt}
-    return AlignVerdict("align", *found, **told)
+    caveats = [*every.caveats, *doubt[:1]]
+    return AlignVerdict("align", *found, caveats=caveats, names=names, passes=passes(pair), doubt=doubt)
 
 
 def _not_accepted(location: Location | None, accepted: Accepted) -> Location | None:

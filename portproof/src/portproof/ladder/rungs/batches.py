@@ -42,7 +42,7 @@ def arrays_at(value: Any, place: str) -> dict[str, np.ndarray]:
     """{place: array}: [1] in a tuple or list, [key] in a dict; TypeError as `to_array`."""
     if not isinstance(value, (Mapping, tuple, list)):
         return {place: to_array(value, place)}
-    found = {}
+    found: dict[str, np.ndarray] = {}
     for key, part in value.items() if isinstance(value, Mapping) else enumerate(value):
         found |= arrays_at(part, f"{place}[{key}]")
     return found
@@ -72,6 +72,7 @@ def _compare(number: int, ref: Batch | None, port: Batch | None) -> Verdict:
     whole = Item(f"batch {number}", "batch", section="batches")
     if ref is None or port is None:
         side, longer = ("port", ref) if port is None else ("reference", port)
+        assert longer is not None
         reason = f"the {side} has no batch {number}: its batches end before the other side's"
         lost = longer[0] or {whole: np.empty(0)}
         return Verdict("", [Row(item, FAIL, array.shape, reason=reason) for item, array in lost.items()])
@@ -129,14 +130,15 @@ def data(
     left = dict(keep or {})
     iterators = rung.observe("batches", iter, ref_batches, port_batches)
     for number in _progress(title, rung.quiet) if iterators else ():
+        assert iterators is not None
         both = rung.observe(f"batch {number}", _read, *iterators, number)
         if both is None or not any(both):
             break
         verdicts.append(_compare(number, *both))
-        if not all(both):
+        ref, port = both
+        if ref is None or port is None:
             break
-        (ref, _), (port, _) = both
-        _keep(rung, left, verdicts[-1], ref, port)
+        _keep(rung, left, verdicts[-1], ref[0], port[0])
     rung.check(joined(title, [Verdict("", hints=hints or {}), *verdicts]))
 
 
@@ -212,7 +214,9 @@ def loaders(
     """
     for count in workers:
         made = rung.observe("make function", _loader, make_ref, make_port, count)
-        for epoch in epochs if made else ():
+        if made is None:
+            continue
+        for epoch in epochs:
             rung.observe("set_epoch", lambda made, epoch: made[1](epoch), *made, epoch)
             both = (by_sample(loader, kinds=kinds, section=name) for loader, _ in made)
             title = f"{name} pipeline, epoch {epoch}, {count} workers".strip()

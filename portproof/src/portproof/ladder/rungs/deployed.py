@@ -52,8 +52,8 @@ def deploy(
         inputs = checked_inputs(batch)
         _compare_outputs(rung, model, engines, name, inputs, inputs, topk)
     if preprocess:
-        both = rung.observe("preprocessing", lambda function: [function(each) for each in examples], *preprocess)
-        inputs, port_inputs = needed(both)
+        both = needed(rung.observe("preprocessing", lambda make: [make(each) for each in examples], *preprocess))
+        inputs, port_inputs = both
         items, port_items = (
             {Item(str(example), "input"): array for example, array in zip(examples, side)} for side in both
         )

@@ -90,12 +90,12 @@ class Epoch:
 def _fp64_run(run: Run, batches: Batches, back: Mapping[str, str]) -> dict[Item, np.ndarray]:
     runs = batches.backend.runs
     with runs.exact_constants(), runs.lent_dropout(batches.masks or no_masks):
-        model, losses = run(batches)
+        model, returned = run(batches)
     arrays = batches.backend.arrays_of(model)
     after = arrays.parameters()
     if not batches.before:
         raise ValueError("it takes no batch from `batches(loader, model)`")
-    losses = np.array(losses, np.float64)
+    losses = np.array(returned, np.float64)
     if not losses.size or all(np.array_equal(after[name], array) for name, array in batches.before.items()):
         raise ValueError(f"after {losses.size} losses no parameter has moved")
     found = {LOSS: losses}
@@ -158,7 +158,7 @@ class _Pair:
         growth = growth_of(rung, fp64_ref, moved)
         back = {port_name: name for name, port_name in self.names.items()}
         port_items = needed(rung.of_port(what_runs, _fp64_run, self.port, of_port, back))
-        if lend and not _compare_dropout(rung, of_ref.masks, of_port.masks):
+        if of_ref.masks and of_port.masks and not _compare_dropout(rung, of_ref.masks, of_port.masks):
             return False
         steps = fp64_ref[LOSS].size
         title = f"train mode, float64, {steps} steps" + (f" of {self.what}" if self.what else "")
@@ -175,10 +175,11 @@ def _compare_dropout(rung: Rung, ref: Masks, port: Masks) -> bool:
     alike = shapes[0] == shapes[1] or not all(shapes)  # a side with none has lost it
     counts = [np.array([len(calls) if alike else min(len(calls), 1) for calls in steps]) for steps in sides]
     name = "dropout calls of each step" if alike else "whether a step has dropout"
-    rows = [_dropout_row(name, *counts, np.arange(counts[0].size))]
+    rows = [_dropout_row(name, counts[0], counts[1], np.arange(counts[0].size))]
     if alike and rows[0].status == PASS:
         numbers = [np.array([p for calls in steps for p, _ in calls]) for steps in sides]
-        rows.append(_dropout_row("p of each dropout call", *numbers, np.arange(counts[0].size).repeat(counts[0])))
+        steps_of_calls = np.arange(counts[0].size).repeat(counts[0])
+        rows.append(_dropout_row("p of each dropout call", numbers[0], numbers[1], steps_of_calls))
     rung.check(Verdict("train mode, float64, dropout", rows, hints={"dropout": DROPOUT_CAUSES}), group=str)
     if not alike:
         what = "the masks of a step have shapes {} in the reference and {} in the port".format(*shapes)
@@ -218,8 +219,7 @@ def judge_fp64(
     floats = _floats(fp64_ref)
     grown = {item: growth * largest(array) for item, array in floats.items()}
     floors = dict.fromkeys(floats, summed_noise_floor(fp64_ref[LOSS].size))
-    given = {"floors": floors, "must_be_judged": [LOSS]}
-    ruler = Ruler(fp64_ref, perturbed=lambda _: grown, rounded=lambda: rounded, **given)
+    ruler = Ruler(fp64_ref, perturbed=lambda _: grown, rounded=lambda: rounded, floors=floors, must_be_judged=[LOSS])
     rung.check(ruler.compare(port, title=title, mode="train", dtype="float64"), group=lambda item: item.kind)
 
 

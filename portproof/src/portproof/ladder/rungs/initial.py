@@ -108,8 +108,10 @@ def _check_side(rung: Rung, title: str, right: Mapping[Item, Statistic], shown: 
     wanted = {item: statistic for item, statistic in right.items() if item.name not in OWN}
     order = [*dict.fromkeys(item.name for item in wanted), *OWN]
     wanted |= {item: statistic for item, statistic in shown.items() if item.name in OWN}
-    exact = {item: wanted[item].expected for item in sorted(wanted, key=lambda item: order.index(item.name))}
-    found = {item: statistic.found for item, statistic in shown.items()}
+    exact = {
+        item: np.asarray(wanted[item].expected) for item in sorted(wanted, key=lambda item: order.index(item.name))
+    }
+    found = {item: np.asarray(statistic.found) for item, statistic in shown.items()}
     atol = {item: statistic.atol for item, statistic in wanted.items()}
     expected_zero = {item for item, array in exact.items() if not np.any(array)}
     rung.compare(exact, found, atol, title=title, group=BY_NAME, expected_zero=expected_zero)

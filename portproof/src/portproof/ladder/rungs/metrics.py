@@ -78,8 +78,8 @@ def loss(
             rung.check(ruler.compare(port, title=title, dtype=dtype), group=str)
             if keep is None or name in keep:
                 is_first = dtype == "float32" and "loss" not in rung.files[0]
-                named = ({item.kind: array for item, array in each.items()} for each in both)
-                rung.keep(*named, "" if is_first else f"{title}/")
+                named = [{item.kind: array for item, array in each.items()} for each in both]
+                rung.keep(named[0], named[1], "" if is_first else f"{title}/")
 
 
 def _loss_and_gradient(
@@ -94,7 +94,7 @@ def _loss_and_gradient(
     arrays = in_precision(case, dtype)
     if perturbation:
         rng = np.random.default_rng(perturbation)
-        arrays = [perturbed(array, dtype, rng) for array in arrays]
+        arrays = tuple(perturbed(array, dtype, rng) for array in arrays)
     if isinstance(criterion, backend.module_class):  # its class weights need that precision
         criterion = backend.training.to_device(copy.deepcopy(criterion), device, dtype)
     first = next(i for i, array in enumerate(arrays) if array.dtype.kind == "f")
@@ -114,7 +114,7 @@ def _array(value: Any) -> np.ndarray:
 
 
 def _numbers(returned: Any, name: str) -> Numbers:
-    returned = map_tensors(returned, backend_of_tensor, _array)
+    returned = map_tensors(returned, lambda value: backend_of_tensor(value) is not None, _array)
     named = returned if isinstance(returned, Mapping) else {name: returned}
     arrays = {str(key): np.asarray(value) for key, value in named.items()}
     for key, array in arrays.items():
@@ -204,8 +204,10 @@ def metric(
     ref_numbers = _on_tensors(backend("torch"), ref_metric, name, device)
     port_numbers = _on_tensors(backend("paddle"), port_metric, name, device)
     answer = exact and (lambda *arrays: _numbers(exact(*arrays), name))
-    fp64_ref, right = {}, {}
-    ref, port = {}, {}
+    fp64_ref: dict[Item, np.ndarray] = {}
+    right: dict[Item, np.ndarray] = {}
+    ref: dict[Item, np.ndarray] = {}
+    port: dict[Item, np.ndarray] = {}
     every = prepared(metrics(seed) if cases is None else cases)
     for (case_name, case), size in product(every.items(), batch_sizes):
         suffix = "" if size is None or len(batch_sizes) == 1 else f", batches of {size}"
@@ -232,14 +234,14 @@ class _Batches:
     """A loader of copies, since an evaluation may change them; read once if below MOST_KEPT."""
 
     def __init__(self, loader: Iterable) -> None:
-        self.loader = loader
+        self.loader: Any = loader  # which may have a length and other attributes
         self.kept: list[tuple] | None = None
         self.labels: Any = None  # a tensor (N,), in place of its own
 
     def __iter__(self) -> Iterator[tuple]:
         is_first, start = self.kept is None, 0
         batches, size = [], 0
-        for images, target in self.loader if is_first else self.kept:
+        for images, target in self.loader if self.kept is None else self.kept:
             if is_first:
                 size += _array(images).nbytes
             if is_first and size < MOST_KEPT:
@@ -323,14 +325,14 @@ def evaluation(
             raise UserError(f"the {role}'s loader is a {kind}, read only once: give a loader or a list")
         sides.append(_Side(framework, framework.device(device), evaluate, model, _Batches(loader), progress))
     fp64_ref, sizes = rung.of_ref("model in float64", sides[0].outputs, "float64")
-    (ref, _), (port, _) = needed(rung.observe("model", _Side.outputs, *sides, "float32"))
-    logits, labels = ref[LOGITS], ref[LABELS]
+    (fp32_ref, _), (fp32_port, _) = needed(rung.observe("model", _Side.outputs, *sides, "float32"))
+    logits, labels = fp32_ref[LOGITS], fp32_ref[LABELS]
     if logits.ndim != 2 or labels.shape != logits.shape[:1] or labels.dtype.kind not in "iu":
         shapes = f"outputs {logits.shape}, labels {labels.shape} of {labels.dtype}"
         raise UserError(f"the reference has {shapes}: an evaluation needs logits (N, C) and whole-number labels (N,)")
     rung.check_signal({"logits": fp64_ref[LOGITS]})
-    atol = kernel_atol(fp64_ref, ref)
-    if not rung.compare(ref, port, atol, title="the whole validation set, float32", keep=""):
+    atol = kernel_atol(fp64_ref, fp32_ref)
+    if not rung.compare(fp32_ref, fp32_port, atol, title="the whole validation set, float32", keep=""):
         return
     ranked = ranked_labels(fp64_ref[LOGITS], 2 * atol[LOGITS])
     if ranked is None:
@@ -341,14 +343,16 @@ def evaluation(
     loss_atol = gain * atol[LOGITS] + C * U * largest(fp64_ref[LOGITS])
     ranked = ranked.astype(labels.dtype)
     for prefix, word, given in (("ranked/", "ranked labels", ranked), ("", "the loader's labels", labels)):
-        ref, port = needed(rung.observe("evaluation", _Side.results, *sides, given))
-        kinds = dict(results or _kinds(ref))
-        if not set(kinds) <= set(ref):
-            raise UserError(f"the reference's evaluation returns {', '.join(ref)}: no {min(set(kinds) - set(ref))}")
-        ref_items = _named(ref, kinds)
+        of_ref, of_port = needed(rung.observe("evaluation", _Side.results, *sides, given))
+        kinds = dict(results or _kinds(of_ref))
+        if not set(kinds) <= set(of_ref):
+            unknown = min(set(kinds) - set(of_ref))
+            raise UserError(f"the reference's evaluation returns {', '.join(of_ref)}: no {unknown}")
+        ref_items = _named(of_ref, kinds)
         atol = {item: loss_atol if item.kind == "loss" else 0.0 for item in ref_items}
-        rung.compare(ref_items, _named(port, kinds), atol, title=f"evaluation, {word}", keep=prefix)
-        shares = [f"{k} {float(ref[k]):.4f}" for k, kind in kinds.items() if kind == "metric" and ref[k].ndim == 0]
+        rung.compare(ref_items, _named(of_port, kinds), atol, title=f"evaluation, {word}", keep=prefix)
+        numbers = {k: of_ref[k] for k, kind in kinds.items() if kind == "metric" and of_ref[k].ndim == 0}
+        shares = [f"{k} {float(number):.4f}" for k, number in numbers.items()]
         rung.say(f"  {', '.join(shares)} of {len(labels)} images")
 
 

@@ -10,6 +10,7 @@ import numpy as np
 
 from portproof.backends import backend
 from portproof.backends.base import Backend
+from portproof.backends.model import BackendModel
 from portproof.compare import Item, Verdict
 from portproof.compare.ruler import Distances, Ruler, distances
 from portproof.ladder.rung import Rung, check_coefficients, equal_pair, on_rung
@@ -62,6 +63,7 @@ def optimizer(
         raise UserError(f"updates {updates}: choose 1 or more")
     pair = equal_pair(rung, ref, port, names, device)
     rng = np.random.default_rng([seed, 9])
+    assert isinstance(pair.ref, BackendModel)  # see `equal_pair`
     start = pair.ref.backend.arrays_of(pair.ref.model).parameters()
     drawn = [{name: rng.normal(size=array.shape) for name, array in start.items()} for _ in range(updates)]
     rows, rates = [], {}
@@ -77,8 +79,8 @@ def optimizer(
         rounded = partial(_rounded, rung, of_ref, sides[0], drawn) if coefficients == "float32" else None
         ruler = Ruler(of_ref.parameters(), rounded=rounded)
         rows += ruler.compare(of_port.parameters(), section=name).rows
-    rate = " and ".join(rates.values())
-    title = f"parameters after {updates} updates with drawn gradients at rate {rate}, float64"
+    every_rate = " and ".join(rates.values())
+    title = f"parameters after {updates} updates with drawn gradients at rate {every_rate}, float64"
     rung.check(Verdict(title, rows), group=lambda item: item.section or item.kind)
 
 
@@ -95,7 +97,7 @@ def _updated(start: Start, drawn: Drawn, rounded: tuple[str, int] | None = None)
 
 
 def _rounded(rung: Rung, ref: Trained, start: Start, drawn: Drawn) -> list[Distances]:
-    found = []
+    found: list[Distances] = []
     for coefficient in ref.coefficients():
         _, run = rung.of_ref("optimizer", _updated, start, drawn, coefficient)
         found.append(distances(ref.parameters(), run.parameters()))
@@ -121,7 +123,8 @@ def schedule(
     """
     if epochs < 1:
         raise UserError(f"epochs {epochs}: choose 1 or more")
-    ref, port = {}, {}
+    ref: dict[Item, np.ndarray] = {}
+    port: dict[Item, np.ndarray] = {}
     for name, every in _all(recipes, settings).items():
         item = Item(f"lr, {name}" if name else "lr", "lr")
         ref[item] = rung.of_ref("schedule", _moves, backend("torch"), device, make_ref, every, epochs)

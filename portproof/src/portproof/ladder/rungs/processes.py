@@ -20,9 +20,9 @@ import io
 import json
 import tempfile
 from collections.abc import Callable, Collection, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import redirect_stdout
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import chain, product
 from operator import attrgetter
 from pathlib import Path
@@ -34,7 +34,7 @@ from portproof.backends import backend
 from portproof.compare import Item
 from portproof.compare.ruler import Distances, Ruler, distances
 from portproof.io.cli import resolve
-from portproof.ladder.rung import Rung, check_coefficients, on_rung
+from portproof.ladder.rung import Rung, check_coefficients, on_rung, reference_name
 from portproof.ladder.workers import Outcome, Record, launch, record_of
 from portproof.python39 import zip_strict
 from sturdyio.cli import UserError
@@ -44,6 +44,7 @@ TIMEOUT = 300.0  # seconds; two processes of a small model take 10 on idle cores
 SHARES = (1, 2, 3, 5, 20)  # processes; of 20 some have nothing of a small evaluation set
 EPOCHS = 2  # whose shares are compared
 OF_ONE_PROCESS = ("images", "own loss", "own buffer", "own lines", "gradient")  # may differ
+OF_TENSORS = ("gradient", "parameter", "buffer")
 KEPT = ("images", "own loss", "samples", "metric", "loss")  # in the result files
 
 HINTS = {
@@ -55,7 +56,7 @@ HINTS = {
     **dict.fromkeys(("samples", "metric", "loss"), "counts not summed over the processes; shares that overlap"),
 }
 
-SHOWN = {"group": attrgetter("section"), "hints": HINTS}
+SHOWN: dict[str, Any] = {"group": attrgetter("section"), "hints": HINTS}
 
 Runs = Mapping[str, Any]  # {name: options}
 Share = Callable[[bool, int, int, int], Any]  # (train, epoch, rank, world_size) -> ordered indices
@@ -64,6 +65,7 @@ Share = Callable[[bool, int, int, int], Any]  # (train, epoch, rank, world_size)
 @dataclass
 class Processes(Outcome):
     who: str = ""
+    back: Mapping[str, str] = field(default_factory=dict)  # as in `reference_name`
     own_statistics: Collection[str] = ()  # runs in which several are not one
 
     @property
@@ -76,14 +78,21 @@ class Processes(Outcome):
 
     def each(self, runs: Collection[str]) -> list[Record]:
         """Each process's records of these runs as one; all items are called float64."""
-        found = []
+        found: list[Record] = []
         for records in self.records:
             found.append({})
             for run in runs:
                 for item, array in records[run].items():
                     section = f"{run}/{item.section}" if item.section else run
-                    found[-1][replace(item, section=section, dtype="float64")] = array
+                    found[-1][replace(self._of_reference(item), section=section, dtype="float64")] = array
         return found
+
+    def _of_reference(self, item: Item) -> Item:
+        """The item by the reference's names."""
+        if item.kind not in OF_TENSORS:
+            return item
+        module = self.back.get(item.module, item.module)
+        return replace(item, name=reference_name(item.name, self.back), module=module)
 
     def together(self, runs: Collection[str]) -> Record:
         """Their joint record, to be compared with one process by the module's table."""
@@ -100,12 +109,16 @@ class Processes(Outcome):
         return result
 
 
-def one_process(who: str, run: Callable, runs: Runs, dtype: str = "float64") -> Processes:
+def one_process(
+    who: str, run: Callable, runs: Runs, dtype: str = "float64", back: Mapping[str, str] | None = None
+) -> Processes:
     """What this process records alone: silent, and with one thread, as the launched ones."""
     before = backend(FRAMEWORKS[who]).training.set_threads(1)
     try:
         with redirect_stdout(io.StringIO()):
-            return Processes([{name: record_of(run, options, dtype) for name, options in runs.items()}], who=who)
+            return Processes(
+                [{name: record_of(run, options, dtype) for name, options in runs.items()}], who=who, back=back or {}
+            )
     finally:
         backend(FRAMEWORKS[who]).training.set_threads(before)
 
@@ -119,7 +132,7 @@ def compare_with_one(
 
 
 def check_one(
-    rung: Rung, callables: Mapping[str, Callable], runs: Runs, coefficients: str
+    rung: Rung, callables: Mapping[str, Callable], runs: Runs, coefficients: str, back: Mapping[str, str]
 ) -> tuple[dict[str, Processes], Distances]:
     """Compare one process of both sides -> ({side: it}, errors of the reference's float32 run)."""
     ref, port = callables.values()
@@ -134,7 +147,8 @@ def check_one(
         if not (item in fp64_ref and item in fp32_ref and fp64_ref[item].shape == fp32_ref[item].shape):
             raise UserError(f"the reference records {item} otherwise in float32 than in float64: record the same")
     errors = distances(fp64_ref, fp32_ref)
-    one_port = rung.of_port("port, one process", one_process, "port", port, runs) or Processes([{}], who="port")
+    one_port = rung.of_port("port, one process", one_process, "port", port, runs, "float64", back)
+    one_port = one_port or Processes([{}], who="port")
     if one_port.records[0]:
         title = "one process, the port against the reference"
         extra = [errors] if coefficients == "float32" else []
@@ -219,7 +233,7 @@ def check_lines(rung: Rung, ref: Processes, port: Processes) -> None:
         lines.append({i: np.concatenate([np.ravel(record.get(i, 0)) for record in records]) for i in items})
     if any(lines):
         title = f"{len(ref.records)} processes, the log lines of each, the port against the reference"
-        rung.compare(*lines, title=title, **SHOWN)
+        rung.compare(lines[0], lines[1], title=title, **SHOWN)
 
 
 def kept(every: Sequence[Processes]) -> dict[str, np.ndarray]:
@@ -258,6 +272,7 @@ def dist(
     own_statistics: Collection[str] = (),
     shares: Sequence[Share] = (),
     trained_on: Mapping[str, Mapping[str, Any]] | None = None,
+    names: Mapping[str, str] | None = None,
     coefficients: str = "float32",
     timeout: float = TIMEOUT,
     rung: Rung,
@@ -266,21 +281,23 @@ def dist(
 
     `ref` and `port` are import paths "PKG.MOD:NAME" of callables as in the module's docstring. Each framework's own
     launcher starts processes on this machine, which execute their runs in turn; a callable joins the others by
-    `workers.join_group`. `runs` is {number of processes: {name: options}}; options are JSON. All is float64;
-    limits come from a float32 run of the reference's one process.
+    `workers.join_group`, or is written with `data_parallel_step`. `runs` is {number of processes: {name: options}};
+    options are JSON. All is float64; limits come from a float32 run of the reference's one process.
 
     `own_statistics` names runs in which each process normalizes with its own share: they are compared with each other
     only, and must have had an "own buffer" that differed. `shares` are three functions (train, epoch, rank, world_size)
     -> ordered indices: documented (see `strided_shares`), the reference's, the port's; called for 1, 2, 3, 5 and 20
     processes. In evaluation each image comes once. `trained_on`, {run: {section: indices}}, is what one process trains
-    on, in order. With `coefficients` "float32" one process of the port may be as far off as the reference's float32
-    run: PaddlePaddle's own optimizers keep them so.
+    on, in order. `names` is {reference's module: port's}, for gradients, parameters and buffers. With `coefficients`
+    "float32" one process of the port may be as far off as the reference's float32 run: PaddlePaddle's own optimizers
+    keep them so.
 
     Refused: processes that cannot come together, and inputs that prove nothing. A port's process that takes more than
     `timeout` seconds fails. PortError: a module of the port that raises when imported.
     """
     check_coefficients(coefficients)
     trained_on = trained_on or {}
+    back = {port_name: name for name, port_name in (names or {}).items()}
     runs = checked_runs(runs, own_statistics, trained_on)
     paths = {"reference": ref, "port": port}
     callables = {who: resolve(path, f"the {who}", who == "port") for who, path in paths.items()}
@@ -290,16 +307,19 @@ def dist(
     if len(shares) not in (0, 3):
         raise UserError("shares must be three functions: documented, of the reference, of the port")
     with tempfile.TemporaryDirectory() as name, ThreadPoolExecutor(max_workers=2) as pool:
-        launched = {"reference": [], "port": []}
+        launched: dict[str, list[Future[Outcome]]] = {"reference": [], "port": []}
         for (count, some), who in product(runs.items(), paths):
             folder = Path(name) / f"{who} {count}"
             folder.mkdir()
             launched[who].append(pool.submit(launch, FRAMEWORKS[who], paths[who], count, some, folder, timeout))
-        one, errors = check_one(rung, callables, alone, coefficients)
+        one, errors = check_one(rung, callables, alone, coefficients, back)
         several = {}
         for who, futures in launched.items():
             outcomes = [vars(future.result()) for future in futures]
-            several[who] = [Processes(**outcome, who=who, own_statistics=own_statistics) for outcome in outcomes]
+            names_back = back if who == "port" else {}
+            several[who] = [
+                Processes(**outcome, who=who, back=names_back, own_statistics=own_statistics) for outcome in outcomes
+            ]
     documented = shares_of(shares[0]) if shares else {}
     taken = rung.observe("share of the images", shares_of, *shares[1:]) if shares else ({}, {})
     for i, who in enumerate(one):
@@ -311,4 +331,5 @@ def dist(
             check_several(rung, one[who], each, errors)
     for ref_processes, port_processes in zip_strict(*several.values()):
         check_lines(rung, ref_processes, port_processes)
-    rung.keep(*(kept([one[who], *several[who]]) for who in one))
+    of_ref, of_port = (kept([one[who], *several[who]]) for who in one)
+    rung.keep(of_ref, of_port)

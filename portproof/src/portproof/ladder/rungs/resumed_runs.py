@@ -158,7 +158,8 @@ def resume(
     paths = {"reference": ref, "port": port}
     check_paths(paths, options)
     back = {port_name: name for name, port_name in (names or {}).items()}
-    half, found = steps // 2, {who: {} for who in paths}
+    half = steps // 2
+    found: dict[str, dict[str, _Stages]] = {who: {} for who in paths}
     with processor_time(rung, "resumed runs"), tempfile.TemporaryDirectory() as name:
         run = {"seed": int(seed), "options": options or {}}
         calls = {who: _calls(who, path, run, steps, str(Path(name, who)), coefficients) for who, path in paths.items()}
@@ -169,8 +170,8 @@ def resume(
             for who, records in records_of(rung, done, ref).items():
                 names_back = back if who == "port" else {}
                 found[who] |= {run: _Stages(record, names_back) for run, record in records.items()}
-    sides = [_Side(who, *(found[who][run] for run in ("saved", "resumed", "whole"))) for who in paths]
-    _judge(rung, *sides, half, steps)
+    of_ref, of_port = (_Side(who, *(found[who][run] for run in ("saved", "resumed", "whole"))) for who in paths)
+    _judge(rung, of_ref, of_port, half, steps)
     exact, moved = (found["reference"][run]["end"] for run in ("exact", "moved"))
     saved, port_items = (found["port"][run]["end"] for run in ("exact saved", "exact resumed"))
     at_each_step = [item for item in saved if item.kind in AT_EACH_STEP and item in port_items]

@@ -129,7 +129,7 @@ def _judge(rung: Rung, ref: list, port: list, features: Mapping[str, Feature], a
     both = ref[0][0], port[0]
     if "lr" in ref[0][0]:
         rates = [{Item("lr", "lr"): record["lr"]} if "lr" in record else {} for record in both]
-        rung.compare(*rates, title="learning rate of each epoch")
+        rung.compare(rates[0], rates[1], title="learning rate of each epoch")
     steps, port_steps = (record["losses"].size for record in both)
     if steps != port_steps:
         rung.fail("steps of a run", f"reference {steps}, port {port_steps}")
@@ -155,7 +155,7 @@ def _check_top1(rung: Rung, sides: Mapping[str, Sequence[Record]], needed: float
         return
     if mean["reference"] not in reached:
         raise UserError(f"top1={needed}, but the reference's record has no 'eval' (loss, top-1, samples)")
-    whole = dict.fromkeys(mean.values(), np.float64(1))
+    whole = dict.fromkeys(mean.values(), np.array(1.0))
     title = f"top-1 in eval mode (as the port) against 1 (as the reference), {needed:.0%} needed"
     rung.compare(whole, reached, dict.fromkeys(whole, 1 - needed), title=title)
 

@@ -129,7 +129,8 @@ def _rounded_runs(trainer: str, framework: str, made_with: Mapping[str, Any], st
 
     Arguments as in `part_of_run`.
     """
-    own, make, found = backend(framework), resolve(trainer, "the trainer"), {}
+    own, make = backend(framework), resolve(trainer, "the trainer")
+    found: dict[str, Any] = {}
     with own.runs.exact_constants():
         for number, coefficient in enumerate(own.training.coefficients(make(**made_with).optimizer)):
             watched = _Watched(make(**made_with), Batches(own), True, coefficient)

@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from portproof.arrays import largest_difference
-from portproof.backends.model import Model
+from portproof.backends.model import BackendModel
 from portproof.backends.question import perturbed
 from portproof.backends.trace import CALLS, OUTPUT, OUTPUTS, UPSTREAM, ModuleCall, Trace, tracing
 from portproof.compare import FAIL, PASS, Item, Items, Row, Verdict, placed, tensor_item
@@ -76,7 +76,13 @@ class Trained:
     """A copy of one side's model, and what trains it; `keys` maps its names to the reference's."""
 
     def __init__(
-        self, model: Model, keys: Mapping[str, str], make: Make, dtype: str, rounded: Any = None, perturbation: int = 0
+        self,
+        model: BackendModel,
+        keys: Mapping[str, str],
+        make: Make,
+        dtype: str,
+        rounded: Any = None,
+        perturbation: int = 0,
     ) -> None:
         """`rounded`: a coefficient to be rounded to float32; `perturbation`: see `Question`."""
         self.keys = keys
@@ -176,6 +182,7 @@ class Trained:
 
 
 def starts(pair: Pair, make_ref: Make, make_port: Make) -> tuple[Start, Start]:
+    assert isinstance(pair.ref, BackendModel)  # see `equal_pair`
     ref_keys = {key: key for key in pair.equal_tensors.values()}
     ref = partial(Trained, pair.ref, ref_keys, make_ref)
     return ref, partial(Trained, pair.port, pair.equal_tensors, make_port)
@@ -229,7 +236,7 @@ class _Steps:
     batches: list[Batch]
     how: StepOptions
     first_items: Arrays = field(default_factory=dict)  # of the reference's first iteration in float64
-    first_trace: Trace | None = None  # of normalization layers and activations there
+    first_trace: Trace = field(default_factory=Trace)  # of normalization layers and activations there
     call: ModuleCall | None = None  # of the model there
 
     def check_float64(self) -> None:
@@ -265,6 +272,7 @@ class _Steps:
         if rows:
             self._report(rows, curves)
         if any(verdict.status == FAIL for verdict in rung.verdicts[first:]):
+            assert self.call is not None
             say_location(rung, self.pair.at(self.call), first)
         zeros = [row for row in rows if row.item.kind == "gradient" and row.status == PASS and row.atol >= row.scale]
         count = len({row.item.name for row in zeros})
@@ -275,7 +283,7 @@ class _Steps:
             rung.refuse(f"gradients whose norm is {max(norms):.1e} at most are not clipped to {clip:g}")
 
     def _after(self, i: int, run: Trained) -> Arrays:
-        traced = {"traced": run.norms}
+        traced: dict[str, Any] = {"traced": run.norms}
         if i == 0:
             traced = {"traced": run.norms | run.activations, "keeps": UPSTREAM}
         items = self.rung.of_ref("training step", run.after, i, self.batches, **traced)
@@ -316,9 +324,12 @@ class _Steps:
         ref_run = rung.of_ref("make function", self.start_ref, "float32")
         fp32_ref = rung.of_ref("training step", ref_run.iterate, batch, traced=None, keeps=UPSTREAM)
         port_run = rung.of_port("make function", self.start_port, "float32")
-        found = port_run and rung.of_port("training step", port_run.iterate, batch, traced=port_run.activations)
+        found = None
+        if port_run is not None:
+            found = rung.of_port("training step", port_run.iterate, batch, traced=port_run.activations)
+        assert self.call is not None
         pair = self.pair.at(self.call)
-        if found is not None:
+        if port_run is not None and found is not None:
             self._say_flips(ref_run.trace, renamed(port_run.trace.activation_inputs, pair.name_map.calls))
             ref, port = of_kinds(fp32_ref, *IN_FLOAT32), of_kinds(found, *IN_FLOAT32)
             ruler = Ruler.measured(ref, "float32", again, input_scales=self.first_trace.input_scales, exact=[RATE])
@@ -333,7 +344,7 @@ class _Steps:
 
     def _say_flips(self, trace: Trace, port_inputs: Mapping[str, np.ndarray]) -> None:
         fp64_inputs = self.first_trace.activation_inputs
-        port_inputs = {name: x for name, x in port_inputs.items() if np.shape(fp64_inputs.get(name)) == x.shape}
+        port_inputs = {n: x for n, x in port_inputs.items() if n in fp64_inputs and fp64_inputs[n].shape == x.shape}
         for who, inputs in (("reference", trace.activation_inputs), ("port", port_inputs)):
             flips = branch_flips(fp64_inputs, inputs, self.rung.types)
             where = f", at {', '.join(flips)}" if flips else ""
@@ -365,10 +376,10 @@ def accumulation(
     pair = equal_pair(rung, ref, port, names, device)
     start_ref, start_port = starts(pair, make_ref, make_port)
 
-    def accumulated(start: Start, group: list[Batch], dtype: str, perturbation: int = 0) -> Arrays:
+    def accumulated(start: Start, group: Sequence[Batch], dtype: str, perturbation: int = 0) -> Arrays:
         run = start(dtype, perturbation=perturbation)
         found: Items = {}
-        seen = {"traced": {""}, "keeps": CALLS} if run.is_ref else {}
+        seen: dict[str, Any] = {"traced": {""}, "keeps": CALLS} if run.is_ref else {}
         for place, batch in enumerate(group):
             found = run.iterate(batch, **seen, accumulation=(place, len(group)))
         if run.is_ref:

@@ -13,7 +13,7 @@ import numpy as np
 
 from portproof.backends import backend
 from portproof.backends.base import SUFFIXES
-from portproof.compare import compare, placed, tensor_item
+from portproof.compare import Item, compare, placed, tensor_item
 from portproof.compare.ruler import exact_atol
 from portproof.ladder.rung import Rung, needed, on_rung, reference_name
 from sturdyio.cli import UserError
@@ -34,6 +34,7 @@ def _unlike(earlier: Sequence[np.ndarray], rng: np.random.Generator) -> np.ndarr
     last = earlier[-1]
     if last.dtype.kind == "b" and last.size == 1:
         return ~last
+    drawn: np.ndarray
     while True:
         if last.dtype.kind in "biu":
             drawn = rng.integers(0, 2 if last.dtype.kind == "b" else 100, last.shape)
@@ -125,7 +126,8 @@ def weights_file(
     """
     of_ref = _Side("reference", ref, load_ref, write_ref, seed, device)
     of_port = _Side("port", port, load_port, write_port, seed, device)
-    expected, found = {}, {}
+    expected: dict[Item, np.ndarray] = {}
+    found: dict[Item, np.ndarray] = {}
     with tempfile.TemporaryDirectory() as folder:
         for number in range(1, FILES + 1):
             ref_path = _check_reference(rung, of_ref, Path(folder))
@@ -142,7 +144,7 @@ def weights_file(
     rung.compare(expected, found, title="weights files, bit for bit", group=BY_SECTION, hints={"weights": HINT})
 
 
-def _items(arrays: Arrays, section: str) -> dict:
+def _items(arrays: Arrays, section: str) -> dict[Item, np.ndarray]:
     return placed({tensor_item(name, "weights"): a for name, a in arrays.items() if a.size}, section=section)
 
 

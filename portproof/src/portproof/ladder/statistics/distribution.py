@@ -25,7 +25,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -155,14 +155,14 @@ class Uniform(Law):
 class Like(Law):
     """Independent values of the distribution that `sample` (seeds, *shape) was drawn from, whatever it is.
 
-    The statistics are differences of two samples of n values each, 0 if they are alike:
+    The statistics compare two samples of n values each:
 
+        std, mean   the ratio of the stds, and the difference of the means in parts of the std
+        magnitude   the mean of |x - mean| / std, which tells uniform from normal (Geary 1935)
         quantiles   the largest distance between their distributions: the two-sample Kolmogorov-Smirnov test, with
                     P(D > d) <= e exp(-n d^2) for samples of equal size (Wei and Dudley 2012, theorem 1)
-        mean, std   the std as a ratio, and the mean in parts of the std
-        magnitude   the mean of |x - mean| / std, which tells uniform from normal (Geary 1935)
 
-    All but the first are normal for MANY values and more, with deviations by their influence functions over the sample.
+    All but the last are normal for MANY values and more, with deviations by their influence functions over the sample.
     Of fewer values, which are a constant's, only the quantiles are compared.
     """
 
@@ -176,20 +176,21 @@ class Like(Law):
     def statistics(self, sample: np.ndarray) -> Statistics:
         n = self.sample.size
         distance = stats.ks_2samp(sample.ravel(), self.sample.ravel(), method="asymp").statistic
-        items = {"quantiles": Statistic(distance, 0.0, math.sqrt((1 - math.log(P)) / n))}
+        items = {}
         if n >= MANY:
             own, own_std, own_magnitude = _moments(self.sample)
             mean, std, magnitude = _moments(sample)
             u = (self.sample.astype(np.float64) - own) / own_std
             bend = np.abs(u) - own_magnitude * (u**2 + 1) / 2 - np.sign(u).mean() * u
-            differences = {  # and the influence function of each
-                "mean": ((mean - own) / own_std, u),
-                "std": (std / own_std - 1, (u**2 - 1) / 2),
-                "magnitude": (magnitude - own_magnitude, bend),
+            found: dict[str, tuple[Any, Any, np.ndarray]] = {  # what is right, and the influence function of each
+                "std": (std / own_std, 1.0, (u**2 - 1) / 2),
+                "mean": ((mean - own) / own_std, 0.0, u),
+                "magnitude": (magnitude, own_magnitude, bend),
             }
-            for name, (difference, influence) in differences.items():
+            for name, (value, expected, influence) in found.items():
                 atol = DEVIATIONS * math.sqrt(2 * (influence**2).mean() / n)
-                items[name] = Statistic(difference, 0.0, atol)
+                items[name] = Statistic(value, expected, atol)
+        items["quantiles"] = Statistic(distance, 0.0, math.sqrt((1 - math.log(P)) / n))
         return items | _correlations(self.deviates(sample))
 
 
@@ -220,12 +221,12 @@ def between(samples: Mapping[str, np.ndarray]) -> tuple[dict[str, np.ndarray], f
     length = min(sample.size for sample in samples.values())
     names, values = [], []
     for name, sample in samples.items():
-        for order in "CF" if sample.ndim == 2 else "C":
+        for view in (sample, sample.T) if sample.ndim == 2 else (sample,):
             names.append(name)
-            values.append(sample.ravel(order)[:length].astype(np.float64))
-    names, values = np.array(names), np.array(values)
+            values.append(view.ravel()[:length].astype(np.float64))
+    rows, matrix = np.array(names), np.array(values)
     with np.errstate(invalid="ignore"):
-        values /= np.sqrt((values**2).sum(axis=1, keepdims=True))
-    matrix = values @ values.T
-    found = {name: matrix[names == name][:, names != name].ravel() for name in samples}
+        matrix /= np.sqrt((matrix**2).sum(axis=1, keepdims=True))
+    products = matrix @ matrix.T
+    found = {name: products[rows == name][:, rows != name].ravel() for name in samples}
     return found, correlation_atol(length, P / max(map(len, found.values())))

@@ -28,7 +28,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 from scipy import stats
@@ -37,6 +37,7 @@ from portproof.compare import Item, Verdict, compare
 
 ALPHA = 1e-3
 Record = Mapping[str, np.ndarray]
+Number = TypeVar("Number", float, np.ndarray)
 
 
 class Feature(NamedTuple):
@@ -46,7 +47,7 @@ class Feature(NamedTuple):
     resolution: Callable[[Record], float] = lambda record: 0.0  # the step between possible values
 
 
-def _log(values: float | np.ndarray) -> np.ndarray:
+def _log(values: Number) -> Number:
     """-inf or NaN, which no comparison passes, where there is none."""
     with np.errstate(divide="ignore", invalid="ignore"):
         return np.log(values)
@@ -83,7 +84,7 @@ def _statistics(record: Record, leaf: str) -> list[tuple[np.ndarray, np.ndarray,
 
 def _mean_lag(record: Record) -> float:
     means = _statistics(record, "running_mean")
-    return _log(np.mean([np.mean((old - new) ** 2) / np.mean(variance) for old, new, variance in means]))
+    return _log(float(np.mean([np.mean((old - new) ** 2) / np.mean(variance) for old, new, variance in means])))
 
 
 def _variance_lag(record: Record) -> float:
@@ -162,9 +163,9 @@ def judge(
         values = np.array([[feature.value(record) for record in records] for records in ref])
         if not np.isfinite(values).all():
             return Verdict(title, refusal=f"the reference's own runs have no finite value of: {name}")
-        expected[item] = values.mean()
+        expected[item] = np.asarray(values.mean())
         atol[item] = prediction_atol(values, feature.resolution(ref[0][0]), alpha / len(features))
         if not lacking(feature, port):
-            found[item] = np.mean([feature.value(record) for record in port])
+            found[item] = np.asarray(np.mean([feature.value(record) for record in port]))
     # A logarithm or difference of 0 is a value as any other.
     return compare(expected, found, atol, title=title, expected_zero=set(expected))
