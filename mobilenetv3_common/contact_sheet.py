@@ -56,7 +56,7 @@ def caption(score: ClassScore) -> str:
     return f"{score.probability:.4f}  {score.name or score.class_id}"
 
 
-def fitting(text: str, font: ImageFont.FreeTypeFont) -> str:
+def fitting(text: str, font: ImageFont.FreeTypeFont | ImageFont.ImageFont) -> str:
     """`text`, cut so that it fits below its image, with ? for what the font lacks or cannot be encoded."""
     text = text.encode("ascii", "replace").decode()
     while font.getlength(text) > SIDE:

@@ -13,7 +13,7 @@ EVERY = 5  # one image of so many of each class is for validation
 
 def _split(labels: np.ndarray, train_per_class: int | None, val_per_class: int | None) -> dict[Path, int]:
     """{path below the folder: index of the image}: the same on every call."""
-    images = {}
+    images: dict[Path, int] = {}
     for label in np.unique(labels):
         of_class = np.flatnonzero(labels == label)
         in_val = np.arange(len(of_class)) % EVERY == EVERY - 1
@@ -42,9 +42,9 @@ def write_digits(
         raise UserError(f"scikit-learn has the digits and is missing ({error}): pip install scikit-learn") from error
     digits, folder = load_digits(), Path(folder)
     images = _split(digits.target, train_per_class, val_per_class)
-    counts = tuple(sum(path.parts[0] == split for path in images) for split in ("train", "val"))
+    train, val = (sum(path.parts[0] == split for path in images) for split in ("train", "val"))
     if _holds(folder, images):
-        return counts
+        return train, val
     try:
         with tempfile.TemporaryDirectory(prefix=".digits-", dir=output_dir(folder.absolute().parent)) as scratch:
             filling = Path(scratch, "filling")  # not `scratch` itself, whose mode keeps other users out
@@ -56,7 +56,7 @@ def write_digits(
                 filling.rename(folder)
     except OSError as error:
         raise UserError(f"the digits cannot be written to {folder} ({error}): name another folder") from error
-    return counts
+    return train, val
 
 
 def _holds(folder: Path, images: dict[Path, int]) -> bool:

@@ -50,9 +50,9 @@ IMAGENET_POLICY = (
 
 def _bins(low: float, high: float) -> tuple[float, ...]:
     """Ten magnitudes with torch.linspace's float32 bits: from the nearer end on, in steps rounded to float32."""
-    low, high = np.float32(low), np.float32(high)
-    step = (high - low) / np.float32(9)
-    return tuple(float(low + step * np.float32(i) if i < 5 else high - step * np.float32(9 - i)) for i in range(10))
+    first, last = np.float32(low), np.float32(high)
+    step = (last - first) / np.float32(9)
+    return tuple(float(first + step * np.float32(i) if i < 5 else last - step * np.float32(9 - i)) for i in range(10))
 
 
 # What the bins of an operation mean, and whether the sign of it is drawn: tan of the angle, degrees, change of the

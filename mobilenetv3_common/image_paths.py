@@ -70,4 +70,4 @@ def read_list(found: Sequence[Path | str], stdin: TextIO) -> Iterator[Path]:
         if path == STDIN:
             yield from (Path(line.rstrip("\n")) for line in stdin if line.strip())
         else:
-            yield path
+            yield Path(path)

@@ -78,5 +78,7 @@ def _outlive(asked: Any, _worker_id: int) -> None:
 
 
 def _end_with_parent() -> None:
-    multiprocessing.parent_process().join()  # not os.getppid(): that may be the server that forks workers
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()  # not os.getppid(): that may be the server that forks workers
     os._exit(1)

@@ -7,6 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Literal, cast
 
 import numpy as np
 
@@ -109,7 +110,7 @@ class PaddleEager(Engine):
     """The model as trained, as it was written."""
 
     name, package, extra, files, framework = "paddle", "paddle", "paddle", (WEIGHTS,), "paddle"
-    dtype = "float32"
+    dtype: Literal["float32", "float64"] = "float32"
 
     def _load(self, folder: Path, threads: int) -> None:
         import paddle
@@ -147,7 +148,7 @@ class TorchEager(Engine):
         from mobilenetv3_ref.models import MODELS, load_weights
 
         torch.set_num_threads(threads)
-        self._model = MODELS[self.card.model](num_classes=self.card.num_classes)
+        self._model: torch.nn.Module = MODELS[self.card.model](num_classes=self.card.num_classes)
         load_weights(self._model, folder / WEIGHTS)
         self._model.eval()
 
@@ -173,7 +174,7 @@ class TorchCompile(TorchEager):
         import torch
 
         super()._load(folder, threads)
-        self._model = torch.compile(self._model, dynamic=True)
+        self._model = cast(torch.nn.Module, torch.compile(self._model, dynamic=True))
 
 
 ENGINES: dict[str, type[Engine]] = {
@@ -222,5 +223,6 @@ def float64_reference(folder: str | Path) -> Callable[[np.ndarray], np.ndarray]:
     if lacking:
         raise UserError(lacking)
     engine = ENGINES[card.framework](Path(folder), card, 1)
+    assert isinstance(engine, PaddleEager | TorchEager)
     engine.widen()
     return engine.run

@@ -89,11 +89,11 @@ class Quantizer:
         exact, weights = outputs(self.graph, batch), tensors(self.graph)
         for layer, (_, name) in self.layers.items():
             graphs = [self.quantized([layer], per_channel) for per_channel in (True, False)]
-            yield LayerError(
-                layer,
-                tuple(relative_error(dequantized(graph, name), weights[name]) for graph in graphs),
-                tuple(relative_error(outputs(graph, batch), exact) for graph in graphs),
+            weights_channel, weights_tensor = (
+                relative_error(dequantized(graph, name), weights[name]) for graph in graphs
             )
+            output_channel, output_tensor = (relative_error(outputs(graph, batch), exact) for graph in graphs)
+            yield LayerError(layer, (weights_channel, weights_tensor), (output_channel, output_tensor))
 
 
 class _Reader(CalibrationDataReader):

@@ -8,12 +8,12 @@ import asyncio
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from importlib.resources import files
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from fastapi import FastAPI, HTTPException, Request
 from fastapi.responses import HTMLResponse
-from pydantic import PositiveFloat, PositiveInt
+from pydantic import ConfigDict, PositiveFloat, PositiveInt
 from ray import serve
 
 from mobilenetv3_common.images import decode_image
@@ -35,9 +35,10 @@ PAGE_HEADERS = {
 }
 
 
-class ServiceOptions(UploadLimits, extra="forbid"):
+class ServiceOptions(UploadLimits):
     """The flags of tools/serve.py, and the args of a Serve YAML."""
 
+    model_config = ConfigDict(extra="forbid")
     model: str  # a folder that tools/export_model.py wrote, on every machine that runs a replica
     reference: str | None = None
     engine: str = "best"
@@ -144,7 +145,8 @@ class Service:
 
     def classify(self, uploads: list[bytes]) -> list[dict[str, Any]]:
         """An answer for each of `uploads`; images are decoded one at a time."""
-        answers, arrays = [], []
+        answers: list[dict[str, Any]] = []
+        arrays: list[np.ndarray] = []
         for upload in uploads:
             try:
                 image = decode_image(upload, "the upload", most_pixels=self.most_pixels)
@@ -162,4 +164,4 @@ class Service:
 
 def application(options: ServiceOptions) -> serve.Application:
     """What Ray Serve runs, here and as `serve run mobilenetv3_deploy.service:application model=exported/port`."""
-    return Service.bind(options)
+    return cast(Any, Service).bind(options)  # a Deployment, by its decorator

@@ -26,7 +26,8 @@ def interleaved(
         run()
         return clock() - start
 
-    calls, found = {}, {name: [] for name in runs}
+    calls: dict[str, int] = {}
+    found: dict[str, list[list[float]]] = {name: [] for name in runs}
     for name, run in runs.items():
         run()
         calls[name] = max(1, min(MOST_CALLS, int(turn / max(seconds(run), 1e-9))))

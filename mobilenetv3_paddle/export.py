@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
 import paddle
@@ -52,14 +53,14 @@ def fold_batch_norm(model: nn.Layer) -> list[str]:
     for name, block in model.named_sublayers(include_self=True):
         if not isinstance(block, Conv2dNormActivation):
             continue
-        conv, norm = block[0], block[1]
+        conv, norm = cast(nn.Conv2D, block[0]), cast(Any, block[1])
         tensors = (conv.weight, norm.weight, norm.bias, norm._mean, norm._variance)  # Paddle: its names
         weight, gamma, beta, mean, variance = (tensor.numpy().astype(np.float64) for tensor in tensors)
         factor = gamma / np.sqrt(variance + norm._epsilon)  # (C,)
         conv.bias = conv.create_parameter([len(factor)], dtype=conv.weight.dtype, is_bias=True)  # Paddle: zeros
         set_value(conv.weight, weight * factor[:, None, None, None])
         set_value(conv.bias, beta - mean * factor)
-        block[1] = nn.Identity()
+        block[1] = nn.Identity()  # type: ignore[index]  # Paddle: a number is a name, too
         folded.append(f"{name}.0")
     return folded
 

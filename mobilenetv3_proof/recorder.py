@@ -119,7 +119,7 @@ class Recorder:
     def patches(self) -> Iterator[None]:
         """In this context the package's functions are recorded, and all runs share one group of processes."""
         init, shut_down = self.training.init_distributed, self.training.shut_down
-        join = {"init_distributed": lambda device: join_group(partial(init, device), shut_down)}
+        join: dict[str, Any] = {"init_distributed": lambda device: join_group(partial(init, device), shut_down)}
         join["shut_down"] = mock.Mock()
         models = {name: partial(self.build, build) for name, build in self.training.MODELS.items()}
         functions = (

@@ -6,6 +6,7 @@
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -25,7 +26,7 @@ def fold_batch_norm(model: nn.Module) -> list[str]:
     for name, block in model.named_modules():
         if not isinstance(block, Conv2dNormActivation):
             continue
-        conv, norm = block[0], block[1]
+        conv, norm = cast(nn.Conv2d, block[0]), cast(Any, block[1])
         tensors = (conv.weight, norm.weight, norm.bias, norm.running_mean, norm.running_var)
         weight, gamma, beta, mean, variance = (tensor.detach().cpu().numpy().astype(np.float64) for tensor in tensors)
         factor = gamma / np.sqrt(variance + norm.eps)  # (C,)

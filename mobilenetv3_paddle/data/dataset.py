@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
 from paddle.vision import datasets
@@ -21,6 +22,9 @@ class ImageFolder(datasets.DatasetFolder):  # Paddle: the class with labels; its
     tested on, or a class folder without images, unless the classes are ImageNet's 1000.
     """
 
+    loader: Callable[[str], Image.Image]  # Paddle: its own may be None
+    transform: Callable[..., Any]  # Paddle: its own takes the image alone
+
     def __init__(
         self,
         root: str | Path,
@@ -31,10 +35,11 @@ class ImageFolder(datasets.DatasetFolder):  # Paddle: the class with labels; its
         root = existing_dir(root, "data folder")
         self.num_classes = num_classes
         try:
-            super().__init__(str(root), read_image, transform=transform)
+            super().__init__(str(root), read_image, transform=cast(Any, transform))
         except RuntimeError as error:  # Paddle: raises when there are no images at all, and takes empty folders
             raise no_images(root) from error
-        check_images(root, self.class_to_idx, self.targets, num_classes)
+        # Paddle: targets are numbers, and text in its stub
+        check_images(root, self.class_to_idx, self.targets, num_classes)  # type: ignore[arg-type]
         self.seed = seed
         self.epoch = 0
 

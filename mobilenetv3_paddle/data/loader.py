@@ -3,7 +3,7 @@
 import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import paddle
@@ -25,9 +25,12 @@ class DataLoader:
     exception in a worker travels as a batch of its own.
     """
 
+    dataset: ImageFolder
+    batch_sampler: BatchSampler
+
     def __init__(
         self,
-        dataset: io.Dataset,
+        dataset: ImageFolder,
         *,
         batch_sampler: BatchSampler,
         num_workers: int,
@@ -39,9 +42,9 @@ class DataLoader:
         self.num_workers = num_workers
         self._loader = io.DataLoader(
             _Guarded(dataset),
-            batch_sampler=batch_sampler,
+            batch_sampler=batch_sampler,  # type: ignore[arg-type]  # any iterable will do
             num_workers=num_workers,
-            collate_fn=_collate,
+            collate_fn=_collate,  # type: ignore[arg-type]  # it may return anything
             worker_init_fn=worker_init_fn,
         )
 
@@ -53,12 +56,13 @@ class DataLoader:
             yield from self._from_workers()
             return
         for indices in self.batch_sampler:  # Paddle: from_dlpack shares the arrays' memory, to_tensor would copy it
-            yield [paddle.from_dlpack(array) for array in _collate([self.dataset[index] for index in indices])]
+            arrays = _collate([self.dataset[index] for index in indices])
+            yield [paddle.from_dlpack(cast(np.ndarray, array)) for array in arrays]
 
     def _from_workers(self) -> Iterator[list[Tensor]]:
         """Paddle: what a worker found wrong is among its batches, and they must be told to end."""
         with starting_workers():
-            batches = iter(self._loader)
+            batches: Any = iter(self._loader)
         try:
             for images, labels in batches:
                 if isinstance(labels, Exception):
@@ -116,10 +120,10 @@ def build_dataset(
     `resize_size` and `num_classes`, that of the weights to test, are for validation alone, `augmentation` for training.
     """
     if train:
-        transform = ClassificationPresetTrain(crop_size=crop_size, **augmentation)
-        return ImageFolder(Path(data_path) / "train", transform, seed)
-    transform = ClassificationPresetEval(crop_size=crop_size, resize_size=resize_size)
-    return ImageFolder(Path(data_path) / "val", transform, seed, num_classes)
+        train_preset = ClassificationPresetTrain(crop_size=crop_size, **augmentation)
+        return ImageFolder(Path(data_path) / "train", train_preset, seed)
+    eval_preset = ClassificationPresetEval(crop_size=crop_size, resize_size=resize_size)
+    return ImageFolder(Path(data_path) / "val", eval_preset, seed, num_classes)
 
 
 def build_loader(

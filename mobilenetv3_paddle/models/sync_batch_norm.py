@@ -37,6 +37,9 @@ class SyncBatchNorm2D(BatchNorm2D):
     Paddle: nn.SyncBatchNorm has no CPU kernel and keeps the biased variance.
     """
 
+    weight: Tensor  # Paddle: its own may be None
+    bias: Tensor
+
     def forward(self, x: Tensor) -> Tensor:
         if not (self.training and dist.is_initialized()):
             return super().forward(x)

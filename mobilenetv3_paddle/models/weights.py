@@ -30,7 +30,7 @@ def load_pickle(path: Path) -> dict[str, Any]:
     return load_pdparams(path)  # Paddle: paddle.load unpickles whatever it is given
 
 
-def save_pickle(content: Mapping[str, Any], path: Path) -> None:
+def save_pickle(content: dict[str, Any], path: Path) -> None:
     """Write `content` to `path`, whole or not at all; raises UserError when it cannot be written."""
     with atomic_path(path) as temporary:
         buffer = io.BytesIO()  # a full disk would be a RuntimeError of PyTorch
@@ -49,7 +49,7 @@ def read_weights(path: str | Path) -> dict[str, np.ndarray]:
 def load_state_dict(model: nn.Layer, arrays: Mapping[str, np.ndarray], what: str = "weights") -> None:
     """Copy `arrays` into `model`; raises UserError unless every key, shape and dtype is the model's own."""
     check_state_dict(arrays, to_arrays(model.state_dict()), what)
-    model.set_state_dict(dict(arrays))  # Paddle: returns the keys that do not fit, and raises nothing
+    model.set_state_dict(dict[str, Any](arrays))  # Paddle: returns the keys that do not fit, and raises nothing
 
 
 def load_weights(model: nn.Layer, path: str | Path) -> None:

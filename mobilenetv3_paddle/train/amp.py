@@ -1,6 +1,7 @@
 """Mixed precision."""
 
 from contextlib import AbstractContextManager, nullcontext
+from typing import Literal
 
 import paddle
 from paddle import Tensor, nn
@@ -12,7 +13,7 @@ class Amp:
     dtype None: everything in the precision that the model has, and a scaler that does nothing.
     """
 
-    def __init__(self, dtype: str | None = None, device: str = "cpu") -> None:
+    def __init__(self, dtype: Literal["float16", "bfloat16"] | None = None, device: str = "cpu") -> None:
         self.dtype = dtype  # Paddle: a name, and the device is a global setting
         self.scales = dtype == "float16"
         self.scaler = paddle.amp.GradScaler(enable=self.scales)  # Paddle: `enable`, and for the global device

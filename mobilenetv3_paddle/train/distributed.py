@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Sequence
+from typing import cast
 
 import paddle
 import paddle.distributed as dist
@@ -81,4 +82,4 @@ def all_reduce_sum(values: Sequence[float], device: str) -> list[float]:
     total = paddle.to_tensor(values, dtype="float64", place=device)
     if dist.is_initialized():
         dist.all_reduce(total)
-    return total.tolist()
+    return cast(list[float], total.tolist())

@@ -44,7 +44,8 @@ class ModelEma:
         """Average `model`, of the same layers, in."""
         values = model.state_dict().values()
         for averaged, value in zip(self.module.state_dict().values(), values, strict=True):
-            averaged.copy_(self._mean(averaged, value) if self.n_averaged else value)
+            # Paddle: its stub says that it takes nothing
+            averaged.copy_(self._mean(averaged, value) if self.n_averaged else value)  # type: ignore[call-arg]
         self.n_averaged += 1
 
     def _mean(self, averaged: Tensor, value: Tensor) -> Tensor:

@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
+from typing import Any, cast
 
 import paddle
 from paddle import Tensor, nn
@@ -68,7 +69,7 @@ def clip_gradients(model: nn.Layer, max_norm: float | None) -> float:
     # Paddle: its clip_grad_norm_ has this formula, too, but always rewrites the gradients.
     gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
     # Paddle: and its vector_norm takes 12 times as long as the square of it, for a norm that is 1e-4 off.
-    norm = paddle.stack([gradient.square().sum() for gradient in gradients]).sum().sqrt().item()
+    norm = cast(float, paddle.stack([gradient.square().sum() for gradient in gradients]).sum().sqrt().item())
     if max_norm is not None and norm + 1e-6 > max_norm:
         for gradient in gradients:
             gradient.scale_(max_norm / (norm + 1e-6))
@@ -97,7 +98,7 @@ def train_step(
         optimizer.clear_grad()
     last = place == size - 1
     # Several processes average their gradients once a group.
-    with nullcontext() if last or not hasattr(model, "no_sync") else model.no_sync():
+    with nullcontext() if last or not hasattr(model, "no_sync") else cast(Any, model).no_sync():
         output = amp.forward(model, image)
         loss = criterion(output, target)
         amp.scaler.scale(loss / size).backward()
@@ -146,7 +147,7 @@ def train_one_epoch(
                 clip_grad_norm=settings.clip_grad_norm,
                 accumulation=(place, size),
             )
-            loss_value = loss.item()
+            loss_value = cast(float, loss.item())
             if not math.isfinite(loss_value):
                 raise FloatingPointError(f"the loss is {loss_value}")
         except FloatingPointError as error:
@@ -188,5 +189,5 @@ def evaluate(
         correct = [total + new for total, new in zip(correct, correct_at(output, target, [1, 5]), strict=True)]
     if stop and len(data_loader) < data_loader.batch_sampler.rounds and stop():  # others have one batch more
         raise Stopped
-    loss_sum, top1, top5, samples = all_reduce_sum([loss_sum, *correct, samples], device)
-    return {"loss": loss_sum / samples, "top1": top1 / samples, "top5": top5 / samples, "samples": samples}
+    loss_sum, top1, top5, count = all_reduce_sum([loss_sum, *correct, samples], device)
+    return {"loss": loss_sum / count, "top1": top1 / count, "top5": top5 / count, "samples": count}

@@ -45,7 +45,7 @@ def build_lr_scheduler(learning_rate: float, schedule: Schedule) -> LRScheduler:
     if schedule.lr_scheduler == "steplr":
         # Paddle: its StepDecay and ExponentialDecay compute lr * gamma ** n from the first rate, at 0.064 * 0.973 ** n
         # up to 13 units in the last place off. This one multiplies epoch by epoch, as PyTorch's do.
-        main = lr.MultiplicativeDecay(
+        main: LRScheduler = lr.MultiplicativeDecay(
             learning_rate, lambda epoch: 1.0 if epoch % schedule.lr_step_size else schedule.lr_gamma
         )
     elif schedule.lr_scheduler == "cosineannealinglr":
@@ -59,7 +59,7 @@ def build_lr_scheduler(learning_rate: float, schedule: Schedule) -> LRScheduler:
         return main
     if schedule.lr_warmup_method == "linear":
         # Paddle: the same two in another order
-        warmup = lr.LinearLR(learning_rate, schedule.lr_warmup_epochs, schedule.lr_warmup_decay)
+        warmup: LRScheduler = lr.LinearLR(learning_rate, schedule.lr_warmup_epochs, schedule.lr_warmup_decay)
     elif schedule.lr_warmup_method == "constant":
         # Paddle: has no ConstantLR
         warmup = lr.MultiplicativeDecay(learning_rate * schedule.lr_warmup_decay, lambda epoch: 1.0)

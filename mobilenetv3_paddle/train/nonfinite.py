@@ -3,7 +3,7 @@
 import copy
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import paddle
 from paddle import Tensor, nn
@@ -49,7 +49,7 @@ def first_nonfinite(model: nn.Layer, criterion: nn.Layer, image: Tensor, target:
     watched = copy.deepcopy(nn.LayerDict({"model": model, CRITERION: criterion}))
     for m in watched.sublayers():
         if isinstance(m, SyncBatchNorm2D):  # Paddle: on cards, too
-            m.__class__ = BatchNorm2D
+            m.__class__ = cast(Any, BatchNorm2D)
     calls, culprits = watch(watched)
     with paddle.enable_grad():
         loss = watched[CRITERION](watched["model"](image), target)
@@ -66,11 +66,15 @@ def first_nonfinite(model: nn.Layer, criterion: nn.Layer, image: Tensor, target:
 
 def watch(model: nn.Layer) -> tuple[list[Call], list[str]]:
     """Hooks on every module -> (its calls, in the order they begin; what is wrong forward, innermost first)."""
-    calls, running, culprits = [], [], []
+    calls: list[Call] = []
+    running: list[Call] = []
+    culprits: list[str] = []
 
     def before(module: nn.Layer, args: tuple) -> tuple:
         inputs = [tensor for tensor in tensors_in(args) if tensor.is_floating_point()]
-        largest = max((tensor.detach().abs().max().item() for tensor in inputs if tensor.numel()), default=0.0)
+        largest = max(
+            (cast(float, tensor.detach().abs().max().item()) for tensor in inputs if tensor.numel()), default=0.0
+        )
         call = Call(module, names[module], all(map(is_finite, inputs)), largest)
         calls.append(call)
         running.append(call)
@@ -98,8 +102,8 @@ def watch(model: nn.Layer) -> tuple[list[Call], list[str]]:
             continue
         name = path.removeprefix("model").removeprefix(".") or "the model itself"
         names[module] = f"{name} ({type(module).__name__})"
-        module.register_forward_pre_hook(before)
-        module.register_forward_post_hook(after)
+        module.register_forward_pre_hook(before)  # type: ignore[arg-type]  # Paddle: its stub has a tensor
+        module.register_forward_post_hook(after)  # type: ignore[arg-type]  # Paddle: for the tuple
     return calls, culprits
 
 

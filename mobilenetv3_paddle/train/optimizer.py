@@ -4,7 +4,7 @@ import inspect
 import math
 import re
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import paddle
@@ -22,7 +22,7 @@ NORMS = (nn.layer.norm._BatchNormBase, nn.layer.norm._InstanceNormBase, nn.Layer
 
 
 # Paddle: the optimizers that call the kernels of these names, and how, which is how the port calls them, too
-KERNELS = {
+KERNELS: dict[str, tuple[type[Optimizer], str]] = {
     "sgd_": (paddle.optimizer.SGD, "param_and_grad[0], lr, param_and_grad[1], master_weight, find_master,"),
     "adam_": (
         paddle.optimizer.Adam,
@@ -121,8 +121,9 @@ class SGD(TorchOptimizer):
         self.momentum = momentum  # Paddle: Python's numbers, so that they stay in double precision
         self.nesterov = nesterov
 
-    def update(self, parameter: Tensor, gradient: Tensor, weight_decay: float, velocity: Tensor) -> None:
+    def update(self, parameter: Tensor, gradient: Tensor, weight_decay: float, *accumulators: Tensor) -> None:
         """Paddle: the formula above."""
+        (velocity,) = accumulators
         if weight_decay:
             gradient = parameter.scale(weight_decay).add_(gradient)
         velocity.scale_(self.momentum).add_(gradient)
@@ -186,10 +187,9 @@ class RMSprop(AdamOptimizer):
         self.epsilon = epsilon
         self.minus_one = paddle.full([1], -1.0, self._dtype)  # Paddle: a rate by which the kernel adds
 
-    def update(
-        self, parameter: Tensor, gradient: Tensor, weight_decay: float, square_avg: Tensor, buffer: Tensor
-    ) -> None:
+    def update(self, parameter: Tensor, gradient: Tensor, weight_decay: float, *accumulators: Tensor) -> None:
         """Paddle: the formula above, from Adam's."""
+        square_avg, buffer = accumulators
         if weight_decay:
             gradient = parameter.scale(weight_decay).add_(gradient)
         buffer.scale_(self.momentum)
@@ -211,7 +211,8 @@ class AdamW(AdamOptimizer):
     def __init__(self, groups: list[dict[str, Any]], learning_rate: float | LRScheduler) -> None:
         super().__init__(groups, learning_rate)
         # Paddle: as the kernel has them; with another 0.999 the correction for it would not fit, 1.3e-5 off in float32
-        self.betas = tuple(paddle.to_tensor([0.9, 0.999], self._dtype).astype("float64").tolist())
+        beta1, beta2 = cast(list[float], paddle.to_tensor([0.9, 0.999], self._dtype).astype("float64").tolist())
+        self.betas = beta1, beta2
 
     def create_accumulators(self, parameter: Tensor) -> dict[str, Tensor]:
         """Paddle: the step is a tensor, so that it is saved, and on the CPU, where reading it waits for nothing."""
@@ -219,13 +220,12 @@ class AdamW(AdamOptimizer):
             self._add_accumulator("step", parameter, "float64", shape=[1], device="cpu")
         return super().create_accumulators(parameter)
 
-    def update(
-        self, parameter: Tensor, gradient: Tensor, weight_decay: float, moment1: Tensor, moment2: Tensor, step: Tensor
-    ) -> None:
+    def update(self, parameter: Tensor, gradient: Tensor, weight_decay: float, *accumulators: Tensor) -> None:
         """Paddle: the formula above, with the corrections of the moments in rate and epsilon."""
+        moment1, moment2, step = accumulators
         if weight_decay:
             parameter.scale_(1 - self.get_lr() * weight_decay)
-        t = step.scale_(1.0, 1.0).item()
+        t = cast(float, step.scale_(1.0, 1.0).item())
         unbias1, unbias2 = 1 - self.betas[0] ** t, math.sqrt(1 - self.betas[1] ** t)
         rate = self._global_learning_rate().scale(unbias2 / unbias1)
         self.adam_(parameter, gradient, rate, moment1, moment2, self.betas, self.EPSILON * unbias2)
@@ -240,7 +240,7 @@ def parameter_groups(
     layer is a bias first.
     """
     decays = {"other": weight_decay, "norm": norm_weight_decay, "bias": bias_weight_decay}
-    params = {kind: [] for kind in decays}
+    params: dict[str, list[Tensor]] = {kind: [] for kind in decays}
     for _, module in model.named_sublayers(include_self=True):  # Paddle: would leave the model itself out
         for name, parameter in module.named_parameters(include_sublayers=False):
             if parameter.stop_gradient:  # Paddle: running statistics are parameters, too
@@ -251,7 +251,11 @@ def parameter_groups(
                 params["norm"].append(parameter)
             else:
                 params["other"].append(parameter)
-    return [{"params": params[kind], "weight_decay": float(decays[kind])} for kind in decays if params[kind]]
+    return [
+        {"params": params[kind], "weight_decay": float(decay)}
+        for kind, decay in decays.items()
+        if decay is not None and params[kind]
+    ]
 
 
 def build_optimizer(
@@ -271,16 +275,17 @@ def build_optimizer(
     None are as `weight_decay`. `schedule` is what Schedule holds. Raises ValueError for another name.
     """
     groups = parameter_groups(model, weight_decay, norm_weight_decay, bias_weight_decay)
-    lr = build_lr_scheduler(lr, Schedule(**schedule))  # Paddle: the schedule comes first, and is the optimizer's rate
+    # Paddle: the schedule comes first, and is the optimizer's rate
+    lr = build_lr_scheduler(lr, Schedule(**schedule))  # type: ignore[assignment]
     if opt in ("sgd", "sgd_nesterov"):
-        optimizer = SGD(groups, lr, momentum=momentum, nesterov=opt == "sgd_nesterov")
+        optimizer: Optimizer = SGD(groups, lr, momentum=momentum, nesterov=opt == "sgd_nesterov")
     elif opt == "rmsprop":
         optimizer = RMSprop(groups, lr, momentum=momentum, alpha=0.9, epsilon=0.0316)
     elif opt == "adamw":
         optimizer = AdamW(groups, lr)
     else:
         raise ValueError(f"opt {opt!r}: choose sgd, sgd_nesterov, rmsprop or adamw")
-    return optimizer, lr  # Paddle: see above
+    return optimizer, lr  # type: ignore[return-value]  # Paddle: see above
 
 
 def optimizer_state(model: nn.Layer, optimizer: TorchOptimizer) -> dict[str, np.ndarray]:
@@ -309,4 +314,5 @@ def load_optimizer_state(model: nn.Layer, optimizer: TorchOptimizer, state: dict
     optimizer._accumulators.clear()
     for name in names:
         for kind, tensor in optimizer.create_accumulators(parameters[name]).items():
-            tensor.copy_(paddle.to_tensor(state[f"{name}/{kind}"], place=tensor.place), True)
+            # its stub says that it takes nothing
+            tensor.copy_(paddle.to_tensor(state[f"{name}/{kind}"], place=tensor.place), True)  # type: ignore[call-arg]

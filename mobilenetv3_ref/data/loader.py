@@ -17,9 +17,12 @@ from .presets import ClassificationPresetEval, ClassificationPresetTrain
 class DataLoader(data.DataLoader):
     """PyTorch's own, with workers that outlive a stop request, however they start, and end where a pass is left."""
 
-    def __iter__(self) -> Iterator[list[Tensor]]:
+    dataset: ImageFolder
+    batch_sampler: BatchSampler
+
+    def __iter__(self) -> Iterator[list[Tensor]]:  # type: ignore[override]  # torch's is a class
         with starting_workers():
-            batches = super().__iter__()
+            batches: Any = super().__iter__()
         try:
             yield from batches
         finally:  # an exception's frames keep an iterator that was left half-way, and so its workers, alive
@@ -42,10 +45,10 @@ def build_dataset(
     `resize_size` and `num_classes`, that of the weights to test, are for validation alone, `augmentation` for training.
     """
     if train:
-        transform = ClassificationPresetTrain(crop_size=crop_size, **augmentation)
-        return ImageFolder(Path(data_path) / "train", transform, seed)
-    transform = ClassificationPresetEval(crop_size=crop_size, resize_size=resize_size)
-    return ImageFolder(Path(data_path) / "val", transform, seed, num_classes)
+        train_preset = ClassificationPresetTrain(crop_size=crop_size, **augmentation)
+        return ImageFolder(Path(data_path) / "train", train_preset, seed)
+    eval_preset = ClassificationPresetEval(crop_size=crop_size, resize_size=resize_size)
+    return ImageFolder(Path(data_path) / "val", eval_preset, seed, num_classes)
 
 
 def build_loader(

@@ -99,7 +99,7 @@ class InvertedResidual(nn.Module):
         self.use_res_connect = cnf.stride == 1 and cnf.input_channels == cnf.out_channels
         activation_layer = nn.Hardswish if cnf.activation == "HS" else nn.ReLU
 
-        layers = []
+        layers: list[nn.Module] = []
         if cnf.expanded_channels != cnf.input_channels:  # expand
             layers.append(Conv2dNormActivation(cnf.input_channels, cnf.expanded_channels, norm_layer, activation_layer))
         layers.append(  # depthwise; a dilated block keeps its resolution

@@ -35,6 +35,11 @@ class SyncBatchNorm2d(BatchNorm2d):
     Parameters and buffers, their names and the rule for the running statistics are the same.
     """
 
+    momentum: float
+    num_batches_tracked: Tensor
+    running_mean: Tensor
+    running_var: Tensor
+
     def forward(self, x: Tensor) -> Tensor:
         if not (self.training and dist.is_initialized()):
             return super().forward(x)

@@ -31,7 +31,7 @@ def load_pickle(path: Path) -> dict[str, Any]:
     return load_pth(path)  # torch: torch.load believes what a file says of its size
 
 
-def save_pickle(content: Mapping[str, Any], path: Path) -> None:
+def save_pickle(content: dict[str, Any], path: Path) -> None:
     """Write `content` to `path`, whole or not at all; raises UserError when it cannot be written."""
     with atomic_path(path) as temporary:
         buffer = io.BytesIO()  # a full disk would be a RuntimeError of PyTorch

@@ -1,6 +1,7 @@
 """Mixed precision."""
 
 from contextlib import AbstractContextManager, nullcontext
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -12,7 +13,7 @@ class Amp:
     dtype None: everything in the precision that the model has, and a scaler that does nothing.
     """
 
-    def __init__(self, dtype: str | None = None, device: str = "cpu") -> None:
+    def __init__(self, dtype: Literal["float16", "bfloat16"] | None = None, device: torch.device | str = "cpu") -> None:
         self.dtype = getattr(torch, dtype) if dtype else None
         self.device_type = torch.device(device).type
         self.scales = dtype == "float16"

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Sequence
+from typing import cast
 
 import torch
 import torch.distributed as dist
@@ -74,4 +75,4 @@ def all_reduce_sum(values: Sequence[float], device: torch.device) -> list[float]
     total = torch.tensor(values, dtype=torch.float64, device=device)
     if dist.is_initialized():
         dist.all_reduce(total)
-    return total.tolist()
+    return cast(list[float], total.tolist())

@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -65,10 +66,10 @@ def clip_gradients(model: nn.Module, max_norm: float | None) -> float:
 
     g <- g * min(1, max_norm / (norm + 1e-6))  (torch.nn.utils.clip_grad_norm_); None only measures.
     """
-    parameters = [parameter for parameter in model.parameters() if parameter.grad is not None]
-    norm = nn.utils.get_total_norm([parameter.grad for parameter in parameters])
+    gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
+    norm = nn.utils.get_total_norm(gradients)
     if max_norm is not None:
-        nn.utils.clip_grads_with_norm_(parameters, max_norm, norm)
+        nn.utils.clip_grads_with_norm_(model.parameters(), max_norm, norm)
     return norm.item()
 
 
@@ -94,7 +95,7 @@ def train_step(
         optimizer.zero_grad()
     last = place == size - 1
     # Several processes average their gradients once a group.
-    with nullcontext() if last or not hasattr(model, "no_sync") else model.no_sync():
+    with nullcontext() if last or not hasattr(model, "no_sync") else cast(Any, model).no_sync():
         output = amp.forward(model, image)
         loss = criterion(output, target)
         amp.scaler.scale(loss / size).backward()
@@ -143,7 +144,7 @@ def train_one_epoch(
                 clip_grad_norm=settings.clip_grad_norm,
                 accumulation=(place, size),
             )
-            loss_value = loss.item()
+            loss_value = cast(float, loss.item())
             if not math.isfinite(loss_value):
                 raise FloatingPointError(f"the loss is {loss_value}")
         except FloatingPointError as error:
@@ -185,5 +186,5 @@ def evaluate(
         correct = [total + new for total, new in zip(correct, correct_at(output, target, [1, 5]), strict=True)]
     if stop and len(data_loader) < data_loader.batch_sampler.rounds and stop():  # others have one batch more
         raise Stopped
-    loss_sum, top1, top5, samples = all_reduce_sum([loss_sum, *correct, samples], device)
-    return {"loss": loss_sum / samples, "top1": top1 / samples, "top5": top5 / samples, "samples": samples}
+    loss_sum, top1, top5, count = all_reduce_sum([loss_sum, *correct, samples], device)
+    return {"loss": loss_sum / count, "top1": top1 / count, "top5": top5 / count, "samples": count}

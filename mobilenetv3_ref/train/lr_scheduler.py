@@ -26,7 +26,7 @@ def build_lr_scheduler(optimizer: Optimizer, schedule: Schedule) -> LRScheduler:
     another name.
     """
     if schedule.lr_scheduler == "steplr":
-        main = StepLR(optimizer, schedule.lr_step_size, schedule.lr_gamma)
+        main: LRScheduler = StepLR(optimizer, schedule.lr_step_size, schedule.lr_gamma)
     elif schedule.lr_scheduler == "cosineannealinglr":
         main = CosineAnnealingLR(optimizer, schedule.epochs - schedule.lr_warmup_epochs, schedule.lr_min)
     elif schedule.lr_scheduler == "exponentiallr":
@@ -36,7 +36,7 @@ def build_lr_scheduler(optimizer: Optimizer, schedule: Schedule) -> LRScheduler:
     if schedule.lr_warmup_epochs == 0:
         return main
     if schedule.lr_warmup_method == "linear":
-        warmup = LinearLR(optimizer, schedule.lr_warmup_decay, total_iters=schedule.lr_warmup_epochs)
+        warmup: LRScheduler = LinearLR(optimizer, schedule.lr_warmup_decay, total_iters=schedule.lr_warmup_epochs)
     elif schedule.lr_warmup_method == "constant":
         warmup = ConstantLR(optimizer, schedule.lr_warmup_decay, total_iters=schedule.lr_warmup_epochs)
     else:

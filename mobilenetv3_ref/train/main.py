@@ -44,6 +44,7 @@ def main(args: argparse.Namespace) -> None:
         log(evaluation_line(None, evaluate(model, criterion, val_loader, device)))
     else:
         train_loader, val_loader = build_loaders(args, rank, world_size)
+        assert train_loader is not None
         model = build_model(args, len(val_loader.dataset.classes)).to(device)
         if args.sync_bn:
             model = convert_sync_batchnorm(model)

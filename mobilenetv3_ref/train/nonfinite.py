@@ -3,7 +3,7 @@
 import copy
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -49,7 +49,7 @@ def first_nonfinite(model: nn.Module, criterion: nn.Module, image: Tensor, targe
     watched = copy.deepcopy(nn.ModuleDict({"model": model, CRITERION: criterion}))
     for m in watched.modules():
         if isinstance(m, SyncBatchNorm2d | nn.SyncBatchNorm):
-            m.__class__ = BatchNorm2d
+            m.__class__ = cast(Any, BatchNorm2d)
     calls, culprits = watch(watched)
     with torch.enable_grad():
         loss = watched[CRITERION](watched["model"](image), target)
@@ -66,11 +66,15 @@ def first_nonfinite(model: nn.Module, criterion: nn.Module, image: Tensor, targe
 
 def watch(model: nn.Module) -> tuple[list[Call], list[str]]:
     """Hooks on every module -> (its calls, in the order they begin; what is wrong forward, innermost first)."""
-    calls, running, culprits = [], [], []
+    calls: list[Call] = []
+    running: list[Call] = []
+    culprits: list[str] = []
 
     def before(module: nn.Module, args: tuple) -> tuple:
         inputs = [tensor for tensor in tensors_in(args) if tensor.is_floating_point()]
-        largest = max((tensor.detach().abs().max().item() for tensor in inputs if tensor.numel()), default=0.0)
+        largest = max(
+            (cast(float, tensor.detach().abs().max().item()) for tensor in inputs if tensor.numel()), default=0.0
+        )
         call = Call(module, names[module], all(map(is_finite, inputs)), largest)
         calls.append(call)
         running.append(call)

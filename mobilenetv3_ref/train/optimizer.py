@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import SGD, AdamW, Optimizer, RMSprop
 from torch.optim.lr_scheduler import LRScheduler
 
@@ -22,7 +22,7 @@ def parameter_groups(
     layer is a bias first.
     """
     decays = {"other": weight_decay, "norm": norm_weight_decay, "bias": bias_weight_decay}
-    params = {kind: [] for kind in decays}
+    params: dict[str, list[Tensor]] = {kind: [] for kind in decays}
     for _, module in model.named_modules():
         for name, parameter in module.named_parameters(recurse=False):
             if not parameter.requires_grad:
@@ -33,7 +33,11 @@ def parameter_groups(
                 params["norm"].append(parameter)
             else:
                 params["other"].append(parameter)
-    return [{"params": params[kind], "weight_decay": float(decays[kind])} for kind in decays if params[kind]]
+    return [
+        {"params": params[kind], "weight_decay": float(decay)}
+        for kind, decay in decays.items()
+        if decay is not None and params[kind]
+    ]
 
 
 def build_optimizer(
@@ -54,7 +58,7 @@ def build_optimizer(
     """
     groups = parameter_groups(model, weight_decay, norm_weight_decay, bias_weight_decay)
     if opt in ("sgd", "sgd_nesterov"):
-        optimizer = SGD(groups, lr, momentum=momentum, nesterov=opt == "sgd_nesterov")
+        optimizer: Optimizer = SGD(groups, lr, momentum=momentum, nesterov=opt == "sgd_nesterov")
     elif opt == "rmsprop":
         optimizer = RMSprop(groups, lr, momentum=momentum, alpha=0.9, eps=0.0316)
     elif opt == "adamw":
