@@ -47,6 +47,7 @@ def get_args_parser() -> argparse.ArgumentParser:
     add("--seed", type=seed, default=0, help="of inputs and probe weights")
     add("--output-dir", default=str(ROOT / "result"), help="where results and logs are written")
     add("--rungs", nargs="+", choices=RUNGS, metavar="RUNG", help="these only, such as 01_test_forward")
+    add("--language", choices=("en", "zh"), default="en", help="of report.html: English or Chinese")
     add("--full", action="store_true", help="rung 07 trains until both sides have learned, a quarter of an hour")
     return parser
 
@@ -76,7 +77,7 @@ def main(args: argparse.Namespace, in_lanes: bool = False) -> int:
         os.environ.setdefault("OMP_NUM_THREADS", str(threads))  # which both frameworks read when they are imported
         importlib.import_module("mobilenetv3_proof.step")
     about = environment(args, "steps/run_all.py")
-    return run_all(rungs, args.output_dir, about, args.device, in_lanes=threads > 0)
+    return run_all(rungs, args.output_dir, about, args.device, in_lanes=threads > 0, language=args.language)
 
 
 if __name__ == "__main__":

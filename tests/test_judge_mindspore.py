@@ -37,7 +37,7 @@ def judged(recording: Path, port: str, *flags: str) -> tuple[int, str]:
 
 @pytest.mark.thorough("the kit's test_mindspore.py::test_faithful_ports_are_aligned_in_both_precisions")
 def test_the_port_is_aligned_in_both_modes_and_precisions(recording):
-    status, told = judged(recording, "MobileNetV3Small")
+    status, told = judged(recording, "MobileNetV3Small", "--verbose")
     assert status == 0, told
     for mode in ("eval", "train"):
         for what in ("float64/gradient", "float64/buffer", "float32/output"):

@@ -136,6 +136,7 @@ def test_layers_that_are_kept_stay_as_they_are(exported, quantize, quantizer, ca
     assert any("--keep-float classifier.0 classifier.3 features.0.0 features.1" in line for line in lines)
 
 
+@pytest.mark.thorough("test_every_layer_is_quantized_under_its_modules_name")
 def test_one_seed_gives_one_file(quantize, tmp_path):
     first = (quantize() / "model.onnx").read_bytes()
     (tmp_path / "int8").rename(tmp_path / "before")

@@ -58,7 +58,7 @@ def give_rungs(run_all: ModuleType, monkeypatch, folder: Path, **mains: str) -> 
 
 
 def test_real_rungs_are_reported(run_all, monkeypatch, tmp_path, capsys, browser):
-    monkeypatch.setattr(run_all, "RUNGS", ("02_test_data", "03_test_metric"))
+    monkeypatch.setattr(run_all, "RUNGS", ("03_test_metric", "04_test_loss"))
     assert run(run_all, tmp_path) == PASS
     assert capsys.readouterr().out.splitlines()[-2:] == [f"report: {tmp_path / 'report.html'}", "PASS ladder"]
     data = strict(tmp_path / "summary.json")

@@ -15,11 +15,11 @@ from urllib.parse import urljoin, urlsplit
 
 import pytest
 import yaml
-from browser import DESKTOP, PHONE, fits_sideways
-from markdown_pages import ROOT, blocks, links
+from browser import DESKTOP, PHONE, UNFOLD, fits_sideways, violations
+from markdown_pages import ROOT, blocks, links, neutral
 from playwright.sync_api import Browser, Page, expect
 
-from maintenance.pages.site_hooks import SEARCH_WORDS, repository
+from maintenance.pages.site_hooks import SEARCH_WORDS, SEVERAL, repository
 
 DOCS = ROOT / "docs"
 FILES = [*DOCS.glob("*.md"), *(DOCS / "en").rglob("*.md"), *(DOCS / "zh").rglob("*.md")]
@@ -77,6 +77,7 @@ class Tab:
         self.page.goto("about:blank")  # which ends what the page before was still loading
         self.problems.clear()
         self.page.set_viewport_size({"width": size[0], "height": size[1]})
+        self.page.emulate_media(color_scheme="light", media="screen", reduced_motion="no-preference")
         response = self.page.goto(f"{self.site}/{name.removesuffix('index')}", wait_until="load")
         assert response.ok
         assert self.problems == []
@@ -93,17 +94,88 @@ def visit(browser, site, folder) -> Iterator[Callable[..., Page]]:
     tab.page.close()
 
 
-@pytest.mark.thorough("one page of each kind", but="en/01_forward|^index|zh/faq/layers|zh/fault_gallery|en/network")
+LONGEST = 10_000  # pixels that a reader may have to scroll
+
+
+@pytest.mark.thorough(
+    "one page of each kind, and the longest",
+    but="en/(01_forward|network|faq/mind|api]|own_project|off_by)|^index|zh/(faq/(layers|tra)|fault_gallery|api_d)",
+)
 @pytest.mark.parametrize("name", PAGES)
 def test_page_fits_a_desktop_and_a_phone(visit, name):
-    page = visit(name)
-    for width, height in (DESKTOP, PHONE):
-        page.set_viewport_size({"width": width, "height": height})
+    for size in (DESKTOP, PHONE):
+        page = visit(name, size)
+        assert page.evaluate("document.documentElement.scrollHeight") < LONGEST
+        page.evaluate(UNFOLD)
         assert fits_sideways(page)
     assert page.locator("article h1").count() == 1
     page.evaluate("document.querySelectorAll('article pre, article code').forEach(code => code.remove())")
     text = page.locator("article").inner_text()
     assert "`" not in text and "](" not in text  # Markdown that was not understood
+
+
+@pytest.mark.parametrize("name", ["zh/records"])
+def test_a_wide_table_is_cards_on_a_phone(visit, name):
+    page = visit(name, PHONE)
+    page.evaluate(UNFOLD)
+    tables = page.locator("table[data-cards]")
+    assert tables.count() == page.locator("article table:has(th:nth-child(3))").count() > 2
+    for table in tables.all():
+        assert table.evaluate("table => table.scrollWidth <= innerWidth")
+        cells, heads = table.locator("tbody tr").first.locator("td"), table.locator("th").all_text_contents()
+        labels = cells.evaluate_all("cells => cells.map(cell => getComputedStyle(cell, '::before').content)")
+        assert labels == [f'"{head}"' for head in heads]
+        beside = cells.evaluate_all("cells => cells.map(cell => parseFloat(getComputedStyle(cell).paddingLeft))")
+        assert min(beside) > 100  # pixels, where the label is
+        boxes = [cell.bounding_box() for cell in cells.all()]
+        assert all(above["y"] + above["height"] <= below["y"] + 1 for above, below in pairwise(boxes))
+
+
+# One page of each kind: the others have the same parts, and all take ten minutes.
+KINDS = ["index", "zh/01_forward", "en/faq/inference", "zh/faq/index", "en/commands", "zh/api", "en/fault_gallery"]
+KINDS += ["zh/own_model", "en/deploy", "en/api_differences", "zh/records"]
+
+
+@pytest.mark.thorough("some kinds, light on a desktop, dark on a phone", but="^(zh/01|en/faq|zh/own|en/api).*-desktop")
+@pytest.mark.parametrize(("light", "dark"), [(DESKTOP, PHONE), (PHONE, DESKTOP)], ids=["desktop", "phone"])
+@pytest.mark.parametrize("name", KINDS)
+def test_axe_finds_nothing(visit, name, light, dark):
+    assert violations(visit(name), light, dark) == []
+
+
+PLACES = [
+    "en/faq/layers/#is-adaptive_avg_pool2d-the-same",
+    "zh/off_by_a_little/#statistics",  # folded on a phone alone
+    "en/own_project/#backward",  # a place before the heading
+    "en/api/#portproof.judge",
+]
+
+
+@pytest.mark.parametrize("scripted", [True, False], ids=["javascript", "plain"])
+@pytest.mark.parametrize("place", PLACES)
+def test_a_link_opens_what_is_folded(browser, site, place, scripted):
+    size = {"width": PHONE[0], "height": PHONE[1]}
+    context = browser.new_context(java_script_enabled=scripted, viewport=size)
+    page = context.new_page()
+    page.goto(f"{site}/{place}", wait_until="load")
+    section = page.locator("details.fold").filter(has=page.locator(f'[id="{place.partition("#")[2]}"]'))
+    assert section.get_attribute("open") is not None
+    for part in (section.locator("summary"), section.locator("p:not(:has(a[id]))").first):
+        expect(part).to_be_in_viewport()
+    context.close()
+
+
+def test_folded_sections_open_by_keyboard_and_all_are_printed(visit):
+    page = visit("en/faq/layers")
+    answers = page.locator("details.fold > div")
+    assert answers.locator("visible=true").count() == 0 < answers.count()
+    page.focus("details.fold summary")
+    page.keyboard.press("Enter")
+    assert answers.locator("visible=true").count() == 1
+    page.emulate_media(media="print")
+    assert answers.locator("visible=true").count() == answers.count()
+    page.emulate_media(media="screen")
+    assert answers.locator("visible=true").count() == 1
 
 
 @pytest.mark.thorough("a page a language", but="en/01_forward|zh/faq/layers")
@@ -119,6 +191,7 @@ def test_labels_are_in_the_pages_language(visit, name):
 @pytest.mark.parametrize("name", ["en/02_data", "zh/02_data", "en/faq/layers"])
 def test_two_codes_are_side_by_side_on_a_laptop_and_stacked_on_a_phone(visit, name):
     page = visit(name)
+    page.evaluate(UNFOLD)
     pair = page.locator(".codes").first
     assert [title.split(":")[0] for title in pair.locator(".filename").all_inner_texts()] == ["PyTorch", "PaddlePaddle"]
     first, second = (pair.locator(".highlight").nth(i).bounding_box() for i in (0, 1))
@@ -139,6 +212,11 @@ def test_words_in_which_two_codes_differ_are_marked(visit):
     assert marked == [["BatchNorm2d", "eps", "0.01"], ["BatchNorm2D", "epsilon", "0.99"]]
     shown = codes.nth(0).inner_text().strip()
     assert shown in (ROOT / "mobilenetv3_ref/models/mobilenet_v3.py").read_text()
+    codes = visit("en/faq/layers").locator(".codes", has_text="use_global_stats").first.locator("code")  # it is folded
+    for i, framework, layer in ((0, "torch", "BatchNorm1d"), (1, "paddle", "BatchNorm1D")):
+        assert f"import {framework}" in codes.nth(i).text_content()
+        marked = codes.nth(i).locator("mark").all_text_contents()
+        assert layer in marked and framework not in marked
 
 
 def test_codes_side_by_side_have_the_names_of_their_frameworks(folder):
@@ -146,6 +224,11 @@ def test_codes_side_by_side_have_the_names_of_their_frameworks(folder):
     texts = [path.read_text(encoding="utf-8") for path in folder.rglob("*.html")]
     assert [text for text in texts if 'class="grid"' in text] == []
     assert sum(text.count('class="codes"') for text in texts) > 300  # two languages of some 150 answers, and chapters
+
+
+def test_codes_side_by_side_are_of_one_answer():
+    several = [codes[0] for path in FILES for codes in SEVERAL.finditer(path.read_text(encoding="utf-8"))]
+    assert len(several) > 300 and [codes for codes in several if "\n## " in codes] == []
 
 
 @pytest.mark.parametrize(
@@ -192,7 +275,7 @@ def test_front_page_leads_on(visit, site, folder, name):
     places = {urlsplit(address).path.strip("/") for address in addresses if address.startswith(site)}
     assert all((folder / place / "index.html").is_file() for place in places)
     assert len([place for place in places if place.startswith(FRONT[name])]) >= 12  # of the ladder, and the readers'
-    assert page.locator("article svg.ladder a").count() == 8
+    assert page.locator("article svg.ladder a").count() == 9
     assert page.locator("article a img").count() == page.locator("article img[alt]").count() == 1
     page.click("article svg.ladder a >> nth=0")
     assert page.url.startswith(f"{site}/{FRONT[name]}/0")
@@ -243,7 +326,8 @@ def test_front_pages_say_the_same():
     english, chinese = blocks("docs/index.md"), blocks("docs/index_cn.md")
     assert [(block.kind, block.detail) for block in english] == [(block.kind, block.detail) for block in chinese]
     for one, other in zip(english, chinese, strict=True):
-        links_of_both = [[re.sub("^(en|zh)/", "", link) for link in links(b.cells[0][0])] for b in (one, other)]
+        texts = [neutral(block.cells[0][0]) for block in (one, other)]
+        links_of_both = [[re.sub("^(en|zh)/", "", link) for link in links(text)] for text in texts]
         if links_of_both != [["index_cn.md"], ["index.md"]]:  # the switch
             assert sorted(links_of_both[0]) == sorted(links_of_both[1])
 
@@ -364,6 +448,14 @@ def test_catalogue_is_filtered(visit, name):
     assert "conv2d" in [row.locator("a").inner_text() for row in shown.all()]
     page.select_option(".filter select", index=0)
     assert count() == total
+
+
+def test_catalogue_on_a_phone_shows_one_topic_and_all_that_is_asked_for(visit):
+    page = visit(CATALOGUE[0], PHONE)
+    shown, rows = page.locator(".catalogue tbody tr:visible"), page.locator(".catalogue").first.locator("tbody tr")
+    assert shown.count() == rows.count()
+    page.fill(".filter input[type=search]", "batchnorm2d(")
+    assert shown.count() == int(page.locator(".filter output").inner_text().split()[0])
 
 
 def test_catalogue_is_whole_without_javascript(browser, site):

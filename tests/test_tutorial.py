@@ -22,6 +22,8 @@ from exported_models import need
 from markdown_pages import ROOT, Block, assert_same_content, blocks
 from run_page_code import FRAMEWORKS, program
 
+from maintenance.pages.notebooks import status
+
 LANGUAGES = ROOT / "docs"
 ENGLISH = sorted(path.relative_to(ROOT).as_posix() for path in (LANGUAGES / "en").rglob("*.md"))
 COMMANDS = {
@@ -44,8 +46,7 @@ COUNT = re.compile(r"(?<=outside )\d+|\d+(?= of \d+ items)")  # of what is outsi
 TIME = re.compile(r"\d+(?:\.\d+)?(?= (?:s|sec|min|images/sec)\b)|(?<=eta: )[\d:]+")
 
 
-@pytest.fixture
-def project(tmp_path: Path) -> Path:
+def copied_project(copy: Path) -> Path:
     """A copy of the project with an environment of its own, in which the installed packages are this one's."""
     listed = subprocess.run(
         ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
@@ -53,7 +54,6 @@ def project(tmp_path: Path) -> Path:
         capture_output=True,
         check=True,
     )
-    copy = tmp_path / "project"
     for name in listed.stdout.decode().split("\0"):
         if (ROOT / name).is_file():
             (copy / name).parent.mkdir(parents=True, exist_ok=True)
@@ -69,6 +69,11 @@ def project(tmp_path: Path) -> Path:
     stamp = subprocess.run(["sh", "-c", state], capture_output=True, text=True, check=True).stdout
     (copy / ".venv" / "setup.stamp").write_text(stamp)
     return copy
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    return copied_project(tmp_path / "project")
 
 
 def environment(project: Path) -> dict[str, str]:
@@ -159,13 +164,6 @@ def run_block(project: Path, commands: list[str], shown: list[str] | None) -> No
     if shown is not None:
         problem = mismatch(shown, printed.splitlines())
         assert not problem, f"{commands}: {problem}\n{printed[-6000:]}"
-
-
-def status(shown: list[str]) -> int:
-    """0; 1 where a check is shown to fail; 2 where it is shown that nothing could be checked."""
-    if any(re.match(r"[\w.]+: error: |REFUSED ", line) for line in shown):
-        return 2
-    return int(any(re.match(r"FAIL \S+: |.*: skipped: ", line) for line in shown))
 
 
 def mismatch(shown: list[str], printed: list[str]) -> str:

@@ -81,13 +81,14 @@ CORPUS = (
 )
 # Arguments of pytest in the folder of the kit's tests, and what these need beside the extras `torch` and `paddle`.
 PLAIN = ["pytest", "pytest-timeout", "pytest-xdist", "hypothesis"]
+BROWSER = ["playwright", "axe-playwright-python"]
 CORPUS_TESTS = [f"tests/test_record.py::test_the_same_verdict_and_place[{name}]" for name in CORPUS]
 TESTS = {
     "quick": (["tests/test_mapping.py", "tests/test_versions.py", *CORPUS_TESTS[:4]], PLAIN),
     "core": ([*(f"tests/test_{name}.py" for name in FILES), *CORPUS_TESTS], PLAIN),
     "all": (
         ["tests", "../sturdyio/tests"],
-        [*PLAIN, "torchvision", "reprod_log", "jinja2", "matplotlib", "playwright", "tqdm", "protobuf"],
+        [*PLAIN, "torchvision", "reprod_log", "jinja2", "matplotlib", *BROWSER, "tqdm", "protobuf"],
     ),
 }
 

@@ -1,12 +1,16 @@
 """What mkdocs does to the pages beyond Markdown (`hooks:` in mkdocs.yml), so that their Markdown stays plain.
 
 - Codes of several frameworks that follow one another are set side by side, each under its framework's name, and the
-  words in which the first two differ are marked.
+  words in which the first two differ are marked, but for the frameworks' own names.
 - The rungs in the picture of the ladder are links to their chapters.
 - The drawings of the network stand in the page itself, so that they take its colours and their text can be searched.
 - Formulas between dollar signs, as GitHub shows them too, are MathML, for which a browser needs nothing else.
 - The cells of some tables name their columns, so that a phone can show each row as a card.
 - The links to the repository, in the header and on the front pages, are to the checkout's `origin`.
+- The sections of a long page are folded under their headings: it is shown as a list of what it has. Some pages are long
+  on a phone alone; there docs/site.js folds all but the first section.
+- The search has a name for those who hear the page.
+- Each chapter of the tutorial leads to itself as a notebook, and where `extra: notebook_base` is set, to one that runs.
 - The header leads to the same page in the other language; each page has its first paragraph as a description.
 - Each language has a search of its own, in prose alone: code would fill the previews. What programs wrote comes last,
   and first what search_words.yaml names.
@@ -21,14 +25,17 @@ from itertools import cycle
 from pathlib import Path
 from urllib.parse import urlsplit
 
+import nbformat
 import yaml
 from latex2mathml.converter import convert
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.exceptions import ConfigurationError
-from mkdocs.structure.files import Files
+from mkdocs.structure.files import File, Files
 from mkdocs.structure.nav import Navigation
 from mkdocs.structure.pages import Page
 from mkdocs.utils import get_relative_url
+
+from maintenance.pages.notebooks import CHAPTERS, link_line, notebook
 
 SWITCH = re.compile(r"^\[(?:English|中文)\]\(.*\)$", re.MULTILINE)
 CARDS = {"api_differences.md": "catalogue", "off_by_a_little.md": "cases"}  # the class of a page's tables
@@ -37,7 +44,7 @@ FRONT = {"index.md": "Repository", "index_cn.md": "代码仓库"}
 FRAMEWORKS = {"mobilenetv3_ref": "PyTorch", "mobilenetv3_paddle": "PaddlePaddle"}
 QUOTED = rf"<!-- from: (?P<package>{'|'.join(FRAMEWORKS)})/(?P<file>\S+) -->\n"
 BOLD = r"\*\*(?P<name>PyTorch|PaddlePaddle|MindSpore)\*\*\n\n(?:<!-- write: \S+ -->\n)?"
-CODE = rf"(?:{QUOTED}|{BOLD})```python\n.*?\n```"
+CODE = rf"(?:{QUOTED}|{BOLD})```python\n(?:(?!```)[^\n]*\n)*```"  # one code, and no text behind it
 UNNAMED = re.sub(r"\?P<\w+>", "?:", CODE)
 SEVERAL = re.compile(rf"(?:<div class=\"grid\" markdown>\n\n)?({UNNAMED}(?:\n\n{UNNAMED})+)(?:\n\n</div>)?", re.DOTALL)
 PAIR = re.compile(r'(<div class="codes">.*?<code>)(.*?)(</code>.*?<code>)(.*?)(</code>)', re.DOTALL)
@@ -46,6 +53,7 @@ FORMULA = re.compile(r'<(span|div) class="arithmatex">\\[(\[](.*?)\\[)\]]</\1>',
 # GitHub needs blanks around a formula, Chinese does not beside a comma.
 BLANKS = re.compile("(?<=</math>) (?=[，。、：；）])|(?<=[，。、：；（]) (?=<math )")
 LANGUAGES = {"en": "English", "zh": "中文"}
+NOTEBOOKS = [f"{language}/{chapter}" for language in LANGUAGES for chapter in CHAPTERS]
 SEARCH_WORDS = Path(__file__).with_name("search_words.yaml")
 GENERATED = {
     "benchmark",
@@ -58,6 +66,23 @@ GENERATED = {
 }
 WRITTEN_BY_PROGRAMS = 0.2  # in search, of 1: tables of names and figures
 LONGEST = 200  # characters of a description
+# The pages whose sections are folded, and the level of the sections' headings; then those that are on a phone alone.
+FOLDED = {"faq/index.md": 3, "faq/": 2, "api.md": 3, "fault_gallery.md": 2, "own_project.md": 2, "project.md": 2}
+FOLDED_ON_A_PHONE = {
+    "01_forward.md": 2,
+    "network.md": 2,
+    "own_model.md": 2,
+    "off_by_a_little.md": 3,
+    "api_differences.md": 2,
+    "converted_ports.md": 2,
+    "05_backward.md": 2,
+    "records.md": 2,
+    "benchmark.md": 2,
+    "versions.md": 2,
+}
+# What may stand before a heading and belongs to its section: a place to link to, and the frame of a part of the API.
+BEFORE_HEADING = r'(?:<p><a id="[^"]*"></a></p>\s*|<div class="doc doc-object[^"]*">\s*)?'
+SEARCH = {"en": "Search", "zh": "搜索"}
 IN_PRE = re.compile(r"<pre>.*?</pre>", re.DOTALL)
 # What the drawings say, longer words before those that they contain.
 IN_CHINESE = {
@@ -86,6 +111,8 @@ IN_CHINESE = {
 SAID = "|".join(rf"(?<![\w.]){word}\b" for word in IN_CHINESE)
 # Highlighted code is tags, blanks, comments, which say other things anyway, and words.
 WORDS = re.compile(r'(<span class="c1">.*?</span>|<[^>]+>|\s+)')
+# That the two are of two frameworks is no difference: a mark on every line would hide those that matter.
+FRAMEWORK = re.compile(r"\b(?:torch|paddle|mobilenetv3_ref|mobilenetv3_paddle)\b")
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
@@ -94,29 +121,44 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
     return config
 
 
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    for page in NOTEBOOKS:
+        markdown = (Path(config.docs_dir) / f"{page}.md").read_text(encoding="utf-8")
+        content = nbformat.writes(notebook(markdown, page, config.repo_url or "", config.site_url or ""))
+        files.append(File.generated(config, f"notebooks/{page}.ipynb", content=content + "\n"))
+    return files
+
+
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
     if config.repo_url and page.file.src_uri in FRONT:
         link = f" · [{FRONT[page.file.src_uri]}]({config.repo_url})"
         markdown = SWITCH.sub(lambda switch: switch[0] + link, markdown, count=1)
     page.meta.setdefault("description", _description(markdown))
+    if (name := page.file.src_uri.removesuffix(".md")) in NOTEBOOKS:
+        link = f" · {link_line(name, config.extra.get('notebook_base', ''))}"
+        markdown = SWITCH.sub(lambda switch: switch[0] + link, markdown, count=1)
     return SEVERAL.sub(lambda codes: f'<div class="codes" markdown>\n\n{_named(codes[1])}\n\n</div>', markdown)
 
 
 def on_page_context(context: dict, page: Page, config: MkDocsConfig, nav: Navigation) -> dict:
-    """The header's switch of language leads to the same page, and the other page is named to search engines."""
+    """The header's switch of language leads to the same page, and the other page is named to search engines.
+
+    The search has read the page by now: what is folded is found under its heading.
+    """
     folder, _, rest = page.url.partition("/")
     is_front = folder not in LANGUAGES
     links = {"en": ".", "zh": "index_cn/"} if is_front else {language: f"{language}/{rest}" for language in LANGUAGES}
     config.extra["alternate"] = [
         {"name": name, "lang": language, "link": links[language]} for language, name in LANGUAGES.items()
     ]
+    page.content = _folded(page.content, page.file.src_uri.partition("/")[2])
     return context
 
 
 def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -> str:
     html = PAIR.sub(_marked, html)
-    if kind := CARDS.get(page.file.name + ".md"):
-        html = re.sub(r"<table>.*?</table>", lambda table: _labelled(table[0], kind), html, flags=re.DOTALL)
+    kind = CARDS.get(page.file.name + ".md", "")
+    html = re.sub(r"<table>.*?</table>", lambda table: _labelled(table[0], kind), html, flags=re.DOTALL)
     html = DRAWN.sub(lambda image: _drawn(image, page, config), html)
     html = BLANKS.sub("", FORMULA.sub(_set, html))
     return re.sub(r'<p><img [^>]*images/ladder\.svg"[^>]*></p>', lambda _: _ladder(page, config), html)
@@ -124,6 +166,7 @@ def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -
 
 def on_post_page(output: str, page: Page, config: MkDocsConfig) -> str:
     """Material looks for the index in search/ under its `base`, and for what that names under `base`, too."""
+    output = output.replace('role="dialog"', f'role="dialog" aria-label="{SEARCH[_language(page)]}"', 1)
     base = get_relative_url(f"{_language(page)}/", page.url).rstrip("/")
     return re.sub(r'(?<="base": )"[^"]*"', json.dumps(base), output, count=1)
 
@@ -208,7 +251,8 @@ def _marked(pair: re.Match) -> str:
     parts = [WORDS.split(code) for code in (ref, port)]  # every second one is no word
     words = [[unescape(word) for word in of_one[::2]] for of_one in parts]
     places = [[i for i, word in enumerate(of_one) if word] for of_one in words]
-    matcher = difflib.SequenceMatcher(None, *([w for w in of_one if w] for of_one in words), autojunk=False)
+    compared = ([FRAMEWORK.sub("framework", word) for word in of_one if word] for of_one in words)
+    matcher = difflib.SequenceMatcher(None, *compared, autojunk=False)
     if matcher.ratio() < 0.5:
         return pair[0]
     for kind, *span in matcher.get_opcodes():
@@ -220,10 +264,32 @@ def _marked(pair: re.Match) -> str:
 
 
 def _labelled(table: str, kind: str) -> str:
-    labels = cycle(re.sub("<.*?>", "", head) for head in re.findall(r"<th>(.*?)</th>", table))
-    table = re.sub("<td>", lambda _: f'<td data-label="{next(labels)}">', table)
+    """The table, whose cells name their columns, with the class `kind`, if it has one; one of two columns as it is."""
+    heads = [re.sub("<.*?>", "", head) for head in re.findall(r"<th[^>]*>(.*?)</th>", table)]
+    if len(heads) < 3 and not kind:
+        return table
+    labels = cycle(heads)
+    table = re.sub("<td(?=[ >])", lambda _: f'<td data-label="{next(labels)}"', table)
     table = re.sub("<code>.*?</code>", lambda code: re.sub("[._]", r"\g<0><wbr>", code[0]), table)  # where lines break
-    return table.replace("<table>", f'<table class="{kind}">', 1)
+    return table.replace("<table>", f'<table class="{kind}">' if kind else "<table data-cards>", 1)
+
+
+def _folded(html: str, name: str) -> str:
+    """The page with its sections folded, if `name` says so.
+
+    The heading's id moves to what is folded: a browser opens it for a link that leads there. A heading to click on has
+    no link of its own; the list of the page's contents has it.
+    """
+    for pages, is_open in ((FOLDED, ""), (FOLDED_ON_A_PHONE, " open")):
+        for start, level in pages.items():
+            if name.startswith(start):
+                heading = rf'<h{level} id="(?P<id>[^"]+)"(?P<heading>.*?)<a [^>]*headerlink.*?</h{level}>'
+                text = rf"(?P<text>.*?)(?={BEFORE_HEADING}<h[2-{level}]|\Z)"
+                section = f"(?P<before>{BEFORE_HEADING}){heading}{text}"
+                folded = rf'<details class="fold"{is_open}><summary><h{level}\g<heading></h{level}></summary>'
+                folded += r'<div id="\g<id>">\g<before>\g<text></div></details>'
+                return re.sub(section, folded, html, flags=re.DOTALL)
+    return html
 
 
 def _set(formula: re.Match) -> str:
@@ -253,7 +319,8 @@ def _ladder(page: Page, config: MkDocsConfig) -> str:
     picture = (Path(config.docs_dir) / "images" / "ladder.svg").read_text(encoding="utf-8")
 
     def link(rung: re.Match) -> str:
-        chapter = get_relative_url(f"{language}/{rung[2].replace('_test_', '_')}/", page.url)
+        chapter = "deploy" if rung[2] == "09_test_deploy" else rung[2].replace("_test_", "_")
+        chapter = get_relative_url(f"{language}/{chapter}/", page.url)
         return f'<a href="{chapter}">{rung[0]}</a>'
 
     return re.sub(r"(<rect class=\"box\".*?>)<text.*?>(.*?)</text>", link, picture.replace(' role="img"', ""))

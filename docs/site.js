@@ -5,8 +5,8 @@ if (tables.length) {
     en: ["Call, e.g. BatchNorm", "all topics", "differs only", "rows"],
     zh: ["调用，例如 BatchNorm", "全部类别", "只看不同的", "行"],
   }[document.documentElement.lang];
-  const heading = (table) => table.closest(".md-typeset > *").previousElementSibling;
-  const topics = tables.map((table) => heading(table).firstChild.textContent);
+  const section = (table) => table.closest("details");
+  const topics = tables.map((table) => section(table).querySelector("h2").firstChild.textContent);
   const form = document.createElement("form");
   form.className = "filter";
   const text = Object.assign(document.createElement("input"), { type: "search", placeholder: words[0] });
@@ -19,7 +19,7 @@ if (tables.length) {
   label.append(differs, ` ${words[2]}`);
   const count = document.createElement("output");
   form.append(text, topic, label, count);
-  heading(tables[0]).before(form);
+  section(tables[0]).before(form);
   const filter = () => {
     let shown = 0;
     tables.forEach((table, place) => {
@@ -31,12 +31,28 @@ if (tables.length) {
           !row.textContent.toLowerCase().includes(text.value.trim().toLowerCase());
       }
       const visible = rows.filter((row) => !row.hidden).length;
-      heading(table).hidden = table.hidden = visible === 0;
+      section(table).hidden = visible === 0;
       shown += visible;
     });
     count.value = `${shown} ${words[3]}`;
   };
-  form.addEventListener("input", filter);
+  form.addEventListener("input", () => {
+    tables.forEach((table) => (section(table).open = true));
+    filter();
+  });
   form.addEventListener("submit", (event) => event.preventDefault());
   filter(); // a browser that goes back to the page fills the form in as it was left
+}
+
+// Material makes a landmark of the button at each code: these are no parts of the page. A table or a formula that
+// scrolls does so by keyboard, too, if one can get there.
+document$.subscribe(() => {
+  document.querySelectorAll(".md-code__nav").forEach((buttons) => buttons.setAttribute("role", "none"));
+  document.querySelectorAll(".md-typeset__scrollwrap, .formula > div").forEach((part) => (part.tabIndex = 0));
+});
+
+// On a phone the open sections of a long page are folded, but for the first and the one that the address leads to.
+if (!matchMedia("(min-width: 60em)").matches) {
+  const place = document.getElementById(decodeURIComponent(location.hash.slice(1)));
+  [...document.querySelectorAll(".fold[open]")].slice(1).forEach((section) => (section.open = section.contains(place)));
 }
