@@ -171,6 +171,30 @@ def an_embedding_that_is_normed():
     return ref, port, np.arange(6).reshape(2, 3) % 4
 
 
+def names_that_mean_something_else():
+    """What `m2` is differs; the proposal by name gets further than the one by order, with options of its own."""
+
+    def code(m, x):
+        return x + F.linear(torch.sigmoid(m.m1(m.m0(x))), m.m2.weight, m.m2.bias)
+
+    def port_block_code(m, x):
+        x = x / paddle.sqrt((x**2).mean(-1, keepdim=True) + 2.0**-10) * m.m0
+        return PF.sigmoid(x @ m.m1.weight + m.m1.bias) @ m.m2.weight + m.m2.bias
+
+    def port_code(m, x):
+        x = x @ m.m0.T + m.m1
+        x = x + m.m2(x)
+        x = x - x.mean(-1, keepdim=True)
+        return m.m5(x / paddle.sqrt((x**2).mean(-1, keepdim=True) + 2.0**-10) * m.m3 + m.m4)
+
+    block = Ref(code, m0=T.RMSNorm(D, eps=2.0**-10), m1=T.Linear(D, 8), m2=T.Linear(8, D))
+    layers = {"m0": T.Sequential(T.Linear(3, D)), "m1": T.Sequential(block)}
+    ref = Ref(lambda m, x: m.m3(m.m2(m.m1(m.m0(x)))), **layers, m2=T.LayerNorm(D, eps=2.0**-10), m3=T.Linear(D, 3))
+    port_block = Port(port_block_code, m0=port_raw(D), m1=P.Linear(D, 8), m2=P.Linear(8, D))
+    port_layers = {"m0": port_raw(D, 3), "m1": port_raw(D), "m2": P.Sequential(port_block), "m3": port_raw(D)}
+    return ref, Port(port_code, **port_layers, m4=port_raw(D), m5=P.Linear(D, 3)), normal(4, 3)
+
+
 PAIRS = (
     heads_behind_each_block,
     factors_of_low_rank,
@@ -182,6 +206,7 @@ PAIRS = (
     a_norm_as_raw_parameters,
     vectors_that_are_numbered_otherwise,
     an_embedding_that_is_normed,
+    names_that_mean_something_else,
 )
 
 

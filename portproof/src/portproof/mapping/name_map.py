@@ -88,6 +88,8 @@ def propose(ref: Model, port: BackendModel, inputs: Inputs, given: Mapping[str, 
             best = search.settle_options(found), proposal
         if best[0].reached == best[0].total:
             break
+    if best:  # not always the last
+        proposal = best[1]
     search.set_units(proposal.options, proposal.fixed, best[0].chosen if best else {})
     found_modules = best[0].modules if best else pairs
     is_sure = best and best[0].reached == best[0].total and search.agreement(found_modules)[2] >= -EXACT
