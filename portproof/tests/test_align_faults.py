@@ -10,7 +10,7 @@ from paddle.nn import functional as PF
 from toy_pairs import Port, Ref, assert_aligned, assert_located, normal
 
 from portproof import align
-from portproof.compare import FAIL, PASS
+from portproof.compare import FAIL
 from portproof.localize.diagnosis import FaultyModule, reproduces
 
 T, P = torch.nn, paddle.nn
@@ -347,39 +347,3 @@ def test_a_diagnosis_leaves_under_a_thousandth():
     assert not reproduces({"output 0": port + 2e-3}, faulty)
     assert not reproduces({"output 0": np.full(3, np.nan)}, faulty)
     assert not reproduces({}, faulty)
-
-
-# Dropout is off in all runs: its layers are compared by their p.
-
-
-def dropped(ref_ps: list[float], port_ps: list[float]) -> tuple[Ref, Port]:
-    """A linear layer, with a dropout layer for each p behind it."""
-
-    def code(m, x):
-        x = m.fc(x)
-        for i in range(m.count):
-            x = getattr(m, f"drop{i}")(x)
-        return x
-
-    sides = []
-    for side, nn, ps in ((Ref, torch.nn, ref_ps), (Port, paddle.nn, port_ps)):
-        layers = {f"drop{i}": nn.Dropout(p) for i, p in enumerate(ps)}
-        sides.append(side(code, fc=nn.Linear(4, 3), count=len(ps), **layers))
-    return sides[0], sides[1]
-
-
-@pytest.mark.parametrize(
-    ("ref_ps", "port_ps", "told"),
-    [
-        ([0.1, 0.2], [0.1, 0.3], "train mode/drop1/p: p is 0.3 in the port's drop1, not 0.2"),
-        ([0.1], [0.0], "another number of dropout layers: the reference 1 (p 0.1), the port none"),
-        ([0.1, 0.1], [0.1], "another number of dropout layers: the reference 2 (p 0.1), the port 1 (p 0.1)"),
-        ([0.2, 0.0], [0.2], ""),
-        ([0.1, 0.2], [0.2, 0.1], ""),  # called in another order: nothing says that it is not meant
-    ],
-)
-def test_dropout_layers_of_another_p(ref_ps, port_ps, told):
-    verdict = align(*dropped(ref_ps, port_ps), [normal(2, 4)])
-    assert verdict.status == (FAIL if told.startswith("train") else PASS)
-    assert told in str(verdict)
-    assert bool(told) == ("dropout" in str(verdict))

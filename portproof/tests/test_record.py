@@ -699,7 +699,7 @@ def test_the_two_commands(run, folder):
     assert recorded.returncode == 0, recorded.stderr
     about, wrote = recorded.stdout.strip().splitlines()
     assert about.startswith("a_ref:Ref, probe weights, seed 0: about 0.1") and about.endswith(" MB")
-    assert wrote.startswith("wrote net.ref.safetensors: 0.0")
+    assert wrote.startswith("wrote net.ref.safetensors: 0.1")
     judged = run(judge_command, *JUDGE)
     assert judged.returncode == 0, judged.stderr
     assert judged.stdout.strip().splitlines()[-1].startswith("PASS judge: all ")

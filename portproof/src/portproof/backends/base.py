@@ -100,7 +100,7 @@ class Runs(ABC):
     one_random: Callable[[], float]  # takes a number from its own generator
     as_float64: Callable[[Note], AbstractContextManager]  # turns float32 into float64, see `new_tensors`
     dropouts: tuple[type[Any], ...]  # layers that are only dropout
-    holding_dropout: tuple[type[Any], ...] = ()  # layers that pass a probability to a kernel
+    holding_dropout: tuple[type[Any], ...] = ()  # layers of several layers that pass a probability to one kernel
     hooks_parameters = True  # whether a backward pass calls hooks of parameters
 
     def set_mode(self, module: Any, train: bool) -> None:
@@ -193,12 +193,12 @@ class Runs(ABC):
         """The probability with which a dropout layer drops; 0 for other layers."""
         return float(layer.p) if isinstance(layer, self.dropouts) else 0.0
 
-    def turn_off_dropout(self, layer: Any) -> None:
-        """Turn off a dropout layer, or the dropout inside a layer, in any mode."""
-        if isinstance(layer, self.dropouts):
-            self.set_mode(layer, False)
-        elif isinstance(layer, self.holding_dropout):
-            layer.dropout = 0.0
+    def turn_off_dropout(self, layer: Any) -> float:
+        """Turn off what `lent_dropout` does not reach: dropout inside of a layer's kernel -> its probability."""
+        if not isinstance(layer, self.holding_dropout):
+            return 0.0
+        p, layer.dropout = layer.dropout, 0.0
+        return float(p) if layer.num_layers > 1 else 0.0
 
     def hook_before(self, module: Any, hook: Callable) -> Any:
         """Call `hook(module, args, kwargs)` before each call, until remove().

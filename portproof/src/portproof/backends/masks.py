@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Optional
@@ -12,6 +13,19 @@ import numpy as np
 Keep = Callable[[float, Sequence[int]], Optional[np.ndarray]]
 Call = tuple[float, tuple[int, ...]]  # (probability, shape of the mask without axes of 1)
 SATURATED = -1.7580993408473766  # SELU's value far below zero, which alpha dropout puts in
+
+
+@dataclass(frozen=True)
+class Dropped:
+    """An active call of dropout in a run, in which it does nothing."""
+
+    name: str  # of the module that calls it
+    p: float
+    size: int  # how many numbers decide what is dropped; 0: inside a layer of the library, which does not tell
+
+    @staticmethod
+    def by(name: str, p: float, shape: Sequence[int]) -> Dropped:
+        return Dropped(name, round(float(p), 12), math.prod(map(int, shape)))
 
 
 def no_masks(p: float, shape: Sequence[int]) -> None:

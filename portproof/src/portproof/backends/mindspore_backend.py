@@ -18,6 +18,7 @@ from mindspore.ops import operations
 from portproof.backends import fp64_mindspore
 from portproof.backends.base import Backend, Forward, Layers, Note, Runs, Tensors
 from portproof.backends.lent import patched
+from portproof.backends.masks import Keep
 from portproof.backends.model import BackendModel
 from portproof.backends.question import Question, Run
 from portproof.backends.slots import Named
@@ -30,6 +31,7 @@ with suppress(SystemError, ImportError):  # 2.10.0, built for NumPy 1, fails at 
     ops.add(Tensor(1.0), 1)
 
 random_seed = importlib.import_module("mindspore.common.seed")  # a function has this name too
+DROPOUTS = operations.Dropout, operations.Dropout2D, operations.Dropout3D
 # What it raises if an operation has no float64 kernel.
 NO_KERNEL = re.compile(r"For primitive\[(\w+)\].*\bFloat64|Kernel select failed|Create kernelmod")
 
@@ -137,8 +139,15 @@ class MindSporeRuns(Runs):
     def next_random(self) -> tuple:
         return tuple(random_seed._KERNEL_SEED.items())
 
-    def without_dropout(self) -> AbstractContextManager:
-        return patched({(operations.Dropout, "__call__"): lambda _, x: (x, ops.ones_like(x))})
+    def lent_dropout(self, keep: Keep) -> AbstractContextManager:
+        """Of primitives, which layers and functions call; a mask is never lent, since nothing is trained here."""
+
+        def call(primitive: Any, x: Tensor) -> tuple[Tensor, Tensor]:
+            channels = not isinstance(primitive, operations.Dropout)
+            assert keep(1 - primitive.keep_prob, x.shape[:2] if channels else x.shape) is None
+            return x, ops.ones_like(x)
+
+        return patched({(each, "__call__"): call for each in DROPOUTS})
 
 
 class MindSporeBackend(Backend):

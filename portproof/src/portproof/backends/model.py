@@ -18,6 +18,7 @@ import numpy as np
 from portproof.arrays import Storage, is_projected, let_go, projected, same_bits
 from portproof.backends.draws import Draws
 from portproof.backends.lent import as_it_was, owned_tensors, taking_gradients
+from portproof.backends.masks import Dropped
 from portproof.backends.own_code import Followed, between_children, place_of_class
 from portproof.backends.question import CONSTANTS, Memory, Question, Run, perturbed, to_precision
 from portproof.backends.slots import Module, Named, Slot, describe, read_slots
@@ -218,6 +219,7 @@ class BackendModel(Model):
         self._planned: list[Question] = []
         self._remembered_pieces: dict[str, list[Slot]] = {}
         self._parts = dict(backend.layers.named_modules(model))
+        self._hidden: list[Dropped] = []  # in kernels of the module that is lent
         self._inside: dict[str, list[tuple[str, Any]]] = defaultdict(list)  # {module: all in it and itself, by name}
         for name, part in self._parts.items():
             for around in {name, "", *(name[: dot.start()] for dot in re.finditer(r"\.", name))}:
@@ -389,12 +391,14 @@ class BackendModel(Model):
     def lent(self, name: str, dtype: str, train: bool, perturbation: int = 0) -> Iterator[Any]:
         """The module `name` ("": the model) with these weights, `dtype` and mode; restored afterwards.
 
-        Dropout is off, unless a later `train()` turns it on. `perturbation` is as in `Question`.
+        Dropout in a layer's kernel is off; other dropout is on in train mode. `perturbation` is as in `Question`.
         """
         with self._with_weights(name, dtype, train, perturbation) as module:
             self.backend.runs.set_mode(module, train)
+            self._hidden = []
             for part_name, part in self._inside[name]:
-                self.backend.runs.turn_off_dropout(part)
+                if p := self.backend.runs.turn_off_dropout(part):
+                    self._hidden.append(Dropped(part_name, p, 0))
                 if part_name in self.switched_off:
                     self.backend.runs.set_mode(part, False)
             yield module
@@ -483,7 +487,7 @@ class BackendModel(Model):
                 returned = self._by_output_names(returned, trace)
             run.places, outputs = list(returned), list(returned.values())
             run.output = [backend.to_array(tensor) for tensor in outputs]
-            in_forward.append(len(trace.draws))
+            in_forward.extend((len(trace.draws), len(trace.dropped)))
             return self._sent_back(outputs, upstream, dtype) if backward else []
 
         def take(name: str, gradient: Any) -> None:
@@ -494,10 +498,10 @@ class BackendModel(Model):
         with (
             taking_gradients(backend, model, take) if backward else nullcontext(),
             backend.runs.seeded(SEED),
-            backend.runs.without_dropout() if question.train else nullcontext(),  # eval mode has none
             backend.runs.grad_enabled(backward),
             tracing(backend, model, question.keeps, only, watch_random, storage.copy) as trace,
             backend.runs.lent_draws(Draws(SEED, trace.draws, self.mirrored)),
+            backend.runs.lent_dropout(trace.note_dropout) if question.train else nullcontext(),  # eval mode has none
             backend.runs.new_tensors(dtype, trace.note_float32),
         ):
             run = Run(trace)
@@ -510,6 +514,9 @@ class BackendModel(Model):
                 raise
             except Exception as error:
                 trace.error = one_line(error)
+        if in_forward:
+            del trace.dropped[in_forward[1] :]  # of what backward runs again
+        trace.dropped += self._hidden if question.train else []
         if in_forward and len(trace.draws) > in_forward[0] and OUTPUT in trace.calls:
             trace.calls[OUTPUT].took_random = True  # run again by backward, with other numbers
         received = (getattr(tensor, "grad", None) for tensor in inputs)

@@ -197,10 +197,10 @@ class PaddleRuns(Runs):
         finally:
             paddle.set_rng_state(before)
 
-    def turn_off_dropout(self, layer: nn.Layer) -> None:
-        super().turn_off_dropout(layer)
+    def turn_off_dropout(self, layer: nn.Layer) -> float:
         if isinstance(layer, self.holding_dropout):
             layer.train()  # the eval kernel keeps nothing for backward; without dropout both agree
+        return super().turn_off_dropout(layer)
 
     def hook_before(self, module: nn.Layer, hook: Callable) -> Any:
         if KEYWORDS is None:

@@ -161,8 +161,6 @@ def probe_weights(
             if not train and module.running_var is not None:
                 torch_backend.set_value(module.running_mean, rng.uniform(-0.5, 0.5, module.num_features))
                 torch_backend.set_value(module.running_var, rng.uniform(0.5, 2, module.num_features))
-        elif isinstance(module, nn.modules.dropout._DropoutNd):
-            module.eval()  # its mask would be unseeded
     with patched(in_one_pass), torch_backend.runs.seeded(seed), torch_backend.runs.without_dropout():
         model(*call.args, **call.kwargs)
     for handle in handles:

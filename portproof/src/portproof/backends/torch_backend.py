@@ -179,7 +179,7 @@ class TorchRuns(Runs):
     lent_dropout, lent_draws, as_float64 = staticmethod(_lent_dropout), staticmethod(_lent_draws), _AsFloat64
     watching, noting_results = staticmethod(watching), _Noting
     dropouts = (nn.modules.dropout._DropoutNd,)  # the base class of all has no public name
-    holding_dropout = (nn.RNNBase, nn.MultiheadAttention)
+    holding_dropout = (nn.RNNBase,)
 
     def one_random(self) -> float:
         with torch._C.DisableTorchFunction():

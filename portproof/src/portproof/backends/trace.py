@@ -13,6 +13,7 @@ import numpy as np
 
 from portproof.arrays import drawn, largest, same_bits
 from portproof.backends.draws import Draw
+from portproof.backends.masks import Dropped
 from portproof.compare import Item
 from portproof.compare.activations import BREAKPOINTS
 from portproof.python39 import zip_strict
@@ -205,6 +206,11 @@ class Trace:
     float32_data: set[str] = field(default_factory=set)  # modules that made tensors of float32 arrays there
     running: list[ModuleCall] = field(default_factory=list)
     draws: list[Draw] = field(default_factory=list)  # random numbers lent
+    dropped: list[Dropped] = field(default_factory=list)  # what dropout would have done
+
+    def note_dropout(self, p: float, shape: Sequence[int]) -> None:
+        """Note it and lend no mask."""
+        self.dropped.append(Dropped.by(self.running[-1].name if self.running else "", p, shape))
 
     def note_float32(self, is_data: bool) -> None:
         """Note the module that asked for float32, or brought it in as data."""

@@ -14,6 +14,7 @@ import numpy as np
 
 from portproof.arrays import Measured, largest_difference
 from portproof.backends.draws import Draw
+from portproof.backends.masks import Dropped
 from portproof.backends.question import Run
 from portproof.backends.slots import Module, Slot
 from portproof.backends.trace import OUTPUT, MaybeArray, ModuleCall, Trace
@@ -32,7 +33,7 @@ def _forms(kind: type) -> dict[str, Any]:
     return {name: form for name, form in get_type_hints(kind).items() if name not in UNWRITTEN}
 
 
-FORMS = {kind: _forms(kind) for kind in (Slot, Module, Draw, ModuleCall, Trace, Run, Fingerprint)}
+FORMS = {kind: _forms(kind) for kind in (Slot, Module, Draw, Dropped, ModuleCall, Trace, Run, Fingerprint)}
 MAKERS = {Slot: partial(Slot, change=identity)}  # for an unwritten field without a default
 
 

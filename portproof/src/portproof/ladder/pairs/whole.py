@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from html import escape
+from itertools import zip_longest
 from operator import attrgetter
 from typing import Any
 
@@ -12,6 +14,7 @@ import numpy as np
 
 from portproof.arrays import is_projected, largest, projected
 from portproof.backends.draws import NORMAL, UNIFORM, difference
+from portproof.backends.masks import Dropped
 from portproof.backends.model import BackendModel
 from portproof.backends.question import CONSTANTS, Question, Run
 from portproof.backends.trace import Inputs, as_call, output_item
@@ -80,37 +83,56 @@ def compare_mode(pair: Pair, train: bool) -> Iterator[Compared]:
 
 
 def compare_dropout(pair: Pair) -> Verdict | None:
-    """The verdict on the probabilities of the dropout layers, which are off in every run; None where nothing differs.
+    """The verdict on what dropout would drop, which is off in every run; None where nothing differs.
 
-    They are compared where both sides call as many such layers. Otherwise one side may have functions for layers, which
-    is noted. Nothing is said of a recording: it does not hold them.
+    In any order, in layers or functions, apart or joined: as many numbers decide with the same probability.
     """
-    if not isinstance(pair.ref, BackendModel) or not isinstance(pair.port, BackendModel):
+    ref, port = (pair.ask(model, "float64", True).trace.dropped for model in (pair.ref, pair.port))
+    if _chances(ref) == _chances(port):
         return None
-    ref, port = (_dropped(model, pair.ask(model, "float64", True)) for model in (pair.ref, pair.port))
-    if sorted(p for _, p in ref) == sorted(p for _, p in port):
-        return None
-    if len(ref) != len(port):
-        what = "dropout is off, and its p is not compared, since the sides call another number of dropout layers"
-        pair.notes.append(f"{what}: the reference {_counted(ref)}, the port {_counted(port)}")
+    left, port_left = _without_equal(ref, port), _without_equal(port, ref)
+    hidden = [each for each in (*left, *port_left) if not each.size]
+    if hidden and len(hidden) < len(left) + len(port_left):
+        names = ", ".join(f"{each.name} (p {each.p:g})" for each in hidden)
+        pair.notes.append(f"dropout is off, and not compared, since a kernel does it inside of {names}")
         return None
     rows = []
-    for (name, p), (port_name, port_p) in zip_strict(ref, port):
-        if p != port_p:
-            reason = f"p is {port_p:g} in the port's {port_name}, not {p:g}"
-            rows.append(Row(Item("p", "dropout", name, section=name), FAIL, reason=reason))
+    for of_ref, of_port in zip_longest(left, port_left):
+        name = (of_ref or of_port).name
+        rows.append(Row(Item("dropout", "dropout", name, section=name), FAIL, reason=_other_dropout(of_ref, of_port)))
     return Verdict("train mode", rows)
 
 
-def _dropped(model: BackendModel, run: Run) -> list[tuple[str, float]]:
-    """(name, p) of the dropout layers that drop, in the order of their calls."""
-    names = (call.name for call in sorted(run.trace.calls.values(), key=attrgetter("start")))
-    return [(name, p) for name in names if (p := model.dropout_probability(name)) > 0]
+def _chances(calls: Iterable[Dropped]) -> dict[float, tuple[int, int]]:
+    """{p: (how many numbers decide, how many kernels)}"""
+    found: dict[float, tuple[int, int]] = {}
+    for call in calls:
+        size, kernels = found.get(call.p, (0, 0))
+        found[call.p] = size + call.size, kernels + (not call.size)
+    return found
 
 
-def _counted(layers: Sequence[tuple[str, float]]) -> str:
-    values = ", ".join(dict.fromkeys(f"{p:g}" for _, p in layers))
-    return f"{len(layers)} (p {values})" if layers else "none"
+def _without_equal(calls: Iterable[Dropped], others: Iterable[Dropped]) -> list[Dropped]:
+    """Those that no call of the others equals."""
+    counts = Counter((other.p, other.size) for other in others)
+    left = []
+    for call in calls:
+        counts[call.p, call.size] -= 1
+        if counts[call.p, call.size] < 0:
+            left.append(call)
+    return left
+
+
+def _other_dropout(ref: Dropped | None, port: Dropped | None) -> str:
+    if port is None:
+        assert ref is not None
+        return f"the port does not drop here, the reference does, with p {ref.p:g}"
+    who = f"the port's {port.name or 'own code'}"
+    if ref is None:
+        return f"{who} drops with p {port.p:g}, the reference does not"
+    if ref.p != port.p:
+        return f"p is {port.p:g} in {who}, not {ref.p:g}"
+    return f"{who} drops by {port.size} numbers, not {ref.size}: whole channels, or single values?"
 
 
 def random_or_unclear(pair: Pair, train: bool) -> Verdict | None:
