@@ -240,12 +240,11 @@ def test_without_padiff(monkeypatch):
 
 @pytest.mark.thorough("test_a_proof_is_compared_with_both")
 def test_what_a_proof_costs():
-    works = "align", "align_float32", "reference", "passes"  # those that need no PaDiff
+    works = "align_float32", "reference", "passes"  # those that need no PaDiff; the whole of align takes twice as long
     printed = {work: proof_speed.in_a_process(["-m", proof_speed.__name__, work, "squeezenet1_1"]) for work in works}
     found = {work: json.loads(text.splitlines()[-1]) for work, (text, _) in printed.items()}
-    for work in ("align", "align_float32"):
-        assert found[work]["cpu"] > found["reference"]["cpu"] > 0
-        assert found[work]["memory"] > found["reference"]["memory"] > 0
+    for what in ("cpu", "memory"):
+        assert found["align_float32"][what] > found["reference"][what] > 0
     assert 0 < found["passes"]["cpu"] < found["align_float32"]["cpu"]
     assert all(seconds > found[work]["wall"] for work, (_, seconds) in printed.items())
 

@@ -33,11 +33,11 @@ def python(*arguments: str | Path) -> subprocess.CompletedProcess:
 
 @pytest.mark.thorough("the kit's test_flipped_bytes_give_a_result_or_a_refusal")
 def test_damaged_files_of_every_format_are_read_or_refused(tmp_path):
-    done = python(FUZZ, "--flips", "300", "--json", tmp_path / "rows.json")
+    done = python(FUZZ, "--flips", "100", "--json", tmp_path / "rows.json")
     assert done.returncode == 0, done.stdout + done.stderr
     rows = json.loads((tmp_path / "rows.json").read_text())
-    assert all(row["refused"] + row["valid"] == row["flips"] == 300 for row in rows)
-    assert all(row["refused"] > 50 for row in rows)  # the flips do damage
+    assert all(row["refused"] + row["valid"] == row["flips"] == 100 for row in rows)
+    assert all(row["refused"] > 16 for row in rows)  # the flips do damage
     suffixes = {Path(row["format"]).suffix for row in rows}
     kinds = {".pth", ".pdparams", ".ckpt", ".safetensors", ".npy", ".npz", ".yaml", ".jsonl"}
     assert suffixes >= kinds | {".jpg", ".png", ".ppm", ".bmp", ".tif", ".webp"}

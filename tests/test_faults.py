@@ -234,8 +234,8 @@ def test_a_fault_named_otherwise_is_a_problem():
 @pytest.mark.thorough("test_the_tutorial_shows_what_the_rung_says runs them on the small model")
 @pytest.mark.timeout(1500)  # 2 minutes of one core, which other tests share
 def test_without_a_fault_every_rung_passes(tmp_path):
-    """On the large model, as a command; all but 02, which has no model, and 07 and 08."""
-    rungs = [path.stem for path in sorted((ROOT / "steps").glob("0[13-6]*.py"))]
+    """On the large model, as a command; not 02, which has no model, 07 and 08, and 06, which test_init_step.py runs."""
+    rungs = [path.stem for path in sorted((ROOT / "steps").glob("0[13-5]*.py"))]
     command = ["sh", str(ROOT / "shell" / "run_steps.sh"), "--output-dir", str(tmp_path), "--seed", "1"]
     command += ["--model", "mobilenet_v3_large", "--rungs", *rungs]
     result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)

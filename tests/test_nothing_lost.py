@@ -1,6 +1,6 @@
 """Training that is killed, preempted or out of disk space: what is on disk then, and that it ends all the same.
 
-Killed runs are 20 a side, and without --all 5 of the port; this kills more:
+Killed runs are 10 a side, and without --all 3 of the port; this kills more:
 
     KILLS=1000 sh shell/test.sh --all tests/test_nothing_lost.py
 """
@@ -21,7 +21,7 @@ from test_train_shell import ended, trainers
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("mobilenetv3_ref", "mobilenetv3_paddle")
-KILLS = int(os.environ.get("KILLS", "20"))
+KILLS = int(os.environ.get("KILLS", "10"))
 # All that has a state or draws: of 12 images, batches of 4, the last of which is a step of its own.
 RECIPE = [
     *("--train-crop-size", "32", "--val-crop-size", "32", "--val-resize-size", "32", "--batch-size", "4"),

@@ -198,6 +198,13 @@ def test_losses_alone_are_judged_and_nothing_is_refused():
     assert toy("ref", "port", features={}).status == FAIL or toy("ref", "port", features={}).refusal
 
 
+def test_what_no_feature_takes_is_said():
+    line = "not judged, since no feature takes it (give `features` that do): dice"
+    assert line in str(toy("more", "more", seeds=(3,), draws=6))
+    dice = {"dice": trajectory.Feature(lambda record: float(record["dice"].mean()))}
+    assert line not in str(toy("more", "more", seeds=(3,), draws=6, features=trajectory.FEATURES | dice))
+
+
 def test_top1_that_is_not_reached_fails():
     failed = [row.name for row in toy("ref", "port", top1=0.999).rows if row.status == FAIL]
     assert failed == ["reference, mean top-1", "port, mean top-1"]

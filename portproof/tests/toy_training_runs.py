@@ -124,6 +124,10 @@ def other_keys(seed, draw, options):
     return run(seed, draw, options) | {f"parameters/{draw}": np.ones(1)}
 
 
+def more(seed, draw, options):
+    return no_lr(seed, draw, options) | {"dice": np.ones(3)}
+
+
 def exits_with_2(seed, draw, options):
     raise SystemExit(2)
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from portproof.compare import Item
 from portproof.ladder.rung import Ended, Rung, on_rung, processor_time
-from portproof.ladder.statistics.trajectory import ALPHA, FEATURES, Feature, Record, judge, lacking
+from portproof.ladder.statistics.trajectory import ALPHA, FEATURES, KEYS, TOP1, Feature, Record, judge, lacking
 from portproof.ladder.workers import Outcome, check_paths, launch_runs
 from portproof.python39 import zip_strict
 from sturdyio.cli import UserError
@@ -141,6 +141,10 @@ def _judge(rung: Rung, ref: list, port: list, features: Mapping[str, Feature], a
     for key in dict.fromkeys(filter(None, missing.values())):
         names = ", ".join(name for name, lack in missing.items() if lack == key)
         rung.say(f"  not judged, since no {key!r} is returned (see portproof.ladder.statistics.trajectory): {names}")
+    if features.keys() <= FEATURES.keys() | TOP1.keys():  # features of one's own may take any
+        left = [key for key in dict.fromkeys([*ref[0][0], *port[0]]) if not KEYS.fullmatch(key)]
+        if left:
+            rung.say(f"  not judged, since no feature takes it (give `features` that do): {', '.join(left)}")
 
 
 def _check_top1(rung: Rung, sides: Mapping[str, Sequence[Record]], needed: float | None) -> None:

@@ -276,7 +276,8 @@ class _Steps:
             say_location(rung, self.pair.at(self.call), first)
         zeros = [row for row in rows if row.item.kind == "gradient" and row.status == PASS and row.atol >= row.scale]
         count = len({row.item.name for row in zeros})
-        rung.say(f"  {count} gradients are zero by structure: both sides' are below the rounding of the others")
+        if count:
+            rung.say(f"  {count} gradients are zero by structure: both sides' are below the rounding of the others")
         ref_run.check_moved()
         clip = self.how.clip_grad_norm
         if clip is not None and norms and max(norms) < 0.999 * clip:

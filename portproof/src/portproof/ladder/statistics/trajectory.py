@@ -27,6 +27,7 @@ A run leaves a record, arrays by these keys, of which only the losses are needed
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple, TypeVar
 
@@ -36,6 +37,7 @@ from scipy import stats
 from portproof.compare import Item, Verdict, compare
 
 ALPHA = 1e-3
+KEYS = re.compile(r"losses|right|lr|top1|(parameters|moved|running|reestimated)/.+|(reestimated_|mirrored_)?eval")
 Record = Mapping[str, np.ndarray]
 Number = TypeVar("Number", float, np.ndarray)
 
