@@ -26,6 +26,7 @@ from sturdyio.cli import UserError, run
 from sturdyio.files import load_safetensors
 
 ROOT = Path(__file__).parents[1]
+NEEDS_MINDSPORE = pytest.mark.thorough("few have MindSpore; test_from_mindspore_and_back_no_bit_is_lost")
 MINDSPORE = os.environ.get("MINDSPORE_PYTHON", sys.executable)
 SMALL, LARGE = "mobilenet_v3_small", "mobilenet_v3_large"
 READ = {"torch": mobilenetv3_ref.models.read_weights, "paddle": mobilenetv3_paddle.models.read_weights}
@@ -344,12 +345,14 @@ def results(exchanged) -> Arrays:
         return dict(file)
 
 
+@NEEDS_MINDSPORE
 @pytest.mark.parametrize("format", ["read", "safetensors"])
 def test_mindspore_reads_every_bit(exchanged, results, format):
     read = {key.removeprefix(f"{format} "): array for key, array in results.items() if key.startswith(format)}
     assert_same_bits(read, load_ckpt(exchanged / "small.ckpt"))
 
 
+@NEEDS_MINDSPORE
 @pytest.mark.parametrize("name", ["own.ckpt", "sum.ckpt", "own.safetensors"])
 def test_what_mindspore_writes_is_read_to_the_bit(exchanged, tmp_path, probe, name):
     back = READ["torch"](convert("mindspore", "torch", exchanged / name, tmp_path / "a.pth"))
@@ -357,6 +360,7 @@ def test_what_mindspore_writes_is_read_to_the_bit(exchanged, tmp_path, probe, na
     assert_same_bits({key: back[key] for key in kept}, kept)
 
 
+@NEEDS_MINDSPORE
 def test_every_type_of_mindspores_that_numpy_has_is_read(exchanged):
     arrays = load_ckpt(exchanged / "types.ckpt")
     assert arrays.pop("number").tobytes() == np.float32(0.1).tobytes()
@@ -368,6 +372,7 @@ def test_every_type_of_mindspores_that_numpy_has_is_read(exchanged):
     assert_same_bits(load_ckpt(exchanged / "again.ckpt"), arrays)
 
 
+@NEEDS_MINDSPORE
 def test_mindspore_computes_torchs_logits(results, probe, images):
     """MobileNetV3 small of MindSpore's own layers: as close as another faultless float32 network would be."""
     model = mobilenetv3_ref.models.MODELS[SMALL]().eval()
@@ -381,6 +386,7 @@ def test_mindspore_computes_torchs_logits(results, probe, images):
     )  # it tells images apart
 
 
+@NEEDS_MINDSPORE
 @pytest.mark.parametrize("name", LAYERS)
 def test_mindspore_computes_each_layer_of_the_table(results, name):
     layer, x = layer_case(name)

@@ -18,14 +18,13 @@ from maintenance.pages.faq_sources import FRAMEWORKS, Entry, Pair, load_entries,
 from sturdyio.cli import UserError
 
 ALL = {entry.slug: entry for entry in load_entries(ENTRIES)}
-# These take longer than all others together: most start processes of their own.
-SLOW = (
-    *("nccl-error", "trainers-exit", "data-errors", "cpu-threads", "ignored-labels", "num-workers"),
-    *("mindspore-data-errors", "mindspore-environment", "mindspore-graph-out-of-memory", "mindspore-pynative-errors"),
-    "mindspore-slow-data",
-)
+# These take longer than all others together: most start processes of their own. And MindSpore is what few have.
+SLOW = ("nccl-error", "trainers-exit", "data-errors", "cpu-threads", "ignored-labels", "num-workers")
 LATER = pytest.mark.thorough("test_snippet_holds and test_pair_differs_as_said with the other entries")
-SLUGS = {slug: pytest.param(slug, marks=LATER if slug in SLOW else []) for slug in ALL}
+SLUGS = {
+    slug: pytest.param(slug, marks=LATER if slug in SLOW or "mindspore" in entry.snippets else [])
+    for slug, entry in ALL.items()
+}
 SNIPPETS = [
     pytest.param(framework, slug, marks=SLUGS[slug].marks)
     for framework in FRAMEWORKS

@@ -35,16 +35,16 @@ def judged(recording: Path, port: str, *flags: str) -> tuple[int, str]:
     return done.returncode, done.stdout + done.stderr
 
 
-@pytest.mark.thorough("the kit's test_mindspore.py::test_faithful_ports_are_aligned_in_both_precisions")
-def test_the_port_is_aligned_in_both_modes_and_precisions(recording):
-    status, told = judged(recording, "MobileNetV3Small", "--verbose")
+@pytest.mark.thorough("few have MindSpore; the kit's test_judge_causes judges by recordings, too")
+def test_the_port_is_aligned_in_both_precisions(recording):
+    """In the mode that the test below does not judge."""
+    status, told = judged(recording, "MobileNetV3Small", "--mode", "train", "--verbose")
     assert status == 0, told
-    for mode in ("eval", "train"):
-        for what in ("float64/gradient", "float64/buffer", "float32/output"):
-            assert f"ok      {mode} mode, {what}" in told
+    for what in ("float64/gradient", "float64/buffer", "float32/output"):
+        assert f"ok      train mode, {what}" in told
 
 
-@pytest.mark.thorough("the kit's test_mindspore.py::test_one_fault_is_located")
+@pytest.mark.thorough("few have MindSpore; the kit's test_judge_causes judges by recordings, too")
 def test_one_fault_is_named_first(recording):
     status, told = judged(recording, "with_fault", "--mode", "eval", "--precision", "float64")
     assert status == 1, told

@@ -67,6 +67,7 @@ def layers_of(package: str) -> list[str]:
     return sorted(name for name, layer in named if type(layer).__name__ in ("Conv2d", "Conv2D", "Linear"))
 
 
+@pytest.mark.thorough("the port", but="paddle")
 @pytest.mark.parametrize(("framework", "package"), [("paddle", PORT), ("torch", REF)])
 def test_every_layer_is_quantized_under_its_modules_name(exported, tmp_path, framework, package):
     quantizer = quantizer_of(exported if framework == "paddle" else export(framework, tmp_path, "--softmax"))

@@ -214,6 +214,7 @@ def test_every_flag_is_tested():
     assert [name for name in ELSEWHERE.values() if name not in globals()] == []
 
 
+@pytest.mark.thorough("one flag of each kind", but=r"-(lr|opt|dropout|mixup_alpha|lr_warmup_epochs|model)\]")
 @pytest.mark.parametrize("flag", CHANGES_WEIGHTS)
 def test_flag_changes_the_weights(side, trained, flag):
     before, added = CHANGES_WEIGHTS[flag]

@@ -332,14 +332,9 @@ DROPOUTS = {
     "a layer here, a function there": (
         lambda m, x: m.o(m.drop(m.a(x))), lambda m, x: m.o(PF.dropout(m.a(x), 0.5, training=m.training))
     ),
-    "here only": (lambda m, x: m.o(m.drop(m.a(x))), lambda m, x: m.o(m.a(x))),
     "of channels": (
         lambda m, x: m.o(TF.dropout2d(m.a(x)[..., None, None], 0.5, m.training)[..., 0, 0]),
         lambda m, x: m.o(PF.dropout2d(m.a(x)[..., None, None], 0.5, m.training)[..., 0, 0]),
-    ),
-    "of samples": (
-        lambda m, x: m.o(TF.dropout(m.a(x), 0.5, m.training)),
-        lambda m, x: m.o(PF.dropout(m.a(x), 0.5, axis=0, training=m.training)),
     ),
     "alpha": (
         lambda m, x: m.o(TF.alpha_dropout(m.a(x), 0.5, m.training)),

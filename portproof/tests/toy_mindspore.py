@@ -91,8 +91,10 @@ def main(folder: Path) -> None:
         for fault in ("", *faults):
             net = model(fault)
             before = {name: value.asnumpy().tobytes() for name, value in net.parameters_dict().items()}
-            one = fault and model is not Upsampled  # precision, which saves time
-            verdict = portproof.judge(net, recording, precisions=("float64",) if one else ("float64", "float32"))
+            how = {}
+            if fault and model is not Upsampled:  # in one precision and mode, which saves time
+                how = {"precisions": ("float64",), "modes": ("train" if fault == "momentum" else "eval",)}
+            verdict = portproof.judge(net, recording, **how)
             location = verdict.location and [verdict.location.name, verdict.location.phase]
             dtypes = sorted({row.item.dtype for row in verdict.rows})
             after = {name: value.asnumpy().tobytes() for name, value in net.parameters_dict().items()}
