@@ -22,7 +22,8 @@ FIRST = [
     *("test_faults.py", "test_port.py", "test_optimizer.py", "test_distributed.py"),
     *("test_tutorial.py", "test_new.py", "test_nothing_lost.py", "test_init_step.py", "test_train.py"),
     *("test_train_shell.py", "test_faq.py", "test_train_step.py", "test_two_nodes.py", "test_site.py"),
-    *("test_corpus.py", "test_report.py", "test_ladder_processes.py", "test_draws.py", "test_convert_weights.py"),
+    *("test_record.py", "test_corpus.py", "test_judge_onnx.py", "test_report.py", "test_ladder_processes.py"),
+    *("test_ladder_resume.py", "test_ladder_runs.py", "test_draws.py", "test_convert_weights.py"),
 ]
 
 

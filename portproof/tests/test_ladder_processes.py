@@ -299,7 +299,7 @@ def wait_until(condition, seconds: float = 60) -> None:
         time.sleep(0.1)
 
 
-@pytest.mark.thorough("one framework", but="paddle")
+@pytest.mark.thorough("test_no_process_outlives_the_caller")
 @pytest.mark.parametrize("framework", ["torch", "paddle"])
 def test_processes_that_never_end_are_ended(framework, tmp_path):
     died = launch(framework, "toy_processes:waits", 2, {"a run": {}}, tmp_path, 20)  # to start they may take 10 s

@@ -63,6 +63,7 @@ def test_a_faultless_pair_passes_in_processes_of_its_own():
     assert losses == [(5,), (5,), (10,)]
 
 
+@pytest.mark.thorough("test_what_a_port_does_not_restore_is_named")
 def test_what_is_kept_in_the_process_and_not_in_the_file_is_found():
     verdict = toy(fault="empty file")
     assert verdict.status == FAIL and "KeyError" in str(verdict)
