@@ -36,6 +36,7 @@ PAGES = sorted((ROOT / "docs" / "en").glob("0*.md"))
 TUTORIALS = {NAMED[name]: path for path in PAGES for name, _ in INJECT.findall(path.read_text(encoding="utf-8"))}
 # Rungs 07 and 08 take minutes: their pages' commands run once, in test_tutorial.py, as they are typed.
 SHORT = [fault for fault in TUTORIALS if fault.rung < "07"]
+QUICK = ("batch-norm momentum copied", "the framework's own RMSProp")
 ALL_AREAS = pytest.mark.thorough("test_the_tutorial_shows_what_the_rung_says has faults of rungs 01 and 05")
 IN_TUTORIAL = {fault.area for fault in TUTORIALS}
 # With the tutorial's at least one of each area.
@@ -79,9 +80,10 @@ def assert_caught(outcome: gallery.Outcome) -> None:
         assert load_tool().row(outcome, language) in DOCS[language], "run maintenance/checks/fault_gallery.py"
 
 
-@pytest.mark.thorough("a fault of the forward pass, and of the training step", but="momentum copied|own RMSProp")
 @pytest.mark.timeout(1200)  # they all run before the first of these
-@pytest.mark.parametrize("fault", SHORT, ids=lambda fault: fault.name)
+@pytest.mark.parametrize(
+    "fault", [pytest.param(fault, marks=[] if fault.name in QUICK else ALL_AREAS, id=fault.name) for fault in SHORT]
+)
 def test_the_tutorial_shows_what_the_rung_says(tried, fault, tmp_path, monkeypatch, capsys):
     """Of the port, and of the port with the page's fault, which the page puts there with tools/inject_fault.py."""
     controls, outcomes = tried

@@ -17,7 +17,7 @@ from types import ModuleType
 
 import pytest
 from markdown_pages import ROOT, Block, assert_same_content, blocks, links, spans
-from test_faults import FAULTS, SAMPLE, SHORT, TUTORIALS
+from test_faults import FAULTS, QUICK, SAMPLE, TUTORIALS
 
 from mobilenetv3_common import arguments
 from mobilenetv3_ref.models import MODELS
@@ -286,7 +286,7 @@ def test_counts_are_those_of_the_code():
         return set(re.findall(pattern, prose()))
 
     setup, train = ((ROOT / "shell" / name).read_text() for name in ("setup.sh", "train_common.sh"))
-    assert said(r"(\d+) of the (\d+) porting faults") == {(str(len(SHORT)), str(len(FAULTS)))}
+    assert said(r"(\d+) of the (\d+) porting faults") == {(str(len(QUICK)), str(len(FAULTS)))}
     assert said(r"(\d+) of the faults") == {str(len(SAMPLE) + len(TUTORIALS))}
     assert said(r"(\d+) iterations of RMSprop") == {str(script("steps/05_test_backward.py").ITERATIONS)}
     assert said(r"fetches (\d+ GB)") == set(re.findall(r"(\d+ GB) to download", setup))
