@@ -118,8 +118,9 @@ def test_the_bounds():
     assert holds() and holds(faithful="refused") and holds(faulty="wrong place") and holds(faulty="no difference")
     for wrong in ({"faithful": "false alarm"}, {"faithful": "crash"}, {"faulty": "crash"}, {"faulty": "missed"}):
         assert not holds(**wrong), wrong
-    assert totals([good] * 200 + [{**good, "faithful": "false alarm"}], tolerated=1)[1]
-    assert not totals([good] * 200 + [{**good, "faithful": "false alarm"}] * 2, tolerated=1)[1]
+        assert totals([good] * 200 + [{**good, **wrong}], tolerated=1)[1]
+        assert not totals([good] * 200 + [{**good, **wrong}] * 2, tolerated=1)[1]
+    assert totals([good] * 200 + [{**good, "faithful": "crash", "faulty": "crash"}], tolerated=1)[1]  # of one seed
     assert not holds(20, faulty="wrong place")
     assert holds(10, asked=True) and not holds(20, asked=True)
     assert not holds(20, faithful="refused", faulty="not told")

@@ -95,6 +95,9 @@ def visit(browser, site, folder) -> Iterator[Callable[..., Page]]:
 
 
 LONGEST = 10_000  # pixels that a reader may have to scroll
+# One page of each kind: the others have the same parts, and all take ten minutes.
+KINDS = ["index", "zh/01_forward", "en/faq/inference", "zh/faq/index", "en/commands", "zh/api", "en/fault_gallery"]
+KINDS += ["zh/own_model", "en/deploy", "en/api_differences", "zh/records"]
 
 
 @pytest.mark.thorough(
@@ -103,7 +106,7 @@ LONGEST = 10_000  # pixels that a reader may have to scroll
 )
 @pytest.mark.parametrize("name", PAGES)
 def test_page_fits_a_desktop_and_a_phone(visit, name):
-    for size in (DESKTOP, PHONE):
+    for size in (DESKTOP, PHONE) if name in KINDS else (PHONE,):  # what fits a phone mostly fits a desktop
         page = visit(name, size)
         assert page.evaluate("document.documentElement.scrollHeight") < LONGEST
         page.evaluate(UNFOLD)
@@ -131,16 +134,12 @@ def test_a_wide_table_is_cards_on_a_phone(visit, name):
         assert all(above["y"] + above["height"] <= below["y"] + 1 for above, below in pairwise(boxes))
 
 
-# One page of each kind: the others have the same parts, and all take ten minutes.
-KINDS = ["index", "zh/01_forward", "en/faq/inference", "zh/faq/index", "en/commands", "zh/api", "en/fault_gallery"]
-KINDS += ["zh/own_model", "en/deploy", "en/api_differences", "zh/records"]
-
-
-@pytest.mark.thorough("some kinds, light on a desktop, dark on a phone", but="^(zh/01|en/api).*-desktop")
-@pytest.mark.parametrize(("light", "dark"), [(DESKTOP, PHONE), (PHONE, DESKTOP)], ids=["desktop", "phone"])
+@pytest.mark.thorough("some kinds", but="^(zh/01|en/api)")
 @pytest.mark.parametrize("name", KINDS)
-def test_axe_finds_nothing(visit, name, light, dark):
-    assert violations(visit(name), light, dark) == []
+def test_axe_finds_nothing(visit, name):
+    """In light on one screen and in dark on the other, by turns."""
+    screens = (DESKTOP, PHONE) if KINDS.index(name) % 2 else (PHONE, DESKTOP)
+    assert violations(visit(name), *screens) == []
 
 
 PLACES = [
