@@ -88,6 +88,23 @@ def test_a_loss_of_any_arrays(rng):
     assert "gradient/x" in {row.name for row in verdict.rows}
 
 
+def test_the_gradients_of_several_arrays_are_compared(rng):
+    """A port that stops one of them, and whose others are right, passes with fewer names, and that is said."""
+    arrays = {"two": (rng.normal(size=9), rng.normal(size=9))}
+    ref = lambda x, y: (x * y**2).sum()  # noqa: E731
+    stopped = lambda x, y: (x * y.detach() ** 2).sum() + 0.0 * y.sum()  # noqa: E731
+    verdict = loss(ref, stopped, arrays, wrt="x")
+    assert verdict.status == PASS
+    assert "two: not compared: the gradients of 1 more arrays of floats, which `wrt` does not name" in str(verdict)
+    assert "not compared" not in str(loss(ref, ref, arrays, wrt=("x", "y")))
+    verdict = loss(ref, stopped, arrays, wrt=("x", "y"))
+    assert (verdict.status, verdict.first_failure.name) == (FAIL, "gradient/y")
+    with pytest.raises(
+        UserError, match="'two' has 2 floating-point arrays, of which the gradients are to be compared: x, y, z"
+    ):
+        loss(ref, ref, arrays, wrt=("x", "y", "z"))
+
+
 def test_a_module_runs_in_either_precision_and_stays_as_it_was(rng):
     weight = rng.uniform(0.5, 2, CLASSES).astype(np.float32)
     ref = torch.nn.CrossEntropyLoss(weight=torch.from_numpy(weight))

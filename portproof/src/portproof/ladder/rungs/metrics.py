@@ -19,6 +19,7 @@ from portproof.compare import Item, Items
 from portproof.compare.ruler import UNIT_ROUNDOFF, C, Ruler, U, kernel_atol, largest
 from portproof.ladder.cases import Case, batches, in_precision, losses, metrics, prepared, ranked_labels
 from portproof.ladder.rung import Rung, needed, on_rung
+from portproof.python39 import zip_strict
 from sturdyio.cli import UserError
 
 KINDS = {"b": np.int64, "i": np.int64, "u": np.int64, "f": np.float64}
@@ -36,7 +37,7 @@ def loss(
     *,
     num_classes: int = 100,
     seed: int = 0,
-    wrt: str = "logits",
+    wrt: str | Sequence[str] = "logits",
     keep: Collection[str] | None = None,
     device: str = "cpu",
     rung: Rung,
@@ -44,31 +45,43 @@ def loss(
     """Compare two criteria: functions of a case's tensors that return a scalar tensor of their framework.
 
     `cases` is {name: (logits, target)}, or any number of arrays; by default `cases.losses(num_classes, seed)`. Floats
-    are rounded to float32, and given in float64 (semantic limits) and float32 (kernel limits). The gradient is that of
-    the first array of floats, called `wrt`. A module is copied in the same precision. Cases in `keep` (None: all)
-    go to the result files, the first one's float32 arrays as "loss" and "gradient", others under "CASE, DTYPE/".
+    are rounded to float32, and given in float64 (semantic limits) and float32 (kernel limits). Gradients are those of
+    the first arrays of floats, as many as `wrt` has names for; a line says where a case has more. A module is copied in
+    the same precision. Cases in `keep` (None: all) go to the result files, the first one's float32 arrays as "loss" and
+    "gradient" (further ones as "gradient/NAME"), others under "CASE, DTYPE/".
 
     Refused if a reference's loss or gradient is not finite, or a gradient zero.
     """
-    gradient = Item(wrt, "gradient")
+    gradients = [Item(name, "gradient") for name in ([wrt] if isinstance(wrt, str) else wrt)]
+    keys = {Item("loss", "loss"): "loss", **{item: str(item) for item in gradients}, gradients[0]: "gradient"}
     sides = []
     for framework, criterion in ((backend("torch"), ref_criterion), (backend("paddle"), port_criterion)):
-        sides.append(partial(_loss_and_gradient, framework, criterion, framework.device(device), gradient))
+        sides.append(partial(_loss_and_gradients, framework, criterion, framework.device(device), gradients))
     for name, case in prepared(losses(num_classes, seed) if cases is None else cases).items():
-        if all(array.dtype.kind != "f" for array in case):
-            raise UserError(f"case {name!r} has no floating-point array: there is nothing to take the gradient of")
+        floats = sum(array.dtype.kind == "f" for array in case)
+        if floats < len(gradients):
+            names = ", ".join(item.name for item in gradients)
+            has = f"{floats} floating-point arrays" if floats else "no floating-point array"
+            raise UserError(f"case {name!r} has {has}, of which the gradients are to be compared: {names}")
+        more = floats - len(gradients)
+        if more and cases is not None:
+            rung.say(
+                f"  {name}: not compared: the gradients of {more} more arrays of floats, which `wrt` does not name"
+            )
         for dtype in UNIT_ROUNDOFF:
             title = f"{name}, {dtype}"
             both = rung.observe(f"criterion, on {title},", lambda side, *args: side(*args), *sides, case, dtype)
             if both is None:
                 break
             ref, port = both
-            if gradient not in ref:
-                raise UserError(f"the reference's criterion gives {wrt} no gradient, on {name}: it must depend on them")
+            if lacking := [item.name for item in gradients if item not in ref]:
+                raise UserError(
+                    f"the reference's criterion gives {lacking[0]} no gradient, on {name}: it must depend on them"
+                )
             if not all(np.isfinite(array).all() for array in ref.values()):
                 rung.refuse(f"{name}: the reference itself gives NaN or infinity")
                 break
-            if not ref[gradient].any():
+            if not all(ref[item].any() for item in gradients):
                 rung.refuse(f"{name}: the reference's gradient is zero throughout")
                 break
             again = partial(rung.of_ref, f"criterion, on {name},", sides[0], case)
@@ -78,15 +91,15 @@ def loss(
             rung.check(ruler.compare(port, title=title, dtype=dtype), group=str)
             if keep is None or name in keep:
                 is_first = dtype == "float32" and "loss" not in rung.files[0]
-                named = [{item.kind: array for item, array in each.items()} for each in both]
+                named = [{keys[item]: array for item, array in each.items()} for each in both]
                 rung.keep(named[0], named[1], "" if is_first else f"{title}/")
 
 
-def _loss_and_gradient(
+def _loss_and_gradients(
     backend: Backend,
     criterion: Callable[..., Any],
     device: Any,
-    gradient: Item,
+    gradients: Sequence[Item],
     case: Case,
     dtype: str,
     perturbation: int = 0,
@@ -97,14 +110,14 @@ def _loss_and_gradient(
         arrays = tuple(perturbed(array, dtype, rng) for array in arrays)
     if isinstance(criterion, backend.module_class):  # its class weights need that precision
         criterion = backend.training.to_device(copy.deepcopy(criterion), device, dtype)
-    first = next(i for i, array in enumerate(arrays) if array.dtype.kind == "f")
-    leaves = [backend.tensor(array, device, requires_grad=i == first) for i, array in enumerate(arrays)]
+    places = [i for i, array in enumerate(arrays) if array.dtype.kind == "f"][: len(gradients)]
+    leaves = [backend.tensor(array, device, requires_grad=i in places) for i, array in enumerate(arrays)]
     # An operation in place may not change a leaf that needs a gradient.
-    given = [leaf.clone() if i == first else leaf for i, leaf in enumerate(leaves)]
+    given = [leaf.clone() if i in places else leaf for i, leaf in enumerate(leaves)]
     with backend.runs.new_tensors(dtype), backend.runs.exact_constants():
         loss = criterion(*given)
         loss.backward()
-    found = {Item("loss", "loss"): loss, gradient: leaves[first].grad}
+    found = {Item("loss", "loss"): loss, **{item: leaves[i].grad for item, i in zip_strict(gradients, places)}}
     return {item: backend.to_array(tensor) for item, tensor in found.items() if tensor is not None}
 
 
