@@ -70,6 +70,14 @@ def test_one_bit_is_seen_and_its_batch_named():
     assert ref.shape == port.shape == (3, 6, 5) and (ref != port).sum() == 1
 
 
+def test_what_rounding_alone_moves_is_told(rng):
+    """Such as a spectrogram of two libraries."""
+    x = rng.normal(size=(2, 8)).astype(np.float32)
+    told = "1 items differ by no more than float32 rounds"
+    assert told in str(data([x], [x * (1 + 2.0**-23)]))
+    assert told not in str(data([x], [x + 1e-4 * np.eye(2, 8, dtype=np.float32)]))
+
+
 def test_four_images_that_differ_are_kept():
     rung = Rung("data", quiet=True)
     data(ref_batches(), port_batches(change=lambda n, images, labels: (images + 1, labels)), rung=rung)
