@@ -106,6 +106,12 @@ def test_what_dropout_would_drop_is_compared(name):
     assert told in str(verdict) and bool(told) == ("dropout" in str(verdict))
 
 
+@pytest.mark.parametrize("made", [left_out, of_channels])
+def test_rung_01_compares_it_too(made):
+    told = str(portproof.ladder.forward(*made()[:2], made()[2:]))
+    assert "drop/dropout" in told and "located" not in told
+
+
 def test_dropout_in_a_kernel_is_not_compared_with_that_outside_of_it():
     ref, port, x = in_a_kernel(0.0, behind=0.1)
     verdict = align(ref, port, [x])

@@ -207,8 +207,12 @@ def equal_pair(rung: Rung, ref: Any, port: Any, given: Mapping[str, str] | None,
 
 
 def say_location(rung: Rung, pair: Pair, first: int) -> None:
-    """Once a rung: if a verdict from `first` on failed, say where the port departs."""
-    failed = [i for i, verdict in enumerate(rung.verdicts) if verdict.status == FAIL and i >= first]
+    """Once a rung: if a verdict from `first` on failed, say where the port departs. A row of dropout tells itself."""
+
+    def is_open(verdict: Verdict) -> bool:
+        return any(row.status == FAIL and row.item.kind != "dropout" for row in verdict.rows)
+
+    failed = [i for i, verdict in enumerate(rung.verdicts) if i >= first and is_open(verdict)]
     if not failed or any(verdict.location for verdict in rung.verdicts):
         return
     location = locate_failure(pair, rung.verdicts[first:])

@@ -70,7 +70,7 @@ def compare_mode(pair: Pair, train: bool) -> Iterator[Compared]:
     if refused is not None:
         yield Compared(refused)
         return
-    if train and not pair.strict and (differing := compare_dropout(pair)) is not None:
+    if train and (differing := compare_dropout(pair)) is not None:
         yield Compared(differing)
     for dtype in pair.precisions:
         yield from mode.compare(dtype)
