@@ -119,6 +119,14 @@ def test_dropout_in_a_kernel_is_not_compared_with_that_outside_of_it():
     assert "dropout is off, and not compared, since a kernel does it inside of rnn (p 0.1)" in str(verdict)
 
 
+@pytest.mark.parametrize("options", [{"leave_out": ["drop"]}, {"accept": ["drop/dropout: known"]}])
+def test_a_known_difference(options):
+    ref, port, x = left_out()
+    verdict = align(ref, port, [x], **options)
+    assert verdict.status == PASS, str(verdict)
+    assert ("dropout is not compared, since some of it is left out" in str(verdict)) == ("leave_out" in options)
+
+
 def test_a_recording_has_what_dropout_would_drop(tmp_path):
     ref, port, x = left_out()
     portproof.record(ref, [x]).save(tmp_path / "net.ref.safetensors")

@@ -83,6 +83,7 @@ class Pair:
     given: Mapping[str, str] | None = None  # {reference's module: port's}, from the user
     equal_tensors: dict[str, str] = field(default_factory=dict)  # {port's name: reference's key}, see `by_weights`
     never_entered: list[str] = field(default_factory=list)  # branches of the reference's operations
+    left_out: tuple[str, ...] = ()  # how names in what is left out begin
     matched: set[bool] = field(default_factory=set)  # modes with mapped calls (True: train)
 
     @property
@@ -171,7 +172,7 @@ class Pair:
         if names:
             self.match_calls((False, True))
         kept: dict[str, Any] = {}
-        prefixes = tuple(f"{name}." for name in names)
+        self.left_out = prefixes = tuple(f"{name}." for name in names)
         for what in ("calls", "tensors", "problems"):
             every = getattr(self.name_map, what).items()
             kept[what] = {key: value for key, value in every if not f"{module_of(key)}.".startswith(prefixes)}

@@ -91,16 +91,15 @@ def compare_dropout(pair: Pair) -> Verdict | None:
     if _chances(ref) == _chances(port):
         return None
     left, port_left = _without_equal(ref, port), _without_equal(port, ref)
+    if any(f"{each.name}.".startswith(pair.left_out) for each in left):  # what stands for it there is not known
+        pair.notes.append("dropout is not compared, since some of it is left out")
+        return None
     hidden = [each for each in (*left, *port_left) if not each.size]
     if hidden and len(hidden) < len(left) + len(port_left):
         names = ", ".join(f"{each.name} (p {each.p:g})" for each in hidden)
         pair.notes.append(f"dropout is off, and not compared, since a kernel does it inside of {names}")
         return None
-    rows = []
-    for of_ref, of_port in zip_longest(left, port_left):
-        name = (of_ref or of_port).name
-        rows.append(Row(Item("dropout", "dropout", name, section=name), FAIL, reason=_other_dropout(of_ref, of_port)))
-    return Verdict("train mode", rows)
+    return Verdict("train mode", [_dropout_row(*each) for each in zip_longest(left, port_left)])
 
 
 def _chances(calls: Iterable[Dropped]) -> dict[float, tuple[int, int]]:
@@ -123,16 +122,21 @@ def _without_equal(calls: Iterable[Dropped], others: Iterable[Dropped]) -> list[
     return left
 
 
-def _other_dropout(ref: Dropped | None, port: Dropped | None) -> str:
+def _dropout_row(ref: Dropped | None, port: Dropped | None) -> Row:
+    """Of two calls that differ, or of one that the other side lacks; its difference is that of p."""
+    either = ref or port
+    assert either is not None
+    difference, who = either.p, f"the port's {port.name or 'own code'}" if port else "the port"
     if port is None:
-        assert ref is not None
-        return f"the port does not drop here, the reference does, with p {ref.p:g}"
-    who = f"the port's {port.name or 'own code'}"
-    if ref is None:
-        return f"{who} drops with p {port.p:g}, the reference does not"
-    if ref.p != port.p:
-        return f"p is {port.p:g} in {who}, not {ref.p:g}"
-    return f"{who} drops by {port.size} numbers, not {ref.size}: whole channels, or single values?"
+        reason = f"{who} does not drop here, the reference does, with p {either.p:g}"
+    elif ref is None:
+        reason = f"{who} drops with p {port.p:g}, the reference does not"
+    elif ref.p != port.p:
+        reason, difference = f"p is {port.p:g} in {who}, not {ref.p:g}", abs(port.p - ref.p)
+    else:
+        reason = f"{who} drops by {port.size} numbers, not {ref.size}: whole channels, or single values?"
+    item = Item("dropout", "dropout", either.name, section=either.name)
+    return Row(item, FAIL, difference=difference, reason=reason)
 
 
 def random_or_unclear(pair: Pair, train: bool) -> Verdict | None:
@@ -504,6 +508,8 @@ def locate_failure(pair: Pair, verdicts: Sequence[Verdict] = (), dtype: str = ""
     In float64, unless only float32 items failed.
     """
     failed = [row.item for verdict in verdicts for row in verdict.rows if row.status == FAIL]
+    if failed and all(item.kind == "dropout" for item in failed):  # no run shows it, and its rows tell the place
+        return None
     dtype = dtype or ("float32" if {item.dtype for item in failed} == {"float32"} else "float64")
     named = {item.mode for item in failed}
     modes: dict[bool, set[str]] = {}
