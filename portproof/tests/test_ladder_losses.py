@@ -145,7 +145,7 @@ def test_a_reference_that_raises_is_the_users():
     def broken(x, y):
         raise KeyError("axis")
 
-    with pytest.raises(UserError, match="the reference's criterion, on drawn logits, labels, float64, raised KeyError"):
+    with pytest.raises(UserError, match="the reference's criterion on drawn logits, labels, float64 raised KeyError"):
         loss(broken, softmax_loss, num_classes=CLASSES)
 
 

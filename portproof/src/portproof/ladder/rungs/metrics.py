@@ -70,7 +70,7 @@ def loss(
             )
         for dtype in UNIT_ROUNDOFF:
             title = f"{name}, {dtype}"
-            both = rung.observe(f"criterion, on {title},", lambda side, *args: side(*args), *sides, case, dtype)
+            both = rung.observe(f"criterion on {title}", lambda side, *args: side(*args), *sides, case, dtype)
             if both is None:
                 break
             ref, port = both
@@ -84,7 +84,7 @@ def loss(
             if not all(ref[item].any() for item in gradients):
                 rung.refuse(f"{name}: the reference's gradient is zero throughout")
                 break
-            again = partial(rung.of_ref, f"criterion, on {name},", sides[0], case)
+            again = partial(rung.of_ref, f"criterion on {name}", sides[0], case)
             # There are no weights: in float32 one run tells how the reference rounds.
             options = {"perturbed": None} if dtype == "float32" else {"must_be_judged": list(ref)}
             ruler = Ruler.measured(ref, dtype, again, **options)
