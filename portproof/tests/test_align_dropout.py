@@ -15,11 +15,10 @@ from portproof.compare import FAIL, PASS
 
 def in_layers(p: float, ports: float | None = None):
     """(a pair in which a dropout layer has p on one side and another on the other, an input)"""
-    layers = torch.nn.Dropout(p), paddle.nn.Dropout(p if ports is None else ports)
-    sides = ((Ref, torch.nn, layers[0]), (Port, paddle.nn, layers[1]))
-    return *(side(lambda m, x: m.drop(m.fc(x)), fc=nn.Linear(4, 3), drop=drop) for side, nn, drop in sides), normal(
-        2, 4
-    )
+    code = lambda m, x: m.drop(m.fc(x))  # noqa: E731
+    port_drop = paddle.nn.Dropout(p if ports is None else ports)
+    ref = Ref(code, fc=torch.nn.Linear(4, 3), drop=torch.nn.Dropout(p))
+    return ref, Port(code, fc=paddle.nn.Linear(4, 3), drop=port_drop), normal(2, 4)
 
 
 def in_a_function():
@@ -46,7 +45,7 @@ def of_channels(port_class: type = paddle.nn.Dropout):
 
 
 def joined_there():
-    """Two calls in one, in another order."""
+    """Two calls are one there."""
     sides = []
     for side, nn, cat in ((Ref, torch.nn, torch.cat), (Port, paddle.nn, paddle.concat)):
 

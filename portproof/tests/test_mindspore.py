@@ -176,6 +176,21 @@ def test_with_which_probability_dropout_drops(folder):
     assert run_mindspore("-c", code).splitlines()[-1] == "[0.1, 0.1, 0.1, 0.0]"
 
 
+def test_what_dropout_would_drop_is_noted(folder):
+    """By values and by channels, in layers and functions; the input stays."""
+    code = (
+        "from portproof.backends.mindspore_backend import BACKEND; from mindspore import Tensor, nn, ops; "
+        "import numpy as np; x = Tensor(np.ones((2, 3, 4, 5), np.float32)); noted = []; "
+        "calls = nn.Dropout(p=0.1).set_train(), nn.Dropout2d(0.2).set_train(), lambda x: ops.dropout(x, 0.3)\n"
+        "with BACKEND.runs.lent_dropout(lambda p, shape: noted.append((round(p, 6), tuple(shape)))): "
+        "same = [bool((call(x) == x).all()) for call in calls]\n"
+        "print(same, noted)"
+    )
+    whole = "(2, 3, 4, 5)"
+    noted = f"[(0.1, {whole}), (0.2, (2, 3)), (0.3, {whole})]"
+    assert run_mindspore("-c", code).splitlines()[-1] == f"[True, True, True] {noted}"
+
+
 @pytest.mark.parametrize("weights", ["probe", "reference"])
 def test_what_mindspore_recorded_paddle_is_judged_by(folder, weights):
     recording = folder / f"own_{weights}.ref.safetensors"

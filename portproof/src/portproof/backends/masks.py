@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Optional
@@ -22,10 +21,6 @@ class Dropped:
     name: str  # of the module that calls it
     p: float
     size: int  # how many numbers decide what is dropped; 0: inside a layer of the library, which does not tell
-
-    @staticmethod
-    def by(name: str, p: float, shape: Sequence[int]) -> Dropped:
-        return Dropped(name, round(float(p), 12), math.prod(map(int, shape)))
 
 
 def no_masks(p: float, shape: Sequence[int]) -> None:

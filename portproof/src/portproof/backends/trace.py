@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -210,7 +211,8 @@ class Trace:
 
     def note_dropout(self, p: float, shape: Sequence[int]) -> None:
         """Note it and lend no mask."""
-        self.dropped.append(Dropped.by(self.running[-1].name if self.running else "", p, shape))
+        name = self.running[-1].name if self.running else ""
+        self.dropped.append(Dropped(name, round(float(p), 12), math.prod(map(int, shape))))  # 1 - 0.9 is not quite 0.1
 
     def note_float32(self, is_data: bool) -> None:
         """Note the module that asked for float32, or brought it in as data."""
