@@ -94,7 +94,7 @@ class Service:
         self.accepted = 0  # requests that are in work
         self.queued = 0  # of these, the ones that have come to their end
         self.worker = ThreadPoolExecutor(1)  # one batch at a time; each thread more would keep memory of its own
-        self._batch.set_max_batch_size(options.max_batch)
+        cast(Any, self._batch).set_max_batch_size(options.max_batch)  # serve.batch adds it
 
     @api.get("/", response_class=HTMLResponse)
     async def show_page(self, request: Request, lang: str = "") -> HTMLResponse:

@@ -22,7 +22,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-import httpx
+import aiohttp
 import numpy as np
 
 from maintenance.benchmarks.speed import Result
@@ -82,17 +82,20 @@ def alone(predictors: Sequence[Predictor], images: Sequence[bytes], seconds: flo
 
 
 async def under_load(url: str, images: Sequence[bytes], seconds: float, latencies: list[float]) -> float:
-    """Answers a second that CLIENTS clients get; adds the seconds of each to `latencies`."""
+    """Answers a second that CLIENTS clients get; adds the seconds of each to `latencies`.
+
+    Raises aiohttp.ClientResponseError for a refusal.
+    """
     end, before = time.perf_counter() + seconds, len(latencies)
 
     async def client(first: int) -> None:
-        async with httpx.AsyncClient(base_url=url, timeout=60) as one:
+        async with aiohttp.ClientSession(url, raise_for_status=True) as one:
             for data in itertools.islice(itertools.cycle(images), first, None):
                 start = time.perf_counter()
                 if start > end:
                     return
-                response = await one.post("/predict", content=data, headers={"Content-Type": "image/jpeg"})
-                response.raise_for_status()
+                async with one.post("/predict", data=data, headers={"Content-Type": "image/jpeg"}) as response:
+                    await response.read()
                 latencies.append(time.perf_counter() - start)
 
     start = time.perf_counter()
