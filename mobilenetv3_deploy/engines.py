@@ -181,6 +181,7 @@ ENGINES: dict[str, type[Engine]] = {
     one.name: one for one in (OnnxRuntime, OpenVino, PaddleInference, PaddleEager, TorchEager, TorchCompile)
 }
 BEST = ("onnxruntime", "openvino", "paddle-inference")  # the fastest first, as measured
+BEST_QUANTIZED = ("openvino", "onnxruntime")  # of a model in 8-bit integers
 
 
 def lacks(name: str, card: Card) -> str:
@@ -197,14 +198,16 @@ def lacks(name: str, card: Card) -> str:
 
 
 def load(folder: str | Path, engine: str = "best", threads: int = 1) -> Engine:
-    """The model in `folder`, ready to run in `engine`, one of ENGINES, or "best": the first of BEST that is there.
+    """The model in `folder`, ready to run in `engine`, one of ENGINES, or "best": the first of BEST that is there,
+    of BEST_QUANTIZED for a model that tools/quantize_model.py wrote.
 
     Raises UserError for a folder that `read_card` refuses, an unknown engine, and what `lacks` says.
     """
     if engine != "best" and engine not in ENGINES:
         raise UserError(f"engine {engine!r} is unknown: choose best or one of {', '.join(ENGINES)}")
     card = read_card(folder)
-    names = BEST if engine == "best" else (engine,)
+    best = BEST if card.quantized is None else BEST_QUANTIZED
+    names = best if engine == "best" else (engine,)
     lacking = [lacks(name, card) for name in names]
     if all(lacking):
         raise UserError(lacking[0])

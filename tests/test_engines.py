@@ -14,7 +14,7 @@ import mobilenetv3_paddle.models as port_models
 import mobilenetv3_ref.models as ref_models
 from mobilenetv3_deploy import engines
 from mobilenetv3_deploy.card import Card, read_card, write_card
-from mobilenetv3_deploy.engines import BEST, ENGINES, WEIGHTS, float64_reference, lacks, load
+from mobilenetv3_deploy.engines import BEST, BEST_QUANTIZED, ENGINES, WEIGHTS, float64_reference, lacks, load
 from mobilenetv3_deploy.preprocessing import Preprocessing
 from portproof.compare.ruler import kernel_atol
 from sturdyio.cli import UserError
@@ -201,14 +201,17 @@ def test_loading_refuses_what_is_lacking(eager, there):
             refused()
 
 
-@pytest.mark.parametrize("first", range(len(BEST)))
-def test_best_is_the_first_that_is_there(tmp_path, there, first):
+@pytest.mark.parametrize(
+    "best, first, quantized",
+    [(names, first, how) for names, how in ((BEST, None), (BEST_QUANTIZED, {})) for first in range(len(names))],
+)
+def test_best_is_the_first_that_is_there(tmp_path, there, best, first, quantized):
     for file in ALL_FILES:
         (tmp_path / file).write_text(file)
-    write_card(tmp_path, FULL)
-    there(*(ENGINES[name].package for name in BEST[first:]))
-    assert load(tmp_path).name == BEST[first]
+    write_card(tmp_path, replace(FULL, quantized=quantized))
+    there(*(ENGINES[name].package for name in best[first:]))
+    assert load(tmp_path).name == best[first]
     assert read_card(tmp_path) == load(tmp_path).card
     there()
-    with pytest.raises(UserError, match=r"engine onnxruntime needs onnxruntime, .*'\.\[deploy\]'"):
+    with pytest.raises(UserError, match=rf"engine {best[0]} needs {best[0]}, .*'\.\[{ENGINES[best[0]].extra}\]'"):
         load(tmp_path)
