@@ -56,3 +56,13 @@ if (!matchMedia("(min-width: 60em)").matches) {
   const place = document.getElementById(decodeURIComponent(location.hash.slice(1)));
   [...document.querySelectorAll(".fold[open]")].slice(1).forEach((section) => (section.open = section.contains(place)));
 }
+
+// The links to the other language lead to the same place there: the headings of both pages have the same ids. Material
+// would lead to the top of the page, but for links with a target.
+const lead = () => {
+  document.querySelectorAll("a[hreflang]").forEach((link) => {
+    Object.assign(link, { hash: location.hash, target: "_self" });
+  });
+};
+lead();
+addEventListener("hashchange", lead);

@@ -117,9 +117,32 @@ def page(name: str) -> list[str]:
 def test_pages_are_what_the_entries_say():
     entries = list(ALL.values())
     (guide,) = [source for source in SOURCES if source.sections]
-    pages = {**topic_pages(entries), **coverage_pages(entries, SOURCES), **guide_pages(entries, guide)}
+    pages = {**topic_pages(entries, SOURCES), **coverage_pages(entries, SOURCES), **guide_pages(entries, guide)}
     for name, text in pages.items():
         assert page(name) == text.splitlines(), f"docs/{name} is stale: run 'python maintenance/pages/write_docs.py'"
+
+
+@pytest.mark.parametrize(("language", "head"), [("en", "Original: "), ("zh", "原文：")])
+def test_an_answer_names_the_documents_that_ask_and_links_those_with_an_address(language, head):
+    pages = topic_pages(list(ALL.values()), SOURCES)
+    for entry in ALL.values():
+        _, _, after = pages[f"{language}/faq/{entry.topic}.md"].partition(f'<a id="{entry.slug}"></a>')
+        lines = [line for line in after.partition("<a id=")[0].splitlines() if line.startswith(head)]
+        asking = [source for source in SOURCES if any(q.id in entry.questions for q in source.questions)]
+        assert len(lines) == bool(asking), entry.slug
+        for source in asking:
+            assert source.title[language] in lines[0]
+            assert source.url in links(lines[0]) or not source.url
+
+
+ORIGINAL = r"\b(?:answer|blog|guide|original|source|suggestion|advice|FAQ)s?\b|答[复案]|回答|博客|指南|原文|建议|来源"
+
+
+@pytest.mark.parametrize("slug", [slug for slug, entry in ALL.items() if entry.note])
+def test_a_note_that_speaks_of_the_original_quotes_or_links_it(slug):
+    """So that it can be read without the original."""
+    for note in ALL[slug].note.values():
+        assert not re.search(ORIGINAL, note) or re.search(r'"[^"]+"|“[^”]+”', note) or links(note), note
 
 
 @pytest.mark.parametrize("slug", ALL)

@@ -9,6 +9,8 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from html import unescape
+from html.parser import HTMLParser
 from itertools import pairwise
 from pathlib import Path
 from urllib.parse import urljoin, urlsplit
@@ -19,7 +21,7 @@ from browser import DESKTOP, PHONE, UNFOLD, fits_sideways, violations
 from markdown_pages import ROOT, blocks, links, neutral
 from playwright.sync_api import Browser, Page, expect
 
-from maintenance.pages.site_hooks import SEARCH_WORDS, SEVERAL, repository
+from maintenance.pages.site_hooks import SEARCH_WORDS, SEVERAL, description, repository
 
 DOCS = ROOT / "docs"
 FILES = [*DOCS.glob("*.md"), *(DOCS / "en").rglob("*.md"), *(DOCS / "zh").rglob("*.md")]
@@ -95,14 +97,15 @@ def visit(browser, site, folder) -> Iterator[Callable[..., Page]]:
 
 
 LONGEST = 10_000  # pixels that a reader may have to scroll
+WIDE = "tables => tables.filter(table => table.scrollWidth > table.clientWidth).map(table => table.innerText)"
 # One page of each kind: the others have the same parts, and all take ten minutes.
 KINDS = ["index", "zh/01_forward", "en/faq/inference", "zh/faq/index", "en/commands", "zh/api", "en/fault_gallery"]
-KINDS += ["zh/own_model", "en/deploy", "en/api_differences", "zh/records"]
+KINDS += ["zh/own_model", "en/deploy", "en/api_differences", "zh/records", "404.html"]
 
 
 @pytest.mark.thorough(
     "one page of each kind, and the longest",
-    but="en/(01_forward|network|faq/mind|api])|zh/(faq/tra|fault_gallery)",
+    but="en/(01_forward|network|faq/mind|api])|zh/(faq/tra|fault_gallery|project)",
 )
 @pytest.mark.parametrize("name", PAGES)
 def test_page_fits_a_desktop_and_a_phone(visit, name):
@@ -111,6 +114,7 @@ def test_page_fits_a_desktop_and_a_phone(visit, name):
         assert page.evaluate("document.documentElement.scrollHeight") < LONGEST
         page.evaluate(UNFOLD)
         assert fits_sideways(page)
+        assert page.locator(".md-typeset__scrollwrap").evaluate_all(WIDE) == []
     assert page.locator("article h1").count() == 1
     page.evaluate("document.querySelectorAll('article pre, article code').forEach(code => code.remove())")
     text = page.locator("article").inner_text()
@@ -134,7 +138,7 @@ def test_a_wide_table_is_cards_on_a_phone(visit, name):
         assert all(above["y"] + above["height"] <= below["y"] + 1 for above, below in pairwise(boxes))
 
 
-@pytest.mark.thorough("some kinds", but="^(zh/01|en/api)")
+@pytest.mark.thorough("some kinds", but="^(zh/01|en/api|404)")
 @pytest.mark.parametrize("name", KINDS)
 def test_axe_finds_nothing(visit, name):
     """In light on one screen and in dark on the other, by turns."""
@@ -321,6 +325,17 @@ def test_front_page_shows_a_fault_and_the_report_of_its_run():
     assert all(line in lines for line in report if line != "...")  # all of them, in this order
 
 
+READ_FIRST = ["docs/index.md", "docs/index_cn.md", "portproof/README.md"]
+READ_FIRST += [f"docs/{of}/{page}.md" for of in FRONT.values() for page in ("index", "own_project", "ship_recordings")]
+READ_FIRST += ["docs/en/project.md", "docs/zh/project.md"]
+
+
+@pytest.mark.parametrize("name", READ_FIRST)
+def test_commands_and_api_are_linked_from_where_readers_begin(name):
+    linked = {Path(link).name for link in links((ROOT / name).read_text(encoding="utf-8"))}
+    assert {"commands.md", "api.md"} <= linked
+
+
 def test_front_pages_say_the_same():
     english, chinese = blocks("docs/index.md"), blocks("docs/index_cn.md")
     assert [(block.kind, block.detail) for block in english] == [(block.kind, block.detail) for block in chinese]
@@ -405,6 +420,9 @@ def test_catalogue_is_seen_without_scrolling_sideways(visit, name):
 def test_mistakes_are_rows_on_a_laptop_and_cards_on_a_phone(visit, name):
     page = visit(name)
     assert fits_sideways(page)
+    kinds = "parts => parts.map(part => part.className || part.localName)"
+    assert page.locator("article > *").evaluate_all(kinds)[:4] == ["h1", "p", "p", "tree"]
+    assert len(re.findall("[.。：:]", page.locator("article > p").nth(1).inner_text().replace("0.3", ""))) <= 2
     table = page.locator(".cases").nth(1)
     cells, heads = table.locator("td"), table.locator("th").all_inner_texts()
     boxes = [cells.nth(i).bounding_box() for i in range(3)]
@@ -499,10 +517,66 @@ def test_each_page_leads_to_the_other_language(visit, site, name):
     there = f"{site}/{other}{name[2:].removesuffix('/index')}"
     for selector in (f".md-header a[hreflang={other}]", f"head link[hreflang={other}]"):
         assert page.eval_on_selector(selector, "link => link.href").rstrip("/") == there
-    assert len(page.get_attribute("meta[name=description]", "content")) > 20
     page.click(f"article >> text={'English' if language == 'zh' else '中文'}")
     page.wait_for_load_state()
-    assert page.url.partition("#")[0].rstrip("/") == there
+    assert page.url.rstrip("/") == there
+
+
+@pytest.mark.thorough("one place a language", but="05_backward|zh/train")
+@pytest.mark.parametrize("place", ["en/05_backward/#a-run-that-fails", "zh/train/#on-a-card", *PLACES])
+def test_the_other_language_is_at_the_same_place(visit, site, place):
+    name, _, anchor = place.partition("/#")
+    other = {"en": "zh", "zh": "en"}[name[:2]]
+
+    def arrives() -> None:
+        page.wait_for_url(f"{site}/{other}{place[2:]}")
+        expect(page.locator(f'[id="{anchor}"]')).to_be_in_viewport()
+
+    page = visit(place)
+    page.hover(".md-header .md-select")
+    page.click(f".md-header a[hreflang={other}]")
+    arrives()
+    page = visit(name)
+    page.evaluate("place => (location.hash = place)", anchor)  # as a link of the page does
+    page.click(f"article a[hreflang={other}]")
+    arrives()
+
+
+def article(path: Path) -> str:
+    return re.search("<article.*</article>", path.read_text(encoding="utf-8"), re.DOTALL)[0]
+
+
+def test_all_places_are_the_same_in_both_languages(folder):
+    pages = {folder / "index.html": folder / "index_cn" / "index.html"}
+    pages |= {path: folder / "zh" / path.relative_to(folder / "en") for path in (folder / "en").rglob("index.html")}
+    assert len(pages) == len(PAGES) / 2
+    for pair in pages.items():
+        english, chinese = (re.findall(r'\sid="([^"]+)"', article(path)) for path in pair)
+        assert english == chinese != [], pair
+
+
+class Description(HTMLParser):
+    """What a page tells search engines of itself, in `.attributes`."""
+
+    def handle_starttag(self, tag: str, attributes: list[tuple[str, str]]) -> None:
+        if tag == "meta" and ("name", "description") in attributes:
+            self.attributes = attributes
+
+
+def test_each_page_has_a_description_of_its_own(folder):
+    """It ends with a sentence or a word; that of a topic of the FAQ stands before the first question."""
+    found = set()
+    for name in PAGES:
+        path = folder / name.removesuffix("index") / "index.html"
+        parser = Description()
+        parser.feed(path.read_text(encoding="utf-8"))
+        assert parser.attributes == [("name", "description"), ("content", description(article(path)))], name
+        said = parser.attributes[1][1]
+        shown = article(path).partition("<h2")[0] if "/faq/" in name else article(path)
+        _, words, rest = " ".join(unescape(re.sub("<.*?>", "", shown)).split()).partition(said.removesuffix("…"))
+        assert 15 < len(words) <= 200 and (words[-1] in ".。" or not rest[:1].isalnum()), name
+        found.add(said)
+    assert len(found) == len(PAGES)
 
 
 def test_a_reader_chooses_dark(visit):

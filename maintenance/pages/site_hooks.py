@@ -11,7 +11,9 @@
   on a phone alone; there docs/site.js folds all but the first section.
 - The search has a name for those who hear the page.
 - Each chapter of the tutorial leads to itself as a notebook, and where `extra: notebook_base` is set, to one that runs.
-- The header leads to the same page in the other language; each page has its first paragraph as a description.
+- The header, and a link of each page, lead to the same page in the other language, and docs/site.js to the same place
+  there: the headings of a Chinese page have the ids of the English page's.
+- Each page has its first paragraph as a description.
 - Each language has a search of its own, in prose alone: code would fill the previews. What programs wrote comes last,
   and first what search_words.yaml names.
 """
@@ -20,7 +22,8 @@ import difflib
 import json
 import re
 import subprocess
-from html import unescape
+from collections.abc import Iterable, Iterator
+from html import escape, unescape
 from itertools import cycle
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -33,6 +36,7 @@ from mkdocs.exceptions import ConfigurationError
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.nav import Navigation
 from mkdocs.structure.pages import Page
+from mkdocs.structure.toc import AnchorLink
 from mkdocs.utils import get_relative_url
 
 from maintenance.pages.notebooks import CHAPTERS, link_line, notebook
@@ -66,6 +70,9 @@ GENERATED = {
 }
 WRITTEN_BY_PROGRAMS = 0.2  # in search, of 1: tables of names and figures
 LONGEST = 200  # characters of a description
+PARAGRAPH = re.compile(r"<p>((?:(?!</p>|hreflang).)*)</p>", re.DOTALL)  # but for the link to the other language
+SENTENCE_END = re.compile(r"[.!?](?= )|[。！？]")
+WHOLE_WORDS = re.compile(r".*(?=[ ，、；：])")
 # The pages whose sections are folded, and the level of the sections' headings; then those that are on a phone alone.
 FOLDED = {"faq/index.md": 3, "faq/": 2, "api.md": 3, "fault_gallery.md": 2, "own_project.md": 2, "project.md": 2}
 FOLDED_ON_A_PHONE = {
@@ -130,13 +137,12 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    links = "{ hreflang=en }" if _language(page) == "zh" else "{ hreflang=zh }"
     if config.repo_url and page.file.src_uri in FRONT:
-        link = f" · [{FRONT[page.file.src_uri]}]({config.repo_url})"
-        markdown = SWITCH.sub(lambda switch: switch[0] + link, markdown, count=1)
-    page.meta.setdefault("description", _description(markdown))
+        links += f" · [{FRONT[page.file.src_uri]}]({config.repo_url})"
     if (name := page.file.src_uri.removesuffix(".md")) in NOTEBOOKS:
-        link = f" · {link_line(name, config.extra.get('notebook_base', ''))}"
-        markdown = SWITCH.sub(lambda switch: switch[0] + link, markdown, count=1)
+        links += f" · {link_line(name, config.extra.get('notebook_base', ''))}"
+    markdown = SWITCH.sub(lambda switch: switch[0] + links, markdown, count=1)
     return SEVERAL.sub(lambda codes: f'<div class="codes" markdown>\n\n{_named(codes[1])}\n\n</div>', markdown)
 
 
@@ -156,6 +162,9 @@ def on_page_context(context: dict, page: Page, config: MkDocsConfig, nav: Naviga
 
 
 def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    page.meta.setdefault("description", escape(description(html)))
+    if _language(page) == "zh":
+        html = _with_ids_of_the_english(html, page, files)
     html = PAIR.sub(_marked, html)
     kind = CARDS.get(page.file.name + ".md", "")
     html = re.sub(r"<table>.*?</table>", lambda table: _labelled(table[0], kind), html, flags=re.DOTALL)
@@ -166,9 +175,14 @@ def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -
 
 def on_post_page(output: str, page: Page, config: MkDocsConfig) -> str:
     """Material looks for the index in search/ under its `base`, and for what that names under `base`, too."""
-    output = output.replace('role="dialog"', f'role="dialog" aria-label="{SEARCH[_language(page)]}"', 1)
+    output = _with_named_search(output, _language(page))
     base = get_relative_url(f"{_language(page)}/", page.url).rstrip("/")
     return re.sub(r'(?<="base": )"[^"]*"', json.dumps(base), output, count=1)
+
+
+def on_post_template(output: str, template_name: str, config: MkDocsConfig) -> str:
+    """That there is no such page is said by a template."""
+    return _with_named_search(output, "en")
 
 
 def on_post_build(config: MkDocsConfig) -> None:
@@ -194,6 +208,10 @@ def on_post_build(config: MkDocsConfig) -> None:
         own.write_text(json.dumps({"config": settings, "docs": docs}, ensure_ascii=False), encoding="utf-8")
 
 
+def _with_named_search(html: str, language: str) -> str:
+    return html.replace('role="dialog"', f'role="dialog" aria-label="{SEARCH[language]}"', 1)
+
+
 def _found(docs: list[dict], page: str, title: str = "") -> dict:
     """What the index has of a page, or of what stands there under this title; raises ConfigurationError for none."""
     for doc in docs:
@@ -204,11 +222,35 @@ def _found(docs: list[dict], page: str, title: str = "") -> dict:
     raise ConfigurationError(f"{SEARCH_WORDS}: there is no {title or 'page'} in {page}")
 
 
-def _description(markdown: str) -> str:
-    """The first paragraph as plain text, for those who find the page by a search engine."""
-    paragraphs = (part for part in markdown.split("\n\n") if re.match(r"[\w`*\[]", part) and not SWITCH.match(part))
-    words = re.sub(r"!?\[([^\]]*)\]\([^)]*\)|[`*]", r"\1", next(paragraphs, ""))
-    return " ".join(words.split())[:LONGEST].strip()
+def description(html: str) -> str:
+    """The first paragraph as plain text, for those who find the page by a search engine.
+
+    Of a long one, the sentences that LONGEST characters hold, or the words of its first sentence.
+    """
+    paragraphs = (" ".join(unescape(re.sub("<.*?>", "", text)).split()) for text in PARAGRAPH.findall(html))
+    text = next(filter(None, paragraphs), "").rstrip(":：")
+    if len(text) <= LONGEST:
+        return text
+    if ends := [end.end() for end in SENTENCE_END.finditer(text[: LONGEST + 1])]:
+        return text[: ends[-1]]
+    return WHOLE_WORDS.match(text[:LONGEST])[0] + "…"
+
+
+def _with_ids_of_the_english(html: str, page: Page, files: Files) -> str:
+    """The Chinese page, whose headings have the ids of those at the same positions of the English page."""
+    english = files.get_file_from_path(page.file.src_uri.replace("zh/", "en/", 1).replace("_cn", ""))
+    headings = [*_headings(page.toc)]
+    ids = {own.id: other.id for own, other in zip(headings, _headings(english.page.toc), strict=True)}
+    for heading in headings:
+        heading.id = ids[heading.id]
+    return re.sub(r'(?<=<h\d id=")[^"]+|(?<=headerlink" href="#)[^"]+', lambda found: ids[found[0]], html)
+
+
+def _headings(toc: Iterable[AnchorLink]) -> Iterator[AnchorLink]:
+    """All of the page's, in order."""
+    for heading in toc:
+        yield heading
+        yield from _headings(heading.children)
 
 
 def _language(page: Page) -> str:
@@ -264,13 +306,16 @@ def _marked(pair: re.Match) -> str:
 
 
 def _labelled(table: str, kind: str) -> str:
-    """The table, whose cells name their columns, with the class `kind`, if it has one; one of two columns as it is."""
+    """The table, whose codes may break at dots and underscores, with the class `kind`, if it has one.
+
+    The cells name their columns where there are more than two, or a `kind`.
+    """
+    table = re.sub("<code>.*?</code>", lambda code: re.sub("[._]", r"\g<0><wbr>", code[0]), table)
     heads = [re.sub("<.*?>", "", head) for head in re.findall(r"<th[^>]*>(.*?)</th>", table)]
     if len(heads) < 3 and not kind:
         return table
     labels = cycle(heads)
     table = re.sub("<td(?=[ >])", lambda _: f'<td data-label="{next(labels)}"', table)
-    table = re.sub("<code>.*?</code>", lambda code: re.sub("[._]", r"\g<0><wbr>", code[0]), table)  # where lines break
     return table.replace("<table>", f'<table class="{kind}">' if kind else "<table data-cards>", 1)
 
 

@@ -32,7 +32,7 @@ def main(args: argparse.Namespace) -> int:
     if unanswered := [q.id for source in sources for q in source.questions if q.id not in answered]:
         print(f"no entry answers {', '.join(unanswered)}")
         return 1
-    pages = {**topic_pages(entries), **coverage_pages(entries, sources)}
+    pages = {**topic_pages(entries, sources), **coverage_pages(entries, sources)}
     (guide,) = [source for source in sources if source.sections]
     pages |= guide_pages(entries, guide)
 
