@@ -104,7 +104,7 @@ def new_folder(path: Path) -> Iterator[Path]:
 
 
 def write_card(folder: str | Path, card: Card) -> Card:
-    """Write `card` with the SHA-256 of every other file in `folder`, whole or not at all; returns that card."""
+    """Write `card` with the SHA-256 of every other file in `folder`, the whole file or none; returns that card."""
     folder = Path(folder)
     card = replace(card, files={path.name: sha256_of(path) for path in sorted(folder.iterdir()) if path.name != NAME})
     with atomic_path(folder / NAME) as temporary:

@@ -115,6 +115,20 @@ def test_the_outputs_error_is_of_this_layer_alone(quantizer, errors):
     assert 0 < errors[layer].output[0] == expected
 
 
+def test_what_a_layer_reads_is_signed_where_that_costs_at_most_half_a_bit(quantizer):
+    graph = quantizer.quantized([*quantizer.layers])
+    arrays, found = quantization.tensors(graph), set()
+    for node in graph.graph.node:
+        if node.op_type == "QuantizeLinear":
+            low, high = quantizer.ranges[node.input[0]].range_value
+            lost = np.log2(2 * max(abs(low), abs(high)) / (high - low))  # bits, of a scale that is symmetric about 0
+            zero = arrays[node.input[2]]
+            assert zero.dtype == (np.int8 if lost <= 0.5 else np.uint8), node.input[0]
+            assert zero == 0 or zero.dtype == np.uint8
+            found.add(zero.dtype)
+    assert len(found) == 2
+
+
 def test_what_the_graph_says_is_the_model_where_nothing_is_quantized(exported, quantizer):
     exact = load(exported, "onnxruntime").run(BATCH)
     # The same float32 operators, joined in other ways: 54 layers deep, some rounding each.

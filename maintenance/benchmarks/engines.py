@@ -66,7 +66,7 @@ def get_args_parser() -> argparse.ArgumentParser:
     add("--rounds", type=whole_number(15, 10_000), default=15, metavar="N", help="how often each has its turn")
     add("--turn", type=float, default=0.1, metavar="SECONDS", help="what takes less is run several times in a round")
     add("--clock", choices=("wall", "cpu"), default="wall", help="cpu: computing time, on a busy machine")
-    add("--profile", action="store_true", help="show where Paddle Inference's time goes, with 1 image")
+    add("--profile", action="store_true", help="show where Paddle Inference's time goes")
     return parser
 
 
@@ -153,7 +153,7 @@ def print_profile(engine: Engine, batch: np.ndarray) -> None:
         if event.get("cat") == "Operator":
             times[event["name"].partition("[")[0]].append(event["dur"] / 1000)  # microseconds
     whole = sum(map(sum, times.values()))
-    print(f"{PADDLES}, 1 image, mean of {PROFILED} runs:\n{'ms':>9} {'share':>6} {'calls':>6}  operation")
+    print(f"{PADDLES}, batch {len(batch)}, mean of {PROFILED} runs:\n{'ms':>9} {'share':>6} {'calls':>6}  operation")
     for name, spent in sorted(times.items(), key=lambda one: -sum(one[1])):
         calls = len(spent) // PROFILED
         print(f"{sum(spent) / PROFILED:>9.3f} {sum(spent) / whole:>6.1%} {calls:>6}  {name}")
@@ -195,7 +195,8 @@ def main(args: argparse.Namespace) -> int:
         print(f"{'ok' if share <= LARGEST_SHARE else 'BIG':<4} size of {ONNX}: {share:.3f} of it in float32, ", end="")
         print(f"at most {LARGEST_SHARE} is asked{'' if bound_counts else '; no VNNI: speed in int8 is only reported'}")
     if args.profile:
-        print_profile(engines.get(PADDLES) or load(args.model, PADDLES), batches[1])
+        for batch in batches.values():
+            print_profile(engines.get(PADDLES) or load(args.model, PADDLES), batch)
     return int(missed > 0)
 
 
