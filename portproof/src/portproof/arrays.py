@@ -167,6 +167,14 @@ def _direction(length: int) -> np.ndarray:
     return vector / np.linalg.norm(vector)
 
 
+def _weights(lengths: Iterable[int]) -> np.ndarray:
+    """Of each element of an array of these lengths, in C order: the product of its axes' directions."""
+    found = np.ones(1)
+    for n in lengths:
+        found = np.multiply.outer(found, _direction(n)).reshape(-1)
+    return found
+
+
 def along_axes(array: np.ndarray) -> list[np.ndarray]:
     """A vector along each axis longer than 1, the others summed with weights of norm 1, which length alone decides.
 
@@ -175,14 +183,11 @@ def along_axes(array: np.ndarray) -> list[np.ndarray]:
     axes = [n for n in array.shape if n != 1] or [1]
     array = in_rows(array, np.result_type(array, np.float64))  # once: products would do it each time
     found: list[np.ndarray] = []
-    while axes:
-        vector = array.reshape(-1)
-        for n in axes[:-1]:
-            vector = _direction(n) @ vector.reshape(n, -1)
-        found.append(vector)
-        n = axes.pop()
-        array = array.reshape(-1, n) @ _direction(n)
-    return found[::-1]
+    for i, n in enumerate(axes):
+        array = array.reshape(n, -1)
+        found.append(array @ _weights(axes[i + 1 :]))
+        array = _direction(n) @ array
+    return found
 
 
 def is_projected(shape: tuple[int, ...]) -> bool:
