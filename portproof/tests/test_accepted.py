@@ -8,8 +8,10 @@ import pytest
 import torch
 
 import portproof
+from portproof import ladder
 from portproof.compare import FAIL, NOT_JUDGED, PASS, REFUSED, Item, Verdict, compare
 from portproof.compare.accepted import Accepted
+from portproof.ladder.pairs.pair import MODES
 from portproof.report.text import last_line, section_of, table
 from sturdyio.cli import UserError
 
@@ -58,6 +60,32 @@ def test_where_nothing_else_is_left_it_is_refused():
     array = np.array([1.0])
     verdict = Accepted(["*"]).apply(compare({"a": array}, {"a": array + 1}, {"a": 0.1}))
     assert verdict.status == REFUSED and verdict.counted == 0
+    assert last_line("x", verdict) == "REFUSED x: all 1 items are accepted"
+
+
+@pytest.mark.parametrize("accept", [["*"], ["*<=1e9: known"]])
+def test_where_every_output_of_a_mode_is_accepted_it_is_refused(accept, tmp_path):
+    """At both doors, though structure and a layer agree."""
+    portproof.record(Ref(), INPUTS, drawn=True).save(tmp_path / "net.ref.safetensors")
+    for verdict in (
+        portproof.align(Ref(), Port(WrongReLU), INPUTS, drawn=True, accept=accept),
+        portproof.judge(Port(WrongReLU), tmp_path / "net.ref.safetensors", accept=accept),
+    ):
+        assert verdict.status == REFUSED and verdict.counted > 8, str(verdict)
+        said = "every output of the model in eval mode is accepted: nothing is proved of it"
+        assert str(verdict).splitlines()[-1] == f"REFUSED {verdict.title}: {said}"
+        assert verdict.to_dict()["sentence"] == f"REFUSED {verdict.title}: {said}"
+
+
+def test_one_output_that_agrees_in_each_mode_is_enough():
+    outputs = [Item("output", "output", mode=mode, dtype=dtype) for mode in MODES for dtype in ("float64", "float32")]
+    ref = {item: np.array([1.0]) for item in outputs}
+    port = {item: np.array([1.0 if item.dtype == "float32" else 2.0]) for item in outputs}
+    verdict = Accepted(["*"]).apply(compare(ref, port, dict.fromkeys(ref, 0.1)))
+    assert last_line("x", verdict) == "PASS x: all 2 items within their limits; 2 accepted"
+    port[outputs[-1]] += 1.0
+    verdict = Accepted(["*"]).apply(compare(ref, port, dict.fromkeys(ref, 0.1)))
+    assert verdict.status == REFUSED and "in train mode" in last_line("x", verdict)
 
 
 def test_only_a_difference_in_value_is_accepted():
@@ -91,6 +119,11 @@ class Port(paddle.nn.Layer):
         return self.head(self.act(self.norm(x)))
 
 
+class WrongReLU(paddle.nn.Layer):
+    def forward(self, x):
+        return paddle.nn.functional.relu(x) + 1
+
+
 INPUTS = [np.random.default_rng(0).normal(size=(6, 5)).astype(np.float32)]
 KNOWN = "norm.running_var<=1: Paddle divides by n"
 
@@ -107,6 +140,30 @@ def test_a_known_difference_of_a_pair(tmp_path):
         assert [row.item.name for row in verdict.accepted] == ["norm.running_var"] * 2
         assert str(verdict).endswith("within their limits; 2 accepted")
         assert f"accepted {KNOWN!r}: 2 items" in str(verdict)
+
+
+def test_a_step_accepts_as_align_does(tmp_path):
+    for function in (ladder.forward, ladder.gradients):
+        assert function(Ref(), Port(), INPUTS).status == FAIL
+        rung = ladder.Rung("step", quiet=True, accept=[KNOWN, "*.bias: of another step", "none"])
+        verdict = function(Ref(), Port(), INPUTS, rung=rung)
+        assert verdict.status == PASS and verdict.location is None, str(verdict)
+        assert {row.item.name for row in verdict.accepted} == {"norm.running_var"}
+        rung.write(tmp_path, "step")
+        assert rung.log[-3:] == [
+            f"accepted {KNOWN!r}: 2 items, largest difference {max(row.difference for row in verdict.accepted):.1e}",
+            "accept '*.bias: of another step': what it names agrees",
+            f"PASS step: all {verdict.counted} items within their limits; 2 accepted",
+        ]
+
+
+def test_unequal_weights_are_not_accepted():
+    """Nothing of the step would run."""
+    steps = ladder.plain_steps((torch.nn.functional.mse_loss, paddle.nn.functional.mse_loss))
+    batches = [(INPUTS[0], np.zeros((6, 3), np.float32))]
+    rung = ladder.Rung("step", quiet=True, accept=["*"])
+    verdict = ladder.backward(Ref(), Port(), *steps, batches, rung=rung)
+    assert verdict.status == FAIL and {row.item.kind for row in verdict.bad} == {"weights"}, str(verdict)
 
 
 def test_another_fault_is_located_and_not_the_known_one():
@@ -132,8 +189,12 @@ def test_of_two_alike_the_one_that_is_not_accepted_is_located():
         def forward(self, x):
             return self.last(self.first(x))
 
-    verdict = portproof.align(Twice(), PortTwice(), INPUTS, drawn=True, accept=["first.norm.running_var"])
-    assert verdict.status == FAIL and (verdict.location.name, verdict.location.also) == ("last", []), str(verdict)
+    accept = ["first.norm.running_var"]
+    for verdict in (
+        portproof.align(Twice(), PortTwice(), INPUTS, drawn=True, accept=accept),
+        ladder.forward(Twice(), PortTwice(), INPUTS, rung=ladder.Rung("step", quiet=True, accept=accept)),
+    ):
+        assert verdict.status == FAIL and (verdict.location.name, verdict.location.also) == ("last", []), str(verdict)
 
 
 def test_above_its_limit_it_is_located():

@@ -16,6 +16,8 @@ import torch
 from safetensors.numpy import save_file
 from toy_sources import PORT, PORT_SUM, REF, REF_SUM
 
+import portproof
+from portproof.backends.paddle_backend import ALWAYS_SAID
 from portproof.commands import align
 from portproof.compare import FAIL, Item, Row, Verdict
 from portproof.io import process
@@ -167,7 +169,7 @@ def test_an_ambiguous_map_and_what_settles_it(run, folder):
     pair = {"ref": "a_pair:Sum", "port": "a_pair:PortSum"}
     result = run(**pair)
     assert result.returncode == 2, result.stdout
-    assert "REFUSED a and b may be the port's u and v, or the other way round" in result.stdout
+    assert "REFUSED align: a and b may be the port's u and v, or the other way round" in result.stdout
     (folder / "map.yaml").write_text("a: u\n", encoding="utf-8")
     assert run(**pair, map="map.yaml").returncode == 0
     refused = run(ONLY, **pair)
@@ -338,12 +340,21 @@ def test_a_repeated_warning_is_shown_once_and_a_bar_on_a_terminal_only(monkeypat
     assert not process._listeners
 
 
-def test_what_paddle_says_of_every_batch_norm_is_not_shown(recwarn):
-    norm, x = paddle.nn.BatchNorm2D(2), paddle.ones([2, 2, 3, 3])
-    with process.shown("align"):
-        norm(x)
-        warnings.warn("something else", stacklevel=1)
-    assert [str(each.message) for each in recwarn] == ["something else"]
+def test_what_paddle_says_of_every_batch_norm_is_shown_of_the_users_own_calls_alone(recwarn):
+    class Warning2D(paddle.nn.BatchNorm2D):
+        def forward(self, x):
+            warnings.warn("of the port", stacklevel=1)
+            paddle.nn.layer.norm.warnings.warn("of a norm", DeprecationWarning, 1)
+            return super().forward(x)
+
+    verdict = portproof.align(
+        torch.nn.BatchNorm2d(2), Warning2D(2), [np.arange(36.0, dtype="float32").reshape(2, 2, 3, 3)]
+    )
+    assert verdict.notes and {str(each.message) for each in recwarn} == {"of the port", "of a norm"}
+    assert {each.filename for each in recwarn} == {__file__}
+    recwarn.clear()
+    paddle.nn.BatchNorm2D(2)(paddle.ones([2, 2, 3, 3]))
+    assert [str(each.message) for each in recwarn] == [ALWAYS_SAID]
 
 
 def test_training_with_a_keyword_in_the_file_of_inputs_is_refused(run, folder):

@@ -411,6 +411,29 @@ def test_the_last_line_names_place_and_cause():
     assert last_line("x", one) == "FAIL x: d (ReLU): forward; 2 of 3 items outside their limits; the map is by name"
 
 
+@pytest.mark.parametrize(
+    ("bad", "said"),
+    [
+        (["encoder.0.weight"], ""),
+        (["encoder.0.weight", "encoder.0.bias"], "; there 2 of 5 parameters differ, all in encoder.0"),
+        (["encoder.0.bias", "encoder.10.norm.weight"], "; there 2 of 5 parameters differ, all in encoder"),
+        (["encoder.0.weight", "encoder_2.weight"], "; there 2 of 5 parameters differ"),
+        (["encoder.0.weight", "scale"], "; there 2 of 5 parameters differ"),
+        (["scale"], ""),
+    ],
+)
+def test_the_last_line_says_how_many_parameters_differ_and_where(bad, said):
+    """Of the run of the first that does, in however many comparisons."""
+    names = ("encoder.0.weight", "encoder.0.bias", "encoder.10.norm.weight", "encoder_2.weight", "scale")
+    ref, port = ({tensor_item(name, "parameter"): np.ones(2) for name in names} for _ in range(2))
+    port |= {tensor_item(name, "parameter"): np.zeros(2) for name in bad}
+    other = placed(ref, iteration=1), placed(dict.fromkeys(ref, np.zeros(2)), iteration=1)
+    verdicts = [compare(*sides, exact_atol(sides[0])) for sides in ((ref, ref), (ref, port), other)]
+    line = last_line("x", replace(joined("x", verdicts), caveats=["by name"]))
+    first = next(name for name in names if name in bad)
+    assert line == f"FAIL x: {5 + len(bad)} of 15 items outside their limits, first parameter/{first}{said}; by name"
+
+
 @pytest.fixture
 def rung() -> Rung:
     """A rung before its first check."""
@@ -436,8 +459,8 @@ REFUSED_VERDICT = compare({}, {}, {}, title="nothing")
             1,
             "FAIL 00_fake: 2 of 5 items outside their limits, first features.0.1",
         ),
-        ([good_verdict(), REFUSED_VERDICT], 2, "REFUSED 00_fake: the comparison proves nothing, see above"),
-        ([], 2, "REFUSED 00_fake: the comparison proves nothing, see above"),
+        ([good_verdict(), REFUSED_VERDICT], 2, "REFUSED 00_fake: there is nothing to compare: both sides are empty"),
+        ([], 2, "REFUSED 00_fake: there is nothing to compare"),
     ],
     ids=["pass", "fail", "fail-and-refused", "refused", "nothing"],
 )

@@ -111,7 +111,7 @@ def test_same_weights_leaves_both_with_the_same_and_the_originals_alone(inputs):
 
 
 def test_same_weights_needs_a_counterpart_of_every_tensor(inputs):
-    with pytest.raises(UserError, match="rung 01 has to pass first"):
+    with pytest.raises(UserError, match="step 01 has to pass first"):
         ladder.same_weights(Ref(), Port(outputs=4), inputs)
 
 

@@ -156,22 +156,22 @@ def port_step(model, lr=0.1, every=3):
 
 
 def test_equal_schedules_are_equal_bit_for_bit():
-    verdict = schedule(ref_step, port_step, epochs=20, recipes={"slow": {}, "quick": {"every": 2}})
-    assert verdict.status == PASS, str(verdict)
+    verdict = schedule(ref_step, port_step, steps=20, recipes={"slow": {}, "quick": {"every": 2}})
+    assert verdict.status == PASS and "learning rates of 20 steps of the schedule" in str(verdict), str(verdict)
     assert [row.name for row in verdict.rows] == ["lr, slow", "lr, quick"] and verdict.rows[0].shape == (20,)
-    assert [row.name for row in schedule(ref_step, port_step, epochs=2).rows] == ["lr"]
+    assert [row.name for row in schedule(ref_step, port_step, steps=2).rows] == ["lr"]
     fixed = partial(ref_step, every=5)
-    assert schedule(fixed, port_step, epochs=20, settings={"every": 5}).status == PASS
-    assert schedule(fixed, port_step, epochs=20).status == FAIL
+    assert schedule(fixed, port_step, steps=20, settings={"every": 5}).status == PASS
+    assert schedule(fixed, port_step, steps=20).status == FAIL
 
 
 def test_a_rate_that_falls_elsewhere_or_never_fails():
-    assert schedule(ref_step, lambda model: port_step(model, every=4), epochs=5).status == FAIL
+    assert schedule(ref_step, lambda model: port_step(model, every=4), steps=5).status == FAIL
 
     def detached(model):
         return port_sgd(model, 0.1), paddle.optimizer.lr.StepDecay(0.1, 3, 0.5)
 
-    assert schedule(ref_step, detached, epochs=5).status == FAIL
+    assert schedule(ref_step, detached, steps=5).status == FAIL
 
 
 def test_a_power_is_no_product_of_factors():
@@ -183,19 +183,19 @@ def test_a_power_is_no_product_of_factors():
         rate = paddle.optimizer.lr.ExponentialDecay(0.064, 0.973)
         return port_sgd(model, rate), rate
 
-    verdict = schedule(ref, port, epochs=100)
+    verdict = schedule(ref, port, steps=100)
     assert verdict.status == FAIL and verdict.rows[0].difference < 1e-16
 
 
 def test_schedules_that_cannot_be_judged():
     with pytest.raises(UserError, match="the torch side has no schedule"):
-        schedule(ref_sgd, port_step, epochs=3)
+        schedule(ref_sgd, port_step, steps=3)
     with pytest.raises(UserError, match="the reference's schedule raised RuntimeError"):
-        schedule(raises, port_step, epochs=3)
-    with pytest.raises(UserError, match="epochs 0"):
-        schedule(ref_step, port_step, epochs=0)
-    assert schedule(ref_step, raises, epochs=3).status == FAIL
-    zero = schedule(lambda model: ref_step(model, 0.0), lambda model: port_step(model, 0.0), epochs=3)
+        schedule(raises, port_step, steps=3)
+    with pytest.raises(UserError, match="steps 0"):
+        schedule(ref_step, port_step, steps=0)
+    assert schedule(ref_step, raises, steps=3).status == FAIL
+    zero = schedule(lambda model: ref_step(model, 0.0), lambda model: port_step(model, 0.0), steps=3)
     assert zero.status == REFUSED
 
 

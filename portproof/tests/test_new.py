@@ -122,6 +122,19 @@ def test_what_runs_at_once_notices_faults(fault, empty, tmp_path):
     assert named in done.stdout
 
 
+def test_a_known_difference_is_accepted_in_every_step(tmp_path):
+    folder = tmp_path / "proof"
+    pair = "--ref", "test_accepted:Ref", "--port", "test_accepted:Port", "--input", "6,5"
+    assert new(folder, *pair).returncode == 0
+    assert step(folder, "01_test_forward", tmp_path).returncode == 1
+    made = folder / "steps" / "pair.py"
+    made.write_text(made.read_text().replace("list[str] = []", 'list[str] = ["*.running_var<=1: Paddle divides by n"]'))
+    done = step(folder, "01_test_forward", tmp_path)
+    assert done.returncode == 0 and done.stdout.endswith("; 2 accepted\n"), done.stdout + done.stderr
+    for script in (folder / "steps").glob("0*.py"):
+        assert "Rung(NAME, accept=ACCEPT)" in script.read_text()
+
+
 def test_results_lie_in_the_project(empty, tmp_path, monkeypatch):
     """Wherever one stands."""
     monkeypatch.chdir(tmp_path)

@@ -4,6 +4,7 @@ import inspect
 import sys
 from contextlib import suppress
 from pathlib import Path
+from typing import Optional
 
 import numpy as np
 import paddle
@@ -14,6 +15,7 @@ from torch.nn import functional as F
 from toy_pairs import Port, Ref, normal
 
 from portproof import align, judge, record
+from portproof.backends import own_code
 from portproof.compare import FAIL
 
 T, P = torch.nn, paddle.nn
@@ -148,16 +150,31 @@ def test_a_recording_has_fewer_values_and_tells_the_line_among_others(fault, rec
         assert any(line.startswith(exact) and line.endswith(text) for line in proof)
 
 
+def located(pair: tuple, name: str, own_class: Optional[type]) -> None:
+    """The report, its last line and the JSON name this class of the port's, and where it begins."""
+    verdict = align(*pair, [X])
+    location, last = verdict.location, str(verdict).splitlines()[-1]
+    assert location.name == name, str(verdict)
+    data = verdict.to_dict()["location"]
+    if own_class is None:
+        assert data["port_class"] == data["port_class_name"] == "" and "; in " not in last
+        return
+    place = own_code.place_of(inspect.getsourcefile(own_class), inspect.getsourcelines(own_class)[1])
+    assert (data["port_class"], data["port_class_name"]) == (place, own_class.__name__)
+    assert f"the port's {own_class.__name__} is in {place}" in location.lines()
+    assert f"; in {own_class.__name__}, {place}; " in last
+
+
 def test_where_the_ports_class_is():
-    """Of the user's: of a library's layer its name says enough."""
-    fault = next(iter(PLACES))
-    location = align(Attention(), PortedAttention(fault), [X]).location
-    line = inspect.getsourcelines(PortedAttention)[1]
-    assert location.port_class.endswith(f"test_own_code.py:{line}")
-    assert location.lines()[-1] == f"the port's PortedAttention is in {location.port_class}"
+    """The user's own: of a library's layer the nearest around it."""
+    located((Attention(), PortedAttention(next(iter(PLACES)))), "", PortedAttention)
     pair = Ref(lambda m, x: m.act(x * 9), act=T.ReLU()), Port(lambda m, x: m.act(x * 9), act=P.ReLU6())
-    location = align(*pair, [X]).location
-    assert location.name == "act" and not location.port_class
+    located(pair, "act", Port)
+    inside = T.Sequential(T.Sequential(T.ReLU())), P.Sequential(P.Sequential(P.ReLU6()))
+    around = [side(lambda m, x: m.body(x * 9), body=body) for side, body in zip((Ref, Port), inside)]
+    located(around, "body.0.0", Port)
+    located((T.Sequential(T.ReLU()), P.Sequential(P.Silu())), "0", None)
+    located((Ref(lambda m, x: m.l(x), l=T.Linear(8, 8)), Port(lambda m, x: m.l(x), l=P.Linear(8, 9))), "l", Port)
 
 
 def test_the_line_of_the_call_that_is_fed_otherwise():

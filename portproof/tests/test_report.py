@@ -205,14 +205,14 @@ def test_what_failed_first_is_told_in_full(browser, tmp_path):
     terms, texts = page.locator("#first dt").all_inner_texts(), page.locator("#first dd").all_inner_texts()
     facts = dict(zip_strict(terms, texts))
     row = result.rungs[1].verdicts[0].first_failure
-    assert facts["Rung"] == f"02_test_data, {SMALL}"
+    assert facts["Step"] == f"02_test_data, {SMALL}"
     assert facts["Check"] == "eval mode, float64"
     assert facts["Item"] == "features.2.1 (BatchNorm2d), 2x3"
     assert float(facts[f"Reference at {row.worst.index}"]) == row.worst.ref
     assert float(facts[f"Port at {row.worst.index}"]) == row.worst.port
     assert facts["Difference"].startswith("1.000e-03, limit 1.000e-12: 1.0e+09 times the limit, ")
     assert facts["Over the limit"] == "6 of 6 values (100.0%)"
-    assert facts["Agreed before"] == "01_test_forward; no checks of this rung; 7 of 7 items of this check agree"
+    assert facts["Agreed before"] == "01_test_forward; no checks of this step; 7 of 7 items of this check agree"
     assert facts["Usual causes"].startswith("epsilon;")
     page.locator("#first a").click()
     assert page.locator("#rung-2").bounding_box()["y"] < DESKTOP[1]
@@ -243,8 +243,8 @@ def english() -> set[str]:
     drawn = {"iteration", "item, in the order of execution", "gradient, from the output to the input"}
     drawn |= {"largest difference", "largest difference / limit", "running statistics", "epoch", "value"}
     drawn |= {"{} of both sides at each iteration", "{} of both sides at each epoch"}
-    drawn |= {"{} of {} checks of this rung agree", "{} of {} items of this check agree"}
-    drawn |= {"no checks of this rung", "no items of this check"}
+    drawn |= {"{} of {} checks of this step agree", "{} of {} items of this check agree"}
+    drawn |= {"no checks of this step", "no items of this check"}
     drawn |= {"Difference and limit of each item, in order", "Largest share of the limit at each iteration"}
     literal = set(re.findall(r'\b_\(\s*"([^"]+)"\s*\)', source))
     assert len(literal) > 50
@@ -528,14 +528,18 @@ def test_a_complex_number_is_text(tmp_path):
 
 
 def test_sentence():
-    assert LadderResult(good()).sentence == "All 94 items of 2 rungs are within their limits."
-    assert LadderResult([]).sentence == "No rung was run." and LadderResult([]).status == REFUSED
+    assert LadderResult(good()).sentence == "All 94 items of 2 steps are within their limits."
+    assert LadderResult([]).sentence == "No step was run." and LadderResult([]).status == REFUSED
     assert LadderResult([CASES[name][0]().rungs[1] for name in ("refused", "value")]).status == FAIL
     value = CASES["value"][0]().sentence
-    assert value == f"1 of 3 rungs failed; the first, 02_test_data, {SMALL}, first differs at features.2.1."
-    assert CASES["raised"][0]().sentence == f"1 of 3 rungs failed; the first, 02_test_data, {SMALL}, raised an error."
+    assert value == f"1 of 3 steps failed; the first, 02_test_data, {SMALL}, first differs at features.2.1."
+    assert CASES["raised"][0]().sentence == f"1 of 3 steps failed; the first, 02_test_data, {SMALL}, raised an error."
     refused = CASES["refused"][0]().sentence
-    assert refused == f"1 of 3 rungs could not be judged; the first is 02_test_data, {SMALL}."
+    assert refused == f"1 of 3 steps could not be judged; the first is 02_test_data, {SMALL}."
+    one = LadderResult([rung(Outcome(located()))])
+    assert one.title == f"02_test_data, {SMALL}" and LadderResult(good()).title == ""
+    assert f"FAIL {one.sentence}" == last_line(one.rungs[0].rung.name, located())
+    assert "located" not in one.sentence and "epsilon is 1e-05, not 0.001" in one.sentence
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Files are written whole or not at all, and reading one never runs what hides in it."""
+"""Either the whole file appears or none, and reading one never runs what hides in it."""
 
 import codecs
 import copyreg

@@ -11,10 +11,10 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
-from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from portproof.exports import on_use
 from portproof.io.process import proving
 from sturdyio.cli import UserError, user_code
 
@@ -22,31 +22,34 @@ if TYPE_CHECKING:
     import numpy as np
     import paddle
     import torch
+    from typing_extensions import ParamSpec  # not in Python 3.9
 
     from portproof.backends.trace import Inputs
+    from portproof.compare import Item, Row, Verdict
     from portproof.ladder.pairs.as_built import Factory
     from portproof.ladder.pairs.whole import AlignVerdict
     from portproof.recording.file import Recording
 
+    P = ParamSpec("P")
+else:
+    __getattr__ = on_use(__name__)
+
 __version__ = "0.1.0"
-
-# {name: its module}; imported when a name is used.
-_RETURNED = {
-    "AlignVerdict": "portproof.ladder.pairs.whole",
-    "Item": "portproof.compare",
-    "Recording": "portproof.recording.file",
-    "Row": "portproof.compare",
-    "UserError": "sturdyio.cli",
-    "Verdict": "portproof.compare",
-}
-_FUNCTIONS = ("align", "assert_aligned", "assert_judged", "judge", "judge_onnx", "load_reference_weights", "record")
-__all__ = [*_FUNCTIONS, *_RETURNED]  # noqa: PLE0604 - strings, which the check does not see
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _RETURNED:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(_RETURNED[name]), name)
+__all__ = [
+    "AlignVerdict",
+    "Item",
+    "Recording",
+    "Row",
+    "UserError",
+    "Verdict",
+    "align",
+    "assert_aligned",
+    "assert_judged",
+    "judge",
+    "judge_onnx",
+    "load_reference_weights",
+    "record",
+]
 
 
 # Paddle warns at import if the compiler cache ccache is not installed.
@@ -79,8 +82,9 @@ def align(
     `names`: {reference's module: port's}, a part of the map; the rest is proposed (see mapping/).
     `weights`: for both sides "probe" (seeded, hide no fault) or "reference"; "own" compares each side's own.
     `leave_out`: modules of the reference whose values, and those of all in them, are not compared; also tensors.
-    `accept`: known differences, "NAME[<=LIMIT][: REASON]", by the name of an item or a pattern such as
-    "*.running_var". They neither pass nor fail; above the limit, the largest difference, they fail.
+    `accept`: known differences, `NAME[<=LIMIT][: REASON]`, by the name of an item or a pattern such as
+    "*.running_var". They neither pass nor fail; above the limit, the largest difference, they fail. It is refused where
+    every output of the model in a mode is accepted.
     `outputs`: {reference's: port's} keys, attributes or numbers of outputs, where they differ.
     `drawn`: the inputs are any numbers, so floats in them may be changed where more branches are entered then.
     `factories`: what makes such a reference, and such a port, without arguments. Saved buffers that neither a pass in
@@ -100,22 +104,6 @@ def align(
         names, weights, modes, precisions, leave_out, outputs, seed, device, drawn=drawn, factories=factories
     )
     return judge(ref, port, inputs, options, accept)
-
-
-def assert_aligned(ref: torch.nn.Module, port: paddle.nn.Layer, inputs: Inputs, **options: Any) -> AlignVerdict:
-    """`align` for tests: raises AssertionError with the report unless it passed."""
-    return _passed(align(ref, port, inputs, **options))
-
-
-def assert_judged(port: paddle.nn.Layer, recording: Recording | str | Path, **options: Any) -> AlignVerdict:
-    """`judge` for tests: raises AssertionError with the report unless it passed."""
-    return _passed(judge(port, recording, **options))
-
-
-def _passed(verdict: AlignVerdict) -> AlignVerdict:
-    if verdict.status or not verdict.counted:
-        raise AssertionError(f"\n{verdict}")
-    return verdict
 
 
 @user_code()
@@ -247,3 +235,26 @@ def load_reference_weights(
     arrays = convert_state_dict(backend("torch").state_arrays(ref), ref, port, keys, "the reference's weights")
     backend("paddle").load_arrays(port, arrays, "the reference's weights")
     return keys
+
+
+def _like(function: Callable[P, AlignVerdict]) -> Callable[[Callable[..., AlignVerdict]], Callable[P, AlignVerdict]]:
+    """For type checkers: a decorated function takes what `function` takes."""
+    return lambda decorated: decorated
+
+
+@_like(align)
+def assert_aligned(ref: torch.nn.Module, port: paddle.nn.Layer, inputs: Inputs, **options: Any) -> AlignVerdict:
+    """`align` for tests: raises AssertionError with the report unless it passed."""
+    return _passed(align(ref, port, inputs, **options))
+
+
+@_like(judge)
+def assert_judged(port: paddle.nn.Layer, recording: Recording | str | Path, **options: Any) -> AlignVerdict:
+    """`judge` for tests: raises AssertionError with the report unless it passed."""
+    return _passed(judge(port, recording, **options))
+
+
+def _passed(verdict: AlignVerdict) -> AlignVerdict:
+    if verdict.status or not verdict.counted:
+        raise AssertionError(f"\n{verdict}")
+    return verdict

@@ -21,7 +21,7 @@ COMMANDS = {
     "record": "record a reference, so that a port can be judged where PyTorch is not at hand",
     "judge": "judge a port against a recorded reference",
     "convert": "convert weights from one of a pair's frameworks to the other",
-    "new": "write a project that proves a pair of your own, a script for each rung",
+    "new": "write a project that proves a pair of your own, a script for each step",
 }
 
 

@@ -1,4 +1,4 @@
-"""Files written whole or not at all, files read without running anything, folder locks, one line for a user's mistake.
+"""Files: written so that either the whole file appears or none, and read without running anything; folder locks.
 
-It knows no model, and importing it imports no framework.
+A user's mistake is one line. It knows no model, and importing it imports no framework.
 """

@@ -1,4 +1,4 @@
-"""Files: written whole or not at all, and read without running anything that hides in them.
+"""Files: written so that either the whole file appears or none, and read without running what hides in them.
 
 `.pdparams` and reprod_log's `.npy` are pickles, see pickles.py. No array is allocated before its bytes have been seen,
 and it is known that all together take no more than `most_memory`.
@@ -128,7 +128,7 @@ def load_safetensors_with_metadata(path: str | Path) -> tuple[dict[str, np.ndarr
 
 
 def save_safetensors(arrays: Arrays, path: str | Path, metadata: dict[str, str] | None = None) -> None:
-    """Write `arrays`, whole or not at all; with several texts in `metadata` their order is random."""
+    """Write `arrays`; either the whole file appears or none. With several texts in `metadata` their order is random."""
     # safetensors writes the memory behind an array as it lies, transposed or not.
     contiguous = {name: np.asarray(array, order="C") for name, array in arrays.items()}
     with atomic_path(path) as temporary:

@@ -273,7 +273,7 @@ class Backend(ABC):
     def write_weights(self, arrays: Mapping[str, np.ndarray], path: str | Path) -> None:
         """Write a file that `read_weights` reads; the suffix chooses the format.
 
-        Whole or not at all. Raises UserError for another suffix, or if it cannot be written.
+        Either the whole file appears or none. Raises UserError for another suffix, or if it cannot be written.
         """
         path = Path(path)
         if path.suffix == ".safetensors":

@@ -6,7 +6,7 @@ draw as they do.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -25,37 +25,41 @@ def _tensor(array: np.ndarray, dtype: Any, place: Any) -> paddle.Tensor:
 
 
 def lent_draws(draws: Draws) -> AbstractContextManager:
-    def gaussian(shape, mean, std, seed, dtype, place, **_) -> paddle.Tensor:
+    def gaussian(
+        shape: Sequence[int], mean: float, std: float, seed: int, dtype: Any, place: Any, **_: Any
+    ) -> paddle.Tensor:
         return _tensor(mean + std * draws.normal(shape), dtype, place)
 
-    def uniform(shape, dtype, low, high, seed, place, **_) -> paddle.Tensor:
+    def uniform(
+        shape: Sequence[int], dtype: Any, low: float, high: float, seed: int, place: Any, **_: Any
+    ) -> paddle.Tensor:
         return _tensor(low + (high - low) * draws.uniform(shape), dtype, place)
 
     def put(x: paddle.Tensor, array: np.ndarray) -> paddle.Tensor:
         return paddle.assign(_tensor(array, x.dtype, x.place), x)
 
-    def gaussian_inplace_(x, mean, std, seed) -> paddle.Tensor:
+    def gaussian_inplace_(x: paddle.Tensor, mean: float, std: float, seed: int) -> paddle.Tensor:
         return put(x, mean + std * draws.normal(x.shape))
 
-    def uniform_inplace_(x, low, high, seed, *_) -> paddle.Tensor:
+    def uniform_inplace_(x: paddle.Tensor, low: float, high: float, seed: int, *_: Any) -> paddle.Tensor:
         return put(x, low + (high - low) * draws.uniform(x.shape))
 
-    def exponential_(x, lam) -> paddle.Tensor:
+    def exponential_(x: paddle.Tensor, lam: float) -> paddle.Tensor:
         return put(x, draws.exponential(x.shape) / lam)
 
-    def bernoulli(x) -> paddle.Tensor:
+    def bernoulli(x: paddle.Tensor) -> paddle.Tensor:
         return _tensor(draws.uniform(x.shape) < x.detach().numpy(), x.dtype, x.place)
 
-    def randint(low, high, shape, dtype, place) -> paddle.Tensor:
+    def randint(low: int, high: int, shape: Sequence[int], dtype: Any, place: Any) -> paddle.Tensor:
         return _tensor(draws.integers(low, high, shape), dtype, place)
 
-    def randperm(n, dtype, place, **_) -> paddle.Tensor:
+    def randperm(n: int, dtype: Any, place: Any, **_: Any) -> paddle.Tensor:
         return _tensor(draws.permutation(n), dtype, place)
 
-    def multinomial(x, count, replacement, **_) -> paddle.Tensor:
+    def multinomial(x: paddle.Tensor, count: Any, replacement: bool, **_: Any) -> paddle.Tensor:
         return _tensor(draws.chosen(x.detach().numpy(), int(count), replacement), paddle.int64, x.place)
 
-    def gumbel_softmax(x, temperature, hard, axis) -> paddle.Tensor:
+    def gumbel_softmax(x: paddle.Tensor, temperature: float, hard: bool, axis: int) -> paddle.Tensor:
         noise = _tensor(-np.log(draws.exponential(x.shape)), x.dtype, x.place)
         soft = paddle.nn.functional.softmax((x + noise) / temperature, axis)
         if not hard:
@@ -73,7 +77,7 @@ def _unless_own(native: Callable, lent: Callable) -> Callable:
     at = {"gaussian": (3, 4), "uniform": (4, 1), "gaussian_inplace_": (3, None), "uniform_inplace_": (3, None)}
     seed, dtype = at.get(lent.__name__, (None, None))
 
-    def call(*args, **kwargs) -> Any:
+    def call(*args: Any, **kwargs: Any) -> Any:
         own = seed is not None and args[seed] or dtype is not None and args[dtype] not in FLOATS
         return (native if own or kwargs.get("out") is not None else lent)(*args, **kwargs)
 

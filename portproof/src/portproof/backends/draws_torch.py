@@ -25,13 +25,13 @@ def _lend(draws: Draws) -> dict[tuple[Any, str], Callable]:
     def factory(name: str) -> Callable:
         make = torch.empty_like if name.endswith("_like") else torch.empty
 
-        def call(*args, **kwargs) -> torch.Tensor:
+        def call(*args: Any, **kwargs: Any) -> torch.Tensor:
             out = make(*args, **kwargs)
             return _filled(out, draws(FACTORIES[name], out.shape))
 
         return call
 
-    def normal(mean, std=1.0, size=None, **kwargs) -> torch.Tensor:
+    def normal(mean: Any, std: Any = 1.0, size: Any = None, **kwargs: Any) -> torch.Tensor:
         if size is None:
             given = [each for each in (mean, std) if isinstance(each, torch.Tensor)]
             size = torch.broadcast_shapes(*(each.shape for each in given))
@@ -39,38 +39,40 @@ def _lend(draws: Draws) -> dict[tuple[Any, str], Callable]:
         with torch.no_grad():
             return mean + std * _filled(torch.empty(size, **kwargs), draws.normal(size))
 
-    def randint(*args, low=0, high=None, size=None, dtype=torch.int64, **kwargs) -> torch.Tensor:
+    def randint(
+        *args: Any, low: int = 0, high: Any = None, size: Any = None, dtype: torch.dtype = torch.int64, **kwargs: Any
+    ) -> torch.Tensor:
         *bounds, size = args if size is None else (*args, size)
         low, high = (low, *bounds, high)[:2] if len(bounds) < 2 else bounds
         return _filled(torch.empty(size, dtype=dtype, **kwargs), draws.integers(low, high, size))
 
-    def randperm(n, dtype=torch.int64, **kwargs) -> torch.Tensor:
+    def randperm(n: int, dtype: torch.dtype = torch.int64, **kwargs: Any) -> torch.Tensor:
         return _filled(torch.empty(n, dtype=dtype, **kwargs), draws.permutation(n))
 
     def below(p: Any, like: torch.Tensor) -> torch.Tensor:
         drawn = torch.from_numpy(draws.uniform(like.shape)).to(like.device)
         return drawn < (p.detach() if isinstance(p, torch.Tensor) else p)
 
-    def bernoulli(input, p=None) -> torch.Tensor:
+    def bernoulli(input: torch.Tensor, p: Any = None) -> torch.Tensor:
         return below(input if p is None else p, input).to(input.dtype)
 
-    def multinomial(input, num_samples, replacement=False) -> torch.Tensor:
+    def multinomial(input: torch.Tensor, num_samples: int, replacement: bool = False) -> torch.Tensor:
         weights = input.detach().cpu().numpy()
         return torch.from_numpy(draws.chosen(weights, num_samples, replacement)).to(input.device)
 
     # The gradient of what is overwritten is 0, as it is natively.
-    def bernoulli_(self, p=0.5) -> torch.Tensor:
+    def bernoulli_(self: torch.Tensor, p: Any = 0.5) -> torch.Tensor:
         return self.copy_(below(p, self))
 
-    def normal_(self, mean=0.0, std=1.0) -> torch.Tensor:
+    def normal_(self: torch.Tensor, mean: Any = 0.0, std: Any = 1.0) -> torch.Tensor:
         return self.copy_(torch.from_numpy(mean + std * draws.normal(self.shape)))
 
-    def uniform_(self, *args, **kwargs) -> torch.Tensor:
+    def uniform_(self: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
         low, high = (*args, kwargs.get("from", 0.0), kwargs.get("to", 1.0))[:2] if len(args) != 1 else (args[0], 1.0)
         high = kwargs.get("to", high)
         return self.copy_(torch.from_numpy(low + (high - low) * draws.uniform(self.shape)))
 
-    def exponential_(self, lambd=1.0) -> torch.Tensor:
+    def exponential_(self: torch.Tensor, lambd: float = 1.0) -> torch.Tensor:
         return self.copy_(torch.from_numpy(draws.exponential(self.shape) / lambd))
 
     functions = (normal, randint, randperm, bernoulli, multinomial)
@@ -83,7 +85,7 @@ def _lend(draws: Draws) -> dict[tuple[Any, str], Callable]:
 
 
 def _unless_own(native: Callable, lent: Callable) -> Callable:
-    def call(*args, generator=None, **kwargs) -> Any:
+    def call(*args: Any, generator: Any = None, **kwargs: Any) -> Any:
         if generator is not None:
             return native(*args, generator=generator, **kwargs)
         return lent(*args, **kwargs)

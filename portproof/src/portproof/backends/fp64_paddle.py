@@ -43,7 +43,7 @@ ACTIVATIONS = {
 }
 
 
-def rrelu(native: Callable, x, lower, upper, is_test) -> paddle.Tensor:
+def rrelu(native: Callable, x: paddle.Tensor, lower: float, upper: float, is_test: bool) -> paddle.Tensor:
     return paddle.where(x > 0, x, x * ((lower + upper) / 2)) if is_test else native(x, lower, upper, is_test)
 
 
@@ -52,42 +52,46 @@ def _is_float32(number: object) -> bool:
         return isinstance(number, (int, float)) and float(np.float32(number)) == number
 
 
-def operator(native: Callable, x, other: object) -> paddle.Tensor:
+def operator(native: Callable, x: paddle.Tensor, other: object) -> paddle.Tensor:
     if isinstance(other, float) and not _is_float32(other):
         other = paddle.to_tensor(other, x.dtype)
     return native(x, other)
 
 
-def power(native: Callable, x, exponent, **rest) -> paddle.Tensor:
+def power(native: Callable, x: paddle.Tensor, exponent: float, **rest: Any) -> paddle.Tensor:
     return native(x, exponent, **rest) if _is_float32(exponent) else x**exponent
 
 
-def scale(native: Callable, x, factor, bias, bias_after_scale, **rest) -> paddle.Tensor:
+def scale(
+    native: Callable, x: paddle.Tensor, factor: float, bias: Any, bias_after_scale: bool, **rest: Any
+) -> paddle.Tensor:
     if _is_float32(bias):
         return native(x, factor, bias, bias_after_scale, **rest)
     return x * factor + bias if bias_after_scale else (x + bias) * factor
 
 
-def logit(native: Callable, x, epsilon) -> paddle.Tensor:
+def logit(native: Callable, x: paddle.Tensor, epsilon: float) -> paddle.Tensor:
     inside = x.clip(epsilon, 1 - epsilon)
     return paddle.log(inside / (1 - inside)) if epsilon else native(x, epsilon)
 
 
-def addmm(_: Callable, given, x, y, beta, alpha, **rest) -> paddle.Tensor:
+def addmm(
+    _: Callable, given: paddle.Tensor, x: paddle.Tensor, y: paddle.Tensor, beta: float, alpha: float, **rest: Any
+) -> paddle.Tensor:
     return given * beta + paddle.matmul(x, y) * alpha
 
 
-def huber_loss(_: Callable, x, label, delta) -> paddle.Tensor:
+def huber_loss(_: Callable, x: paddle.Tensor, label: paddle.Tensor, delta: float) -> paddle.Tensor:
     inside = (x - label).clip(-delta, delta)
     return inside * (x - label - inside / 2)
 
 
-def label_smooth(_: Callable, label, prior, epsilon) -> paddle.Tensor:
+def label_smooth(_: Callable, label: paddle.Tensor, prior: Any, epsilon: float) -> paddle.Tensor:
     added = paddle.full_like(label, epsilon / label.shape[-1]) if prior is None else prior * epsilon
     return label * (1 - epsilon) + added
 
 
-def cross_entropy(native: Callable, x, label, *args, **kwargs) -> paddle.Tensor:
+def cross_entropy(native: Callable, x: paddle.Tensor, label: paddle.Tensor, *args: Any, **kwargs: Any) -> paddle.Tensor:
     """It smooths labels in float32, unless they are given one-hot in float64."""
     if kwargs.get("label_smoothing") and label.ndim == x.ndim - 1:
         label = F.one_hot(label, x.shape[-1]).astype(x.dtype)
@@ -103,7 +107,18 @@ def _float32_epsilon(epsilon: float) -> tuple[float, float]:
     return nearest, math.sqrt(nearest / epsilon) if nearest else 1.0
 
 
-def batch_norm(native: Callable, x, mean, variance, weight, bias, is_test, momentum, epsilon, *rest) -> tuple:
+def batch_norm(
+    native: Callable,
+    x: paddle.Tensor,
+    mean: paddle.Tensor,
+    variance: paddle.Tensor,
+    weight: Any,
+    bias: Any,
+    is_test: bool,
+    momentum: float,
+    epsilon: float,
+    *rest: Any,
+) -> tuple:
     """With momentum 0 the kernel writes the batch's statistics as the running ones."""
     *_, use_global_stats, trainable_statistics = rest
     epsilon, factor = _float32_epsilon(epsilon)
@@ -118,12 +133,14 @@ def batch_norm(native: Callable, x, mean, variance, weight, bias, is_test, momen
     return outputs
 
 
-def norm(native: Callable, x, weight, bias, epsilon, *rest) -> paddle.Tensor:
+def norm(native: Callable, x: paddle.Tensor, weight: Any, bias: Any, epsilon: float, *rest: Any) -> paddle.Tensor:
     epsilon, factor = _float32_epsilon(epsilon)
     return native(x * factor, weight, bias, epsilon, *rest)
 
 
-def p_norm(native: Callable, x, p, axis, epsilon, keepdim, as_vector) -> paddle.Tensor:
+def p_norm(
+    native: Callable, x: paddle.Tensor, p: float, axis: int, epsilon: float, keepdim: bool, as_vector: bool
+) -> paddle.Tensor:
     """The kernel's backward divides by the norm plus 1e-12, which shows in weight norm's."""
     if not 1 < p < math.inf or as_vector:
         return native(x, p, axis, epsilon, keepdim, as_vector)
@@ -157,7 +174,7 @@ def _window_sizes(x: paddle.Tensor, y: paddle.Tensor, args: tuple) -> np.ndarray
     return sizes if first == 2 else sizes[..., None]
 
 
-def pool(native: Callable, x: paddle.Tensor, *args) -> paddle.Tensor:
+def pool(native: Callable, x: paddle.Tensor, *args: Any) -> paddle.Tensor:
     """The forward is exact; the gradient is corrected for the kernel's float32 1/N."""
     y = native(x, *args)
     if args[6] != "avg":
@@ -192,7 +209,7 @@ def _interpolation(length: int, count: int, scale: float, cubic: bool, corners: 
     return matrix
 
 
-def interpolate(native: Callable, x: paddle.Tensor, *args) -> paddle.Tensor:
+def interpolate(native: Callable, x: paddle.Tensor, *args: Any) -> paddle.Tensor:
     """Axis by axis; the kernel computes positions and weights in float32."""
     layout = args[3]
     scales = args[7]
@@ -222,7 +239,7 @@ REPLACED |= {(paddle.Tensor, f"__{name}__"): operator for name in ("add", "radd"
 
 
 def _guarded(native: Callable, exact: Callable) -> Callable:
-    def call(x, *args, **kwargs):
+    def call(x: paddle.Tensor, *args: Any, **kwargs: Any) -> Any:
         if x.dtype != paddle.float64:
             return native(x, *args, **kwargs)
         return exact(native, x, *args, **kwargs)

@@ -36,7 +36,14 @@ def _celu(input: torch.Tensor, alpha: float = 1.0, inplace: bool = False) -> tor
 
 
 def _batch_norm(
-    input, running_mean, running_var, weight=None, bias=None, training=False, momentum=0.1, eps=1e-5
+    input: torch.Tensor,
+    running_mean: Any,
+    running_var: Any,
+    weight: Any = None,
+    bias: Any = None,
+    training: bool = False,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
 ) -> torch.Tensor:
     count = input.numel() // input.size(1)
     if not training or count < 2:  # the native one refuses this

@@ -150,7 +150,7 @@ def _outputs(result: Any) -> list:
 def _recorded(name: str, calls: list[_Call]) -> Callable:
     native = getattr(ops, name)
 
-    def record(*args, **kwargs) -> Any:
+    def record(*args: Any, **kwargs: Any) -> Any:
         result = native(*args, **kwargs)
         if any(map(_needs_gradient, args)):
             call = _Call(name, native, [_kept(arg) for arg in args], kwargs)

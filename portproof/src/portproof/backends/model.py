@@ -172,9 +172,9 @@ class Model:
     def forget(self) -> None:
         """Forget large answers."""
 
-    def place_of_class(self, name: str) -> str:
-        """The file and line where a module's class begins; "" for the framework's own, or where it is not known."""
-        return ""
+    def own_class(self, name: str) -> tuple[str, str]:
+        """(name, file and line) of the nearest class around a module that is not the framework's; ("", "") for none."""
+        return "", ""
 
     def run(
         self,
@@ -371,8 +371,11 @@ class BackendModel(Model):
         """In words, an operation of the framework whose backward is wrong in this run (see `Runs`)."""
         return self.backend.runs.wrong_gradients(lambda: self._answer(question))
 
-    def place_of_class(self, name: str) -> str:
-        return place_of_class(self.backend, self._parts[name])
+    def own_class(self, name: str) -> tuple[str, str]:
+        module = self._parts[name]
+        if place := place_of_class(self.backend, module):
+            return type(module).__name__, place
+        return self.own_class(name.rpartition(".")[0]) if name else ("", "")
 
     def dropout_probability(self, name: str) -> float:
         """The probability of a dropout layer; 0 for other layers."""

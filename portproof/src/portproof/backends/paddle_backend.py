@@ -5,10 +5,12 @@ from __future__ import annotations
 import inspect
 import os
 import re
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from itertools import chain
 from operator import attrgetter, itemgetter, methodcaller
+from types import ModuleType
 from typing import Any, ClassVar, cast
 
 import numpy as np
@@ -45,7 +47,7 @@ def _keywords_of_calls() -> list[dict[str, Any]] | None:
         return None
     running, native = [], nn.Layer.__call__
 
-    def call(layer: nn.Layer, *args, **kwargs) -> Any:
+    def call(layer: nn.Layer, *args: Any, **kwargs: Any) -> Any:
         running.append(kwargs)
         try:
             return native(layer, *args, **kwargs)
@@ -57,6 +59,25 @@ def _keywords_of_calls() -> list[dict[str, Any]] | None:
 
 
 KEYWORDS = _keywords_of_calls()
+
+# Paddle says this of every batch norm in train mode; it is no word on the port.
+ALWAYS_SAID = "When training, we now always track global mean and variance."
+
+
+class _Warnings(ModuleType):
+    """Python's `warnings` for the module of Paddle's norms, without ALWAYS_SAID."""
+
+    def __init__(self) -> None:
+        super().__init__("warnings")
+        vars(self).update(vars(warnings), warn=self._warn)
+
+    @staticmethod
+    def _warn(message: Any, category: Any = None, stacklevel: int = 1, **more: Any) -> None:
+        if message != ALWAYS_SAID:
+            warnings.warn(message, category, stacklevel + 1, **more)
+
+
+QUIET_NORMS = {(nn.layer.norm, "warnings"): _Warnings()}
 
 
 def _times(x: paddle.Tensor, scale: tuple[np.ndarray, np.ndarray]) -> paddle.Tensor:
@@ -70,7 +91,7 @@ def _lent_dropout(keep: Keep) -> AbstractContextManager:
     def kernel(name: str) -> Callable:
         native = getattr(ops, name)
 
-        def call(x, seed, p, is_test, mode, *rest) -> paddle.Tensor:
+        def call(x: paddle.Tensor, seed: Any, p: float, is_test: bool, mode: str, *rest: Any) -> paddle.Tensor:
             kept = None if is_test or p == 0 else keep(p, x.shape)
             if kept is None:
                 return native(x, seed, p, True, mode, *rest)
@@ -80,7 +101,7 @@ def _lent_dropout(keep: Keep) -> AbstractContextManager:
 
         return call
 
-    def by_axes(*args, **kwargs) -> paddle.Tensor:
+    def by_axes(*args: Any, **kwargs: Any) -> paddle.Tensor:
         if "input" in kwargs:
             kwargs["x"] = kwargs.pop("input")
         bound = inspect.signature(DROPOUT).bind(*args, **kwargs)
@@ -96,7 +117,7 @@ def _lent_dropout(keep: Keep) -> AbstractContextManager:
         return _times(x, scaled(kept, p if mode == "upscale_in_train" else 0.0))
 
     def alpha(channels: bool) -> Callable:
-        def call(x, p=0.5, training=True, name=None) -> paddle.Tensor:
+        def call(x: paddle.Tensor, p: float = 0.5, training: bool = True, name: str | None = None) -> paddle.Tensor:
             shape = [*x.shape[:2], *[1] * (x.ndim - 2)] if channels else x.shape
             kept = keep(p, shape) if training and p else None
             return x if kept is None else _times(x, alpha_scaled(kept, p))
@@ -112,7 +133,7 @@ def _lent_dropout(keep: Keep) -> AbstractContextManager:
 
 def _as_float64(note: Note) -> AbstractContextManager:
     def wide(native: Callable) -> Callable:
-        def call(*args, **kwargs) -> Any:
+        def call(*args: Any, **kwargs: Any) -> Any:
             named = any(map(_is_float32, (*args, *kwargs.values())))
             given = [paddle.float64 if _is_float32(value) else value for value in args]
             kwargs = {key: paddle.float64 if _is_float32(value) else value for key, value in kwargs.items()}
@@ -187,6 +208,11 @@ class PaddleRuns(Runs):
     def one_random(self) -> float:
         place = paddle.framework._current_expected_place()
         return cast("float", UNIFORM([1], paddle.float64, 0.0, 1.0, 0, place).item())
+
+    @contextmanager
+    def new_tensors(self, dtype: str, note: Note | None = None) -> Iterator[None]:
+        with super().new_tensors(dtype, note), patched(QUIET_NORMS):
+            yield
 
     @contextmanager
     def seeded_framework(self, seed: int) -> Iterator[None]:

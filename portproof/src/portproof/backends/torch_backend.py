@@ -43,7 +43,13 @@ def _lent(native: Callable, keep: Keep) -> Callable:
     name, alpha = native.__name__.rstrip("_"), "alpha" in native.__name__
     in_place = native.__name__.endswith("_")
 
-    def call(input, p=0.5, training=not alpha, inplace=in_place, train=None) -> torch.Tensor:
+    def call(
+        input: torch.Tensor,
+        p: float = 0.5,
+        training: bool = not alpha,
+        inplace: bool = in_place,
+        train: bool | None = None,
+    ) -> torch.Tensor:
         training = training if train is None else train
         whole = input.dim() if name in ("dropout", "alpha_dropout") else 2 - (input.dim() == UNBATCHED.get(name))
         shape = (*input.shape[:whole], *[1] * (input.dim() - whole))  # 1: the whole channel
@@ -58,7 +64,15 @@ def _lent(native: Callable, keep: Keep) -> Callable:
 
 
 def _lent_attention(keep: Keep) -> Callable:
-    def call(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, **rest) -> torch.Tensor:
+    def call(
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        attn_mask: Any = None,
+        dropout_p: float = 0.0,
+        is_causal: bool = False,
+        **rest: Any,
+    ) -> torch.Tensor:
         kept = keep(dropout_p, (*query.shape[:-1], key.shape[-2])) if dropout_p else None
         if kept is None:
             return ATTENTION(query, key, value, attn_mask, 0.0, is_causal, **rest)

@@ -10,22 +10,23 @@ take no PyTorch are tried: those of norms, activations, softmax, linear layers, 
 
 A graph, of any exporter, is judged without PaddlePaddle, too: evaluated in float64 with every module searched in it by
 value, and run in ONNX Runtime at the recorded sizes. The recording holds the graph's weights: record --weights. With
---preprocessing a JSON of resize, crop, interpolation, order, scale, mean and std is judged on the recorded images.
+--preprocessing a JSON of resize, crop, interpolation, order, scale, mean and std is judged on the recorded images. A
+graph with operators that onnx cannot evaluate is refused; --engine-only judges what ONNX Runtime makes of it.
 
 Exit status: 0 aligned, 1 not, 2 could not tell.
 """
 
 import argparse
 
-from portproof import judge, judge_onnx
+from portproof import judge
 from portproof.backends import backend_imported, backend_of_side
 from portproof.commands.arguments import JUDGED, add_flags, judging_options, read_map
 from portproof.commands.outcome import Outcome, add_outcome_flags
-from portproof.io.process import shown
+from portproof.io.process import proving, shown
 from portproof.ladder.pairs.named import model_factory
 from portproof.ladder.pairs.whole import AlignVerdict
 from portproof.recording.file import Recording
-from sturdyio.cli import ArgumentParser, HelpFormatter, UserError, staying
+from sturdyio.cli import ArgumentParser, HelpFormatter, UserError, staying, user_code
 
 PROG = "portproof judge"
 
@@ -37,7 +38,9 @@ def get_args_parser() -> argparse.ArgumentParser:
     add_flags(parser, "--port", required=False, default=None)
     add("--onnx", metavar="MODEL.onnx", help="an exported graph instead of --port")
     add("--preprocessing", metavar="FILE.json", help="what is done to images before the graph; with --onnx")
-    add("--engine", choices=("onnxruntime", "none"), default="onnxruntime", help="what runs the graph; with --onnx")
+    engine = parser.add_mutually_exclusive_group().add_argument
+    engine("--engine", choices=("onnxruntime", "none"), default="onnxruntime", help="what runs the graph; with --onnx")
+    engine("--engine-only", action="store_true", help="judge what the engine makes of the graph alone; with --onnx")
     add_flags(parser, "--map")
     add("--port-weights", metavar="FILE", help="the port's own weights, compared with those of record --weights")
     add_flags(parser, "--device", help="where the port runs")
@@ -77,6 +80,8 @@ def _judge_port(args: argparse.Namespace, outcome: Outcome) -> AlignVerdict:
 def _judge_graph(args: argparse.Namespace, outcome: Outcome) -> AlignVerdict:
     recording = Recording.load(args.recording)
     outcome.say(f"{args.onnx} against {args.recording}")
-    with shown(PROG):
+    from portproof.exported.judge import judge as judged
+
+    with shown(PROG), user_code(), proving():
         engine = args.engine == "onnxruntime"
-        return judge_onnx(args.onnx, recording, preprocessing=args.preprocessing, engine=engine)
+        return judged(args.onnx, recording.model(), args.preprocessing, engine, not args.engine_only)

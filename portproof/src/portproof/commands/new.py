@@ -1,8 +1,8 @@
-"""Write a project that proves a pair of your own: a folder with a script for each rung of the ladder.
+"""Write a project that proves a pair of your own: a folder with a script for each step.
 
   portproof new proof --ref my.net:Net --port my_port.net:Net --input 2,3,224,224
 
-Rungs that need no more than the two models run at once: 01 (forward), the gradients of 05, and 06 (initial weights).
+Steps that need no more than the two models run at once: 01 (forward), the gradients of 05, and 06 (initial weights).
 The others say in one line what to fill in, and exit with 2 until then.
 """
 

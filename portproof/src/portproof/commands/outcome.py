@@ -21,7 +21,8 @@ FLAGS = ("--json", "--report", "--language", "--quiet", "--verbose")
 def add_outcome_flags(parser: argparse.ArgumentParser) -> None:
     """Add FLAGS."""
     add = parser.add_argument
-    add("--json", metavar="FILE.json", help="write the verdict for programs; its fields: portproof.report.summary")
+    fields = "the page of the API and portproof.report.summary list its fields"
+    add("--json", metavar="FILE.json", help=f"write the verdict for programs; {fields}")
     add("--report", metavar="FILE.html", help="write the verdict as a page")
     add("--language", choices=("en", "zh"), default="en", help="of that page: English or Chinese")
     printed = parser.add_mutually_exclusive_group().add_argument

@@ -48,7 +48,7 @@ class Item:
         return self.name.removeprefix(f"{self.module}.")
 
 
-def tensor_item(key: str, kind: str, **facts) -> Item:
+def tensor_item(key: str, kind: str, **facts: Any) -> Item:
     """The item of a tensor, by its state_dict key."""
     return Item(key, kind, key.rpartition(".")[0], **facts)
 
@@ -57,7 +57,7 @@ Items = Mapping[Item, np.ndarray]
 Key = TypeVar("Key", Item, str, "Item | str")  # an item, or the name of one
 
 
-def placed(items: Mapping[Item, Any], **facts) -> dict[Item, Any]:
+def placed(items: Mapping[Item, Any], **facts: Any) -> dict[Item, Any]:
     """`items` with the fields `facts` changed."""
     return {replace(item, **facts): value for item, value in items.items()}
 
@@ -113,7 +113,7 @@ class Refused(UserError):
 
 @dataclass(frozen=True)
 class Verdict:
-    """FAIL outranks REFUSED; `bool()` raises Refused unless it passed or failed."""
+    """What was found of all items; `bool()` raises Refused unless it passed or failed."""
 
     title: str
     rows: list[Row] = field(default_factory=list)
@@ -125,11 +125,28 @@ class Verdict:
 
     @property
     def status(self) -> int:
-        statuses = {row.status for row in self.rows}
-        if FAIL in statuses:
+        """0 passed, 1 failed, 2 refused: it proves nothing. A failure outranks a refusal."""
+        if any(row.status == FAIL for row in self.rows):
             return FAIL
-        is_refused = self.refusal or REFUSED in statuses or statuses == {NOT_JUDGED}
-        return REFUSED if is_refused else PASS
+        return REFUSED if self.why_refused else PASS
+
+    @property
+    def why_refused(self) -> str:
+        """Why it proves nothing, unless an item fails; "" if it proves something."""
+        if self.refusal:
+            return self.refusal
+        for row in self.rows:
+            if row.status == REFUSED:
+                return f"{row.name}: {row.reason}"
+        if self.rows and not self.judged:
+            left = "accepted" if len(self.accepted) == len(self.rows) else "accepted or not judged"
+            return f"all {len(self.rows)} items are {left}"
+        proved = {row.item.mode for row in self.judged if _leaves_the_model(row.item)}
+        for row in self.accepted:
+            if _leaves_the_model(row.item) and row.item.mode not in proved:
+                where = f" in {row.item.mode} mode" if row.item.mode else ""
+                return f"every output of the model{where} is accepted: nothing is proved of it"
+        return ""
 
     @property
     def judged(self) -> list[Row]:
@@ -150,8 +167,7 @@ class Verdict:
         if self.status == FAIL:
             return False
         if self.status == REFUSED or not self.counted:
-            first = self.first_failure
-            reason = self.refusal or (first.reason if first else NOTHING)
+            reason = self.why_refused or NOTHING
             raise Refused(f"{self.title or 'the verdict'} is refused, neither true nor false: {reason}")
         return True
 
@@ -163,6 +179,7 @@ class Verdict:
 
     @property
     def counted(self) -> int:
+        """How many items passed, failed or were refused."""
         return len(self.judged)
 
     @property
@@ -174,6 +191,10 @@ class Verdict:
     def first_failure(self) -> Row | None:
         """The first failed row, or else the first refused one."""
         return min(self.bad, key=lambda row: row.status, default=None)
+
+
+def _leaves_the_model(item: Item) -> bool:
+    return item.kind == "output" and not item.module
 
 
 def joined(title: str, verdicts: Iterable[Verdict]) -> Verdict:

@@ -41,8 +41,8 @@ class Known:
         return any(name == self.pattern or fnmatchcase(name, self.pattern) for name in names if name)
 
     def allows(self, row: Row) -> bool:
-        """Only a difference in value is accepted: that of another shape, or of NaN, is NaN."""
-        return row.status == FAIL and row.difference <= self.most
+        """Only a difference in value is accepted, and none of weights: that of another shape, or of NaN, is NaN."""
+        return row.status == FAIL and row.difference <= self.most and row.item.kind != "weights"
 
     def note(self) -> str:
         accepted = [row for row in self.met if self.allows(row)]

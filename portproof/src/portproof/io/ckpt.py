@@ -62,7 +62,7 @@ def load_ckpt(path: str | Path) -> dict[str, np.ndarray]:
 
 
 def save_ckpt(arrays: Mapping[str, np.ndarray], path: str | Path) -> None:
-    """Write for mindspore.load_checkpoint, whole or not at all."""
+    """Write for mindspore.load_checkpoint; either the whole file appears or none."""
     with atomic_path(path) as temporary:
         checkpoint = Checkpoint()
         for name, array in arrays.items():

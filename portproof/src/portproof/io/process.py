@@ -15,9 +15,6 @@ M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # see glibc's malloc.h
 BLOCK, KEPT = 2**28, 2**30  # bytes: the largest block kept, the most free memory kept
 OWN_BLOCK, OWN_KEPT = 2**25, 2**26  # glibc's own largest values
 
-# Paddle says this of every batch norm in train mode; it is no word on the port.
-ALWAYS_SAID = "When training, we now always track global mean and variance"
-
 _listeners: list[Callable[[], object]] = []
 
 
@@ -55,7 +52,6 @@ def shown(title: str) -> Iterator[None]:
     """Show each warning once, and a tqdm bar of passes if stderr is a terminal."""
     seen = set()
     with warnings.catch_warnings(), ExitStack() as ending:
-        warnings.filterwarnings("ignore", ALWAYS_SAID)
         show = warnings.showwarning
 
         def show_once(message: Any, category: type, *where: Any, **more: Any) -> None:

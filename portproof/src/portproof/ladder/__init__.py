@@ -1,60 +1,97 @@
-"""The rungs: each compares the same thing of the reference and the port, and returns a verdict.
+"""The steps: each compares the same thing of the reference and the port, and returns a verdict.
 
     from portproof import ladder
 
     print(ladder.forward(ref, port, [images]))
 
 A verdict's `status` is 0 (equal within the limits), 1 (not equal) or 2 (it could not be told). With `rung=Rung(NAME)`
-that rung prints it and writes the result files. Bad arguments, and faults of the reference's side, raise UserError;
-faults of the port's side fail the rung. Importing this imports neither PyTorch nor PaddlePaddle.
+that prints it and writes the result files. Bad arguments, and faults of the reference's side, raise UserError;
+faults of the port's side fail the step. Importing this imports neither PyTorch nor PaddlePaddle.
 """
 
-from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING
 
+from portproof.exports import on_use
 from portproof.ladder import cases
 
-# {module: its names}; imported when a name is used.
-_MODULES = {
-    "all_rungs": ("Planned", "run_all"),
-    "pairs.named": ("draw_inputs", "model_factory"),
-    "pairs.pair": ("same_weights",),
-    "rung": ("Rung", "run_rung", "rung_parser", "to_fill_in"),
-    "rungs.batches": (
-        "by_sample",
-        "covering",
-        "data",
-        "facts",
-        "image_folder",
-        "loaders",
-        "must_vary",
-        "single_samples",
-    ),
-    "rungs.forward_pass": ("forward", "gradients"),
-    "rungs.deployed": ("deploy",),
-    "rungs.fp64_runs": ("train_fp64",),
-    "precision": ("to_float64",),
-    "rungs.initial": ("Constant", "Normal", "Uniform", "init"),
-    "rungs.metrics": ("evaluation", "loss", "metric"),
-    "rungs.optimizers": ("optimizer", "schedule"),
-    "rungs.parallel_step": ("data_parallel_step",),
-    "rungs.plain_steps": ("plain_steps",),
-    "rungs.processes": ("dist", "strided_shares"),
-    "rungs.resumed_runs": ("resume",),
-    "rungs.runs": ("train",),
-    "rungs.training_step": ("accumulation", "backward", "epoch"),
-    "rungs.weights_files": ("weights_file",),
-    "workers": ("join_group",),
-}
-_MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
+if TYPE_CHECKING:
+    from portproof.ladder.all_rungs import Planned, run_all
+    from portproof.ladder.pairs.named import draw_inputs, model_factory
+    from portproof.ladder.pairs.pair import same_weights
+    from portproof.ladder.precision import to_float64
+    from portproof.ladder.rung import Rung, run_rung, rung_parser, to_fill_in
+    from portproof.ladder.rungs.batches import (
+        by_sample,
+        covering,
+        data,
+        facts,
+        image_folder,
+        loaders,
+        must_vary,
+        single_samples,
+    )
+    from portproof.ladder.rungs.deployed import deploy
+    from portproof.ladder.rungs.forward_pass import forward, gradients
+    from portproof.ladder.rungs.fp64_runs import train_fp64
+    from portproof.ladder.rungs.initial import Constant, Normal, Uniform, init
+    from portproof.ladder.rungs.metrics import evaluation, loss, metric
+    from portproof.ladder.rungs.optimizers import optimizer, schedule
+    from portproof.ladder.rungs.parallel_step import data_parallel_step
+    from portproof.ladder.rungs.plain_steps import plain_steps
+    from portproof.ladder.rungs.processes import dist, strided_shares
+    from portproof.ladder.rungs.resumed_runs import resume
+    from portproof.ladder.rungs.runs import train
+    from portproof.ladder.rungs.training_step import accumulation, backward, epoch
+    from portproof.ladder.rungs.weights_files import weights_file
+    from portproof.ladder.workers import join_group
+else:
+    __getattr__ = on_use(__name__)
 
-__all__ = ["cases", *_MODULE_OF]  # noqa: PLE0604 - strings, which the check does not see
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _MODULE_OF:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_MODULE_OF[name]}"), name)
+__all__ = [
+    "Constant",
+    "Normal",
+    "Planned",
+    "Rung",
+    "Uniform",
+    "accumulation",
+    "backward",
+    "by_sample",
+    "cases",
+    "covering",
+    "data",
+    "data_parallel_step",
+    "deploy",
+    "dist",
+    "draw_inputs",
+    "epoch",
+    "evaluation",
+    "facts",
+    "forward",
+    "gradients",
+    "image_folder",
+    "init",
+    "join_group",
+    "loaders",
+    "loss",
+    "metric",
+    "model_factory",
+    "must_vary",
+    "optimizer",
+    "plain_steps",
+    "resume",
+    "run_all",
+    "run_rung",
+    "rung_parser",
+    "same_weights",
+    "schedule",
+    "single_samples",
+    "strided_shares",
+    "to_fill_in",
+    "to_float64",
+    "train",
+    "train_fp64",
+    "weights_file",
+]
 
 
 def __dir__() -> list[str]:

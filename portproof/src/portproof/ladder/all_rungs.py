@@ -42,7 +42,7 @@ Rungs = Sequence[Callable[[], RungResult]]
 
 @dataclass(frozen=True)
 class Planned:
-    """A rung to run: its script, its flags, and the name of its model, "" if there is only one."""
+    """A step to run: its script, its flags, and the name of its model, "" if there is only one."""
 
     script: Path
     flags: Sequence[str]
@@ -229,9 +229,9 @@ def run_all(
     in_lanes: bool = False,
     language: str = "en",
 ) -> int:
-    """Run the rungs, print a table, write report.html and summary.json to `folder`; return the exit status.
+    """Run the steps, print a table, write report.html and summary.json to `folder`; return the exit status.
 
-    Rungs run in other processes: call this under `if __name__ == "__main__":` only. `environment` is that of
+    Steps run in other processes: call this under `if __name__ == "__main__":` only. `environment` is that of
     `report.summary.environment`, `refused_by_mistake` as in `run_planned`; `in_lanes` runs two at a time; `language` is
     the page's, "en" or "zh". Raises UserError for a folder that cannot be written.
     """

@@ -1,4 +1,4 @@
-"""One rung of the ladder while it runs."""
+"""One step of the ladder while it runs; in code it is a rung."""
 
 from __future__ import annotations
 
@@ -6,23 +6,24 @@ import argparse
 import functools
 import os
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, cast
 
 import numpy as np
 
 from portproof.backends import backend
 from portproof.backends.model import BackendModel
 from portproof.compare import FAIL, PASS, Item, Items, Key, Row, Verdict, compare, exit_status, joined
+from portproof.compare.accepted import Accepted
 from portproof.compare.ruler import UNIT_ROUNDOFF, exact_atol, largest
 from portproof.io.cli import PortError
 from portproof.io.process import proving
 from portproof.io.records import save_record, save_text
 from portproof.ladder.pairs.pair import Pair
-from portproof.ladder.pairs.whole import locate_failure
+from portproof.ladder.pairs.whole import locate_failure, not_accepted
 from portproof.mapping.name_map import by_weights
 from portproof.python39 import zip_strict
 from portproof.report.summary import Findings
@@ -30,6 +31,10 @@ from portproof.report.text import block_of, last_line, render, row_line
 from sturdyio import cli
 from sturdyio.cli import ArgumentParser, HelpFormatter, MachineError, UserError, one_line, output_dir, run, user_code
 
+if TYPE_CHECKING:
+    from typing_extensions import ParamSpec  # not in Python 3.9
+
+    P = ParamSpec("P")
 T = TypeVar("T")
 Arrays = Mapping[Key, np.ndarray]
 
@@ -41,7 +46,7 @@ class ToFillIn(UserError):
 def to_fill_in(name: str, file: str, what: str) -> ToFillIn:
     """The error to raise where an author has still to write `name` in `file`, which does `what`.
 
-    The rung ends in this line and exit status 2, whichever side raises it.
+    The step ends in this line and exit status 2, whichever side raises it.
     """
     return ToFillIn(f"fill in {name} in {file}: {what}")
 
@@ -68,21 +73,27 @@ class RungVerdict(Verdict):
 
 
 class Rung(Findings):
-    """Collects verdicts, prints them as they come, and writes the files in the end."""
+    """Collects verdicts, prints them as they come, and writes the files in the end.
 
-    def __init__(self, name: str, quiet: bool = False) -> None:
+    A `quiet` one prints nothing. `accept`: known differences, as in `portproof.align`.
+    """
+
+    def __init__(self, name: str, quiet: bool = False, accept: Sequence[str] = ()) -> None:
         super().__init__(name)
         self.quiet = quiet
+        self.accepted = Accepted(accept)
         self.pairs: list[Pair] = []  # compared so far, see `equal_pair`
         self.files: tuple[dict, dict] = ({}, {})  # {name: array} of each side
 
     def say(self, text: str) -> None:
+        """Print the text, and keep it for the log."""
         if not self.quiet:
             print(text, flush=True)
         self.log.append(text)
 
     def check(self, verdict: Verdict, group: Callable[[Item], str] = block_of) -> bool:
         """Keep and print the verdict, one line per `group`; return whether it passed."""
+        verdict = self.accepted.apply(verdict)
         self.verdicts.append(verdict)
         self.groups.append(group)
         self.say(render(verdict, group, self.types))
@@ -97,16 +108,18 @@ class Rung(Findings):
         title: str,
         group: Callable[[Item], str] = str,
         keep: str | None = None,
-        **options: Any,
+        expected_zero: Collection[Item | str] = (),
+        hints: Mapping[str, str] | None = None,
     ) -> bool:
         """Compare two sides, which must be equal without `atol`; return whether they passed.
 
-        With `keep` they go into the result files, under that prefix. `options` are those of `compare`.
+        With `keep` they go into the result files, under that prefix. `expected_zero`: items that are zero by structure;
+        `hints`: {kind of item: usual causes}.
         """
         if keep is not None:
             self.keep(ref, port, keep)
         limits = exact_atol(ref) if atol is None else atol
-        return self.check(compare(ref, port, limits, title=title, **options), group)
+        return self.check(compare(ref, port, limits, title=title, expected_zero=expected_zero, hints=hints), group)
 
     def fail(self, what: str, reason: str) -> None:
         """Count a fault of the port where nothing can be compared."""
@@ -124,7 +137,7 @@ class Rung(Findings):
                     file[f"{prefix}{item}"] = np.asarray(array)
 
     def observe(self, what: str, function: Callable[..., T], ref: Any, port: Any, *args: Any) -> tuple[T, T] | None:
-        """What `function` returns for both sides; None, and the rung fails, if it raises for the port."""
+        """What `function` returns for both sides; None, and the step fails, if it raises for the port."""
         of_ref = self.of_ref(what, function, ref, *args)
         of_port = self.of_port(what, lambda: [function(port, *args)])
         return None if of_port is None else (of_ref, of_port[0])
@@ -141,7 +154,7 @@ class Rung(Findings):
             raise UserError(f"{raised}: it must run on what it is given") from error
 
     def of_port(self, what: str, function: Callable[..., T], *args: Any, **kwargs: Any) -> T | None:
-        """What the port's `function` returns; None, and the rung fails, if it raises."""
+        """What the port's `function` returns; None, and the step fails, if it raises."""
         try:
             with user_code():
                 return function(*args, **kwargs)
@@ -165,6 +178,9 @@ class Rung(Findings):
 
         `save` writes arrays to a path. Raises UserError if it cannot write: there is no verdict then.
         """
+        for known in self.accepted.known:
+            if known.met:  # a project's differences are not all of this step
+                self.say(known.note())
         last = last_line(self.name, joined(self.name, self.verdicts))
         folder = output_dir(folder)
         for side, arrays in zip_strict(("ref", "paddle"), self.files):
@@ -175,6 +191,9 @@ class Rung(Findings):
         save_text("\n".join([*lines, ""]), folder / "log" / f"{log_stem or stem}_diff.log")
         self.say(last)
         return self
+
+
+QUIET = cast(Rung, None)  # a new one, which prints nothing: see `on_rung`
 
 
 def check_coefficients(dtype: str) -> None:
@@ -215,9 +234,10 @@ def say_location(rung: Rung, pair: Pair, first: int) -> None:
     failed = [i for i, verdict in enumerate(rung.verdicts) if i >= first and is_open(verdict)]
     if not failed or any(verdict.location for verdict in rung.verdicts):
         return
-    location = locate_failure(pair, rung.verdicts[first:])
+    location = not_accepted(locate_failure(pair, rung.verdicts[first:]), rung.accepted)
     if location is None:
-        rung.say("not located: each module alone gives what the reference's gives; look at what surrounds them")
+        known = ", or what is accepted" if rung.accepted else ""
+        rung.say(f"not located: each module alone gives what the reference's gives{known}; look at what surrounds them")
     else:
         rung.say("\n".join(location.lines()))
         rung.verdicts[failed[0]] = replace(rung.verdicts[failed[0]], location=location)
@@ -241,15 +261,15 @@ def processor_time(rung: Rung, what: str) -> Iterator[None]:
     rung.say(f"{what}: {sum(os.times()[:4]) - before:.0f} s of processor time")
 
 
-def on_rung(function: Callable[..., None]) -> Callable[..., RungVerdict]:
-    """Make a function return the verdict on the checks that it puts into `rung`, by default a quiet new one."""
+def on_rung(function: Callable[P, None]) -> Callable[P, RungVerdict]:
+    """Make a function return the verdict on the checks that it puts into `rung`, by default QUIET."""
 
     @functools.wraps(function)
-    def wrapped(*args: Any, rung: Rung | None = None, **kwargs: Any) -> RungVerdict:
-        rung = Rung(function.__name__, quiet=True) if rung is None else rung
+    def wrapped(*args: P.args, **kwargs: P.kwargs) -> RungVerdict:
+        kwargs["rung"] = rung = cast(Rung, kwargs.get("rung") or Rung(function.__name__, quiet=True))
         checks, lines = len(rung.verdicts), len(rung.log)
         with user_code(), suppress(Ended):
-            function(*args, rung=rung, **kwargs)
+            function(*args, **kwargs)
         every = joined(function.__name__, rung.verdicts[checks:])
         return RungVerdict(**vars(every), log=rung.log[lines:])
 
@@ -257,7 +277,7 @@ def on_rung(function: Callable[..., None]) -> Callable[..., RungVerdict]:
 
 
 def rung_parser(prog: str, description: str, folder: str | Path = "result") -> argparse.ArgumentParser:
-    """The flags that every rung's command has."""
+    """A parser with the flags that every step has: --device, --seed and --output-dir, by default `folder`."""
     parser = ArgumentParser(prog=prog, description=description, formatter_class=HelpFormatter)
     add = parser.add_argument
     add("--device", choices=("cpu", "gpu"), default="cpu", help="where both sides run")
@@ -267,7 +287,10 @@ def rung_parser(prog: str, description: str, folder: str | Path = "result") -> a
 
 
 def run_rung(name: str, main: Callable[[argparse.Namespace], Rung], parser: argparse.ArgumentParser) -> NoReturn:
-    """Run a rung as a command; a port that raises fails it, with a traceback."""
+    """Run a step as a command, and exit with its status: `main` gets the flags, and returns the rung.
+
+    A port that raises fails it, with a traceback. A UserError is one line on stderr and status 2.
+    """
 
     def guarded() -> int:
         args = parser.parse_args()

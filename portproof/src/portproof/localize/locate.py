@@ -54,7 +54,7 @@ class Location:
     tree: list[str] = field(default_factory=list)
     also: list[Location] = field(default_factory=list)  # further faults
     built_differently: Mapping[str, str] = field(default_factory=dict)  # {label: in what}
-    port_class: str = ""  # file and line of the port's class, where that is the user's
+    own_class: tuple[str, str] = "", ""  # (name, file and line) of the port's, see `Model.own_class`
 
     def lines(self) -> list[str]:
         port = f", the port's {self.port_name or 'model'} ({self.port_type})" if self.port_type else ""
@@ -62,7 +62,7 @@ class Location:
         lines += [f"  {line}" for line in self.proof]
         lines += [f"  cause, tested: {text}" for text in self.diagnosis]
         lines += [f"  {line}" for line in self.tree]
-        lines += [f"the port's {self.port_type} is in {self.port_class}"] if self.port_class else []
+        lines += ["the port's {} is in {}".format(*self.own_class)] if self.own_class[1] else []
         return lines + [f"also at fault by itself: {line}" for line in _by_kind(self.also)]
 
     def summary(self) -> list[str]:
@@ -310,8 +310,8 @@ def _location(runs: IsolatedRuns, run: IsolatedRun) -> Location:
         if layer.needs_the_reference and not is_here and not diagnosis:
             proof.append(f"causes not tried: those of a {layer.kind} that need torch and the reference")
     tree = module_tree(runs.ref, name)
-    found = Location(name, ref.type, phase, port.name, port.type, failed[0], proof, diagnosis, tree)
-    return replace(found, port_class=runs.port.place_of_class(port.name))
+    on_port, own = (port.name, port.type), runs.port.own_class(port.name)
+    return Location(name, ref.type, phase, *on_port, failed[0], proof, diagnosis, tree, own_class=own)
 
 
 def _layer(runs: IsolatedRuns, run: IsolatedRun) -> Layer:
@@ -358,7 +358,8 @@ def _structural(ref: Model, port: Model, names: NameMap) -> Location:
         at_port = module, port.modules[module].type
         module = _counterpart_or_block(module, names)
     tree = module_tree(ref, module)
-    return Location(module, ref.modules[module].type, "structure", *at_port, proof=[f"{item}: {reason}"], tree=tree)
+    proof, own = [f"{item}: {reason}"], port.own_class(at_port[0])
+    return Location(module, ref.modules[module].type, "structure", *at_port, proof=proof, tree=tree, own_class=own)
 
 
 def _counterpart_or_block(port_name: str, names: NameMap) -> str:

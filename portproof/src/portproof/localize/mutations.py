@@ -27,7 +27,7 @@ POOLS = ((nn.AvgPool2d, nn.MaxPool2d), (nn.AdaptiveAvgPool2d, nn.AdaptiveMaxPool
 UPSAMPLE_MODES = {3: ("nearest", "linear"), 4: ("nearest", "bilinear", "bicubic"), 5: ("nearest", "trilinear")}
 
 
-def setting(**attributes) -> Mutation:
+def setting(**attributes: Any) -> Mutation:
     def mutation(module: nn.Module) -> nn.Module:
         for name, value in attributes.items():
             setattr(module, name, value)

@@ -65,7 +65,7 @@ class Recording:
         return sealed(json.dumps({**self.header, "arrays": table}, separators=(",", ":"), allow_nan=False))
 
     def save(self, path: str | Path, max_size: int | None = None) -> None:
-        """Write it, whole or not at all; equal recordings have equal bytes.
+        """Write it; either the whole file appears or none. Equal recordings have equal bytes.
 
         Raises UserError if that takes more than `max_size` bytes, or it cannot be written.
         """

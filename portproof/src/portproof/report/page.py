@@ -10,11 +10,11 @@ import jinja2
 from portproof.compare import FAIL, PASS, REFUSED, Item, Row, Verdict, joined
 from portproof.io.records import save_text
 from portproof.report import text
-from portproof.report.chinese import CHINESE
+from portproof.report.chinese import in_chinese
 from portproof.report.plots import STYLES, picture_row, plots_of
 from portproof.report.summary import LadderResult
 
-LANGUAGES: dict[str, dict[str, str]] = {"en": {}, "zh": CHINESE}
+LANGUAGES: dict[str, Callable[[str], str]] = {"en": str, "zh": in_chinese}
 MOST = 6000  # items that a page lists, some 110 bytes each; every check has an equal share of them,
 FEWEST = 20  # or so many, whatever their number
 
@@ -24,21 +24,21 @@ def failing_first(verdict: Verdict, group: Callable[[Item], str]) -> list[text.G
     return sorted(text.groups_of(verdict.rows, group), key=lambda group: group.worst.status == PASS)
 
 
-def share(row: Row) -> str:
+def share(row: Row, _: Callable[[str], str] = str) -> str:
     """The difference as a share of the limit; in words if that is 0."""
     if row.difference != row.difference:
         return "–"
     if row.atol > 0:
         return f"{row.share:.1e}" if row.share >= 1000 or 0 < row.share < 0.001 else f"{row.share:.2g}"
-    return "equal" if row.difference == 0 else "unequal"
+    return _("equal" if row.difference == 0 else "unequal")
 
 
-def worst_share(verdicts: Sequence[Verdict]) -> str:
+def worst_share(verdicts: Sequence[Verdict], _: Callable[[str], str] = str) -> str:
     rows = joined("", verdicts).rows
     measured = [row for row in rows if row.atol > 0 and row.difference >= 0]
     if measured:
-        return share(max(measured, key=lambda row: row.share))
-    return share(max(rows, key=text.badness)) if rows else "–"
+        return share(max(measured, key=lambda row: row.share), _)
+    return share(max(rows, key=text.badness), _) if rows else "–"
 
 
 def most_telling(rows: Sequence[Row], most: int) -> Sequence[Row]:
@@ -50,7 +50,7 @@ def most_telling(rows: Sequence[Row], most: int) -> Sequence[Row]:
 
 def translation(language: str) -> Callable[[str], str]:
     """From the page's English to `language`, a key of LANGUAGES; what it does not know stays as it is."""
-    return lambda english: LANGUAGES[language].get(english, english)
+    return LANGUAGES[language]
 
 
 def render_page(result: LadderResult, language: str = "en") -> str:
@@ -64,6 +64,7 @@ def render_page(result: LadderResult, language: str = "en") -> str:
         undefined=jinja2.StrictUndefined,
     )
     functions = (failing_first, most_telling, picture_row, plots_of, share, worst_share)
+    environment.filters["translated"] = translation(language)
     environment.globals |= {function.__name__: function for function in functions}
     environment.globals |= {"text": text, "PASS": PASS, "FAIL": FAIL, "REFUSED": REFUSED, "STYLES": STYLES}
     return environment.get_template("report.html.j2").render(

@@ -3,18 +3,24 @@
 Both (UTF-8, no NaN or Infinity literals) hold:
 
     schema        3; another number where a reader of this one would go wrong
-    status        "PASS", "FAIL" or "REFUSED", also of each rung, verdict and row; of a row also "NOT JUDGED"
+    status        "PASS", "FAIL" or "REFUSED", also of each step, verdict and row; of a row also
+                  "NOT JUDGED"
     sentence      the outcome in words, also of each verdict
     environment   {what: text}
-    rungs         of a ladder: a list of {name, model, status, seconds, error, verdicts}; error: the exception, or ""
+    rungs         of a ladder: a list of {name, model, status, seconds, error, verdicts}, one a step;
+                  error: the exception, or ""
     verdicts      a list of {title, status, sentence, refusal, notes, caveats, location, rows}
-    location      null, or {module, type, port_module, port_type, port_class, phase, causes, lines, also}, where the
-                  failure begins: module is the reference's, "" the model itself; port_class is file:line, "" of a
-                  library's class; phase is "structure", "weights", "forward", "buffers" or "backward"; lines are the
-                  report's; also is a list of further locations
-    rows          a list of {name, item, status, shape, difference, limit, scale, reason, widened_by, hidden,
-                  worst}, see compare.Row
-    item          {name, kind, module, mode, dtype, iteration, section}, see compare.Item
+    location      null, or {module, type, port_module, port_type, port_class, port_class_name, phase,
+                  causes, lines, also}, where the failure begins: module is the reference's, "" the
+                  model itself; port_class is file:line of the nearest class of yours around the port's
+                  module, "" if there is none; phase is "structure", "weights", "forward", "buffers",
+                  "backward" or "buffers as built"; lines are those of the report; also is a list of
+                  further locations
+    rows          a list of {name, item, status, shape, difference, limit, scale, reason, widened_by,
+                  hidden, worst}, see compare.Row; of what is accepted the reason begins with "accepted"
+    item          {name, kind, module, mode, dtype, iteration, section, projected}, see compare.Item;
+                  projected: of a large array weighted sums along its axes are compared, and worst is
+                  among these
     worst         {index, reference, port, outside, size}, the place of the largest difference, or null
 
 NaN is null, infinity "Infinity" or "-Infinity", a complex number text such as "(1+2j)".
@@ -120,25 +126,32 @@ class LadderResult:
         return next((rung for rung in self.rungs if rung.status == self.status != PASS), None)
 
     @property
+    def title(self) -> str:
+        """Of a single step its name and model; "" of several."""
+        return f"{self.rungs[0].name}, {self.rungs[0].model}" if len(self.rungs) == 1 else ""
+
+    @property
     def sentence(self) -> str:
         """The outcome in words."""
         return self.said(str)
 
     def said(self, _: Callable[[str], str]) -> str:
-        """`sentence` in another language."""
+        """`sentence` in another language; of one step it is the last line of its report."""
+        if len(self.rungs) == 1 and (rung := self.rungs[0].rung):
+            return _(last_line(rung.name, joined(rung.name, rung.verdicts)).partition(" ")[2])
         if not self.rungs:
-            return _("No rung was run.")
+            return _("No step was run.")
         count, first = len(self.rungs), self.first_bad
         if first is None:
-            return _("All {:,} items of {} rungs are within their limits.").format(self.counted, count)
+            return _("All {:,} items of {} steps are within their limits.").format(self.counted, count)
         bad = sum(rung.status == self.status for rung in self.rungs)
         where = bad, count, first.name, first.model
         if self.status == REFUSED:
-            return _("{} of {} rungs could not be judged; the first is {}, {}.").format(*where)
+            return _("{} of {} steps could not be judged; the first is {}, {}.").format(*where)
         row = None if first.first_bad is None else first.first_bad.first_failure
         if row is None:
-            return _("{} of {} rungs failed; the first, {}, {}, raised an error.").format(*where)
-        return _("{} of {} rungs failed; the first, {}, {}, first differs at {}.").format(*where, row.name)
+            return _("{} of {} steps failed; the first, {}, {}, raised an error.").format(*where)
+        return _("{} of {} steps failed; the first, {}, {}, first differs at {}.").format(*where, row.name)
 
 
 def environment(args: argparse.Namespace, script: str) -> dict[str, str]:
@@ -208,7 +221,8 @@ def _location_data(location: Location) -> dict[str, Any]:
         "type": location.type,
         "port_module": location.port_name,
         "port_type": location.port_type,
-        "port_class": location.port_class,
+        "port_class": location.own_class[1],
+        "port_class_name": location.own_class[0],
         "phase": location.phase,
         "causes": location.diagnosis,
         "lines": location.lines(),

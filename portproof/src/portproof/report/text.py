@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 from operator import itemgetter
+from os.path import commonprefix
 
 from portproof.compare import FAIL, NOT_JUDGED, PASS, REFUSED, Item, Row, Verdict
 
@@ -35,7 +36,8 @@ CAUSES = {
     "dropout": "dropout probability, or its mode (Paddle: upscale_in_train)",
     "lr": "the schedule is not attached to the optimizer, not stepped, or stepped at another time; gamma",
     "gradient": "an operation whose backward differs; a gradient not cleared, or scaled by the batch",
-    "parameter": "optimizer formula: epsilon, weight decay, momentum, nesterov, learning rate of one group, clipping",
+    "parameter": "optimizer formula: epsilon, weight decay, momentum, nesterov, learning rate of one group; clipping "
+    "by parameter group (Paddle's ClipGradByGlobalNorm clips each group by its own norm)",
     "loss": "criterion: axis, reduction, label smoothing; or logits that differ (run 01_test_forward)",
     "metric": "ties, the k of top-k, the last partial batch, an average of averages",
     "samples": "a last batch that is not full left out (drop_last), or images counted twice",
@@ -240,7 +242,8 @@ def _limit_lines(verdict: Verdict) -> list[str]:
 
 def render(verdict: Verdict, group: Callable[[Item], str], types: Mapping[str, str]) -> str:
     """The whole text report."""
-    return "\n".join([verdict.title, *_body(verdict, group, types)])
+    refusal = [f"  REFUSED {verdict.refusal}"] if verdict.refusal and verdict.status == REFUSED else []
+    return "\n".join([verdict.title, *_body(verdict, group, types), *refusal])
 
 
 def render_sections(verdict: Verdict, passes: str = "", doubt: Sequence[str] = (), fold: bool = False) -> str:
@@ -257,8 +260,19 @@ def render_items(verdict: Verdict, fold: bool = False) -> str:
 
 
 def _body(verdict: Verdict, group: Callable[[Item], str], types: Mapping[str, str], fold: bool = False) -> list[str]:
-    refusal = [f"  REFUSED {verdict.refusal}"] if verdict.refusal else []
+    refusal = [f"  REFUSED {verdict.refusal}"] if verdict.refusal and verdict.status == FAIL else []
     return [*table(verdict.rows, group, fold), *refusal, *_limit_lines(verdict), *first_difference(verdict, types)]
+
+
+def _alike(first: Row, rows: Iterable[Row]) -> str:
+    """Of a gradient or parameter that does not fail alone: how many of its run do, and the module that has them all."""
+    kind, run = first.item.kind, replace(first.item, name="", module="")
+    alike = [row for row in rows if row.item.kind == kind and replace(row.item, name="", module="") == run]
+    every, bad = {row.item for row in alike}, {row.item for row in Verdict("", alike).bad}  # of several comparisons
+    if kind not in ("gradient", "parameter") or len(bad) == 1:
+        return ""
+    module = ".".join(commonprefix([item.module.split(".") for item in bad]))
+    return f"; there {len(bad)} of {len(every)} {kind}s differ" + (f", all in {module}" if module else "")
 
 
 def last_line(name: str, verdict: Verdict) -> str:
@@ -269,12 +283,13 @@ def last_line(name: str, verdict: Verdict) -> str:
     if verdict.status == PASS:
         return f"PASS {name}: all {len(verdict.judged)} items within their limits{skipped}{caveats}"
     if verdict.status == REFUSED:
-        return f"REFUSED {name}: the comparison proves nothing, see above"
+        return f"REFUSED {name}: {verdict.why_refused}"
     outside = f"{len(verdict.bad)} of {len(verdict.judged)} items outside their limits"
     if verdict.location is None:
         first = verdict.first_failure
         assert first is not None
-        return f"FAIL {name}: {outside}{skipped}, first {first.name}{caveats}"
+        return f"FAIL {name}: {outside}{skipped}, first {first.name}{_alike(first, verdict.rows)}{caveats}"
     place, *others = verdict.location.summary()
+    where = "; in {}, {}".format(*verdict.location.own_class) if verdict.location.own_class[1] else ""
     more = f"; {len(others)} more at fault by {'itself' if len(others) == 1 else 'themselves'}" if others else ""
-    return f"FAIL {name}: {place}{more}; {outside}{skipped}{caveats}"
+    return f"FAIL {name}: {place}{where}{more}; {outside}{skipped}{caveats}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypedDict
 
 import numpy as np
 
@@ -64,6 +64,22 @@ class Options:
             raise UserError(f"seed {self.seed}: choose one from 0 to 4294967295")
         if self.weights not in WEIGHTS:
             raise UserError(f"weights {self.weights!r}: choose one of {', '.join(WEIGHTS)}")
+
+
+class PairOptions(TypedDict, total=False):
+    """What the functions of the ladder take of `Options`."""
+
+    names: Mapping[str, str] | None
+    weights: str
+    precisions: Sequence[str]
+    leave_out: Sequence[str]
+    outputs: Mapping[str, str] | None
+    seed: int
+    device: str
+    mirrored: bool
+    factories: tuple[Factory, Factory]
+    output: str
+    drawn: bool
 
 
 @dataclass
@@ -282,17 +298,25 @@ def drawn_cotangent(outputs: Sequence[np.ndarray], seed: int) -> list[np.ndarray
     return [drawn_gradient(f"seed {seed}, output {i}", output) for i, output in enumerate(outputs)]
 
 
-def same_weights(ref: Any, port: Any, inputs: Inputs, **options: Any) -> tuple[Any, Any]:
+def same_weights(
+    ref: Any,
+    port: Any,
+    inputs: Inputs,
+    *,
+    names: Mapping[str, str] | None = None,
+    weights: str = "probe",
+    seed: int = 0,
+) -> tuple[Any, Any]:
     """Copies of both models with the same weights, for the ladder's functions.
 
-    The `options` are names, weights and seed of `portproof.align`: "probe" weights of the seed, or the "reference"'s
-    own. Raises UserError as that does, and if the port lacks a tensor.
+    `names` as in `portproof.align`; `weights`: "probe" weights of the seed, or the "reference"'s own. Raises UserError
+    as that does, and if the port lacks a tensor.
     """
-    pair = Pair.prepared(ref, port, inputs, Options(**options))
+    pair = Pair.prepared(ref, port, inputs, Options(names, weights, seed=seed))
     if pair.name_map.ambiguous:
         raise UserError(f"the map is ambiguous: {pair.name_map.ambiguous}")
     for name, reason in pair.name_map.problems.items():
-        raise UserError(f"{name}: {reason}: rung 01 has to pass first")
+        raise UserError(f"{name}: {reason}: step 01 has to pass first")
     assert isinstance(pair.ref, BackendModel)
     return pair.ref.loaded_copy(), pair.port.loaded_copy()
 

@@ -530,8 +530,9 @@ def _wrong_buffer(pair: Pair, verdict: Verdict) -> Location:
     name = row.item.module
     port = pair.port.modules.get(pair.name_map.modules.get(name, name))
     at_port = (port.name, port.type) if port else ("", "")
+    ref, own = pair.ref.modules[name], pair.port.own_class(at_port[0])
     tree = module_tree(pair.ref, name)
-    return Location(name, pair.ref.modules[name].type, BUFFERS_AS_BUILT, *at_port, row, numbers(row), tree=tree)
+    return Location(name, ref.type, BUFFERS_AS_BUILT, *at_port, row, numbers(row), tree=tree, own_class=own)
 
 
 def items(pair: Pair, run: Run, is_port: bool) -> dict[Item, np.ndarray]:
@@ -602,7 +603,7 @@ def judge(ref: Any, port: Any, inputs: Inputs, options: Options, accept: Sequenc
         built = compare_as_built(pair, options.factories, options.weights)
         built = built and accepted.apply(built)
     if any(verdict.status == FAIL for verdict in verdicts):
-        location = _not_accepted(locate_failure(pair, verdicts), accepted)
+        location = not_accepted(locate_failure(pair, verdicts), accepted)
     else:
         location = _wrong_buffer(pair, built) if built is not None and built.status == FAIL else None
     if location:
@@ -620,7 +621,7 @@ def judge(ref: Any, port: Any, inputs: Inputs, options: Options, accept: Sequenc
     return AlignVerdict("align", *found, caveats=caveats, names=names, passes=passes(pair), doubt=doubt)
 
 
-def _not_accepted(location: Location | None, accepted: Accepted) -> Location | None:
+def not_accepted(location: Location | None, accepted: Accepted) -> Location | None:
     """The first fault that is not accepted, with the further ones."""
     if location is None or not accepted:
         return location

@@ -15,7 +15,7 @@ from portproof.arrays import largest
 from portproof.backends import backend_of_tensor
 from portproof.compare import FAIL, PASS, Item, Row, Verdict, compare, joined
 from portproof.compare.ruler import exact_atol
-from portproof.ladder.rung import Rung, on_rung
+from portproof.ladder.rung import QUIET, Rung, on_rung
 from portproof.python39 import zip_strict
 
 ROUNDED = 8 * 2.0**-23  # of the largest value: some roundings, of which a batch goes through few
@@ -119,7 +119,7 @@ def data(
     title: str = "batches",
     hints: Mapping[str, str] | None = None,
     keep: Mapping[str, int] | None = None,
-    rung: Rung,
+    rung: Rung = QUIET,
 ) -> None:
     """Compare two iterables of batches bit for bit, shape and dtype included.
 
@@ -151,7 +151,9 @@ def data(
 
 
 @on_rung
-def facts(ref: Mapping[Item | str, Any], port: Mapping[Item | str, Any], *, title: str = "facts", rung: Rung) -> None:
+def facts(
+    ref: Mapping[Item | str, Any], port: Mapping[Item | str, Any], *, title: str = "facts", rung: Rung = QUIET
+) -> None:
     """Compare facts such as classes, files or options: all must be equal.
 
     Values are numbers, strings, None, lists of these, arrays or tensors. Numbers go to the result files.
@@ -212,13 +214,14 @@ def loaders(
     epochs: Sequence[int] = (0, 1),
     workers: Sequence[int] = (0, 2),
     kinds: Sequence[str] = ("image", "label"),
-    rung: Rung,
-    **options: Any,
+    hints: Mapping[str, str] | None = None,
+    keep: Mapping[str, int] | None = None,
+    rung: Rung = QUIET,
 ) -> None:
     """Compare the samples of two DataLoaders in several epochs, without worker processes and with two.
 
     `make_ref(workers)` and `make_port` return (DataLoader, set_epoch); `set_epoch(epoch)` is called before each epoch.
-    `name` is the pipeline's, such as "val", `kinds` as in `by_sample`; `options` are `hints` and `keep` of `data`.
+    `name` is the pipeline's, such as "val", `kinds` as in `by_sample`, `hints` and `keep` as in `data`.
     """
     for count in workers:
         made = rung.observe("make function", _loader, make_ref, make_port, count)
@@ -228,7 +231,7 @@ def loaders(
             rung.observe("set_epoch", lambda made, epoch: made[1](epoch), *made, epoch)
             both = (by_sample(loader, kinds=kinds, section=name) for loader, _ in made)
             title = f"{name} pipeline, epoch {epoch}, {count} workers".strip()
-            data(*both, title=title, rung=rung, **options)
+            data(*both, title=title, hints=hints, keep=keep, rung=rung)
 
 
 def _loader(make: MakeLoader, workers: int) -> tuple[Any, Callable[[int], Any]]:

@@ -12,7 +12,7 @@ from portproof.backends.question import Question
 from portproof.backends.trace import OUTPUTS, Inputs, as_call, checked_inputs
 from portproof.compare import Item, Items, compare, joined
 from portproof.compare.ruler import Ruler
-from portproof.ladder.rung import Rung, needed, on_rung
+from portproof.ladder.rung import QUIET, Rung, needed, on_rung
 from sturdyio.cli import UserError
 
 OUTPUT = Item("output", "output")
@@ -30,7 +30,7 @@ def deploy(
     *,
     topk: int = 5,
     device: str = "cpu",
-    rung: Rung,
+    rung: Rung = QUIET,
 ) -> None:
     """Compare what engines make of an exported port with the reference model, in eval mode.
 

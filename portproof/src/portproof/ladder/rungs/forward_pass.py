@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -14,9 +14,12 @@ from portproof.compare import Item
 from portproof.compare.activations import dead_branches
 from portproof.compare.ruler import Ruler, U
 from portproof.ladder.pairs.as_built import compare_as_built
-from portproof.ladder.pairs.pair import MODES, Options, Pair
+from portproof.ladder.pairs.pair import MODES, Options, Pair, PairOptions
 from portproof.ladder.pairs.whole import all_notes, compare_mode, equal_weights, items, passes, structure
-from portproof.ladder.rung import Ended, Rung, of_kinds, on_rung, say_location
+from portproof.ladder.rung import QUIET, Ended, Rung, of_kinds, on_rung, say_location
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack  # not in Python 3.9
 
 DROPOUT_SHAPE = (256, 256)
 
@@ -29,8 +32,8 @@ def forward(
     *,
     modes: Sequence[str] = MODES,
     all_branches: bool = False,
-    rung: Rung,
-    **options: Any,
+    rung: Rung = QUIET,
+    **options: Unpack[PairOptions],
 ) -> None:
     """Compare every module's output on `inputs` in two models, and batch norm's statistics afterwards.
 
@@ -81,7 +84,15 @@ def forward(
 
 
 @on_rung
-def gradients(ref: Any, port: Any, inputs: Inputs, *, modes: Sequence[str] = MODES, rung: Rung, **options: Any) -> None:
+def gradients(
+    ref: Any,
+    port: Any,
+    inputs: Inputs,
+    *,
+    modes: Sequence[str] = MODES,
+    rung: Rung = QUIET,
+    **options: Unpack[PairOptions],
+) -> None:
     """Compare every gradient of two models, of parameters and inputs, sent back from all outputs at once.
 
     float64: through the whole model, with its forward pass. float32: layer by layer, on the reference's inputs. What is

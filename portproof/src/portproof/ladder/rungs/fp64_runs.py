@@ -20,7 +20,7 @@ from portproof.backends.masks import Masks, no_masks
 from portproof.backends.trace import map_tensors
 from portproof.compare import PASS, Item, Items, Row, Verdict, compare, tensor_item
 from portproof.compare.ruler import SEMANTIC_RTOL, U64, Distances, Ruler, S, largest, summed_noise_floor
-from portproof.ladder.rung import Ended, Rung, needed, on_rung, processor_time, reference_name
+from portproof.ladder.rung import QUIET, Ended, Rung, needed, on_rung, processor_time, reference_name
 from sturdyio.cli import UserError
 
 # A second run of the reference measures the growth of rounding: inputs and parameters move by one ulp before each step.
@@ -112,7 +112,7 @@ def train_fp64(
     names: Mapping[str, str] | None = None,
     what: str = "",
     seed: int = 0,
-    rung: Rung,
+    rung: Rung = QUIET,
 ) -> None:
     """Compare training in float64, step for step: every loss, and the final parameters and buffers.
 

@@ -13,7 +13,7 @@ import numpy as np
 from portproof.backends import backend
 from portproof.backends.base import Backend
 from portproof.compare import Item, tensor_item
-from portproof.ladder.rung import Rung, needed, on_rung, reference_name
+from portproof.ladder.rung import QUIET, Rung, needed, on_rung, reference_name
 from portproof.ladder.statistics.distribution import Constant, Law, Normal, Statistic, Uniform, between, law_like
 from sturdyio.cli import UserError
 
@@ -135,13 +135,13 @@ def init(
     seeds: int = 8,
     shared: bool = False,
     names: Mapping[str, str] | None = None,
-    rung: Rung,
+    rung: Rung = QUIET,
 ) -> None:
     """Compare every initial parameter and buffer of both sides with what it should be drawn from.
 
     `ref(seed)` and `port(seed)` seed their framework and return a new torch.nn.Module or paddle.nn.Layer. They are
     called with `seeds` seeds made from `seed`, and with more until each tensor has 1024 values; fewer than 2 raise
-    UserError. A tensor that has fewer after 2048 models or two minutes is not judged, and the rung is refused.
+    UserError. A tensor that has fewer after 2048 models or two minutes is not judged, and the step is refused.
     `expected(name, shape, layer_type)` gives `Normal(std)`, `Uniform(bound)` or `Constant(value)`, by the name in the
     reference's state_dict and the class of its module. Without it both are compared with what the reference draws under
     other seeds, with 2048 values each. `names` is {reference's module: port's}, where they differ.

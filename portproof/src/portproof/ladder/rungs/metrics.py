@@ -18,7 +18,7 @@ from portproof.backends.trace import map_tensors
 from portproof.compare import Item, Items
 from portproof.compare.ruler import UNIT_ROUNDOFF, C, Ruler, U, kernel_atol, largest
 from portproof.ladder.cases import Case, batches, in_precision, losses, metrics, prepared, ranked_labels
-from portproof.ladder.rung import Rung, needed, on_rung
+from portproof.ladder.rung import QUIET, Rung, needed, on_rung
 from portproof.python39 import zip_strict
 from sturdyio.cli import UserError
 
@@ -40,7 +40,7 @@ def loss(
     wrt: str | Sequence[str] = "logits",
     keep: Collection[str] | None = None,
     device: str = "cpu",
-    rung: Rung,
+    rung: Rung = QUIET,
 ) -> None:
     """Compare two criteria: functions of a case's tensors that return a scalar tensor of their framework.
 
@@ -203,7 +203,7 @@ def metric(
     title: str = "metric",
     seed: int = 0,
     device: str = "cpu",
-    rung: Rung,
+    rung: Rung = QUIET,
 ) -> None:
     """Compare two metrics: functions of (outputs, targets), tensors of their own framework.
 
@@ -313,7 +313,7 @@ def evaluation(
     gain: float = 2.0,
     device: str = "cpu",
     progress: Callable[[Iterable], Iterable] = iter,
-    rung: Rung,
+    rung: Rung = QUIET,
 ) -> None:
     """Compare two evaluations of a classifier over a whole loader: (evaluate, model, loader) of each side.
 

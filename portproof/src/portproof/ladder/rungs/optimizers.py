@@ -13,7 +13,7 @@ from portproof.backends.base import Backend
 from portproof.backends.model import BackendModel
 from portproof.compare import Item, Verdict
 from portproof.compare.ruler import Distances, Ruler, distances
-from portproof.ladder.rung import Rung, check_coefficients, equal_pair, on_rung
+from portproof.ladder.rung import QUIET, Rung, check_coefficients, equal_pair, on_rung
 from portproof.ladder.rungs.training_step import Start, Trained, starts
 from sturdyio.cli import UserError
 
@@ -47,7 +47,7 @@ def optimizer(
     coefficients: str = "float32",
     names: Mapping[str, str] | None = None,
     device: str = "cpu",
-    rung: Rung,
+    rung: Rung = QUIET,
 ) -> None:
     """Compare every parameter after some updates with the same drawn gradients, in float64.
 
@@ -109,44 +109,44 @@ def schedule(
     make_ref: Make,
     make_port: Make,
     *,
-    epochs: int,
+    steps: int,
     settings: Mapping[str, Any] | None = None,
     recipes: Recipes | None = None,
     device: str = "cpu",
-    rung: Rung,
+    rung: Rung = QUIET,
 ) -> None:
-    """Compare each epoch's learning rate bit for bit: how far it moves a weight whose gradient is 1.
+    """Compare the learning rate at each step of a schedule, bit for bit: how far it moves a weight whose gradient is 1.
 
     So a schedule that was never attached to its optimizer shows. `make_ref(model, **settings)` and `make_port` return
     (optimizer, schedule) for a linear layer of one weight, float64: plain SGD, without momentum and weight decay.
     `settings` and `recipes` are as in `optimizer`.
     """
-    if epochs < 1:
-        raise UserError(f"epochs {epochs}: choose 1 or more")
+    if steps < 1:
+        raise UserError(f"steps {steps}: choose 1 or more")
     ref: dict[Item, np.ndarray] = {}
     port: dict[Item, np.ndarray] = {}
     for name, every in _all(recipes, settings).items():
         item = Item(f"lr, {name}" if name else "lr", "lr")
-        ref[item] = rung.of_ref("schedule", _moves, backend("torch"), device, make_ref, every, epochs)
+        ref[item] = rung.of_ref("schedule", _moves, backend("torch"), device, make_ref, every, steps)
         if not ref[item].any():
             rung.refuse(f"the reference's optimizer never moves the weight: {item}")
-        moves = rung.of_port("schedule", _moves, backend("paddle"), device, make_port, every, epochs)
+        moves = rung.of_port("schedule", _moves, backend("paddle"), device, make_port, every, steps)
         port |= {} if moves is None else {item: moves}
-    rung.compare(ref, port, title=f"learning rates of {epochs} epochs")
+    rung.compare(ref, port, title=f"learning rates of {steps} steps of the schedule")
 
 
-def _moves(backend: Backend, device: str, make: Make, settings: Mapping[str, Any], epochs: int) -> np.ndarray:
+def _moves(backend: Backend, device: str, make: Make, settings: Mapping[str, Any], steps: int) -> np.ndarray:
     model = backend.training.to_device(backend.framework.nn.Linear(1, 1), backend.device(device), "float64")
     _, optimizer, schedule = _made(make, settings, model)
     if schedule is None:
         raise UserError(f"the {backend.name} side has no schedule: return (optimizer, schedule)")
-    device, moves = backend.device_of(model.weight), np.empty(epochs)
+    device, moves = backend.device_of(model.weight), np.empty(steps)
     weight_gradient = backend.tensor(np.ones((1, 1)), device)
     bias_gradient = backend.tensor(np.zeros(1), device)
-    for epoch in range(epochs):
+    for step in range(steps):
         backend.set_value(model.weight, np.zeros((1, 1)))
         model.weight.grad, model.bias.grad = weight_gradient, bias_gradient
         optimizer.step()
         schedule.step()
-        moves[epoch] = -backend.to_array(model.weight).item()
+        moves[step] = -backend.to_array(model.weight).item()
     return moves

@@ -34,7 +34,7 @@ from portproof.backends import backend
 from portproof.compare import Item
 from portproof.compare.ruler import Distances, Ruler, distances
 from portproof.io.cli import resolve
-from portproof.ladder.rung import Rung, check_coefficients, on_rung, reference_name
+from portproof.ladder.rung import QUIET, Rung, check_coefficients, on_rung, reference_name
 from portproof.ladder.workers import Outcome, Record, launch, record_of
 from portproof.python39 import zip_strict
 from sturdyio.cli import UserError
@@ -275,7 +275,7 @@ def dist(
     names: Mapping[str, str] | None = None,
     coefficients: str = "float32",
     timeout: float = TIMEOUT,
-    rung: Rung,
+    rung: Rung = QUIET,
 ) -> None:
     """Compare several processes of each side with one, and one of the port with one of the reference.
 

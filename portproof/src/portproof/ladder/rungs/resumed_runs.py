@@ -18,7 +18,7 @@ import numpy as np
 
 from portproof.compare import FAIL, Item, Items, Row, Verdict, compare, placed, tensor_item
 from portproof.compare.ruler import distances, exact_atol
-from portproof.ladder.rung import Ended, Rung, check_coefficients, on_rung, processor_time, reference_name
+from portproof.ladder.rung import QUIET, Ended, Rung, check_coefficients, on_rung, processor_time, reference_name
 from portproof.ladder.rungs.fp64_runs import check_fp64, growth_of, judge_fp64
 from portproof.ladder.rungs.runs import records_of
 from portproof.ladder.rungs.trainers import AT_EACH_STEP, KINDS
@@ -139,7 +139,7 @@ def resume(
     steps: int = 8,
     names: Mapping[str, str] | None = None,
     coefficients: str = "float32",
-    rung: Rung,
+    rung: Rung = QUIET,
 ) -> None:
     """Compare a run of `steps` batches in one go with one saved after half of them, and resumed in a new process.
 

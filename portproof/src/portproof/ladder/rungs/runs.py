@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from portproof.compare import Item
-from portproof.ladder.rung import Ended, Rung, on_rung, processor_time
+from portproof.ladder.rung import QUIET, Ended, Rung, on_rung, processor_time
 from portproof.ladder.statistics.trajectory import ALPHA, FEATURES, KEYS, TOP1, Feature, Record, judge, lacking
 from portproof.ladder.workers import Outcome, check_paths, launch_runs
 from portproof.python39 import zip_strict
@@ -88,7 +88,7 @@ def train(
     features: Mapping[str, Feature] = FEATURES,
     alpha: float = ALPHA,
     top1: float | None = None,
-    rung: Rung,
+    rung: Rung = QUIET,
 ) -> None:
     """Test whether the port's whole float32 training runs are runs of the reference, and how well both learn.
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from functools import cache, cached_property, partial
 from typing import Any
 
@@ -31,7 +31,17 @@ from portproof.compare.activations import BREAKPOINTS, branch_flips
 from portproof.compare.ruler import Distances, Ruler, distances
 from portproof.ladder.pairs.pair import MODES, Pair
 from portproof.ladder.pairs.whole import isolated_gradients, renamed
-from portproof.ladder.rung import Ended, Rung, check_coefficients, equal_pair, needed, of_kinds, on_rung, say_location
+from portproof.ladder.rung import (
+    QUIET,
+    Ended,
+    Rung,
+    check_coefficients,
+    equal_pair,
+    needed,
+    of_kinds,
+    on_rung,
+    say_location,
+)
 from portproof.localize.isolated import without_optional
 from portproof.python39 import zip_strict
 from sturdyio.cli import UserError
@@ -53,16 +63,10 @@ class StepOptions:
     clip_grad_norm: float | None = None
     coefficients: str = "float32"
 
-    @classmethod
-    def checked(cls, **given: Any) -> StepOptions:
-        known = [option.name for option in fields(cls)]
-        if unknown := set(given) - set(known):
-            raise UserError(f"{min(unknown)!r} is no option of a training step: choose among {', '.join(known)}")
-        options = cls(**given)
-        check_coefficients(options.coefficients)
-        if not options.dtypes or not set(options.dtypes) <= set(PRECISIONS):
-            raise UserError(f"dtypes {options.dtypes!r}: choose some of {PRECISIONS}")
-        return options
+    def __post_init__(self) -> None:
+        check_coefficients(self.coefficients)
+        if not self.dtypes or not set(self.dtypes) <= set(PRECISIONS):
+            raise UserError(f"dtypes {self.dtypes!r}: choose some of {PRECISIONS}")
 
     @property
     def mode(self) -> str:
@@ -201,24 +205,24 @@ def backward(
     make_port: Make,
     batches: Sequence[Batch],
     *,
+    train: bool = True,
+    name: str = "",
+    dtypes: Sequence[str] = PRECISIONS,
+    clip_grad_norm: float | None = None,
+    coefficients: str = "float32",
     names: Mapping[str, str] | None = None,
     device: str = "cpu",
-    rung: Rung,
-    **options: Any,
+    rung: Rung = QUIET,
 ) -> None:
     """Compare the sides' own training step, one iteration for each of `batches` (tuples of arrays for `step`).
 
     float64: loss, learning rate, and every gradient, parameter and buffer after each iteration. float32: the first
     iteration's loss and buffers, and the gradients of every layer's isolated run. A module at fault is located.
-    `make_ref` and `make_port` are as in the module's docstring, `names` as in `optimizer`. The `options`:
-
-        train           train mode (True, default) or eval mode
-        name            what reports call them
-        dtypes          precisions that are compared, by default both
-        clip_grad_norm  to which norm they clip gradients; refused if none reaches it
-        coefficients    "float32" (default) or "float64", as in `optimizer`
+    `make_ref` and `make_port` are as in the module's docstring, `names` and `coefficients` as in `optimizer`. `train`
+    is for train mode, else eval mode; `name` is what reports call them, `dtypes` the precisions that are compared.
+    `clip_grad_norm` says to which norm they clip gradients; refused if none reaches it.
     """
-    batches, how = _checked(batches), StepOptions.checked(**options)
+    batches, how = _checked(batches), StepOptions(train, name, dtypes, clip_grad_norm, coefficients)
     pair = equal_pair(rung, ref, port, names, device)
     steps = _Steps(rung, pair, *starts(pair, make_ref, make_port), batches, how)
     if "float64" in how.dtypes:
@@ -363,7 +367,7 @@ def accumulation(
     *,
     names: Mapping[str, str] | None = None,
     device: str = "cpu",
-    rung: Rung,
+    rung: Rung = QUIET,
 ) -> None:
     """Compare gradients added up over batches, of either side, with those of all as one batch; float64.
 
@@ -411,7 +415,7 @@ def epoch(
     ignore: str = "",
     names: Mapping[str, str] | None = None,
     device: str = "cpu",
-    rung: Rung,
+    rung: Rung = QUIET,
 ) -> None:
     """Compare the training loop: its log, and the learning rate, parameters and buffers it leaves; float64.
 

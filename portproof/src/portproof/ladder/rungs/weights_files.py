@@ -15,7 +15,7 @@ from portproof.backends import backend
 from portproof.backends.base import SUFFIXES
 from portproof.compare import Item, compare, placed, tensor_item
 from portproof.compare.ruler import exact_atol
-from portproof.ladder.rung import Rung, needed, on_rung, reference_name
+from portproof.ladder.rung import QUIET, Rung, needed, on_rung, reference_name
 from sturdyio.cli import UserError
 
 FILES = 2  # of each side: the first alone cannot show a loader that keeps what it read first
@@ -109,7 +109,7 @@ def weights_file(
     names: Mapping[str, str] | None = None,
     seed: int = 0,
     device: str = "cpu",
-    rung: Rung,
+    rung: Rung = QUIET,
 ) -> None:
     """Compare what each side's own code loads from a file with what the file holds, bit for bit.
 
