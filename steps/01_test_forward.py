@@ -1,4 +1,4 @@
-"""Rung 01: the forward pass of every module, in eval and train mode, and the loading of weights files.
+"""Step 01: the forward pass of every module, in eval and train mode, and the loading of weights files.
 
 Proves: with the same weights and images, every module of the port gives what the reference's gives, and batch norm
 keeps the same running statistics; and what the port loads from a file, its own or the reference's converted, is what

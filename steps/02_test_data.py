@@ -1,4 +1,4 @@
-"""Rung 02: the data, from the folder to the batch, for validation and training.
+"""Step 02: the data, from the folder to the batch, for validation and training.
 
 Proves: both sides list the same classes, files and labels, and every tensor of the validation and of the training
 pipeline, plain and with AutoAugment, RandomErasing, mixup and CutMix, is equal to the last bit, without loader workers

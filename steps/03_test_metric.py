@@ -1,4 +1,4 @@
-"""Rung 03: top-1 and top-5 over the whole validation set.
+"""Step 03: top-1 and top-5 over the whole validation set.
 
 Proves: both sides' evaluation, of weights and images that each reads from files itself, counts the same right answers,
 over a last batch that is not full, with labels at every rank around the k of top-k, and with tied and NaN logits. Does

@@ -1,4 +1,4 @@
-"""Rung 04: the criterion and its gradient.
+"""Step 04: the criterion and its gradient.
 
 Proves: the loss and its gradient with respect to the logits, for labels and for soft targets as mixup makes them, with
 and without label smoothing, on ordinary and on extreme logits, and on the model's own. Does not prove: the gradients

@@ -1,4 +1,4 @@
-"""Rung 05: gradients, optimizers, schedules and batch-norm statistics, over several iterations.
+"""Step 05: gradients, optimizers, schedules and batch-norm statistics, over several iterations.
 
 Proves: every optimizer moves every parameter alike at the official settings, with weight decay by kind of parameter;
 over 3 iterations of training, in train and in eval mode, with RMSprop and SGD, the loss, the learning rate, every
@@ -99,7 +99,7 @@ def get_args_parser() -> argparse.ArgumentParser:
 def main(args: argparse.Namespace) -> ModelRung:
     step = ModelRung(NAME, args)
     models, builders, device = step.models(), step.both(build_optimizer), args.device
-    schedule(*builders, epochs=EPOCHS, settings=PLAIN, recipes=SCHEDULES, device=device, rung=step)
+    schedule(*builders, steps=EPOCHS, settings=PLAIN, recipes=SCHEDULES, device=device, rung=step)
     optimizer(
         *models,
         *builders,

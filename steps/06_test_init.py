@@ -1,4 +1,4 @@
-"""Rung 06: the initial weights, parameter by parameter.
+"""Step 06: the initial weights, parameter by parameter.
 
 Proves: every parameter of both sides is drawn from the distribution that torchvision's code means (fan-out Kaiming
 normal for convolutions, N(0, 0.01) for linear weights) or is the constant that it sets; the draws follow the seed, and

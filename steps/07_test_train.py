@@ -1,11 +1,11 @@
-"""Rung 07: a real training run, from the first batch to the last evaluation, on scikit-learn's handwritten digits.
+"""Step 07: a real training run, from the first batch to the last evaluation, on scikit-learn's handwritten digits.
 
 Proves: in float64, where rounding is not yet magnified, both sides' own loaders and training loops stay together over
 60 steps of 3 epochs with evaluations between, with the same dropout masks, in every loss and at the end in every
 parameter and buffer; a run of the training command that is stopped within an epoch, and resumed from its checkpoint in
 a new process, is the run in one go, with dropout on each side bit for bit, and in float64 between the sides; in
 float32, with masks of their own, the port's whole runs are runs of the reference, by a test that fails a faultless port
-once in a thousand runs of this rung; and both sides learn: 98 % top-1 in eval mode, once batch norm's statistics are
+once in a thousand runs of this step; and both sides learn: 98 % top-1 in eval mode, once batch norm's statistics are
 re-estimated with the final weights, which the running ones with momentum 0.01 lag behind for thousands of steps. Does
 not prove: that float32 runs stay together step for step (none do), or that ImageNet is learned. With --short one run of
 the port is judged, of 75 steps, too few to learn the digits: top-1 needs to be 30 % then, and is none of the test's

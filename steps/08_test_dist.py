@@ -1,4 +1,4 @@
-"""Rung 08: several processes are one process, on both sides.
+"""Step 08: several processes are one process, on both sides.
 
 Proves: started by its own launcher, each side's training command takes the documented share of the images in every
 process; two and three processes have the gradients, parameters, buffers and evaluation of one on the same global

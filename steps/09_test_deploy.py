@@ -1,4 +1,4 @@
-"""Rung 09: the exported port, in the engines that will run it.
+"""Step 09: the exported port, in the engines that will run it.
 
 Proves: tools/export_model.py writes the port so that each engine that is installed gives the reference's logits, for
 one image and for several, the same ones twice; and from raw files on, preprocessed as the export says, the network's

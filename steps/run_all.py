@@ -1,8 +1,8 @@
-"""All rungs of the ladder, by one command, for one model or both.
+"""All steps of the ladder, by one command, for one model or both.
 
-  python steps/run_all.py                ends in a table of the rungs, and PASS ladder
+  python steps/run_all.py                ends in a table of the steps, and PASS ladder
 
-On the CPU of a Linux machine two rungs run at a time, each with half of the cores. Rungs 07 to 09 run for the first
+On the CPU of a Linux machine two steps run at a time, each with half of the cores. Steps 07 to 09 run for the first
 model only: 07 in its short mode unless --full is given, 09 where its exporters are installed. The small model's files
 go to OUTPUT_DIR, the large one's to OUTPUT_DIR/mobilenet_v3_large. OUTPUT_DIR/report.html shows all of the run on one
 page, OUTPUT_DIR/summary.json holds it for machines.
@@ -46,9 +46,9 @@ def get_args_parser() -> argparse.ArgumentParser:
     add("--weights", metavar="FILE", help="weights for both sides, of the one --model, instead of probe weights")
     add("--seed", type=seed, default=0, help="of inputs and probe weights")
     add("--output-dir", default=str(ROOT / "result"), help="where results and logs are written")
-    add("--rungs", nargs="+", choices=RUNGS, metavar="RUNG", help="these only, such as 01_test_forward")
+    add("--rungs", nargs="+", choices=RUNGS, metavar="STEP", help="these only, such as 01_test_forward")
     add("--language", choices=("en", "zh"), default="en", help="of report.html: English or Chinese")
-    add("--full", action="store_true", help="rung 07 trains until both sides have learned, a quarter of an hour")
+    add("--full", action="store_true", help="step 07 trains until both sides have learned, a quarter of an hour")
     return parser
 
 
@@ -61,7 +61,7 @@ def planned(name: str, model: str, args: argparse.Namespace) -> Planned:
 
 
 def main(args: argparse.Namespace, in_lanes: bool = False) -> int:
-    """The ladder's exit status; `in_lanes` of a process that has computed nothing yet has two rungs run at a time."""
+    """The ladder's exit status; `in_lanes` of a process that has computed nothing yet has two steps run at a time."""
     models = MODEL_NAMES if args.model == "both" else (args.model,)
     if args.weights and len(models) > 1:
         raise UserError("--weights are one model's: name it with --model")
@@ -71,7 +71,7 @@ def main(args: argparse.Namespace, in_lanes: bool = False) -> int:
         print(f"without 09_test_deploy, which needs {', '.join(missing)}: pip install -e '.[deploy]'", flush=True)
         names = [name for name in names if name != "09_test_deploy"]
     rungs = [planned(name, model, args) for model in models for name in names if model == models[0] or name not in ONCE]
-    print(f"{len(rungs)} rungs: PyTorch and PaddlePaddle are imported first", flush=True)
+    print(f"{len(rungs)} steps: PyTorch and PaddlePaddle are imported first", flush=True)
     threads = cores_of_a_lane() if in_lanes and args.device == "cpu" and len(rungs) > 1 else 0
     if threads:
         os.environ.setdefault("OMP_NUM_THREADS", str(threads))  # which both frameworks read when they are imported

@@ -18,6 +18,7 @@ import venv
 from pathlib import Path
 
 import pytest
+import yaml
 from exported_models import need
 from markdown_pages import ROOT, Block, assert_same_content, blocks
 from run_page_code import FRAMEWORKS, program
@@ -42,7 +43,8 @@ ROUNDING = [
     (re.compile(r"(limit )(?!0\.0e\+00)[\d.e+-]+"), r"\1L"),
     (re.compile(r"(worst at )\(.*?\)(: reference )\S+(, port )[^,]+"), r"\1P\2V\3V"),
 ]
-COUNT = re.compile(r"(?<=outside )\d+|\d+(?= of \d+ items)")  # of what is outside a limit, measured like the limit
+# How many numbers are outside of a limit, and how many items: measured like the limit.
+COUNT = re.compile(r"(?<=outside )\d+|\d+(?= of \d+ (?:items|gradients|parameters))")
 TIME = re.compile(r"\d+(?:\.\d+)?(?= (?:s|sec|min|images/sec)\b)|(?<=eta: )[\d:]+")
 
 
@@ -107,6 +109,14 @@ SCRIPTED = [name for name in ENGLISH if any(block.detail == "bash" for block in 
 def test_scripts_print_what_the_page_shows(chapter, tmp_path):
     """Scripts that a page writes and that need nothing of the project: those of blocks that say `bash`."""
     run_page(tmp_path, chapter, "bash")
+
+
+def test_a_workflow_runs_what_the_page_runs():
+    page = "docs/en/ship_recordings.md"
+    (workflow,) = (block for block in blocks(page) if block.detail == "yaml")
+    (*_, install, test, artifact) = yaml.safe_load("\n".join(workflow.lines))["jobs"]["proof"]["steps"]
+    assert install["run"].startswith("pip install ") and test["run"] in COMMANDS[page]
+    assert artifact["with"]["path"] in test["run"]
 
 
 def run_page(project: Path, chapter: str, language: str) -> None:

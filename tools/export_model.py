@@ -5,7 +5,7 @@
 
 Layers that engines are slow at are replaced, and batch norm is folded in float64 into the convolution before it. Each
 such change is proved by the kit on the spot, on these weights, in float64 and float32, and each written file is run in
-its engine and compared with the model as trained. The folder appears whole or not at all; nothing is installed.
+its engine and compared with the model as trained. Either the whole folder appears or none; nothing is installed.
 
 It holds model.onnx (any number of images), weights.safetensors (the weights as trained, for the engines that are the
 framework itself), from PaddlePaddle also inference.json and inference.pdiparams, and card.json: the preprocessing, the

@@ -1,4 +1,4 @@
-"""Weight files: read without running code, loaded all or not at all, written whole or not at all."""
+"""Weight files: read without running code, loaded all or not at all; either the whole file appears or none."""
 
 import io
 from collections.abc import Mapping
@@ -31,7 +31,7 @@ def load_pickle(path: Path) -> dict[str, Any]:
 
 
 def save_pickle(content: dict[str, Any], path: Path) -> None:
-    """Write `content` to `path`, whole or not at all; raises UserError when it cannot be written."""
+    """Write `content` to `path`; either the whole file appears or none. Raises UserError when it cannot be written."""
     with atomic_path(path) as temporary:
         buffer = io.BytesIO()  # a full disk would be a RuntimeError of PyTorch
         paddle.save(content, buffer)

@@ -1,4 +1,4 @@
-"""Checkpoints: the whole state of a training run in one file, written whole or not at all."""
+"""Checkpoints: the whole state of a training run in one file; either the whole file appears or none."""
 
 import warnings
 from dataclasses import dataclass
