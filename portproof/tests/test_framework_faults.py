@@ -1,5 +1,6 @@
 """A framework's operation that is wrong is named, with a program that shows it; a port's fault is not laid on it."""
 
+import re
 import subprocess
 import sys
 
@@ -82,6 +83,28 @@ def test_a_wrong_operation_is_named_with_a_program_that_shows_it(pair):
     else:
         own, slope = map(float, ended.stdout.split())
         assert np.isfinite(slope) and not abs(own - slope) <= 1e-3 * abs(slope)
+
+
+class HalfPrecision(P.GroupNorm):
+    def forward(self, x):
+        return super().forward(x).astype("float16").astype(x.dtype) if x.dtype == paddle.float32 else super().forward(x)
+
+
+@has_the_bugs
+@pytest.mark.parametrize(
+    ("layer", "mean", "is_told"), [(P.GroupNorm, 30, True), (HalfPrecision, 0, False), (P.GroupNorm, 0, None)]
+)
+def test_a_kernel_that_loses_digits_in_float32_is_named(layer, mean, is_told):
+    """Paddle's takes the variance as the mean of squares less the square of the mean."""
+    verdict = align(T.GroupNorm(2, 6), layer(2, 6), [normal(2, 6, 8, 8) + np.float32(mean)])
+    if is_told is None:
+        assert verdict.status != FAIL
+        return
+    lines = told(verdict)
+    assert bool(lines) == is_told
+    if lines:
+        pattern = r".* \(paddle 3\.3\.1, GroupNorm\): in float32 its .* is (.*) off its own float64, which agrees .*"
+        assert float(re.fullmatch(pattern, lines[0])[1]) > 1e-5
 
 
 class Halved(paddle.autograd.PyLayer):

@@ -316,6 +316,10 @@ class IsolatedRuns:
         assert best is not None
         return best
 
+    def in_float64(self, run: IsolatedRun) -> IsolatedRun:
+        """The same, asked in float64."""
+        return self._attempted(replace(run.attempt, question=replace(run.attempt.question, dtype="float64")))
+
     def _attempts(self, label: str, question: Question) -> Iterator[Attempt]:
         """The plainest first; the port runs for its calls only then."""
         mapped = self.names.calls

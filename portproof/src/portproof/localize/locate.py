@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from portproof.arrays import largest_difference
 from portproof.backends.model import BackendModel, Model
 from portproof.backends.question import Question, Run
 from portproof.backends.trace import CALLS, OUTPUT, UPSTREAM, Inputs, ModuleCall
@@ -294,6 +295,7 @@ def _location(runs: IsolatedRuns, run: IsolatedRun) -> Location:
     if phase != "buffers" and question.backward:
         call = replace(port_call, upstream=question.call.upstream)
         proof += runs.port.wrong_gradients(replace(question, call=call, followed_by=run.attempt.port_followed_by))
+    proof += _less_exact_in_float32(runs, run, failed[0])
     left = [other for other in runs.ref.not_alone if other.startswith(prefix_of(name))]
     if left:
         proof.append(f"not run alone, and what differs may begin there: {', '.join(left)}")
@@ -312,6 +314,23 @@ def _location(runs: IsolatedRuns, run: IsolatedRun) -> Location:
     tree = module_tree(runs.ref, name)
     on_port, own = (port.name, port.type), runs.port.own_class(port.name)
     return Location(name, ref.type, phase, *on_port, failed[0], proof, diagnosis, tree, own_class=own)
+
+
+def _less_exact_in_float32(runs: IsolatedRuns, run: IsolatedRun, row: Row) -> list[str]:
+    """In words, that a layer of the port's framework is far from its own float64, which is the reference's."""
+    port, layer = runs.port, runs.port.modules[run.attempt.port_call.name]
+    is_own = not layer.kind or port.own_class(layer.name)[0] == layer.type
+    if run.attempt.question.dtype != "float32" or is_own or run.port_run.trace.error:
+        return []
+    exact = runs.in_float64(run)
+    if not exact.passed:
+        return []
+    distance = largest_difference(run.port[row.item], exact.port[row.item])
+    if distance < row.difference / 2:
+        return []
+    where = f"{port.backend.name} {port.backend.framework.__version__}, {layer.type}"
+    its = f"in float32 its {row.item.name} is {distance:.1e} off its own float64, which agrees with the reference's"
+    return [f"the framework's operation differs ({where}): {its}"]
 
 
 def _layer(runs: IsolatedRuns, run: IsolatedRun) -> Layer:

@@ -240,6 +240,8 @@ LINES = {
     "the framework's operation differs ({}): its backward raises, where its own forward's slope is {}": (
         "框架的运算有差异（{}）：它的反向抛出异常，而它自己的前向在那里的斜率是 {}"
     ),
+    "the framework's operation differs ({}): in float32 its {} is {} off its own float64, which agrees with the "
+    "reference's": "框架的运算有差异（{}）：在 float32 下，它的 {} 与它自己的 float64 相差 {}，而后者与参考代码一致",
     "no tensor of the graph has values like its output": "计算图中没有与它的输出数值相近的张量",
     "in the graph: {}": "计算图中：{}",
     "{}: {known}": "{}：{}",
