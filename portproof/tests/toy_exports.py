@@ -170,6 +170,24 @@ class PortTransformer(P.Layer):
         return self.head(self.norm(self.layers(self.embed(x)))[:, 0])
 
 
+class Decoder(F.Module):
+    """What folds otherwise than Convolutions, for inputs as it takes them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.bn, self.relu = F.Conv2d(3, 4, 3, stride=2, padding=1), F.BatchNorm2d(4), F.ReLU()
+        self.up, self.bn2, self.act = F.ConvTranspose2d(4, 6, 4, stride=2, padding=1), F.BatchNorm2d(6), F.Hardswish()
+        self.small, self.fc, self.norm, self.head = F.Conv2d(6, 6, 1), F.Linear(6, 9), F.BatchNorm1d(9), F.Linear(9, 3)
+        self.register_buffer("places", torch.rand(6, 16, 16), persistent=False)
+        self.scale = F.Parameter(torch.full((6, 1, 1), 1e-7))
+
+    def forward(self, x):
+        x = self.relu(self.bn(self.stem(x)) * 0.7)
+        x = self.act(self.bn2(self.up(x)) + self.places)
+        x = x + self.scale * self.small(x)
+        return self.head(self.norm(self.fc(x.mean((2, 3)))))
+
+
 NETWORKS: dict[str, tuple[Callable, Callable, tuple[int, ...]]] = {
     "convolutions": (Convolutions, PortConvolutions, (3, 16, 16)),
     "transformer": (Transformer, PortTransformer, (TOKENS, 6)),
@@ -177,14 +195,17 @@ NETWORKS: dict[str, tuple[Callable, Callable, tuple[int, ...]]] = {
 
 
 def reference(network: str) -> torch.nn.Module:
-    """With weights and statistics that are drawn, and none that hide a fault."""
     torch.manual_seed(0)
-    model = NETWORKS[network][0]()
+    return drawn(NETWORKS[network][0]())
+
+
+def drawn(model: torch.nn.Module) -> torch.nn.Module:
+    """With statistics that are drawn, and no weights that hide a fault."""
     for module in model.modules():
-        if isinstance(module, F.BatchNorm2d):
+        if isinstance(module, (F.BatchNorm1d, F.BatchNorm2d)):
             module.running_mean.normal_()
             module.running_var.uniform_(0.5, 2.0)
-        if isinstance(module, (F.BatchNorm2d, F.LayerNorm)):
+        if isinstance(module, (F.BatchNorm1d, F.BatchNorm2d, F.LayerNorm)):
             module.weight.data.uniform_(0.5, 1.5)
             module.bias.data.normal_()
     return model.eval()

@@ -12,10 +12,11 @@ from scipy.special import erf, expit, log_softmax, softmax
 
 from portproof.backends.trace import OUTPUT
 from portproof.compare.ruler import HOPELESS
+from portproof.exported.folding import folded_weights
 from portproof.exported.graph import Node
-from portproof.exported.match import distance_in_layout
+from portproof.exported.match import fitting
 from portproof.exported.place import Fault, Search
-from portproof.exported.weights import changed_weights
+from portproof.exported.weights import Weight, changed_weights, recorded_weights
 
 Change = tuple[str, dict[int, Node], dict[str, np.ndarray]]  # words, nodes, constants
 
@@ -59,7 +60,8 @@ class Causes:
         made = {name for i in self.numbers for name in self.graph.nodes[i].outputs}
         read = {name for i in self.numbers for name in (*self.graph.nodes[i].inputs, *self.graph.nodes[i].hidden)}
         values = {**search.given, **replaced}
-        values |= {name: array for name, array in self.graph.run(search.given, replaced) if name in read - made}
+        run = self.graph.run(search.given, replaced, passed_on=search.passed_on)
+        values |= {name: search.passed_on.get(name, array) for name, array in run if name in read - made}
         self.given = {name: values[name] for name in read - made if name in values}
         self.constants = {name: self.graph.constants[name] for name in read if name in self.graph.constants}
         self.module = self.ref.calls[fault.call].name if fault.call in self.ref.calls else ""
@@ -79,15 +81,17 @@ class Causes:
 
     def weights(self) -> str:
         """In what the module's tensors differ from the recorded ones, if that explains it; "" otherwise."""
-        for words, constants in changed_weights(self.constants, self.ref, self._modules()):
+        for words, constants in changed_weights(self.constants, self._owners()):
             if self._explains({}, constants):
                 return words
         return ""
 
-    def _modules(self) -> list[str]:
-        """Those whose tensors the nodes may hold: the module, and those in it."""
+    def _owners(self) -> list[Weight]:
+        """What the nodes may hold: tensors of the module, and of those in it."""
         prefix = f"{self.module}." if self.module else ""
-        return [name for name in self.ref.model.modules if name == self.module or name.startswith(prefix)]
+        modules = {name for name in self.ref.model.modules if name == self.module or name.startswith(prefix)}
+        every = [*recorded_weights(self.ref), *folded_weights(self.ref)]
+        return [weight for weight in every if weight.modules & modules]
 
     def _explains(self, nodes: Mapping[int, Node], constants: Mapping[str, np.ndarray]) -> bool:
         try:
@@ -95,7 +99,7 @@ class Causes:
             found = next(array for name, array in run if name == self.fault.tensor)
         except Exception:  # of an operator that cannot take this
             return False
-        return bool(found.size) and distance_in_layout(found, self.fault.wanted, self.atol) is not None
+        return bool(found.size) and fitting(found, self.fault.wanted, self.atol) is not None
 
     def _is(self, first: np.ndarray, second: np.ndarray) -> bool:
         if first.shape != second.shape:

@@ -22,12 +22,19 @@ KNOWN = {
 def snapped(value: float) -> tuple[float, str]:
     """(the short number whose float32 is `value`, how it is written); ("value" itself, "") if there is none."""
     single = np.float32(value)
-    if not np.isfinite(single) or float(single) * 2**12 == round(float(single) * 2**12):
-        return float(value), ""  # a small fraction of two is exact
+    if not is_rounded(np.asarray(single)):
+        return float(value), ""
     for text, number in _short(single):
         if np.float32(number) == single:
             return number, text
     return float(value), ""
+
+
+def is_rounded(array: np.ndarray) -> bool:
+    """Whether finite numbers may have been rounded to the float32 that they are: a small fraction of two is exact."""
+    with np.errstate(invalid="ignore", over="ignore"):
+        times = array.astype(np.float64) * 2.0**12
+    return bool(np.isfinite(times).all() and (times != np.round(times)).any())
 
 
 def _short(single: np.float32) -> Iterator[tuple[str, float]]:

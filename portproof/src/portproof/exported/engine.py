@@ -15,10 +15,19 @@ from portproof.compare.ruler import Ruler
 from portproof.exported.graph import GraphInput
 from portproof.exported.reference import bound
 from portproof.recording.file import RecordedModel
-from sturdyio.cli import one_line
+from sturdyio.cli import UserError, one_line
 
 ENGINE = "ONNX Runtime"
 KERNEL = "float32"
+
+
+def need_engine() -> None:
+    """Raises UserError if ONNX Runtime is not installed."""
+    try:
+        import onnxruntime  # noqa: F401 - the import is the test
+    except ImportError as error:
+        fix = "run pip install 'portproof[onnx]', or judge without it: --engine none"
+        raise UserError(f"{error}: {fix}") from error
 
 
 class Engine:
@@ -40,8 +49,6 @@ def in_engine(path: str | Path, inputs: list[GraphInput], model: RecordedModel) 
     """The engine's outputs at the recorded sizes against the reference's float64 run."""
     try:
         engine = Engine(path)
-    except ImportError:
-        raise
     except Exception as error:  # it has many
         row = Row(Item("the engine loads it", section=ENGINE), FAIL, reason=one_line(error))
         return Verdict(ENGINE, [row])

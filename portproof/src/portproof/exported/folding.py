@@ -1,42 +1,66 @@
-"""Batch norm that an exporter folded into the layer before it, in float32: which weights, and what that may move."""
+"""Constants that an exporter made of weights, in float32: of which, and what that may move."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
 from typing import cast
 
 import numpy as np
 
 from portproof.arrays import largest, largest_difference
 from portproof.compare.ruler import S, U
-from portproof.exported.graph import Graph
-from portproof.exported.match import layouts
+from portproof.exported.constants import is_rounded
+from portproof.exported.graph import Graph, Values
 from portproof.exported.reference import Reference
+from portproof.exported.weights import Weight, fingerprint, nearest, recorded_weights
 
 RUNS = 3
 ROUNDINGS = 4  # of a folded weight: variance + epsilon, its root, the quotient, the product
+MORE_ROUNDINGS = 7  # of a folded bias: its factor's, bias - mean, the product, the sum
+TINIEST = 1e-45  # of what float32 holds
 
 
-def folded(graph: Graph, ref: Reference) -> dict[str, str]:
-    """{constant of the graph: the recorded layer and norm of which float32 makes it}."""
-    found = {}
-    for layer, norm, weight, bias, terms in _products(ref):
-        words = f"{norm} in {layer}"
-        for name, array in graph.constants.items():
-            if array.dtype != np.float64 or name in found:
-                continue
-            if (
-                array.size == weight.size
-                and _is_near(array, weight, np.abs(weight))
-                or array.size == bias.size
-                and _is_near(array, bias, terms)
-            ):
-                found[name] = words
-    return found
+@dataclass(frozen=True)
+class Origins:
+    """What the graph's constants of floats are."""
+
+    folded: dict[str, Weight]
+    altered: dict[str, tuple[Weight, np.ndarray]]  # nearly such a weight, and that in the constant's layout
+    others: list[str]  # no recorded tensor: float32 may have rounded them
+    lost: set[str]  # modules of a folded graph with a tensor that it holds neither as recorded nor folded
+
+    @classmethod
+    def of(cls, graph: Graph, ref: Reference) -> Origins:
+        floats = {name: array for name, array in graph.constants.items() if array.dtype == np.float64 and array.size}
+        marks = {name: fingerprint(array) for name, array in floats.items()}
+        weights, held = [*recorded_weights(ref), *folded_weights(ref)], set[str]()
+        whole: dict[str, Weight] = {}
+        for weight in weights:
+            mark = fingerprint(weight.array)
+            for name, array in floats.items():
+                if (weight.norm or marks[name] == mark) and weight.is_held(array):
+                    whole.setdefault(name, weight)
+                    held.add(weight.words)
+        folded = {name: weight for name, weight in whole.items() if weight.norm}
+        left = [weight for weight in weights if weight.words not in held]
+        near = {name: nearest(array, left) for name, array in floats.items() if name not in whole and array.size > 1}
+        altered = {name: found for name, found in near.items() if found is not None}
+        sizes = {name for node in graph.nodes if node.op.op_type in ("Resize", "Upsample") for name in node.inputs}
+        taken = {*whole, *altered, *sizes, *graph.snapped}
+        others = [name for name, array in floats.items() if name not in taken and is_rounded(array)]
+        lost = {module for weight in left if not weight.norm for module in weight.modules}
+        lost -= {module for weight in folded.values() for module in weight.modules}
+        return cls(folded, altered, others if folded else [], lost if folded else set())
+
+    @property
+    def rounded(self) -> list[str]:
+        """Constants that float32 may have rounded."""
+        return [*self.folded, *self.others]
 
 
-def _products(ref: Reference) -> Iterator[tuple[str, str, np.ndarray, np.ndarray, np.ndarray]]:
-    """(layer, norm, weight, bias, size of the bias's terms) of each layer with a norm of statistics right behind it."""
+def folded_weights(ref: Reference) -> Iterator[Weight]:
+    """Of each layer with a norm of statistics right behind it."""
     for label, users in ref.users.items():
         layer = ref.calls[label].name
         weight = ref.weights.get(f"{layer}.weight")
@@ -46,45 +70,52 @@ def _products(ref: Reference) -> Iterator[tuple[str, str, np.ndarray, np.ndarray
             norm = ref.calls[user].name
             tensors = {leaf: ref.weights.get(f"{norm}.{leaf}") for leaf in ("running_mean", "running_var")}
             mean, var = (None if each is None else each.astype(np.float64) for each in tensors.values())
-            if mean is None or var is None or len(mean) != len(weight):
+            axis = 1 if "Transpose" in ref.model.modules[layer].type else 0  # of the output channels
+            if mean is None or var is None or len(mean) != weight.shape[axis]:
                 continue
             settings = ref.model.modules[norm].settings
             epsilon = cast(float, settings.get("eps", settings.get("epsilon", 1e-5)))
             factor = ref.weights.get(f"{norm}.weight", np.ones(len(mean))) / np.sqrt(var + epsilon)
             shift = ref.weights.get(f"{norm}.bias", np.zeros(len(mean))).astype(np.float64)
             own = ref.weights.get(f"{layer}.bias", np.zeros(len(mean))).astype(np.float64)
-            product = weight * factor.reshape(-1, *[1] * (weight.ndim - 1))
-            yield (
-                layer,
-                norm,
-                product,
-                shift + (own - mean) * factor,
-                np.abs(shift) + (abs(own) + abs(mean)) * abs(factor),
-            )
+            scaled = weight * np.expand_dims(factor, [i for i in range(weight.ndim) if i != axis])
+            yield Weight(f"{layer}.weight", scaled, norm, ROUNDINGS * U * np.abs(scaled) + TINIEST)
+            terms = np.abs(shift) + (abs(own) + abs(mean)) * abs(factor)
+            yield Weight(f"{layer}.bias", shift + (own - mean) * factor, norm, MORE_ROUNDINGS * U * terms + TINIEST)
 
 
-def _is_near(array: np.ndarray, wanted: np.ndarray, terms: np.ndarray) -> bool:
-    """Whether it is that up to float32's rounding of as large terms, in some layout."""
-    for layout in layouts(array.shape, wanted.shape):
-        if (np.abs(layout.read(array) - wanted) <= 2 * ROUNDINGS * U * terms + 1e-45).all():
-            return True
-    return False
+class Moved(Mapping[str, np.ndarray]):
+    """Constants, each moved by U of itself, up or down at random; drawn when they are read, to keep none in memory."""
+
+    def __init__(self, constants: Values, names: Collection[str], seed: int) -> None:
+        self.constants, self.seed = constants, seed
+        self.numbers = {name: i for i, name in enumerate(names)}
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        rng, array = np.random.default_rng((self.seed, self.numbers[name])), self.constants[name]
+        step = U * (np.abs(array) if array.ndim > 1 else largest(array))
+        return array + step * rng.choice((-1.0, 1.0), array.shape)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.numbers)
+
+    def __len__(self) -> int:
+        return len(self.numbers)
 
 
-def moved_by_folding(graph: Graph, given: Mapping[str, np.ndarray], names: Mapping[str, str]) -> dict[str, float]:
-    """{tensor: how far the rounding of the folded constants may have moved it}.
+def measured(
+    graph: Graph, given: Values, names: Collection[str], moved: dict[str, float], passed_on: Values | None = None
+) -> Iterator[tuple[str, np.ndarray]]:
+    """Run the graph, as `Graph.run` does, and set in `moved` how far the rounding of `names` may move each tensor.
 
-    RUNS times each is moved by U of itself, up or down at random; what that changes, S times, is the limit: folding
-    rounds ROUNDINGS times by U at most, and another draw of signs may change twice as much.
+    Beside it RUNS times each of these constants is moved; what that changes, S times, is the limit: folding rounds
+    ROUNDINGS times by U at most, and another draw of signs may change twice as much.
     """
-    rng, moved = np.random.default_rng(0), dict[str, float]()
-    for _ in range(RUNS if names else 0):
-        changed = {}
-        for name in names:
-            array = graph.constants[name]
-            step = U * (np.abs(array) if array.ndim > 1 else largest(array))
-            changed[name] = array + step * rng.choice((-1.0, 1.0), array.shape)
-        for (name, exact), (_, other) in zip(graph.run(given), graph.run(given, constants=changed)):
-            if exact.dtype.kind == "f" and exact.size:
-                moved[name] = max(moved.get(name, 0.0), S * largest_difference(exact, other))
-    return {name: distance for name, distance in moved.items() if distance > 0}
+    others = [Moved(graph.constants, names, seed) for seed in range(RUNS if names else 0)]
+    runs = [graph.run(given, constants=each, passed_on=passed_on) for each in (None, *others)]
+    for (name, exact), *rest in zip(*runs):
+        if exact.dtype.kind == "f" and exact.size and rest:
+            distance = S * max(largest_difference(exact, other) for _, other in rest)
+            if distance > 0:
+                moved[name] = distance
+        yield name, exact

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections import ChainMap
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import onnx
+from google.protobuf.message import Message
 from onnx import AttributeProto, TensorProto, numpy_helper
 from onnx.external_data_helper import ExternalDataInfo, uses_external_data
 from onnx.reference import ReferenceEvaluator
@@ -27,7 +29,7 @@ Values = Mapping[str, np.ndarray]
 
 
 class NotEvaluated(Exception):
-    """Onnx has no reference of an operator, such as one that an engine made by fusing others."""
+    """Onnx has no reference of an operator, such as one that an engine made by fusing others, or that raises."""
 
 
 @dataclass(frozen=True)
@@ -66,13 +68,16 @@ class Node:
 
     def run(self, values: Mapping[str, Any]) -> list[Any]:
         context = {"context": values} if self.op.need_context() else {}
-        with np.errstate(all="ignore"):
-            results = self.op.run(*[values[name] if name else None for name in self.inputs], **context)
+        try:
+            with np.errstate(all="ignore"):
+                results = self.op.run(*[values[name] if name else None for name in self.inputs], **context)
+        except Exception as error:  # each operator raises its own
+            raise NotEvaluated(f"{self.title}: {one_line(error).rstrip('.')}") from error
         return [widened(each) if isinstance(each, np.ndarray) else each for each in results]
 
 
 class Graph:
-    """The graph of a file. Raises UserError for another file, NotEvaluated for an operator without a reference."""
+    """The graph of a file; raises UserError as `read_model` does, and NotEvaluated, here or when it is run."""
 
     def __init__(self, path: str | Path) -> None:
         model = read_model(path)
@@ -81,12 +86,13 @@ class Graph:
         self.constants: dict[str, np.ndarray] = {}  # float64 by name, of initializers and Constant nodes
         with refusing(path, EXPECTED, FIX):
             for tensor in graph.initializer:
-                if uses_external_data(tensor):
-                    _read_external(tensor, Path(path).parent)
+                _read_external(path, tensor)
                 self.constants[tensor.name] = widened(numpy_helper.to_array(tensor))
                 tensor.ClearField("raw_data")
             self.outputs = [each.name for each in graph.output]
             del graph.initializer[:]
+            for tensor in tensors_in(model):
+                _read_external(path, tensor)
             if model.functions:
                 from onnx.inliner import inline_local_functions
 
@@ -94,7 +100,7 @@ class Graph:
         try:
             evaluator = ReferenceEvaluator(model, new_ops=list(OPERATORS))  # type: ignore[arg-type]  # it takes classes
         except Exception as error:  # of an unknown operator it is any
-            raise NotEvaluated(one_line(error)) from error
+            raise NotEvaluated(one_line(error).rstrip(".")) from error
         self.nodes: list[Node] = []
         for op in evaluator.rt_nodes_:
             self._widen(op)
@@ -160,10 +166,12 @@ class Graph:
         nodes: Sequence[int] | None = None,
         changed: Mapping[int, Node] | None = None,
         constants: Values | None = None,
+        passed_on: Values | None = None,
     ) -> Iterator[tuple[str, np.ndarray]]:
         """Run the nodes (default: all) -> (name, value) of each result, in order; values are let go when used up.
 
-        `given`: inputs, and tensors that the `nodes` take from others. `replaced`: values put in place of results.
+        `given`: inputs, and tensors that the `nodes` take from others. `replaced`: values in place of results, which
+        are not computed. `passed_on`: values that the nodes behind get in place of results, which are.
         `changed`: nodes by number instead of the graph's own; `constants`: other values of some.
         """
         replaced = replaced or {}
@@ -171,14 +179,14 @@ class Graph:
         last: dict[str, int] = {}
         for i in numbers:
             last |= dict.fromkeys((*self.nodes[i].inputs, *self.nodes[i].hidden), i)
-        values: dict[str, Any] = {**self.constants, **(constants or {}), **given, **replaced}
+        values = ChainMap[str, Any]({**given, **replaced}, constants or {}, self.constants)  # type: ignore[arg-type]
         for i in numbers:
             node = (changed or {}).get(i) or self.nodes[i]
             wanted = [name for name in node.outputs if name and name not in replaced]
             if wanted:
                 for name, value in zip(node.outputs, node.run(values)):
                     if name in wanted:
-                        values[name] = value
+                        values[name] = (passed_on or {}).get(name, value)
                         if isinstance(value, np.ndarray):
                             yield name, value
             for name in (*node.inputs, *node.hidden):
@@ -210,8 +218,19 @@ def widened(array: np.ndarray) -> np.ndarray:
     return array.astype(np.float64) if array.dtype == np.float32 else array
 
 
+def tensors_in(message: Message) -> Iterator[TensorProto]:
+    """All of a model: initializers and constants, in inner graphs and functions, too."""
+    if isinstance(message, TensorProto):
+        yield message
+        return
+    for each_field, value in message.ListFields():
+        if each_field.message_type is not None:
+            for each in [value] if isinstance(value, Message) else value:
+                yield from tensors_in(each)
+
+
 def read_model(path: str | Path) -> onnx.ModelProto:
-    """The model without its external data; raises UserError for what is none, or reaches out of its folder."""
+    """The model without its external data; raises UserError for what is none, or lacks data in its folder."""
     file = existing_file(path, "graph")
     if file.stat().st_size > MOST_BYTES:
         raise UserError(f"graph {path} is over 2 GiB, which no protobuf holds: export it with external data")
@@ -219,15 +238,42 @@ def read_model(path: str | Path) -> onnx.ModelProto:
         model = onnx.load(str(file), load_external_data=False)
         if not model.graph.node or not model.opset_import:
             raise ValueError("it holds no operators")
-    folder = file.parent.resolve()
-    for tensor in model.graph.initializer:
-        for entry in tensor.external_data if uses_external_data(tensor) else ():
-            if entry.key == "location":
-                where = (folder / entry.value).resolve()
-                if Path(entry.value).is_absolute() or folder not in where.parents:
-                    raise UserError(f"graph {path} reads {entry.value!r}, which is not in its folder: {FIX}")
-                existing_file(where, f"data of graph {path},")
+    for tensor in tensors_in(model):
+        _external(path, tensor)
     return model
+
+
+def _external(path: str | Path, tensor: TensorProto) -> tuple[Path, int, int] | None:
+    """(file, first byte, number of bytes) of its data in another file; None if it is in the graph."""
+    if not uses_external_data(tensor):
+        return None
+    folder = Path(path).parent.resolve()
+    with refusing(path, EXPECTED, FIX):
+        info = ExternalDataInfo(tensor)
+        file, start = (folder / info.location).resolve(), int(info.offset or 0)
+        size = None if info.length is None else int(info.length)
+        if start < 0 or (size or 0) < 0:
+            raise ValueError(f"the data of {tensor.name} begins at {start} and has {size} bytes")
+    if Path(info.location).is_absolute() or folder not in file.parents:
+        raise UserError(f"graph {path} reads {info.location!r}, which is not in its folder: {FIX}")
+    rest = existing_file(file, f"data of graph {path},").stat().st_size - start
+    if rest < (size or 0):
+        raise UserError(f"data of graph {path}, {file}, ends early: {FIX}, or copy all of its files")
+    return file, start, rest if size is None else size
+
+
+def _read_external(path: str | Path, tensor: TensorProto) -> None:
+    """Put its data in, if that is in another file; raises any exception if it is not that of such a tensor."""
+    found = _external(path, tensor)
+    if found is None:
+        return
+    file, start, size = found
+    with file.open("rb") as opened:
+        opened.seek(start)
+        tensor.raw_data = opened.read(size)
+    del tensor.external_data[:]
+    tensor.data_location = TensorProto.DEFAULT
+    numpy_helper.to_array(tensor)
 
 
 def graph_inputs(path: str | Path) -> list[GraphInput]:
@@ -242,15 +288,6 @@ def _input(value: onnx.ValueInfoProto) -> GraphInput:
     kind = value.type.tensor_type
     sizes = [dim.dim_value if dim.HasField("dim_value") else dim.dim_param or "any" for dim in kind.shape.dim]
     return GraphInput(value.name, tuple(sizes), onnx.helper.tensor_dtype_to_np_dtype(kind.elem_type))
-
-
-def _read_external(tensor: TensorProto, folder: Path) -> None:
-    info = ExternalDataInfo(tensor)
-    with (folder / info.location).open("rb") as file:
-        file.seek(info.offset or 0)
-        tensor.raw_data = file.read(info.length) if info.length else file.read()
-    del tensor.external_data[:]
-    tensor.data_location = TensorProto.DEFAULT
 
 
 def _hidden(op: OpRun) -> list[str]:

@@ -11,14 +11,8 @@ import numpy as np
 
 from portproof.arrays import largest_difference
 
+ABOUT = 1.5  # times as far
 MOST_AXES = 5  # of a layout that is searched: 120 orders
-
-
-@dataclass(frozen=True)
-class Match:
-    tensor: str
-    difference: float
-    atol: float
 
 
 @dataclass(frozen=True)
@@ -36,6 +30,14 @@ class Layout:
         return array.reshape(self.own) if self.axes is None else array.transpose(np.argsort(self.axes))
 
 
+@dataclass(frozen=True)
+class Match:
+    tensor: str
+    layout: Layout
+    difference: float
+    atol: float
+
+
 def layouts(own: tuple[int, ...], shape: tuple[int, ...]) -> Iterator[Layout]:
     """All in which an array of one shape may have the other; both have as many elements."""
     yield Layout(own, shape)
@@ -45,8 +47,8 @@ def layouts(own: tuple[int, ...], shape: tuple[int, ...]) -> Iterator[Layout]:
                 yield Layout(own, shape, axes)
 
 
-def distance_in_layout(array: np.ndarray, wanted: np.ndarray, atol: float) -> float | None:
-    """How far `array` is from `wanted` in a layout in which that is at most `atol`; None if there is none."""
+def fitting(array: np.ndarray, wanted: np.ndarray, atol: float) -> tuple[float, Layout] | None:
+    """(how far `array` is from `wanted`, the layout in which that is at most `atol`); None if there is none."""
     if array.size != wanted.size or array.dtype.kind != wanted.dtype.kind:
         return None
     lows, highs = abs(array.min() - wanted.min()), abs(array.max() - wanted.max())
@@ -55,7 +57,7 @@ def distance_in_layout(array: np.ndarray, wanted: np.ndarray, atol: float) -> fl
     for layout in layouts(array.shape, wanted.shape):
         difference = largest_difference(layout.read(array), wanted)
         if difference <= atol:
-            return difference
+            return difference, layout
     return None
 
 
@@ -76,18 +78,20 @@ class Matcher:
         for key in self._by_size.get(values.size, ()):
             array, atol = self.wanted[key]
             atol += self.moved.get(tensor, 0.0)
-            difference = distance_in_layout(values, array, atol)
-            if difference is not None and (key not in self.found or difference < self.found[key].difference):
-                self.found[key] = Match(tensor, difference, atol)
+            fit = fitting(values, array, atol)
+            if fit is not None and (key not in self.found or fit[0] < self.found[key].difference):
+                self.found[key] = Match(tensor, fit[1], fit[0], atol)
 
 
 def likeness(values: np.ndarray, wanted: np.ndarray) -> tuple[float, Layout] | None:
-    """(how alike two arrays of one size are, at most 1, the layout in which they are); None for what is not finite."""
+    """(how alike two arrays of one size are, at most 1, the layout in which they are); None for what is not finite.
+
+    Of layouts that say about as much, the first: those of arrays that are nothing alike differ by chance.
+    """
     if values.size != wanted.size or values.dtype.kind != "f" or not np.isfinite(values).all():
         return None
     scale = float(np.linalg.norm(wanted)) or 1.0
-    every = layouts(values.shape, wanted.shape)
-    distance, _, best = min(
-        (float(np.linalg.norm(each.read(values) - wanted)), i, each) for i, each in enumerate(every)
-    )
-    return 1 - distance / scale, best
+    every = [(float(np.linalg.norm(each.read(values) - wanted)), each) for each in layouts(values.shape, wanted.shape)]
+    least = min(distance for distance, _ in every)
+    distance, first = next(each for each in every if each[0] <= ABOUT * least)
+    return 1 - distance / scale, first

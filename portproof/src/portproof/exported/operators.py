@@ -8,13 +8,14 @@ from typing import Any
 
 import numpy as np
 from onnx.reference.op_run import OpRun
+from onnx.reference.ops.op_conv_transpose import ConvTranspose as SlowConvTranspose
 from onnx.reference.ops.op_resize import Resize as SlowResize
-from scipy.special import erf
+from scipy.special import erf, expit
 
 Sizes = Sequence[int]
 
 
-def _pads(auto: str, pads: Sizes | None, sizes: Sizes, spans: Sizes, strides: Sizes) -> list[tuple[int, int]]:
+def _pads(auto: str | None, pads: Sizes | None, sizes: Sizes, spans: Sizes, strides: Sizes) -> list[tuple[int, int]]:
     """(before, after) of each axis; `spans` are dilated kernels."""
     if auto in ("SAME_UPPER", "SAME_LOWER"):
         sums = [max((-(-n // s) - 1) * s + span - n, 0) for n, span, s in zip(sizes, spans, strides)]
@@ -34,7 +35,18 @@ def _windows(x: np.ndarray, kernel: Sizes, strides: Sizes, dilations: Sizes) -> 
 class Conv(OpRun):
     op_domain = ""
 
-    def _run(self, x, w, b=None, auto_pad=None, dilations=None, group=1, kernel_shape=None, pads=None, strides=None):
+    def _run(
+        self,
+        x: np.ndarray,
+        w: np.ndarray,
+        b: np.ndarray | None = None,
+        auto_pad: str | None = None,
+        dilations: Any = None,
+        group: int = 1,
+        kernel_shape: Any = None,
+        pads: Any = None,
+        strides: Any = None,
+    ) -> tuple:
         axes = x.ndim - 2
         kernel, ones = w.shape[2:], [1] * axes
         strides, dilations = strides or ones, dilations or ones
@@ -65,8 +77,56 @@ class Conv(OpRun):
         return y
 
 
+class ConvTranspose(SlowConvTranspose):
+    """Each value adds its kernel to the output; what names the output's size is left to onnx."""
+
+    op_domain = ""
+
+    def _run(
+        self,
+        x: np.ndarray,
+        w: np.ndarray,
+        b: np.ndarray | None = None,
+        auto_pad: str | None = None,
+        dilations: Any = None,
+        group: int = 1,
+        kernel_shape: Any = None,
+        output_padding: Any = None,
+        output_shape: Any = None,
+        pads: Any = None,
+        strides: Any = None,
+    ) -> tuple:
+        if output_shape or auto_pad in ("SAME_UPPER", "SAME_LOWER"):
+            how = auto_pad, dilations, group, kernel_shape, output_padding, output_shape, pads, strides
+            return super()._run(x, w, b, *how)
+        sizes, kernel, ones = x.shape[2:], w.shape[2:], [1] * (x.ndim - 2)
+        strides, dilations = strides or ones, dilations or ones
+        pads, more = pads or [0] * 2 * len(ones), output_padding or [0] * len(ones)
+        spans = [(n - 1) * s + 1 for n, s in zip(sizes, strides)]
+        whole = [n + (k - 1) * d + o for n, k, d, o in zip(spans, kernel, dilations, more)]
+        flat = x.reshape(len(x), group, len(w) // group, -1)
+        weights = w.reshape(group, len(w) // group, *w.shape[1:]).swapaxes(1, 2)
+        y = np.zeros((len(x), group * w.shape[1], *whole), np.result_type(x, w))
+        for place in np.ndindex(*kernel):
+            there = [slice(p * d, p * d + n, s) for p, d, n, s in zip(place, dilations, spans, strides)]
+            y[(slice(None), slice(None), *there)] += (weights[(..., *place)] @ flat).reshape(len(x), -1, *sizes)
+        kept = [slice(first, n - last) for first, n, last in zip(pads, whole, pads[len(ones) :])]
+        y = y[(slice(None), slice(None), *kept)]
+        return (y if b is None else y + b.reshape(-1, *ones),)
+
+
 class _Pool(OpRun):
-    def _pooled(self, x, fill, auto_pad, ceil_mode, dilations, kernel_shape, pads, strides) -> tuple:
+    def _pooled(
+        self,
+        x: np.ndarray,
+        fill: float,
+        auto_pad: str | None,
+        ceil_mode: int,
+        dilations: Any,
+        kernel_shape: Any,
+        pads: Any,
+        strides: Any,
+    ) -> tuple:
         """(windows, how many places before and after each axis are padded, those that rounding up adds apart)."""
         ones = [1] * len(kernel_shape)
         strides, dilations = strides or ones, dilations or ones
@@ -87,8 +147,16 @@ class MaxPool(_Pool):
     op_domain = ""
 
     def _run(
-        self, x, auto_pad=None, ceil_mode=0, dilations=None, kernel_shape=None, pads=None, storage_order=0, strides=None
-    ):
+        self,
+        x: np.ndarray,
+        auto_pad: str | None = None,
+        ceil_mode: int = 0,
+        dilations: Any = None,
+        kernel_shape: Any = None,
+        pads: Any = None,
+        storage_order: int = 0,
+        strides: Any = None,
+    ) -> tuple:
         windows = self._pooled(x, -np.inf, auto_pad, ceil_mode, dilations, kernel_shape, pads, strides)[0]
         return (windows.max(tuple(range(x.ndim, windows.ndim))),)
 
@@ -98,15 +166,15 @@ class AveragePool(_Pool):
 
     def _run(
         self,
-        x,
-        auto_pad=None,
-        ceil_mode=0,
-        count_include_pad=0,
-        dilations=None,
-        kernel_shape=None,
-        pads=None,
-        strides=None,
-    ):
+        x: np.ndarray,
+        auto_pad: str | None = None,
+        ceil_mode: int = 0,
+        count_include_pad: int = 0,
+        dilations: Any = None,
+        kernel_shape: Any = None,
+        pads: Any = None,
+        strides: Any = None,
+    ) -> tuple:
         how = auto_pad, ceil_mode, dilations, kernel_shape, pads, strides
         windows, padding, _ = self._pooled(x, 0.0, *how)
         axes = tuple(range(x.ndim, windows.ndim))
@@ -120,14 +188,21 @@ class AveragePool(_Pool):
 class Erf(OpRun):
     op_domain = ""
 
-    def _run(self, x):
+    def _run(self, x: np.ndarray) -> tuple:
         return (erf(x),)
+
+
+class Sigmoid(OpRun):
+    op_domain = ""
+
+    def _run(self, x: np.ndarray) -> tuple:
+        return (expit(x),)
 
 
 class Gelu(OpRun):
     op_domain = ""
 
-    def _run(self, x, approximate="none"):
+    def _run(self, x: np.ndarray, approximate: str = "none") -> tuple:
         if approximate == "tanh":
             return (x / 2 * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))),)
         return (x / 2 * (1 + erf(x / math.sqrt(2))),)
@@ -136,7 +211,7 @@ class Gelu(OpRun):
 class HardSwish(OpRun):
     op_domain = ""
 
-    def _run(self, x):
+    def _run(self, x: np.ndarray) -> tuple:
         return (x * np.clip(x / 6 + 0.5, 0, 1),)
 
 
@@ -145,7 +220,9 @@ class Resize(SlowResize):
 
     op_domain = ""
 
-    def _run(self, x, roi=None, scales=None, sizes=None, **how: Any):  # type: ignore[override]  # onnx names them
+    def _run(  # type: ignore[override]  # onnx names them
+        self, x: np.ndarray, roi: Any = None, scales: Any = None, sizes: Any = None, **how: Any
+    ) -> tuple:
         mode = how["mode"]
         is_usual = how.get("keep_aspect_ratio_policy") in (None, "stretch")
         if how.get("antialias") or not is_usual or "crop" in how["coordinate_transformation_mode"]:
@@ -205,4 +282,4 @@ def _cubic(d: np.ndarray, a: float) -> np.ndarray:
     return np.where(d <= 1, near, ((a * d - 5 * a) * d + 8 * a) * d - 4 * a)
 
 
-OPERATORS = [Conv, MaxPool, AveragePool, Erf, Gelu, HardSwish, Resize]
+OPERATORS = [Conv, ConvTranspose, MaxPool, AveragePool, Erf, Sigmoid, Gelu, HardSwish, Resize]

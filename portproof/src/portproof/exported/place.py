@@ -1,21 +1,25 @@
 """Where a graph departs from the reference: the first module whose output it lacks, then those behind it.
 
 What is at fault is given the reference's own values, so that all behind it runs on right inputs, judged by itself.
+Where float32 rounded constants, what matched is given them, too: a tensor is moved by its own layer's constants alone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
 
 from portproof.arrays import largest, largest_difference
 from portproof.backends.trace import OUTPUT
-from portproof.exported.graph import Graph
-from portproof.exported.match import Layout, Match, Matcher, likeness
+from portproof.exported.folding import measured
+from portproof.exported.graph import Graph, Values
+from portproof.exported.match import Layout, Match, Matcher, fitting, likeness
 from portproof.exported.reference import Reference
+from portproof.exported.weights import NEAR
 
 MOST_TRIED = 12  # tensors that may be the output of the module at fault
 MOST_FAULTS = 8
@@ -42,6 +46,7 @@ class Found:
 
     matches: Mapping[int, Match]  # by the id of the reference's array
     outputs: Mapping[str, np.ndarray]
+    moved: Mapping[str, float]  # {tensor: how far the constants that float32 rounded may have moved it}
     is_right: bool  # the outputs are the reference's
 
 
@@ -50,13 +55,15 @@ class Search:
     graph: Graph
     ref: Reference
     given: Mapping[str, np.ndarray]
-    moved: Mapping[str, float] = field(default_factory=dict)  # what folding may have moved, see folding.py
+    rounded: Sequence[str] = ()  # constants that float32 may have rounded, see folding.py
     lost: Collection[str] = ()  # modules of a folded graph whose tensors it holds neither as they are nor folded
     replaced: dict[str, np.ndarray] = field(default_factory=dict)
+    passed_on: dict[str, np.ndarray] = field(default_factory=dict)  # see `judge_alone`
     faults: list[Fault] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.first = self.run({})
+        self.moved: dict[str, float] = {}  # as in `Found`, of the last run that measured it
+        self.first = self.run({}, measured(self.graph, self.given, self.rounded, self.moved))
         self.matches: dict[int, Match] = dict(self.first.matches)
 
     @cached_property
@@ -70,18 +77,22 @@ class Search:
                     found.setdefault(id(array), (array, max(shares, default=0.0) * largest(array)))
         return found
 
-    def run(self, replaced: Mapping[str, np.ndarray]) -> Found:
+    def run(self, replaced: Values, results: Iterable[tuple[str, np.ndarray]] | None = None) -> Found:
+        """`results`: of a run of the graph that gives more than that."""
         matcher = Matcher(self.wanted, self.moved)
         for name, array in {**self.given, **self.graph.constants, **replaced}.items():
             if array.size:
                 matcher.see(name, array)
         outputs = {name: replaced[name] for name in self.graph.outputs if name in replaced}
-        for name, array in self.graph.run(self.given, replaced):
+        for name, array in results or self.graph.run(self.given, replaced):
             if array.size:
                 matcher.see(name, array)
             if name in self.graph.outputs:
                 outputs[name] = array
-        return Found(matcher.found, outputs, self._is_right(outputs))
+        return self._found(matcher.found, outputs)
+
+    def _found(self, matches: Mapping[int, Match], outputs: Mapping[str, np.ndarray]) -> Found:
+        return Found(matches, outputs, self.moved, self._is_right(outputs))
 
     def _is_right(self, outputs: Mapping[str, np.ndarray]) -> bool:
         ref = self.ref.run.output
@@ -131,6 +142,74 @@ class Search:
             self.matches |= {key: match for key, match in found.matches.items() if key not in self.matches}
             now = found
 
+    def judge_alone(self) -> None:
+        """Compute what matched, or nearly did, of the reference's own values; what then is off is a fault, too."""
+        if not self.rounded:
+            return
+        certain = self._certain({**self.matches, **self._nearly()})
+        self.passed_on = {each.tensor: each.layout.written(self.wanted[key][0]) for key, each in certain.items()}
+        self.passed_on |= self.replaced
+        self.moved = {}
+        keys, outputs, off = defaultdict(list), {}, dict[int, np.ndarray]()
+        for key, match in certain.items():
+            if match.tensor not in self.replaced:
+                keys[match.tensor].append(key)
+        for name, array in measured(self.graph, self.given, self.rounded, self.moved, self.passed_on):
+            for key in keys.get(name, ()):
+                wanted, atol = self.wanted[key]
+                own, limit = certain[key].layout.read(array), atol + self.moved.get(name, 0.0)
+                difference = largest_difference(own, wanted)
+                if difference > limit:
+                    off[key], difference = own, 0.0  # what is behind it gets the reference's
+                self.matches[key] = replace(certain[key], difference=difference, atol=limit)
+            if name in self.graph.outputs:
+                outputs[name] = array
+        alone = self._found(self.matches, outputs)
+        if not self.faults:
+            self.first = alone
+        self.faults += self._faults_of(off)
+        if not self.faults and not alone.is_right:
+            self._blame_the_model(alone)
+
+    def _faults_of(self, off: Mapping[int, np.ndarray]) -> Iterable[Fault]:
+        """One for each tensor: at the call that gives it, else in the code that gives it to a call."""
+        found: dict[str, Fault] = {}
+        for each in self.ref.outputs:
+            if id(each.array) in off:
+                found.setdefault(self.matches[id(each.array)].tensor, Fault(each.call, each.array, each.atol))
+        for label, call in self.ref.calls.items():
+            for array in call.inputs:
+                if id(array) in off:
+                    found.setdefault(self.matches[id(array)].tensor, self._before(label, array))
+        for tensor, fault in found.items():
+            key = id(fault.wanted)
+            fault.tensor, fault.values, fault.layout = tensor, off[key], self.matches[key].layout
+        return found.values()
+
+    def _nearly(self) -> Mapping[int, Match]:
+        """Of arrays that did not match, the tensors that are nearly they."""
+        wanted = {key: (array, NEAR * largest(array)) for key, (array, _) in self.wanted.items()}
+        matcher = Matcher({key: each for key, each in wanted.items() if key not in self.matches})
+        for name, array in self.graph.run(self.given, self.replaced):
+            if array.size:
+                matcher.see(name, array)
+        return matcher.found
+
+    def _certain(self, matches: Mapping[int, Match]) -> dict[int, Match]:
+        """Those of whose array the reference has no other like it, within the match's limit."""
+        ends = {key: (array.min(), array.max(), array.size) for key, (array, _) in self.wanted.items()}
+        found = {}
+        for key, match in matches.items():
+            array, atol = self.wanted[key]
+            alike = (
+                fitting(self.wanted[other][0], array, match.atol)
+                for other, end in ends.items()
+                if end[2] == array.size and max(abs(end[0] - ends[key][0]), abs(end[1] - ends[key][1])) <= match.atol
+            )
+            if all(fit is None or fit[0] <= atol for fit in alike):
+                found[key] = match
+        return found
+
     def _blame_the_model(self, now: Found) -> None:
         """No module is at fault, and an output differs."""
         for name, array, atol in zip(self.graph.outputs, self.ref.run.output, self.ref.atol_of_outputs):
@@ -150,10 +229,14 @@ class Search:
         makers = {id(array) for each in self.ref.calls.values() for array in each.outputs}
         for array in call.inputs:
             if id(array) in self.wanted and id(array) not in self.matches and id(array) not in makers:
-                words = f"in its own code, before {label}"
-                return Fault(call.inside, array, self.wanted[id(array)][1], words=words)
+                return self._before(label, array)
         output = next(each for each in self.ref.outputs if each.call == label and id(each.array) not in self.matches)
         return Fault(label, output.array, output.atol)
+
+    def _before(self, label: str, array: np.ndarray) -> Fault:
+        """In the code that gives `array` to the call."""
+        words = f"in its own code, before {label}"
+        return Fault(self.ref.calls[label].inside, array, self.wanted[id(array)][1], words=words)
 
     def _corrected(self, fault: Fault) -> Found | None:
         """The run with the reference's values in place of the fault's, if more is right then; None if nothing is.

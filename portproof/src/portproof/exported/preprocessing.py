@@ -13,16 +13,18 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from PIL import Image
 
 from portproof.compare import FAIL, Item, Verdict, compare
 from portproof.compare.ruler import C, U
 from portproof.recording.file import RecordedModel
 from sturdyio.cli import UserError
 from sturdyio.files import read_file, refusing
+
+if TYPE_CHECKING:
+    from PIL import Image
 
 SECTION = "preprocessing"
 INTERPOLATIONS = ("bilinear", "bicubic", "nearest", "lanczos", "box", "hamming")
@@ -63,6 +65,8 @@ class Preprocessing:
 
     def pixels(self, image: np.ndarray) -> np.ndarray:
         """float64, channels first, from uint8, height x width x RGB: before mean and std."""
+        from PIL import Image
+
         picture = Image.fromarray(image)
         if self.resize is not None:
             picture = picture.resize(self._size(picture), getattr(Image.Resampling, self.interpolation.upper()))
