@@ -29,7 +29,8 @@ WORDS = {
 [中文](../zh/fault_gallery.md)
 
 A check is worth what it catches. Each row is a mistake that people make when they port a model, put into a copy of the
-port; the steps then ran on it from the first on, until one failed.
+port; the steps then ran on it from the first on, until one failed. Faults of exported graphs have [a page of their
+own](exported_faults.md).
 
 {totals}
 
@@ -70,7 +71,8 @@ the first step that fails. Earlier steps that import the edited file ran too whe
 [English](../en/fault_gallery.md)
 
 一项检查的价值，在于它能发现什么。每一行是移植模型时人们真实会犯的一个错误，写进移植版的一份副本；\
-然后从第一个步骤开始依次运行，直到有一个步骤失败。第一列是错误的英文名，也就是命令中使用的名字。
+然后从第一个步骤开始依次运行，直到有一个步骤失败。第一列是错误的英文名，也就是命令中使用的名字。\
+导出计算图的错误[另有一页](exported_faults.md)。
 
 {totals}
 
