@@ -29,6 +29,7 @@ from portproof.exported import engine, preprocessing
 from portproof.exported.causes import Causes
 from portproof.exported.constants import snapped
 from portproof.exported.graph import Graph, tensors_in
+from portproof.exported.match import likeness
 from portproof.exported.operators import OPERATORS, Conv
 from portproof.exported.preprocessing import Preprocessing
 from sturdyio.cli import UserError
@@ -123,12 +124,14 @@ def test_faults_that_stack_are_both_named(exports, exporter):
 
 
 def changed(path: Path, changes: Mapping[str, Callable[[np.ndarray], np.ndarray]], to: Path) -> Path:
-    """The graph of PyTorch's exporter, which keeps the names of weights, with some of its constants changed."""
+    """The graph of PyTorch's exporter, which keeps names, with some weights changed, or numbers of some value."""
     model = onnx.load(path)
     for tensor in model.graph.initializer:
-        if tensor.name in changes:
-            array = changes[tensor.name](numpy_helper.to_array(tensor))
-            tensor.CopyFrom(numpy_helper.from_array(np.ascontiguousarray(array, np.float32), tensor.name))
+        array = numpy_helper.to_array(tensor)
+        change = changes.get(tensor.name if array.size > 1 else f"{array.item():g}")
+        if change:
+            array = np.ascontiguousarray(change(array), np.float32)
+            tensor.CopyFrom(numpy_helper.from_array(array.reshape(tensor.dims), tensor.name))
     onnx.save(model, to)
     return to
 
@@ -185,29 +188,44 @@ def decoder(exports) -> tuple[Path, portproof.recording.file.Recording]:
     return path, portproof.record(model, [images(CONVOLUTIONS, 2)], **how)
 
 
+def test_a_layout_is_told_by_what_is_alike():
+    """Of square images that are nothing alike, the first."""
+    for seed in range(9):
+        wanted, other = np.random.default_rng(seed).normal(size=(2, 1, 3, 2, 2))
+        for values, axes in ((other, None), (wanted.swapaxes(2, 3) + 0.1 * other.swapaxes(2, 3), (0, 1, 3, 2))):
+            alike, layout = likeness(values, wanted)
+            assert layout.axes == axes and (alike > 0.5) == (axes is not None)
+
+
 def test_layers_that_fold_otherwise(decoder):
-    """A transposed convolution and a linear layer, what is no recorded tensor, and code between modules."""
+    """A transposed convolution and a linear layer, what is no recorded tensor, factors of a size, and code."""
     verdict = portproof.judge_onnx(*decoder)
     assert verdict.status == PASS, str(verdict)
     assert [row.item.module for row in verdict.not_judged if row.item.module] == ["stem", "up", "fc"]
     assert "folded in float32, 3 times, first bn in stem\n" in str(verdict)
     assert "none of the recorded tensors, taken for computed in float32: places\n" in str(verdict)
-    assert "could hide in bn, bn2, norm, the code before act\n" in str(verdict)
+    assert "could hide in bn, bn2, act, norm, the code before act\n" in str(verdict)
 
 
 @pytest.mark.parametrize(
-    ("name", "change", "place", "rows"),
+    ("name", "change", "said", "rows"),
     [
-        ("val_8", lambda w: w * (1 + 1e-5), "", ["output, in its own code, before relu"]),
-        ("places", lambda w: w * (1 + 1e-5), "", ["output, in its own code, before act"]),
-        ("up.weight", lambda w: w.astype(np.float16), "up", ["up", "output"]),
-        ("fc.bias", lambda w: w.astype(np.float16), "fc", ["fc", "output"]),
+        ("0.7", lambda w: w * (1 + 1e-5), "a constant is 0.700007, not 7/10", ["output, in its own code, before relu"]),
+        ("places", lambda w: w * (1 + 3e-6), "", ["output, in its own code, before act"]),
+        (
+            "up.weight",
+            lambda w: w * 1.1,
+            "up.weight, with bn2 folded in, is the recorded one times 1.1",
+            ["up", "output"],
+        ),
+        ("fc.bias", lambda w: w * 1.1, "fc.bias, with norm folded in, is the recorded one times 1.1", ["fc", "output"]),
     ],
 )
-def test_faults_in_layers_that_fold_otherwise(decoder, tmp_path, name, change, place, rows):
+def test_faults_in_layers_that_fold_otherwise(decoder, tmp_path, name, change, said, rows):
     path = changed(decoder[0], {name: change}, tmp_path / "a.onnx")
     verdict = portproof.judge_onnx(path, decoder[1], engine=False)
-    assert verdict.status == FAIL and verdict.location.name == place, str(verdict)
+    assert verdict.status == FAIL and verdict.location.diagnosis == ([said] if said else []), str(verdict)
+    assert verdict.location.name == ("" if "own code" in rows[0] else rows[0])
     assert [each.item.name for each in verdict.bad if each.item.kind == "output"] == rows
 
 
@@ -293,11 +311,12 @@ def test_external_data(exports, tmp_path, exporter):
         portproof.judge_onnx(tmp_path / "a.onnx", recording)
 
 
-def test_external_data_of_another_size(exports, tmp_path):
-    model = onnx.load(exports.graph(TRANSFORMER, "torch"))
-    convert_model_to_external_data(model, location="weights.data", size_threshold=64)
+@pytest.mark.parametrize("exporter", EXPORTERS)
+def test_external_data_of_another_size(exports, tmp_path, exporter):
+    model = onnx.load(exports.graph(TRANSFORMER, exporter))
+    convert_model_to_external_data(model, location="weights.data", size_threshold=100, convert_attribute=True)
     onnx.save(model, tmp_path / "a.onnx")
-    tensor = next(tensor for tensor in model.graph.initializer if tensor.external_data)
+    tensor = next(tensor for tensor in tensors_in(model) if tensor.external_data)
     tensor.dims[0] += 1
     (tmp_path / "a.onnx").write_bytes(model.SerializeToString())
     with pytest.raises(UserError, match="a.onnx refused: cannot reshape"):

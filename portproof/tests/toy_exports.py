@@ -175,17 +175,19 @@ class Decoder(F.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.stem, self.bn, self.relu = F.Conv2d(3, 4, 3, stride=2, padding=1), F.BatchNorm2d(4), F.ReLU()
+        self.stem, self.bn, self.relu = F.Conv2d(3, 4, 7), F.BatchNorm2d(4), F.ReLU()
+        self.larger = F.Upsample(scale_factor=1.2)  # 10 to 12 pixels; by the float32 of that it reads others
         self.up, self.bn2, self.act = F.ConvTranspose2d(4, 6, 4, stride=2, padding=1), F.BatchNorm2d(6), F.Hardswish()
-        self.small, self.fc, self.norm, self.head = F.Conv2d(6, 6, 1), F.Linear(6, 9), F.BatchNorm1d(9), F.Linear(9, 3)
-        self.register_buffer("places", torch.rand(6, 16, 16), persistent=False)
+        self.small, self.pool = F.Conv2d(6, 6, 1), F.AdaptiveAvgPool2d(1)
+        self.fc, self.norm, self.head = F.Linear(6, 9), F.BatchNorm1d(9), F.Linear(9, 3)
+        self.register_buffer("places", torch.rand(6, 24, 24), persistent=False)
         self.scale = F.Parameter(torch.full((6, 1, 1), 1e-7))
 
     def forward(self, x):
         x = self.relu(self.bn(self.stem(x)) * 0.7)
-        x = self.act(self.bn2(self.up(x)) + self.places)
-        x = x + self.scale * self.small(x)
-        return self.head(self.norm(self.fc(x.mean((2, 3)))))
+        x = self.act(self.bn2(self.up(self.larger(x))) + self.places)
+        x = x + self.scale * self.small(x)  # what `act` gives and `pool` gets are alike in float32
+        return self.head(self.norm(self.fc(self.pool(x).flatten(1))))
 
 
 NETWORKS: dict[str, tuple[Callable, Callable, tuple[int, ...]]] = {

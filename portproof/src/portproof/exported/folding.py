@@ -46,8 +46,7 @@ class Origins:
         left = [weight for weight in weights if weight.words not in held]
         near = {name: nearest(array, left) for name, array in floats.items() if name not in whole and array.size > 1}
         altered = {name: found for name, found in near.items() if found is not None}
-        sizes = {name for node in graph.nodes if node.op.op_type in ("Resize", "Upsample") for name in node.inputs}
-        taken = {*whole, *altered, *sizes, *graph.snapped}
+        taken = {*whole, *altered, *graph.factors, *graph.snapped}
         others = [name for name, array in floats.items() if name not in taken and is_rounded(array)]
         lost = {module for weight in left if not weight.norm for module in weight.modules}
         lost -= {module for weight in folded.values() for module in weight.modules}

@@ -6,6 +6,7 @@ import copy
 from collections import ChainMap
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -140,10 +141,18 @@ class Graph:
             self._widen(op)
 
     def snap(self, recorded: Collection[float]) -> None:
-        """Snap single numbers among the constants, but those of one `recorded` tensor."""
+        """Snap the `factors`, and single numbers among the constants, but those of one `recorded` tensor."""
         for name, array in self.constants.items():
-            if array.dtype == np.float64 and array.size == 1 and float(array.flat[0]) not in recorded:
+            if array.dtype == np.float64 and name in self.factors:
+                self.constants[name] = np.array([self._snapped(name, float(each)) for each in array])
+            elif array.dtype == np.float64 and array.size == 1 and float(array.flat[0]) not in recorded:
                 self.constants[name] = self._snapped_array(name, array)
+
+    @cached_property
+    def factors(self) -> set[str]:
+        """Tensors that may be factors of a size."""
+        resizing = (node for node in self.nodes if node.op.op_type in ("Resize", "Upsample"))
+        return {name for node in resizing for name in node.inputs[1:]}
 
     def _snapped_array(self, name: str, array: np.ndarray) -> np.ndarray:
         if array.dtype != np.float64 or array.size != 1:

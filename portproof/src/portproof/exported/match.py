@@ -79,8 +79,8 @@ class Matcher:
             array, atol = self.wanted[key]
             atol += self.moved.get(tensor, 0.0)
             fit = fitting(values, array, atol)
-            if fit is not None and (key not in self.found or fit[0] < self.found[key].difference):
-                self.found[key] = Match(tensor, fit[1], fit[0], atol)
+            if fit is not None:  # of several the first: what is made of it may be nearly the same
+                self.found.setdefault(key, Match(tensor, fit[1], fit[0], atol))
 
 
 def likeness(values: np.ndarray, wanted: np.ndarray) -> tuple[float, Layout] | None:
