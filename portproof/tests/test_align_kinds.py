@@ -130,6 +130,294 @@ def test_a_block_that_is_called_with_the_batch_elsewhere(detached):
     assert "block" in compared(verdict)
 
 
+def gated(m, x, value, gate):
+    return x + m.value(value) * torch.sigmoid(m.gate(gate))
+
+
+def port_gated(m, x, value, gate, shift=0.0, detach=False):
+    gate = PF.sigmoid(m.gate(gate))
+    return x + m.value(value) * (gate.detach() if detach else gate) + shift
+
+
+@pytest.mark.parametrize(("axis", "is_stack"), [(-1, False), (1, False), (0, True)])
+@pytest.mark.parametrize("is_ref", [False, True])
+@pytest.mark.parametrize("bug", [{}, {"shift": 0.1}, {"detach": True}])
+def test_a_block_that_takes_two_arguments_in_one(axis, is_stack, is_ref, bug):
+    """The block is run alone: it is at fault, forward or backward, and not the code around it."""
+    layers = {"value": T.Linear(6, 6), "gate": T.Linear(6, 6)}
+    port_layers = {"value": P.Linear(6, 6), "gate": P.Linear(6, 6)}
+
+    def split(y, framework):
+        return framework.unbind(y, axis) if is_stack else framework.chunk(y, 2, axis)
+
+    def joined(*parts, framework):
+        return framework.stack(parts, axis) if is_stack else framework.concat(parts, axis)
+
+    two, port_two = Ref(gated, **layers), Port(lambda *given: port_gated(*given, **bug), **port_layers)
+    one = Ref(lambda m, x, y: gated(m, x, *split(y, torch)), **layers)
+    port_one = Port(lambda m, x, y: port_gated(m, x, *split(y, paddle), **bug), **port_layers)
+
+    def calls_two(m, x):
+        return m.out(m.block(x, m.a(x), m.b(x)))
+
+    def calls_one(m, x, framework):
+        return m.out(m.block(x, joined(m.a(x), m.b(x), framework=framework)))
+
+    around = {"a": T.Linear(6, 6), "b": T.Linear(6, 6), "out": T.Linear(6, 2)}
+    port_around = {"a": P.Linear(6, 6), "b": P.Linear(6, 6), "out": P.Linear(6, 2)}
+    if is_ref:
+        ref = Ref(lambda m, x: calls_one(m, x, torch), block=one, **around)
+        port = Port(calls_two, block=port_two, **port_around)
+    else:
+        ref = Ref(calls_two, block=two, **around)
+        port = Port(lambda m, x: calls_one(m, x, paddle), block=port_one, **port_around)
+    if bug:
+        verdict = assert_fails(ref, port, normal(2, 4, 6), at="block")
+        assert verdict.location.phase == ("forward" if "shift" in bug else "backward"), str(verdict)
+        assert not verdict.location.also, str(verdict)
+    else:
+        assert_passes(ref, port, normal(2, 4, 6))
+
+
+@pytest.mark.parametrize("bug", ["", "block", "around"])
+def test_two_states_in_one_argument_that_are_zeros_in_the_first_call(bug):
+    """The later calls tell which is which, and along which axis: the batch is as large as the pair."""
+
+    def code(m, x):
+        w = total = torch.zeros(2, 6)
+        for step in x.unbind(1):
+            w = m.block(step, torch.stack([w, total], 1))
+            total = total + w
+        return m.out(total)
+
+    def port_code(m, x):
+        w = total = paddle.zeros([2, 6], x.dtype)
+        for step in x.unbind(1):
+            w = m.block(step, w, total)
+            total = total + (w.detach() if bug == "around" else w)
+        return m.out(total)
+
+    def step(m, x, w, total):
+        return torch.tanh(m.fc(x) + w - 0.5 * total)
+
+    def port_step(m, x, w, total):
+        return paddle.tanh(m.fc(x) + w - 0.5 * (total.detach() if bug == "block" else total))
+
+    ref = Ref(code, block=Ref(lambda m, x, both: step(m, x, *both.unbind(1)), fc=T.Linear(4, 6)), out=T.Linear(6, 2))
+    port = Port(port_code, block=Port(port_step, fc=P.Linear(4, 6)), out=P.Linear(6, 2))
+    if bug:
+        verdict = assert_fails(ref, port, normal(2, 3, 4), at="block" if bug == "block" else "")
+        assert verdict.location.phase == "backward" and not verdict.location.also, str(verdict)
+    else:
+        assert_passes(ref, port, normal(2, 3, 4))
+
+
+def test_the_place_is_the_innermost_block_though_blocks_have_no_partner():
+    """Two of the port's units are one block of the reference; the activation between layers is wrong."""
+    ref_block = Ref(
+        lambda m, x: [x := x + b(TF.relu(a(TF.relu(x)))) for a, b in ((m.a1, m.b1), (m.a2, m.b2))][-1],
+        a1=T.Linear(6, 6), b1=T.Linear(6, 6), a2=T.Linear(6, 6), b2=T.Linear(6, 6),
+    )  # fmt: skip
+
+    def unit(slope):
+        code = lambda m, x: x + m.b(PF.leaky_relu(m.a(PF.relu(x)), slope))  # noqa: E731
+        return Port(code, a=P.Linear(6, 6), b=P.Linear(6, 6))
+
+    ref = Ref(lambda m, x: m.out(m.block(m.inp(x))), inp=T.Linear(3, 6), block=ref_block, out=T.Linear(6, 2))
+    port = P.Sequential(P.Linear(3, 6), P.Sequential(unit(0.0), unit(0.1)), P.Linear(6, 2))
+    assert_fails(ref, port, normal(4, 3), at="block")
+    assert align(ref, port, [normal(4, 3)]).location.port_name == "1.1"
+
+
+@pytest.mark.parametrize("shift", [0.0, 0.1])
+def test_a_block_that_gets_what_the_reference_s_holds_itself_is_at_fault_by_itself(shift):
+    """The reference's block reads its memory from an attribute, which the port gives it."""
+
+    def ref_code(m, x):
+        m.block.memory = m.a(x)
+        return m.out(m.block(x))
+
+    block = Ref(lambda m, x: torch.sigmoid(m.fc(x)) * m.memory, fc=T.Linear(6, 6))
+    port_block = Port(lambda m, x, memory: PF.sigmoid(m.fc(x) + shift) * memory, fc=P.Linear(6, 6))
+    ref = Ref(ref_code, a=T.Linear(6, 6), block=block, out=T.Linear(6, 2))
+    port = Port(lambda m, x: m.out(m.block(x, m.a(x))), a=P.Linear(6, 6), block=port_block, out=P.Linear(6, 2))
+    if shift:
+        assert_fails(ref, port, normal(4, 6), at="block")
+    else:
+        assert_passes(ref, port, normal(4, 6))
+
+
+@pytest.mark.parametrize("changes", [True, False])
+def test_a_buffer_that_training_changes_and_that_the_port_keeps_elsewhere(changes):
+    """In the model itself; a pass in train mode moves it towards the mean."""
+
+    def averaged(m, x):
+        if m.training:
+            with torch.no_grad():
+                m.average.mul_(0.9).add_(0.1 * x.mean())
+        return torch.tanh(m.fc(x))
+
+    def port_code(m, x):
+        if m.training and changes:
+            with paddle.no_grad():
+                m.average.set_value(0.9 * m.average + 0.1 * x.mean())
+        return m.out(paddle.tanh(m.fc(x)))
+
+    block = Ref(averaged, fc=T.Linear(6, 6))
+    block.register_buffer("average", torch.zeros(1))
+    ref = Ref(lambda m, x: m.out(m.block(x)), block=block, out=T.Linear(6, 2))
+    port = Port(port_code, fc=P.Linear(6, 6), out=P.Linear(6, 2))
+    port.register_buffer("average", paddle.zeros([1]))
+    if changes:
+        assert_passes(ref, port, normal(4, 6))
+    else:
+        assert_fails(ref, port, normal(4, 6), at="block")
+
+
+def test_a_buffer_that_training_changes_and_that_the_port_has_not():
+    def counted(m, x):
+        if m.training:
+            m.seen.add_(len(x))
+        return m.fc(x)
+
+    ref, port = Ref(counted, fc=T.Linear(6, 2)), Port(lambda m, x: m.fc(x), fc=P.Linear(6, 2))
+    ref.register_buffer("seen", torch.zeros(()))
+    verdict = assert_passes(ref, port, normal(4, 6), noted="a pass in train mode changes it")
+    assert "1 buffer not compared" in verdict.caveats
+
+
+def test_python_that_decides_by_a_saved_number_is_said():
+    """The first pass makes the scale; none here is the first, so that was not judged."""
+
+    def scaled_once(m, x):
+        if m.made.item() == 0:
+            m.scale.data.copy_(1 / x.std())
+            m.made.fill_(1)
+        return m.scale * m.fc(x)
+
+    ref, port = Ref(scaled_once, fc=T.Linear(6, 2)), Port(lambda m, x: m.scale * m.fc(x), fc=P.Linear(6, 2))
+    ref.scale, port.scale = T.Parameter(torch.ones(1)), port.create_parameter([1])
+    ref.register_buffer("made", torch.tensor(1))
+    verdict = align(ref, port, [normal(4, 6)])
+    assert any("branches that Python takes" in note for note in verdict.notes), str(verdict)
+
+
+def test_tensors_of_one_class_that_are_joined_of_two_of_other_sizes():
+    """A class token before the tokens of five numbers."""
+    ref = Ref(lambda m, x: m.out((torch.cat([torch.ones_like(x[:, :1]), x], 1)[..., None] * m.weight).tanh()[:, 0]))
+    ref.weight, ref.out = T.Parameter(torch.randn(6, 4)), T.Linear(4, 2)
+    port = Port(
+        lambda m, x: m.out(
+            paddle.tanh(paddle.concat([m.token.expand([3, 1, 4]), x.unsqueeze(-1) * m.scales], axis=1))[:, 0]
+        ),
+        out=P.Linear(4, 2),
+    )
+    port.token, port.scales = port.create_parameter([1, 4]), port.create_parameter([5, 4])
+    assert_passes(ref, port, normal(3, 5))
+
+
+def test_parameters_that_the_port_freezes_do_not_mislead_the_map():
+    """No name agrees, and norms of two classes make the order tell too little: gradients do."""
+
+    def channels_first(m, x):
+        return m.weight[:, None] * TF.layer_norm(x.mT, (6,)).mT + m.bias[:, None]
+
+    def own_norm():
+        norm = Ref(channels_first)
+        norm.weight, norm.bias = T.Parameter(torch.ones(6)), T.Parameter(torch.zeros(6))
+        return norm
+
+    def block(m, x):
+        return x + m.scale * m.fc(m.norm(x))
+
+    def ref_block():
+        made = Ref(block, norm=T.LayerNorm(6), fc=T.Linear(6, 6))
+        made.scale = T.Parameter(torch.full((6,), 0.1))
+        return made
+
+    def port_block(frozen):
+        made = Port(lambda m, x: x + m.gamma * m.mix(m.ln(x)), ln=P.LayerNorm(6), mix=P.Linear(6, 6))
+        made.gamma = made.create_parameter([6])
+        made.gamma.stop_gradient = frozen
+        return made
+
+    ref = Ref(
+        lambda m, x: m.out(m.last(m.b(m.second(m.a(m.first(x).mT).mT).mT)).mean(1)),
+        first=own_norm(), a=ref_block(), second=own_norm(), b=ref_block(), last=T.LayerNorm(6), out=T.Linear(6, 2),
+    )  # fmt: skip
+
+    def port(frozen):
+        net = P.Sequential(P.LayerNorm(6), port_block(False), P.LayerNorm(6), port_block(frozen))
+        return Port(lambda m, x: m.fc(m.ln(m.net(x.transpose([0, 2, 1]))).mean(1)), net=net, ln=P.LayerNorm(6),
+                    fc=P.Linear(6, 2))  # fmt: skip
+
+    assert_passes(ref, port(False), normal(3, 6, 5))
+    assert_fails(ref, port(True), normal(3, 6, 5), at="b", cause="scale is frozen in the port")
+
+
+def test_an_error_in_the_backward_pass_is_the_block_s_that_raises_it():
+    """Paddle's matmul cannot take its own broadcast back; the forward pass agrees."""
+
+    def scores(m, x):
+        return torch.matmul(m.weight, x[:, None, :, :, None]).squeeze(-1).sum((1, 3))
+
+    def port_scores(m, x):
+        return paddle.matmul(m.weight, x.unsqueeze([1, 4])).squeeze(-1).sum([1, 3])
+
+    block, port_block = Ref(scores), Port(port_scores)
+    block.weight = T.Parameter(torch.randn(3, 5, 6, 8))
+    port_block.weight = port_block.create_parameter([3, 5, 6, 8])
+    ref = Ref(lambda m, x: m.out(m.block(x)), block=block, out=T.Linear(5, 2))
+    port = Port(lambda m, x: m.out(m.block(x)), block=port_block, out=P.Linear(5, 2))
+    verdict = assert_fails(ref, port, normal(2, 5, 8), at="block")
+    assert verdict.location.phase == "backward"
+    assert any("the framework's operation differs" in line for line in verdict.location.proof), str(verdict)
+
+
+@pytest.mark.parametrize("bug", ["", "forward", "backward"])
+def test_a_layer_in_another_layout_is_told_by_its_inputs_where_shapes_do_not_tell(bug):
+    """12 places and 12 channels."""
+    ref = Ref(
+        lambda m, x: m.out(TF.gelu(m.mix(m.inp(x).transpose(1, 2))).transpose(1, 2)),
+        inp=Ref(lambda m, x: m.fc(x).tanh(), fc=T.Linear(3, 6)), mix=T.Conv1d(6, 12, 1), out=T.Linear(12, 2),
+    )  # fmt: skip
+
+    def port_inp(m, x):
+        y = paddle.tanh(m.fc(x))
+        return y + 1e-6 if bug == "forward" else 0.5 * y + 0.5 * y.detach() if bug else y
+
+    inp = Port(port_inp, fc=P.Linear(3, 6))
+    port = Port(lambda m, x: m.out(PF.gelu(m.mix(m.inp(x)))), inp=inp, mix=P.Linear(6, 12), out=P.Linear(12, 2))
+    if not bug:
+        assert_passes(ref, port, normal(2, 12, 3))
+        return
+    verdict = assert_fails(ref, port, normal(2, 12, 3), at="inp")
+    assert verdict.location.phase == bug and not verdict.location.also, str(verdict)
+    assert "mix" not in {row.item.module for row in verdict.rows if row.status == FAIL and bug == "backward"}
+
+
+@pytest.mark.parametrize("frozen_there", [True, False])
+def test_a_constant_that_is_a_frozen_parameter_on_one_side(frozen_there):
+    """Of a block that only one side has."""
+    edges = np.linspace(-1, 1, 5, dtype=np.float32)
+    block = Ref(lambda m, x: m.fc((x[..., None] > m.edges).to(x.dtype).sum(-1) * x), fc=T.Linear(6, 6))
+    if frozen_there:
+        block.register_buffer("edges", torch.tensor(edges))
+    else:
+        block.edges = T.Parameter(torch.tensor(edges), requires_grad=False)
+    ref = Ref(lambda m, x: m.out(m.block(x)), block=block, out=T.Linear(6, 2))
+    port = Port(
+        lambda m, x: m.out(m.fc((x.unsqueeze(-1) > m.bins).astype(x.dtype).sum(-1) * x)),
+        fc=P.Linear(6, 6), out=P.Linear(6, 2),
+    )  # fmt: skip
+    if frozen_there:
+        port.bins = port.create_parameter([5], paddle.ParamAttr(trainable=False))
+        port.bins.set_value(edges)
+    else:
+        port.register_buffer("bins", paddle.to_tensor(edges))
+    assert_passes(ref, port, normal(3, 6))
+
+
 def last_of(more: Any) -> tuple[Ref, Port]:
     """Of what the block gives only the last place counts; the port's block adds `more(x)`."""
 

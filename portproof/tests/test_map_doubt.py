@@ -7,7 +7,7 @@ from toy_pairs import Port, Ref, normal
 
 from portproof import align
 from portproof.commands import align as command
-from portproof.compare import FAIL, PASS
+from portproof.compare import FAIL, PASS, REFUSED
 from portproof.mapping import name_map
 
 X = normal(4, 5)
@@ -111,3 +111,35 @@ def test_each_line_says_what_it_rests_on(names, given, rests_on):
     assert name_map.map_text(sure).splitlines() == lines and command.map_lines(sure)[1:3] == [
         f"  {line}" for line in lines
     ]
+
+
+def blocks(swapped):
+    """Two gated blocks; the port joins both layers, and may take the halves the other way round in the second."""
+
+    def ref_code(m, x):
+        return x + torch.tanh(m.value(x)) * torch.sigmoid(m.gate(x))
+
+    def port_code(m, x):
+        value, gate = m.both(x).chunk(2, -1)[:: -1 if m.swapped else 1]
+        return x + paddle.tanh(value) * PF.sigmoid(gate)
+
+    layers = [{"value": torch.nn.Linear(5, 5), "gate": torch.nn.Linear(5, 5)} for _ in range(2)]
+    ref = torch.nn.Sequential(*(Ref(ref_code, **each) for each in layers))
+    port = paddle.nn.Sequential(*(Port(port_code, both=paddle.nn.Linear(5, 10)) for _ in range(2)))
+    for block, is_swapped in zip(port, (False, swapped)):
+        block.swapped = is_swapped
+    return ref, port
+
+
+def test_two_orders_in_blocks_of_one_class_are_no_pass_until_the_map_says_so():
+    assert align(*blocks(swapped=False), [X]).status == PASS
+    verdict = align(*blocks(swapped=True), [X])
+    assert verdict.status == REFUSED and "in two orders in blocks of one class" in verdict.refusal, str(verdict)
+    *_, both = verdict.refusal.rpartition("with the line ")
+    one, other = (line.rsplit(": ", 1) for line in both.split(" or "))
+    assert {one[0], other[0]} == {"1.gate.weight, 1.value.weight", "1.value.weight, 1.gate.weight"}
+    for (left, right), status in ((one, PASS), (other, FAIL)):
+        biases = {left.replace("weight", "bias"): right.replace("weight", "bias")}
+        verdict = align(*blocks(swapped=True), [X], names={left: right, **biases})
+        assert verdict.status == status, str(verdict)
+    assert verdict.location.name == "1"

@@ -354,6 +354,9 @@ class Backend(ABC):
     def requires_grad(self, tensor: Any) -> bool:
         return tensor.requires_grad
 
+    def set_requires_grad(self, tensor: Any, value: bool) -> None:
+        tensor.requires_grad = value
+
     @abstractmethod
     def set_value(self, tensor: Any, array: np.ndarray) -> None:
         """Copy `array`, of the same shape, into `tensor`, which keeps its precision."""

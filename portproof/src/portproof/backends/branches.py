@@ -87,7 +87,10 @@ class Watch(TorchFunctionMode):
         self.made: list[tuple[dict[str, torch.Tensor], torch.Tensor]] = []  # gaps of operations, and their results
         self.running: list[tuple[str, Counter[str]]] = []  # modules, with counts of their operations
         self.constants = WeakTensorKeyDictionary()
+        self.saved = WeakTensorKeyDictionary()  # buffers, which another run may hold with other numbers
         self.compared = WeakTensorKeyDictionary()  # {condition: values that are below 0 where it is true}
+        for tensor in model.state_dict(keep_vars=True).values():
+            self.saved[tensor] = True
         for module in model.modules():
             for tensor in (*module._buffers.values(), *vars(module).values()):
                 if isinstance(tensor, torch.Tensor):
@@ -212,7 +215,8 @@ class Watch(TorchFunctionMode):
         """Note which results no input and no parameter has part in, and what conditions compare."""
         tensors = tensors_in(given, torch.is_tensor)
         constant = all(map(self.is_constant, tensors)) or any(part in name for part in LIKE)
-        if getattr(func, "__name__", "") in READ_BY_PYTHON and not constant:
+        varies = not constant or any(tensor in self.saved for tensor in tensors)
+        if getattr(func, "__name__", "") in READ_BY_PYTHON and varies:
             self.conditions.add(self.running[-1][0])
         if _works_in_place(func) and not constant:
             self.constants.pop(given[0], None)

@@ -20,6 +20,8 @@ from portproof.arrays import largest
 from portproof.backends.lent import patched
 
 STEP = 1e-5
+FINER = 8.0  # times, of a second step
+OF_A_MASK = 1e4  # values from here on are no size for a step
 FAR = 1e-3  # of the slope; a kernel's constants in float32 are less off
 ROUNDING = 1e-9  # of a slope, as a share of its terms' summed sizes: 2**-52 / STEP is 2e-11, 45 times for long sums
 # Values for the program, the first that show it.
@@ -49,7 +51,7 @@ class _Call:
         In float32, whose slopes are too inexact, only what is not finite is.
         """
         x = self.args[place].numpy()
-        along = np.random.default_rng(0).normal(size=x.shape) * (largest(x) or 1)
+        along = np.random.default_rng(0).normal(size=x.shape) * (largest(x[np.abs(x) < OF_A_MASK]) or 1)
 
         def terms(step: float, given: paddle.Tensor | None = None) -> list[paddle.Tensor]:
             args = list(map(_kept, self.args))  # with the gradients that the run asks for: a kernel may rest on that
@@ -58,13 +60,11 @@ class _Call:
             return [outputs[i] * paddle.to_tensor(sent) for i, sent in self.upstream.items()]
 
         own, at_x = paddle.to_tensor(x, stop_gradient=False), terms(0)
-        before, middle, after, again = (_total(found).item() for found in (terms(-STEP), at_x, terms(STEP), terms(0)))
         # The rounding of a sum, whose terms may cancel one another.
         rounding = ROUNDING * sum(float(term.abs().sum()) for term in at_x)
-        if abs(again - middle) > rounding:  # it draws: no slope is measured
+        if abs(_total(terms(0)).item() - _total(at_x).item()) > rounding:  # it draws: no slope is measured
             return ""
-        slope = (after - before) / (2 * STEP)
-        unsure = 10 * abs(after - 2 * middle + before) / STEP + rounding  # a kink, curvature
+        slope, unsure = _slope(lambda step: float(_total(terms(step))), rounding)
         told = f"where its own forward's slope is {slope:.6g}"
         try:
             _total(terms(0, own)).backward()
@@ -73,8 +73,7 @@ class _Call:
         if own.grad is None:  # not made to have one
             return ""
         found = float((own.grad.numpy() * along).sum())
-        is_far = abs(found - slope) > max(FAR * max(abs(found), abs(slope)), unsure)
-        is_wrong = np.isfinite(slope) and not np.isfinite(found) or is_far and x.dtype == np.float64
+        is_wrong = _is_wrong(found, slope, unsure, x.dtype == np.float64)
         return f"gives {found:.6g} along a direction, {told}" if is_wrong else ""
 
     def program(self, place: int) -> list[str]:
@@ -115,14 +114,28 @@ def _shows(lines: list[str]) -> bool:
         exec("\n".join(lines[:4]), names)
     except Exception:  # an argument that cannot be written
         return False
-    slope = names["slope"]
+    f, x, along = names["f"], names["a"][0], names["a"][1]
+    slope, unsure = _slope(lambda step: f(x + step * along).item(), ROUNDING * abs(f(x).item()))
     try:
         names["f"](names["x"]).backward()
     except Exception:  # what a kernel raises
         return bool(np.isfinite(slope))
-    found = (names["x"].grad * names["a"][1]).sum().item()
-    is_far = abs(found - slope) > FAR * max(abs(found), abs(slope)) and names["x"].dtype == paddle.float64
-    return bool(np.isfinite(slope) and not np.isfinite(found) or is_far)
+    return _is_wrong((x.grad * along).sum().item(), slope, unsure, x.dtype == paddle.float64)
+
+
+def _slope(total: Callable[[float], float], rounding: float) -> tuple[float, float]:
+    """(the slope of a function of a step, how far off it may be: at a kink, where it curves or is cut off)."""
+    before, middle, after = map(total, (-STEP, 0, STEP))
+    slope = (after - before) / (2 * STEP)
+    finer = (total(STEP / FINER) - total(-STEP / FINER)) / (2 * STEP / FINER)
+    return slope, 10 * abs(after - 2 * middle + before) / STEP + 10 * abs(finer - slope) + FINER * rounding
+
+
+def _is_wrong(found: float, slope: float, unsure: float, is_float64: bool) -> bool:
+    if not np.isfinite(slope):
+        return False
+    is_far = abs(found - slope) > max(FAR * max(abs(found), abs(slope)), unsure)
+    return not np.isfinite(found) or is_far and is_float64
 
 
 def _needs_gradient(value: Any) -> bool:

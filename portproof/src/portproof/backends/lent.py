@@ -60,6 +60,20 @@ def taking_gradients(backend: "Backend", module: Any, take: Callable[[str, Any],
         take_those(named)
 
 
+@contextmanager
+def thawed(backend: "Backend", module: Any) -> Iterator[None]:
+    """Have frozen parameters receive gradients in this context."""
+    named = [each for _, each in backend.layers.named_parameters(module) if backend.has_values(each)]
+    frozen = [each for each in named if each.is_floating_point() and not backend.requires_grad(each)]
+    for each in frozen:
+        backend.set_requires_grad(each, True)
+    try:
+        yield
+    finally:
+        for each in frozen:
+            backend.set_requires_grad(each, False)
+
+
 def _all_in(backend: "Backend", module: Any) -> Iterator[Any]:
     """All modules, and also those that only compute a parameter."""
     yield module

@@ -319,6 +319,9 @@ class PaddleBackend(Backend):
     def requires_grad(self, tensor: paddle.Tensor) -> bool:
         return not tensor.stop_gradient
 
+    def set_requires_grad(self, tensor: paddle.Tensor, value: bool) -> None:
+        tensor.stop_gradient = not value
+
     def set_value(self, tensor: paddle.Tensor, array: np.ndarray) -> None:
         tensor.set_value(paddle.to_tensor(array).astype(tensor.dtype))
 

@@ -140,7 +140,8 @@ class Memory:
 
     def find(self, question: Question, key: str) -> Run | None:
         for place, run in self._answers.items():
-            if place[0] == key and question.served_by(*place[1:]):
+            late_error = bool(run.trace.error and place[1]) and not question.backward
+            if place[0] == key and question.served_by(*place[1:]) and not late_error:
                 self._answers.move_to_end(place)
                 return run
         return None

@@ -7,12 +7,13 @@ other ways are tried (see `Attempt`).
 
 from __future__ import annotations
 
-from collections.abc import Collection, Container, Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import product
 from operator import attrgetter
-from typing import Any, Optional
+from typing import Any
 
 import numpy as np
 
@@ -24,15 +25,13 @@ from portproof.backends.trace import OUTPUT, Inputs, ModuleCall, is_array, map_t
 from portproof.compare import FAIL, Item, Items, Row, tensor_item
 from portproof.compare.activations import off_kinks
 from portproof.compare.ruler import RUNS, UNIT_ROUNDOFF, Distances, Ruler, largest, moved_distances
-from portproof.mapping.map_search import Axes, alike, exchanged_axes, in_axes
+from portproof.mapping.arguments import LARGE, InputGradients, arguments
+from portproof.mapping.map_search import alike, exchanged_axes
 from portproof.mapping.name_map import NameMap
 from portproof.python39 import zip_strict
 
 Calls = Mapping[str, ModuleCall]  # of one side, by label
-# Per input of floats: (reference's input or -1, its shape, how its axes are exchanged for the port).
-Groups = Sequence[tuple[int, tuple[int, ...], Optional[Axes]]]
 Pairs = Mapping[int, tuple[int, np.ndarray]]  # {reference's output: (port's, flat places)}
-LARGE = 1e4  # larger is a mask's -inf
 OTHER_INPUTS = "takes other inputs"
 MORE_VALUES = "returns more, which is cut off outside"
 OTHER_FORM = "returns its values in another form"
@@ -51,10 +50,11 @@ class Attempt:
     question: Question  # to the reference
     port_call: ModuleCall
     port_followed_by: str = ""  # as in `Question`
-    ref_groups: Groups | None = None  # None: each input stands for itself
-    port_groups: Groups | None = None
+    ref_gradients: InputGradients | None = None  # None: each input stands for itself
+    port_gradients: InputGradients | None = None
     built_differently: str = ""  # in words
     complete: bool = True  # the reference's inputs give all it takes
+    is_turned: bool = False  # axes of its inputs are in another order: those of its outputs may be
 
 
 def followed(question: Question, neighbour: ModuleCall) -> Question:
@@ -102,79 +102,41 @@ def _one_array(first: Sequence[np.ndarray], second: Sequence[np.ndarray]) -> boo
     return len(first) == len(second) == 1 and alike(first, second)
 
 
-@dataclass(frozen=True)
-class _Source:
-    """An input of the reference's call, or what another form of it is, for an argument of the port's."""
-
-    place: int
-    value: np.ndarray
-    seen: np.ndarray  # in the model's run
-    is_derived: bool = False
-    axes: Axes | None = None  # in which order the port has them
-
-    def given(self, like: np.ndarray) -> np.ndarray:
-        return in_axes(self.value, self.axes).reshape(like.shape)
-
-
-def _sources(values: Sequence[np.ndarray], seen: Sequence[np.ndarray]) -> list[_Source]:
-    """A complex table may be two of cosines and sines there, a mask the opposite one."""
-    found = [_Source(*each) for each in zip(range(len(values)), values, seen)]
-    for i, (value, its_seen) in enumerate(zip_strict(values, seen)):
-        if value.dtype.kind == "c":
-            found += [_Source(i, value.real, its_seen.real, True), _Source(i, value.imag, its_seen.imag, True)]
-        elif value.dtype.kind == "b":
-            found.append(_Source(i, ~value, ~its_seen, True))
-    return found
-
-
-def _chosen(sources: Sequence[_Source], array: np.ndarray, taken: Container[int]) -> _Source | None:
-    """By value, else by shape; None for a mask in another form, say."""
-    fitting = [each for each in sources if each.value.dtype.kind == array.dtype.kind and each.value.size == array.size]
-    fitting = [replace(each, axes=exchanged_axes(each.seen, array)) for each in fitting]
-    same = [each for each in fitting if alike([in_axes(each.seen, each.axes)], [array])]
-    if not same and array.dtype.kind != "b":
-        same = [each for each in fitting if not each.is_derived and (each.axes or each.seen.shape == array.shape)]
-    return min(same, key=lambda each: each.place in taken, default=None)
-
-
-def called_as_the_port_does(plain: Attempt, call: ModuleCall, port_call: ModuleCall) -> Attempt:
-    """The port's arguments with the reference's values, matched by value, else in order."""
-    values, seen = plain.question.call.inputs, call.inputs
-    sources, matched = _sources(values, seen), []
-    used: set[int] = set()
-    for array in port_call.inputs:
-        matched.append((_chosen(sources, array, used), array))
-        used |= {matched[-1][0].place} if matched[-1][0] else set()
-    given = (source.given(array) if source else array for source, array in matched)
-    args, kwargs = map_tensors((port_call.args, port_call.kwargs), is_array, lambda _: next(given))
-    floats = [i for i, value in enumerate(values) if value.dtype.kind in "fc"]
-    unused = [i for i in floats if i not in used and not any(alike([seen[i]], [seen[j]]) for j in used)]
-    complete = all(source for source, _ in matched) and all(not largest(values[i]) < LARGE for i in unused)
-    real = [i for i in floats if values[i].dtype.kind == "f"]  # a complex input has no gradient here
-    groups = {i: (next(j for j in real if np.array_equal(values[i], values[j])), values[i].shape) for i in real}
-    port_groups = [
-        (*groups[source.place], source.axes) if source and not source.is_derived else (-1, array.shape, None)
-        for source, array in matched
-        if array.dtype.kind == "f"
-    ]
+def called_as_the_port_does(
+    plain: Attempt, call: ModuleCall, port_call: ModuleCall, others: Sequence[tuple[ModuleCall, ModuleCall]]
+) -> Attempt:
+    """`others` are pairs of calls of the same modules."""
+    shapes, port_shapes = _shapes(call), _shapes(port_call)
+    alike_ones = [(a.inputs, b.inputs) for a, b in others if (_shapes(a), _shapes(b)) == (shapes, port_shapes)]
+    found = arguments(plain.question.call.inputs, call.inputs, port_call, alike_ones)
     return replace(
         plain,
-        port_call=replace(plain.port_call, args=args, kwargs=kwargs),
-        ref_groups=[(*group, None) for group in groups.values()],
-        port_groups=port_groups,
-        built_differently="is called differently" if complete else OTHER_INPUTS,
-        complete=complete,
+        port_call=replace(plain.port_call, args=found.args, kwargs=found.kwargs),
+        ref_gradients=found.ref_gradients,
+        port_gradients=found.port_gradients,
+        built_differently="is called differently" if found.complete else OTHER_INPUTS,
+        complete=found.complete,
+        is_turned=found.are_turned,
     )
 
 
-def paired_outputs(ref: Sequence[np.ndarray], port: Sequence[np.ndarray], needed: Sequence[bool]) -> Pairs:
+def _shapes(call: ModuleCall) -> list[tuple[int, ...]]:
+    return [array.shape for array in call.inputs]
+
+
+def paired_outputs(
+    ref: Sequence[np.ndarray], port: Sequence[np.ndarray], needed: Sequence[bool], may_be_turned: bool = False
+) -> Pairs:
     """Pair by place and shape, else by value; all `needed`. `port` has one at least."""
     pairs: dict[int, tuple[int, np.ndarray]] = {}
     for i, array in enumerate(ref):
         same_shape = [j for j, other in enumerate(port) if other.shape == array.shape]
         same_value = [j for j in same_shape if alike([array], [port[j]])]
         for j in (same_value or same_shape)[:1] or range(len(port)):
-            places = _places(port[j]) if same_shape else _places_of(array, port[j])
+            is_plain = same_value or same_shape and not may_be_turned
+            places = _places(port[j]) if is_plain else _places_of(array, port[j])
+            if places is None and same_shape:
+                places = _places(port[j])
             if places is not None:
                 pairs[i] = j, places
                 break
@@ -283,6 +245,15 @@ class IsolatedRuns:
             return self.known_port_calls
         return self.port.run(self.inputs, "float64", self.train, calls=True).trace.calls
 
+    @cached_property
+    def pairs_of(self) -> Mapping[str, Mapping[str, tuple[ModuleCall, ModuleCall]]]:
+        """{module: {label: both sides' call}} of those that are paired."""
+        found: defaultdict[str, dict[str, tuple[ModuleCall, ModuleCall]]] = defaultdict(dict)
+        for label, port_label in self.names.calls.items():
+            if label in self.calls and port_label in self.port_calls:
+                found[self.calls[label].name][label] = self.calls[label], self.port_calls[port_label]
+        return found
+
     def forget(self) -> None:
         """Drop what whole models gave, but for the calls."""
         if self.port_calls:
@@ -293,9 +264,8 @@ class IsolatedRuns:
         module = attempt.question.module
         run = self.ref.ask(replace(attempt.question, **changes))
         keys = _keys_in(module, {key: key for key in self.names.tensors})
-        shapes = enumerate(attempt.question.call.float_shapes)
-        groups = attempt.ref_groups or [(i, shape, None) for i, shape in shapes]
-        return _items(self.ref, run, dict(enumerate(run.output)), module, keys, groups)
+        inputs = _input_gradients(run, attempt, attempt.ref_gradients)
+        return _items(self.ref, run, dict(enumerate(run.output)), module, keys, inputs)
 
     def run(self, label: str, dtype: str, backward: bool, adjusted: bool = True, lenient: bool = False) -> IsolatedRun:
         """In "float64" or "float32": the first attempt that passes, else the nearest.
@@ -328,7 +298,8 @@ class IsolatedRuns:
         if not question.module or mapped[label] not in self.port_calls:
             yield plain
             return
-        own = called_as_the_port_does(plain, self.calls[label], self.port_calls[mapped[label]])
+        others = [pair for other, pair in self.pairs_of[question.module].items() if other != label]
+        own = called_as_the_port_does(plain, self.calls[label], self.port_calls[mapped[label]], others)
         yield replace(plain, complete=own.complete)
         yield own
         ref, port = self.ref.modules, self.port.modules
@@ -358,9 +329,7 @@ class IsolatedRuns:
             ref = self.ref_items(attempt)
         port_run = self._run_port(attempt, upstream)
         if port_run.trace.error:
-            reason = f"the port's module raised {port_run.trace.error}"
-            row = Row(Item("output 0", "output", module), FAIL, reason=reason)
-            return IsolatedRun(attempt, [row], ref, {}, port_run)
+            return self._raised(attempt, ref, port_run)
         outputs = [array for item, array in ref.items() if item.kind == "output"]
         cut = part_of(outputs, port_run.output) if lenient else None
         if cut:
@@ -370,8 +339,9 @@ class IsolatedRuns:
             port_run = self._run_port(attempt, upstream) if attempt.question.backward else port_run
         same_form = [array.shape for array in outputs] == [array.shape for array in port_run.output]
         sent, pairs = upstream, None
-        if module and port_run.output and not same_form:  # the model must keep its form
-            pairs = paired_outputs(outputs, port_run.output, [gradient is not None for gradient in upstream])
+        if module and port_run.output and (attempt.is_turned or not same_form):  # the model must keep its form
+            needed = [gradient is not None for gradient in upstream]
+            pairs = paired_outputs(outputs, port_run.output, needed, attempt.is_turned)
             if pairs:
                 attempt = replace(attempt, built_differently=attempt.built_differently or OTHER_FORM)
             if attempt.question.backward:
@@ -385,7 +355,8 @@ class IsolatedRuns:
             if pairs is not None:
                 given = {i: np.asarray(run.output[j].ravel()[places]) for i, (j, places) in pairs.items()}
             keys = _keys_in(attempt.port_call.name, self.names.tensors)
-            found = _items(self.ref, run, given, module, keys, attempt.port_groups)
+            inputs = _input_gradients(run, attempt, attempt.port_gradients)
+            found = _items(self.ref, run, given, module, keys, inputs)
             return without_optional(found, ref, self.port)
 
         def again(dtype: str, perturbation: int = 0) -> Items:
@@ -411,6 +382,17 @@ class IsolatedRuns:
             upstream_scale=max((largest(array) for array in upstream if array is not None), default=0.0),
         )
         return IsolatedRun(attempt, ruler.compare(port).rows, ref, port, port_run)
+
+    def _raised(self, attempt: Attempt, ref: Items, port_run: Run) -> IsolatedRun:
+        """In the backward pass, if the forward pass agrees without it."""
+        module, late = attempt.question.module, bool(port_run.output) and attempt.question.backward
+        if late:
+            forward = self._attempted(replace(attempt, question=replace(attempt.question, backward=False)))
+            if not forward.passed:
+                return forward
+        item = Item("input 0", "gradient", module) if late else Item("output 0", "output", module)
+        row = Row(item, FAIL, reason=f"the port's module raised {port_run.trace.error}")
+        return IsolatedRun(attempt, [row], ref, {}, port_run)
 
     def _run_port(self, attempt: Attempt, upstream: list[np.ndarray | None], perturbation: int = 0) -> Run:
         call = replace(attempt.port_call, upstream=upstream)
@@ -475,25 +457,28 @@ def _keys_in(module: str, own: Mapping[str, str]) -> dict[str, str]:
     return {key.removeprefix(prefix): ref_key for ref_key, key in own.items() if key.startswith(prefix)}
 
 
-def _items(
-    ref: Model, run: Run, outputs: Mapping[int, np.ndarray], module: str, keys: Mapping[str, str], groups: Groups | None
-) -> dict[Item, np.ndarray]:
-    """Either side's, by names of the reference."""
-    gradients: dict[Item, np.ndarray] = {}
+def _input_gradients(run: Run, attempt: Attempt, own: InputGradients | None) -> dict[Item, np.ndarray]:
+    call, found = attempt.question.call, dict[Item, np.ndarray]()
+    shapes = [array.shape for array in call.inputs] if own else call.float_shapes
     for i, array in enumerate(run.input_gradients):
-        if array is None:
-            continue
-        place, shape, axes = groups[i] if groups else (i, array.shape, None)
-        if place >= 0:
-            given = array if axes is None else array.transpose(np.argsort(axes))
-            gradient = projected(given.reshape(shape) if given.size == np.prod(shape) else given)  # or recorded so
-            item = Item(f"input {place}", "gradient", module, projected=is_projected(shape))
-            gradients[item] = gradients[item] + gradient if item in gradients else gradient
+        parts = {} if array is None else own.of(i, array) if own else {i: array}
+        for place, part in parts.items():
+            shape = shapes[place]
+            gradient = projected(part.reshape(shape) if part.size == np.prod(shape) else part)  # or recorded so
+            item = Item(f"input {place}", "gradient", call.name, projected=is_projected(shape))
+            found[item] = found[item] + gradient if item in found else gradient
+    return found
+
+
+def _items(
+    ref: Model, run: Run, outputs: Mapping[int, np.ndarray], module: str, keys: Mapping[str, str], inputs: Items
+) -> dict[Item, np.ndarray]:
+    """Either side's, by names of the reference, with the gradients of `inputs`."""
     of_tensors = {keys[key]: array for key, array in run.gradients.items() if key in keys}
     return {
         **{Item(f"output {i}", "output", module): array for i, array in outputs.items()},
         **{tensor_item(keys[key], "buffer"): array for key, array in run.buffers.items() if key in keys},
-        **gradients,
+        **inputs,
         **ref.compared_gradients(of_tensors),
     }
 

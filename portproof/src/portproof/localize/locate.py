@@ -25,12 +25,13 @@ from portproof.localize.isolated import (
     AT_KINKS,
     MORE_VALUES,
     OTHER_FORM,
+    OTHER_INPUTS,
     Attempt,
     IsolatedRun,
     IsolatedRuns,
     has_upstream,
 )
-from portproof.localize.own_code import places_in_code, prefix_of
+from portproof.localize.own_code import Places, places_in_code, prefix_of
 from portproof.mapping.map_search import alike
 from portproof.mapping.module_calls import EXACT
 from portproof.mapping.name_map import NameMap
@@ -195,7 +196,7 @@ class _Search:
         run, word = every.narrowed(kinds), every.attempt.built_differently
         is_complete = every.attempt.complete
         if not is_complete:
-            self.built_differently[label] = word
+            self.built_differently[label] = word or OTHER_INPUTS
         elif "output" not in run.kinds and (word or "output" in every.kinds):
             self.built_differently[label] = word or OTHER_VALUES
         # With a constant of float32 in it, limits are wide enough for a layer's fault.
@@ -283,9 +284,15 @@ def _location(runs: IsolatedRuns, run: IsolatedRun) -> Location:
         inner, values = runs.ref.ask_with_values(Question(call, "float64", runs.train, keeps=CALLS))
     what = "inputs, drawn gradients sent back" if backward else "inputs"
     where = f"the reference's own {what}, {'train' if runs.train else 'eval'} mode, {question.dtype}"
-    proof = [f"alone, on {where}: {failed[0].name} differs", *numbers(failed[0])]
-    if phase == "forward":
-        proof += places_in_code(runs, run, inner, values)
+    places = places_in_code(runs, run, inner, values) if phase == "forward" else Places()
+    if phase == "buffers":  # the port may keep it in another module
+        item = failed[0].item
+        places = Places([], item.module, runs.names.tensors[item.name].rpartition(".")[0])
+    narrowed = (places.ref or places.port) and (places.ref, places.port) != (name, port.name)
+    which = "alone," if not narrowed else f"{name}, alone," if name else "the whole model,"
+    proof = [f"{which} on {where}: {failed[0].name} differs", *numbers(failed[0]), *places.lines]
+    if narrowed:
+        name, ref, port = places.ref, runs.ref.modules[places.ref], runs.port.modules[places.port]
     if not ref.is_leaf:
         proof += [
             f"its {key} is {port.settings[key]!r}, the reference's {value!r}"

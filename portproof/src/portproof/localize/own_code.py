@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -11,6 +12,7 @@ from portproof.backends.own_code import Followed, Wrong
 from portproof.backends.question import Question, Run
 from portproof.backends.trace import CALLS, ModuleCall
 from portproof.localize.isolated import IsolatedRun, IsolatedRuns
+from portproof.mapping.arguments import are_fed_alike
 from portproof.mapping.map_search import alike, alike_in_any_order
 from portproof.mapping.module_calls import EXACT
 
@@ -26,7 +28,9 @@ class _Values:
             self.by_shape[array.shape].append(array)
 
     def hold(self, array: np.ndarray) -> bool:
-        return any(_agree(other, array) for other in self.by_shape.get(array.shape, ()))
+        """A mask also as its opposite, which is as right."""
+        forms = [array, ~array] if array.dtype.kind == "b" else [array]
+        return any(_agree(other, form) for other in self.by_shape.get(array.shape, ()) for form in forms)
 
 
 def _agree(ref: np.ndarray, port: np.ndarray) -> bool:
@@ -39,8 +43,17 @@ def _agree(ref: np.ndarray, port: np.ndarray) -> bool:
     return alike([ref[finite]], [port[finite]], EXACT)
 
 
-def places_in_code(runs: IsolatedRuns, run: IsolatedRun, inner: Run | None, values: Sequence[np.ndarray]) -> list[str]:
-    """In words, of a module whose forward pass differs alone: which child is fed otherwise, and the lines at fault.
+@dataclass(frozen=True)
+class Places:
+    """Of a module whose forward pass differs alone: in words, and the modules in it that are at fault, or ""."""
+
+    lines: list[str] = field(default_factory=list)
+    ref: str = ""
+    port: str = ""
+
+
+def places_in_code(runs: IsolatedRuns, run: IsolatedRun, inner: Run | None, values: Sequence[np.ndarray]) -> Places:
+    """Which child is fed otherwise, and the lines at fault.
 
     `inner` is the reference's run with the calls in it, `values` what its own operations gave; both where they are
     known. Nothing is said of a module without code of its own.
@@ -54,32 +67,70 @@ def places_in_code(runs: IsolatedRuns, run: IsolatedRun, inner: Run | None, valu
     port_run, followed = runs.port.follow(asked, _Values(known).hold)
     if port_run.trace.error:
         error, statement = followed.raised or ("", None)
-        return [f"raised at {statement}"] if error == port_run.trace.error else []
+        return Places([f"raised at {statement}"] if error == port_run.trace.error else [])
     if alike(outputs, port_run.output, EXACT):
-        return []  # only float32 differs
-    own = prefix_of(question.module)
+        return Places()  # only float32 differs
+    own, port_own = prefix_of(question.module), prefix_of(port_call.name)
     inside = [call for call in calls if call.name and own + call.label in runs.names.calls]
+    right: dict[str, str] = {}  # {call that is fed alike: the port's}
     for call in inside:
-        label = runs.names.calls[own + call.label].removeprefix(prefix_of(port_call.name))
+        label = runs.names.calls[own + call.label].removeprefix(port_own)
         port_inner = port_run.trace.calls.get(label)
         if port_inner is None:
-            return [f"the port does not call {own + call.label} there", *_left_at(followed, followed.result)]
-        if not _fed_alike(call, port_inner):
-            place = followed.calls.get(label)
-            where = f" at {place[0].statement.place}" if place else ""
-            fed = f"its own code feeds {own + call.label} otherwise{where}, though all before it agrees"
-            return [fed, *_left_at(followed, place)]
+            lines = [f"the port does not call {own + call.label} there", *_left_at(followed, followed.result)]
+            return Places(lines)
+        if _fed_alike(call, port_inner):
+            right[call.label] = label
+            continue
+        if _gets_all_of(port_inner, call):
+            more = f"{own + call.label} gets what the reference's gets, and more: it or that is at fault"
+            return Places([more], own + call.name, port_own + port_inner.name)
+        place = followed.calls.get(label)
+        where = f" at {place[0].statement.place}" if place else ""
+        fed = f"its own code feeds {own + call.label} otherwise{where}, though all before it agrees"
+        port_known = [array for each in port_run.trace.calls.values() for array in (*each.inputs, *each.outputs)]
+        around = _innermost(inner.trace.calls if inner else {}, call, _Values(port_known), right)
+        port_around = _innermost(port_run.trace.calls, port_inner, _Values(known), right.values())
+        return Places(
+            [fed, *_left_at(followed, place)], (own + around).rstrip("."), (port_own + port_around).rstrip(".")
+        )
     found = _left_at(followed, followed.result)
     if inside:
         found.insert(0, "its layers agree and are fed alike: the difference is made behind the last of them")
-    return found
+    return Places(found)
+
+
+def _innermost(calls: Mapping[str, ModuleCall], call: ModuleCall, other_side: _Values, right: Collection[str]) -> str:
+    """The module of the innermost call around `call` in which the fault has to be; "" for none.
+
+    It gets what the other side has, too, or one of the `right` calls, which are fed alike, is in it.
+    """
+
+    def around(label: str) -> list[str]:
+        inside = calls[label].inside if label in calls else ""
+        return [*around(inside), inside] if inside in calls and calls[inside].name else []
+
+    begun = {label for each in right for label in around(each)}
+    name = ""
+    for label in around(call.label):
+        floats = (array for array in calls[label].inputs if array.dtype.kind in "fc")
+        if label not in begun and not all(map(other_side.hold, floats)):
+            break
+        name = calls[label].name
+    return name
+
+
+def _gets_all_of(port_call: ModuleCall, call: ModuleCall) -> bool:
+    """Whether the port's call gets all that the reference's gets, and gives something else."""
+    given = _Values(port_call.inputs)
+    return all(map(given.hold, call.inputs)) and not alike_in_any_order(call.outputs, port_call.outputs)
 
 
 def _fed_alike(call: ModuleCall, port_call: ModuleCall) -> bool:
-    """Also if it takes another form, such as time first, and makes the same of it."""
-    if len(call.inputs) == len(port_call.inputs) and alike(call.inputs, port_call.inputs, EXACT):
-        return True
-    return all(alike_in_any_order(*pair, EXACT) for pair in zip(_values(call), _values(port_call)))
+    """Also if it is called differently, or takes another form, such as time first, and makes the same of it."""
+    return are_fed_alike(call, port_call, EXACT) or all(
+        alike_in_any_order(*pair, EXACT) for pair in zip(_values(call), _values(port_call))
+    )
 
 
 def _values(call: ModuleCall) -> tuple[list[np.ndarray], list[np.ndarray]]:

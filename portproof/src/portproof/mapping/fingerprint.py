@@ -6,6 +6,7 @@ of a tensor, which its place decides, says which it is. A tensor that is joined 
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cache
 from math import prod
@@ -13,6 +14,7 @@ from math import prod
 import numpy as np
 
 from portproof.arrays import along_axes, let_go, same_bits
+from portproof.backends.lent import thawed
 from portproof.backends.model import BackendModel
 from portproof.backends.trace import Inputs
 from portproof.mapping.links import Shape, slots_of, squeezed
@@ -29,8 +31,11 @@ class Fingerprint:
     gradients: dict[str, list[np.ndarray]]  # by state_dict key: along each axis, the others summed with fixed weights
 
 
-def fingerprint(model: BackendModel, inputs: Inputs) -> Fingerprint | None:
-    """Eval mode's, in float64; None if it does not run so. The weights stay, unless in pieces."""
+def fingerprint(model: BackendModel, inputs: Inputs, with_frozen: bool = False) -> Fingerprint | None:
+    """Eval mode's, in float64; None if it does not run so. The weights stay, unless in pieces.
+
+    `with_frozen` parameters, which may be frozen on one side alone, also of those.
+    """
     model.set_pieces({})
     slots, before, in_train = model.slots, model.arrays(), dict(model.in_train)
     constants = _constants(model, inputs)
@@ -39,14 +44,15 @@ def fingerprint(model: BackendModel, inputs: Inputs) -> Fingerprint | None:
     as_given = {key: slot.read(model.held[slot.tensor]) for key, slot in slots.items() if key not in filled}
     model.load(filled | as_given)
     outputs = model.run(inputs, "float64", False).output
-    run = model.run(inputs, "float64", False, list(map(_upstream, outputs)))
+    with thawed(model.backend, model.model) if with_frozen else nullcontext():
+        run = model.run(inputs, "float64", False, list(map(_upstream, outputs)))
     model.load(before)
     model.in_train.update(in_train)
     if run.trace.error or not run.output or not all(np.isfinite(array).all() for array in run.output):
         return None
     gradients = {}
     for key, slot in slots.items():
-        if slot.trained:
+        if slot.trained or with_frozen and not (slot.is_buffer or slot.is_whole):
             gradient = run.gradients.get(key, np.zeros(slot.shape))
             gradients[slot.tensor] = along_axes(_real(gradient))
             let_go(gradient)

@@ -7,6 +7,7 @@ values, neither is right.
 
 from __future__ import annotations
 
+import os
 from collections import defaultdict
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -66,6 +67,11 @@ def exchanged_axes(array: np.ndarray, wanted: np.ndarray) -> Axes | None:
 
 def in_axes(array: np.ndarray, axes: Axes | None) -> np.ndarray:
     return array if axes is None else array.transpose(axes)
+
+
+def _block_of(keys: Sequence[str]) -> str:
+    """The innermost module that holds all of these tensors."""
+    return ".".join(os.path.commonprefix([key.split(".")[:-1] for key in keys]))
 
 
 def _alike_if_moved(ref: np.ndarray, port: np.ndarray) -> bool:
@@ -317,7 +323,9 @@ class MapSearch:
 
     def ambiguity(self, found: FoundMap) -> str:
         """Two readings between which values cannot decide; "" if none."""
-        readings = found.ambiguous or (self._turned_square(found.modules) if found.reached == found.total else "")
+        readings = found.ambiguous
+        if not readings and found.reached == found.total:
+            readings = self._turned_square(found.modules) or self._joined_in_two_orders(found.modules)
         if readings:
             return readings
         for modules, start in found.untried if found.reached == found.total else ():
@@ -351,6 +359,33 @@ class MapSearch:
                 return (
                     f"values agree only with {left}, which is square, transposed: the port may store it so, or use it"
                     f" wrongly; say which in a map, with the line {left}: {plain} or {left}: {right}"
+                )
+        return ""
+
+    def _joined_in_two_orders(self, modules: Mapping[str, str]) -> str:
+        """Parts that are joined in another order than those of the same names in another block of these classes."""
+        first: dict[tuple, tuple[Link, tuple[str, ...]]] = {}
+        given, _ = linked_keys(self.given)
+        for link in self.links(modules):
+            if not link.is_join or given.issuperset(link.ref):
+                continue
+            is_ref = len(link.ref) > 1
+            (joined,) = link.port if is_ref else link.ref
+            of_parts, of_joined = (self.ref_modules, self.port_modules)[:: 1 if is_ref else -1]
+            block, owner = _block_of(link.parts), joined.rpartition(".")[0].rpartition(".")[0]
+            names = tuple(part.removeprefix(f"{block}.") for part in link.parts)
+            if block not in of_parts or owner not in of_joined:
+                continue
+            types = of_parts[block].type, of_joined[owner].type, joined.removeprefix(f"{owner}.")
+            other, order = first.setdefault((types, frozenset(names), link.heads, link.axis), (link, names))
+            if order != names:
+                parts = tuple(f"{block}.{name}" for name in order)
+                same = replace(link, ref=parts) if is_ref else replace(link, port=parts)
+                (one, one_there), (left, right), (same_left, same_right) = other.line, link.line, same.line
+                return (
+                    f"values agree only with {one} as {one_there}, and {left} as {right}, so in two orders in blocks of"
+                    " one class: the port may store them so, or use them wrongly; say which in a map, with the line"
+                    f" {left}: {right} or {same_left}: {same_right}"
                 )
         return ""
 

@@ -11,6 +11,7 @@ from operator import attrgetter
 
 from portproof.backends.model import BackendModel, Model, Run
 from portproof.backends.trace import OUTPUT, ModuleCall
+from portproof.mapping.arguments import are_fed_alike
 from portproof.mapping.map_search import alike, alike_in_any_order
 from portproof.mapping.pairing import contents_of
 from portproof.python39 import zip_strict
@@ -156,7 +157,7 @@ class CallMatcher:
     def _fits(self, call: ModuleCall, port_call: ModuleCall) -> bool | None:
         """None: undecided, behind a fault."""
         outputs, port_outputs = call.outputs, port_call.outputs
-        if not alike_in_any_order(call.inputs, port_call.inputs):
+        if not (alike_in_any_order(call.inputs, port_call.inputs) or are_fed_alike(call, port_call)):
             if self.same_output or not _share_input(call, port_call):
                 return False if self.same_output else None
             count = min(len(outputs), len(port_outputs))

@@ -20,7 +20,7 @@ from portproof.compare.ruler import exact_atol
 from portproof.convert.rules import COUNT
 from portproof.mapping.by_gradients import ByGradients, against_names, in_order, joins_against_names
 from portproof.mapping.fingerprint import fingerprint
-from portproof.mapping.links import Link, one_to_one, owners_of, parse, slots_of, tensors_of
+from portproof.mapping.links import Link, one_to_one, owners_of, parse, slots_of, squeezed, tensors_of
 from portproof.mapping.map_search import TRIES, FoundMap, MapSearch, against_the_names
 from portproof.mapping.module_calls import EXACT, CallMatcher
 from portproof.mapping.pairing import (
@@ -303,16 +303,39 @@ def _by_gradients(
     search: MapSearch, modules: Mapping[str, str], given: Mapping[str, str]
 ) -> tuple[FoundMap, Proposal] | None:
     """What gradients tell, if more values agree with it than with `modules`; `given` are the user's."""
+    best: _Try | None = None
+    for with_frozen in dict.fromkeys([False, _is_frozen_on_one_side(search)]):
+        found = _by_those_gradients(search, modules, given, with_frozen)
+        if found and (best is None or found.agreement > best.agreement):
+            best = found
+        if best and best.agreement[0]:
+            break
+    return best.result if best else None
+
+
+def _is_frozen_on_one_side(search: MapSearch) -> bool:
+    shapes = (
+        Counter(squeezed(slot.shape) for slot in model.slots.values() if not (slot.trained or slot.is_buffer))
+        for model in (search.ref, search.port)
+    )
+    return len({tuple(sorted(each.items())) for each in shapes}) > 1
+
+
+def _by_those_gradients(
+    search: MapSearch, modules: Mapping[str, str], given: Mapping[str, str], with_frozen: bool
+) -> _Try | None:
     ref, port = search.ref, search.port
     best, links = _Try(search.agreement(modules), []), search.links(modules)
-    own, ports = (fingerprint(m, search.inputs) if isinstance(m, BackendModel) else m.fingerprint for m in (ref, port))
+    own, ports = (
+        fingerprint(m, search.inputs, with_frozen) if isinstance(m, BackendModel) else m.fingerprint
+        for m in (ref, port)
+    )
     if own is None or ports is None:
         return None
     told = ByGradients(ref, port, (own, ports), links, given, search.given)
     equal = told.equal()
     if equal and equal != in_order(ref, port, equal):  # two are exchanged, in a map that is right else
-        tried = _tried(search, told, equal, False)
-        return tried.result if tried else None
+        return _tried(search, told, equal, False)
     firsts = filter(None, chain([equal], map(told.alike, WEIGHTS_OF_NAMES)))
     for links, is_equal in ((way, first is equal) for first in firsts for way in islice(told.ways(first), TRIES)):
         tried = _tried(search, told, links, is_equal)
@@ -325,7 +348,7 @@ def _by_gradients(
         tried, tries = _tried(search, told, exchanged, False), tries + 1
         if tried and tried.agreement[:2] > best.agreement[:2]:
             best, others, tries = tried, told.exchanges(exchanged), 0
-    return best.result
+    return best
 
 
 def _tried(search: MapSearch, told: ByGradients, links: list[Link], is_proved: bool) -> _Try | None:

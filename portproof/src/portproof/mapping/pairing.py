@@ -9,7 +9,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 from difflib import SequenceMatcher
 from functools import partial
-from itertools import chain, filterfalse, islice, permutations, product
+from itertools import chain, combinations, filterfalse, islice, permutations, product
 from math import prod
 from operator import attrgetter
 from types import MappingProxyType
@@ -262,7 +262,7 @@ def _cost(ref: Sequence[Module], port: Sequence[Module], may_differ: bool) -> in
 def _take_joins(
     ref: dict[str, T], port: dict[str, T], key: Callable[[T], Hashable], may_be: Callable[[T, list[T], bool], bool]
 ) -> list[tuple[bool, T, list[T]]]:
-    """(whether `one` is the port's, `one`, its parts), taken out."""
+    """(whether `one` is the port's, `one`, its parts of equal `key`), taken out."""
     found = []
     for turned, ones, others in ((False, ref, port), (True, port, ref)):
         for name, one in list(ones.items()):
@@ -291,6 +291,7 @@ def fit_units(units: Iterable[Unit], ref: Modules, port: Modules) -> tuple[dict[
     factors = _by_shape(left, port_left, (layers, port_layers))
     factors += _tensor_joins(left, port_left, (layers, port_layers))
     factors += statistics({**options, ((), ()): combined(factors)}, ref, port)
+    factors += _constants({**options, ((), ()): combined(factors)}, ref, port)
     if factors:
         options[(), ()] = combined(factors)
     missing, left_out = left_over(options, ref, port, reasons)
@@ -340,6 +341,23 @@ def statistics(options: Options, ref: Modules, port: Modules, named: bool = True
         for link in chain.from_iterable(each[0].links for each in factors):
             linked[0].update(link.ref)
             linked[1].update(link.port)
+    return factors
+
+
+def _constants(options: Options, ref: Modules, port: Modules) -> Factors:
+    """Pair buffers of own classes by name, where one on each side bears it, and frozen parameters with buffers."""
+
+    def left(modules: Modules, linked: set[str], of: Callable[[Module], Slots]) -> Slots:
+        own = (name for name, module in modules.items() if not module.kind)
+        return {key: slot for name in own for key, slot in _buffers_left(name, modules, linked, of).items()}
+
+    sides = tuple(zip((ref, port), linked_keys(options)))
+    (frozen, port_frozen), (buffers, port_buffers) = ([left(*side, of) for side in sides] for of in (needed, spare))
+    factors = [*_by_shape(frozen, port_buffers), *_by_shape(buffers, port_frozen)]
+    for key, slot in buffers.items():
+        named = [[other for other in side if _end_alike(key, other)] for side in (buffers, port_buffers)]
+        if [len(each) for each in named] == [1, 1] and slot.shape == port_buffers[named[1][0]].shape:
+            factors.append(whole(slot, port_buffers[named[1][0]], same_layer=True))
     return factors
 
 
@@ -404,6 +422,7 @@ def _pair_options(ref: Module, port: Module) -> tuple[list[Option], dict[str, st
         sides, spares = (left(needed(ref)), left(needed(port))), (left(spare(ref)), left(spare(port)))
         factors += _by_shape(*sides)
         factors += _tensor_joins(*sides)
+        factors += _unequal_joins(*sides)
         # The statistics of a library's batch norm may be those of an own class.
         for pair in ((sides[0], spares[1]), (spares[0], sides[1]), spares):
             factors += _by_shape(*pair)
@@ -547,6 +566,21 @@ def _tensor_joins(ref: Slots, port: Slots, of_layers: Layers = (frozenset(), fro
     for (turned, _), each in joins.items():
         options = _joined_options(each)
         factors.append([option.turned for option in options] if turned else options)
+    return factors
+
+
+def _unequal_joins(ref: Slots, port: Slots) -> Factors:
+    """Of two parts that are as large only together, such as a class token and the tokens of the features."""
+    factors: Factors = []
+    for is_turned, ones, others in ((False, ref, port), (True, port, ref)):
+        for name, one in list(ones.items()):
+            for pair in combinations(others, 2):
+                parts = [others[part] for part in pair]
+                options = _joined_options([(one, parts)]) if sum(map(_size, parts)) == _size(one) else []
+                if options:
+                    factors.append([option.turned for option in options] if is_turned else options)
+                    del ones[name], others[pair[0]], others[pair[1]]
+                    break
     return factors
 
 

@@ -196,6 +196,12 @@ LINES = {
     "alone, on the reference's own inputs, drawn gradients sent back, {} mode, {}: {} differs": (
         "单独运行，使用参考代码的输入，反向传入随机梯度，{} 模式，{}：{} 有差异"
     ),
+    "the whole model, on the reference's own inputs, {} mode, {}: {} differs": (
+        "整个模型，使用参考代码的输入，{} 模式，{}：{} 有差异"
+    ),
+    "{}, alone, on the reference's own inputs, {} mode, {}: {} differs": (
+        "{} 单独运行，使用参考代码的输入，{} 模式，{}：{} 有差异"
+    ),
     "max|d| {}, limit {}, outside {} of {}": "max|d| {0}，阈值 {1}，{3} 个数中有 {2} 个超出",
     "max|d| {} limit {}": "max|d| {}，阈值 {}",
     "max|d| {} limit {} outside {}/{} ({})": "max|d| {0}，阈值 {1}，{3} 个数中有 {2} 个超出（{4}）",
@@ -221,6 +227,9 @@ LINES = {
         "它自己的代码在 {1} 给 {0} 的输入不同，而此前全部一致"
     ),
     "its own code feeds {} otherwise, though all before it agrees": "它自己的代码给 {} 的输入不同，而此前全部一致",
+    "{} gets what the reference's gets, and more: it or that is at fault": (
+        "{} 得到了参考代码中的全部输入，另外还有别的：错误在它自身，或在多出的输入"
+    ),
     "its layers agree and are fed alike: the difference is made behind the last of them": (
         "它的各层都一致，输入也相同：差异产生在最后一层之后"
     ),
@@ -288,6 +297,8 @@ LINES = {
     "{} more at fault by themselves": "另有 {} 个自身有错误",
     "{} branch never entered": "{} 个分支从未进入",
     "{} branches never entered": "{} 个分支从未进入",
+    "{} buffer not compared": "{} 个 buffer 没有比较",
+    "{} buffers not compared": "{} 个 buffer 没有比较",
     "there {} of {} gradients differ": "那里 {1} 个梯度中有 {0} 个有差异",
     "there {} of {} gradients differ, all in {}": "那里 {1} 个梯度中有 {0} 个有差异，都在 {2} 中",
     "there {} of {} parameters differ": "那里 {1} 个参数中有 {0} 个有差异",
@@ -361,6 +372,11 @@ LINES = {
     "values agree only with {}, which is square, transposed: the port may store it so, or use it wrongly; say "
     "which in a map, with the line {}: {} or {}: {}": (
         "只有把方阵 {} 转置，数值才一致：移植版可能就这样保存，也可能用错了；请在对应表里用 {}: {} 或 {}: {} 这一行说明"
+    ),
+    "values agree only with {} as {}, and {} as {}, so in two orders in blocks of one class: the port may store them "
+    "so, or use them wrongly; say which in a map, with the line {}: {} or {}: {}": (
+        "只有 {} 拼成 {}，而 {} 拼成 {}，数值才一致，即同一个类的模块里有两种顺序：移植版可能就这样保存，也可能用错了；"
+        "请在对应表里用 {}: {} 或 {}: {} 这一行说明"
     ),
     # causes: of weights
     "it holds zeros: it was not loaded": "它全是 0：没有加载",
@@ -568,6 +584,9 @@ LINES = {
         "dropout 已关闭，没有比较，因为 {} 内的算子自己做 dropout"
     ),
     "not compared, since it is not finite, a mask perhaps: {}": "没有比较，因为不是有限数，可能是掩码：{}",
+    "not compared, though a pass in train mode changes it, since nothing in the port is paired with it: {}": (
+        "没有比较，虽然 train 模式的一次运行会改变它，因为移植版中没有与它对应的：{}"
+    ),
     "not proved, since no input enters it: {list}": "没有证明，因为没有输入进入：{}",
     "branches of clip, where, minimum and the like: not watched, the reference is not in PyTorch": (
         "clip、where、minimum 等的分支：没有观察，因为参考代码不是 PyTorch 的"

@@ -21,6 +21,7 @@ from portproof.backends.trace import Inputs, as_call, output_item
 from portproof.compare import FAIL, PASS, Item, Items, Row, Verdict, compare, joined, tensor_item
 from portproof.compare.accepted import Accepted
 from portproof.compare.ruler import MOST_ROUNDING, Distances, Ruler, exact_atol, moved_distances
+from portproof.convert.rules import COUNT
 from portproof.ladder.pairs.as_built import TITLE as BUFFERS_AS_BUILT
 from portproof.ladder.pairs.as_built import compare_as_built
 from portproof.ladder.pairs.pair import (
@@ -216,6 +217,9 @@ class _Mode:
         pair.match_calls([train])
         run = pair.ask(pair.ref, "float64", train)
         check_reference(run, train, pair.inputs)
+        self.changed = _changed_outside(pair, run) if train else []
+        word = "not compared, though a pass in train mode changes it, since nothing in the port is paired with it"
+        pair.notes += [f"{word}: {key}" for key in self.changed]
         self.input_scales = run.trace.input_scales
         fp64_ref = items(pair, run, False)
         self.left_out = [i for i, a in fp64_ref.items() if a.dtype.kind in "fc" and not np.isfinite(largest(a))]
@@ -273,6 +277,9 @@ class _Mode:
         if verdict.not_judged and list(pair.precisions) == ["float32"]:
             first = verdict.not_judged[0].name
             verdict = replace(verdict, refusal=f"float32 keeps no digit of {first}: judge the port in float64, too")
+        if self.changed and dtype == "float64":
+            count = len(self.changed)
+            verdict = replace(verdict, caveats=[f"{count} buffer{'s' if count > 1 else ''} not compared"])
         if self.may_differ:
             words = {_label(item): pair.built_differently.get(item.module, OTHER_VALUES) for item in failed}
             verdict = without_faultless(pair, verdict, words)
@@ -358,9 +365,11 @@ class _Mode:
         """Outputs inside that the port has with axes in another order, in the reference's."""
         found = {}
         for item in filter(_stays_inside, ref.keys() & port.keys()):
-            axes = exchanged_axes(port[item], ref[item]) if port[item].shape != ref[item].shape else None
+            own, wanted = port[item], ref[item]
+            is_plain = own.shape == wanted.shape and (len(set(own.shape)) == own.ndim or alike([wanted], [own]))
+            axes = None if is_plain else exchanged_axes(own, wanted)
             if axes:
-                found[item] = port[item].transpose(axes)
+                found[item] = own.transpose(axes)
                 self.pair.built_differently.setdefault(item.module, OTHER_FORM)
         return found
 
@@ -523,16 +532,30 @@ def locate_failure(pair: Pair, verdicts: Sequence[Verdict] = (), dtype: str = ""
     return locate(*sides, modes=modes, cotangent=pair.cotangent, dtype=dtype)
 
 
-def _wrong_buffer(pair: Pair, verdict: Verdict) -> Location:
-    """Where a saved buffer was built otherwise: no run shows it, since the reference's are loaded."""
-    row = verdict.first_failure
-    assert row is not None
+def _wrong_buffer(pair: Pair, verdicts: Sequence[Verdict], phase: str) -> Location | None:
+    """Where the first buffer that differs is saved; for those that no run alone shows.
+
+    Such are buffers that were built otherwise, since the reference's are loaded, and those that the port keeps in
+    another module.
+    """
+    failed = (row for verdict in verdicts for row in verdict.rows if row.status == FAIL and row.item.kind == "buffer")
+    row = next(failed, None)
+    if row is None:
+        return None
     name = row.item.module
     port = pair.port.modules.get(pair.name_map.modules.get(name, name))
     at_port = (port.name, port.type) if port else ("", "")
     ref, own = pair.ref.modules[name], pair.port.own_class(at_port[0])
     tree = module_tree(pair.ref, name)
-    return Location(name, ref.type, BUFFERS_AS_BUILT, *at_port, row, numbers(row), tree=tree, own_class=own)
+    return Location(name, ref.type, phase, *at_port, row, numbers(row), tree=tree, own_class=own)
+
+
+def _changed_outside(pair: Pair, run: Run) -> list[str]:
+    """Buffers of the reference outside the map that this pass in train mode changed, but counts of batches."""
+    before, mapped = pair.ref.arrays(train=True), pair.name_map.tensors
+    left = [key for key in run.buffers if key in before and key not in mapped and not key.startswith(pair.left_out)]
+    changed = [key for key in left if not np.array_equal(before[key], run.buffers[key])]
+    return [key for key in changed if key.rpartition(".")[2] != COUNT]
 
 
 def items(pair: Pair, run: Run, is_port: bool) -> dict[Item, np.ndarray]:
@@ -603,9 +626,9 @@ def judge(ref: Any, port: Any, inputs: Inputs, options: Options, accept: Sequenc
         built = compare_as_built(pair, options.factories, options.weights)
         built = built and accepted.apply(built)
     if any(verdict.status == FAIL for verdict in verdicts):
-        location = not_accepted(locate_failure(pair, verdicts), accepted)
+        location = not_accepted(locate_failure(pair, verdicts), accepted) or _wrong_buffer(pair, verdicts, "buffers")
     else:
-        location = _wrong_buffer(pair, built) if built is not None and built.status == FAIL else None
+        location = _wrong_buffer(pair, [built], BUFFERS_AS_BUILT) if built is not None else None
     if location:
         verdicts = [without_faultless(pair, verdict, location.built_differently) for verdict in verdicts]
     every = joined("align", [verdicts[0], *([] if built is None else [built]), *map(_sectioned, verdicts[1:])])
