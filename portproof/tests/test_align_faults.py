@@ -270,6 +270,23 @@ def test_a_frozen_parameter():
     assert_located(ref_network(), port, IMAGES, at="conv", phase="backward", cause=cause, **EVAL)
 
 
+def test_a_parameter_that_is_detached_is_not_called_frozen():
+    ref, port = (side(lambda m, x: m.scale * x) for side in (Ref, Port))
+    ref.scale, port.scale = T.Parameter(torch.ones(3, 1, 1)), port.create_parameter([3, 1, 1])
+    port.code = lambda m, x: m.scale.detach() * x
+    cause = "the port sends no gradient to scale (detach, no_grad)"
+    assert_located(ref, port, IMAGES, at="", phase="backward", cause=cause, **EVAL)
+
+
+def test_nearly_nothing_is_no_multiple_of_the_reference_s():
+    """A softmax over the wrong axis leaves little of the sum; no number is it everywhere."""
+    rng = np.random.default_rng(0)
+    nearly = paddle.to_tensor(0.02 + 0.0005 * rng.normal(size=(3, 8, 8)))
+    ref, port = Ref(lambda m, x: 100 * x), Port(lambda m, x: 100 * x * nearly.astype(x.dtype))
+    verdict = assert_located(ref, port, IMAGES, at="", phase="forward", **EVAL)
+    assert not verdict.location.diagnosis
+
+
 def test_a_parameter_that_only_the_reference_freezes():
     ref = ref_network()
     ref.conv.weight.requires_grad = False

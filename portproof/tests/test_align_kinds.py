@@ -355,6 +355,43 @@ def test_parameters_that_the_port_freezes_do_not_mislead_the_map():
     assert_fails(ref, port(True), normal(3, 6, 5), at="b", cause="scale is frozen in the port")
 
 
+class Masked(T.Conv2d):
+    """As of PixelCNN: it masks its weight itself, in place."""
+
+    def forward(self, x):
+        self.weight.data[:, :, 1, 1:] = 0
+        self.weight.data[:, :, 2:] = 0
+        return super().forward(x)
+
+
+@pytest.mark.parametrize("bug", ["", "mask", "behind"])
+def test_a_reference_that_writes_into_its_own_weights(bug):
+    """Its masked weights are not what the port starts with: else a port without a mask would pass."""
+
+    def masked(m, x):
+        mask = paddle.ones_like(m.conv.weight)
+        if bug != "mask":
+            mask[:, :, 1, 1:], mask[:, :, 2:] = 0.0, 0.0
+        m.conv.weight.set_value(m.conv.weight * mask)
+        return m.conv(x)
+
+    def code(m, x):
+        return m.out(TF.relu(m.bn(m.masked(x))))
+
+    ref = Ref(code, masked=Masked(3, 4, 3, padding=1), bn=T.BatchNorm2d(4), out=T.Conv2d(4, 2, 1))
+    port = Port(
+        lambda m, x: m.out(PF.relu(m.bn(m.masked(x)))),
+        masked=Port(masked, conv=P.Conv2D(3, 4, 3, padding=1)),
+        bn=P.BatchNorm2D(4, epsilon=1e-3 if bug == "behind" else 1e-5),
+        out=P.Conv2D(4, 2, 1),
+    )
+    how = {"accept": ["*.running_var"]}
+    if bug:
+        assert_fails(ref, port, normal(2, 3, 6, 6), at="bn" if bug == "behind" else "masked", **how)
+    else:
+        assert_passes(ref, port, normal(2, 3, 6, 6), **how)
+
+
 def test_an_error_in_the_backward_pass_is_the_block_s_that_raises_it():
     """Paddle's matmul cannot take its own broadcast back; the forward pass agrees."""
 

@@ -1,5 +1,7 @@
 """Saved buffers as each side was built: constants are compared, statistics and what is drawn are not."""
 
+from functools import partial
+
 import numpy as np
 import paddle
 import pytest
@@ -246,3 +248,38 @@ def test_the_models_own_are_not_changed():
     found = as_built(model, [X], ref)
     assert list(found.constants) == ["table", "picked"] and set(found.others) == {"ema", "drawn"} and found.rebuilt
     assert all(torch.equal(tensor, before[key]) for key, tensor in one.state_dict().items())
+
+
+def frozen_ref(table=TABLE, drawn=False):
+    made = Ref(lambda m, x: m.fc(x * m.table), fc=torch.nn.Linear(5, 2))
+    made.table = torch.nn.Parameter(torch.rand(5) if drawn else torch.tensor(table), requires_grad=False)
+    return made
+
+
+def frozen_port(table=TABLE, is_buffer=False, drawn=False):
+    made = Port(lambda m, x: m.fc(x * m.table), fc=paddle.nn.Linear(5, 2))
+    value = paddle.rand([5]) if drawn else paddle.to_tensor(table)
+    if is_buffer:
+        made.register_buffer("table", value)
+    else:
+        made.table = made.create_parameter([5], paddle.ParamAttr(trainable=False))
+        made.table.set_value(value)
+    return made
+
+
+@pytest.mark.parametrize("is_buffer", [True, False])
+def test_frozen_parameters_are_constants_if_factories_show_that_nothing_draws_them(is_buffer):
+    """Positions of a transformer, say."""
+    wrong = TABLE[::-1].copy()
+    for table, status in ((TABLE, PASS), (wrong, FAIL)):
+        made = partial(frozen_port, table, is_buffer)
+        verdict = align(frozen_ref(), made(), [X], factories=(frozen_ref, made))
+        assert verdict.status == status, str(verdict)
+        assert bad(verdict) == ([] if status == PASS else ["buffers as built/table"])
+    without = align(frozen_ref(), frozen_port(wrong, is_buffer), [X])
+    assert without.status == PASS and any("a frozen parameter may be drawn at random" in n for n in without.notes)
+    drawn = align(
+        frozen_ref(drawn=True), frozen_port(is_buffer=is_buffer, drawn=True), [X],
+        factories=(lambda: frozen_ref(drawn=True), lambda: frozen_port(is_buffer=is_buffer, drawn=True)),
+    )  # fmt: skip
+    assert drawn.status == PASS and any("the seed changes them: table" in note for note in drawn.notes), str(drawn)

@@ -9,6 +9,7 @@ given inputs, whose model may be small, normalizations are spread too, and each 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from itertools import chain
 from typing import Any
@@ -22,7 +23,7 @@ from portproof.backends import backend
 from portproof.backends.branches import reach_more
 from portproof.backends.drawn import even_filters, probe_images
 from portproof.backends.lent import patched
-from portproof.backends.model import BackendModel
+from portproof.backends.model import LARGE, BackendModel
 from portproof.backends.trace import Inputs, ModuleCall, as_call, is_array, map_tensors, tensors_in
 
 # Range of a biased layer's mean outputs, by the next activation: well past its breakpoints.
@@ -167,7 +168,36 @@ def probe_weights(
         handle.remove()
     if train and inputs is not None:
         _move_statistics(model, rng)
+    _undo_what_it_writes(model, call, seed)
     return torch_backend.state_arrays(model)
+
+
+def _undo_what_it_writes(model: nn.Module, call: ModuleCall, seed: int) -> None:
+    """Move parameters that the model's own forward pass changes, such as a masked kernel: a port has to, too.
+
+    By a tenth of their mean size, if a pass in eval mode changes that. Those of a large model are not tried.
+    """
+    parameters = {name: parameter for name, parameter in model.named_parameters() if parameter.is_floating_point()}
+    if sum(parameter.numel() for parameter in parameters.values()) > LARGE:
+        return
+    rng, before, moved = np.random.default_rng([seed, 2]), {}, {}
+    buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
+    for name, parameter in parameters.items():
+        before[name] = parameter.clone()
+        noise = torch.from_numpy(rng.normal(size=parameter.shape)).to(parameter)
+        moved[name] = parameter + 0.1 * parameter.abs().sum() / max(parameter.numel(), 1) * noise
+        parameter.copy_(moved[name])
+    was_training = model.training
+    model.eval()
+    with suppress(Exception), backend("torch").runs.seeded(seed):  # it may not run in that mode, or with these numbers
+        model(*call.args, **call.kwargs)
+    model.train(was_training)
+    for name, parameter in parameters.items():
+        is_written = not torch.equal(parameter, moved[name])
+        parameter.copy_(moved[name] if is_written else before[name])
+    for name, buffer in model.named_buffers():
+        if name in buffers and buffers[name].shape == buffer.shape:
+            buffer.copy_(buffers[name])
 
 
 def _move_statistics(model: nn.Module, rng: np.random.Generator) -> None:

@@ -6,7 +6,7 @@ A mutation is named only if it leaves under a thousandth of every item's differe
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy.optimize import minimize_scalar
 
-from portproof.arrays import largest_difference
+from portproof.arrays import largest, largest_difference
 from portproof.compare import Item, Items
 from portproof.localize.layers import ACTIVATIONS, BATCH_NORMS, Layer, Mistake, mistakes, tunable_numbers
 
@@ -35,6 +35,7 @@ class FaultyModule:
     differing: list[Item]
     inner_outputs: Mapping[str, np.ndarray] = field(default_factory=dict)  # of the modules inside
     mutated: Iterable[Candidate] = ()  # that only the reference itself can compute
+    frozen: Collection[Item] = ()  # gradients of what is frozen in the port
 
 
 def reproduces(items: Items, faulty: FaultyModule) -> bool:
@@ -173,10 +174,11 @@ def _relations(faulty: FaultyModule) -> Iterator[Candidate]:
         factor = _proportion(ref, port)
         shift = (port - ref).mean().item()
         scaled = {other: faulty.ref[other] for other in faulty.differing if other in faulty.ref}
-        yield (
-            f"it is {factor:.6g} times the reference's, everywhere",
-            lambda: {other: factor * array for other, array in scaled.items()},
-        )
+        if largest_difference(factor * ref, port) <= RESIDUE * largest(port):  # near 0 any factor is near
+            yield (
+                f"it is {factor:.6g} times the reference's, everywhere",
+                lambda: {other: factor * array for other, array in scaled.items()},
+            )
         yield f"it is the reference's plus {shift:.6g}, everywhere", partial(changed, partial(np.add, ref, shift))
     if is_comparable and is_output:
         for word, function in ACTIVATIONS.items():
@@ -197,7 +199,12 @@ def _without_gradients(faulty: FaultyModule) -> tuple[list[str], FaultyModule]:
     unexpected = [item for item in gradients if item not in faulty.ref and item.leaf in own]
     found = []
     if missing and all(item.leaf in own for item in missing):
-        found.append(f"{_whose(missing, own)} frozen in the port and not in the reference (stop_gradient)")
+        frozen = [item for item in missing if item in faulty.frozen]
+        cut_off = ", ".join(item.leaf for item in missing if item not in frozen)
+        if frozen:
+            found.append(f"{_whose(frozen, own)} frozen in the port and not in the reference (stop_gradient)")
+        if cut_off:
+            found.append(f"the port sends no gradient to {cut_off} (detach, no_grad)")
     elif missing:
         found.append("the port sends no gradient through (stop_gradient, detach, no_grad)")
     if unexpected:

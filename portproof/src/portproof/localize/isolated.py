@@ -105,7 +105,7 @@ def _one_array(first: Sequence[np.ndarray], second: Sequence[np.ndarray]) -> boo
 def called_as_the_port_does(
     plain: Attempt, call: ModuleCall, port_call: ModuleCall, others: Sequence[tuple[ModuleCall, ModuleCall]]
 ) -> Attempt:
-    """`others` are pairs of calls of the same modules."""
+    """`others` are pairs of calls of these classes."""
     shapes, port_shapes = _shapes(call), _shapes(port_call)
     alike_ones = [(a.inputs, b.inputs) for a, b in others if (_shapes(a), _shapes(b)) == (shapes, port_shapes)]
     found = arguments(plain.question.call.inputs, call.inputs, port_call, alike_ones)
@@ -246,13 +246,17 @@ class IsolatedRuns:
         return self.port.run(self.inputs, "float64", self.train, calls=True).trace.calls
 
     @cached_property
-    def pairs_of(self) -> Mapping[str, Mapping[str, tuple[ModuleCall, ModuleCall]]]:
-        """{module: {label: both sides' call}} of those that are paired."""
-        found: defaultdict[str, dict[str, tuple[ModuleCall, ModuleCall]]] = defaultdict(dict)
+    def pairs_of_types(self) -> Mapping[tuple[str, str], Mapping[str, tuple[ModuleCall, ModuleCall]]]:
+        """{both sides' classes: {label: both sides' calls}} of those that are paired."""
+        found: defaultdict[tuple[str, str], dict[str, tuple[ModuleCall, ModuleCall]]] = defaultdict(dict)
         for label, port_label in self.names.calls.items():
             if label in self.calls and port_label in self.port_calls:
-                found[self.calls[label].name][label] = self.calls[label], self.port_calls[port_label]
+                pair = self.calls[label], self.port_calls[port_label]
+                found[self._types(*pair)][label] = pair
         return found
+
+    def _types(self, call: ModuleCall, port_call: ModuleCall) -> tuple[str, str]:
+        return self.ref.modules[call.name].type, self.port.modules[port_call.name].type
 
     def forget(self) -> None:
         """Drop what whole models gave, but for the calls."""
@@ -298,8 +302,11 @@ class IsolatedRuns:
         if not question.module or mapped[label] not in self.port_calls:
             yield plain
             return
-        others = [pair for other, pair in self.pairs_of[question.module].items() if other != label]
-        own = called_as_the_port_does(plain, self.calls[label], self.port_calls[mapped[label]], others)
+        call, port_call = self.calls[label], self.port_calls[mapped[label]]
+        same_types = self.pairs_of_types[self._types(call, port_call)]
+        own = called_as_the_port_does(
+            plain, call, port_call, [same_types[each] for each in same_types if each != label]
+        )
         yield replace(plain, complete=own.complete)
         yield own
         ref, port = self.ref.modules, self.port.modules

@@ -315,7 +315,9 @@ def _location(runs: IsolatedRuns, run: IsolatedRun) -> Location:
         layer, is_here = _layer(runs, run), isinstance(runs.ref, BackendModel) and runs.ref.backend.name == "torch"
         mutated = _mutated(runs, run.attempt, backward) if is_here else []
         differing = [row.item for row in failed]
-        diagnosis = diagnose(FaultyModule(layer, run.ref, run.port, differing, inner_outputs, mutated))
+        tensors, slots = runs.names.tensors, runs.port.slots
+        frozen = [item for item in differing if item.name in tensors and not slots[tensors[item.name]].trained]
+        diagnosis = diagnose(FaultyModule(layer, run.ref, run.port, differing, inner_outputs, mutated, frozen))
         if layer.needs_the_reference and not is_here and not diagnosis:
             proof.append(f"causes not tried: those of a {layer.kind} that need torch and the reference")
     tree = module_tree(runs.ref, name)

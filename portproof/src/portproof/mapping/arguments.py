@@ -5,21 +5,23 @@ The port's module may take its arguments in another order, with other axes first
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from itertools import permutations
+from itertools import islice, permutations
 
 import numpy as np
 
 from portproof.backends.trace import ModuleCall, is_array, map_tensors, tensors_in
 from portproof.compare.ruler import largest
-from portproof.mapping.map_search import SAME, alike, exchanged_axes, in_axes
+from portproof.mapping.map_search import SAME, alike, in_axes
 
 LARGE = 1e4  # larger is a mask's -inf
 MOST_PARTS = 64  # of an axis
 MOST_JOINED = 4
+MOST_AXES = 5
 View = Callable[..., np.ndarray]  # of some arrays, such as one with its axes exchanged
 Arrays = Sequence[np.ndarray]
 Shape = tuple[int, ...]
@@ -149,23 +151,36 @@ def _source(
         numbers = _numbered(seen)
         return any(np.isin(source.of(numbers), other.of(numbers)).any() for other in taken if not other.form)
 
+    turned = (each for whole in _whole(seen, array.dtype.kind) for each in _turned(whole, seen, array))
     same, fitting = [], []
-    for source in _whole(seen, array.dtype.kind):
-        value = source.of(seen)
-        if value.size != array.size:
-            continue
-        axes = exchanged_axes(value, array)
-        is_turned = axes is not None and list(axes) != sorted(axes)
-        turned = replace(source, view=partial(in_axes, axes=axes), is_turned=True) if is_turned else source
-        if alike([turned.of(seen)], [array]):
-            same.append(turned)
-        elif source.form is None and array.dtype.kind != "b" and (axes or value.shape == array.shape):
-            fitting.append(turned)
+    for source in turned:
+        if alike([source.of(seen)], [array]):
+            same.append(source)
+        elif source.form is None and array.dtype.kind != "b" and source.of(seen).shape == array.shape:
+            fitting.append(source)
     if not same:
         same = [source for source in _in_pieces(seen, array) if alike([source.of(seen)], [array])]
-    for inputs, other in others if len(same) > 1 else ():
-        same = [source for source in same if alike([source.of(inputs)], [other])] or same
-    return min(same or fitting, key=is_taken, default=None)
+    candidates = same or fitting
+    confirmed = False
+    for inputs, other in others if len(candidates) > 1 else ():
+        found = [source for source in candidates if alike([source.of(inputs)], [other])]
+        candidates, confirmed = found or candidates, confirmed or bool(found)
+    if not same and not confirmed:  # of several orders of axes none is known to be right
+        counts = Counter(source.inputs for source in fitting)
+        candidates = [source for source in fitting if not source.is_turned or counts[source.inputs] == 1]
+    return min(candidates, key=is_taken, default=None)
+
+
+def _turned(source: Source, seen: Arrays, array: np.ndarray) -> Iterator[Source]:
+    """As it is and, if that is not alike, with its axes in any order that fits."""
+    value = source.of(seen)
+    if value.size != array.size:
+        return
+    yield source
+    if value.ndim == array.ndim and 1 < value.ndim <= MOST_AXES and not alike([value], [array]):
+        for axes in islice(permutations(range(value.ndim)), 1, None):
+            if value.transpose(axes).shape == array.shape:
+                yield replace(source, view=partial(in_axes, axes=axes), is_turned=True)
 
 
 def _whole(seen: Arrays, kind: str) -> Iterator[Source]:

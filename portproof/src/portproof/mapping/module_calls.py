@@ -45,6 +45,7 @@ class CallMatcher:
     def match(self) -> dict[str, str]:
         """{reference's output: port's} of all that match, in execution order."""
         self._match_layers()
+        self._match_wrappers()
         self._match_leaves()
         self._match_blocks()
         pairs = self.pairs | {OUTPUT: OUTPUT}
@@ -76,6 +77,23 @@ class CallMatcher:
         both = kind and port_kind  # a class for a layer may hold more
         if kind == port_kind or both and same_shapes and self._fits(call, port_call):
             self.pairs[call.label] = port_call.label
+
+    def _match_wrappers(self) -> None:
+        """Pair a layer of a derived class with the port's wrapper around a plain layer, which masks its weight, say.
+
+        That is so where the wrapper gives its values, and of all others of these classes.
+        """
+        ref_calls, port_calls = self.ref_run.trace.calls, self.port_run.trace.calls
+        around: dict[str, ModuleCall] = {}
+        for label, port_label in self.pairs.items():
+            call, port_call = ref_calls[label], port_calls[port_label]
+            module, wrapper = self.ref.modules[call.name], port_calls.get(port_call.inside)
+            is_derived = bool(module.kind) and module.type != module.kind == self._port_type(port_call)
+            if is_derived and wrapper and self.contents[call.name] == self.port_contents[wrapper.name]:
+                around[label] = wrapper
+        types = {label: self._types(ref_calls[label], wrapper) for label, wrapper in around.items()}
+        proved = {types[label] for label in around if alike(ref_calls[label].outputs, around[label].outputs)}
+        self.pairs |= {label: around[label].label for label in around if types[label] in proved}
 
     def _match_leaves(self) -> None:
         """By values, first behind the same layer; behind a fault by name or type."""

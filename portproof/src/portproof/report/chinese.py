@@ -519,6 +519,7 @@ LINES = {
     "{} are frozen in the reference and not in the port (requires_grad)": (
         "{} 在参考代码中冻结，在移植版中没有（requires_grad）"
     ),
+    "the port sends no gradient to {list} (detach, no_grad)": "移植版没有把梯度传给 {}（detach、no_grad）",
     "the port sends no gradient through (stop_gradient, detach, no_grad)": (
         "移植版不把梯度传过去（stop_gradient、detach、no_grad）"
     ),

@@ -1,4 +1,4 @@
-"""Saved buffers as each side was built: the tables, masks and index arrays that nothing changes.
+"""Saved buffers and frozen parameters as each side was built: the tables, masks and index arrays that nothing changes.
 
 The reference's are loaded over the port's before the models run, so no output shows a wrong one.
 """
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Optional, cast
 import numpy as np
 
 from portproof.arrays import same_bits
-from portproof.backends.model import BackendModel, values_of
+from portproof.backends.model import BackendModel, Model, values_of
 from portproof.backends.trace import Inputs
 from portproof.backends.values import digest_of
 from portproof.compare import Item, Verdict, compare, placed, tensor_item
@@ -34,6 +34,7 @@ SEEDS = 1, 2  # under which each factory makes a model
 MASKED = -1e4  # a mask's minus infinity may be -inf, -1e9 or -1e4: e^-1e4 is 0, in float64 too
 STATISTICS = "a pass in train mode changes them"  # or may: of a library layer
 DRAWN = "the seed changes them"
+FROZEN = "a frozen parameter may be drawn at random, or loaded, which only factories (see portproof.align) can tell"
 LOADED = "the reference was given with weights of its own"
 OTHER_NAME = "they have another name there, and the map is not confirmed"
 OTHER_TYPE = "they have another type there"
@@ -42,7 +43,7 @@ ADVICE = "such a buffer may also be drawn at random, or loaded: only factories (
 
 @dataclass(frozen=True)
 class AsBuilt:
-    """One side's saved buffers, by state_dict key."""
+    """One side's saved buffers and frozen parameters of own classes, by state_dict key."""
 
     constants: Mapping[str, np.ndarray] = field(default_factory=dict)  # in the model's own layout
     others: Mapping[str, str] = field(default_factory=dict)  # {key: why it is not known to be a constant}
@@ -65,11 +66,11 @@ def as_built(
     slots = list(model.slots.values())
     own: set[str] = set()
     if keys is None:
-        keys = {slot.tensor for slot in slots if slot.is_buffer}
+        keys = _untrained(model)
         # Of library layers: also spectral norm's vectors, which a pass leaves as they are once they have converged.
         for module in model.modules.values():
             its = (slot for leaf, slot in module.slots.items() if leaf == COUNT or not is_optional(module, leaf))
-            own.update(slot.tensor for slot in its)
+            own.update(slot.tensor for slot in its if slot.is_buffer)
     keys = [key for key in model.tensor_keys if key in keys and key in model.held]
     if loaded and factory is None:
         return AsBuilt(others=dict.fromkeys(keys, LOADED))
@@ -81,7 +82,9 @@ def as_built(
     before, after = model.arrays(), run.buffers
     changed = own | {s.tensor for s in slots if s.key in after and not same_bits(before[s.key], after[s.key])}
     others = {key: STATISTICS for key in keys if key in changed}
-    left = [key for key in keys if key not in changed]
+    if factory is None:
+        others |= {slot.tensor: FROZEN for slot in slots if slot.tensor in keys and not slot.is_buffer}
+    left = [key for key in keys if key not in others]
     held = model.held
     if left and factory:
         (held, digests), (again, other_digests) = (_built(model, factory, seed, left) for seed in SEEDS)
@@ -90,6 +93,13 @@ def as_built(
             others |= dict.fromkeys(left, f"each {model.role} that is made has the same weights, loaded perhaps")
         others |= {key: DRAWN for key in left if key not in others and not same_bits(held[key], again[key])}
     return AsBuilt({key: held[key] for key in left if key not in others}, others, factory is not None)
+
+
+def _untrained(model: Model) -> set[str]:
+    """Saved buffers, and frozen parameters of own classes."""
+    modules = model.modules.values()
+    frozen = {s.tensor for module in modules if not module.kind for s in module.slots.values() if not s.trained}
+    return frozen | {slot.tensor for slot in model.slots.values() if slot.is_buffer}
 
 
 def _built(
@@ -126,7 +136,8 @@ def compare_as_built(pair: Pair, factories: tuple[Factory, Factory], weights: st
     else:
         of_ref = cast("RecordedModel", ref).as_built
     slots, port_slots = ref.slots, port.slots
-    mapped = {key: port_slots[other] for key, other in pair.name_map.tensors.items() if slots[key].is_buffer}
+    untrained = _untrained(ref)
+    mapped = {key: port_slots[other] for key, other in pair.name_map.tensors.items() if slots[key].tensor in untrained}
     asked = {slot.tensor for key, slot in mapped.items() if slots[key].tensor in of_ref.constants}
     of_port = as_built(port, pair.inputs, factories[1], asked)
     others: dict[str, str] = {}
