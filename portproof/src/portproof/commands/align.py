@@ -4,7 +4,7 @@
 
 Both are built by calling what is named, get the same weights, made from --seed so that no fault hides, and are run
 forward and backward, in eval and train mode, in float64 and float32. Where names differ the map between them is
-proposed and checked with values. Saved buffers that nothing changes, such as tables and masks, are compared as built
+proposed and checked with values. What is saved and nothing changes, such as tables and masks, is compared as built
 too: if there are any, each side is made twice more, to see what the seed changes. Exit status: 0 aligned, 1 not, 2
 could not tell.
 
