@@ -274,6 +274,17 @@ def test_a_buffer_that_training_changes_and_that_the_port_keeps_elsewhere(change
         assert_fails(ref, port, normal(4, 6), at="block")
 
 
+def test_masks_of_one_name_that_mean_the_opposite():
+    """In the model itself in the port, where it says what is kept."""
+    hidden = np.array([False, True, False, False, True, True])
+    block = Ref(lambda m, x: m.fc(x.masked_fill(m.mask, 0.0)), fc=T.Linear(6, 6))
+    block.register_buffer("mask", torch.tensor(hidden))
+    ref = Ref(lambda m, x: m.out(m.block(x)), block=block, out=T.Linear(6, 2))
+    port = Port(lambda m, x: m.out(m.fc(x * m.mask.astype(x.dtype))), fc=P.Linear(6, 6), out=P.Linear(6, 2))
+    port.register_buffer("mask", paddle.to_tensor(~hidden))
+    assert_passes(ref, port, normal(4, 6), noted="masks that say the opposite there: block.mask: mask")
+
+
 def test_a_buffer_that_training_changes_and_that_the_port_has_not():
     def counted(m, x):
         if m.training:

@@ -40,6 +40,10 @@ if TYPE_CHECKING:
     from portproof.localize.layers import Layer
 
 OTHER_VALUES = "gives other values, of which nothing comes"
+BIASED = "the running variance is the biased one"
+HOW_TO_GO_ON = (
+    "PaddlePaddle's batch norm does so: take one that divides by n - 1, or accept it, --accept '*.running_var: REASON'"
+)
 KINDS = frozenset({"output", "gradient", "buffer"})  # of items in an isolated run
 
 
@@ -63,6 +67,7 @@ class Location:
         lines = [f"located: {self.name or 'the model itself'} ({self.type}){port}: {self.phase}"]
         lines += [f"  {line}" for line in self.proof]
         lines += [f"  cause, tested: {text}" for text in self.diagnosis]
+        lines += [f"  {HOW_TO_GO_ON}" for text in self.diagnosis if BIASED in text]
         lines += [f"  {line}" for line in self.tree]
         lines += ["the port's {} is in {}".format(*self.own_class)] if self.own_class[1] else []
         return lines + [f"also at fault by itself: {line}" for line in _by_kind(self.also)]

@@ -143,6 +143,26 @@ def _without(modules: Mapping[str, Module], tensors: set[str]) -> dict[str, Modu
     return left
 
 
+def _opposite_masks(ref: Model, port: Model, linked: set[str], port_linked: set[str]) -> dict[str, str]:
+    """{reference's: port's} saved masks of which one says what is hidden and the other what is kept."""
+
+    def masks(model: Model, taken: set[str]) -> dict[str, np.ndarray]:
+        arrays = model.arrays()
+        found = {s.tensor: arrays[key] for key, s in model.slots.items() if s.is_buffer and s.tensor not in taken}
+        return {
+            key: a.astype(bool) for key, a in found.items() if a.size > 1 and a.any() and ((a == 0) | (a == 1)).all()
+        }
+
+    found: dict[str, str] = {}
+    theirs = masks(port, port_linked)
+    for key, mask in masks(ref, linked).items():
+        opposite = (other for other, array in theirs.items() if np.array_equal(mask.squeeze(), ~array.squeeze()))
+        free = next((other for other in opposite if other not in found.values()), None)
+        if free is not None:
+            found[key] = free
+    return found
+
+
 def against_the_names(named: str, told: str) -> str:
     """The two readings, as lines of a map: that of the names and that of the values."""
     return (
@@ -170,6 +190,9 @@ class MapSearch:
         ref.set_pieces({})
         port.set_pieces({})
         linked, port_linked = linked_keys(given)
+        self.opposite = _opposite_masks(ref, port, linked, port_linked)
+        linked |= self.opposite.keys()
+        port_linked |= set(self.opposite.values())
         self.ref_modules, self.port_modules = _without(ref.modules, linked), _without(port.modules, port_linked)
         self.options: Options = {}
         self.joined: list[Unit] = []  # not one module to one

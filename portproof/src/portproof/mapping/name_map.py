@@ -113,7 +113,7 @@ def propose(ref: Model, port: BackendModel, inputs: Inputs, given: Mapping[str, 
     modules = name_map.modules
     name_map.tensors, name_map.links = search.load(modules), search.links(modules)
     name_map.lines = _lines(modules, name_map.links, ref, port)
-    name_map.notes = _notes(name_map.links, proposal.spare, ref, port)
+    name_map.notes = _notes(name_map.links, proposal.spare, search.opposite, ref, port)
     name_map.calls = CallMatcher(ref, port, search.ref_run, search.run(modules), modules, name_map.tensors).match()
     return name_map
 
@@ -189,11 +189,18 @@ def _given_join(line: Link, ref: Model, port: BackendModel) -> Option:
     raise UserError(f"the map's {left}: {right} does not add up: their tensors do not join: name the tensors instead")
 
 
-def _notes(links: Sequence[Link], spare: Sequence[str], ref: Model, port: BackendModel) -> list[str]:
+def _notes(
+    links: Sequence[Link], spare: Sequence[str], opposite: Mapping[str, str], ref: Model, port: BackendModel
+) -> list[str]:
     viewed = {slot.tensor for model in (ref, port) for slot in slots_of(model.modules).values() if slot.view}
     other_form = [": ".join(link.line) for link in links if {*link.ref, *link.port} & viewed]
     notes = []
-    for what, items in (("in another form there", other_form), ("left out, buffers that only one side saves", spare)):
+    masks = [f"{key}: {other}" for key, other in opposite.items()]
+    for what, items in (
+        ("in another form there", other_form),
+        ("masks that say the opposite there", masks),
+        ("left out, buffers that only one side saves", spare),
+    ):
         more = f" and {len(items) - 3} more" if len(items) > 3 else ""
         if items:
             notes.append(f"{what}: {'; '.join(items[:3])}{more}")

@@ -356,7 +356,8 @@ def _constants(options: Options, ref: Modules, port: Modules) -> Factors:
     factors = [*_by_shape(frozen, port_buffers), *_by_shape(buffers, port_frozen)]
     for key, slot in buffers.items():
         named = [[other for other in side if _end_alike(key, other)] for side in (buffers, port_buffers)]
-        if [len(each) for each in named] == [1, 1] and slot.shape == port_buffers[named[1][0]].shape:
+        is_mask = slot.is_whole and prod(slot.shape) > 1  # or an index, whose meaning may be another there
+        if [len(each) for each in named] == [1, 1] and not is_mask and slot.shape == port_buffers[named[1][0]].shape:
             factors.append(whole(slot, port_buffers[named[1][0]], same_layer=True))
     return factors
 

@@ -218,6 +218,10 @@ LINES = {
     "{} at {}: reference {}, port {}": "{}，位置 {}：参考代码 {}，移植版 {}",
     "{} <--- HERE": "{} <--- 这里",
     "cause, tested: {text}": "验证过的原因：{}",
+    "PaddlePaddle's batch norm does so: take one that divides by n - 1, or accept it, --accept '*.running_var: "
+    "REASON'": (
+        "PaddlePaddle 的 batch norm 就是这样：请改用除以 n - 1 的层，或者接受这一差异：--accept '*.running_var: REASON'"
+    ),
     "causes not tried: those of a {} that need torch and the reference": (
         "没有尝试的原因：{} 的那些需要 torch 和参考代码的原因"
     ),
@@ -622,6 +626,7 @@ LINES = {
     ),
     "left out, not compared: {} ({} tensors, {} outputs)": "不比较：{}（{} 个张量，{} 个输出）",
     "in another form there: {list}": "在那里的形式不同：{}",
+    "masks that say the opposite there: {list}": "在那里含义相反的掩码：{}",
     "left out, buffers that only one side saves: {list}": "不比较只有一边保存的 buffer：{}",
 }
 
