@@ -263,10 +263,11 @@ class _Mode:
         failed = [row.item for row in verdict.rows if row.status == FAIL]
         self.decided = [replace(item, mode="", dtype="") for item in failed]
         # What a pass leaves in a buffer does not leave the model; Paddle's running variance differs in any case.
-        self.may_differ &= all(_stays_inside(item) or item.kind == "buffer" for item in failed)
+        inside = [item for item in failed if item.kind != "buffer"]
+        self.may_differ &= all(map(_stays_inside, inside))
         if dtype == "float64" and self.may_differ:
-            idle = [module for module in dict.fromkeys(item.module for item in failed) if self._is_idle(module, ref)]
-            self.may_differ = not idle and (not failed or self._agree_on_other_inputs())
+            idle = [module for module in dict.fromkeys(item.module for item in inside) if self._is_idle(module, ref)]
+            self.may_differ = not idle and (not inside or self._agree_on_other_inputs())
         if any(row.widened_by == "float32 data" for row in verdict.rows):
             where = ", ".join(name or "the model itself" for name in data)
             pair.notes.append(f"float32 data come in at {where}: what differs is judged with float32's limits")
