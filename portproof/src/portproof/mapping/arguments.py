@@ -108,7 +108,9 @@ def arguments(
         source.of(values).reshape(array.shape) if source else array for source, array in zip(sources, port_call.inputs)
     )
     args, kwargs = map_tensors((port_call.args, port_call.kwargs), is_array, lambda _: next(given))
-    own = [Source((i,)) for i, value in enumerate(values) if value.dtype.kind == "f"]
+    used = {i for source in sources if source for i in source.inputs}
+    # What the port's does not take, such as a mask, has no gradient there.
+    own = [Source((i,)) if _is_among(seen, i, used) else None for i, v in enumerate(values) if v.dtype.kind == "f"]
     of_floats = [source for source, array in zip(sources, port_call.inputs) if array.dtype.kind == "f"]
     unused = _unused(seen, [source for source in sources if source])
     return Arguments(
@@ -134,7 +136,12 @@ def _unused(seen: Arrays, sources: Collection[Source]) -> list[int]:
     used = np.concatenate([*parts, np.empty(0, int)])
     floats = [i for i, array in enumerate(seen) if array.dtype.kind in "fc"]
     left = [i for i in floats if i not in whole and not np.isin(_numbered(seen)[i], used).all()]
-    return [i for i in left if not any(alike([seen[i]], [seen[j]]) for j in whole)]
+    return [i for i in left if not _is_among(seen, i, whole)]
+
+
+def _is_among(seen: Arrays, i: int, others: Collection[int]) -> bool:
+    """Whether one of the `others` is this input, or equal to it."""
+    return i in others or any(alike([seen[i]], [seen[j]]) for j in others)
 
 
 def _source(
@@ -172,15 +179,19 @@ def _source(
 
 
 def _turned(source: Source, seen: Arrays, array: np.ndarray) -> Iterator[Source]:
-    """As it is and, if that is not alike, with its axes in any order that fits."""
+    """As it is, with its axes in any order that fits, or with its elements in another shape: likeliest first."""
     value = source.of(seen)
     if value.size != array.size:
         return
-    yield source
-    if value.ndim == array.ndim and 1 < value.ndim <= MOST_AXES and not alike([value], [array]):
+    is_plain = value.shape == array.shape
+    if is_plain:
+        yield source
+    if value.ndim == array.ndim and 1 < value.ndim <= MOST_AXES and not (is_plain and alike([value], [array])):
         for axes in islice(permutations(range(value.ndim)), 1, None):
             if value.transpose(axes).shape == array.shape:
                 yield replace(source, view=partial(in_axes, axes=axes), is_turned=True)
+    if not is_plain:
+        yield source
 
 
 def _whole(seen: Arrays, kind: str) -> Iterator[Source]:
