@@ -180,11 +180,11 @@ def _undo_what_it_writes(model: nn.Module, call: ModuleCall, seed: int) -> None:
     parameters = {name: parameter for name, parameter in model.named_parameters() if parameter.is_floating_point()}
     if sum(parameter.numel() for parameter in parameters.values()) > LARGE:
         return
-    rng, before, moved = np.random.default_rng([seed, 2]), {}, {}
+    drawn, before, moved = torch.Generator().manual_seed(seed), {}, {}
     buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
     for name, parameter in parameters.items():
         before[name] = parameter.clone()
-        noise = torch.from_numpy(rng.normal(size=parameter.shape)).to(parameter)
+        noise = torch.empty(parameter.shape).uniform_(-1, 1, generator=drawn).to(parameter)
         moved[name] = parameter + 0.1 * parameter.abs().sum() / max(parameter.numel(), 1) * noise
         parameter.copy_(moved[name])
     was_training = model.training
