@@ -281,10 +281,10 @@ def test_a_parameter_that_is_detached_is_not_called_frozen():
 def test_nearly_nothing_is_no_multiple_of_the_reference_s():
     """A softmax over the wrong axis leaves little of the sum; no number is it everywhere."""
     rng = np.random.default_rng(0)
-    nearly = paddle.to_tensor(0.02 + 0.0001 * rng.normal(size=(3, 8, 8)))
+    nearly = paddle.to_tensor(0.02 + 0.0001 * rng.normal(size=(3, 6, 6)))
     ref, port = Ref(lambda m, x: 100 * x), Port(lambda m, x: 100 * x * nearly.astype(x.dtype))
     verdict = assert_located(ref, port, IMAGES, at="", phase="forward", **EVAL)
-    assert not verdict.location.diagnosis
+    assert not verdict.location.diagnosis and not any("raised" in line for line in verdict.location.proof)
 
 
 def test_a_parameter_that_only_the_reference_freezes():
