@@ -124,7 +124,10 @@ def _shows(lines: list[str]) -> bool:
 
 
 def _slope(total: Callable[[float], float], rounding: float) -> tuple[float, float]:
-    """(the slope of a function of a step, how far off it may be: at a kink, where it curves or is cut off)."""
+    """(the slope of a function of a step, how far off it may be: at a kink, where it curves or is cut off).
+
+    A step that is `FINER` times smaller has as many times the rounding.
+    """
     before, middle, after = map(total, (-STEP, 0, STEP))
     slope = (after - before) / (2 * STEP)
     finer = (total(STEP / FINER) - total(-STEP / FINER)) / (2 * STEP / FINER)

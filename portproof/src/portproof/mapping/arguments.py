@@ -63,14 +63,15 @@ class InputGradients:
         source = self.sources[number]
         if source is None or source.form or not self.firsts.keys() >= set(source.inputs):
             return {}
-        places = source.of(_numbered(self.inputs))
+        numbers = _numbered(self.inputs)
+        places = source.of(numbers)
         if places.size != gradient.size:
             return {self.firsts[i]: gradient for i in source.inputs}
         joined = np.zeros(sum(array.size for array in self.inputs), gradient.dtype)
         joined[places.ravel()] = gradient.ravel()
         found: dict[int, np.ndarray] = {}
         for i in source.inputs:
-            part = joined[_numbered(self.inputs)[i]]
+            part = joined[numbers[i]]
             found[self.firsts[i]] = found.get(self.firsts[i], 0) + part
         return found
 

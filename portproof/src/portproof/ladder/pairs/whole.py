@@ -281,7 +281,8 @@ class _Mode:
             verdict = replace(verdict, refusal=f"float32 keeps no digit of {first}: judge the port in float64, too")
         if self.changed and dtype == "float64":
             count = len(self.changed)
-            verdict = replace(verdict, caveats=[f"{count} buffer{'s' if count > 1 else ''} not compared"])
+            caveat = f"{count} buffer{'s' if count > 1 else ''} not compared"
+            verdict = replace(verdict, caveats=[*verdict.caveats, caveat])
         if self.may_differ:
             words = {_label(item): pair.built_differently.get(item.module, OTHER_VALUES) for item in failed}
             verdict = without_faultless(pair, verdict, words)
