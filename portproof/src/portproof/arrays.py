@@ -6,7 +6,7 @@ import hashlib
 import mmap
 import tempfile
 from collections.abc import Iterable, Iterator
-from functools import cache
+from functools import cache, lru_cache
 from itertools import product
 from typing import Any, ClassVar
 from weakref import WeakSet
@@ -80,6 +80,11 @@ class Storage:
         return found.T if is_turned else found
 
     @classmethod
+    def is_used(cls) -> bool:
+        """Whether any array is in a file."""
+        return bool(cls._mapped)
+
+    @classmethod
     def let_go(cls) -> None:
         """Let go of the memory in which arrays were read."""
         for mapped in cls._mapped if hasattr(mmap.mmap, "madvise") else ():
@@ -88,7 +93,7 @@ class Storage:
 
 def let_go(array: np.ndarray) -> None:
     """Let go of the memory in which an array of a `Storage` was read."""
-    base: object = array
+    base: object = array if Storage.is_used() else None
     while isinstance(base, np.ndarray):
         base = base.base
     if isinstance(base, mmap.mmap) and hasattr(base, "madvise"):
@@ -167,7 +172,8 @@ def _direction(length: int) -> np.ndarray:
     return vector / np.linalg.norm(vector)
 
 
-def _weights(lengths: Iterable[int]) -> np.ndarray:
+@lru_cache(maxsize=256)
+def _weights(lengths: tuple[int, ...]) -> np.ndarray:
     """Of each element of an array of these lengths, in C order: the product of its axes' directions."""
     found = np.ones(1)
     for n in lengths:
@@ -180,7 +186,7 @@ def along_axes(array: np.ndarray) -> list[np.ndarray]:
 
     So a transposed array gives the same vectors in another order.
     """
-    axes = [n for n in array.shape if n != 1] or [1]
+    axes = tuple(n for n in array.shape if n != 1) or (1,)
     array = in_rows(array, np.result_type(array, np.float64))  # once: products would do it each time
     found: list[np.ndarray] = []
     for i, n in enumerate(axes):

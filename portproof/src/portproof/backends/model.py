@@ -373,7 +373,7 @@ class BackendModel(Model):
 
     def own_class(self, name: str) -> tuple[str, str]:
         module = self._parts[name]
-        if place := place_of_class(self.backend, module):
+        if place := place_of_class(type(module), self.backend.layers.library):
             return type(module).__name__, place
         return self.own_class(name.rpartition(".")[0]) if name else ("", "")
 

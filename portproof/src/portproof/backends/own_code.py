@@ -87,15 +87,18 @@ def place_of(file: str, line: int) -> str:
     return f"{shown}:{line}"
 
 
-def place_of_class(backend: Backend, module: Any) -> str:
-    """Where the class of a module begins; "" for the framework's own, and for one without a source file."""
-    kind = type(module)
-    if kind.__module__.startswith(backend.layers.library):
-        return ""
+def place_of_class(kind: type, library: str) -> str:
+    """Where a class begins; "" for one of the `library`, and for one without a source file."""
+    source = None if kind.__module__.startswith(library) else _source_of_class(kind)
+    return place_of(*source) if source else ""
+
+
+@lru_cache(maxsize=1024)
+def _source_of_class(kind: type) -> tuple[str, int] | None:
     try:
-        return place_of(inspect.getsourcefile(kind) or "", inspect.getsourcelines(kind)[1])
+        return inspect.getsourcefile(kind) or "", inspect.getsourcelines(kind)[1]
     except (OSError, TypeError):
-        return ""
+        return None
 
 
 @dataclass(frozen=True)

@@ -177,24 +177,25 @@ def _undo_what_it_writes(model: nn.Module, call: ModuleCall, seed: int) -> None:
 
     By a tenth of their mean size, if a pass in eval mode changes that. Those of a large model are not tried.
     """
-    parameters = {name: parameter for name, parameter in model.named_parameters() if parameter.is_floating_point()}
-    if sum(parameter.numel() for parameter in parameters.values()) > LARGE:
+    parameters = [each for each in model.parameters() if each.is_floating_point() and each.numel()]
+    if sum(parameter.numel() for parameter in parameters) > LARGE:
         return
-    drawn, before, moved = torch.Generator().manual_seed(seed), {}, {}
+    before = [parameter.clone() for parameter in parameters]
+    shifts = [0.1 * parameter.abs().mean() for parameter in parameters]
     buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
-    for name, parameter in parameters.items():
-        before[name] = parameter.clone()
-        noise = torch.empty(parameter.shape).uniform_(-1, 1, generator=drawn).to(parameter)
-        moved[name] = parameter + 0.1 * parameter.abs().sum() / max(parameter.numel(), 1) * noise
-        parameter.copy_(moved[name])
+    for parameter, shift in zip(parameters, shifts):
+        parameter.add_(shift)
     was_training = model.training
     model.eval()
     with suppress(Exception), backend("torch").runs.seeded(seed):  # it may not run in that mode, or with these numbers
         model(*call.args, **call.kwargs)
     model.train(was_training)
-    for name, parameter in parameters.items():
-        is_written = not torch.equal(parameter, moved[name])
-        parameter.copy_(moved[name] if is_written else before[name])
+    drawn = torch.Generator().manual_seed(seed)
+    for parameter, own, shift in zip(parameters, before, shifts):
+        is_written = not torch.equal(parameter, own + shift)
+        parameter.copy_(own)
+        if is_written:
+            parameter.add_(shift * torch.empty(own.shape).uniform_(-1, 1, generator=drawn).to(own))
     for name, buffer in model.named_buffers():
         if name in buffers and buffers[name].shape == buffer.shape:
             buffer.copy_(buffers[name])

@@ -8,7 +8,7 @@ other ways are tried (see `Attempt`).
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import product
@@ -105,10 +105,8 @@ def _one_array(first: Sequence[np.ndarray], second: Sequence[np.ndarray]) -> boo
 def called_as_the_port_does(
     plain: Attempt, call: ModuleCall, port_call: ModuleCall, others: Sequence[tuple[ModuleCall, ModuleCall]]
 ) -> Attempt:
-    """`others` are pairs of calls of these classes."""
-    shapes, port_shapes = _shapes(call), _shapes(port_call)
-    alike_ones = [(a.inputs, b.inputs) for a, b in others if (_shapes(a), _shapes(b)) == (shapes, port_shapes)]
-    found = arguments(plain.question.call.inputs, call.inputs, port_call, alike_ones)
+    """`others` are pairs of calls of these classes, with inputs of these shapes."""
+    found = arguments(plain.question.call.inputs, call.inputs, port_call, [(a.inputs, b.inputs) for a, b in others])
     return replace(
         plain,
         port_call=replace(plain.port_call, args=found.args, kwargs=found.kwargs),
@@ -118,10 +116,6 @@ def called_as_the_port_does(
         complete=found.complete,
         is_turned=found.are_turned,
     )
-
-
-def _shapes(call: ModuleCall) -> list[tuple[int, ...]]:
-    return [array.shape for array in call.inputs]
 
 
 def paired_outputs(
@@ -246,17 +240,18 @@ class IsolatedRuns:
         return self.port.run(self.inputs, "float64", self.train, calls=True).trace.calls
 
     @cached_property
-    def pairs_of_types(self) -> Mapping[tuple[str, str], Mapping[str, tuple[ModuleCall, ModuleCall]]]:
-        """{both sides' classes: {label: both sides' calls}} of those that are paired."""
-        found: defaultdict[tuple[str, str], dict[str, tuple[ModuleCall, ModuleCall]]] = defaultdict(dict)
+    def pairs_of_kinds(self) -> Mapping[Hashable, Mapping[str, tuple[ModuleCall, ModuleCall]]]:
+        """{both sides' classes and shapes of inputs: {label: both sides' calls}} of those that are paired."""
+        found: defaultdict[Hashable, dict[str, tuple[ModuleCall, ModuleCall]]] = defaultdict(dict)
         for label, port_label in self.names.calls.items():
             if label in self.calls and port_label in self.port_calls:
                 pair = self.calls[label], self.port_calls[port_label]
-                found[self._types(*pair)][label] = pair
+                found[self._kind(*pair)][label] = pair
         return found
 
-    def _types(self, call: ModuleCall, port_call: ModuleCall) -> tuple[str, str]:
-        return self.ref.modules[call.name].type, self.port.modules[port_call.name].type
+    def _kind(self, *pair: ModuleCall) -> Hashable:
+        types = (model.modules[call.name].type for model, call in zip((self.ref, self.port), pair))
+        return *types, *(tuple(array.shape for array in call.inputs) for call in pair)
 
     def forget(self) -> None:
         """Drop what whole models gave, but for the calls."""
@@ -303,10 +298,8 @@ class IsolatedRuns:
             yield plain
             return
         call, port_call = self.calls[label], self.port_calls[mapped[label]]
-        same_types = self.pairs_of_types[self._types(call, port_call)]
-        own = called_as_the_port_does(
-            plain, call, port_call, [same_types[each] for each in same_types if each != label]
-        )
+        same_kind = self.pairs_of_kinds[self._kind(call, port_call)]
+        own = called_as_the_port_does(plain, call, port_call, [same_kind[each] for each in same_kind if each != label])
         yield replace(plain, complete=own.complete)
         yield own
         ref, port = self.ref.modules, self.port.modules

@@ -151,6 +151,8 @@ class _Search:
         self.built_differently: dict[str, str] = {}  # {label: in what}
         self.found: dict[str, IsolatedRun] = {}
         self.excused: dict[str, IsolatedRun] = {}  # at fault only if nothing else is
+        modules = runs.ref.modules.values()
+        self.with_buffers = [each.name for each in modules if any(slot.is_buffer for slot in each.slots.values())]
         self.inside: dict[str, list[str]] = defaultdict(list)  # by the mapped call around
         for label in self.calls:  # blocks come after their layers
             if label in self.mapped and label != OUTPUT:
@@ -193,7 +195,9 @@ class _Search:
             return self._search_inside(label, KINDS)
         if self.different.get(label) == OTHER_VALUES:
             kinds = {"buffer"}
-        every = self._run(label)
+        elif kinds == {"buffer"} and not self._has_buffers(label) and self._agrees(label):
+            return False
+        every = self._run(label, backward=kinds != {"buffer"})
         if (every.is_late or every.has_other_shape) and self._is_excused(label):
             self.built_differently[label] = AT_KINKS if every.is_late else MORE_VALUES
             self.excused[label] = every
@@ -242,8 +246,8 @@ class _Search:
     def _is_excused(self, label: str) -> bool:
         return not self.runs.ref.is_recorded and self._run(label, lenient=True).passed
 
-    def _run(self, label: str, lenient: bool = False) -> IsolatedRun:
-        backward = self.backward and self._judges_gradients(label) and has_upstream(self.calls[label])
+    def _run(self, label: str, lenient: bool = False, backward: bool = True) -> IsolatedRun:
+        backward = backward and self.backward and self._judges_gradients(label) and has_upstream(self.calls[label])
         return self.runs.run(label, self.dtype, backward, lenient=lenient)
 
     def _search_inside(self, label: str, kinds: Collection[str]) -> bool:
@@ -255,6 +259,10 @@ class _Search:
     def _holds_faulty(self, label: str) -> bool:
         prefix = prefix_of(self.calls[label].name)
         return any(f"{other}.".startswith(prefix) for other in self.faulty)
+
+    def _has_buffers(self, label: str) -> bool:
+        name = self.calls[label].name
+        return any(f"{each}.".startswith(prefix_of(name)) for each in self.with_buffers)
 
     def _note_inside(self, label: str) -> None:
         call, port_call = self.calls[label], self._port_call(label)
@@ -284,7 +292,7 @@ def _location(runs: IsolatedRuns, run: IsolatedRun) -> Location:
     phase = {"output": "forward", "gradient": "backward", "buffer": "buffers"}[failed[0].item.kind]
     inner: Run | None = None
     values: list[np.ndarray] = []
-    if not (ref.is_leaf and runs.ref.is_recorded):
+    if phase == "forward" and not (ref.is_leaf and runs.ref.is_recorded) or not ref.is_leaf:
         call = runs.calls[question.call.label]
         inner, values = runs.ref.ask_with_values(Question(call, "float64", runs.train, keeps=CALLS))
     what = "inputs, drawn gradients sent back" if backward else "inputs"
