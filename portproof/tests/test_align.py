@@ -433,6 +433,15 @@ def test_nothing_is_run_twice(activation, most):
     assert int(whole) <= most and int(alone.split()[0]) <= 36
 
 
+def test_buffers_are_searched_where_they_are():
+    """Of six layers the two batch norms fail: the search runs these and the whole alone, not the others once more."""
+    layers = T.Conv2d(3, 4, 3), T.BatchNorm2d(4), T.Tanh(), T.Conv2d(4, 4, 3), T.BatchNorm2d(4), T.Tanh()
+    port_layers = P.Conv2D(3, 4, 3), P.BatchNorm2D(4), P.Tanh(), P.Conv2D(4, 4, 3), P.BatchNorm2D(4), P.Tanh()
+    verdict = align(TorchSeq(*layers), PaddleSeq(*port_layers), [normal(4, 3, 9, 9)])
+    assert [place.name for place in (verdict.location, *verdict.location.also)] == ["1", "4"]
+    assert int(verdict.passes.rpartition(" models, ")[2].split()[0]) <= 42
+
+
 def test_one_sample_where_batch_norm_trains():
     pair = TorchSeq(T.Linear(5, 6), T.BatchNorm1d(6)), PaddleSeq(P.Linear(5, 6), P.BatchNorm1D(6))
     with pytest.raises(UserError, match="in train mode.*batch norm needs 2 samples at least"):
