@@ -21,7 +21,7 @@ from portproof.compare import FAIL
 T, P = torch.nn, paddle.nn
 X = normal(2, 5, 8)
 FIRST = "its values first leave the reference's at "
-ANOTHER = "its value is one of the reference's, but not the one that belongs there, at "
+ANOTHER = "its value is one of the reference's or one that it holds, but not the one that belongs there, at "
 NAMES = ("q", "k", "v", "o")
 
 
@@ -181,6 +181,54 @@ def test_the_line_of_the_call_that_is_fed_otherwise():
     proof = proof_of(align(Attention(), PortedAttention("scale"), [X]))
     place = place_of("found = self.o(mixed)")
     assert f"its own code feeds o otherwise at {place}, though all before it agrees" in proof
+
+
+class Mixture(T.Module):
+    """A head that gives probabilities, scales and means; the model returns them and what a loss makes of them."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = T.Linear(8, 4), T.Linear(8, 4)
+
+    def forward(self, x):
+        return F.softmax(self.a(x), -1), torch.exp(self.b(x))
+
+
+class PortedMixture(P.Layer):
+    """It gives logits and logarithms."""
+
+    def __init__(self, fault=""):
+        super().__init__()
+        self.a, self.b, self.fault = P.Linear(8, 4), P.Linear(8, 4), fault
+
+    def forward(self, x):
+        return self.a(x), self.b(x) * (1.5 if self.fault == "inside" else 1.0)
+
+
+@pytest.mark.parametrize(("fault", "place"), [("outside", ""), ("inside", "head")])
+def test_a_difference_that_is_undone_outside_is_not_blamed(fault, place):
+    """The outputs that are made of it agree; where one does not, what it is made of is at fault as before."""
+
+    def ref_code(m, x):
+        weights, scales = m.head(x)
+        return weights, scales, (weights / scales).sum()
+
+    def port_code(m, x):
+        logits, logs = m.head(x)
+        weights = PF.log_softmax(logits, -1)
+        return (
+            PF.softmax(logits, -1),
+            paddle.exp(logs),
+            paddle.exp(weights - logs * (0.5 if fault == "outside" else 1)).sum(),
+        )
+
+    verdict = align(Ref(ref_code, head=Mixture()), Port(port_code, head=PortedMixture(fault)), [X])
+    assert verdict.status == FAIL and (verdict.location.name, verdict.location.also) == (place, []), str(verdict)
+    assert align(
+        Ref(lambda m, x: m.head(x)[0], head=Mixture()),
+        Port(lambda m, x: PF.softmax(m.head(x)[0]), head=PortedMixture()),
+        [X],
+    )
 
 
 def test_right_code_in_another_form_is_not_blamed():

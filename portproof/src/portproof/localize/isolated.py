@@ -195,12 +195,16 @@ class IsolatedRun:
         return {row.item.kind for row in self.rows if row.status == FAIL}
 
     @property
+    def wrong_outputs(self) -> list[Row]:
+        return [row for row in self.rows if row.status == FAIL and row.item.kind == "output"]
+
+    @property
     def is_late(self) -> bool:
         return self.kinds == {"gradient"}
 
     @property
     def has_other_shape(self) -> bool:
-        return any(row.status == FAIL and row.item.kind == "output" and row.worst is None for row in self.rows)
+        return any(row.worst is None for row in self.wrong_outputs)
 
     def narrowed(self, kinds: Collection[str]) -> IsolatedRun:
         return replace(self, rows=[row for row in self.rows if row.status != FAIL or row.item.kind in kinds])

@@ -19,7 +19,7 @@ import numpy as np
 from portproof.arrays import largest_difference
 from portproof.backends.model import BackendModel, Model
 from portproof.backends.question import Question, Run
-from portproof.backends.trace import CALLS, OUTPUT, UPSTREAM, Inputs, ModuleCall
+from portproof.backends.trace import CALLS, OUTPUT, UPSTREAM, Inputs, ModuleCall, unpacked
 from portproof.compare import FAIL, Item, Items, Row, compare, tensor_item
 from portproof.localize.isolated import (
     AT_KINKS,
@@ -151,6 +151,7 @@ class _Search:
         self.built_differently: dict[str, str] = {}  # {label: in what}
         self.found: dict[str, IsolatedRun] = {}
         self.excused: dict[str, IsolatedRun] = {}  # at fault only if nothing else is
+        self.undone: dict[str, dict[str, np.ndarray]] = {}  # {label: {output: where}}, see `_note_undone`
         modules = runs.ref.modules.values()
         self.with_buffers = [each.name for each in modules if any(slot.is_buffer for slot in each.slots.values())]
         self.inside: dict[str, list[str]] = defaultdict(list)  # by the mapped call around
@@ -164,6 +165,8 @@ class _Search:
     def faults(self, differing: Collection[str]) -> list[Location]:
         """Every module at fault, forward first; `differing` kinds are known of the model."""
         if differing:
+            if "output" in differing and len(self.calls[OUTPUT].outputs) > 1:
+                self._note_undone(self._run(OUTPUT))
             self._search_around(OUTPUT, set(differing), KINDS)
         else:
             self._search(OUTPUT)
@@ -202,6 +205,10 @@ class _Search:
             self.built_differently[label] = AT_KINKS if every.is_late else MORE_VALUES
             self.excused[label] = every
             return False
+        if self._is_undone(label, every):
+            self.built_differently[label] = OTHER_VALUES
+            return False
+        self._note_undone(every)
         run, word = every.narrowed(kinds), every.attempt.built_differently
         is_complete = every.attempt.complete
         if not is_complete:
@@ -259,6 +266,30 @@ class _Search:
     def _holds_faulty(self, label: str) -> bool:
         prefix = prefix_of(self.calls[label].name)
         return any(f"{other}.".startswith(prefix) for other in self.faulty)
+
+    def _note_undone(self, run: IsolatedRun) -> None:
+        """Note which outputs inside a block, and where, go into those of its outputs that agree, if others differ."""
+        question, wrong = run.attempt.question, {row.item.name for row in run.wrong_outputs}
+        sent = [None if f"output {i}" in wrong else each for i, each in enumerate(question.call.upstream)]
+        if not wrong or self.runs.ref.is_recorded or all(each is None for each in sent):
+            return
+        call = replace(question.call, upstream=sent)
+        trace = self.runs.ref.ask(replace(question, call=call, backward=True, keeps=UPSTREAM)).trace
+        for inner in trace.calls.values() if not trace.error else ():
+            reached = enumerate(zip(inner.outputs, inner.reached))
+            places = {f"output {i}": unpacked(bits, a.shape) for i, (a, bits) in reached if bits is not None}
+            self.undone[prefix_of(call.name) + inner.label] = places
+
+    def _is_undone(self, label: str, run: IsolatedRun) -> bool:
+        """Whether the code outside makes what agrees of all that differs: of logits the probabilities, say."""
+        reached = self.undone.get(label, {})
+        for row in run.wrong_outputs:
+            if row.worst is None or row.item.name not in reached:
+                return False
+            differs = np.abs(run.ref[row.item] - run.port[row.item]) > row.atol
+            if (differs > reached[row.item.name]).any():
+                return False
+        return bool(run.wrong_outputs)
 
     def _has_buffers(self, label: str) -> bool:
         name = self.calls[label].name

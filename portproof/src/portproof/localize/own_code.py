@@ -96,7 +96,9 @@ def places_in_code(runs: IsolatedRuns, run: IsolatedRun, inner: Run | None, valu
         )
     found = _left_at(followed, followed.result)
     if inside:
-        found.insert(0, "its layers agree and are fed alike: the difference is made behind the last of them")
+        found.insert(
+            0, "its layers are fed alike, and none is at fault: the difference is made behind the last of them"
+        )
     return Places(found)
 
 
@@ -148,7 +150,9 @@ def _left_at(followed: Followed, place: Wrong | None) -> list[str]:
         return []
     step, wrong = place
     if not wrong:
-        return [f"its value is one of the reference's, but not the one that belongs there, at {step.statement}"]
+        return [
+            f"its value is one of the reference's or one that it holds, but not the one that belongs there, at {step.statement}"
+        ]
     blamed = followed.blamed(step, wrong)
     if not blamed:  # what the module was given has another form
         return []

@@ -234,11 +234,11 @@ LINES = {
     "{} gets what the reference's gets, and more: it or that is at fault": (
         "{} 得到了参考代码中的全部输入，另外还有别的：错误在它自身，或在多出的输入"
     ),
-    "its layers agree and are fed alike: the difference is made behind the last of them": (
-        "它的各层都一致，输入也相同：差异产生在最后一层之后"
+    "its layers are fed alike, and none is at fault: the difference is made behind the last of them": (
+        "它的各层输入相同，且都没有错误：差异产生在最后一层之后"
     ),
-    "its value is one of the reference's, but not the one that belongs there, at {}": (
-        "这里的值是参考代码中的某一个，但不是该用的那一个：{}"
+    "its value is one of the reference's or one that it holds, but not the one that belongs there, at {}": (
+        "这里的值是参考代码中的某一个，或是它自己持有的，但不是该用的那一个：{}"
     ),
     "its values first leave the reference's at {}": "它的值最先在这里与参考代码的不同：{}",
     "or, if they have only another form there, in one of these lines behind it:": (
