@@ -150,9 +150,8 @@ def _left_at(followed: Followed, place: Wrong | None) -> list[str]:
         return []
     step, wrong = place
     if not wrong:
-        return [
-            f"its value is one of the reference's or one that it holds, but not the one that belongs there, at {step.statement}"
-        ]
+        known = "its value is one of the reference's or one that it holds, but not the one that belongs there"
+        return [f"{known}, at {step.statement}"]
     blamed = followed.blamed(step, wrong)
     if not blamed:  # what the module was given has another form
         return []
