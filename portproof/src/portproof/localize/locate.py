@@ -12,14 +12,15 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING
+from itertools import count
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from portproof.arrays import largest_difference
 from portproof.backends.model import BackendModel, Model
 from portproof.backends.question import Question, Run
-from portproof.backends.trace import CALLS, OUTPUT, UPSTREAM, Inputs, ModuleCall, unpacked
+from portproof.backends.trace import CALLS, OUTPUT, UPSTREAM, Inputs, ModuleCall, map_tensors
 from portproof.compare import FAIL, Item, Items, Row, compare, tensor_item
 from portproof.localize.isolated import (
     AT_KINKS,
@@ -151,7 +152,7 @@ class _Search:
         self.built_differently: dict[str, str] = {}  # {label: in what}
         self.found: dict[str, IsolatedRun] = {}
         self.excused: dict[str, IsolatedRun] = {}  # at fault only if nothing else is
-        self.undone: dict[str, dict[str, np.ndarray]] = {}  # {label: {output: where}}, see `_note_undone`
+        self.partly: list[IsolatedRun] = []  # of blocks of which some outputs agree, and others differ
         modules = runs.ref.modules.values()
         self.with_buffers = [each.name for each in modules if any(slot.is_buffer for slot in each.slots.values())]
         self.inside: dict[str, list[str]] = defaultdict(list)  # by the mapped call around
@@ -166,7 +167,7 @@ class _Search:
         """Every module at fault, forward first; `differing` kinds are known of the model."""
         if differing:
             if "output" in differing and len(self.calls[OUTPUT].outputs) > 1:
-                self._note_undone(self._run(OUTPUT))
+                self._note_partly(self._run(OUTPUT))
             self._search_around(OUTPUT, set(differing), KINDS)
         else:
             self._search(OUTPUT)
@@ -208,7 +209,7 @@ class _Search:
         if self._is_undone(label, every):
             self.built_differently[label] = OTHER_VALUES
             return False
-        self._note_undone(every)
+        self._note_partly(every)
         run, word = every.narrowed(kinds), every.attempt.built_differently
         is_complete = every.attempt.complete
         if not is_complete:
@@ -267,29 +268,45 @@ class _Search:
         prefix = prefix_of(self.calls[label].name)
         return any(f"{other}.".startswith(prefix) for other in self.faulty)
 
-    def _note_undone(self, run: IsolatedRun) -> None:
-        """Note which outputs inside a block, and where, go into those of its outputs that agree, if others differ."""
-        question, wrong = run.attempt.question, {row.item.name for row in run.wrong_outputs}
-        sent = [None if f"output {i}" in wrong else each for i, each in enumerate(question.call.upstream)]
-        if not wrong or self.runs.ref.is_recorded or all(each is None for each in sent):
-            return
-        call = replace(question.call, upstream=sent)
-        trace = self.runs.ref.ask(replace(question, call=call, backward=True, keeps=UPSTREAM)).trace
-        for inner in trace.calls.values() if not trace.error else ():
-            reached = enumerate(zip(inner.outputs, inner.reached))
-            places = {f"output {i}": unpacked(bits, a.shape) for i, (a, bits) in reached if bits is not None}
-            self.undone[prefix_of(call.name) + inner.label] = places
+    def _note_partly(self, run: IsolatedRun) -> None:
+        agrees = {row.status != FAIL for row in run.rows if row.item.kind == "output"}
+        self.partly += [run] if agrees == {False, True} else []
 
     def _is_undone(self, label: str, run: IsolatedRun) -> bool:
-        """Whether the code outside makes what agrees of all that differs: of logits the probabilities, say."""
-        reached = self.undone.get(label, {})
-        for row in run.wrong_outputs:
-            if row.worst is None or row.item.name not in reached:
-                return False
-            differs = np.abs(run.ref[row.item] - run.port[row.item]) > row.atol
-            if (differs > reached[row.item.name]).any():
-                return False
-        return bool(run.wrong_outputs)
+        """Whether code outside undoes what differs, such as logits that become probabilities there.
+
+        That is so if the port's outputs in place of the reference's, each by itself, would change what agrees.
+        """
+        name, wrong = self.calls[label].name, run.wrong_outputs
+        around = [block for block in self.partly if f"{name}.".startswith(prefix_of(block.attempt.question.module))]
+        if not wrong or not around or run.has_other_shape or self.runs.ref.is_recorded:
+            return False
+        return all(
+            any(self._would_change(block, label, row.item, run.port[row.item]) for block in around) for row in wrong
+        )
+
+    def _would_change(self, block: IsolatedRun, label: str, item: Item, array: np.ndarray) -> bool:
+        """Whether what agrees of the block's outputs would not, with this array as the reference's output inside."""
+        ref, question = self.runs.ref, block.attempt.question
+        assert isinstance(ref, BackendModel)
+        place, backend, calls = int(item.name.removeprefix("output ")), ref.backend, count()
+        inside = self.calls[label].name.removeprefix(prefix_of(question.module))
+
+        def put(_module: Any, _args: Any, _kwargs: Any, output: Any) -> Any:
+            if next(calls) != self.calls[label].number:
+                return output
+            own = backend.tensor(array, ref.device)
+            given = count()
+            return map_tensors(output, backend.framework.is_tensor, lambda each: own if next(given) == place else each)
+
+        def with_array(module: Any) -> Any:
+            backend.runs.hook_after(dict(backend.layers.named_modules(module))[inside], put)
+            return module
+
+        changed = ref.ask(replace(question, backward=False, mutation=with_array)).output
+        right = [row for row in block.rows if row.status != FAIL and row.item.kind == "output"]
+        outputs = {Item(f"output {i}", "output", question.module): each for i, each in enumerate(changed)}
+        return any(largest_difference(outputs[row.item], block.ref[row.item]) > row.atol for row in right)
 
     def _has_buffers(self, label: str) -> bool:
         name = self.calls[label].name
