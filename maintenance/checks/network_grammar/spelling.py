@@ -154,7 +154,6 @@ class Program:
         self.faults: list[tuple[str, str]] = []
         self.fused: set[str] = set()
         self.raw: set[str] = set()  # sites of weights that are no layer's, so that a port may store them transposed
-        self.raw: set[str] = set()  # sites of weights that are no layer's, so that a port may store them transposed
         self.source = self._written()
 
     def drawn(self, what: str, own: Any, options: Sequence[Any]) -> Any:
