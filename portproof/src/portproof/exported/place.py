@@ -81,12 +81,10 @@ class Search:
         """`results`: of a run of the graph that gives more than that."""
         matcher = Matcher(self.wanted, self.moved)
         for name, array in {**self.given, **self.graph.constants, **replaced}.items():
-            if array.size:
-                matcher.see(name, array)
+            matcher.see(name, array)
         outputs = {name: replaced[name] for name in self.graph.outputs if name in replaced}
         for name, array in results or self.graph.run(self.given, replaced):
-            if array.size:
-                matcher.see(name, array)
+            matcher.see(name, array)
             if name in self.graph.outputs:
                 outputs[name] = array
         return self._found(matcher.found, outputs)
@@ -191,8 +189,7 @@ class Search:
         wanted = {key: (array, NEAR * largest(array)) for key, (array, _) in self.wanted.items()}
         matcher = Matcher({key: each for key, each in wanted.items() if key not in self.matches})
         for name, array in self.graph.run(self.given, self.replaced):
-            if array.size:
-                matcher.see(name, array)
+            matcher.see(name, array)
         return matcher.found
 
     def _certain(self, matches: Mapping[int, Match]) -> dict[int, Match]:
