@@ -242,12 +242,11 @@ class Scope:
         self.names.add(name)
         return name
 
-    def parameter(self, role: str, held: Held, shape: Sequence[int] | None = None, start: str = "normal") -> str:
-        """A raw one -> what it is called; `shape` where it is not the canonical one, with the same order."""
-        if shape is None:
-            width = sum(part[0] for _, part in held.parts)
-            shape = (width, *held.parts[0][1][1:])
-            shape = shape[::-1] if held.turned else shape
+    def parameter(self, role: str, held: Held, start: str = "normal") -> str:
+        """A raw one -> what it is called."""
+        width = sum(part[0] for _, part in held.parts)
+        shape = (width, *held.parts[0][1][1:])
+        shape = shape[::-1] if held.turned else shape
         name = self.name(role)
         self.init.append(f"self.{name} = {self.side.parameter(shape, start)}")
         self.program.tensors[self.path + name] = held

@@ -87,10 +87,7 @@ class Search:
             matcher.see(name, array)
             if name in self.graph.outputs:
                 outputs[name] = array
-        return self._found(matcher.found, outputs)
-
-    def _found(self, matches: Mapping[int, Match], outputs: Mapping[str, np.ndarray]) -> Found:
-        return Found(matches, outputs, self.moved, self._is_right(outputs))
+        return Found(matcher.found, outputs, self.moved, self._is_right(outputs))
 
     def _is_right(self, outputs: Mapping[str, np.ndarray]) -> bool:
         ref = self.ref.run.output
@@ -162,7 +159,7 @@ class Search:
                 self.matches[key] = replace(certain[key], difference=difference, atol=limit)
             if name in self.graph.outputs:
                 outputs[name] = array
-        alone = self._found(self.matches, outputs)
+        alone = Found(self.matches, outputs, self.moved, self._is_right(outputs))
         if not self.faults:
             self.first = alone
         self.faults += self._faults_of(off)
