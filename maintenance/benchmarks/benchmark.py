@@ -25,8 +25,8 @@ from tqdm import tqdm
 from maintenance import DOCS, ROOT
 from maintenance.pages.phrases import phrased
 from mobilenetv3_common.arguments import MODEL_NAMES
+from portproof.io.records import save_text
 from sturdyio.cli import ArgumentParser, HelpFormatter, UserError, existing_dir, output_dir, positive_int, run
-from sturdyio.files import atomic_path
 
 if TYPE_CHECKING:  # it imports the frameworks, which read the number of threads when they are imported
     from maintenance.benchmarks.speed import Contest, Result
@@ -192,8 +192,7 @@ def page(results: list["Result"], about: dict[str, Any], language: str) -> str:
 
 
 def write(path: Path, text: str) -> None:
-    with atomic_path(path) as temporary:
-        temporary.write_text(text, encoding="utf-8")
+    save_text(text, path)
     print(f"wrote {path}")
 
 

@@ -25,13 +25,13 @@ from pathlib import Path
 import aiohttp
 import numpy as np
 
+from maintenance import ROOT
 from maintenance.benchmarks.speed import Result
 from mobilenetv3_common.images import decode_image, read_image
 from mobilenetv3_deploy.predict import Predictor
 from sturdyio.cli import ArgumentParser, HelpFormatter, UserError, positive_int, run
 
 PROG = "service"
-ROOT = Path(__file__).parents[2]
 CLIENTS, BATCH = 32, 32
 KILOBYTES = 20  # of an upload
 

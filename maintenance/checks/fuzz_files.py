@@ -25,6 +25,7 @@ import tempfile
 import time
 import warnings
 import zipfile
+import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -32,6 +33,7 @@ from types import ModuleType
 from typing import Any
 
 import numpy as np
+import safetensors.numpy
 from numpy.lib import format as npy_format
 from PIL import Image
 
@@ -179,18 +181,12 @@ def recording_formats(model: Any) -> dict[str, Format]:
 
     def seal_text(damaged: bytes) -> bytes:
         """A recording with this text, whose digest fits."""
-        return safetensors_bytes(arrays, {NAME: sealed(damaged.decode("utf-8", "replace"))})
+        return safetensors.numpy.save(arrays, {NAME: sealed(damaged.decode("utf-8", "replace"))})
 
     return {
         "recording.safetensors": Format(recorded.save, Recording.load),
         "recording text.safetensors": Format(lambda path: path.write_text(body), Recording.load, seal=seal_text),
     }
-
-
-def safetensors_bytes(arrays: dict[str, np.ndarray], texts: dict[str, str]) -> bytes:
-    import safetensors.numpy
-
-    return safetensors.numpy.save(arrays, texts)
 
 
 def paddle_formats() -> dict[str, Format]:
@@ -209,8 +205,6 @@ def paddle_formats() -> dict[str, Format]:
 
 def array_formats() -> dict[str, Format]:
     def save_ckpt_with_sum(path: Path) -> None:
-        import zlib
-
         save_ckpt(ARRAYS, path)
         data = path.read_bytes()
         path.write_bytes(data + b"crc_num" + zlib.crc32(data).to_bytes(10, "big"))

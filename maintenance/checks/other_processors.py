@@ -22,12 +22,13 @@ from pathlib import Path
 import numpy as np
 from tqdm import tqdm
 
+from maintenance import ROOT
 from mobilenetv3_common.arguments import MODEL_NAMES
 from sturdyio.cli import ArgumentParser, HelpFormatter, UserError, run
 from sturdyio.files import load_npy
 
 PROG = "other_processors"
-RUN_ALL = Path(__file__).resolve().parents[1] / "steps" / "run_all.py"
+RUN_ALL = ROOT / "steps" / "run_all.py"
 RUNGS = ("01_test_forward", "02_test_data", "03_test_metric", "04_test_loss", "05_test_backward")
 # The first differs most from a processor of today: vectors of 16 bytes at most, no fused multiplication and addition.
 SETTINGS = {

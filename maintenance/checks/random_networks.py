@@ -110,8 +110,12 @@ def results_of(
     """{what: its outputs, gradients and statistics}, by canonical names, in float64 with these weights."""
     if program.side.torch:
         import torch as framework
+
+        to_tensor = framework.from_numpy
     else:
         import paddle as framework
+
+        to_tensor = framework.to_tensor
     with in_float64():
         model, found = built(program), {}
         state = dict(model.state_dict())
@@ -119,7 +123,7 @@ def results_of(
             value = np.ascontiguousarray(held.pack(arrays))
             if program.side.torch:
                 with framework.no_grad():
-                    state[key].copy_(framework.from_numpy(value))
+                    state[key].copy_(to_tensor(value))
             else:
                 state[key].set_value(value)
         model.train() if train else model.eval()
@@ -130,18 +134,15 @@ def results_of(
         given = {}
         for name, raw in inputs.items():
             array = raw.astype(np.float64) if raw.dtype == np.float32 else raw
-            given[name] = framework.from_numpy(array) if program.side.torch else framework.to_tensor(array)
+            given[name] = to_tensor(array)
             if array.dtype == np.float64:
                 given[name].requires_grad = True
         outputs = model(**given)
         outputs = outputs if isinstance(outputs, tuple) else (outputs,)
         total, rng = 0.0, np.random.default_rng([program.tree.seed, 22])
         for i, output in enumerate(outputs):
-            upstream = rng.normal(size=tuple(output.shape))
-            upstream = (
-                framework.from_numpy(np.asarray(upstream)) if program.side.torch else framework.to_tensor(upstream)
-            )
-            total = total + (output * upstream).sum()
+            upstream = np.asarray(rng.normal(size=tuple(output.shape)))
+            total = total + (output * to_tensor(upstream)).sum()
             found[f"output {i}"] = output.detach().numpy()
         total.backward()
         for name, tensor in given.items():

@@ -15,7 +15,6 @@ not be run.
 import argparse
 import json
 import os
-import resource
 import shutil
 import subprocess
 import sys
@@ -27,11 +26,14 @@ from pathlib import Path
 from typing import Any
 
 from maintenance import DOCS, ROOT
+from maintenance.benchmarks.speed import cpu_time
+from maintenance.pages.phrases import code
 from portproof.io.records import save_text
 from sturdyio.cli import ArgumentParser, HelpFormatter, UserError, output_dir, positive_int, run
 
 PROG = "versions"
 PACKAGES = ("sturdyio", "portproof")
+LONGEST = 160  # characters of a message on the page
 
 
 @dataclass(frozen=True)
@@ -257,9 +259,9 @@ def tried(
         python = install(combination, interpreter, wheels, needs, folder)
         command = [python, "-W", "ignore", "-m", "pytest", "-c", "pyproject.toml", "--all", "-n", "2"]
         command += ["-p", "no:cacheprovider", f"--junitxml={report}"]
-        before = cpu_seconds()
+        before = cpu_time()
         done = ran([*command, *selection], cwd=kit, timeout=timeout)
-        seconds, installed = round(cpu_seconds() - before), versions_in(python)
+        seconds, installed = round(cpu_time() - before), versions_in(python)
     except RuntimeError as error:
         return Result(tests, why=str(error))
     except subprocess.TimeoutExpired:
@@ -270,12 +272,6 @@ def tried(
         return Result(tests, installed, failed=[f"the tests: {last_line(done)}"], seconds=seconds)
     passed, skipped, failed = counted(report)
     return Result(tests, installed, passed, skipped, failed, seconds)
-
-
-def cpu_seconds() -> float:
-    """What the children that have ended have used."""
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return used.ru_utime + used.ru_stime
 
 
 def versions_in(python: str) -> dict[str, str]:
@@ -321,8 +317,12 @@ def page(results: Mapping[str, Result], language: str, oldest: str) -> str:
     table = [words["head"], "| --- " * 9 + "|", *rows]
     parts = [f"# {words['title']}", words["switch"], words["intro"], "\n".join(table)]
     parts += [f"## {words['limits']}", "\n".join(f"- {line}" for line in words["lines"])]
-    failures = [f"- {title(COMBINATIONS[name])}: {code(line)}" for name, r in run_ones.items() for line in r.failed]
-    refused = [f"- {title(COMBINATIONS[name])}: {code(result.why)}" for name, result in results.items() if result.why]
+    failures = [
+        f"- {title(COMBINATIONS[name])}: {code(line, LONGEST)}" for name, r in run_ones.items() for line in r.failed
+    ]
+    refused = [
+        f"- {title(COMBINATIONS[name])}: {code(result.why, LONGEST)}" for name, result in results.items() if result.why
+    ]
     left = [f"- {title(COMBINATIONS[name])}" for name in ordered(COMBINATIONS) if name not in results]
     for heading, lines in (("failed", failures), ("refused", refused)):
         if lines:
@@ -352,11 +352,6 @@ def title(combination: Combination) -> str:
     """Its versions in words, the same in every language."""
     names = (f"Python {combination.python}", f"PyTorch {combination.torch}", f"PaddlePaddle {combination.paddle}")
     return ", ".join((*names, f"`numpy{combination.numpy}`"))
-
-
-def code(text: str) -> str:
-    """In Markdown, in one line; the text's own backticks are made quotes."""
-    return f"`{' '.join(text.replace('`', chr(39)).split())[:160]}`"
 
 
 def load_results(path: Path) -> dict[str, Result]:

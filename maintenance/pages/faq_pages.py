@@ -24,76 +24,6 @@ FRAMEWORK_NAMES = {"torch": "PyTorch", "paddle": "PaddlePaddle", "mindspore": "M
 WORDS = {
     "en": {
         "switch": "中文",
-        "topics": dict(
-            zip(
-                TOPICS,
-                (
-                    "Tensors",
-                    "Layers",
-                    "Losses",
-                    "Gradients",
-                    "Optimizers and schedules",
-                    "Weights and state",
-                    "Data",
-                    "Training",
-                    "Several processes",
-                    "Inference",
-                    "Porting",
-                    "MindSpore",
-                ),
-                strict=True,
-            )
-        ),
-        "about": {
-            "tensors": (
-                "Tensors in PyTorch and PaddlePaddle: shapes, copies, slices, "
-                "indexing, products and sums. What differs, and what to write instead."
-            ),
-            "layers": (
-                "Layers of PyTorch and PaddlePaddle: convolution, pooling, batch norm, dropout, "
-                "activations. Which of them compute the same, and which arguments make the others agree."
-            ),
-            "losses": (
-                "Loss functions of PyTorch and PaddlePaddle: cross entropy of extreme logits, "
-                "ignored labels, label smoothing, soft targets. What differs, and what makes it agree."
-            ),
-            "gradients": (
-                "Gradients in PyTorch and PaddlePaddle: how to compute, print, clip and stop them. "
-                "Hooks, in-place operations, second order, and what to do if gradients do not agree."
-            ),
-            "optimizers": (
-                "Optimizers and learning-rate schedules of PyTorch and PaddlePaddle: SGD, AdamW, "
-                "RMSprop, weight decay, parameter groups, warm-up. What differs, and what makes it agree."
-            ),
-            "weights": (
-                "Weights of models in PyTorch and PaddlePaddle: their names, layouts "
-                "and initial distributions, and how to save, load and convert them."
-            ),
-            "data": (
-                "Data in PyTorch and PaddlePaddle: resizing and normalizing images, augmentation, "
-                "loaders, workers, shuffling. What differs, and what to do about errors."
-            ),
-            "training": (
-                "Training in PyTorch and PaddlePaddle: seeds, mixed precision, memory, speed, a loss of "
-                "NaN, an accuracy that deviates. How to repeat a run, and how to make both sides agree."
-            ),
-            "distributed": (
-                "Training with several processes or cards in PyTorch and "
-                "PaddlePaddle: samplers, synchronized batch norm, errors of NCCL."
-            ),
-            "inference": (
-                "Predictions of PyTorch and PaddlePaddle: NaN and ties in `argmax`, "
-                "softmax and `topk`. How to make a model smaller, and how to time its steps."
-            ),
-            "porting": (
-                "Porting a model from PyTorch to PaddlePaddle: calls that Paddle does "
-                "not have, `paddle.compat`, and what to do if the outputs do not agree."
-            ),
-            "mindspore": (
-                "MindSpore: installation, data sets, PyNative and Graph "
-                "mode, errors, speed, training, and weights from PyTorch."
-            ),
-        },
         "faq": "The FAQ that runs",
         "faq_text": (
             "Every question of the documents that people read when they port a model, with the answer as it holds on "
@@ -132,65 +62,6 @@ WORDS = {
     },
     "zh": {
         "switch": "English",
-        "topics": dict(
-            zip(
-                TOPICS,
-                (
-                    "张量",
-                    "网络层",
-                    "损失函数",
-                    "梯度",
-                    "优化器与学习率",
-                    "权重与状态",
-                    "数据",
-                    "训练",
-                    "多进程与多卡",
-                    "推理",
-                    "移植",
-                    "MindSpore",
-                ),
-                strict=True,
-            )
-        ),
-        "about": {
-            "tensors": (
-                "PyTorch 与 PaddlePaddle 的张量：形状、复制、切片、索引、乘积与求和。两边有哪些不同，应当怎样改写。"
-            ),
-            "layers": (
-                "PyTorch 与 PaddlePaddle 的网络层：卷积、池化、"
-                "BatchNorm、dropout、激活函数。哪些计算相同，其余的用哪些参数对齐。"
-            ),
-            "losses": (
-                "PyTorch 与 PaddlePaddle 的损失函数：极端 logits 的交叉熵、"
-                "忽略的标签、标签平滑、软标签。有哪些不同，怎样对齐。"
-            ),
-            "gradients": (
-                "PyTorch 与 PaddlePaddle 的梯度：怎样计算、打印、"
-                "裁剪和截断。还有 hook、原地操作、二阶梯度，以及梯度对不齐时怎么办。"
-            ),
-            "optimizers": (
-                "PyTorch 与 PaddlePaddle 的优化器和学习率策略：SGD、"
-                "AdamW、RMSprop、权重衰减、参数分组、warm-up。有哪些不同，怎样对齐。"
-            ),
-            "weights": "PyTorch 与 PaddlePaddle 的模型权重：名字、布局、初始分布，以及怎样保存、加载和转换。",
-            "data": (
-                "PyTorch 与 PaddlePaddle 的数据：图像的缩放和归一化、"
-                "数据增强、DataLoader、子进程、打乱。有哪些不同，报错时怎么办。"
-            ),
-            "training": (
-                "PyTorch 与 PaddlePaddle 的训练：随机种子、混合精度、"
-                "显存、速度、loss 为 NaN、精度有偏差。怎样重复一次训练，怎样让两边一致。"
-            ),
-            "distributed": "PyTorch 与 PaddlePaddle 的多进程与多卡训练：采样器、同步的 BatchNorm、NCCL 报错。",
-            "inference": (
-                "PyTorch 与 PaddlePaddle 的预测：`argmax`、softmax 和 `topk` 怎样处理 NaN 与并列。"
-                "怎样减小模型，怎样给每一步计时。"
-            ),
-            "porting": (
-                "把 PyTorch 模型移植到 PaddlePaddle：Paddle 没有的 API、`paddle.compat`，以及输出对不齐时怎么办。"
-            ),
-            "mindspore": "MindSpore：安装、数据集、PyNative 与 Graph 模式、报错、速度、训练，以及来自 PyTorch 的权重。",
-        },
         "faq": "能运行的 FAQ",
         "faq_text": (
             "移植模型时大家常读的几份文档里的每一个问题，都有一份在本项目所固定的版本上成立的答案，以及证明它的代码。"
@@ -237,10 +108,11 @@ WORDS = {
 def topic_pages(entries: Sequence[Entry], sources: Iterable[Source]) -> dict[str, str]:
     """The FAQ, a page for each topic and language, by its path in docs/."""
     pages, by_name = {}, {source.name: source for source in sources}
-    for language, words in WORDS.items():
-        for topic in TOPICS:
+    for language in WORDS:
+        for topic, words in TOPICS.items():
             of_topic = [entry for entry in entries if entry.topic == topic]
-            text = [f"# {words['topics'][topic]}", _switch(language, f"faq/{topic}.md", 2), words["about"][topic]]
+            switch = _switch(language, f"faq/{topic}.md", 2)
+            text = [f"# {words['title'][language]}", switch, words["about"][language]]
             pages[f"{language}/faq/{topic}.md"] = _page(
                 [*text, *(_answer(entry, by_name, language) for entry in of_topic)]
             )
@@ -272,7 +144,7 @@ def coverage_pages(entries: Sequence[Entry], sources: Iterable[Source]) -> dict[
     by_question = {name: entry for entry in entries for name in entry.questions}
     pages = {}
     for language, words in WORDS.items():
-        topics = [f"- [{name}]({topic}.md)" for topic, name in words["topics"].items()]
+        topics = [f"- [{of['title'][language]}]({topic}.md)" for topic, of in TOPICS.items()]
         parts = [f"# {words['faq']}", _switch(language, "faq/index.md", 2), words["faq_text"], "\n".join(topics)]
         parts.append(f"## {words['coverage']}")
         for source in sources:
@@ -299,7 +171,7 @@ def catalogue_pages(rows: Sequence[Row]) -> dict[str, str]:
             of_topic = sorted((row for row in rows if row.entry.topic == topic), key=_rarity)
             if of_topic:
                 table = [words["catalogue_head"], "| --- " * 7 + "|", *(_pair(row, words) for row in of_topic)]
-                parts += [f"## {words['topics'][topic]}", "\n".join(table)]
+                parts += [f"## {TOPICS[topic]['title'][language]}", "\n".join(table)]
         pages[f"{language}/{name}"] = _page(parts)
     return pages
 

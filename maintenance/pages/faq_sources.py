@@ -35,20 +35,7 @@ from sturdyio.cli import UserError, existing_dir, existing_file
 
 LANGUAGES = ("en", "zh")
 FRAMEWORKS = ("torch", "paddle", "mindspore")
-TOPICS = (
-    "tensors",
-    "layers",
-    "losses",
-    "gradients",
-    "optimizers",
-    "weights",
-    "data",
-    "training",
-    "distributed",
-    "inference",
-    "porting",
-    "mindspore",
-)
+TOPICS = yaml.safe_load(Path(__file__).with_name("topics.yaml").read_text(encoding="utf-8"))
 STATUSES = ("holds", "changed", "elsewhere")  # of the source's answer; "elsewhere": it takes what is not here
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from pathlib import Path
 
-from sturdyio.files import atomic_path
+from portproof.io.records import save_text
 
 
 def write_or_compare(folder: Path, texts: Mapping[str, str], shown: str, check: bool) -> int:
@@ -16,6 +16,5 @@ def write_or_compare(folder: Path, texts: Mapping[str, str], shown: str, check: 
     for name in stale:
         print(f"{'stale' if check else 'wrote'}: {shown}/{name}")
         if not check:
-            with atomic_path(folder / name) as path:
-                path.write_text(texts[name], encoding="utf-8")
+            save_text(texts[name], folder / name)
     return int(check and bool(stale))

@@ -1,4 +1,4 @@
-"""What programs say in English, in the words of another language, for the pages that are written in both."""
+"""What programs say, for the pages that are written in both languages: in the other's words, or as code."""
 
 import re
 from collections.abc import Mapping
@@ -9,3 +9,8 @@ def phrased(text: str, phrases: Mapping[str, str]) -> str:
     for pattern, replacement in phrases.items():
         text = re.sub(pattern, replacement, text)
     return text
+
+
+def code(text: str, most: int | None = None) -> str:
+    """In Markdown, in one line of at most so many characters; the text's own backticks are made quotes."""
+    return f"`{' '.join(text.replace('`', chr(39)).split())[:most]}`"

@@ -30,6 +30,8 @@ from typing import Any
 from tqdm import tqdm
 
 from maintenance import DOCS
+from maintenance.checks.versions import last_line, ran
+from maintenance.pages.phrases import code
 from sturdyio.cli import ArgumentParser, HelpFormatter, UserError, one_line, positive_int, run
 
 PROG = "converted_ports"
@@ -262,17 +264,11 @@ def prepared(cache: Path) -> Path:
     sources = ["--no-deps", "--target", str(folder / "sources")]
     for arguments in ([f"paconvert=={PACONVERT}"], [*sources, f"timm=={TIMM}"]):
         command = [folder / "bin" / "python", "-m", "pip", "install", "--quiet", *arguments]
-        done = subprocess.run(command, env=own_environment(), capture_output=True, text=True, check=False)
+        done = ran(command)
         if done.returncode:
-            last = (done.stderr.strip().splitlines() or ["no message"])[-1]
-            raise UserError(f"{arguments[-1]} cannot be installed ({last}): check that PyPI can be reached")
+            raise UserError(f"{arguments[-1]} cannot be installed ({last_line(done)}): check that PyPI can be reached")
     (folder / "complete").touch()
     return folder
-
-
-def own_environment() -> dict[str, str]:
-    """For a program of another Python environment than this."""
-    return {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTHONHOME")}
 
 
 def paconvert(environment: Path) -> Callable[[Path, Path], None]:
@@ -281,10 +277,9 @@ def paconvert(environment: Path) -> Callable[[Path, Path], None]:
     def translate(source: Path, target: Path) -> None:
         command = [environment / "bin" / "paconvert", "-i", source, "-o", target, "--log_dir", target.parent / "log"]
         command += OPTIONS
-        done = subprocess.run(command, env=own_environment(), capture_output=True, text=True, check=False)
+        done = ran(command)
         if done.returncode or not target.is_dir():
-            last = (done.stderr.strip() or done.stdout.strip() or "no message").splitlines()[-1]
-            raise UserError(f"PaConvert failed on {source} ({last}): the library may be too new for it")
+            raise UserError(f"PaConvert failed on {source} ({last_line(done)}): the library may be too new for it")
 
     return translate
 
@@ -500,11 +495,6 @@ def changed(wrong: str, right: str, words: Mapping[str, Any]) -> str:
     if wrong and right:
         return f"{code(wrong)} → {code(right)}"
     return f"{words['removed' if wrong else 'added']} {code(wrong or right)}"
-
-
-def code(text: str) -> str:
-    """In Markdown, in one line; the text's own backticks are made quotes."""
-    return f"`{' '.join(text.replace('`', chr(39)).split())}`"
 
 
 def main(args: argparse.Namespace) -> None:

@@ -154,7 +154,6 @@ class Program:
         self.faults: list[tuple[str, str]] = []
         self.fused: set[str] = set()
         self.raw: set[str] = set()  # sites of weights that are no layer's, so that a port may store them transposed
-        self.raw: set[str] = set()  # sites of weights that are no layer's, so that a port may store them transposed
         self.source = self._written()
 
     def drawn(self, what: str, own: Any, options: Sequence[Any]) -> Any:
@@ -243,12 +242,11 @@ class Scope:
         self.names.add(name)
         return name
 
-    def parameter(self, role: str, held: Held, shape: Sequence[int] | None = None, start: str = "normal") -> str:
-        """A raw one -> what it is called; `shape` where it is not the canonical one, with the same order."""
-        if shape is None:
-            width = sum(part[0] for _, part in held.parts)
-            shape = (width, *held.parts[0][1][1:])
-            shape = shape[::-1] if held.turned else shape
+    def parameter(self, role: str, held: Held, start: str = "normal") -> str:
+        """A raw one -> what it is called."""
+        width = sum(part[0] for _, part in held.parts)
+        shape = (width, *held.parts[0][1][1:])
+        shape = shape[::-1] if held.turned else shape
         name = self.name(role)
         self.init.append(f"self.{name} = {self.side.parameter(shape, start)}")
         self.program.tensors[self.path + name] = held

@@ -8,7 +8,7 @@ from fractions import Fraction
 from typing import Any
 
 import numpy as np
-from scipy.special import erf, expit, log_softmax, softmax
+from scipy.special import log_softmax, softmax
 
 from portproof.backends.trace import OUTPUT
 from portproof.compare.ruler import HOPELESS
@@ -17,25 +17,19 @@ from portproof.exported.graph import Node
 from portproof.exported.match import fitting
 from portproof.exported.place import Fault, Search
 from portproof.exported.weights import Weight, changed_weights, recorded_weights
+from portproof.localize import layers
 
 Change = tuple[str, dict[int, Node], dict[str, np.ndarray]]  # words, nodes, constants
 
+LIKE_LAYERS = (
+    *("ReLU", "ReLU6", "hard-swish", "swish", "sigmoid", "hard-sigmoid", "hard-sigmoid with slope 0.2"),
+    *("GELU", "GELU, the tanh approximation", "tanh", "ELU", "softplus"),
+)
 ACTIVATIONS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
     "the identity": lambda x: x,
-    "ReLU": lambda x: np.maximum(x, 0),
-    "ReLU6": lambda x: np.clip(x, 0, 6),
-    "hard-swish": lambda x: x * np.clip(x / 6 + 0.5, 0, 1),
-    "swish": lambda x: x * expit(x),
-    "sigmoid": expit,
-    "hard-sigmoid": lambda x: np.clip(x / 6 + 0.5, 0, 1),
-    "hard-sigmoid with slope 0.2": lambda x: np.clip(x / 5 + 0.5, 0, 1),
-    "GELU": lambda x: x / 2 * (1 + erf(x / math.sqrt(2))),
-    "GELU, the tanh approximation": lambda x: x / 2 * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))),
-    "tanh": np.tanh,
-    "leaky ReLU": lambda x: np.where(x < 0, 0.01 * x, x),
-    "ELU": lambda x: np.where(x < 0, np.expm1(np.minimum(x, 0)), x),
-    "mish": lambda x: x * np.tanh(np.logaddexp(0, x)),
-    "softplus": lambda x: np.logaddexp(0, x),
+    **{name: layers.ACTIVATIONS[name] for name in LIKE_LAYERS},
+    "leaky ReLU": layers.ACTIVATIONS["leaky ReLU, slope 0.01"],
+    "mish": layers.ACTIVATIONS["Mish"],
 }
 ON_TOP: dict[str, Callable[[np.ndarray], np.ndarray]] = {
     "softmax": lambda x: softmax(x, -1),

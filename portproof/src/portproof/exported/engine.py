@@ -93,9 +93,3 @@ def _unseen_sizes(inputs: list[GraphInput], model: RecordedModel) -> Iterator[Ro
             if type(size) is str and len(sizes) == 1:
                 item = Item(f"input {each.name}, axis {axis}: sizes other than {sizes.pop()}", section=ENGINE)
                 yield Row(item, NOT_JUDGED, reason="the graph claims any, and none was recorded (record --also SHAPE)")
-
-
-def problems(inputs: list[GraphInput], given: Mapping[str, np.ndarray]) -> dict[str, Any]:
-    """{input: why the recorded array does not fit}."""
-    found = {each.name: each.problem(given[each.name]) for each in inputs}
-    return {name: words for name, words in found.items() if words}

@@ -13,9 +13,9 @@ from portproof.arrays import largest
 from portproof.backends.trace import OUTPUT
 from portproof.compare import FAIL, NOT_JUDGED, PASS, REFUSED, Item, Row, Verdict, compare, joined, tensor_item
 from portproof.exported.causes import causes_of
-from portproof.exported.engine import in_engine, need_engine, problems
+from portproof.exported.engine import in_engine, need_engine
 from portproof.exported.folding import Origins
-from portproof.exported.graph import Graph, GraphInput, NotEvaluated, graph_inputs
+from portproof.exported.graph import Graph, NotEvaluated, graph_inputs
 from portproof.exported.place import MOST_FAULTS, Fault, Search
 from portproof.exported.preprocessing import compare_preprocessing
 from portproof.exported.reference import Reference, bound
@@ -46,14 +46,14 @@ def judge(
         need_engine()
     inputs = graph_inputs(path)
     given = bound(inputs, model.inputs)
-    misfits = problems(inputs, given)
+    misfits = {each.name: words for each in inputs if (words := each.problem(given[each.name]))}
     notes: list[str] = model.notes()
     verdicts: list[Verdict] = []
     if misfits:
         rows = [Row(Item(f"input {name}", "structure"), FAIL, reason=words) for name, words in misfits.items()]
         verdicts.append(Verdict("structure", rows))
     if not misfits and meaning:
-        verdicts.append(_meaning(path, model, inputs, given))
+        verdicts.append(_meaning(path, model, given))
     if not misfits and engine:
         verdicts.append(in_engine(path, inputs, model))
     if preprocessing is not None:
@@ -64,9 +64,7 @@ def judge(
     return AlignVerdict(TITLE, every.rows, every.refusal, every.location, notes, every.hints, caveats)
 
 
-def _meaning(
-    path: str | Path, model: RecordedModel, inputs: list[GraphInput], given: Mapping[str, np.ndarray]
-) -> Verdict:
+def _meaning(path: str | Path, model: RecordedModel, given: Mapping[str, np.ndarray]) -> Verdict:
     ref = Reference(model)
     try:
         graph = Graph(path)

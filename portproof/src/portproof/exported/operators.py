@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,10 @@ from onnx.reference.ops.op_conv_transpose import ConvTranspose as SlowConvTransp
 from onnx.reference.ops.op_resize import Resize as SlowResize
 from scipy.special import erf, expit
 
+from portproof.localize.layers import ACTIVATIONS
+
 Sizes = Sequence[int]
+Attributes = Mapping[str, Any]
 
 
 def _pads(auto: str | None, pads: Sizes | None, sizes: Sizes, spans: Sizes, strides: Sizes) -> list[tuple[int, int]]:
@@ -24,35 +27,38 @@ def _pads(auto: str | None, pads: Sizes | None, sizes: Sizes, spans: Sizes, stri
     return list(zip(pads[: len(sizes)], pads[len(sizes) :]))
 
 
-def _windows(x: np.ndarray, kernel: Sizes, strides: Sizes, dilations: Sizes) -> np.ndarray:
-    """A view: batch, channels, places ..., kernel ..."""
+def _windows(x: np.ndarray, kernel: Sizes, how: Attributes, fill: float = 0.0) -> tuple[np.ndarray, list]:
+    """(a view: batch, channels, places ..., kernel ...; what is padded before and after each axis).
+
+    Places that `ceil_mode` adds at the end are not among the latter.
+    """
+    strides, dilations = _steps(kernel, how)
     spans = [(k - 1) * d + 1 for k, d in zip(kernel, dilations)]
-    view = np.lib.stride_tricks.sliding_window_view(x, spans, tuple(range(2, x.ndim)))
+    padding, widths = _pads(how.get("auto_pad"), how.get("pads"), x.shape[2:], spans, strides), [(0, 0), (0, 0)]
+    for n, (before, after), span, stride in zip(x.shape[2:], padding, spans, strides):
+        room = n + before + after - span
+        count = -(-room // stride) if how.get("ceil_mode") else room // stride
+        if how.get("ceil_mode") and count * stride >= n + before:  # a window must begin inside
+            count -= 1
+        widths.append((before, after + max(count * stride - room, 0)))
+    view = np.pad(x, widths, constant_values=fill)
+    view = np.lib.stride_tricks.sliding_window_view(view, spans, tuple(range(2, x.ndim)))
     steps = [slice(None, None, n) for n in (*strides, *dilations)]
-    return view[(slice(None), slice(None), *steps)]
+    return view[(slice(None), slice(None), *steps)], padding
+
+
+def _steps(kernel: Sizes, how: Attributes) -> tuple[Sizes, Sizes]:
+    """(strides, dilations) of each axis."""
+    ones = [1] * len(kernel)
+    return how.get("strides") or ones, how.get("dilations") or ones
 
 
 class Conv(OpRun):
     op_domain = ""
 
-    def _run(
-        self,
-        x: np.ndarray,
-        w: np.ndarray,
-        b: np.ndarray | None = None,
-        auto_pad: str | None = None,
-        dilations: Any = None,
-        group: int = 1,
-        kernel_shape: Any = None,
-        pads: Any = None,
-        strides: Any = None,
-    ) -> tuple:
+    def _run(self, x: np.ndarray, w: np.ndarray, b: np.ndarray | None = None, group: int = 1, **how: Any) -> tuple:
         axes = x.ndim - 2
-        kernel, ones = w.shape[2:], [1] * axes
-        strides, dilations = strides or ones, dilations or ones
-        spans = [(k - 1) * d + 1 for k, d in zip(kernel, dilations)]
-        padded = np.pad(x, [(0, 0), (0, 0), *_pads(auto_pad, pads, x.shape[2:], spans, strides)])
-        windows = _windows(padded, kernel, strides, dilations)
+        windows, _ = _windows(x, w.shape[2:], how)
         if w.shape[1] == 1:
             y = self._depthwise(windows, w)
         else:
@@ -64,7 +70,7 @@ class Conv(OpRun):
                     weights = w[g * out : (g + 1) * out]
                     product = np.tensordot(weights, part, ((*range(1, w.ndim),), (1, *kernel_axes)))
                     y[i, g * out : (g + 1) * out] = product[:, 0]
-        return (y if b is None else y + b.reshape(-1, *ones),)
+        return (y if b is None else y + b.reshape(-1, *[1] * axes),)
 
     @staticmethod
     def _depthwise(windows: np.ndarray, w: np.ndarray) -> np.ndarray:
@@ -82,26 +88,14 @@ class ConvTranspose(SlowConvTranspose):
 
     op_domain = ""
 
-    def _run(
-        self,
-        x: np.ndarray,
-        w: np.ndarray,
-        b: np.ndarray | None = None,
-        auto_pad: str | None = None,
-        dilations: Any = None,
-        group: int = 1,
-        kernel_shape: Any = None,
-        output_padding: Any = None,
-        output_shape: Any = None,
-        pads: Any = None,
-        strides: Any = None,
+    def _run(  # type: ignore[override]  # onnx names the attributes
+        self, x: np.ndarray, w: np.ndarray, b: np.ndarray | None = None, **how: Any
     ) -> tuple:
-        if output_shape or auto_pad in ("SAME_UPPER", "SAME_LOWER"):
-            how = auto_pad, dilations, group, kernel_shape, output_padding, output_shape, pads, strides
-            return super()._run(x, w, b, *how)
-        sizes, kernel, ones = x.shape[2:], w.shape[2:], [1] * (x.ndim - 2)
-        strides, dilations = strides or ones, dilations or ones
-        pads, more = pads or [0] * 2 * len(ones), output_padding or [0] * len(ones)
+        if how.get("output_shape") or how.get("auto_pad") in ("SAME_UPPER", "SAME_LOWER"):
+            return super()._run(x, w, b, **how)
+        group, sizes, kernel, ones = how.get("group", 1), x.shape[2:], w.shape[2:], [1] * (x.ndim - 2)
+        strides, dilations = _steps(kernel, how)
+        pads, more = how.get("pads") or [0] * 2 * len(ones), how.get("output_padding") or [0] * len(ones)
         spans = [(n - 1) * s + 1 for n, s in zip(sizes, strides)]
         whole = [n + (k - 1) * d + o for n, k, d, o in zip(spans, kernel, dilations, more)]
         flat = x.reshape(len(x), group, len(w) // group, -1)
@@ -115,104 +109,37 @@ class ConvTranspose(SlowConvTranspose):
         return (y if b is None else y + b.reshape(-1, *ones),)
 
 
-class _Pool(OpRun):
-    def _pooled(
-        self,
-        x: np.ndarray,
-        fill: float,
-        auto_pad: str | None,
-        ceil_mode: int,
-        dilations: Any,
-        kernel_shape: Any,
-        pads: Any,
-        strides: Any,
-    ) -> tuple:
-        """(windows, how many places before and after each axis are padded, those that rounding up adds apart)."""
-        ones = [1] * len(kernel_shape)
-        strides, dilations = strides or ones, dilations or ones
-        spans = [(k - 1) * d + 1 for k, d in zip(kernel_shape, dilations)]
-        padding, more = _pads(auto_pad, pads, x.shape[2:], spans, strides), []
-        for n, (before, after), span, stride in zip(x.shape[2:], padding, spans, strides):
-            room = n + before + after - span
-            count = -(-room // stride) if ceil_mode else room // stride
-            if ceil_mode and count * stride >= n + before:  # a window must begin inside
-                count -= 1
-            more.append(max(count * stride - room, 0))
-        widths = [(before, after + extra) for (before, after), extra in zip(padding, more)]
-        padded = np.pad(x, [(0, 0), (0, 0), *widths], constant_values=fill)
-        return _windows(padded, kernel_shape, strides, dilations), padding, more
-
-
-class MaxPool(_Pool):
+class MaxPool(OpRun):
     op_domain = ""
 
-    def _run(
-        self,
-        x: np.ndarray,
-        auto_pad: str | None = None,
-        ceil_mode: int = 0,
-        dilations: Any = None,
-        kernel_shape: Any = None,
-        pads: Any = None,
-        storage_order: int = 0,
-        strides: Any = None,
-    ) -> tuple:
-        windows = self._pooled(x, -np.inf, auto_pad, ceil_mode, dilations, kernel_shape, pads, strides)[0]
+    def _run(self, x: np.ndarray, kernel_shape: Sizes, **how: Any) -> tuple:
+        windows, _ = _windows(x, kernel_shape, how, -np.inf)
         return (windows.max(tuple(range(x.ndim, windows.ndim))),)
 
 
-class AveragePool(_Pool):
+class AveragePool(OpRun):
     op_domain = ""
 
-    def _run(
-        self,
-        x: np.ndarray,
-        auto_pad: str | None = None,
-        ceil_mode: int = 0,
-        count_include_pad: int = 0,
-        dilations: Any = None,
-        kernel_shape: Any = None,
-        pads: Any = None,
-        strides: Any = None,
-    ) -> tuple:
-        how = auto_pad, ceil_mode, dilations, kernel_shape, pads, strides
-        windows, padding, _ = self._pooled(x, 0.0, *how)
+    def _run(self, x: np.ndarray, kernel_shape: Sizes, **how: Any) -> tuple:
+        windows, padding = _windows(x, kernel_shape, how)
         axes = tuple(range(x.ndim, windows.ndim))
         counted = np.ones((1, 1, *x.shape[2:]))
-        if count_include_pad:
+        if how.get("count_include_pad"):
             counted = np.pad(counted, [(0, 0), (0, 0), *padding], constant_values=1.0)
-            how = None, ceil_mode, dilations, kernel_shape, None, strides
-        return (windows.sum(axes) / self._pooled(counted, 0.0, *how)[0].sum(axes),)
-
-
-class Erf(OpRun):
-    op_domain = ""
-
-    def _run(self, x: np.ndarray) -> tuple:
-        return (erf(x),)
-
-
-class Sigmoid(OpRun):
-    op_domain = ""
-
-    def _run(self, x: np.ndarray) -> tuple:
-        return (expit(x),)
+            how |= {"auto_pad": None, "pads": None}
+        return (windows.sum(axes) / _windows(counted, kernel_shape, how)[0].sum(axes),)
 
 
 class Gelu(OpRun):
     op_domain = ""
 
     def _run(self, x: np.ndarray, approximate: str = "none") -> tuple:
-        if approximate == "tanh":
-            return (x / 2 * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))),)
-        return (x / 2 * (1 + erf(x / math.sqrt(2))),)
+        return (ACTIVATIONS["GELU, the tanh approximation" if approximate == "tanh" else "GELU"](x),)
 
 
-class HardSwish(OpRun):
-    op_domain = ""
-
-    def _run(self, x: np.ndarray) -> tuple:
-        return (x * np.clip(x / 6 + 0.5, 0, 1),)
+def _by_element(name: str, function: Callable[[np.ndarray], np.ndarray]) -> type[OpRun]:
+    """The operator of this name, of one input and no attributes."""
+    return type(name, (OpRun,), {"op_domain": "", "_run": lambda _, x: (function(x),)})
 
 
 class Resize(SlowResize):
@@ -282,4 +209,13 @@ def _cubic(d: np.ndarray, a: float) -> np.ndarray:
     return np.where(d <= 1, near, ((a * d - 5 * a) * d + 8 * a) * d - 4 * a)
 
 
-OPERATORS = [Conv, ConvTranspose, MaxPool, AveragePool, Erf, Sigmoid, Gelu, HardSwish, Resize]
+BY_ELEMENT = {"Erf": erf, "Sigmoid": expit, "HardSwish": ACTIVATIONS["hard-swish"]}
+OPERATORS = [
+    Conv,
+    ConvTranspose,
+    MaxPool,
+    AveragePool,
+    Gelu,
+    Resize,
+    *map(_by_element, BY_ELEMENT, BY_ELEMENT.values()),
+]

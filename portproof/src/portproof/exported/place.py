@@ -81,18 +81,13 @@ class Search:
         """`results`: of a run of the graph that gives more than that."""
         matcher = Matcher(self.wanted, self.moved)
         for name, array in {**self.given, **self.graph.constants, **replaced}.items():
-            if array.size:
-                matcher.see(name, array)
+            matcher.see(name, array)
         outputs = {name: replaced[name] for name in self.graph.outputs if name in replaced}
         for name, array in results or self.graph.run(self.given, replaced):
-            if array.size:
-                matcher.see(name, array)
+            matcher.see(name, array)
             if name in self.graph.outputs:
                 outputs[name] = array
-        return self._found(matcher.found, outputs)
-
-    def _found(self, matches: Mapping[int, Match], outputs: Mapping[str, np.ndarray]) -> Found:
-        return Found(matches, outputs, self.moved, self._is_right(outputs))
+        return Found(matcher.found, outputs, self.moved, self._is_right(outputs))
 
     def _is_right(self, outputs: Mapping[str, np.ndarray]) -> bool:
         ref = self.ref.run.output
@@ -164,7 +159,7 @@ class Search:
                 self.matches[key] = replace(certain[key], difference=difference, atol=limit)
             if name in self.graph.outputs:
                 outputs[name] = array
-        alone = self._found(self.matches, outputs)
+        alone = Found(self.matches, outputs, self.moved, self._is_right(outputs))
         if not self.faults:
             self.first = alone
         self.faults += self._faults_of(off)
@@ -191,8 +186,7 @@ class Search:
         wanted = {key: (array, NEAR * largest(array)) for key, (array, _) in self.wanted.items()}
         matcher = Matcher({key: each for key, each in wanted.items() if key not in self.matches})
         for name, array in self.graph.run(self.given, self.replaced):
-            if array.size:
-                matcher.see(name, array)
+            matcher.see(name, array)
         return matcher.found
 
     def _certain(self, matches: Mapping[int, Match]) -> dict[int, Match]:

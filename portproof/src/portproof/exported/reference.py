@@ -56,12 +56,12 @@ class Reference:
     @cached_property
     def outputs(self) -> list[Output]:
         """In the order in which the calls ended; the model's own is not among them."""
-        found, atol = [], self._atol()
+        found = []
         for label, call in sorted(self.calls.items(), key=lambda item: self._ends[item[0]]):
             for i, array in enumerate(call.outputs if label != OUTPUT else ()):
                 name = label + call.places[i] if len(call.outputs) > 1 else label
                 if array.dtype.kind == "f" and array.size:
-                    found.append(Output(name, label, array, atol[name]))
+                    found.append(Output(name, label, array, self._atol[name]))
         return found
 
     @cached_property
@@ -72,6 +72,7 @@ class Reference:
             order[name.partition("[")[0]] = i
         return {label: order.get(label, len(order)) for label in self.calls}
 
+    @cached_property
     def _atol(self) -> dict[str, float]:
         """The ruler's limits of float64, from the runs that were recorded (see compare/ruler.py)."""
         found = {label: SEMANTIC_RTOL * largest(array) for label, array in self.run.trace.outputs.items()}
@@ -94,9 +95,8 @@ class Reference:
     @cached_property
     def atol_of_outputs(self) -> list[float]:
         """Of what the model returns."""
-        atol = self._atol()
         places = self.run.places
-        return [atol[OUTPUT + place if len(places) > 1 else OUTPUT] for place in places]
+        return [self._atol[OUTPUT + place if len(places) > 1 else OUTPUT] for place in places]
 
     def enclosing(self, label: str) -> list[str]:
         """The calls around a call, the innermost first, without the model's own."""

@@ -241,11 +241,11 @@ def run_all(
         results.append(result)
         print(flush=True)
         with suppress(Exception):  # else the page draws them, and says what is wrong
-            from portproof.report.page import translation  # not before the first rung: it imports libraries
+            from portproof.report.page import LANGUAGES  # not before the first rung: it imports libraries
             from portproof.report.plots import plots_of
 
             if result.rung is not None:
-                plots = plots_of(result.rung, f"r{len(results)}", translation(language))
+                plots = plots_of(result.rung, f"r{len(results)}", LANGUAGES[language])
                 results[-1] = replace(result, plots=plots)
     ladder = LadderResult(results, environment | backend("torch").about(device))
     name_width = max([17, *(len(rung.name) for rung in results)])

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, get_args, get_origin, get_type_hints
@@ -20,6 +20,7 @@ from portproof.backends.slots import Module, Slot
 from portproof.backends.trace import OUTPUT, MaybeArray, ModuleCall, Trace
 from portproof.backends.values import Store, decode, encode, fetch
 from portproof.convert.rules import identity
+from portproof.ladder.pairs.as_built import AsBuilt
 from portproof.mapping.fingerprint import Fingerprint
 from sturdyio.cli import printable
 from sturdyio.files import most_memory
@@ -33,7 +34,7 @@ def _forms(kind: type) -> dict[str, Any]:
     return {name: form for name, form in get_type_hints(kind).items() if name not in UNWRITTEN}
 
 
-FORMS = {kind: _forms(kind) for kind in (Slot, Module, Draw, Dropped, ModuleCall, Trace, Run, Fingerprint)}
+FORMS = {kind: _forms(kind) for kind in (Slot, Module, Draw, Dropped, ModuleCall, Trace, Run, AsBuilt, Fingerprint)}
 MAKERS = {Slot: partial(Slot, change=identity)}  # for an unwritten field without a default
 
 
@@ -50,7 +51,7 @@ def write(form: Any, value: Any, store: Store, like: Any = None) -> Any:
     if form in FORMS:
         fields = FORMS[form].items()
         return {name: write(each, getattr(value, name), store, (like or {}).get(name)) for name, each in fields}
-    if kind is dict:
+    if kind in (dict, Mapping):
         return {key: write(inside[1], item, store, (like or {}).get(key)) for key, item in value.items()}
     if kind in (list, tuple, set):
         others = dict(enumerate(like or ()))
@@ -87,7 +88,7 @@ class Reader:
         if form in FORMS:
             fields = {name: self.read(each, node[name]) for name, each in FORMS[form].items()}
             return MAKERS.get(form, form)(**fields)
-        if kind is dict:
+        if kind in (dict, Mapping):
             return {text_of(key): self.read(inside[1], item) for key, item in _checked(node, dict).items()}
         if kind in (list, tuple, set):
             return kind(self.read(inside[0], item) for item in _checked(node, list))

@@ -169,12 +169,7 @@ class RecordedModel(Model):
         self.branches = read(dict[str, dict[str, bool]], header["branches"])
         self.conditions = set(read(list[str], header["conditions"]))
         self.is_watched = read(bool, header["is_watched"])
-        built = header["as_built"]
-        self.as_built = AsBuilt(
-            read(dict[str, np.ndarray], built["constants"]),
-            read(dict[str, str], built["others"]),
-            read(bool, built["rebuilt"]),
-        )
+        self.as_built = read(AsBuilt, header["as_built"])
         self.fingerprint = next(iter(read(list[Fingerprint], header["fingerprint"])), None)
         self._answers = dict(header["answers"])  # {question's key: answers as written}
         self._check()

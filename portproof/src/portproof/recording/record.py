@@ -22,7 +22,7 @@ from portproof.backends.slots import Module
 from portproof.backends.trace import CALLS, OUTPUTS, UPSTREAM, Inputs, ModuleCall, checked_inputs
 from portproof.backends.values import Store, encode, is_written
 from portproof.compare.ruler import RUNS, UNIT_ROUNDOFF
-from portproof.ladder.pairs.as_built import as_built
+from portproof.ladder.pairs.as_built import AsBuilt, as_built
 from portproof.ladder.pairs.pair import (
     MODES,
     Options,
@@ -80,6 +80,7 @@ class Recorder(Model):
         put = self.store.put
         whole = {slot.tensor: slot for slot in self.model.slots.values()}
         keys = {slot.key: slot.tensor for slot in whole.values()}
+        constants = {key: whole[key].read(array) for key, array in built.constants.items()}
         # Library layers have PyTorch's names.
         named = [replace(each, type=framework.layers.torch_type(each.type)) for each in self.modules.values()]
         self.header: dict[str, Any] = {
@@ -102,11 +103,7 @@ class Recorder(Model):
             "conditions": sorted(self.model.conditions),
             "is_watched": self.model.is_watched,
             "constants": {key: put(array) for key, array in self.model.unsaved_constants().items()},
-            "as_built": {
-                "constants": {key: put(whole[key].read(array)) for key, array in built.constants.items()},
-                "others": built.others,
-                "rebuilt": built.rebuilt,
-            },
+            "as_built": write(AsBuilt, replace(built, constants=constants), self.store),
         }
         own = self.store.nbytes  # of weights and inputs
         self.model.float32_data = self.model.rounded_constants().keys()

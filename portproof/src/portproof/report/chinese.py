@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from functools import cache
 
+from portproof.report import text
+
 CHINESE = {
     "all steps": "全部步骤",
     "All {:,} items of {} steps are within their limits.": "{1} 个步骤的全部 {0:,} 个比较项都在阈值以内。",
@@ -109,62 +111,45 @@ CHINESE = {
     "top-1 in training": "训练 top-1",
     "top-1 in evaluation": "评估 top-1",
     "value": "值",
-    "the classifier, or a function between modules (flatten, residual)": "分类层，或模块之间的函数（flatten、残差）",
-    "stride, padding, dilation or groups; a weight that was not loaded or was loaded into another layer": "stride、"
-    "padding、dilation 或 groups；权重没有加载，或加载到了别的层",
-    "epsilon; running statistics not loaded (running_mean is _mean in Paddle); train for eval mode": "epsilon；"
-    "滑动统计量没有加载（running_mean 在 Paddle 中叫 _mean）；该用 eval 模式却用了 train 模式",
-    "weight not transposed (Paddle keeps it as in_features x out_features); bias missing": "权重没有转置（"
-    "Paddle 的形状是 in_features x out_features）；缺少 bias",
-    "another activation (ReLU6, hard-swish)": "激活函数不同（ReLU6、hard-swish）",
-    "another activation (swish, ReLU); hard-swish with other constants": "激活函数不同（swish、ReLU）；"
-    "hard-swish 的常数不同",
-    "slope (Paddle's default is 0.1666667, not 1/6) or offset; sigmoid in its place": "slope（Paddle 默认为 "
-    "0.1666667，不是 1/6）或 offset；误用 sigmoid",
-    "max for average pooling; a pool over the wrong axes": "平均池化误为最大池化；池化的轴不对",
-    "whether padding counts in the mean (Paddle's exclusive=True leaves it out); ceil_mode": "平均时是否计入 "
-    "padding（Paddle 的 exclusive=True 不计入）；ceil_mode",
-    "padding, ceil_mode": "padding、ceil_mode",
-    "active in eval mode; outputs scaled at another time (Paddle's downscale_in_infer)": "在 eval 模式下仍然生效"
-    "；缩放的时机不同（Paddle 的 downscale_in_infer）",
-    "the gate added instead of multiplied, or applied to another tensor": "门控应相乘却相加，或作用于别的张量",
-    "the residual connection missing, or present where channels or stride change": "缺少残差连接，或在通道数或 "
-    "stride 改变处多了残差连接",
-    "order of convolution, normalization and activation": "卷积、归一化与激活的顺序",
-    "batch-norm momentum: Paddle's is the share of the OLD value, 1 - PyTorch's": "BatchNorm 的 momentum：Paddle "
-    "的是旧值的权重，等于 1 减去 PyTorch 的",
-    "biased instead of unbiased batch variance (factor n / (n - 1)); batch-norm momentum convention": "用了有偏而"
-    "不是无偏的方差（相差 n / (n - 1) 倍）；BatchNorm momentum 的约定",
-    "batch norm in eval mode, or statistics not updated": "BatchNorm 处于 eval 模式，或统计量没有更新",
-    "a layer missing, added or of another size; another width, kernel or number of classes": "缺少或多出一层，或"
-    "层的大小不同；宽度、卷积核或类别数不同",
-    "dropout probability, or its mode (Paddle: upscale_in_train)": "dropout 的概率或模式（Paddle：upscale_in_train）",
-    "the schedule is not attached to the optimizer, not stepped, or stepped at another time; gamma": "学习率策略"
-    "没有交给优化器、没有 step，或 step 的时机不同；gamma",
-    "an operation whose backward differs; a gradient not cleared, or scaled by the batch": "某个运算的反向不同；"
-    "梯度没有清零，或按 batch size 缩放",
-    "optimizer formula: epsilon, weight decay, momentum, nesterov, learning rate of one group; clipping by parameter "
-    "group (Paddle's ClipGradByGlobalNorm clips each group by its own norm)": "优化器公式：epsilon、权重衰减、"
-    "momentum、nesterov、某一组的学习率；按参数组裁剪梯度（Paddle 的 ClipGradByGlobalNorm 用每组自己的范数裁剪该组）",
-    "criterion: axis, reduction, label smoothing; or logits that differ (run 01_test_forward)": "损失函数：axis"
-    "、reduction、标签平滑；或 logits 本身不同（运行 01_test_forward）",
-    "ties, the k of top-k, the last partial batch, an average of averages": "并列值、top-k 的 k、不满的最后一个 batch"
-    "、平均值的平均",
-    "a last batch that is not full left out (drop_last), or images counted twice": "丢弃了不满的最后一个 batch（"
-    "drop_last），或重复计数",
-    "class folders or files listed in another order, or filtered by suffix": "类别文件夹或文件的列出顺序不同，或"
-    "按后缀过滤",
-    "class folders sorted otherwise; labels off by one; samples in another order": "类别文件夹的排序不同；标签差"
-    " 1；样本顺序不同",
-    "reset_parameters not called or past this layer; fan-in or the fan of a group, another gain, no normal; an "
-    "initializer that is built and dropped (Paddle's nn.initializer.Normal(weight) fills nothing)": "没有调用 "
-    "reset_parameters 或跳过了这一层；fan-in 或分组的 fan、gain 不同、不是正态分布；初始化器建好却没有使用（"
-    "Paddle 的 nn.initializer.Normal(weight) 不会填充）",
-    "one draw used twice: broadcast, or the generator seeded again": "同一次随机抽取用了两次：广播，或生成器重新设种子",
-    "a generator that the seed does not reach (NumPy's, or one made anew)": "seed 管不到的生成器（NumPy 的，或新建的）",
-    "weight decay, momentum, learning rate, or the statistics' momentum over a whole run": "整个训练过程中的权重"
-    "衰减、momentum、学习率，或统计量的 momentum",
 }
+
+# Of the usual causes, by their keys.
+CAUSES = {
+    "output": "分类层，或模块之间的函数（flatten、残差）",
+    "Conv2d": "stride、padding、dilation 或 groups；权重没有加载，或加载到了别的层",
+    "BatchNorm2d": "epsilon；滑动统计量没有加载（running_mean 在 Paddle 中叫 _mean）；该用 eval 模式却用了 train 模式",
+    "Linear": "权重没有转置（Paddle 的形状是 in_features x out_features）；缺少 bias",
+    "ReLU": "激活函数不同（ReLU6、hard-swish）",
+    "Hardswish": "激活函数不同（swish、ReLU）；hard-swish 的常数不同",
+    "Hardsigmoid": "slope（Paddle 默认为 0.1666667，不是 1/6）或 offset；误用 sigmoid",
+    "AdaptiveAvgPool2d": "平均池化误为最大池化；池化的轴不对",
+    "AvgPool2d": "平均时是否计入 padding（Paddle 的 exclusive=True 不计入）；ceil_mode",
+    "MaxPool2d": "padding、ceil_mode",
+    "Dropout": "在 eval 模式下仍然生效；缩放的时机不同（Paddle 的 downscale_in_infer）",
+    "SqueezeExcitation": "门控应相乘却相加，或作用于别的张量",
+    "InvertedResidual": "缺少残差连接，或在通道数或 stride 改变处多了残差连接",
+    "Conv2dNormActivation": "卷积、归一化与激活的顺序",
+    "buffer running_mean": "BatchNorm 的 momentum：Paddle 的是旧值的权重，等于 1 减去 PyTorch 的",
+    "buffer running_var": "用了有偏而不是无偏的方差（相差 n / (n - 1) 倍）；BatchNorm momentum 的约定",
+    "buffer num_batches_tracked": "BatchNorm 处于 eval 模式，或统计量没有更新",
+    "structure": "缺少或多出一层，或层的大小不同；宽度、卷积核或类别数不同",
+    "dropout": "dropout 的概率或模式（Paddle：upscale_in_train）",
+    "lr": "学习率策略没有交给优化器、没有 step，或 step 的时机不同；gamma",
+    "gradient": "某个运算的反向不同；梯度没有清零，或按 batch size 缩放",
+    "parameter": "优化器公式：epsilon、权重衰减、momentum、nesterov、某一组的学习率；按参数组裁剪梯度（"
+    "Paddle 的 ClipGradByGlobalNorm 用每组自己的范数裁剪该组）",
+    "loss": "损失函数：axis、reduction、标签平滑；或 logits 本身不同（运行 01_test_forward）",
+    "metric": "并列值、top-k 的 k、不满的最后一个 batch、平均值的平均",
+    "samples": "丢弃了不满的最后一个 batch（drop_last），或重复计数",
+    "files": "类别文件夹或文件的列出顺序不同，或按后缀过滤",
+    "label": "类别文件夹的排序不同；标签差 1；样本顺序不同",
+    "distribution": "没有调用 reset_parameters 或跳过了这一层；fan-in 或分组的 fan、gain 不同、不是正态分布；"
+    "初始化器建好却没有使用（Paddle 的 nn.initializer.Normal(weight) 不会填充）",
+    "independence": "同一次随机抽取用了两次：广播，或生成器重新设种子",
+    "seed": "seed 管不到的生成器（NumPy 的，或新建的）",
+    "trajectory": "整个训练过程中的权重衰减、momentum、学习率，或统计量的 momentum",
+}
+CHINESE |= {text.CAUSES[key]: words for key, words in CAUSES.items()}
 
 # Lines of the text report and cells of its tables. `{}` is a name or a number and stays as it is, but for MODEL, and
 # `{list}` may have several; `{text}` is translated if it can be, `{known}` has to be. The longest that fits counts.
@@ -269,14 +254,10 @@ LINES = {
     "the {text}'s number there is near the root of {} times the {text}'s: {text}?": (
         "那里{0}的数约为{2}的 {1} 的平方根倍：{3}？"
     ),
-    "the gain of ReLU, on one side": "只有一边用了 ReLU 的 gain",
-    "a bound of uniform numbers given as a standard deviation, or the other way round": (
-        "把均匀分布的界当作标准差，或者相反"
-    ),
-    "a=sqrt(5) of kaiming_uniform_ given as a gain": "把 kaiming_uniform_ 的 a=sqrt(5) 当作 gain",
-    "kaiming_uniform_ without the a=sqrt(5) of PyTorch's own layers": (
-        "kaiming_uniform_ 没有 PyTorch 自己的层所用的 a=sqrt(5)"
-    ),
+    text.GAINS[2]: "只有一边用了 ReLU 的 gain",
+    text.GAINS[3]: "把均匀分布的界当作标准差，或者相反",
+    text.GAINS[5]: "把 kaiming_uniform_ 的 a=sqrt(5) 当作 gain",
+    text.GAINS[6]: "kaiming_uniform_ 没有 PyTorch 自己的层所用的 a=sqrt(5)",
     # cells
     "equal": "相等",
     "unequal": "不相等",
@@ -303,10 +284,8 @@ LINES = {
     "{} branches never entered": "{} 个分支从未进入",
     "{} buffer not compared": "{} 个 buffer 没有比较",
     "{} buffers not compared": "{} 个 buffer 没有比较",
-    "there {} of {} gradients differ": "那里 {1} 个梯度中有 {0} 个有差异",
-    "there {} of {} gradients differ, all in {}": "那里 {1} 个梯度中有 {0} 个有差异，都在 {2} 中",
-    "there {} of {} parameters differ": "那里 {1} 个参数中有 {0} 个有差异",
-    "there {} of {} parameters differ, all in {}": "那里 {1} 个参数中有 {0} 个有差异，都在 {2} 中",
+    "there {} of {} {text}s differ": "那里 {1} 个{2}中有 {0} 个有差异",
+    "there {} of {} {text}s differ, all in {}": "那里 {1} 个{2}中有 {0} 个有差异，都在 {3} 中",
     # reasons
     "accepted": "已接受",
     "accepted: {}": "已接受：{}",
@@ -459,7 +438,6 @@ LINES = {
     "it takes the maximum, not the mean": "它取最大值，而不是平均值",
     "it takes the mean, not the maximum": "它取平均值，而不是最大值",
     "ceil_mode is {}": "ceil_mode 是 {}",
-    "mode is {}, not {}": "mode 是 {}，而不是 {}",
     "it resizes with {}, not {}": "它用 {} 缩放，而不是 {}",
     # of others
     "it has no padding_idx: row {} gets a gradient": "它没有 padding_idx：第 {} 行得到了梯度",

@@ -48,11 +48,6 @@ def most_telling(rows: Sequence[Row], most: int) -> Sequence[Row]:
     return sorted(rows, key=text.badness, reverse=True)[:most]
 
 
-def translation(language: str) -> Callable[[str], str]:
-    """From the page's English to `language`, a key of LANGUAGES; what it does not know stays as it is."""
-    return LANGUAGES[language]
-
-
 def render_page(result: LadderResult, language: str = "en") -> str:
     checks = sum(len(rung.verdicts) for rung in result.rungs)
     most = max(FEWEST, MOST // max(checks, 1))
@@ -64,11 +59,11 @@ def render_page(result: LadderResult, language: str = "en") -> str:
         undefined=jinja2.StrictUndefined,
     )
     functions = (failing_first, most_telling, picture_row, plots_of, share, worst_share)
-    environment.filters["translated"] = translation(language)
+    environment.filters["translated"] = LANGUAGES[language]
     environment.globals |= {function.__name__: function for function in functions}
     environment.globals |= {"text": text, "PASS": PASS, "FAIL": FAIL, "REFUSED": REFUSED, "STYLES": STYLES}
     return environment.get_template("report.html.j2").render(
-        result=result, language=language, most=most, _=translation(language)
+        result=result, language=language, most=most, _=LANGUAGES[language]
     )
 
 
