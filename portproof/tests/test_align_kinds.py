@@ -403,6 +403,37 @@ def test_a_reference_that_writes_into_its_own_weights(bug):
         assert_passes(ref, port, normal(2, 3, 6, 6), **how)
 
 
+@pytest.mark.parametrize("bug", ["", "not"])
+def test_a_reference_that_writes_into_its_own_weights_when_it_trains(bug):
+    """A critic's are clipped; statistics by hand stay those of a variance."""
+
+    def code(m, x):
+        if m.training:
+            with torch.no_grad():
+                m.fc.weight.clamp_(-0.125, 0.125)
+                m.var.mul_(0.9).add_(0.1 * x.var(0))
+        return m.fc(x / m.var.sqrt())
+
+    def port_code(m, x):
+        if m.training:
+            if not bug:
+                m.fc.weight.set_value(m.fc.weight.clip(-0.125, 0.125))
+            with paddle.no_grad():
+                m.var.set_value(0.9 * m.var + 0.1 * x.var(0))
+        return m.fc(x / m.var.sqrt())
+
+    ref = Ref(code, fc=T.Linear(6, 3, bias=False))
+    port = Port(port_code, fc=P.Linear(6, 3, bias_attr=False))
+    ref.var = T.Parameter(torch.tensor([1e-3, 1e-3, 1e-3, 2.0, 2.0, 2.0]), requires_grad=False)
+    port.var = port.create_parameter([6])
+    port.var.set_value(ref.var.numpy())
+    port.var.stop_gradient = True
+    if bug:
+        assert_fails(ref, port, normal(8, 6), at="")
+    else:
+        assert_passes(ref, port, normal(8, 6))
+
+
 def test_an_error_in_the_backward_pass_is_the_block_s_that_raises_it():
     """Paddle's matmul cannot take its own broadcast back; the forward pass agrees."""
 

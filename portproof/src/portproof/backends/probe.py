@@ -175,7 +175,7 @@ def probe_weights(
 def _undo_what_it_writes(model: nn.Module, call: ModuleCall, seed: int) -> None:
     """Move parameters that the model's own forward pass changes, such as a masked kernel: a port has to, too.
 
-    By a tenth of their mean size, if a pass in eval mode changes that. Those of a large model are not tried.
+    By a tenth of their mean size, if a pass in either mode changes that. Those of a large model are not tried.
     """
     parameters = [each for each in model.parameters() if each.is_floating_point() and each.numel()]
     if sum(parameter.numel() for parameter in parameters) > LARGE:
@@ -186,16 +186,18 @@ def _undo_what_it_writes(model: nn.Module, call: ModuleCall, seed: int) -> None:
     for parameter, shift in zip(parameters, shifts):
         parameter.add_(shift)
     was_training = model.training
-    model.eval()
-    with suppress(Exception), backend("torch").runs.seeded(seed):  # it may not run in that mode, or with these numbers
-        model(*call.args, **call.kwargs)
+    for train in (False, True):
+        model.train(train)
+        with suppress(Exception), backend("torch").runs.seeded(seed):  # it may not run so, or with these numbers
+            model(*call.args, **call.kwargs)
     model.train(was_training)
     drawn = torch.Generator().manual_seed(seed)
     for parameter, own, shift in zip(parameters, before, shifts):
         is_written = not torch.equal(parameter, own + shift)
         parameter.copy_(own)
-        if is_written:
-            parameter.add_(shift * torch.empty(own.shape).uniform_(-1, 1, generator=drawn).to(own))
+        if is_written:  # a variance stays positive
+            lowest = 0 if (own >= 0).all() else -1
+            parameter.add_(shift * torch.empty(own.shape).uniform_(lowest, 1, generator=drawn).to(own))
     for name, buffer in model.named_buffers():
         if name in buffers and buffers[name].shape == buffer.shape:
             buffer.copy_(buffers[name])
