@@ -20,7 +20,7 @@ from portproof.backends.masks import Masks, no_masks
 from portproof.backends.trace import map_tensors
 from portproof.compare import PASS, Item, Items, Row, Verdict, compare, tensor_item
 from portproof.compare.ruler import SEMANTIC_RTOL, U64, Distances, Ruler, S, largest, summed_noise_floor
-from portproof.ladder.rung import QUIET, Ended, Rung, needed, on_rung, processor_time, reference_name
+from portproof.ladder.rung import QUIET, Ended, Rung, names_back, needed, on_rung, processor_time, reference_name
 from sturdyio.cli import UserError
 
 # A second run of the reference measures the growth of rounding: inputs and parameters move by one ulp before each step.
@@ -146,8 +146,7 @@ def _compare(rung: Rung, ref: Run, port: Run, names: Mapping[str, str], what: st
     check_fp64(fp64_ref, names)
     moved, _ = rung.of_ref(what_runs, run_of, ref, "torch", {}, moves=True)
     growth = growth_of(rung, fp64_ref, moved)
-    back = {port_name: name for name, port_name in names.items()}
-    port_items, port_masks = needed(rung.of_port(what_runs, run_of, port, "paddle", back))
+    port_items, port_masks = needed(rung.of_port(what_runs, run_of, port, "paddle", names_back(names)))
     if ref_masks and port_masks and not _compare_dropout(rung, ref_masks, port_masks):
         return False
     steps = fp64_ref[LOSS].size
