@@ -20,8 +20,8 @@ from portproof.io.cli import resolve
 from portproof.ladder import workers
 from portproof.ladder.rung import Rung
 from portproof.ladder.rungs import processes
-from portproof.ladder.rungs.parallel_step import data_parallel_step
 from portproof.ladder.rungs.processes import Processes, dist, strided_shares
+from portproof.ladder.rungs.ready_made import data_parallel_step
 from portproof.ladder.workers import Outcome, launch, record_of
 from sturdyio.cli import UserError
 
@@ -163,7 +163,7 @@ def test_a_step_of_one_process_is_recorded_in_eval_mode(framework):
 def test_a_batch_that_cannot_be_shared_is_one_clear_line(variables, monkeypatch):
     for name, value in zip(variables, "12"):
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr("portproof.ladder.rungs.parallel_step.join_group", lambda join, leave: None)
+    monkeypatch.setattr("portproof.ladder.rungs.ready_made.join_group", lambda join, leave: None)
     with pytest.raises(UserError, match=r"2 processes cannot share a batch of 3 samples equally"):
         data_parallel_step(torch.nn.Linear(3, 2), lambda model: [model], [np.zeros((3, 3))], "float32")
 

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from portproof.compare import FAIL, PASS, REFUSED, ruler
 from portproof.ladder.pairs.pair import same_weights
 from portproof.ladder.rung import Rung
-from portproof.ladder.rungs.plain_steps import plain_steps
+from portproof.ladder.rungs.ready_made import plain_steps
 from portproof.ladder.rungs.training_step import accumulation, backward, epoch
 from portproof.python39 import zip_strict
 from sturdyio.cli import UserError

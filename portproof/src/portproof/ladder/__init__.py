@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from portproof.ladder.all_rungs import Planned, run_all
     from portproof.ladder.pairs.named import draw_inputs, model_factory
     from portproof.ladder.pairs.pair import same_weights
-    from portproof.ladder.precision import to_float64
     from portproof.ladder.rung import Rung, run_rung, rung_parser, to_fill_in
     from portproof.ladder.rungs.batches import (
         by_sample,
@@ -36,9 +35,8 @@ if TYPE_CHECKING:
     from portproof.ladder.rungs.initial import Constant, Normal, Uniform, init
     from portproof.ladder.rungs.metrics import evaluation, loss, metric
     from portproof.ladder.rungs.optimizers import optimizer, schedule
-    from portproof.ladder.rungs.parallel_step import data_parallel_step
-    from portproof.ladder.rungs.plain_steps import plain_steps
     from portproof.ladder.rungs.processes import dist, strided_shares
+    from portproof.ladder.rungs.ready_made import data_parallel_step, plain_steps, to_float64
     from portproof.ladder.rungs.resumed_runs import resume
     from portproof.ladder.rungs.runs import train
     from portproof.ladder.rungs.training_step import accumulation, backward, epoch

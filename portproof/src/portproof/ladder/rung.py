@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     P = ParamSpec("P")
 T = TypeVar("T")
 Arrays = Mapping[Key, np.ndarray]
+FRAMEWORKS = {"reference": "torch", "port": "paddle"}
 
 
 class ToFillIn(UserError):
@@ -247,8 +248,13 @@ def of_kinds(items: Items, *kinds: str) -> dict[Item, np.ndarray]:
     return {item: array for item, array in items.items() if item.kind in kinds}
 
 
+def names_back(names: Mapping[str, str] | None, side: str = "port") -> dict[str, str]:
+    """{the side's module: reference's} of `names` {reference's module: port's}."""
+    return {own: name for name, own in (names or {}).items()} if side == "port" else {}
+
+
 def reference_name(tensor: str, back: Mapping[str, str]) -> str:
-    """The reference's name of a port's tensor; `back` is {port's module: reference's}."""
+    """The reference's name of a side's tensor; `back` is that of `names_back`."""
     module, _, leaf = tensor.rpartition(".")
     return ".".join(filter(None, (back.get(module, module), leaf)))
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -42,24 +43,21 @@ def forward(
     names, weights, seed, device, mirrored, output and drawn see `portproof.align` and `Options`. With `all_branches` it
     is refused if no input reaches a branch of an activation, where a fault could hide.
     """
-    first = len(rung.verdicts)
     chosen = Options(modes=modes, backward=False, **options)
-    pair = _prepared(rung, ref, port, inputs, chosen)
     dead: dict[str, set[str]] = {mode: set() for mode in modes}  # branches that no input reached
-    for mode in modes:
-        for compared in compare_mode(pair, mode == "train"):
-            ref_run, port_run = compared.ref, compared.port
-            if ref_run is not None and compared.dtype == "float64":
-                rung.check_signal(ref_run.trace.outputs)
-                dead[mode] = dead_branches(ref_run.trace.activation_inputs, rung.types)
-            rung.check(compared.verdict)
-            if ref_run is not None and port_run is not None:
-                prefix = "" if (mode, compared.dtype) == ("eval", "float32") else f"{mode}/{compared.dtype}/"
-                blocks = [_blocks(run.trace.outputs, pair.output) for run in (ref_run, port_run)]
-                rung.keep(blocks[0], blocks[1], prefix)
-    built = compare_as_built(pair, chosen.factories, chosen.weights)
-    _say_notes(rung, pair)
-    say_location(rung, pair, first)
+    with _prepared(rung, ref, port, inputs, chosen) as pair:
+        for mode in modes:
+            for compared in compare_mode(pair, mode == "train"):
+                ref_run, port_run = compared.ref, compared.port
+                if ref_run is not None and compared.dtype == "float64":
+                    rung.check_signal(ref_run.trace.outputs)
+                    dead[mode] = dead_branches(ref_run.trace.activation_inputs, rung.types)
+                rung.check(compared.verdict)
+                if ref_run is not None and port_run is not None:
+                    prefix = "" if (mode, compared.dtype) == ("eval", "float32") else f"{mode}/{compared.dtype}/"
+                    blocks = [_blocks(run.trace.outputs, pair.output) for run in (ref_run, port_run)]
+                    rung.keep(blocks[0], blocks[1], prefix)
+        built = compare_as_built(pair, chosen.factories, chosen.weights)
     if built is not None:
         rung.check(built)
     arrays = as_call(pair.inputs).inputs
@@ -99,23 +97,22 @@ def gradients(
     sent back is N(0, 1). A module at fault is located. For the `options` names, weights, seed, device and mirrored see
     `portproof.align` and `Options`. Refused if no parameter of the reference has a gradient.
     """
-    first = len(rung.verdicts)
-    pair = _prepared(rung, ref, port, inputs, Options(modes=modes, **options))
-    for mode in modes:
-        for compared in compare_mode(pair, mode == "train"):
-            rung.check(compared.verdict)
-            if compared.dtype == "float64":
-                assert compared.ref is not None and compared.port is not None
-                of_ref = of_kinds(items(pair, compared.ref, False), "gradient")
-                of_port = of_kinds(items(pair, compared.port, True), "gradient")
-                if not any(array.any() for array in of_ref.values()):
-                    rung.refuse(f"{mode} mode: the reference has no gradients, so nothing is proved")
-                rung.keep(of_ref, of_port, prefix=f"{mode}/")
-    _say_notes(rung, pair)
-    say_location(rung, pair, first)
+    with _prepared(rung, ref, port, inputs, Options(modes=modes, **options)) as pair:
+        for mode in modes:
+            for compared in compare_mode(pair, mode == "train"):
+                rung.check(compared.verdict)
+                if compared.dtype == "float64":
+                    assert compared.ref is not None and compared.port is not None
+                    of_ref = of_kinds(items(pair, compared.ref, False), "gradient")
+                    of_port = of_kinds(items(pair, compared.port, True), "gradient")
+                    if not any(array.any() for array in of_ref.values()):
+                        rung.refuse(f"{mode} mode: the reference has no gradients, so nothing is proved")
+                    rung.keep(of_ref, of_port, prefix=f"{mode}/")
 
 
-def _prepared(rung: Rung, ref: Any, port: Any, inputs: Inputs, options: Options) -> Pair:
+@contextmanager
+def _prepared(rung: Rung, ref: Any, port: Any, inputs: Inputs, options: Options) -> Iterator[Pair]:
+    """The pair, if its structure fits; at the end say its notes, and where the port departs."""
     pair = Pair.prepared(ref, port, inputs, options)
     first = len(rung.verdicts)
     rung.types = rung.types or {name: module.type for name, module in pair.ref.modules.items()}
@@ -128,13 +125,10 @@ def _prepared(rung: Rung, ref: Any, port: Any, inputs: Inputs, options: Options)
     if not fits:  # only the module at fault can be told
         say_location(rung, pair, first)
         raise Ended
-    return pair
-
-
-def _say_notes(rung: Rung, pair: Pair) -> None:
-    for note in all_notes(pair)[pair.strict :]:
+    yield pair
+    for note in [*all_notes(pair)[pair.strict :], passes(pair)]:
         rung.say(note)
-    rung.say(passes(pair))
+    say_location(rung, pair, first)
 
 
 def _blocks(outputs: Mapping[str, np.ndarray], output: str) -> dict[str, np.ndarray]:

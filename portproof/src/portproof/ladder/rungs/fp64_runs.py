@@ -20,7 +20,7 @@ from portproof.backends.masks import Masks, no_masks
 from portproof.backends.trace import map_tensors
 from portproof.compare import PASS, Item, Items, Row, Verdict, compare, tensor_item
 from portproof.compare.ruler import SEMANTIC_RTOL, U64, Distances, Ruler, S, largest, summed_noise_floor
-from portproof.ladder.rung import QUIET, Ended, Rung, needed, on_rung, processor_time, reference_name
+from portproof.ladder.rung import QUIET, Ended, Rung, names_back, needed, on_rung, processor_time, reference_name
 from sturdyio.cli import UserError
 
 # A second run of the reference measures the growth of rounding: inputs and parameters move by one ulp before each step.
@@ -129,41 +129,30 @@ def train_fp64(
     Refused if that is too far to compare anything.
     """
     with processor_time(rung, "float64"), suppress(Ended):
-        pair = _Pair(rung, ref, port, names or {}, what, seed)
-        if not pair.compare(lend=True):
-            pair.compare(lend=False)
+        if not _compare(rung, ref, port, names or {}, what, seed, lend=True):
+            _compare(rung, ref, port, names or {}, what, seed, lend=False)
 
 
-@dataclass
-class _Pair:
-    rung: Rung
-    ref: Run
-    port: Run
-    names: Mapping[str, str]
-    what: str
-    seed: int
+def _compare(rung: Rung, ref: Run, port: Run, names: Mapping[str, str], what: str, seed: int, lend: bool) -> bool:
+    """With lent masks or without dropout; False, and no loss is compared, if both sides cannot have one mask."""
 
-    def compare(self, lend: bool) -> bool:
-        """With lent masks or without dropout; False, and no loss is compared, if both sides cannot have one mask."""
-        rung, what_runs = self.rung, "training in float64"
+    def run_of(side: Run, name: str, back: Mapping[str, str], moves: bool = False) -> tuple[Items, Masks | None]:
+        jitter = np.random.default_rng([seed, 7]) if moves else None
+        batches = Batches(backend(name), jitter, Masks(seed) if lend else None)
+        return _fp64_run(side, batches, back), batches.masks
 
-        def batches(name: str, jitter: np.random.Generator | None = None) -> Batches:
-            return Batches(backend(name), jitter, Masks(self.seed) if lend else None)
-
-        of_ref, of_port = batches("torch"), batches("paddle")
-        fp64_ref = rung.of_ref(what_runs, _fp64_run, self.ref, of_ref, {})
-        check_fp64(fp64_ref, self.names)
-        jitter = np.random.default_rng([self.seed, 7])
-        moved = rung.of_ref(what_runs, _fp64_run, self.ref, batches("torch", jitter), {})
-        growth = growth_of(rung, fp64_ref, moved)
-        back = {port_name: name for name, port_name in self.names.items()}
-        port_items = needed(rung.of_port(what_runs, _fp64_run, self.port, of_port, back))
-        if of_ref.masks and of_port.masks and not _compare_dropout(rung, of_ref.masks, of_port.masks):
-            return False
-        steps = fp64_ref[LOSS].size
-        title = f"train mode, float64, {steps} steps" + (f" of {self.what}" if self.what else "")
-        judge_fp64(rung, fp64_ref, port_items, growth, title)
-        return True
+    what_runs = "training in float64"
+    fp64_ref, ref_masks = rung.of_ref(what_runs, run_of, ref, "torch", {})
+    check_fp64(fp64_ref, names)
+    moved, _ = rung.of_ref(what_runs, run_of, ref, "torch", {}, moves=True)
+    growth = growth_of(rung, fp64_ref, moved)
+    port_items, port_masks = needed(rung.of_port(what_runs, run_of, port, "paddle", names_back(names)))
+    if ref_masks and port_masks and not _compare_dropout(rung, ref_masks, port_masks):
+        return False
+    steps = fp64_ref[LOSS].size
+    title = f"train mode, float64, {steps} steps" + (f" of {what}" if what else "")
+    judge_fp64(rung, fp64_ref, port_items, growth, title)
+    return True
 
 
 def _compare_dropout(rung: Rung, ref: Masks, port: Masks) -> bool:

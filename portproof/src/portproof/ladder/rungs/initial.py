@@ -13,7 +13,8 @@ import numpy as np
 from portproof.backends import backend
 from portproof.backends.base import Backend
 from portproof.compare import Item, tensor_item
-from portproof.ladder.rung import QUIET, Rung, needed, on_rung, reference_name
+from portproof.convert.rules import COUNT
+from portproof.ladder.rung import QUIET, Rung, names_back, needed, on_rung, reference_name
 from portproof.ladder.statistics.distribution import Constant, Law, Normal, Statistic, Uniform, between, law_like
 from sturdyio.cli import UserError
 
@@ -28,7 +29,6 @@ AGAIN, OTHERS, SHARED = "same seed again", "other tensors", "shared draw"
 BY_NAME = attrgetter("name")
 OWN = AGAIN, OTHERS  # compare a side's draws with each other
 KINDS = {AGAIN: "seed", OTHERS: "independence", "distinct": "independence"}
-COUNT = "num_batches_tracked"  # PaddlePaddle does not have it
 
 Arrays = dict[str, np.ndarray]  # by the reference's names
 
@@ -152,7 +152,6 @@ def init(
     """
     if seeds < FEWEST_SEEDS:
         raise UserError(f"seeds={seeds}: give {FEWEST_SEEDS} or more, or nothing shows that draws follow the seed")
-    back = {port_name: name for name, port_name in (names or {}).items()}
     most = max(MOST_MODELS, seeds)
     drawn = [int(np.random.SeedSequence((seed, number)).generate_state(1)[0]) for number in range(2 * most)]
     values = VALUES_OF_TWO if expected is None else VALUES
@@ -165,7 +164,7 @@ def init(
         return arrays
 
     def draw_port(seed: int) -> Arrays:
-        return _drawn_once(port(seed), backend("paddle"), back)
+        return _drawn_once(port(seed), backend("paddle"), names_back(names))
 
     what = "initial weights"
     of_ref = rung.of_ref(what, _sampled, draw_ref, drawn[:most], seeds, values)

@@ -34,12 +34,11 @@ from portproof.backends import backend
 from portproof.compare import Item
 from portproof.compare.ruler import Distances, Ruler, distances
 from portproof.io.cli import resolve
-from portproof.ladder.rung import QUIET, Rung, check_coefficients, on_rung, reference_name
+from portproof.ladder.rung import FRAMEWORKS, QUIET, Rung, check_coefficients, names_back, on_rung, reference_name
 from portproof.ladder.workers import Outcome, Record, launch, record_of
 from portproof.python39 import zip_strict
 from sturdyio.cli import UserError
 
-FRAMEWORKS = {"reference": "torch", "port": "paddle"}
 TIMEOUT = 300.0  # seconds; two processes of a small model take 10 on idle cores
 SHARES = (1, 2, 3, 5, 20)  # processes; of 20 some have nothing of a small evaluation set
 EPOCHS = 2  # whose shares are compared
@@ -297,7 +296,6 @@ def dist(
     """
     check_coefficients(coefficients)
     trained_on = trained_on or {}
-    back = {port_name: name for name, port_name in (names or {}).items()}
     runs = checked_runs(runs, own_statistics, trained_on)
     paths = {"reference": ref, "port": port}
     callables = {who: resolve(path, f"the {who}", who == "port") for who, path in paths.items()}
@@ -312,14 +310,11 @@ def dist(
             folder = Path(name) / f"{who} {count}"
             folder.mkdir()
             launched[who].append(pool.submit(launch, FRAMEWORKS[who], paths[who], count, some, folder, timeout))
-        one, errors = check_one(rung, callables, alone, coefficients, back)
+        one, errors = check_one(rung, callables, alone, coefficients, names_back(names))
         several = {}
         for who, futures in launched.items():
-            outcomes = [vars(future.result()) for future in futures]
-            names_back = back if who == "port" else {}
-            several[who] = [
-                Processes(**outcome, who=who, back=names_back, own_statistics=own_statistics) for outcome in outcomes
-            ]
+            own: dict[str, Any] = {"who": who, "back": names_back(names, who), "own_statistics": own_statistics}
+            several[who] = [Processes(**vars(future.result()), **own) for future in futures]
     documented = shares_of(shares[0]) if shares else {}
     taken = rung.observe("share of the images", shares_of, *shares[1:]) if shares else ({}, {})
     for i, who in enumerate(one):

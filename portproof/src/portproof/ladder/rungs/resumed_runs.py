@@ -18,7 +18,17 @@ import numpy as np
 
 from portproof.compare import FAIL, Item, Items, Row, Verdict, compare, placed, tensor_item
 from portproof.compare.ruler import distances, exact_atol
-from portproof.ladder.rung import QUIET, Ended, Rung, check_coefficients, on_rung, processor_time, reference_name
+from portproof.ladder.rung import (
+    FRAMEWORKS,
+    QUIET,
+    Ended,
+    Rung,
+    check_coefficients,
+    names_back,
+    on_rung,
+    processor_time,
+    reference_name,
+)
 from portproof.ladder.rungs.fp64_runs import check_fp64, growth_of, judge_fp64
 from portproof.ladder.rungs.runs import records_of
 from portproof.ladder.rungs.trainers import AT_EACH_STEP, KINDS
@@ -40,7 +50,6 @@ HINTS = {
 }
 SEED, LOADED = "before saving", "after loading"  # sections: two runs of one seed; no step yet
 RUN = "portproof.ladder.rungs.trainers:part_of_run"
-FRAMEWORKS = {"reference": "torch", "port": "paddle"}
 
 
 class _Stages(dict):
@@ -157,7 +166,6 @@ def resume(
     check_coefficients(coefficients)
     paths = {"reference": ref, "port": port}
     check_paths(paths, options)
-    back = {port_name: name for name, port_name in (names or {}).items()}
     half = steps // 2
     found: dict[str, dict[str, _Stages]] = {who: {} for who in paths}
     with processor_time(rung, "resumed runs"), tempfile.TemporaryDirectory() as name:
@@ -168,8 +176,7 @@ def resume(
             folder.mkdir()
             done = launch_runs(dict.fromkeys(paths, RUN), {who: both[part] for who, both in calls.items()}, folder)
             for who, records in records_of(rung, done, ref).items():
-                names_back = back if who == "port" else {}
-                found[who] |= {run: _Stages(record, names_back) for run, record in records.items()}
+                found[who] |= {run: _Stages(record, names_back(names, who)) for run, record in records.items()}
     of_ref, of_port = (_Side(who, *(found[who][run] for run in ("saved", "resumed", "whole"))) for who in paths)
     _judge(rung, of_ref, of_port, half, steps)
     exact, moved = (found["reference"][run]["end"] for run in ("exact", "moved"))

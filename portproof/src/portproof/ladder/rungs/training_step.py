@@ -55,27 +55,6 @@ PRECISIONS = ("float64", "float32")
 IN_FLOAT32 = ("loss", "lr", "buffer")  # judged in float32 through the whole network
 
 
-@dataclass(frozen=True)
-class StepOptions:
-    train: bool = True
-    name: str = ""
-    dtypes: Sequence[str] = PRECISIONS
-    clip_grad_norm: float | None = None
-    coefficients: str = "float32"
-
-    def __post_init__(self) -> None:
-        check_coefficients(self.coefficients)
-        if not self.dtypes or not set(self.dtypes) <= set(PRECISIONS):
-            raise UserError(f"dtypes {self.dtypes!r}: choose some of {PRECISIONS}")
-
-    @property
-    def mode(self) -> str:
-        return MODES[self.train]
-
-    def title(self, what: str) -> str:
-        return f"{self.mode} mode, {what}" + (f" of {self.name}" if self.name else "")
-
-
 class Trained:
     """A copy of one side's model, and what trains it; `keys` maps its names to the reference's."""
 
@@ -222,12 +201,16 @@ def backward(
     is for train mode, else eval mode; `name` is what reports call them, `dtypes` the precisions that are compared.
     `clip_grad_norm` says to which norm they clip gradients; refused if none reaches it.
     """
-    batches, how = _checked(batches), StepOptions(train, name, dtypes, clip_grad_norm, coefficients)
+    batches = _checked(batches)
+    check_coefficients(coefficients)
+    if not dtypes or not set(dtypes) <= set(PRECISIONS):
+        raise UserError(f"dtypes {dtypes!r}: choose some of {PRECISIONS}")
     pair = equal_pair(rung, ref, port, names, device)
-    steps = _Steps(rung, pair, *starts(pair, make_ref, make_port), batches, how)
-    if "float64" in how.dtypes:
+    sides = starts(pair, make_ref, make_port)
+    steps = _Steps(rung, pair, *sides, batches, train, name, clip_grad_norm, coefficients)
+    if "float64" in dtypes:
         steps.check_float64()
-    if "float32" in how.dtypes:
+    if "float32" in dtypes:
         steps.check_float32()
 
 
@@ -238,17 +221,27 @@ class _Steps:
     start_ref: Start
     start_port: Start
     batches: list[Batch]
-    how: StepOptions
+    train: bool
+    name: str
+    clip_grad_norm: float | None
+    coefficients: str
     first_items: Arrays = field(default_factory=dict)  # of the reference's first iteration in float64
     first_trace: Trace = field(default_factory=Trace)  # of normalization layers and activations there
     call: ModuleCall | None = None  # of the model there
+
+    @property
+    def mode(self) -> str:
+        return MODES[self.train]
+
+    def _title(self, what: str) -> str:
+        return f"{self.mode} mode, {what}" + (f" of {self.name}" if self.name else "")
 
     def check_float64(self) -> None:
         """Compare iteration by iteration, so that only one is held at a time."""
         rung, first = self.rung, len(self.rung.verdicts)
         ref_run = rung.of_ref("make function", self.start_ref, "float64")
         port_run = needed(rung.of_port("make function", self.start_port, "float64"))
-        coefficients = ref_run.coefficients() if self.how.coefficients == "float32" else []
+        coefficients = ref_run.coefficients() if self.coefficients == "float32" else []
         rerun = cache(self.start_ref)  # runs only as far as asked
 
         def again(i: int, dtype: str, **how: Any) -> Items:
@@ -259,7 +252,7 @@ class _Steps:
 
         rows, norms = [], []
         curves: dict[Item, list] = {LOSS: [], RATE: []}  # of (reference's, port's)
-        prefix = "/".join(filter(None, (self.how.mode, self.how.name)))
+        prefix = "/".join(filter(None, (self.mode, self.name)))
         for i in range(len(self.batches)):
             fp64_ref = self._after(i, ref_run)
             found = rung.of_port("training step", port_run.after, i, self.batches)
@@ -268,7 +261,7 @@ class _Steps:
             scales = {"input_scales": ref_run.trace.input_scales, "update_scale": ref_run.largest_update()}
             ruler = _ruler(rung, fp64_ref, partial(again, i), rounded=partial(rounded, i, fp64_ref), **scales)
             port = without_optional(found, fp64_ref, self.pair.port)
-            rows += ruler.compare(port, mode=self.how.mode, dtype="float64", iteration=i).rows
+            rows += ruler.compare(port, mode=self.mode, dtype="float64", iteration=i).rows
             norms.append(np.sqrt(sum((array**2).sum() for array in of_kinds(fp64_ref, "gradient").values())))
             for item, curve in curves.items():
                 rung.keep({f"{item}_{i}": fp64_ref[item]}, {f"{item}_{i}": found[item]}, f"{prefix}/")
@@ -283,7 +276,7 @@ class _Steps:
         if count:
             rung.say(f"  {count} gradients are zero by structure: both sides' are below the rounding of the others")
         ref_run.check_moved()
-        clip = self.how.clip_grad_norm
+        clip = self.clip_grad_norm
         if clip is not None and norms and max(norms) < 0.999 * clip:
             rung.refuse(f"gradients whose norm is {max(norms):.1e} at most are not clipped to {clip:g}")
 
@@ -293,19 +286,18 @@ class _Steps:
             traced = {"traced": run.norms | run.activations, "keeps": UPSTREAM}
         items = self.rung.of_ref("training step", run.after, i, self.batches, **traced)
         if i == 0:
-            self.first_trace, self.call = run.trace, _model_call(run, self.how.train)
+            self.first_trace, self.call = run.trace, _model_call(run, self.train)
             self.first_items = of_kinds(items, *IN_FLOAT32)
         _check_can_judge(self.rung, items)
         return items
 
     def _report(self, rows: list[Row], curves: Mapping[Item, list]) -> None:
-        how = self.how
         for item, curve in curves.items():
-            label = ", ".join(filter(None, (f"{how.mode} mode", how.name, str(item))))
+            label = ", ".join(filter(None, (f"{self.mode} mode", self.name, str(item))))
             self.rung.curves[label] = tuple(np.transpose(curve))
-        title = how.title(f"float64, {len(self.batches)} iterations")
-        if how.clip_grad_norm is not None:
-            title += f", gradients clipped to {how.clip_grad_norm:g}"
+        title = self._title(f"float64, {len(self.batches)} iterations")
+        if self.clip_grad_norm is not None:
+            title += f", gradients clipped to {self.clip_grad_norm:g}"
         self.rung.check(Verdict(title, rows), group=lambda item: f"iteration {item.iteration}")
 
     def check_float32(self) -> None:
@@ -338,10 +330,10 @@ class _Steps:
             self._say_flips(ref_run.trace, renamed(port_run.trace.activation_inputs, pair.name_map.calls))
             ref, port = of_kinds(fp32_ref, *IN_FLOAT32), of_kinds(found, *IN_FLOAT32)
             ruler = Ruler.measured(ref, "float32", again, input_scales=self.first_trace.input_scales, exact=[RATE])
-            title = self.how.title("float32, 1 iteration")
+            title = self._title("float32, 1 iteration")
             port = without_optional(port, ref, self.pair.port)
-            rung.check(ruler.compare(port, title=title, mode=self.how.mode, dtype="float32"))
-        isolated = isolated_gradients(pair, self.how.train, ref_run.trace.calls)
+            rung.check(ruler.compare(port, title=title, mode=self.mode, dtype="float32"))
+        isolated = isolated_gradients(pair, self.train, ref_run.trace.calls)
         if not isolated.rows:
             isolated = replace(isolated, refusal="no gradient reaches a layer that both sides have")
         rung.check(isolated, group=lambda item: item.module.partition(".")[0] or "model")
@@ -354,7 +346,7 @@ class _Steps:
             flips = branch_flips(fp64_inputs, inputs, self.rung.types)
             where = f", at {', '.join(flips)}" if flips else ""
             count = sum(flips.values())
-            self.rung.say(f"{self.how.mode} mode, float32: {count} branch flips of the {who} by rounding{where}")
+            self.rung.say(f"{self.mode} mode, float32: {count} branch flips of the {who} by rounding{where}")
 
 
 @on_rung

@@ -15,12 +15,12 @@ from portproof.backends import backend
 from portproof.backends.base import SUFFIXES
 from portproof.compare import Item, compare, placed, tensor_item
 from portproof.compare.ruler import exact_atol
-from portproof.ladder.rung import QUIET, Rung, needed, on_rung, reference_name
+from portproof.convert.rules import COUNT
+from portproof.ladder.rung import QUIET, Rung, names_back, needed, on_rung, reference_name
 from sturdyio.cli import UserError
 
 FILES = 2  # of each side: the first alone cannot show a loader that keeps what it read first
 BY_SECTION = attrgetter("section")
-COUNT = "num_batches_tracked"  # PaddlePaddle does not have it
 HINT = "the loader reads nothing, keeps what it read before, skips a key that does not fit, or changes a layout"
 
 Arrays = Mapping[str, np.ndarray]
@@ -84,7 +84,7 @@ class _Side:
 
     def by_reference_names(self, names: Mapping[str, str]) -> Arrays:
         """What the model holds; `names` is {reference's module: the side's}."""
-        back = {own_name: name for name, own_name in names.items()}
+        back = names_back(names)
         held = self.backend.arrays_of(self.model).saved()
         return {reference_name(name, back): array for name, array in held.items()}
 

@@ -1,4 +1,4 @@
-"""One step of data parallel training, for a pair without code of its own for several processes."""
+"""For a pair without code of its own: a model in float64, training steps, and one of several processes."""
 
 from __future__ import annotations
 
@@ -8,10 +8,61 @@ from typing import Any
 
 import numpy as np
 
-from portproof.backends import backend_of_model
+from portproof.backends import backend, backend_of_model
 from portproof.compare import Item, tensor_item
 from portproof.ladder.workers import join_group, place
 from sturdyio.cli import UserError
+
+RATE = 0.01  # of plain SGD
+Make = Callable[[Any], tuple]
+
+
+def to_float64(model: Any, device: str = "cpu") -> Any:
+    """The model, whose parameters and buffers of floats are made float64 in place, on "cpu" or "gpu"; returns it.
+
+    Paddle's `Layer.to(dtype="float64")` and `astype` raise for a model with a GRU or an LSTM, and convert whole
+    numbers, too; this does neither. Make the optimizer afterwards. Raises UserError for what is no model, and where
+    there is no such device.
+    """
+    own = backend_of_model(model)
+    return own.training.to_device(model, own.device(device), "float64")
+
+
+def plain_steps(
+    criterion: Sequence[Callable[..., Any]],
+    optimizer: Sequence[Callable[[list], Any]] | None = None,
+    *,
+    inputs: int = 1,
+    train: bool = True,
+) -> tuple[Make, Make]:
+    """(make_ref, make_port) for `backward`.
+
+    A step clears the gradients, calls the model on the first `inputs` arrays of the batch, gives its output and the
+    rest to the criterion, goes backward and updates; `train` sets train or eval mode. `criterion` is a pair of
+    functions (output, *labels) -> loss, the reference's first; `optimizer` one of (list of parameters) -> optimizer,
+    by default SGD with rate 0.01.
+    """
+
+    def make_of(side: int) -> Make:
+        loss_of, framework = criterion[side], backend(("torch", "paddle")[side])
+        optimizer_of = optimizer[side] if optimizer else lambda parameters: framework.training.sgd(parameters, RATE)
+
+        def make(model: Any) -> tuple:
+            trained = optimizer_of(list(model.parameters()))
+
+            def step(*batch: Any) -> Any:
+                model.train() if train else model.eval()
+                framework.training.clear_gradients(trained)
+                loss = loss_of(model(*batch[:inputs]), *batch[inputs:])
+                loss.backward()
+                trained.step()
+                return loss
+
+            return step, trained
+
+        return make
+
+    return make_of(0), make_of(1)
 
 
 def data_parallel_step(
