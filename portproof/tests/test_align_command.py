@@ -385,7 +385,8 @@ def test_a_file_of_inputs_that_is_none(run, folder):
     np.save(folder / "pickle.npy", np.array([{}], object), allow_pickle=True)
     np.savez(folder / "empty.npz")
     np.savez(folder / "pickle.npz", np.array([{}], object))
-    for name in ("text.npz", "pickle.npy", "pickle.npz", "empty.npz", "nothing.npz"):
+    np.savez(folder / "twice.npz", **{"0": np.zeros((7, 5)), "arr_0": np.ones((7, 5))})
+    for name in ("text.npz", "pickle.npy", "pickle.npz", "empty.npz", "nothing.npz", "twice.npz"):
         result = run(input=None, inputs=name)
         assert result.returncode == 2 and f"--inputs {name} " in last_line(result.stderr), result.stderr
         assert "Traceback" not in result.stderr

@@ -88,8 +88,12 @@ def test_a_fault_of_an_engine_is_noticed(faulty, where):
 
 @pytest.mark.parametrize(
     "faulty",
-    [lambda each: preprocess(each)[::-1].copy(), lambda each: preprocess(each) / np.float32(1.001)],
-    ids=["BGR", "std"],
+    [
+        lambda each: preprocess(each)[::-1].copy(),
+        lambda each: preprocess(each) / np.float32(1.001),
+        lambda each: preprocess(each)[::-1].tolist(),
+    ],
+    ids=["BGR", "std", "a list"],
 )
 def test_another_preprocessing_is_noticed(faulty):
     verdict = deploy(reference(), {"folded": engine}, BATCHES, EXAMPLES, (preprocess, faulty))

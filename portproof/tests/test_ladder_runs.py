@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from portproof import ladder
-from portproof.compare import FAIL, PASS, REFUSED
-from portproof.ladder.rung import Rung, RungVerdict
-from portproof.ladder.rungs.fp64_runs import train_fp64
+from portproof.compare import FAIL, PASS, REFUSED, Item
+from portproof.ladder.rung import Ended, Rung, RungVerdict
+from portproof.ladder.rungs.fp64_runs import LOSS, growth_of, train_fp64
 from portproof.ladder.rungs.runs import train
 from portproof.ladder.statistics import trajectory
 from portproof.python39 import zip_strict
@@ -336,6 +336,18 @@ def test_a_faulty_port_fails_in_float64(port, item, reason):
 def test_a_reference_that_cannot_be_compared_with_is_named(ref, message):
     with pytest.raises(UserError, match=message):
         train_fp64(ref, port_run)
+
+
+@pytest.mark.parametrize(
+    ("moved", "reason"),
+    [({"one": np.ones(3)}, "gives other values in another run"), ({"loss": np.zeros(2)}, "nothing above its rounding")],
+)
+def test_runs_in_which_nothing_can_be_compared_are_refused(moved, reason):
+    rung = Rung("train", quiet=True)
+    items = {LOSS: moved.get("loss", np.ones(2))}
+    with pytest.raises(Ended):
+        growth_of(rung, items, items | {Item(name): array for name, array in moved.items() if name != "loss"})
+    assert reason in rung.verdicts[0].refusal
 
 
 def test_a_reference_that_magnifies_rounding_or_diverges_is_refused():

@@ -72,6 +72,22 @@ def test_what_a_rung_raises_ends_the_run_and_one_that_dies_does_not(monkeypatch,
     assert "FAIL dead: its process was killed" in printed and printed.count("PASS     01_test") == 2
 
 
+def test_a_port_that_cannot_be_imported_is_one_line(tmp_path, capsys):
+    script = tmp_path / "01_test.py"
+    script.write_text(
+        "from portproof.io.cli import PortError\n"
+        "def main(args): raise PortError('importing net raised ValueError: no')\n"
+        "def get_args_parser():\n"
+        "    import argparse\n"
+        "    return argparse.ArgumentParser()\n",
+        encoding="utf-8",
+    )
+    result = all_rungs.run_planned(Planned(script, []))
+    out, err = capsys.readouterr()
+    assert out == "FAIL 01_test: importing net raised ValueError: no\n" and not err
+    assert result.rung is None and result.error == "importing net raised ValueError: no"
+
+
 @pytest.mark.parametrize(
     ("sent", "said", "status"),
     [(signal.SIGINT, "all: interrupted\n", 130), (signal.SIGTERM, "", -15), (signal.SIGKILL, "", -9)],

@@ -1,4 +1,4 @@
-"""All rungs of a ladder, each in a process of its own, and the report of the run.
+"""All rungs of a ladder, one after another or in two processes side by side, and the report of the run.
 
 A rung has passed only if its result is there. Two at once are forked, from a process that has imported what they need
 but computed nothing yet: a fork lacks the threads of its libraries, and would wait for them for ever.
@@ -26,6 +26,7 @@ from pathlib import Path
 
 from portproof.backends import backend
 from portproof.compare import exit_status
+from portproof.io.cli import PortError
 from portproof.io.process import proving
 from portproof.ladder.rung import Rung
 from portproof.ladder.workers import KILLED
@@ -67,6 +68,9 @@ def run_planned(planned: Planned, refused_by_mistake: bool = False) -> RungResul
             raise
         checks = Rung(name)
         checks.refuse(str(mistake))
+    except PortError as raised:
+        error = str(raised)
+        print(f"FAIL {name}: {error}", flush=True)
     except Exception as raised:
         traceback.print_exc()
         error = one_line(raised)

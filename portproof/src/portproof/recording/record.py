@@ -134,7 +134,7 @@ class Recorder(Model):
 
     def _ask_mode(self, train: bool) -> dict[str, str]:
         """Ask all of one mode -> {call: why its module was not run alone}."""
-        runs = self._ask_whole(train)  # finds what is random
+        self._ask_whole(train)  # finds what is random
         if switch_off_random(self, self._whole_question("float64", train))[1]:
             return {}
         runs = self._ask_whole(train)

@@ -151,7 +151,10 @@ def load_inputs(path: str | Path, what: str = "inputs") -> Inputs:
     found: dict[str | int, np.ndarray] = {}
     for name, array in load_npz(path, what).items():
         place = re.fullmatch(r"(?:arr_)?(\d{1,9})", name)
-        found[int(place[1]) if place else name] = array
+        key = int(place[1]) if place else name
+        if key in found:
+            raise UserError(f"{what} {path} holds position {key} twice, as {key} and arr_{key}: write each once")
+        found[key] = array
     if not found:
         raise UserError(f"{what} {path} holds no array: write it with np.savez")
     return found

@@ -52,8 +52,8 @@ def deploy(
         inputs = checked_inputs(batch)
         _compare_outputs(rung, model, engines, name, inputs, inputs, topk)
     if preprocess:
-        both = needed(rung.observe("preprocessing", lambda make: [make(each) for each in examples], *preprocess))
-        inputs, port_inputs = both
+        made = rung.observe("preprocessing", lambda make: [np.asarray(make(each)) for each in examples], *preprocess)
+        inputs, port_inputs = both = needed(made)
         items, port_items = (
             {Item(str(example), "input"): array for example, array in zip(examples, side)} for side in both
         )

@@ -221,6 +221,10 @@ def growth_of(rung: Rung, fp64_ref: Items, moved: Items) -> float:
     steps = fp64_ref[LOSS].size
     floor = summed_noise_floor(steps)  # such as the gradient of a bias that the next batch norm removes
     scales = {item: largest(array) for item, array in fp64_ref.items() if largest(array) > floor}
+    if not scales or {item: a.shape for item, a in moved.items()} != {item: a.shape for item, a in fp64_ref.items()}:
+        what = "gives other values in another run" if scales else "gives nothing above its rounding"
+        rung.refuse(f"the reference's training in float64 {what}: nothing can be compared")
+        raise Ended
     growths = {item: largest(moved[item] - fp64_ref[item]) / scale for item, scale in scales.items()}
     worst, growth = max(growths.items(), key=itemgetter(1))
     rung.say(
