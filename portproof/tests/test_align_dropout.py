@@ -96,6 +96,14 @@ DROPPED = {
 }
 
 
+PLACES = {  # the reference's and the port's, if not drop
+    "left out": ("drop", ""),
+    "added": ("", "drop"),
+    "another p in attention": ("attention", "attention"),
+    "another p in an RNN": ("rnn", "rnn"),
+}
+
+
 @pytest.mark.parametrize("name", DROPPED)
 def test_what_dropout_would_drop_is_compared(name):
     made, told = DROPPED[name]
@@ -103,12 +111,15 @@ def test_what_dropout_would_drop_is_compared(name):
     verdict = align(ref, port, [x])
     assert verdict.status == (FAIL if told else PASS), str(verdict)
     assert told in str(verdict) and bool(told) == ("dropout" in str(verdict))
+    if told:
+        place = verdict.location
+        assert (place.phase, place.name, place.port_name) == ("dropout", *PLACES.get(name, ("drop", "drop")))
 
 
 @pytest.mark.parametrize("made", [left_out, of_channels])
 def test_rung_01_compares_it_too(made):
     told = str(portproof.ladder.forward(*made()[:2], made()[2:]))
-    assert "drop/dropout" in told and "located" not in told
+    assert "drop/dropout" in told and "located: drop (" in told
 
 
 def test_dropout_in_a_kernel_is_not_compared_with_that_outside_of_it():

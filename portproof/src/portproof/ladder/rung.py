@@ -227,12 +227,8 @@ def equal_pair(rung: Rung, ref: Any, port: Any, given: Mapping[str, str] | None,
 
 
 def say_location(rung: Rung, pair: Pair, first: int) -> None:
-    """Once a rung: if a verdict from `first` on failed, say where the port departs. A row of dropout tells itself."""
-
-    def is_open(verdict: Verdict) -> bool:
-        return any(row.status == FAIL and row.item.kind != "dropout" for row in verdict.rows)
-
-    failed = [i for i, verdict in enumerate(rung.verdicts) if i >= first and is_open(verdict)]
+    """Once a rung: if a verdict from `first` on failed, say where the port departs."""
+    failed = [i for i, verdict in enumerate(rung.verdicts) if i >= first and verdict.bad]
     if not failed or any(verdict.location for verdict in rung.verdicts):
         return
     location = not_accepted(locate_failure(pair, rung.verdicts[first:]), rung.accepted)

@@ -52,7 +52,7 @@ KINDS = frozenset({"output", "gradient", "buffer"})  # of items in an isolated r
 class Location:
     name: str  # the reference's; "" is the model
     type: str
-    phase: str  # "structure", "weights", "forward", "buffers" or "backward"
+    phase: str  # "structure", "weights", "forward", "buffers", "backward", "dropout" or "buffers as built"
     port_name: str = ""
     port_type: str = ""
     row: Row | None = None  # the comparison that proves it
@@ -445,13 +445,13 @@ def _structural(ref: Model, port: Model, names: NameMap) -> Location:
     at_port = ("", "")
     if model is port:
         at_port = module, port.modules[module].type
-        module = _counterpart_or_block(module, names)
+        module = counterpart_or_block(module, names)
     tree = module_tree(ref, module)
     proof, own = [f"{item}: {reason}"], port.own_class(at_port[0])
     return Location(module, ref.modules[module].type, "structure", *at_port, proof=proof, tree=tree, own_class=own)
 
 
-def _counterpart_or_block(port_name: str, names: NameMap) -> str:
+def counterpart_or_block(port_name: str, names: NameMap) -> str:
     """For a module that only the port has: the block that its neighbours share."""
     modules = {mapped: name for name, mapped in names.modules.items()}
     if port_name in modules:

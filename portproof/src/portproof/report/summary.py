@@ -14,7 +14,7 @@ Both (UTF-8, no NaN or Infinity literals) hold:
                   causes, lines, also}, where the failure begins: module is the reference's, "" the
                   model itself; port_class is file:line of the nearest class of yours around the port's
                   module, "" if there is none; phase is "structure", "weights", "forward", "buffers",
-                  "backward" or "buffers as built"; lines are those of the report; also is a list of
+                  "backward", "dropout" or "buffers as built"; lines are those of the report; also is a list of
                   further locations
     rows          a list of {name, item, status, shape, difference, limit, scale, reason, widened_by,
                   hidden, worst}, see compare.Row; of what is accepted the reason begins with "accepted"

@@ -17,7 +17,7 @@ from portproof.backends.draws import NORMAL, UNIFORM, difference
 from portproof.backends.masks import Dropped
 from portproof.backends.model import BackendModel
 from portproof.backends.question import CONSTANTS, Question, Run
-from portproof.backends.trace import Inputs, as_call, output_item
+from portproof.backends.trace import Inputs, as_call, module_of, output_item
 from portproof.compare import FAIL, PASS, Item, Items, Row, Verdict, compare, joined, tensor_item
 from portproof.compare.accepted import Accepted
 from portproof.compare.ruler import MOST_ROUNDING, Distances, Ruler, exact_atol, moved_distances
@@ -34,7 +34,15 @@ from portproof.ladder.pairs.pair import (
     switch_off_random,
 )
 from portproof.localize.isolated import OTHER_FORM, OTHER_INPUTS, Calls, IsolatedRuns, isolated_layers, without_optional
-from portproof.localize.locate import KINDS, OTHER_VALUES, Location, locate, module_tree, numbers
+from portproof.localize.locate import (
+    KINDS,
+    OTHER_VALUES,
+    Location,
+    counterpart_or_block,
+    locate,
+    module_tree,
+    numbers,
+)
 from portproof.mapping.map_search import alike, exchanged_axes
 from portproof.mapping.module_calls import EXACT
 from portproof.mapping.name_map import NameMap, match_calls
@@ -520,8 +528,8 @@ def locate_failure(pair: Pair, verdicts: Sequence[Verdict] = (), dtype: str = ""
     In float64, unless only float32 items failed.
     """
     failed = [row.item for verdict in verdicts for row in verdict.rows if row.status == FAIL]
-    if failed and all(item.kind == "dropout" for item in failed):  # no run shows it, and its rows tell the place
-        return None
+    if failed and all(item.kind == "dropout" for item in failed):
+        return _place_of(pair, verdicts, "dropout", "dropout")
     dtype = dtype or ("float32" if {item.dtype for item in failed} == {"float32"} else "float64")
     named = {item.mode for item in failed}
     modes: dict[bool, set[str]] = {}
@@ -535,18 +543,21 @@ def locate_failure(pair: Pair, verdicts: Sequence[Verdict] = (), dtype: str = ""
     return locate(*sides, modes=modes, cotangent=pair.cotangent, dtype=dtype)
 
 
-def _wrong_buffer(pair: Pair, verdicts: Sequence[Verdict], phase: str) -> Location | None:
-    """Where the first buffer that differs is saved; for those that no run alone shows.
+def _place_of(pair: Pair, verdicts: Sequence[Verdict], kind: str, phase: str) -> Location | None:
+    """Where the first item of a kind that differs is; for those that no run alone shows.
 
-    Such are buffers that were built otherwise, since the reference's are loaded, and those that the port keeps in
-    another module.
+    Such are what dropout drops, buffers that were built otherwise, since the reference's are loaded, and buffers that
+    the port keeps in another module.
     """
-    failed = (row for verdict in verdicts for row in verdict.rows if row.status == FAIL and row.item.kind == "buffer")
+    failed = (row for verdict in verdicts for row in verdict.rows if row.status == FAIL and row.item.kind == kind)
     row = next(failed, None)
     if row is None:
         return None
-    name = row.item.module
-    port = pair.port.modules.get(pair.name_map.modules.get(name, name))
+    names, name = pair.name_map, row.item.module
+    port_name = names.modules.get(name) or module_of(names.calls.get(name, name))
+    if name not in pair.ref.modules:  # only the port has it
+        name, port_name = counterpart_or_block(name, names), name
+    port = pair.port.modules.get(port_name)
     at_port = (port.name, port.type) if port else ("", "")
     ref, own = pair.ref.modules[name], pair.port.own_class(at_port[0])
     tree = module_tree(pair.ref, name)
@@ -629,9 +640,11 @@ def judge(ref: Any, port: Any, inputs: Inputs, options: Options, accept: Sequenc
         built = compare_as_built(pair, options.factories, options.weights)
         built = built and accepted.apply(built)
     if any(verdict.status == FAIL for verdict in verdicts):
-        location = not_accepted(locate_failure(pair, verdicts), accepted) or _wrong_buffer(pair, verdicts, "buffers")
+        location = not_accepted(locate_failure(pair, verdicts), accepted) or _place_of(
+            pair, verdicts, "buffer", "buffers"
+        )
     else:
-        location = _wrong_buffer(pair, [built], BUFFERS_AS_BUILT) if built is not None else None
+        location = _place_of(pair, [built], "buffer", BUFFERS_AS_BUILT) if built is not None else None
     if location:
         verdicts = [without_faultless(pair, verdict, location.built_differently) for verdict in verdicts]
     every = joined("align", [verdicts[0], *([] if built is None else [built]), *map(_sectioned, verdicts[1:])])
