@@ -228,7 +228,8 @@ def equal_pair(rung: Rung, ref: Any, port: Any, given: Mapping[str, str] | None,
 
 def say_location(rung: Rung, pair: Pair, first: int) -> None:
     """Once a rung: if a verdict from `first` on failed, say where the port departs."""
-    failed = [i for i, verdict in enumerate(rung.verdicts) if i >= first and verdict.bad]
+    every = [[row.status for row in verdict.rows] for verdict in rung.verdicts]
+    failed = [i for i, statuses in enumerate(every) if i >= first and FAIL in statuses]
     if not failed or any(verdict.location for verdict in rung.verdicts):
         return
     location = not_accepted(locate_failure(pair, rung.verdicts[first:]), rung.accepted)
