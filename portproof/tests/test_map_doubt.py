@@ -134,7 +134,7 @@ def blocks(swapped):
 def test_two_orders_in_blocks_of_one_class_are_no_pass_until_the_map_says_so():
     assert align(*blocks(swapped=False), [X]).status == PASS
     verdict = align(*blocks(swapped=True), [X])
-    assert verdict.status == REFUSED and "in two orders in blocks of one class" in verdict.refusal, str(verdict)
+    assert verdict.status == REFUSED and "in two ways in blocks of one class" in verdict.refusal, str(verdict)
     *_, both = verdict.refusal.rpartition("with the line ")
     one, other = (line.rsplit(": ", 1) for line in both.split(" or "))
     assert {one[0], other[0]} == {"1.gate.weight, 1.value.weight", "1.value.weight, 1.gate.weight"}
@@ -143,3 +143,44 @@ def test_two_orders_in_blocks_of_one_class_are_no_pass_until_the_map_says_so():
         verdict = align(*blocks(swapped=True), [X], names={left: right, **biases})
         assert verdict.status == status, str(verdict)
     assert verdict.location.name == "1"
+
+
+def mixers(turned):
+    """Two blocks with a complex weight as one tensor; the port has its parts, and may turn those of the second."""
+
+    def ref_code(m, x):
+        return x + torch.tanh(x @ m.w[0]) * (x @ m.w[1])
+
+    def port_code(m, x):
+        re, im = (each.T if m.turned else each for each in (m.re, m.im))
+        return x + paddle.tanh(x @ re) * (x @ im)
+
+    ref = torch.nn.Sequential(Ref(ref_code), Ref(ref_code))
+    port = paddle.nn.Sequential(Port(port_code), Port(port_code))
+    for block, own, is_turned in zip(ref, port, (False, turned)):
+        block.w = torch.nn.Parameter(torch.randn(2, 5, 5))
+        own.re, own.im, own.turned = own.create_parameter([5, 5]), own.create_parameter([5, 5]), is_turned
+    return ref, port
+
+
+def test_parts_that_are_transposed_in_one_of_two_blocks_are_no_pass():
+    assert align(*mixers(False), [X]).status == PASS
+    verdict = align(*mixers(True), [X])
+    assert verdict.status == REFUSED and "in two ways in blocks of one class" in verdict.refusal, str(verdict)
+    *_, both = verdict.refusal.rpartition("with the line ")
+    for line, status in zip(both.split(" or "), (PASS, FAIL)):
+        left, right = line.rsplit(": ", 1)
+        assert align(*mixers(True), [X], names={left: right}).status == status, line
+
+
+@pytest.mark.parametrize("is_turned", [False, True])
+def test_a_square_that_agrees_transposed_alone_is_no_pass_where_values_confirm_in_part(is_turned):
+    """The factor is at another place, so that the second layer is fed otherwise."""
+    ref = Ref(lambda m, x: m.b(2 * F.relu(m.a(x))) @ m.u, a=torch.nn.Linear(5, 5), b=torch.nn.Linear(5, 5, bias=False))
+    ref.u = torch.nn.Parameter(torch.randn(5, 5))
+    layers = {"c": paddle.nn.Linear(5, 5), "d": paddle.nn.Linear(5, 5, bias_attr=False)}
+    port = Port(lambda m, x: 2 * m.d(PF.relu(m.c(x))) @ (m.att.T if is_turned else m.att), **layers)
+    port.att = port.create_parameter([5, 5])
+    verdict = align(ref, port, [X])
+    assert verdict.status == (REFUSED if is_turned else PASS), str(verdict)
+    assert ("u, which is square, transposed" in str(verdict)) == is_turned

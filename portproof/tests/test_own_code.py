@@ -231,6 +231,24 @@ def test_a_difference_that_is_undone_outside_is_not_blamed(fault, place):
     )
 
 
+@pytest.mark.parametrize("is_joined_in_ref", [True, False])
+def test_a_batch_in_two_calls_is_right_code(is_joined_in_ref):
+    """One side runs the layer on both inputs at once; the fault is behind."""
+
+    def code(cat, is_joined, factor):
+        def run(m, x, y):
+            a, b = m.l(cat([x, y])).chunk(2) if is_joined else (m.l(x), m.l(y))
+            return factor * (a * b)
+
+        return run
+
+    ref = Ref(code(torch.cat, is_joined_in_ref, 1), l=T.Linear(8, 3))
+    port = Port(code(paddle.concat, not is_joined_in_ref, 2), l=P.Linear(8, 3))
+    proof = proof_of(align(ref, port, [X, normal(2, 5, 8)]))
+    place = place_of("return factor * (a * b)")
+    assert f"{FIRST}{place}: return factor * (a * b)" in proof, proof
+
+
 def test_right_code_in_another_form_is_not_blamed():
     """Time first, softmax by hand and a mask of infinities, before the fault."""
     mask = np.triu(np.full((8, 8), -np.inf, np.float32), 1)

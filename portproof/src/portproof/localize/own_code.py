@@ -12,7 +12,7 @@ from portproof.backends.own_code import Followed, Wrong
 from portproof.backends.question import Question, Run
 from portproof.backends.trace import CALLS, ModuleCall
 from portproof.localize.isolated import IsolatedRun, IsolatedRuns
-from portproof.mapping.arguments import are_fed_alike
+from portproof.mapping.arguments import are_fed_alike, are_parts
 from portproof.mapping.map_search import alike, alike_in_any_order
 from portproof.mapping.module_calls import EXACT
 
@@ -129,9 +129,16 @@ def _gets_all_of(port_call: ModuleCall, call: ModuleCall) -> bool:
 
 
 def _fed_alike(call: ModuleCall, port_call: ModuleCall) -> bool:
-    """Also if it is called differently, or takes another form, such as time first, and makes the same of it."""
-    return are_fed_alike(call, port_call, EXACT) or all(
-        alike_in_any_order(*pair, EXACT) for pair in zip(_values(call), _values(port_call))
+    """Also if it is called differently, or takes another form and makes the same of it.
+
+    Such forms are time first, or one call of two batches that are joined in place of two.
+    """
+    values, port_values = _values(call), _values(port_call)
+    return (
+        are_fed_alike(call, port_call, EXACT)
+        or all(alike_in_any_order(*pair, EXACT) for pair in zip(values, port_values))
+        or all(are_parts(*pair, EXACT) for pair in zip(values, port_values))
+        or all(are_parts(*pair, EXACT) for pair in zip(port_values, values))
     )
 
 

@@ -130,6 +130,14 @@ def are_fed_alike(call: ModuleCall, port_call: ModuleCall, tolerance: float = SA
     return own.complete and alike(tensors_in((own.args, own.kwargs), is_array), port_call.inputs, tolerance)
 
 
+def are_parts(parts: Arrays, wholes: Arrays, tolerance: float = SAME) -> bool:
+    """Whether each is a part of one of the `wholes`: of a batch that is joined there, say."""
+    return all(
+        any(alike([view(whole)], [part], tolerance) for whole in wholes for view in _parts(whole.shape, part.shape))
+        for part in parts
+    )
+
+
 def _unused(seen: Arrays, sources: Collection[Source]) -> list[int]:
     """Inputs of floats of which not all is in the sources, nor in an equal one."""
     whole = {i for source in sources if not source.is_part for i in source.inputs}

@@ -347,8 +347,8 @@ class MapSearch:
     def ambiguity(self, found: FoundMap) -> str:
         """Two readings between which values cannot decide; "" if none."""
         readings = found.ambiguous
-        if not readings and found.reached == found.total:
-            readings = self._turned_square(found.modules) or self._joined_in_two_orders(found.modules)
+        if not readings and (found.reached == found.total or self.agreement(found.modules)[0]):
+            readings = self._turned_square(found.modules) or self._joined_in_two_ways(found.modules)
         if readings:
             return readings
         for modules, start in found.untried if found.reached == found.total else ():
@@ -385,8 +385,11 @@ class MapSearch:
                 )
         return ""
 
-    def _joined_in_two_orders(self, modules: Mapping[str, str]) -> str:
-        """Parts that are joined in another order than those of the same names in another block of these classes."""
+    def _joined_in_two_ways(self, modules: Mapping[str, str]) -> str:
+        """Parts that are joined otherwise than those of the same names in another block of these classes.
+
+        That is in another order, or transposed.
+        """
         first: dict[tuple, tuple[Link, tuple[str, ...]]] = {}
         given, _ = linked_keys(self.given)
         for link in self.links(modules):
@@ -395,18 +398,21 @@ class MapSearch:
             is_ref = len(link.ref) > 1
             (joined,) = link.port if is_ref else link.ref
             of_parts, of_joined = (self.ref_modules, self.port_modules)[:: 1 if is_ref else -1]
-            block, owner = _block_of(link.parts), joined.rpartition(".")[0].rpartition(".")[0]
+            block, owner = _block_of(link.parts), joined.rpartition(".")[0]
+            if owner in of_joined and of_joined[owner].kind:
+                owner = owner.rpartition(".")[0]
             names = tuple(part.removeprefix(f"{block}.") for part in link.parts)
             if block not in of_parts or owner not in of_joined:
                 continue
             types = of_parts[block].type, of_joined[owner].type, joined.removeprefix(f"{owner}.")
             other, order = first.setdefault((types, frozenset(names), link.heads, link.axis), (link, names))
-            if order != names:
+            if (order, other.transposed) != (names, link.transposed):
                 parts = tuple(f"{block}.{name}" for name in order)
                 same = replace(link, ref=parts) if is_ref else replace(link, port=parts)
+                same = replace(same, transposed=other.transposed)
                 (one, one_there), (left, right), (same_left, same_right) = other.line, link.line, same.line
                 return (
-                    f"values agree only with {one} as {one_there}, and {left} as {right}, so in two orders in blocks of"
+                    f"values agree only with {one} as {one_there}, and {left} as {right}, so in two ways in blocks of"
                     " one class: the port may store them so, or use them wrongly; say which in a map, with the line"
                     f" {left}: {right} or {same_left}: {same_right}"
                 )

@@ -358,9 +358,9 @@ LINES = {
     "which in a map, with the line {}: {} or {}: {}": (
         "只有把方阵 {} 转置，数值才一致：移植版可能就这样保存，也可能用错了；请在对应表里用 {}: {} 或 {}: {} 这一行说明"
     ),
-    "values agree only with {} as {}, and {} as {}, so in two orders in blocks of one class: the port may store them "
+    "values agree only with {} as {}, and {} as {}, so in two ways in blocks of one class: the port may store them "
     "so, or use them wrongly; say which in a map, with the line {}: {} or {}: {}": (
-        "只有 {} 拼成 {}，而 {} 拼成 {}，数值才一致，即同一个类的模块里有两种顺序：移植版可能就这样保存，也可能用错了；"
+        "只有 {} 拼成 {}，而 {} 拼成 {}，数值才一致，即同一个类的模块里有两种方式：移植版可能就这样保存，也可能用错了；"
         "请在对应表里用 {}: {} 或 {}: {} 这一行说明"
     ),
     # causes: of weights
