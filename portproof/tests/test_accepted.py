@@ -6,9 +6,10 @@ import numpy as np
 import paddle
 import pytest
 import torch
+from toy_pairs import Port, Ref, normal
 
 import portproof
-from portproof import ladder
+from portproof import align, ladder
 from portproof.compare import FAIL, NOT_JUDGED, PASS, REFUSED, Item, Verdict, compare
 from portproof.compare.accepted import Accepted
 from portproof.ladder.pairs.pair import MODES
@@ -200,3 +201,19 @@ def test_of_two_alike_the_one_that_is_not_accepted_is_located():
 def test_above_its_limit_it_is_located():
     small = portproof.align(Ref(), Port(), INPUTS, drawn=True, accept=["norm.running_var<=1e-9"])
     assert small.status == FAIL and small.location.name == "norm"
+
+
+def test_an_accepted_variance_does_not_hide_the_place_of_another_fault():
+    """A factor in the train mode of a block that holds a batch norm of Paddle's."""
+
+    def code(factor):
+        return lambda m, x: m.norm(m.conv(x)) * (factor if m.training else 1)
+
+    blocks = [Ref(code(1), conv=torch.nn.Conv2d(3, 3, 1), norm=torch.nn.BatchNorm2d(3)) for _ in range(2)]
+    ports = [Port(code(f), conv=paddle.nn.Conv2D(3, 3, 1), norm=paddle.nn.BatchNorm2D(3)) for f in (1.0, 1.25)]
+    pair = (
+        Ref(lambda m, x: m.b(m.a(x)), a=blocks[0], b=blocks[1]),
+        Port(lambda m, x: m.b(m.a(x)), a=ports[0], b=ports[1]),
+    )
+    verdict = align(*pair, [normal(4, 3, 5, 5)], accept=["*.running_var"])
+    assert verdict.status == FAIL and (verdict.location.name, verdict.location.phase) == ("b", "forward"), str(verdict)

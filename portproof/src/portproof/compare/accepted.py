@@ -83,3 +83,6 @@ class Accepted:
 
     def notes(self) -> list[str]:
         return [known.note() for known in self.known]
+
+
+NOTHING = Accepted(())

@@ -23,7 +23,7 @@ from portproof.io.cli import PortError
 from portproof.io.process import proving
 from portproof.io.records import save_record, save_text
 from portproof.ladder.pairs.pair import Pair
-from portproof.ladder.pairs.whole import locate_failure, not_accepted
+from portproof.ladder.pairs.whole import locate_failure
 from portproof.mapping.name_map import by_weights
 from portproof.python39 import zip_strict
 from portproof.report.summary import Findings
@@ -232,7 +232,7 @@ def say_location(rung: Rung, pair: Pair, first: int) -> None:
     failed = [i for i, statuses in enumerate(every) if i >= first and FAIL in statuses]
     if not failed or any(verdict.location for verdict in rung.verdicts):
         return
-    location = not_accepted(locate_failure(pair, rung.verdicts[first:]), rung.accepted)
+    location = locate_failure(pair, rung.verdicts[first:], accepted=rung.accepted)
     if location is None:
         known = ", or what is accepted" if rung.accepted else ""
         rung.say(f"not located: each module alone gives what the reference's gives{known}; look at what surrounds them")

@@ -22,6 +22,7 @@ from portproof.backends.model import BackendModel, Model
 from portproof.backends.question import Question, Run
 from portproof.backends.trace import CALLS, OUTPUT, UPSTREAM, Inputs, ModuleCall, map_tensors
 from portproof.compare import FAIL, Item, Items, Row, compare, tensor_item
+from portproof.compare.accepted import NOTHING, Accepted
 from portproof.localize.isolated import (
     AT_KINKS,
     MORE_VALUES,
@@ -114,13 +115,14 @@ def locate(
     modes: Mapping[bool, Collection[str]] | None = None,
     cotangent: Sequence[np.ndarray | None] | None = None,
     dtype: str = "float64",
+    accepted: Accepted = NOTHING,
 ) -> Location | None:
     """The first module that is at fault itself, or None. Further ones are in its `also`.
 
     `modes` is {train mode: kinds of items known to differ in the model, if any};
     default: both. Each is searched forward, then backward from `cotangent` (an array
-    per output), in the precision `dtype` of the difference. Misfits and unequal
-    weights come first: with them nothing can be compared.
+    per output), in the precision `dtype` of the difference; `accepted` buffers are no
+    fault. Misfits and unequal weights come first: with them nothing can be compared.
     """
     location = _structural(ref, port, names) if names.problems else _unequal_weights(ref, port, names)
     if location:
@@ -132,7 +134,7 @@ def locate(
         known = {(one.name, one.phase) for one in found}
         faulty = [name for name, phase in known if phase == "forward"]
         runs = IsolatedRuns(ref, port, names, inputs, train, calls)
-        search = _Search(runs, cotangent is not None, dtype, faulty, built_differently)
+        search = _Search(runs, cotangent is not None, dtype, faulty, built_differently, accepted)
         found += [one for one in search.faults(kinds) if (one.name, one.phase) not in known]
         built_differently |= search.built_differently
     return replace(found[0], also=found[1:], built_differently=built_differently) if found else None
@@ -142,13 +144,19 @@ class _Search:
     """From the whole model inwards: what agrees alone holds no fault."""
 
     def __init__(
-        self, runs: IsolatedRuns, backward: bool, dtype: str, faulty: Collection[str], different: Mapping[str, str]
+        self,
+        runs: IsolatedRuns,
+        backward: bool,
+        dtype: str,
+        faulty: Collection[str],
+        different: Mapping[str, str],
+        accepted: Accepted,
     ) -> None:
         """`faulty` names and `different` labels are another mode's; the faulty are not run again."""
         self.runs = runs
         self.backward, self.dtype = backward, dtype
         self.calls, self.mapped = runs.calls, runs.names.calls
-        self.faulty, self.different = faulty, different
+        self.faulty, self.different, self.accepted = faulty, different, accepted
         self.built_differently: dict[str, str] = {}  # {label: in what}
         self.found: dict[str, IsolatedRun] = {}
         self.excused: dict[str, IsolatedRun] = {}  # at fault only if nothing else is
@@ -256,7 +264,10 @@ class _Search:
 
     def _run(self, label: str, lenient: bool = False, backward: bool = True) -> IsolatedRun:
         backward = backward and self.backward and self._judges_gradients(label) and has_upstream(self.calls[label])
-        return self.runs.run(label, self.dtype, backward, lenient=lenient)
+        run = self.runs.run(label, self.dtype, backward, lenient=lenient)
+        # An accepted buffer is no fault; an accepted output spreads, and is left out in the end.
+        rows = [row for row in run.rows if row.item.kind != "buffer" or not self.accepted.covers("", row)]
+        return replace(run, rows=rows)
 
     def _search_inside(self, label: str, kinds: Collection[str]) -> bool:
         if self.inside[label]:

@@ -19,7 +19,7 @@ from portproof.backends.model import BackendModel
 from portproof.backends.question import CONSTANTS, Question, Run
 from portproof.backends.trace import Inputs, as_call, module_of, output_item
 from portproof.compare import FAIL, PASS, Item, Items, Row, Verdict, compare, joined, tensor_item
-from portproof.compare.accepted import Accepted
+from portproof.compare.accepted import NOTHING, Accepted
 from portproof.compare.ruler import MOST_ROUNDING, Distances, Ruler, exact_atol, moved_distances
 from portproof.convert.rules import COUNT
 from portproof.ladder.pairs.as_built import TITLE as BUFFERS_AS_BUILT
@@ -522,8 +522,10 @@ def passes(pair: Pair) -> str:
     return f"runs: {counted['whole']} of whole models, {counted['alone']} of modules alone"
 
 
-def locate_failure(pair: Pair, verdicts: Sequence[Verdict] = (), dtype: str = "") -> Location | None:
-    """Where the port departs, in the modes that failed or in all of the pair's; else None.
+def locate_failure(
+    pair: Pair, verdicts: Sequence[Verdict] = (), dtype: str = "", accepted: Accepted = NOTHING
+) -> Location | None:
+    """Where the port departs, in the modes that failed or in all of the pair's, but for what is accepted; else None.
 
     In float64, unless only float32 items failed.
     """
@@ -540,7 +542,22 @@ def locate_failure(pair: Pair, verdicts: Sequence[Verdict] = (), dtype: str = ""
         modes[mode == "train"] = {item.kind for item in outside or whole} & KINDS
     pair.match_calls(list(modes))
     sides = pair.ref, pair.port, pair.name_map, pair.inputs
-    return locate(*sides, modes=modes, cotangent=pair.cotangent, dtype=dtype)
+    every = locate(*sides, modes=modes, cotangent=pair.cotangent, dtype=dtype, accepted=accepted)
+    location = _not_accepted(every, accepted)
+    if location is None and {item.kind for item in failed} == {"buffer"}:
+        return _place_of(pair, verdicts, "buffer", "buffers")
+    return location
+
+
+def _not_accepted(location: Location | None, accepted: Accepted) -> Location | None:
+    """The first fault that is not accepted, with the further ones."""
+    if location is None or not accepted:
+        return location
+    every = [location, *location.also]
+    left = [replace(one, also=[]) for one in every if not accepted.covers(one.name, one.row)]
+    if not left:
+        return None
+    return replace(left[0], also=left[1:], built_differently=location.built_differently)
 
 
 def _place_of(pair: Pair, verdicts: Sequence[Verdict], kind: str, phase: str) -> Location | None:
@@ -640,9 +657,7 @@ def judge(ref: Any, port: Any, inputs: Inputs, options: Options, accept: Sequenc
         built = compare_as_built(pair, options.factories, options.weights)
         built = built and accepted.apply(built)
     if any(verdict.status == FAIL for verdict in verdicts):
-        location = not_accepted(locate_failure(pair, verdicts), accepted) or _place_of(
-            pair, verdicts, "buffer", "buffers"
-        )
+        location = locate_failure(pair, verdicts, accepted=accepted)
     else:
         location = _place_of(pair, [built], "buffer", BUFFERS_AS_BUILT) if built is not None else None
     if location:
@@ -658,17 +673,6 @@ def judge(ref: Any, port: Any, inputs: Inputs, options: Options, accept: Sequenc
     found = every.rows, every.refusal, location, [*all_notes(pair), *accepted.notes()]
     caveats = [*every.caveats, *doubt[:1]]
     return AlignVerdict("align", *found, caveats=caveats, names=names, passes=passes(pair), doubt=doubt)
-
-
-def not_accepted(location: Location | None, accepted: Accepted) -> Location | None:
-    """The first fault that is not accepted, with the further ones."""
-    if location is None or not accepted:
-        return location
-    every = [location, *location.also]
-    left = [replace(one, also=[]) for one in every if not accepted.covers(one.name, one.row)]
-    if not left:
-        return None
-    return replace(left[0], also=left[1:], built_differently=location.built_differently)
 
 
 def _proves_the_map(verdict: Verdict, options: Options) -> bool:
