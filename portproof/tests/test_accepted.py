@@ -6,7 +6,7 @@ import numpy as np
 import paddle
 import pytest
 import torch
-from toy_pairs import Port, Ref, normal
+import toy_pairs
 
 import portproof
 from portproof import align, ladder
@@ -204,16 +204,18 @@ def test_above_its_limit_it_is_located():
 
 
 def test_an_accepted_variance_does_not_hide_the_place_of_another_fault():
-    """A factor in the train mode of a block that holds a batch norm of Paddle's."""
+    """A factor in the train mode of a block that holds a batch norm of Paddle's, and moves the mean of another."""
 
     def code(factor):
         return lambda m, x: m.norm(m.conv(x)) * (factor if m.training else 1)
 
-    blocks = [Ref(code(1), conv=torch.nn.Conv2d(3, 3, 1), norm=torch.nn.BatchNorm2d(3)) for _ in range(2)]
-    ports = [Port(code(f), conv=paddle.nn.Conv2D(3, 3, 1), norm=paddle.nn.BatchNorm2D(3)) for f in (1.0, 1.25)]
+    blocks = [toy_pairs.Ref(code(1), conv=torch.nn.Conv2d(3, 3, 1), norm=torch.nn.BatchNorm2d(3)) for _ in range(2)]
+    ports = [
+        toy_pairs.Port(code(f), conv=paddle.nn.Conv2D(3, 3, 1), norm=paddle.nn.BatchNorm2D(3)) for f in (1.0, 1.25)
+    ]
     pair = (
-        Ref(lambda m, x: m.b(m.a(x)), a=blocks[0], b=blocks[1]),
-        Port(lambda m, x: m.b(m.a(x)), a=ports[0], b=ports[1]),
+        toy_pairs.Ref(lambda m, x: m.c(m.b(m.a(x))), a=blocks[0], b=blocks[1], c=torch.nn.BatchNorm2d(3)),
+        toy_pairs.Port(lambda m, x: m.c(m.b(m.a(x))), a=ports[0], b=ports[1], c=paddle.nn.BatchNorm2D(3)),
     )
-    verdict = align(*pair, [normal(4, 3, 5, 5)], accept=["*.running_var"])
+    verdict = align(*pair, [toy_pairs.normal(4, 3, 5, 5)], accept=["*.running_var"])
     assert verdict.status == FAIL and (verdict.location.name, verdict.location.phase) == ("b", "forward"), str(verdict)

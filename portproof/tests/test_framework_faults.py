@@ -12,7 +12,7 @@ from paddle.nn import functional as PF
 from toy_pairs import Port, Ref, normal
 
 from portproof import align
-from portproof.backends.gradients_paddle import wrong_gradients
+from portproof.backends.gradients_paddle import _is_wrong, _slope, wrong_gradients
 from portproof.backends.paddle_backend import BACKEND
 from portproof.compare import FAIL
 
@@ -181,6 +181,15 @@ RIGHT = {  # kinks and steps at the very values, ties, draws, constants in float
     "GRU": lambda x: gru()(x[None])[0],
     "of a parameter": lambda x: paddle.matmul(x, paddle.to_tensor(np.eye(4), stop_gradient=False)),
 }
+
+
+def test_kinks_whose_bends_cancel_make_no_slope_sure():
+    """Of relu at 0 the slope that is measured is half of what is sent back there; here the second bends the other way."""
+    sent, along = np.array([1.0, -1.0]), np.array([1.0, -1.0])
+    slope, unsure = _slope(lambda step: sent * np.maximum(step * along, 0), 0.0)
+    assert slope == pytest.approx(1) and not _is_wrong(0.0, slope, unsure, True)
+    slope, unsure = _slope(lambda step: sent * step * along, 0.0)
+    assert slope == pytest.approx(2) and _is_wrong(0.0, slope, unsure, True)
 
 
 @pytest.mark.parametrize("name", RIGHT)

@@ -64,7 +64,7 @@ class _Call:
         rounding = ROUNDING * sum(float(term.abs().sum()) for term in at_x)
         if abs(_total(terms(0)).item() - _total(at_x).item()) > rounding:  # it draws: no slope is measured
             return ""
-        slope, unsure = _slope(lambda step: float(_total(terms(step))), rounding)
+        slope, unsure = _slope(lambda step: np.concatenate([each.numpy().ravel() for each in terms(step)]), rounding)
         told = f"where its own forward's slope is {slope:.6g}"
         try:
             _total(terms(0, own)).backward()
@@ -115,7 +115,7 @@ def _shows(lines: list[str]) -> bool:
     except Exception:  # an argument that cannot be written
         return False
     f, x, along = names["f"], names["a"][0], names["a"][1]
-    slope, unsure = _slope(lambda step: f(x + step * along).item(), ROUNDING * abs(f(x).item()))
+    slope, unsure = _slope(lambda step: f(x + step * along).numpy(), ROUNDING * abs(f(x).item()))
     try:
         names["f"](names["x"]).backward()
     except Exception:  # what a kernel raises
@@ -123,15 +123,17 @@ def _shows(lines: list[str]) -> bool:
     return _is_wrong((x.grad * along).sum().item(), slope, unsure, x.dtype == paddle.float64)
 
 
-def _slope(total: Callable[[float], float], rounding: float) -> tuple[float, float]:
-    """(the slope of a function of a step, how far off it may be: at a kink, where it curves or is cut off).
+def _slope(terms: Callable[[float], np.ndarray], rounding: float) -> tuple[float, float]:
+    """(the slope of a sum as a function of a step, how far off it may be: at kinks, where terms curve or are cut off).
 
-    A step that is `FINER` times smaller has as many times the rounding.
+    What kinks make of several terms may cancel, so each counts. A step that is `FINER` times smaller has as many times
+    the rounding.
     """
-    before, middle, after = map(total, (-STEP, 0, STEP))
-    slope = (after - before) / (2 * STEP)
-    finer = (total(STEP / FINER) - total(-STEP / FINER)) / (2 * STEP / FINER)
-    return slope, 10 * abs(after - 2 * middle + before) / STEP + 10 * abs(finer - slope) + FINER * rounding
+    before, middle, after = map(terms, (-STEP, 0, STEP))
+    slopes = (after - before) / (2 * STEP)
+    finer = (terms(STEP / FINER) - terms(-STEP / FINER)) / (2 * STEP / FINER)
+    bends = np.abs(after - 2 * middle + before).sum() / STEP
+    return float(slopes.sum()), float(10 * bends + 10 * np.abs(finer - slopes).sum() + FINER * rounding)
 
 
 def _is_wrong(found: float, slope: float, unsure: float, is_float64: bool) -> bool:
