@@ -184,7 +184,7 @@ RIGHT = {  # kinks and steps at the very values, ties, draws, constants in float
 
 
 def test_kinks_whose_bends_cancel_make_no_slope_sure():
-    """Of relu at 0 the slope that is measured is half of what is sent back there; here the second bends the other way."""
+    """Of relu at 0 the slope that is measured is half of what is sent back there; here the other bends back."""
     sent, along = np.array([1.0, -1.0]), np.array([1.0, -1.0])
     slope, unsure = _slope(lambda step: sent * np.maximum(step * along, 0), 0.0)
     assert slope == pytest.approx(1) and not _is_wrong(0.0, slope, unsure, True)

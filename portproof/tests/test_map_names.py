@@ -9,6 +9,7 @@ from toy_pairs import Port, Ref, assert_aligned, normal
 import portproof
 from portproof import align
 from portproof.compare import FAIL, PASS
+from portproof.mapping import name_map
 from portproof.mapping.pairing import _name_other_parts
 
 T, P = torch.nn, paddle.nn
@@ -213,6 +214,33 @@ PAIRS = (
 @pytest.mark.parametrize("pair", PAIRS)
 def test_a_map_without_a_line_by_hand(pair):
     assert_aligned(*pair())
+
+
+@pytest.mark.parametrize("scale", [0.5, 0.25])
+def test_heads_in_lists_are_joined_by_the_list(scale, monkeypatch):
+    """All layers have one shape, and are called in turn; values are shared by the heads, and gradients tell nothing."""
+    monkeypatch.setattr(name_map, "fingerprint", lambda *_: None)
+
+    def ref_code(m, x):
+        v, found = m.v(x), []
+        for q, k in zip(m.q, m.k):
+            found.append(F.softmax(q(x) @ k(x).mT * 0.5, -1) @ v)
+        return m.o(torch.stack(found).mean(0))
+
+    def port_code(m, x):
+        q, k = (layer(x).reshape([2, 5, 4, 3]).transpose([0, 2, 1, 3]) for layer in (m.query, m.key))
+        return m.o((PF.softmax(q @ k.mT * scale, -1) @ m.value(x).unsqueeze(1)).mean(1))
+
+    heads = {name: T.ModuleList([T.Linear(D, 3) for _ in range(4)]) for name in "qk"}
+    ref = Ref(ref_code, v=T.Linear(D, 3), **heads, o=T.Linear(3, 2))
+    joined = {name: P.Linear(D, 12) for name in ("query", "key")}
+    port = Port(port_code, **joined, value=P.Linear(D, 3), o=P.Linear(3, 2))
+    verdict = align(ref, port, [normal(2, 5, D)])
+    assert verdict.status == (PASS if scale == 0.5 else FAIL), str(verdict)
+    assert {link.ref[0].partition(".")[0]: link.port[0] for link in verdict.names.links if link.is_join} == {
+        "q": "query.bias",
+        "k": "key.bias",
+    }, verdict.names.keys
 
 
 def test_parts_are_told_by_name_behind_a_fault():

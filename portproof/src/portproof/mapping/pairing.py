@@ -192,7 +192,7 @@ def _aligned(
     def cost(ref_places: slice, port_places: slice) -> int | None:
         sides = ref[ref_places], port[port_places]
         own, theirs = ([module.name for module in side] for side in sides)
-        if _name_other_parts(own, theirs, (*names, *port_names)):
+        if _name_other_parts(own, theirs, (*names, *port_names)) or _are_of_lists(own) or _are_of_lists(theirs):
             return None
         key = tuple(map(described, sides[0])), tuple(map(described, sides[1]))
         if key not in costs:
@@ -271,11 +271,26 @@ def _take_joins(
                 groups[key(other)].append(other_name)
             for group in groups.values():
                 count, rest = divmod(_size(one), max(1, _size(others[group[0]])))
-                parts = [others[part] for part in group[:count]]
+                chosen = _siblings(name, group, count)
+                parts = [others[part] for part in chosen]
                 if not rest and 1 < count == len(parts) and may_be(one, parts, turned):
-                    found.append((turned, ones.pop(name), [others.pop(part) for part in group[:count]]))
+                    found.append((turned, ones.pop(name), [others.pop(part) for part in chosen]))
                     break
     return found
+
+
+def _siblings(name: str, group: Sequence[str], count: int) -> Sequence[str]:
+    """Those that are all of a list, such as the heads of q, whose name is most like this one; else the first."""
+    lists = defaultdict(list)
+    for part in group:
+        lists[_parent(part)].append(part)
+    every = [parts for parts in lists.values() if len(parts) == count and all(_last(part).isdigit() for part in parts)]
+    return max(every, key=lambda parts: similarity(name, _parent(parts[0])), default=group[:count])
+
+
+def _are_of_lists(names: Sequence[str]) -> bool:
+    """Whether some are of a list, and others are not of that."""
+    return len(set(map(_parent, names))) > 1 and any(_last(name).isdigit() for name in names)
 
 
 def fit_units(units: Iterable[Unit], ref: Modules, port: Modules) -> tuple[dict[str, str], Options, list[str]]:
