@@ -231,6 +231,24 @@ def test_a_difference_that_is_undone_outside_is_not_blamed(fault, place):
     )
 
 
+def test_a_reference_that_refuses_the_ports_values_proves_nothing():
+    """What is not known to be undone outside is blamed."""
+
+    def ref_code(m, x):
+        weights, scales = m.head(x)
+        if weights.min() < 0:
+            raise ValueError("these are no probabilities")
+        return weights, scales, (weights / scales).sum()
+
+    def port_code(m, x):
+        logits, logs = m.head(x)
+        weights = PF.softmax(logits, -1)
+        return weights, paddle.exp(logs), 2 * (weights / paddle.exp(logs)).sum()
+
+    verdict = align(Ref(ref_code, head=Mixture()), Port(port_code, head=PortedMixture()), [X])
+    assert verdict.status == FAIL and verdict.location.name == "head", str(verdict)
+
+
 @pytest.mark.parametrize("is_joined_in_ref", [True, False])
 def test_a_batch_in_two_calls_is_right_code(is_joined_in_ref):
     """One side runs the layer on both inputs at once; the fault is behind."""

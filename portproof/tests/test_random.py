@@ -192,7 +192,6 @@ UNLIKE = {
         lambda m, mu, s: mu + paddle.randn(mu.shape[::-1], mu.dtype).t() * s,
         "normal (4, 6), the port normal (6, 4)",
     ),
-    "none": (lambda m, mu, s: mu, "normal (4, 6), the port nothing"),
     "one more": (
         lambda m, mu, s: mu + paddle.randn(mu.shape, mu.dtype) * paddle.randn(mu.shape, mu.dtype),
         "no more, the port normal (4, 6)",
@@ -207,6 +206,29 @@ def test_sides_that_draw_differently_are_refused(which):
     text = "the sides draw differently in train mode: the reference " + words
     assert_refused(*pair, normal(4, 5), text=text)
     assert_aligned(*pair, normal(4, 5), modes=("eval",))
+
+
+def test_a_side_that_draws_nothing_is_at_fault():
+    verdict = assert_located(*vae_pair(lambda m, mu, s: mu), normal(4, 5), at="", phase="dropout")
+    assert "the reference draws normal (4, 6) in its own code, the port nothing" in str(verdict)
+    port = P.Sequential(P.Linear(5, 6), PortDrop(), P.Linear(6, 3))
+    verdict = assert_located(T.Sequential(T.Linear(5, 6), T.Linear(6, 3)), port, normal(8, 5), at="", phase="dropout")
+    assert "the port draws uniform (8, 1, 1) in 1, the reference nothing" in str(verdict)
+
+
+def test_a_stochastic_depth_that_the_port_lacks_is_at_fault():
+    port = P.Sequential(P.Linear(5, 6), P.Identity(), P.Linear(6, 3))
+    verdict = assert_located(drops()[0], port, normal(8, 5), at="1", phase="dropout")
+    assert "the reference draws uniform (8, 1) in 1, the port nothing" in str(verdict)
+    assert_aligned(drops()[0], port, normal(8, 5), modes=("eval",))
+
+
+def test_draws_of_one_side_that_do_not_show_are_no_fault():
+    """Such as a stochastic depth that drops nothing."""
+    ref, port = layers(5, 3)
+    code = lambda m, x: m.o(m.a(x)[:, :3] + 0 * torch.rand(len(x), 3, dtype=x.dtype))  # noqa: E731
+    pair = Ref(code, **ref), Port(lambda m, x: m.o(m.a(x)[:, :3]), **port)
+    assert_refused(*pair, normal(4, 5), text="the reference uniform (4, 3), the port nothing")
 
 
 def test_what_is_not_lent_is_refused_with_advice():

@@ -162,6 +162,35 @@ def test_an_activation_that_is_inside_the_layer_before_it(path):
     assert "built differently, no fault: has the ReLU behind it inside: block.0 (Linear)" in judged.notes
 
 
+class Cut(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x[..., 1:]
+
+
+class CutInside(paddle.nn.Linear):
+    """A layer with two of the reference's modules behind it inside."""
+
+    def __init__(self, slope: float) -> None:
+        super().__init__(5, 7)
+        self.slope = slope
+
+    def forward(self, x: paddle.Tensor) -> paddle.Tensor:
+        return paddle.nn.functional.leaky_relu(super().forward(x)[..., 1:], self.slope)
+
+
+@pytest.mark.parametrize("slope", [0.25, 0.5])
+def test_two_modules_that_are_inside_the_layer_before_them(slope):
+    """Something else is wrong; the layer is blamed only if it is."""
+    nn = torch.nn
+    ref = nn.Sequential(nn.Sequential(nn.Linear(5, 7), Cut(), nn.LeakyReLU(0.25)), nn.Linear(6, 3), nn.Hardswish())
+    port = paddle.nn.Sequential(CutInside(slope), paddle.nn.Linear(6, 3), paddle.nn.Swish())
+    judged = portproof.judge(port, portproof.record(ref, INPUTS))
+    assert_same(portproof.align(ref, port, INPUTS), judged)
+    assert places(judged.location) == [("2" if slope == 0.25 else "0.0", "forward")]
+    note = "built differently, no fault: has the Cut, LeakyReLU behind it inside: 0.0 (Linear)"
+    assert (note in judged.notes) == (slope == 0.25)
+
+
 @pytest.mark.parametrize("wrong", [False, True])
 def test_values_at_a_kink(wrong):
     """A layer is run alone on values that are moved off its kinks."""

@@ -47,7 +47,8 @@ class MindSporeModel(BackendModel):
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
-        self.lacking: dict[tuple[str, str, bool], str] = {}  # {(modules, backward): operation without a kernel}
+        # {(module, those behind it, backward): operation without a kernel}
+        self.lacking: dict[tuple[str, tuple[str, ...], bool], str] = {}
 
     def notes(self) -> list[str]:
         if self.lacking or not fp64_mindspore.composed:

@@ -9,6 +9,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import replace
+from functools import reduce
 from itertools import chain
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -340,11 +341,13 @@ class BackendModel(Model):
             if question.mutation:
                 module = question.mutation(module)
             if question.leaves_out:
-                left_out = self._parts[question.followed_by]
+                left_out = self._parts[question.followed_by[0]]
                 self.backend.runs.hook_after(left_out, lambda _, args, kwargs, _output: (*args, *kwargs.values())[0])
             elif question.followed_by:
-                follower = lending.enter_context(self.lent(question.followed_by, *how))
-                self.backend.runs.hook_after(module, lambda _, _args, _kwargs, output: follower(output))
+                behind = [lending.enter_context(self.lent(name, *how)) for name in question.followed_by]
+                self.backend.runs.hook_after(
+                    module, lambda _, _args, _kwargs, output: reduce(lambda given, each: each(given), behind, output)
+                )
             run = self._run(module, question, watch_random)
         whole = run.trace.calls.get(OUTPUT)
         if whole is not None and whole.took_random and not watch_random:

@@ -77,7 +77,7 @@ class Question:
     train: bool
     backward: bool = False
     keeps: int = OUTPUTS
-    followed_by: str = ""  # module applied to the output; left out if inside
+    followed_by: tuple[str, ...] = ()  # modules applied to the output; left out if inside
     perturbation: int = 0  # number of the random draw; 0: none; CONSTANTS
     mutation: Callable[[Any], Any] | None = None  # changes the module before the run
 
@@ -102,7 +102,7 @@ class Question:
 
     @property
     def leaves_out(self) -> bool:
-        return self.followed_by.startswith(f"{self.module}.")
+        return any(name.startswith(f"{self.module}.") for name in self.followed_by)
 
     def key(self, switched_off: Collection[str]) -> str:
         """A key of all but what is sent back and kept; arrays count by value in its precision."""

@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import product
+from itertools import product, takewhile
 from operator import attrgetter
 from typing import Any
 
@@ -31,6 +31,7 @@ from portproof.mapping.name_map import NameMap
 from portproof.python39 import zip_strict
 
 Calls = Mapping[str, ModuleCall]  # of one side, by label
+Chain = tuple[ModuleCall, ...]  # each takes the output of the one before
 Pairs = Mapping[int, tuple[int, np.ndarray]]  # {reference's output: (port's, flat places)}
 OTHER_INPUTS = "takes other inputs"
 MORE_VALUES = "returns more, which is cut off outside"
@@ -49,7 +50,7 @@ class Attempt:
 
     question: Question  # to the reference
     port_call: ModuleCall
-    port_followed_by: str = ""  # as in `Question`
+    port_followed_by: tuple[str, ...] = ()  # as in `Question`
     ref_gradients: InputGradients | None = None  # None: each input stands for itself
     port_gradients: InputGradients | None = None
     built_differently: str = ""  # in words
@@ -57,22 +58,32 @@ class Attempt:
     is_turned: bool = False  # axes of its inputs are in another order: those of its outputs may be
 
 
-def followed(question: Question, neighbour: ModuleCall) -> Question:
-    call = replace(question.call, upstream=list(neighbour.upstream))
-    return replace(question, call=call, followed_by=neighbour.name)
+def followed(question: Question, chain: Chain) -> Question:
+    call = replace(question.call, upstream=list(chain[-1].upstream))
+    return replace(question, call=call, followed_by=names_of(chain))
+
+
+def types_of(modules: Mapping[str, Module], chain: Chain) -> str:
+    return ", ".join(modules[call.name].type for call in chain)
+
+
+def names_of(chain: Chain) -> tuple[str, ...]:
+    return tuple(call.name for call in chain)
 
 
 def neighbours(
     modules: Mapping[str, Module], calls: Calls, label: str, mapped: Collection[str] = ()
-) -> tuple[ModuleCall | None, ModuleCall | None]:
-    """(the call behind `label`, the last inside), each if the other side may have it elsewhere."""
+) -> tuple[list[Chain], list[Chain]]:
+    """(calls behind `label`: one, two and so on, the last inside), which the other side may have elsewhere."""
 
-    def if_spare(call: ModuleCall | None) -> ModuleCall | None:
-        is_spare = call and not modules[call.name].slots and call.label not in mapped
-        return call if is_spare else None
+    def is_spare(call: ModuleCall) -> bool:
+        return not modules[call.name].slots and call.label not in mapped
 
-    has_tensors = bool(modules[calls[label].name].slots)
-    return if_spare(_behind(calls, label)), if_spare(_last_inside(calls, label) if has_tensors else None)
+    behind = list(takewhile(is_spare, _behind(calls, label)))
+    leaves = 1 + len(list(takewhile(lambda call: modules[call.name].is_leaf, behind[1:])))
+    last = _last_inside(calls, label) if modules[calls[label].name].slots else None
+    chains = [tuple(behind[: n + 1]) for n in range(len(behind[:leaves]))]
+    return chains, [(last,)] if last and is_spare(last) else []
 
 
 def _last_inside(calls: Calls, label: str) -> ModuleCall | None:
@@ -86,16 +97,16 @@ def _last_inside(calls: Calls, label: str) -> ModuleCall | None:
     return replace(inside[-1], upstream=before)
 
 
-def _behind(calls: Calls, label: str) -> ModuleCall | None:
-    """The call that takes this output alone; one that passes it on is skipped."""
+def _behind(calls: Calls, label: str) -> Iterator[ModuleCall]:
+    """Calls of which each takes the output of the one before alone; those that pass it on are skipped."""
     call = calls[label]
     later = [c for c in calls.values() if c.start > call.start and c.inside == call.inside]
     for following in sorted(later, key=attrgetter("start")):
         if not _one_array(call.outputs, following.inputs):
-            return None
+            return
         if not _one_array(following.inputs, following.outputs):
-            return following.with_upstream()
-    return None
+            call = following
+            yield call.with_upstream()
 
 
 def _one_array(first: Sequence[np.ndarray], second: Sequence[np.ndarray]) -> bool:
@@ -310,18 +321,18 @@ class IsolatedRuns:
         behind, last = neighbours(ref, self.calls, label, set(mapped))
         port_behind, port_last = neighbours(port, self.port_calls, mapped[label], set(mapped.values()))
         for first in (plain, own):
-            if behind:
-                word = f"has the {ref[behind.name].type} behind it inside"
-                yield replace(first, question=followed(question, behind), built_differently=word)
-            if port_behind:
-                word = f"leaves to a {port[port_behind.name].type} behind it what the reference's does itself"
-                yield replace(first, port_followed_by=port_behind.name, built_differently=word)
-        if last:
-            word = f"leaves out the {ref[last.name].type} at the end, which the port has elsewhere"
-            yield replace(plain, question=followed(question, last), built_differently=word)
-        if port_last:
-            word = f"has a {port[port_last.name].type} at the end, which the reference has elsewhere"
-            yield replace(plain, port_followed_by=port_last.name, built_differently=word)
+            for chain in behind:
+                word = f"has the {types_of(ref, chain)} behind it inside"
+                yield replace(first, question=followed(question, chain), built_differently=word)
+            for chain in port_behind:
+                word = f"leaves to a {types_of(port, chain)} behind it what the reference's does itself"
+                yield replace(first, port_followed_by=names_of(chain), built_differently=word)
+        for chain in last:
+            word = f"leaves out the {types_of(ref, chain)} at the end, which the port has elsewhere"
+            yield replace(plain, question=followed(question, chain), built_differently=word)
+        for chain in port_last:
+            word = f"has a {types_of(port, chain)} at the end, which the reference has elsewhere"
+            yield replace(plain, port_followed_by=names_of(chain), built_differently=word)
 
     def _attempted(self, attempt: Attempt, lenient: bool = False) -> IsolatedRun:
         call = attempt.question.call
@@ -406,8 +417,8 @@ class IsolatedRuns:
 
 def all_questions(ref: Model, calls: Calls, label: str, question: Question) -> Iterator[Question]:
     """All that `IsolatedRuns.run` may ask about one call, each way's float64 run first."""
-    others = neighbours(ref.modules, calls, label) if question.module else ()
-    for way in (question, *(followed(question, neighbour) for neighbour in others if neighbour)):
+    behind, last = neighbours(ref.modules, calls, label) if question.module else ([], [])
+    for way in (question, *(followed(question, chain) for chain in (*behind, *last))):
         yield from (replace(way, dtype=dtype) for dtype in UNIT_ROUNDOFF)  # float64 first
         yield from (replace(way, perturbation=i) for i in range(1, RUNS + 1))
         if way.dtype == "float64" and ref.rounded_constants():

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import cached_property, partial, reduce
 from typing import Any
 
 import numpy as np
@@ -122,7 +122,7 @@ class Layer:
     tensors: Mapping[str, Array]  # by PyTorch's names in it
     inputs: list[Array]
     output: Array | None = None
-    followed_by: str = ""  # type of the module applied to the output
+    followed_by: tuple[str, ...] = ()  # types of the modules applied to the output
 
     @property
     def kind(self) -> str:
@@ -164,7 +164,7 @@ class Layer:
         return words, make
 
     def finished(self, output: Array) -> Array:
-        return ACTIVATIONS[FUSED[self.followed_by]](output) if self.followed_by else output
+        return reduce(lambda given, each: ACTIVATIONS[FUSED[each]](given), self.followed_by, output)
 
 
 @dataclass(frozen=True)
@@ -219,7 +219,7 @@ class Norm:
 
 def _norm(layer: Layer) -> Norm:
     """The norm as the reference has it, with an activation behind or inside if that gives what the reference gave."""
-    norms = [_norm_of(replace(layer, followed_by=each)) for each in ("", *FUSED)]
+    norms = [_norm_of(replace(layer, followed_by=each)) for each in ((), *((each,) for each in FUSED))]
     return min(norms, key=Norm.difference)
 
 

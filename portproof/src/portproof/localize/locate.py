@@ -424,8 +424,8 @@ def _layer(runs: IsolatedRuns, run: IsolatedRun) -> Layer:
     module = modules[question.module]
     tensors = {leaf: arrays[slot.key] for leaf, slot in module.slots.items()}
     output = run.ref.get(Item("output 0", "output", module.name))
-    follower = modules[question.followed_by].type if question.followed_by else ""
-    return Layer(module, runs.train, tensors, question.call.inputs, output, follower)
+    behind = tuple(modules[name].type for name in question.followed_by)
+    return Layer(module, runs.train, tensors, question.call.inputs, output, behind)
 
 
 def _mutated(runs: IsolatedRuns, attempt: Attempt, backward: bool) -> list[tuple[str, Callable[[], Items]]]:

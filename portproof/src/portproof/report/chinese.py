@@ -338,6 +338,7 @@ LINES = {
         "{}在 {} 模式下每次运行的结果都不同（dropout 层除外），{} 使用了随机数：请用 rand、randn、normal 或 bernoulli，"
         "两边会得到相同的数；或者判定另一个模式"
     ),
+    "the {text} draws {} in {}, the {text} nothing": "{}抽取 {}（在 {} 中），{}不抽取随机数",
     "the sides draw differently in {} mode: the reference {}, the port {}: draw the same kind and shape on both "
     "sides, or judge the other mode": (
         "两边在 {} 模式下抽取的随机数不同：参考代码 {}，移植版 {}：请让两边抽取同一种、同样 shape 的随机数，或者判定另"

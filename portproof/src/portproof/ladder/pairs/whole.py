@@ -144,7 +144,8 @@ def _dropout_row(ref: Dropped | None, port: Dropped | None) -> Row:
         reason, difference = f"p is {port.p:g} in {who}, not {ref.p:g}", abs(port.p - ref.p)
     else:
         reason = f"{who} drops by {port.size} numbers, not {ref.size}: whole channels, or single values?"
-    item = Item("dropout", "dropout", either.name, section=either.name)
+    name = either.name if ref else f"port's {either.name}"
+    item = Item("dropout", "dropout", name, section=name)
     return Row(item, FAIL, difference=difference, reason=reason)
 
 
@@ -159,6 +160,8 @@ def random_or_unclear(pair: Pair, train: bool) -> Verdict | None:
     for model in sides:
         _, still[model] = switch_off_random(model, pair.question(model, "float64", train))
     runs = [pair.ask(model, "float64", train) for model in sides]
+    if (train or runs[0].trace.draws) and (row := _without_draws(pair, *runs)) is not None:
+        return Verdict(mode, [row])
     if train and _draw_differently(*runs) and not pair.ref.is_recorded:
         for model, run in zip_strict(sides, runs):
             switch_off_drawing(model, run)
@@ -195,6 +198,22 @@ def random_or_unclear(pair: Pair, train: bool) -> Verdict | None:
 
 def _draw_differently(ref: Run, port: Run) -> tuple[str, str] | None:
     return None if port.trace.error else difference(ref.trace.draws, port.trace.draws)
+
+
+def _without_draws(pair: Pair, ref: Run, port: Run) -> Row | None:
+    """The row that fails if one side draws, the other takes no random numbers, and the outputs differ."""
+    run, who, other = (ref, "reference", "port") if ref.trace.draws else (port, "port", "reference")
+    silent = pair.port if other == "port" else pair.ref
+    same_dropout = _chances(ref.trace.dropped) == _chances(port.trace.dropped)
+    if bool(ref.trace.draws) == bool(port.trace.draws) or silent.switched_off or not same_dropout:
+        return None
+    if port.trace.error or alike(ref.output, port.output):
+        return None
+    name = next(call.name for call in run.trace.calls.values() if call.draws)  # the innermost
+    drawn = ", ".join(dict.fromkeys(map(str, run.trace.draws)))
+    reason = f"the {who} draws {drawn} in {name or 'its own code'}, the {other} nothing"
+    name = name if who == "reference" else f"port's {name}"
+    return Row(Item("random numbers", "dropout", name, section=name), FAIL, reason=reason)
 
 
 def _lend(pair: Pair, train: bool, ref: Run, port: Run) -> None:
@@ -572,8 +591,9 @@ def _place_of(pair: Pair, verdicts: Sequence[Verdict], kind: str, phase: str) ->
         return None
     names, name = pair.name_map, row.item.module
     port_name = names.modules.get(name) or module_of(names.calls.get(name, name))
-    if name not in pair.ref.modules:  # only the port has it
-        name, port_name = counterpart_or_block(name, names), name
+    own_name = name.removeprefix("port's ")
+    if own_name != name or name not in pair.ref.modules:  # only the port has it
+        name, port_name = counterpart_or_block(own_name, names), own_name
     port = pair.port.modules.get(port_name)
     at_port = (port.name, port.type) if port else ("", "")
     ref, own = pair.ref.modules[name], pair.port.own_class(at_port[0])
