@@ -1,6 +1,7 @@
 """What a module of the port is given in place of its own arguments: views of what the reference's received.
 
-The port's module may take its arguments in another order, with other axes first, one of them in two, or two in one.
+The port's module may take its arguments in another order, with other axes first, one of them in two, or two in one,
+of another length along an axis where nothing changes, and masks with other numbers.
 """
 
 from __future__ import annotations
@@ -41,6 +42,11 @@ class Source:
         view = self.view(*(arrays[i] for i in self.inputs))
         return view if self.form is None else self.form(view)
 
+    def given(self, arrays: Arrays, array: np.ndarray) -> np.ndarray:
+        """In place of the port's `array`: in its shape, or longer along axes where nothing changes."""
+        value = self.of(arrays)
+        return value.reshape(array.shape) if value.size == array.size else value
+
 
 @dataclass(frozen=True)
 class InputGradients:
@@ -68,7 +74,7 @@ class InputGradients:
         if places.size != gradient.size:
             return {self.firsts[i]: gradient for i in source.inputs}
         joined = np.zeros(sum(array.size for array in self.inputs), gradient.dtype)
-        joined[places.ravel()] = gradient.ravel()
+        np.add.at(joined, places.ravel(), gradient.ravel())
         found: dict[int, np.ndarray] = {}
         for i in source.inputs:
             part = joined[numbers[i]]
@@ -89,6 +95,7 @@ class Arguments:
     args: tuple[object, ...]
     kwargs: dict[str, object]
     complete: bool  # the reference's inputs give all of them, and all of these are used
+    own: tuple[int, ...]  # inputs of whole numbers or booleans that stay the port's, if all others are fed alike
     are_turned: bool  # axes of some are in another order
     ref_gradients: InputGradients
     port_gradients: InputGradients
@@ -105,11 +112,9 @@ def arguments(
     for place, array in enumerate(port_call.inputs):
         others = [(other, inputs[place]) for other, inputs in other_calls]
         sources.append(_source(seen, array, [source for source in sources if source], others))
-    given = (
-        source.of(values).reshape(array.shape) if source else array for source, array in zip(sources, port_call.inputs)
-    )
+    given = (source.given(values, array) if source else array for source, array in zip(sources, port_call.inputs))
     args, kwargs = map_tensors((port_call.args, port_call.kwargs), is_array, lambda _: next(given))
-    used = {i for source in sources if source for i in source.inputs}
+    used = {i for source in sources if source and not source.form for i in source.inputs}
     # What the port's does not take, such as a mask, has no gradient there.
     own = [Source((i,)) if _is_among(seen, i, used) else None for i, v in enumerate(values) if v.dtype.kind == "f"]
     of_floats = [source for source, array in zip(sources, port_call.inputs) if array.dtype.kind == "f"]
@@ -118,10 +123,25 @@ def arguments(
         args,
         kwargs,
         None not in sources and all(not largest(values[i]) < LARGE for i in unused),
+        _own(seen, port_call.inputs, sources) if all(not largest(values[i]) < LARGE for i in unused) else (),
         any(source and source.is_turned for source in sources),
         InputGradients(values, own),
         InputGradients(values, of_floats),
     )
+
+
+def _own(seen: Arrays, inputs: Arrays, sources: Sequence[Source | None]) -> tuple[int, ...]:
+    """Inputs without a source that are no floats, nor like one of the reference's in size that nothing is made of.
+
+    None if another differs from what the reference's received: they may differ, too.
+    """
+    used = {i for source in sources if source for i in source.inputs}
+    sizes = {array.size for i, array in enumerate(seen) if i not in used}
+    left = tuple(i for i, source in enumerate(sources) if source is None)
+    if any(inputs[i].dtype.kind in "fc" or inputs[i].size in sizes for i in left):
+        return ()
+    alone = all(alike([source.of(seen)], [array]) for source, array in zip(sources, inputs) if source)
+    return left if alone else ()
 
 
 def are_fed_alike(call: ModuleCall, port_call: ModuleCall, tolerance: float = SAME) -> bool:
@@ -174,8 +194,9 @@ def _source(
             same.append(source)
         elif source.form is None and array.dtype.kind != "b" and source.of(seen).shape == array.shape:
             fitting.append(source)
-    if not same:
-        same = [source for source in _in_pieces(seen, array) if alike([source.of(seen)], [array])]
+    same = same or list(_stretched(seen, array))
+    same = same or [source for source in _in_pieces(seen, array) if alike([source.of(seen)], [array])]
+    same = same or list(_recoded(seen, array))
     candidates = same or fitting
     confirmed = False
     for inputs, other in others if len(candidates) > 1 else ():
@@ -224,6 +245,42 @@ def _in_pieces(seen: Arrays, array: np.ndarray) -> Iterator[Source]:
             if sum(seen[i].size for i in chosen) == array.size:
                 shapes = [seen[i].shape for i in chosen]
                 yield from (Source(chosen, view) for view in _joins(shapes, array.shape))
+
+
+def _stretched(seen: Arrays, array: np.ndarray) -> Iterator[Source]:
+    """Of as many axes, where one side is constant along an axis that the other has once."""
+    for i, each in enumerate(seen):
+        if each.dtype.kind != array.dtype.kind or each.ndim != array.ndim or each.size == array.size:
+            continue
+        with suppress(ValueError):  # they do not fit
+            shape = np.broadcast_shapes(each.shape, array.shape)
+            if shape in (each.shape, array.shape) and alike(
+                [np.broadcast_to(each, shape)], [np.broadcast_to(array, shape)]
+            ):
+                yield Source((i,), partial(np.broadcast_to, shape=shape))
+
+
+def _recoded(seen: Arrays, array: np.ndarray) -> Iterator[Source]:
+    """Masks of which the values of one tell those of the other: booleans, ones, large negative numbers."""
+    for i, each in enumerate(seen) if _is_mask(array) else ():
+        for source in _turned(Source((i,)), seen, array) if _is_mask(each) else ():
+            codes, places = np.unique(source.of(seen), return_inverse=True)
+            values = [np.unique(array.ravel()[places.ravel() == k]) for k in range(len(codes))]
+            if len(codes) > 1 and all(len(found) == 1 for found in values):
+                table = np.concatenate(values)
+                yield replace(source, form=partial(_looked_up, codes.astype(np.float64), table))
+
+
+def _is_mask(array: np.ndarray) -> bool:
+    """Whether all are booleans, ones, zeros, or as large as a mask's -inf."""
+    if array.dtype.kind == "b" or array.dtype.kind not in "iuf":
+        return array.dtype.kind == "b"
+    size = np.abs(array)
+    return bool(((size == 0) | (size == 1) | (size >= LARGE)).all())
+
+
+def _looked_up(codes: np.ndarray, table: np.ndarray, view: np.ndarray) -> np.ndarray:
+    return table[np.searchsorted((codes[:-1] + codes[1:]) / 2, view.astype(np.float64))]
 
 
 def _parts(whole: Shape, part: Shape) -> Iterator[View]:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from difflib import SequenceMatcher
-from itertools import product
+from itertools import chain, product
 from operator import attrgetter
 
 from portproof.backends.model import BackendModel, Model, Run
+from portproof.backends.question import Question
 from portproof.backends.trace import OUTPUT, ModuleCall
-from portproof.mapping.arguments import are_fed_alike
+from portproof.mapping.arguments import are_fed_alike, arguments
 from portproof.mapping.map_search import alike, alike_in_any_order
 from portproof.mapping.pairing import contents_of
 from portproof.python39 import zip_strict
@@ -31,6 +32,7 @@ class CallMatcher:
     port_run: Run
     modules: Mapping[str, str]  # {reference's: port's}
     tensors: Mapping[str, str]
+    train: bool = False
 
     def __post_init__(self) -> None:
         traces = self.ref_run.trace, self.port_run.trace
@@ -41,6 +43,7 @@ class CallMatcher:
         ref_keys, port_keys = {key: key for key in self.tensors}, {key: ref for ref, key in self.tensors.items()}
         self.contents, self.port_contents = contents_of(self.ref, ref_keys), contents_of(self.port, port_keys)
         self.type_fits: dict[tuple[str, str], bool] = {}  # {(reference's, port's) class: match}
+        self.proved: dict[tuple[str, str], bool] = {}  # {calls of both sides: give the same}
 
     def match(self) -> dict[str, str]:
         """{reference's output: port's} of all that match, in execution order."""
@@ -125,8 +128,11 @@ class CallMatcher:
         ref_groups = _by_tensors_inside(self.ref, self.ref_calls, self.contents, self.pairs)
         port_groups = _by_tensors_inside(self.port, self.port_calls, self.port_contents, set(self.pairs.values()))
         undecided = []
-        for key, calls in ref_groups.items():
-            port_calls = port_groups.get(key, [])
+        groups = [(calls, port_groups.get(key, [])) for key, calls in ref_groups.items()]
+        for pair in chain.from_iterable(product(*group) for group in groups):
+            if self._is_proved(*pair):
+                self.type_fits[self._types(*pair)] = True
+        for calls, port_calls in groups:
             pairs: Iterable[tuple[ModuleCall, ModuleCall]]
             if len(calls) == len(port_calls):
                 pairs = list(zip_strict(calls, port_calls))
@@ -141,15 +147,26 @@ class CallMatcher:
                 if fits:
                     self.pairs[call.label] = port_call.label
         for call, port_call in undecided:
-            if self.type_fits.get(self._types(call, port_call), self.same_names):
+            fits = self.type_fits.get(self._types(call, port_call), self.same_names)
+            if fits or self._is_proved(call, port_call):
                 self.pairs[call.label] = port_call.label
 
-    def _only_ones(self, calls: Calls, port_calls: Calls) -> Iterator[tuple[ModuleCall, ModuleCall]]:
-        """The only one with these values, then of this class of its own, then that may be faulty, then of a class."""
-        left, port_left = list(calls), list(port_calls)
+    def _is_proved(self, call: ModuleCall, port_call: ModuleCall) -> bool:
+        """Whether they give the same: in the models, or the port's alone on the reference's inputs behind a fault."""
+        key = call.label, port_call.label
+        if key not in self.proved:
+            self.proved[key] = _agree(call, port_call) or not self.same_output and self._agree_alone(call, port_call)
+        return self.proved[key]
 
-        def agrees(call: ModuleCall, other: ModuleCall) -> bool:
-            return alike_in_any_order(call.outputs, other.outputs)
+    def _agree_alone(self, call: ModuleCall, port_call: ModuleCall) -> bool:
+        own = arguments(call.inputs, call.inputs, port_call)
+        given = replace(port_call, args=own.args, kwargs=own.kwargs)
+        output = self.port.ask(Question(given, "float64", self.train)).output if own.complete else []
+        return bool(output) and alike_in_any_order(call.outputs, output[: len(call.outputs)])
+
+    def _only_ones(self, calls: Calls, port_calls: Calls) -> Iterator[tuple[ModuleCall, ModuleCall]]:
+        """The only one with these values, then of a class that fits, then that may be faulty, then of a class."""
+        left, port_left = list(calls), list(port_calls)
 
         def are_own(call: ModuleCall, other: ModuleCall) -> bool:
             return not (self.ref.modules[call.name].kind or self.port.modules[other.name].kind)
@@ -158,7 +175,14 @@ class CallMatcher:
             types = self._types(call, other)
             return are_own(call, other) and types[0] == types[1]
 
-        for may_be in (agrees, are_namesakes, self._fits, are_own):
+        def is_known(call: ModuleCall, other: ModuleCall) -> bool:
+            return self.type_fits.get(self._types(call, other), False)
+
+        def has_this_shape(call: ModuleCall, other: ModuleCall) -> bool:
+            same_shapes = [array.shape for array in call.outputs] == [array.shape for array in other.outputs]
+            return same_shapes and bool(self._fits(call, other))
+
+        for may_be in (self._is_proved, are_namesakes, is_known, has_this_shape, self._fits, are_own):
             for call in list(left):
                 fitting = [other for other in port_left if may_be(call, other)]
                 if len(fitting) == 1:
@@ -208,6 +232,10 @@ class CallMatcher:
             for i, j, size in matcher.get_matching_blocks():
                 pairs += zip_strict(calls[i : i + size], port_calls[j : j + size])
         self.pairs.update((call.label, port_call.label) for call, port_call in pairs)
+
+
+def _agree(call: ModuleCall, port_call: ModuleCall) -> bool:
+    return alike_in_any_order(call.outputs, port_call.outputs)
 
 
 def _share_input(call: ModuleCall, port_call: ModuleCall) -> bool:

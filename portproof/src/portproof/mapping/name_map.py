@@ -139,7 +139,7 @@ def match_calls(
     Of a port that `is_faulty` though its outputs agree on these inputs, blocks that differ inside are paired, too.
     """
     ref_run, port_run = (model.run(inputs, "float64", train, calls=True) for model in (ref, port))
-    matcher = CallMatcher(ref, port, ref_run, port_run, name_map.modules, name_map.tensors)
+    matcher = CallMatcher(ref, port, ref_run, port_run, name_map.modules, name_map.tensors, train)
     matcher.same_output &= not is_faulty
     name_map.calls = matcher.match() | name_map.calls
 

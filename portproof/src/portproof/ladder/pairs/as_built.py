@@ -123,10 +123,13 @@ def _built(
     return found, digests
 
 
-def compare_as_built(pair: Pair, factories: tuple[Factory, Factory], weights: str) -> Verdict | None:
+def compare_as_built(
+    pair: Pair, factories: tuple[Factory, Factory], weights: str, map_is_proved: bool = False
+) -> Verdict | None:
     """Compare the constants that the map pairs, each as its side held it; None if there are none.
 
     What is not compared goes to the pair's notes. `weights` as in `Options`; "own" ones are compared bit for bit.
+    Tensors of other names are compared if values confirm the map, or the whole has proved it.
     """
     ref, port = pair.ref, pair.port
     if weights == "own":
@@ -140,13 +143,14 @@ def compare_as_built(pair: Pair, factories: tuple[Factory, Factory], weights: st
     mapped = {key: port_slots[other] for key, other in pair.name_map.tensors.items() if slots[key].tensor in untrained}
     asked = {slot.tensor for key, slot in mapped.items() if slots[key].tensor in of_ref.constants}
     of_port = as_built(port, pair.inputs, factories[1], asked)
+    is_sure = map_is_proved or pair.name_map.confirmed
     others: dict[str, str] = {}
     sides: list[dict[Item, np.ndarray]] = [{}, {}]
     for key, port_slot in mapped.items():
         slot, reason = slots[key], ""
         for built, tensor in ((of_ref, slot.tensor), (of_port, port_slot.tensor)):
             reason = reason or built.others.get(tensor, "")
-        if not pair.name_map.confirmed and slot.key.rpartition(".")[2] != port_slot.key.rpartition(".")[2]:
+        if not is_sure and slot.key.rpartition(".")[2] != port_slot.key.rpartition(".")[2]:
             reason = reason or OTHER_NAME
         if not reason and slot.tensor in of_ref.constants and port_slot.tensor in of_port.constants:
             arrays = slot.read(of_ref.constants[slot.tensor]), port_slot.read(of_port.constants[port_slot.tensor])

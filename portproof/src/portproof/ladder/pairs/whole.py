@@ -672,9 +672,14 @@ def judge(ref: Any, port: Any, inputs: Inputs, options: Options, accept: Sequenc
     for mode in options.modes if verdicts[0].status == PASS else ():
         # frees one precision's runs before the next
         verdicts.extend(accepted.apply(compared.verdict) for compared in compare_mode(pair, mode == "train"))
-    built = None
+    built, doubt = None, names.doubt
+    is_proved = not accepted and _proves_the_map(joined("align", verdicts), options)
+    if doubt and is_proved:
+        pair.notes.append("the rest of the map is proved by the whole: outputs and all gradients agree in float64")
+        doubt = []
+        names.unsure.clear()
     if verdicts[0].status == PASS:
-        built = compare_as_built(pair, options.factories, options.weights)
+        built = compare_as_built(pair, options.factories, options.weights, is_proved)
         built = built and accepted.apply(built)
     if any(verdict.status == FAIL for verdict in verdicts):
         location = locate_failure(pair, verdicts, accepted=accepted)
@@ -683,11 +688,6 @@ def judge(ref: Any, port: Any, inputs: Inputs, options: Options, accept: Sequenc
     if location:
         verdicts = [without_faultless(pair, verdict, location.built_differently) for verdict in verdicts]
     every = joined("align", [verdicts[0], *([] if built is None else [built]), *map(_sectioned, verdicts[1:])])
-    doubt = names.doubt
-    if doubt and not accepted and _proves_the_map(every, options):
-        pair.notes.append("the rest of the map is proved by the whole: outputs and all gradients agree in float64")
-        doubt = []
-        names.unsure.clear()
     if every.status == PASS:
         doubt = doubt[:1]  # nothing is at fault
     found = every.rows, every.refusal, location, [*all_notes(pair), *accepted.notes()]
