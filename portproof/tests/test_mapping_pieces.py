@@ -616,7 +616,7 @@ def picked(saved: bool, port_saved: bool, port_places: tuple[int, ...] = (3, 0, 
 )
 def test_a_buffer_that_one_side_saves(saved, port_saved, left_out):
     verdict = assert_aligned(*picked(saved, port_saved), normal(3, 5))
-    assert verdict.notes[-1].startswith("left out, buffers that only one side saves: ")
+    assert verdict.notes[-1].startswith("left out, constants that only one side saves: ")
     assert sorted(verdict.notes[-1].partition(": ")[2].split("; ")) == left_out.split("; ")
     assert align(*picked(saved, port_saved, (3, 0, 4, 2)), [normal(3, 5)]).status == FAIL
     ref, port = picked(saved, port_saved)

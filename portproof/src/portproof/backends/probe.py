@@ -55,9 +55,11 @@ def _draw(model: nn.Module, rng: np.random.Generator) -> None:
             rows = [i for i in range(module.num_embeddings) if i != module.padding_idx]
             drawn = rng.normal(size=(len(rows), module.embedding_dim))
             module.weight[rows] = torch.from_numpy(drawn).to(module.weight)
-        else:  # a constant parameter would hide permuted elements
+        else:  # a constant parameter would hide permuted elements; a frozen number is a constant of the formula
             for parameter in module.parameters(recurse=False):
-                if parameter.is_floating_point() and (parameter == parameter.flatten()[0]).all():
+                is_number = parameter.numel() == 1 and not parameter.requires_grad
+                is_constant = parameter.is_floating_point() and (parameter == parameter.flatten()[0]).all()
+                if is_constant and not is_number:
                     set_value(parameter, rng.uniform(0.2, 0.8, parameter.shape))
 
 

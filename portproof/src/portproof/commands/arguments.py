@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from portproof.backends import backend
+from portproof.backends import backend, backend_imported
 from portproof.backends.base import SUFFIXES
 from portproof.backends.trace import Inputs
 from portproof.ladder.pairs.named import draw_inputs, load_inputs, model_factory
@@ -142,7 +142,14 @@ def load_models(args: argparse.Namespace, judged: bool = False) -> tuple[Any, An
     """(reference, port, inputs). If the port is `judged`, what its code raises is a PortError."""
     inputs = load_given_inputs(args, ("torch", "paddle"))
     with staying():
-        return model_factory(args.ref, "--ref")(), model_factory(args.port, "--port", judged)(), inputs
+        ref, port = model_factory(args.ref, "--ref"), model_factory(args.port, "--port", judged)
+        return built(ref, "torch", args.seed), built(port, "paddle", args.seed), inputs
+
+
+def built(factory: Callable[[], Any], usual: str, seed: int) -> Any:
+    """What it makes, seeded: some weights stay as they are made, such as an RNN's. Its framework is `usual`."""
+    with backend_imported(usual).runs.seeded(seed):
+        return factory()
 
 
 def load_given_inputs(args: argparse.Namespace, frameworks: Sequence[str]) -> Inputs:

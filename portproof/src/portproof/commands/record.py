@@ -19,7 +19,7 @@ import argparse
 import re
 
 from portproof.backends import backend_imported, backend_of_side
-from portproof.commands.arguments import MODES, REPEATED, REQUIRED, add_flags, load_given_inputs
+from portproof.commands.arguments import MODES, REPEATED, REQUIRED, add_flags, built, load_given_inputs
 from portproof.compare import DONE, exit_status
 from portproof.io.process import shown
 from portproof.ladder.pairs.named import draw_inputs, model_factory, named_function
@@ -66,7 +66,7 @@ def main(args: argparse.Namespace) -> int:
     check_name(args.output)
     with staying():
         factory = model_factory(args.ref, "--ref")
-        ref = factory()
+        ref = built(factory, "torch", args.seed)
     inputs = load_given_inputs(args, (backend_imported("torch").name,))
     if args.weights:
         backend_of_side(ref, "torch").load_weights(ref, args.weights, "weights")

@@ -131,6 +131,14 @@ def called_as_the_port_does(
     )
 
 
+def with_opposite_masks(attempt: Attempt) -> Attempt:
+    """A library's layer may be told what is kept, where the reference's is told what is hidden: no fault of its own."""
+    call = attempt.port_call
+    given = map_tensors((call.args, call.kwargs), is_array, lambda a: ~a if a.dtype.kind == "b" else a)
+    port_call = replace(call, args=given[0], kwargs=given[1])
+    return replace(attempt, port_call=port_call, built_differently="takes masks that say the opposite")
+
+
 def paired_outputs(
     ref: Sequence[np.ndarray], port: Sequence[np.ndarray], needed: Sequence[bool], may_be_turned: bool = False
 ) -> Pairs:
@@ -319,6 +327,9 @@ class IsolatedRuns:
         own = called_as_the_port_does(plain, call, port_call, [same_kind[each] for each in same_kind if each != label])
         yield replace(plain, complete=own.complete)
         yield own
+        of_library = self.port.own_class(port_call.name)[0] != self.port.modules[port_call.name].type
+        if of_library and any(array.dtype.kind == "b" for array in own.port_call.inputs):
+            yield with_opposite_masks(own)
         ref, port = self.ref.modules, self.port.modules
         behind, last = neighbours(ref, self.calls, label, set(mapped))
         port_behind, port_last = neighbours(port, self.port_calls, mapped[label], set(mapped.values()))

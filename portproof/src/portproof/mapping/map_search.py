@@ -13,6 +13,7 @@ from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain, filterfalse, islice, permutations, product
+from math import prod
 from operator import attrgetter
 
 import numpy as np
@@ -143,6 +144,21 @@ def _without(modules: Mapping[str, Module], tensors: set[str]) -> dict[str, Modu
     return left
 
 
+def _with_own_constants(modules: Mapping[str, Module], others: Mapping[str, Module]) -> dict[str, Module]:
+    """A frozen parameter of an own class counts as a buffer, if the other side has no tensor as large: a constant."""
+    sizes = {prod(slot.shape) for module in others.values() for slot in module.slots.values()}
+    found = {}
+    for name, module in modules.items():
+        slots = {
+            leaf: replace(
+                slot, is_buffer=not (slot.trained or module.kind or prod(slot.shape) in sizes) or slot.is_buffer
+            )
+            for leaf, slot in module.slots.items()
+        }
+        found[name] = replace(module, slots=slots)
+    return found
+
+
 def _opposite_masks(ref: Model, port: Model, linked: set[str], port_linked: set[str]) -> dict[str, str]:
     """{reference's: port's} saved masks of which one says what is hidden and the other what is kept."""
 
@@ -193,7 +209,8 @@ class MapSearch:
         self.opposite = _opposite_masks(ref, port, linked, port_linked)
         linked |= self.opposite.keys()
         port_linked |= set(self.opposite.values())
-        self.ref_modules, self.port_modules = _without(ref.modules, linked), _without(port.modules, port_linked)
+        sides = _without(ref.modules, linked), _without(port.modules, port_linked)
+        self.ref_modules, self.port_modules = _with_own_constants(*sides), _with_own_constants(*sides[::-1])
         self.options: Options = {}
         self.joined: list[Unit] = []  # not one module to one
         self.fixed: set[str] = set()  # modules that stay

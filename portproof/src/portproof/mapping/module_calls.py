@@ -129,9 +129,9 @@ class CallMatcher:
         port_groups = _by_tensors_inside(self.port, self.port_calls, self.port_contents, set(self.pairs.values()))
         undecided = []
         groups = [(calls, port_groups.get(key, [])) for key, calls in ref_groups.items()]
-        for pair in chain.from_iterable(product(*group) for group in groups):
-            if self._is_proved(*pair):
-                self.type_fits[self._types(*pair)] = True
+        every = chain.from_iterable(product(*group) for group in groups)
+        proved = {self._types(*pair) for pair in every if self._is_proved(*pair)}
+        self.type_fits |= dict.fromkeys(proved, True)
         for calls, port_calls in groups:
             pairs: Iterable[tuple[ModuleCall, ModuleCall]]
             if len(calls) == len(port_calls):
@@ -139,7 +139,8 @@ class CallMatcher:
             else:  # a block and a layer in it have the same tensors inside
                 pairs = self._only_ones(calls, port_calls)
             for call, port_call in pairs:
-                types, fits = self._types(call, port_call), self._fits(call, port_call)
+                types = self._types(call, port_call)
+                fits = types in proved and not self.same_output or self._fits(call, port_call)
                 if fits is None:
                     undecided.append((call, port_call))
                     continue

@@ -199,7 +199,7 @@ def _notes(
     for what, items in (
         ("in another form there", other_form),
         ("masks that say the opposite there", masks),
-        ("left out, buffers that only one side saves", spare),
+        ("left out, constants that only one side saves", spare),
     ):
         more = f" and {len(items) - 3} more" if len(items) > 3 else ""
         if items:

@@ -249,7 +249,8 @@ def _cost(ref: Sequence[Module], port: Sequence[Module], may_differ: bool) -> in
     (one,), (other,) = ref, port
     if signature(one) == signature(other):
         return 0
-    if _shapes(one) == _shapes(other):
+    is_own_norm = bool(one.kind) != bool(other.kind) and _buffers(one) == _buffers(other)
+    if is_own_norm or _shapes(one) == _shapes(other):
         return SAME_SHAPES
     if same_size and not unit_options(ref, port)[1]:
         return SAME_ELEMENTS

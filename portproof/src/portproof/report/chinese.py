@@ -549,6 +549,7 @@ LINES = {
     "returns its values in another form": "返回值的形式不同",
     "gives other values, of which nothing comes": "值不同，但没有影响",
     "has another gradient where an operation has a kink, and only there": "只在运算不可导处梯度不同",
+    "takes masks that say the opposite": "接受含义相反的掩码",
     "has the {} behind it inside": "包含了它后面的 {}",
     "leaves to a {} behind it what the reference's does itself": "参考代码自己做的事，交给了后面的 {}",
     "leaves out the {} at the end, which the port has elsewhere": "没有末尾的 {}，移植版把它放在别处",
@@ -608,7 +609,7 @@ LINES = {
     "left out, not compared: {} ({} tensors, {} outputs)": "不比较：{}（{} 个张量，{} 个输出）",
     "in another form there: {list}": "在那里的形式不同：{}",
     "masks that say the opposite there: {list}": "在那里含义相反的掩码：{}",
-    "left out, buffers that only one side saves: {list}": "不比较只有一边保存的 buffer：{}",
+    "left out, constants that only one side saves: {list}": "不比较只有一边保存的常量：{}",
 }
 
 
