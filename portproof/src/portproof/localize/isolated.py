@@ -25,8 +25,8 @@ from portproof.backends.trace import OUTPUT, Inputs, ModuleCall, is_array, map_t
 from portproof.compare import FAIL, Item, Items, Row, tensor_item
 from portproof.compare.activations import off_kinks
 from portproof.compare.ruler import RUNS, UNIT_ROUNDOFF, Distances, Ruler, largest, moved_distances
+from portproof.mapping.agreement import alike, exchanged_axes
 from portproof.mapping.arguments import LARGE, InputGradients, arguments
-from portproof.mapping.map_search import alike, exchanged_axes
 from portproof.mapping.name_map import NameMap
 from portproof.python39 import zip_strict
 

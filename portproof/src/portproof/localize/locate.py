@@ -34,7 +34,7 @@ from portproof.localize.isolated import (
     has_upstream,
 )
 from portproof.localize.own_code import Places, places_in_code, prefix_of
-from portproof.mapping.map_search import alike
+from portproof.mapping.agreement import alike
 from portproof.mapping.module_calls import EXACT
 from portproof.mapping.name_map import NameMap
 

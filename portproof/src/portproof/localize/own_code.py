@@ -12,8 +12,8 @@ from portproof.backends.own_code import Followed, Wrong
 from portproof.backends.question import Question, Run
 from portproof.backends.trace import CALLS, ModuleCall
 from portproof.localize.isolated import IsolatedRun, IsolatedRuns
+from portproof.mapping.agreement import alike, alike_in_any_order
 from portproof.mapping.arguments import are_fed_alike, are_parts
-from portproof.mapping.map_search import alike, alike_in_any_order
 from portproof.mapping.module_calls import EXACT
 
 MOST = 10  # lines that are shown

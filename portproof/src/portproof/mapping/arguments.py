@@ -17,7 +17,7 @@ import numpy as np
 
 from portproof.backends.trace import ModuleCall, is_array, map_tensors, tensors_in
 from portproof.compare.ruler import largest
-from portproof.mapping.map_search import SAME, alike, in_axes
+from portproof.mapping.agreement import SAME, alike, in_axes
 
 LARGE = 1e4  # larger is a mask's -inf
 MOST_PARTS = 64  # of an axis

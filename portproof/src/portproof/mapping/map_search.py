@@ -11,8 +11,7 @@ import os
 from collections import defaultdict
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
-from itertools import chain, filterfalse, islice, permutations, product
+from itertools import chain, islice, product
 from math import prod
 from operator import attrgetter
 
@@ -23,51 +22,17 @@ from portproof.backends.model import BackendModel, Model
 from portproof.backends.question import Question, Run
 from portproof.backends.slots import Module
 from portproof.backends.trace import Inputs, ModuleCall
+from portproof.mapping.agreement import alike, alike_in_any_order, exchanged_axes, in_axes
+from portproof.mapping.arguments import arguments
 from portproof.mapping.links import Link, apply, slots_of, squeezed
 from portproof.mapping.pairing import Option, Options, Unit, contents_of, linked_keys, signature, unit_options
 from portproof.python39 import zip_strict
 
-SAME = 1e-4  # of the largest: above float64 rounding, below another layer's
 TRIES_OF_BLOCK = 240  # choices of options per block
 TRIES_ALONE = 500  # runs of single blocks in all
 TRIES = 60  # port runs without progress
 
-Axes = tuple[int, ...]
 Block = tuple[ModuleCall, str, set[Unit]]  # (reference's call, port's module, units inside)
-
-
-def alike(ref: Sequence[np.ndarray], port: Sequence[np.ndarray], tolerance: float = SAME) -> bool:
-    """Whether floats agree within `tolerance` of the largest; integers exactly, as far as both go."""
-    floats, port_floats = list(filter(_is_float, ref)), list(filter(_is_float, port))
-    return (
-        len(floats) == len(port_floats)
-        and all(map(np.array_equal, filterfalse(_is_float, ref), filterfalse(_is_float, port)))
-        and all(_close(r, p, tolerance) for r, p in zip_strict(floats, port_floats))
-    )
-
-
-def alike_in_any_order(ref: Sequence[np.ndarray], port: Sequence[np.ndarray], tolerance: float = SAME) -> bool:
-    """`alike`, whatever the order of axes."""
-    if [array.size for array in ref] != [array.size for array in port]:
-        return False
-    in_order = partial(np.sort, axis=None)
-    return alike(ref, port, tolerance) or alike(list(map(in_order, ref)), list(map(in_order, port)), tolerance)
-
-
-def exchanged_axes(array: np.ndarray, wanted: np.ndarray) -> Axes | None:
-    """The order of axes in which `array` has the wanted values, else the only one with the wanted shape; or None.
-
-    One side may have the batch first, or the channels last.
-    """
-    if array.ndim != wanted.ndim or not 1 < array.ndim <= 5 or sorted(array.shape) != sorted(wanted.shape):
-        return None
-    every = [axes for axes in permutations(range(array.ndim)) if array.transpose(axes).shape == wanted.shape]
-    same = (axes for axes in every if alike([array.transpose(axes)], [wanted]))
-    return next(same, every[0] if len(every) == 1 else None)
-
-
-def in_axes(array: np.ndarray, axes: Axes | None) -> np.ndarray:
-    return array if axes is None else array.transpose(axes)
 
 
 def _block_of(keys: Sequence[str]) -> str:
@@ -78,18 +43,6 @@ def _block_of(keys: Sequence[str]) -> str:
 def _alike_if_moved(ref: np.ndarray, port: np.ndarray) -> bool:
     axes = exchanged_axes(ref, port)
     return axes is not None and alike([in_axes(ref, axes)], [port])
-
-
-def _is_float(array: np.ndarray) -> bool:
-    return array.dtype.kind in "fc"
-
-
-def _close(ref: np.ndarray, port: np.ndarray, tolerance: float) -> bool:
-    if ref.size != port.size:
-        return False
-    ref, port = ref.ravel(), port.ravel()  # (B, H, W, C) may be (B, H * W, C) there
-    with np.errstate(invalid="ignore"):  # inf - inf is no agreement
-        return np.abs(ref - port).max(initial=0) <= tolerance * np.abs(ref).max(initial=0)
 
 
 def _digits(array: np.ndarray) -> tuple[int, str, str]:
@@ -355,7 +308,11 @@ class MapSearch:
 
     def _run_block(self, call: ModuleCall, port_name: str, modules: Mapping[str, str]) -> Run | None:
         self.load(modules)
-        for given in (call, replace(call, args=tuple(call.inputs), kwargs={})):
+        port_call = next(each for each in self.port_run.trace.calls.values() if each.name == port_name)
+        own = arguments(call.inputs, call.inputs, port_call)
+        as_called = replace(port_call, args=own.args, kwargs=own.kwargs)
+        ways = [call, replace(call, args=tuple(call.inputs), kwargs={}), *([as_called] if own.complete else [])]
+        for given in ways:
             run = self.port.ask(Question(replace(given, name=port_name), "float64", train=False))
             if not run.trace.error and run.output:
                 return run

@@ -12,8 +12,8 @@ from operator import attrgetter
 from portproof.backends.model import BackendModel, Model, Run
 from portproof.backends.question import Question
 from portproof.backends.trace import OUTPUT, ModuleCall
+from portproof.mapping.agreement import alike, alike_in_any_order
 from portproof.mapping.arguments import are_fed_alike, arguments
-from portproof.mapping.map_search import alike, alike_in_any_order
 from portproof.mapping.pairing import contents_of
 from portproof.python39 import zip_strict
 

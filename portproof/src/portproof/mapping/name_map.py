@@ -110,12 +110,26 @@ def propose(ref: Model, port: BackendModel, inputs: Inputs, given: Mapping[str, 
             unsettled = _unsettled(unconfirmed, proposal.fixed)
             beyond = "" if unsettled else ", and by name beyond"
             name_map.doubt = [f"the map is confirmed {found.reach}{beyond}", *unsettled]
+    if name_map.problems:
+        name_map.ambiguous = _complex_on_one_side(ref, port)
     modules = name_map.modules
     name_map.tensors, name_map.links = search.load(modules), search.links(modules)
     name_map.lines = _lines(modules, name_map.links, ref, port)
     name_map.notes = _notes(name_map.links, proposal.spare, search.opposite, ref, port)
     name_map.calls = CallMatcher(ref, port, search.ref_run, search.run(modules), modules, name_map.tensors).match()
     return name_map
+
+
+def _complex_on_one_side(ref: Model, port: Model) -> str:
+    """Why the sides cannot be mapped, if one holds complex numbers where the other may hold pairs of real ones."""
+    sides = [(m.role, [key for key, array in m.arrays().items() if array.dtype.kind == "c"]) for m in (ref, port)]
+    (role, keys), (other, other_keys) = sorted(sides, key=lambda side: not side[1])
+    if not keys or other_keys:
+        return ""
+    return (
+        f"the {role} holds complex numbers, such as {keys[0]}, and the {other} none: hold them alike, complex on both"
+        " sides, or as real numbers of shape (..., 2)"
+    )
 
 
 def _rests_on(modules: Iterable[str], fixed: Container[str]) -> dict[str, str]:

@@ -562,6 +562,8 @@ def _joined_options(joins: Sequence[tuple[Slot, Sequence[Slot]]]) -> list[Option
 
 
 def _ways_to_join(joined: Slot, parts: Sequence[Slot], heads: int) -> list[Link]:
+    if any(part.is_whole != joined.is_whole for part in parts):
+        return []
     keys, shapes = tuple(part.tensor for part in parts), [part.shape for part in parts]
     axes = max(1, len(squeezed(joined.shape)))
     ways = product((False, True) if axes > 1 else (False,), range(axes))

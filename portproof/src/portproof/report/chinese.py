@@ -339,6 +339,10 @@ LINES = {
         "两边会得到相同的数；或者判定另一个模式"
     ),
     "the {text} draws {} in {}, the {text} nothing": "{}抽取 {}（在 {} 中），{}不抽取随机数",
+    "the {text} holds complex numbers, such as {}, and the {text} none: hold them alike, complex on both sides, or as "
+    "real numbers of shape (..., 2)": (
+        "{}持有复数，例如 {}，而{}没有：请让两边一致，都用复数，或者都用 shape 为 (..., 2) 的实数"
+    ),
     "the sides draw differently in {} mode: the reference {}, the port {}: draw the same kind and shape on both "
     "sides, or judge the other mode": (
         "两边在 {} 模式下抽取的随机数不同：参考代码 {}，移植版 {}：请让两边抽取同一种、同样 shape 的随机数，或者判定另"

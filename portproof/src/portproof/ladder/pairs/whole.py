@@ -43,7 +43,7 @@ from portproof.localize.locate import (
     module_tree,
     numbers,
 )
-from portproof.mapping.map_search import alike, exchanged_axes
+from portproof.mapping.agreement import alike, exchanged_axes
 from portproof.mapping.module_calls import EXACT
 from portproof.mapping.name_map import NameMap, match_calls
 from portproof.python39 import zip_strict
@@ -392,7 +392,7 @@ class _Mode:
         return {item: array for item, array in found.items() if item not in self.left_out}
 
     def _in_form(self, ref: Items, port: Items) -> dict[Item, np.ndarray]:
-        """Outputs inside that the port has with axes in another order, in the reference's."""
+        """Outputs inside that the port has with other axes, or in another order of them, in the reference's."""
         found = {}
         for item in filter(_stays_inside, ref.keys() & port.keys()):
             own, wanted = port[item], ref[item]
@@ -400,6 +400,9 @@ class _Mode:
             axes = None if is_plain else exchanged_axes(own, wanted)
             if axes:
                 found[item] = own.transpose(axes)
+            elif own.shape != wanted.shape and alike([wanted], [own]):
+                found[item] = own.reshape(wanted.shape)
+            if item in found:
                 self.pair.built_differently.setdefault(item.module, OTHER_FORM)
         return found
 
@@ -666,7 +669,8 @@ def judge(ref: Any, port: Any, inputs: Inputs, options: Options, accept: Sequenc
     assert names is not None
     verdicts = [structure(pair)]
     if names.ambiguous:
-        return AlignVerdict("align", verdicts[0].rows, names.ambiguous, notes=all_notes(pair), names=names)
+        rows = [row for row in verdicts[0].rows if row.status != FAIL]  # a misfit may be another reading's
+        return AlignVerdict("align", rows, names.ambiguous, notes=all_notes(pair), names=names)
     if options.weights == "own":
         verdicts.append(equal_weights(pair))
     for mode in options.modes if verdicts[0].status == PASS else ():
