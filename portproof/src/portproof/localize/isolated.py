@@ -55,7 +55,6 @@ class Attempt:
     port_gradients: InputGradients | None = None
     built_differently: str = ""  # in words
     complete: bool = True  # the reference's inputs give all it takes
-    own: tuple[int, ...] = ()  # inputs that stay the port's own, all others being fed alike
     is_turned: bool = False  # axes of its inputs are in another order: those of its outputs may be
 
 
@@ -126,7 +125,6 @@ def called_as_the_port_does(
         port_gradients=found.port_gradients,
         built_differently="is called differently" if found.complete else OTHER_INPUTS,
         complete=found.complete,
-        own=found.own,
         is_turned=found.are_turned,
     )
 

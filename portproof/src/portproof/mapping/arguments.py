@@ -95,7 +95,6 @@ class Arguments:
     args: tuple[object, ...]
     kwargs: dict[str, object]
     complete: bool  # the reference's inputs give all of them, and all of these are used
-    own: tuple[int, ...]  # inputs of whole numbers or booleans that stay the port's, if all others are fed alike
     are_turned: bool  # axes of some are in another order
     ref_gradients: InputGradients
     port_gradients: InputGradients
@@ -123,25 +122,10 @@ def arguments(
         args,
         kwargs,
         None not in sources and all(not largest(values[i]) < LARGE for i in unused),
-        _own(seen, port_call.inputs, sources) if all(not largest(values[i]) < LARGE for i in unused) else (),
         any(source and source.is_turned for source in sources),
         InputGradients(values, own),
         InputGradients(values, of_floats),
     )
-
-
-def _own(seen: Arrays, inputs: Arrays, sources: Sequence[Source | None]) -> tuple[int, ...]:
-    """Inputs without a source that are no floats, nor like one of the reference's in size that nothing is made of.
-
-    None if another differs from what the reference's received: they may differ, too.
-    """
-    used = {i for source in sources if source for i in source.inputs}
-    sizes = {array.size for i, array in enumerate(seen) if i not in used}
-    left = tuple(i for i, source in enumerate(sources) if source is None)
-    if any(inputs[i].dtype.kind in "fc" or inputs[i].size in sizes for i in left):
-        return ()
-    alone = all(alike([source.of(seen)], [array]) for source, array in zip(sources, inputs) if source)
-    return left if alone else ()
 
 
 def are_fed_alike(call: ModuleCall, port_call: ModuleCall, tolerance: float = SAME) -> bool:
