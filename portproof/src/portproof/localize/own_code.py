@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 
@@ -73,14 +74,22 @@ def places_in_code(runs: IsolatedRuns, run: IsolatedRun, inner: Run | None, valu
     own, port_own = prefix_of(question.module), prefix_of(port_call.name)
     inside = [call for call in calls if call.name and own + call.label in runs.names.calls]
     right: dict[str, str] = {}  # {call that is fed alike: the port's}
+    port_calls = port_run.trace.calls
+
+    def is_right_behind(call: ModuleCall, later: ModuleCall) -> bool:
+        there = port_calls.get(runs.names.calls[own + later.label].removeprefix(port_own))
+        return later.start > call.start and _gets_only(later, call) and there is not None and _fed_alike(later, there)
+
     for call in inside:
         label = runs.names.calls[own + call.label].removeprefix(port_own)
-        port_inner = port_run.trace.calls.get(label)
+        port_inner = port_calls.get(label)
         if port_inner is None:
             lines = [f"the port does not call {own + call.label} there", *_left_at(followed, followed.result)]
             return Places(lines)
         if _fed_alike(call, port_inner):
             right[call.label] = label
+            continue
+        if any(map(partial(is_right_behind, call), inside)):
             continue
         if _gets_all_of(port_inner, call):
             more = f"{own + call.label} gets what the reference's gets, and more: it or that is at fault"
@@ -126,6 +135,14 @@ def _gets_all_of(port_call: ModuleCall, call: ModuleCall) -> bool:
     """Whether the port's call gets all that the reference's gets, and gives something else."""
     given = _Values(port_call.inputs)
     return all(map(given.hold, call.inputs)) and not alike_in_any_order(call.outputs, port_call.outputs)
+
+
+def _gets_only(later: ModuleCall, call: ModuleCall) -> bool:
+    """Whether a later call gets what this one gave, in any form: padded, say, which is packed here."""
+    given = [array.ravel() for array in call.outputs if array.dtype.kind == "f"]
+    floats = [array for array in later.inputs if array.dtype.kind == "f"]
+    values = np.concatenate([*given, np.zeros(1)])
+    return bool(given) and bool(floats) and all(np.isin(array, values).all() for array in floats)
 
 
 def _fed_alike(call: ModuleCall, port_call: ModuleCall) -> bool:

@@ -306,6 +306,9 @@ def fit_units(units: Iterable[Unit], ref: Modules, port: Modules) -> tuple[dict[
     port_left, port_layers = _left_over(port, port_linked, reasons, "port's ")
     factors = _by_shape(left, port_left, (layers, port_layers))
     factors += _tensor_joins(left, port_left, (layers, port_layers))
+    if sum(map(_size, left.values())) == sum(map(_size, port_left.values())):  # nothing is missing
+        joins = _tensor_joins(left, port_left)
+        factors += [*joins, *_by_shape(left, port_left)] if joins else []
     factors += statistics({**options, ((), ()): combined(factors)}, ref, port)
     factors += _constants({**options, ((), ()): combined(factors)}, ref, port)
     if factors:
