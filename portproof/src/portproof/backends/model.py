@@ -380,6 +380,10 @@ class BackendModel(Model):
             return type(module).__name__, place
         return self.own_class(name.rpartition(".")[0]) if name else ("", "")
 
+    def is_of_library(self, name: str) -> bool:
+        """Whether the module's class is the framework's."""
+        return type(self._parts[name]).__module__.startswith(self.backend.layers.library)
+
     def dropout_probability(self, name: str) -> float:
         """The probability of a dropout layer; 0 for other layers."""
         return self.backend.runs.dropout_probability(self._parts[name])

@@ -325,8 +325,7 @@ class IsolatedRuns:
         own = called_as_the_port_does(plain, call, port_call, [same_kind[each] for each in same_kind if each != label])
         yield replace(plain, complete=own.complete)
         yield own
-        of_library = self.port.own_class(port_call.name)[0] != self.port.modules[port_call.name].type
-        if of_library and any(array.dtype.kind == "b" for array in own.port_call.inputs):
+        if self.port.is_of_library(port_call.name) and any(array.dtype.kind == "b" for array in own.port_call.inputs):
             yield with_opposite_masks(own)
         ref, port = self.ref.modules, self.port.modules
         behind, last = neighbours(ref, self.calls, label, set(mapped))

@@ -403,8 +403,7 @@ def _location(runs: IsolatedRuns, run: IsolatedRun) -> Location:
 def _less_exact_in_float32(runs: IsolatedRuns, run: IsolatedRun, row: Row) -> list[str]:
     """In words, that a layer of the port's framework is far from its own float64, which is the reference's."""
     port, layer = runs.port, runs.port.modules[run.attempt.port_call.name]
-    is_own = not layer.kind or port.own_class(layer.name)[0] == layer.type
-    if run.attempt.question.dtype != "float32" or is_own or run.port_run.trace.error:
+    if run.attempt.question.dtype != "float32" or not port.is_of_library(layer.name) or run.port_run.trace.error:
         return []
     exact = runs.in_float64(run)
     if not exact.passed:

@@ -1,0 +1,356 @@
+"""Ports whose parts have another form than the reference's: a right one passes, a fault has its place all the same."""
+
+import argparse
+from functools import partial
+
+import numpy as np
+import paddle
+import pytest
+import torch
+from paddle.nn import functional as PF
+from torch.nn import functional as TF
+from toy_pairs import Port, Ref, assert_aligned, assert_located, assert_refused, normal
+
+from portproof import align, judge, record
+from portproof.commands.arguments import load_models
+from portproof.compare import FAIL, PASS
+
+T, P = torch.nn, paddle.nn
+X = normal(5, 6)
+
+
+# What a block is given: masks with other numbers, an axis that is longer.
+
+
+def masked(m, x, hidden, places):
+    scores = (x @ m.l(x).transpose(1, 2)).masked_fill(hidden[:, None] < 0, -1e9)
+    return torch.softmax(scores, -1) @ x + places
+
+
+def port_masked(fault, m, x, keep, places):
+    scores = paddle.matmul(x, m.l(x) * (2 if fault else 1), transpose_y=True)
+    return PF.softmax(paddle.where(keep.unsqueeze(1), scores, paddle.full_like(scores, -1e9))) @ x + places
+
+
+def lent(m, x, keep, places):
+    return m.head(m.block(x, (keep - 1.0) * 1e4, places.expand(len(x), -1, -1)))
+
+
+@pytest.mark.parametrize("fault", [False, True])
+def test_a_block_that_is_given_another_mask_and_a_shorter_axis(fault):
+    ref = Ref(lent, block=Ref(masked, l=T.Linear(6, 6)), head=T.Linear(6, 3))
+    block = Port(partial(port_masked, fault), l=P.Linear(6, 6))
+    port = Port(lambda m, x, keep, places: m.head(m.block(x, keep > 0, places)), block=block, head=P.Linear(6, 3))
+    inputs = normal(2, 4, 6), np.array([[1, 1, 1, 0], [1, 1, 0, 0]]), normal(1, 4, 6)
+    if fault:
+        assert_located(ref, port, *inputs, at="block", phase="forward")
+    else:
+        assert_aligned(ref, port, *inputs)
+
+
+def test_a_mask_that_differs_is_the_callers_fault():
+    ref = Ref(lent, block=Ref(masked, l=T.Linear(6, 6)), head=T.Linear(6, 3))
+    block = Port(partial(port_masked, False), l=P.Linear(6, 6))
+    code = lambda m, x, keep, places: m.head(m.block(x, keep.roll(1, 1) > 0, places))  # noqa: E731
+    port = Port(code, block=block, head=P.Linear(6, 3))
+    inputs = normal(2, 4, 6), np.array([[1, 1, 1, 0], [1, 1, 0, 0]]), normal(1, 4, 6)
+    assert_located(ref, port, *inputs, at="", phase="forward")
+
+
+# A batch norm that is written by hand, beside layers that are joined.
+
+
+class Norm(P.Layer):
+    def __init__(self, epsilon: float = 1e-5) -> None:
+        super().__init__()
+        ones, zeros = P.initializer.Constant(1.0), P.initializer.Constant(0.0)
+        self.weight = self.create_parameter([8], default_initializer=ones)
+        self.bias = self.create_parameter([8], default_initializer=zeros)
+        self.register_buffer("running_mean", paddle.zeros([8]))
+        self.register_buffer("running_var", paddle.ones([8]))
+        self.epsilon = epsilon
+
+    def forward(self, x):
+        mean, variance = self.running_mean, self.running_var
+        if self.training:
+            mean, variance, n = x.mean(0), x.var(0, unbiased=False), len(x)
+            with paddle.no_grad():
+                self.running_mean.set_value(0.9 * self.running_mean + 0.1 * mean)
+                self.running_var.set_value(0.9 * self.running_var + 0.1 * variance * (n / (n - 1)))
+        return (x - mean) / paddle.sqrt(variance + self.epsilon) * self.weight + self.bias
+
+
+class Block(T.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.q, self.k, self.v = T.Linear(8, 8), T.Linear(8, 8), T.Linear(8, 8)
+        self.norm1, self.fc, self.norm2 = T.BatchNorm1d(8), T.Linear(8, 8), T.BatchNorm1d(8)
+        self.scale = T.Parameter(torch.tensor(0.375), requires_grad=False)
+
+    def forward(self, x):
+        mixed = torch.tanh(self.scale * self.q(x) * self.k(x)) * self.v(x)
+        x = self.norm1(x + mixed)
+        return self.norm2(x + torch.relu(self.fc(x)))
+
+
+class PortBlock(P.Layer):
+    def __init__(self, fault: str = "") -> None:
+        super().__init__()
+        self.qkv, self.fc, self.fault = P.Linear(8, 24), P.Linear(8, 8), fault
+        self.n1, self.n2 = Norm(), Norm(1e-3 if fault == "epsilon" else 1e-5)
+
+    def forward(self, x):
+        q, k, v = self.qkv(x).chunk(3, axis=-1)
+        x = self.n1(x + paddle.tanh((0.5 if self.fault == "scale" else 0.375) * q * k) * v)
+        return self.n2(x + PF.relu(self.fc(x)))
+
+
+PLACES = {"": None, "epsilon": "blocks.1.norm2", "scale": "blocks.1", "before": ""}
+
+
+@pytest.mark.parametrize("fault", PLACES)
+def test_a_batch_norm_by_hand_and_a_number_that_one_side_holds(fault):
+    """The scale is a frozen parameter of the reference, and a number in the port's code."""
+
+    def code(m, x):
+        x = 1.1 * x + m.shift if fault == "before" and isinstance(m, Port) else x + m.shift
+        for block in m.blocks:
+            x = block(x)
+        return m.head(x)
+
+    ref = Ref(code, blocks=T.ModuleList(Block() for _ in range(2)), head=T.Linear(8, 3))
+    port = Port(code, blocks=P.LayerList([PortBlock(), PortBlock(fault)]), head=P.Linear(8, 3))
+    ref.shift, port.shift = T.Parameter(torch.zeros(8)), port.create_parameter([8])
+    verdict = align(ref, port, [normal(6, 8)])
+    if not fault:
+        assert verdict.status == PASS, str(verdict)
+        assert any("constants that only one side saves: blocks.0.scale; blocks.1.scale" in n for n in verdict.notes)
+    else:
+        location = verdict.location
+        assert (location.name, location.phase) == (PLACES[fault], "forward"), str(verdict)
+
+
+# A table under another name, in each of two blocks.
+
+
+def table_of(factor=1.0):
+    return np.sin(np.linspace(-1, 1, 36, dtype=np.float32)).reshape(6, 6) * np.float32(factor)
+
+
+class Table(T.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("projection_matrix", torch.tensor(table_of()))
+
+    def forward(self, x):
+        return torch.tanh(x @ self.projection_matrix.t())
+
+
+class Projected(P.Layer):
+    def __init__(self, factor: float) -> None:
+        super().__init__()
+        self.q = P.Linear(6, 6, bias_attr=False)
+        self.register_buffer("omega", paddle.to_tensor(table_of(factor)))
+
+    def forward(self, x):
+        return paddle.tanh(paddle.matmul(self.q(x), self.omega, transpose_y=True))
+
+
+@pytest.mark.parametrize("factor", [1.0, 1.5])
+def test_tables_under_another_name_are_compared_as_built_once_the_whole_proves_the_map(factor):
+    def code(m, x):
+        for each in m.layers:
+            x = x + each["f"](each["q"](each["n"](x)))
+        return m.head(x)
+
+    def port_code(m, x):
+        for norm, block in zip(m.norms, m.blocks):
+            x = x + block(norm(x))
+        return m.head(x)
+
+    layers = ({"n": T.LayerNorm(6), "q": T.Linear(6, 6, bias=False), "f": Table()} for _ in range(2))
+    ref = Ref(code, layers=T.ModuleList(map(T.ModuleDict, layers)), head=T.Linear(6, 3))
+    norms, blocks = P.LayerList([P.LayerNorm(6), P.LayerNorm(6)]), P.LayerList([Projected(factor), Projected(1.0)])
+    verdict = align(ref, Port(port_code, norms=norms, blocks=blocks, head=P.Linear(6, 3)), [X])
+    assert verdict.status == (PASS if factor == 1 else FAIL), str(verdict)
+    if factor != 1:
+        assert (verdict.location.name, verdict.location.phase) == ("layers.0.f", "buffers as built")
+
+
+# Blocks that are faulty, or lie behind a fault: what they give alone tells the partner of each.
+
+
+class Inner(P.Layer):
+    def __init__(self) -> None:
+        super().__init__()
+        self.l, self.norm = P.Linear(6, 6), P.LayerNorm(6)
+
+    def forward(self, x):
+        return self.norm(PF.relu(self.l(x)))
+
+
+class Outer(P.Layer):
+    def __init__(self, adds: bool = True) -> None:
+        super().__init__()
+        self.inner, self.adds = Inner(), adds
+
+    def forward(self, x):
+        return self.inner(x) + x if self.adds else self.inner(x)
+
+
+def residual(m, x):
+    return m.norm(torch.relu(m.l(x))) + x
+
+
+def in_turn(m, x):
+    for block in m.blocks:
+        x = block(x)
+    return m.head(x)
+
+
+@pytest.mark.parametrize("fault", ["", "in a block", "before the first"])
+def test_a_block_with_one_container_more(fault):
+    blocks = [Ref(residual, l=T.Linear(6, 6), norm=T.LayerNorm(6)) for _ in range(2)]
+    ref = Ref(in_turn, blocks=T.ModuleList(blocks), head=T.Linear(6, 3))
+    code = (lambda m, x: in_turn(m, 1.5 * x)) if fault == "before the first" else in_turn
+    port = Port(code, blocks=P.LayerList([Outer(fault != "in a block"), Outer()]), head=P.Linear(6, 3))
+    if not fault:
+        assert_aligned(ref, port, X)
+    elif fault == "in a block":
+        assert_located(ref, port, X, at="blocks.0", phase="forward", cause="a residual connection is missing")
+    else:
+        assert_located(ref, port, X, at="", phase="forward")
+
+
+def test_a_block_around_a_block_of_the_same_tensors():
+    """Both might be the partner; the other instance of its class tells that it is the outer one."""
+
+    def stem(pool, m, x):
+        return pool(m.c(x))
+
+    def port_stem(pool, m, x):
+        return pool(m.inner(x))
+
+    pools = [partial(each, kernel_size=2) for each in (TF.max_pool2d, PF.max_pool2d, PF.avg_pool2d)]
+    code = lambda m, x: m.head((m.a(x) + m.b(x)).flatten(1))  # noqa: E731
+    ref = Ref(code, **{name: Ref(partial(stem, pools[0]), c=T.Conv2d(3, 4, 1)) for name in "ab"}, head=T.Linear(16, 3))
+
+    def side(pool):
+        return Port(partial(port_stem, pool), inner=Port(lambda m, x: m.c(x), c=P.Conv2D(3, 4, 1)))
+
+    port = Port(code, a=side(pools[1]), b=side(pools[2]), head=P.Linear(16, 3))
+    assert_located(ref, port, normal(2, 3, 4, 4), at="b", phase="forward")
+
+
+# Layers that are joined: their order is told by the block alone, and none is missing if the numbers add up.
+
+
+def heads(m, x, state, cell):
+    found, (state, cell) = m.rnn(x, (state, cell))
+    scale = TF.softplus(m.scale(found[-1]))
+    return m.mean(found[-1]), scale, state, cell
+
+
+def port_heads(m, x, states):
+    found, states = m.rnn(x, states)
+    both = m.head(found[-1])
+    return both[:, :1], PF.softplus(both[:, 1:]), states
+
+
+@pytest.mark.parametrize("factor", [1.0, 2.0])
+def test_the_order_of_joined_heads_behind_which_is_a_fault(factor):
+    def code(m, x):
+        zeros = torch.zeros(1, x.shape[1], 4, dtype=x.dtype)
+        mean, scale, _, _ = m.net(x, zeros, zeros)
+        return mean, scale, (mean / scale).sum()
+
+    def port_code(m, x):
+        zeros = paddle.zeros([1, x.shape[1], 4], x.dtype)
+        mean, scale, _ = m.net(x, (zeros, zeros))
+        return mean, scale, factor * (mean / scale).sum()
+
+    ref = Ref(code, net=Ref(heads, rnn=T.LSTM(6, 4), mean=T.Linear(4, 1), scale=T.Linear(4, 1)))
+    port = Port(port_code, net=Port(port_heads, rnn=P.LSTM(6, 4, time_major=True), head=P.Linear(4, 2)))
+    if factor == 1:
+        assert align(ref, port, [normal(3, 5, 6)]).status == PASS
+    else:
+        assert_located(ref, port, normal(3, 5, 6), at="", phase="forward")
+
+
+@pytest.mark.parametrize("activation", [paddle.tanh, PF.relu])
+def test_two_layers_for_one_whose_input_is_joined(activation):
+    def code(m, a, b):
+        a, b = a[:, :, None].repeat(1, 1, b.shape[1], 1), b[:, None].repeat(1, a.shape[1], 1, 1)
+        return m.out(torch.tanh(m.both(torch.cat([a, b], -1))))
+
+    def port_code(m, a, b):
+        return m.out(activation(m.a(a).unsqueeze(2) + m.b(b).unsqueeze(1)))
+
+    ref = Ref(code, both=T.Linear(12, 8), out=T.Linear(8, 5))
+    port = Port(port_code, a=P.Linear(6, 8), b=P.Linear(6, 8, bias_attr=False), out=P.Linear(8, 5))
+    inputs = normal(3, 4, 6), normal(3, 5, 6)
+    if activation is paddle.tanh:
+        assert align(ref, port, inputs).status == PASS
+    else:
+        assert_located(ref, port, *inputs, at="", phase="forward")
+
+
+def test_what_is_packed_on_one_side_is_right_if_what_follows_is():
+    lengths = np.array([5, 3, 2])
+
+    def encode(m, x, n):
+        packed = torch.nn.utils.rnn.pack_padded_sequence(x, n, batch_first=True)
+        return m.out(torch.nn.utils.rnn.pad_packed_sequence(m.rnn(packed)[0], batch_first=True)[0])
+
+    code = lambda m, x, n: m.head(torch.relu(m.encoder(x, n)))  # noqa: E731
+    port_code = lambda m, x, n: m.head(PF.silu(m.out(m.rnn(x, sequence_length=n)[0])))  # noqa: E731
+    ref = Ref(code, encoder=Ref(encode, rnn=T.LSTM(6, 4, batch_first=True), out=T.Linear(4, 4)), head=T.Linear(4, 3))
+    port = Port(port_code, rnn=P.LSTM(6, 4), out=P.Linear(4, 4), head=P.Linear(4, 3))
+    verdict = assert_located(ref, port, normal(3, 5, 6), lengths, at="", phase="forward")
+    assert any("its own code feeds head otherwise" in line for line in verdict.location.proof)
+
+
+def test_values_of_another_shape_are_compared():
+    """A convolution of single pixels stands for a linear layer."""
+    code = lambda m, x: x * torch.sigmoid(m.l(x.mean((2, 3), keepdim=True)))  # noqa: E731
+    port_code = lambda m, x: x * PF.sigmoid(m.l(x.mean([2, 3]))).unsqueeze([2, 3])  # noqa: E731
+    pair = Ref(code, l=T.Conv2d(8, 8, 1)), Port(port_code, l=P.Linear(8, 8))
+    verdict = assert_aligned(*pair, normal(4, 8, 5, 5))
+    assert "eval mode, float64/l" in {row.name for row in verdict.rows}
+    assert "gives other values" not in str(verdict)
+
+
+def test_complex_numbers_on_one_side_are_refused():
+    ref = Ref(lambda m, x: torch.view_as_real(x * m.w))
+    ref.w = T.Parameter(torch.randn(6, dtype=torch.cfloat))
+
+    def port_code(m, x):
+        return x.unsqueeze(-1) * m.w
+
+    port = Port(port_code)
+    port.w = port.create_parameter([6, 2])
+    assert_refused(ref, port, X, text="the reference holds complex numbers, such as w, and the port none")
+
+
+def test_commands_build_models_seeded():
+    """Also weights that no probe draws."""
+    flags = {"ref": "torch.nn:LSTM(input_size=4,hidden_size=3)", "port": "paddle.nn:LSTM(input_size=4,hidden_size=3)"}
+    args = argparse.Namespace(**flags, input=["2,3,4"], seed=5)
+    first, again, other = (load_models(argparse.Namespace(**{**vars(args), "seed": seed})) for seed in (5, 5, 6))
+    for i, numpy in enumerate((lambda each: each.detach().numpy(), lambda each: each.numpy())):
+        weights, same, others = ([numpy(each) for each in side[i].parameters()] for side in (first, again, other))
+        assert all(map(np.array_equal, weights, same))
+        assert not any(map(np.array_equal, weights, others))
+
+
+def test_a_recording_gives_the_same():
+    """What a block is given in another form, judged without the reference."""
+    ref = Ref(lent, block=Ref(masked, l=T.Linear(6, 6)), head=T.Linear(6, 3))
+    code = lambda m, x, keep, places: m.head(m.block(x, keep > 0, places))  # noqa: E731
+    inputs = normal(2, 4, 6), np.array([[1, 1, 1, 0], [1, 1, 0, 0]]), normal(1, 4, 6)
+    recording = record(ref, inputs)
+    for fault in (False, True):
+        port = Port(code, block=Port(partial(port_masked, fault), l=P.Linear(6, 6)), head=P.Linear(6, 3))
+        verdict = judge(port, recording)
+        assert verdict.status == (FAIL if fault else PASS), str(verdict)
+        assert not fault or verdict.location.name == "block"
