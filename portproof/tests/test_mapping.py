@@ -9,6 +9,7 @@ from toy_pairs import Port, Ref, assert_aligned, assert_located, assert_refused,
 
 from portproof import align
 from portproof.compare import FAIL, PASS, REFUSED
+from portproof.mapping.map_search import _beside_their_siblings
 from portproof.python39 import zip_strict
 from sturdyio.cli import UserError
 
@@ -330,3 +331,28 @@ def test_a_map_is_read_from_yaml(tmp_path):
     path.write_text(yaml.safe_dump({"a": "u", 0: 1}), encoding="utf-8")
     assert read_map(str(path)) == {"a": "u", "0": "1"}
     assert read_map(None) == {}
+
+
+BEFORE = {f"{block}.{leaf}": f"{port_block}.{leaf}" for block, port_block in ("ax", "by") for leaf in ("norm", "fc")}
+
+
+@pytest.mark.parametrize(
+    ("exchanged", "is_undone"),
+    [
+        (("norm",), True),
+        (("norm", "fc"), False),  # whole blocks, such as branches
+        ((), False),
+    ],
+)
+def test_an_exchange_that_parts_a_layer_from_its_siblings_is_undone(exchanged, is_undone):
+    """On both sides; values of a faulty port may speak for it."""
+    modules = (
+        BEFORE | {f"a.{leaf}": f"y.{leaf}" for leaf in exchanged} | {f"b.{leaf}": f"x.{leaf}" for leaf in exchanged}
+    )
+    assert _beside_their_siblings(modules, BEFORE) == (BEFORE if is_undone else modules)
+
+
+def test_an_exchange_within_a_list_is_kept():
+    before = {"layers.0": "blocks.0", "layers.1": "blocks.1", "head": "fc"}
+    modules = before | {"layers.0": "blocks.1", "layers.1": "blocks.0"}
+    assert _beside_their_siblings(modules, before) == modules

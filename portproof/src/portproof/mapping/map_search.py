@@ -144,6 +144,27 @@ def _swapped(modules: dict[str, str], name: str, other: str) -> dict[str, str]:
     return modules | {name: modules[other], other: modules[name]}
 
 
+def _beside_their_siblings(modules: dict[str, str], before: Mapping[str, str]) -> dict[str, str]:
+    """With exchanges undone that part a layer from its siblings, on both sides, which are paired as `before`.
+
+    A faulty port may feed one layer what another gets.
+    """
+    siblings: defaultdict[str, set[str]] = defaultdict(set)
+    port_siblings: defaultdict[str, set[str]] = defaultdict(set)
+    for name, port_name in modules.items():
+        if port_name == before[name]:
+            siblings[_block_of([name])].add(_block_of([port_name]))
+            port_siblings[_block_of([port_name])].add(_block_of([name]))
+    for name, port_name in list(modules.items()):
+        around, port_around = _block_of([name]), _block_of([port_name])
+        own, theirs = siblings[around], port_siblings[port_around]
+        is_apart = len(own) == len(theirs) == 1 and port_around not in own and around not in theirs
+        if is_apart and _block_of([before[name]]) in own:
+            other = next(each for each in modules if modules[each] == before[name])
+            modules = _swapped(modules, name, other)
+    return modules
+
+
 class MapSearch:
     """Tries maps in eval mode: weights are loaded through them, both models run."""
 
@@ -205,6 +226,9 @@ class MapSearch:
 
     def resolve(self, modules: dict[str, str]) -> FoundMap:
         found = self._search(modules, 0, self.fixed)
+        if found.reached < found.total:
+            together = _beside_their_siblings(found.modules, modules)
+            found = found if together == found.modules else self._search(together, 0, set(together))
         same_outputs = set(self.ref_run.places) & set(self.port_run.places)
         if found.reached < found.total and self.fixed and same_outputs:  # else outputs are to be named first
             free = self._search(modules, 0, set())
