@@ -94,7 +94,7 @@ def propose(ref: Model, port: BackendModel, inputs: Inputs, given: Mapping[str, 
     found_modules = best[0].modules if best else pairs
     is_sure = best and best[0].reached == best[0].total and search.agreement(found_modules)[2] >= -EXACT
     if not (is_sure or best and proposal.by_name_alone):
-        best = _by_gradients(search, found_modules, modules) or best
+        best = _by_gradients(search, found_modules, modules, bool(name_map.problems)) or best
     if best is None:
         search.set_units(proposal.options, proposal.fixed, {})
     if best:
@@ -321,12 +321,15 @@ class _Try:
 
 
 def _by_gradients(
-    search: MapSearch, modules: Mapping[str, str], given: Mapping[str, str]
+    search: MapSearch, modules: Mapping[str, str], given: Mapping[str, str], has_misfits: bool
 ) -> tuple[FoundMap, Proposal] | None:
-    """What gradients tell, if more values agree with it than with `modules`; `given` are the user's."""
+    """What gradients tell, if more values agree with it than with `modules`, or these have misfits and it is sure.
+
+    `given` are the user's.
+    """
     best: _Try | None = None
     for with_frozen in dict.fromkeys([False, _is_frozen_on_one_side(search)]):
-        found = _by_those_gradients(search, modules, given, with_frozen)
+        found = _by_those_gradients(search, modules, given, with_frozen, has_misfits)
         if found and (best is None or found.agreement > best.agreement):
             best = found
         if best and best.agreement[0]:
@@ -343,7 +346,7 @@ def _is_frozen_on_one_side(search: MapSearch) -> bool:
 
 
 def _by_those_gradients(
-    search: MapSearch, modules: Mapping[str, str], given: Mapping[str, str], with_frozen: bool
+    search: MapSearch, modules: Mapping[str, str], given: Mapping[str, str], with_frozen: bool, has_misfits: bool
 ) -> _Try | None:
     ref, port = search.ref, search.port
     best, links = _Try(search.agreement(modules), []), search.links(modules)
@@ -360,8 +363,8 @@ def _by_those_gradients(
     firsts = filter(None, chain([equal], map(told.alike, WEIGHTS_OF_NAMES)))
     for links, is_equal in ((way, first is equal) for first in firsts for way in islice(told.ways(first), TRIES)):
         tried = _tried(search, told, links, is_equal)
-        if tried and (tried.agreement > best.agreement or is_equal and tried.agreement[0]):
-            best = tried
+        if tried and (tried.agreement > best.agreement or is_equal and (tried.agreement[0] or has_misfits)):
+            best, has_misfits = tried, False
         if best.agreement[0]:
             break
     others, tries = told.exchanges(best.links), 0
