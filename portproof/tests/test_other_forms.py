@@ -113,14 +113,14 @@ def test_a_batch_norm_by_hand_and_a_number_that_one_side_holds(fault):
     """The scale is a frozen parameter of the reference, and a number in the port's code."""
 
     def code(m, x):
-        x = 1.1 * x + m.shift if fault == "before" and isinstance(m, Port) else x + m.shift
+        x = (1.1 if fault == "before" and isinstance(m, Port) else 1) * x * m.gain
         for block in m.blocks:
             x = block(x)
         return m.head(x)
 
     ref = Ref(code, blocks=T.ModuleList(Block() for _ in range(2)), head=T.Linear(8, 3))
     port = Port(code, blocks=P.LayerList([PortBlock(), PortBlock(fault)]), head=P.Linear(8, 3))
-    ref.shift, port.shift = T.Parameter(torch.zeros(8)), port.create_parameter([8])
+    ref.gain, port.gain = T.Parameter(torch.tensor(1.5)), port.create_parameter([1])
     verdict = align(ref, port, [normal(6, 8)])
     if not fault:
         assert verdict.status == PASS, str(verdict)

@@ -8,7 +8,7 @@ values, neither is right.
 from __future__ import annotations
 
 import os
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain, islice, product
@@ -20,8 +20,9 @@ import numpy as np
 from portproof.arrays import largest, largest_difference
 from portproof.backends.model import BackendModel, Model
 from portproof.backends.question import Question, Run
-from portproof.backends.slots import Module
+from portproof.backends.slots import Module, Slot
 from portproof.backends.trace import Inputs, ModuleCall
+from portproof.convert.rules import COUNT
 from portproof.mapping.agreement import alike, alike_in_any_order, exchanged_axes, in_axes
 from portproof.mapping.arguments import arguments
 from portproof.mapping.links import Link, apply, slots_of, squeezed
@@ -98,18 +99,30 @@ def _without(modules: Mapping[str, Module], tensors: set[str]) -> dict[str, Modu
 
 
 def _with_own_constants(modules: Mapping[str, Module], others: Mapping[str, Module]) -> dict[str, Module]:
-    """A frozen parameter of an own class counts as a buffer, if the other side has no tensor as large: a constant."""
-    sizes = {prod(slot.shape) for module in others.values() for slot in module.slots.values()}
-    found = {}
-    for name, module in modules.items():
-        slots = {
-            leaf: replace(
-                slot, is_buffer=not (slot.trained or module.kind or prod(slot.shape) in sizes) or slot.is_buffer
-            )
-            for leaf, slot in module.slots.items()
-        }
-        found[name] = replace(module, slots=slots)
-    return found
+    """Frozen parameters of own classes count as buffers if the other side lacks as many tensors of their size.
+
+    It may hold such constants in its code.
+    """
+
+    def is_constant(module: Module, slot: Slot) -> bool:
+        return not (slot.trained or slot.is_buffer or module.kind)
+
+    def sizes(of: Mapping[str, Module]) -> Counter[int]:
+        return Counter(
+            prod(slot.shape) for module in of.values() for leaf, slot in module.slots.items() if leaf != COUNT
+        )
+
+    surplus = sizes(modules) - sizes(others)
+    constants = Counter(prod(s.shape) for m in modules.values() for s in m.slots.values() if is_constant(m, s))
+
+    def of_side(module: Module, slot: Slot) -> Slot:
+        is_spare = is_constant(module, slot) and constants[prod(slot.shape)] <= surplus[prod(slot.shape)]
+        return replace(slot, is_buffer=True) if is_spare else slot
+
+    return {
+        name: replace(module, slots={leaf: of_side(module, slot) for leaf, slot in module.slots.items()})
+        for name, module in modules.items()
+    }
 
 
 def _opposite_masks(ref: Model, port: Model, linked: set[str], port_linked: set[str]) -> dict[str, str]:
