@@ -42,7 +42,7 @@ FLAGS: dict[str, dict[str, Any]] = {
         "help": "the inputs themselves instead of --input: 0, 1, ... or arr_0, arr_1, ... are the positional arguments,"
         " other names keywords",
     },
-    "--seed": {"type": seed, "default": 0, "help": "of inputs and probe weights"},
+    "--seed": {"type": seed, "default": 0, "help": "of inputs, of the models' making and of probe weights"},
     "--device": {"choices": ("cpu", "gpu"), "default": "cpu", "help": "where both sides run"},
     "--mode": {"choices": MODES, "default": "both", "help": "which modes are judged"},
     "--precision": {"choices": PRECISIONS, "default": "both", "help": "which precisions are judged"},
