@@ -332,6 +332,29 @@ def test_complex_numbers_on_one_side_are_refused():
     assert_refused(ref, port, X, text="the reference holds complex numbers, such as w, and the port none")
 
 
+def test_a_complex_table_is_no_sine_of_the_same_name():
+    """The port's holds what two tables of the reference hold."""
+    angles = np.outer(np.arange(5), 2.0 ** -np.arange(3))
+
+    def code(m, x):
+        real, imaginary = x[..., :3], x[..., 3:]
+        both = real * m.cosine - imaginary * m.table, real * m.table + imaginary * m.cosine
+        return m.head(torch.cat(both, -1))
+
+    def port_code(m, x):
+        turned = paddle.complex(x[..., :3], x[..., 3:]) * m.table.astype(
+            "complex128" if x.dtype == paddle.float64 else "complex64"
+        )
+        return m.head(paddle.concat([turned.real(), turned.imag()], -1))
+
+    ref, port = Ref(code, head=T.Linear(6, 3)), Port(port_code, head=P.Linear(6, 3))
+    for name, table in (("cosine", np.cos(angles)), ("table", np.sin(angles))):
+        ref.register_buffer(name, torch.tensor(table, dtype=torch.float32))
+    port.register_buffer("table", paddle.to_tensor(np.exp(1j * angles), dtype="complex64"))
+    verdict = align(ref, port, [normal(2, 5, 6)])
+    assert verdict.status == PASS, str(verdict)
+
+
 def test_commands_build_models_seeded():
     """Also weights that no probe draws."""
     flags = {"ref": "torch.nn:LSTM(input_size=4,hidden_size=3)", "port": "paddle.nn:LSTM(input_size=4,hidden_size=3)"}

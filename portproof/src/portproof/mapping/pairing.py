@@ -377,7 +377,8 @@ def _constants(options: Options, ref: Modules, port: Modules) -> Factors:
         named = [[other for other in side if _end_alike(key, other)] for side in (buffers, port_buffers)]
         is_mask = slot.is_whole and prod(slot.shape) > 1  # or an index, whose meaning may be another there
         if [len(each) for each in named] == [1, 1] and not is_mask and slot.shape == port_buffers[named[1][0]].shape:
-            factors.append(whole(slot, port_buffers[named[1][0]], same_layer=True))
+            ways = whole(slot, port_buffers[named[1][0]], same_layer=True)
+            factors += [ways] if ways else []
     return factors
 
 
@@ -460,6 +461,8 @@ def whole(ref: Slot, port: Slot, same_layer: bool = False) -> list[Option]:
     """The ways to pair two tensors: as they are, transposed; none if they do not fit."""
     plain, turned = (Link((ref.tensor,), (port.tensor,), transposed=way) for way in (False, True))
     shape, port_shape = squeezed(ref.shape), squeezed(port.shape)
+    if ref.is_complex != port.is_complex:  # pairs of real numbers, or a cosine, have another meaning
+        return []
     links = [plain] if shape == port_shape else []
     if not same_layer and len(shape) > 1 and exchanged(shape) == port_shape:
         links.append(turned)
@@ -501,7 +504,7 @@ def _end_alike(a: str, b: str) -> bool:
 
 
 def _difference(ref: Slot, port: Slot) -> int | None:
-    if ref.is_whole != port.is_whole:
+    if (ref.is_whole, ref.is_complex) != (port.is_whole, port.is_complex):
         return None
     if squeezed(ref.shape) != squeezed(port.shape):
         return 3 if not ref.is_buffer and whole(ref, port) else None
