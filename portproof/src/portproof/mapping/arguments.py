@@ -245,13 +245,19 @@ def _stretched(seen: Arrays, array: np.ndarray) -> Iterator[Source]:
 
 
 def _recoded(seen: Arrays, array: np.ndarray) -> Iterator[Source]:
-    """Masks of which the values of one tell those of the other: booleans, ones, large negative numbers."""
+    """Masks of which the values of one tell those of the other: booleans, ones, large negative numbers.
+
+    What is large hides: a mask that hides what the other lets pass is another one.
+    """
     for i, each in enumerate(seen) if _is_mask(array) else ():
         for source in _turned(Source((i,)), seen, array) if _is_mask(each) else ():
             codes, places = np.unique(source.of(seen), return_inverse=True)
             values = [np.unique(array.ravel()[places.ravel() == k]) for k in range(len(codes))]
-            if len(codes) > 1 and all(len(found) == 1 for found in values):
-                table = np.concatenate(values)
+            if len(codes) < 2 or any(len(found) != 1 for found in values):
+                continue
+            table = np.concatenate(values)
+            hidden, hidden_there = _is_large(codes), _is_large(table)
+            if np.array_equal(hidden, hidden_there) or not (hidden.any() and hidden_there.any()):
                 yield replace(source, form=partial(_looked_up, codes.astype(np.float64), table))
 
 
@@ -259,8 +265,11 @@ def _is_mask(array: np.ndarray) -> bool:
     """Whether all are booleans, ones, zeros, or as large as a mask's -inf."""
     if array.dtype.kind == "b" or array.dtype.kind not in "iuf":
         return array.dtype.kind == "b"
-    size = np.abs(array)
-    return bool(((size == 0) | (size == 1) | (size >= LARGE)).all())
+    return bool((np.isin(array, (-1, 0, 1)) | _is_large(array)).all())
+
+
+def _is_large(array: np.ndarray) -> np.ndarray:
+    return np.abs(array.astype(np.float64)) >= LARGE
 
 
 def _looked_up(codes: np.ndarray, table: np.ndarray, view: np.ndarray) -> np.ndarray:
