@@ -310,6 +310,41 @@ def test_what_is_packed_on_one_side_is_right_if_what_follows_is():
     assert any("its own code feeds head otherwise" in line for line in verdict.location.proof)
 
 
+def test_what_is_inside_a_layer_that_is_right_is_right():
+    """What hides is another number here and there, and what it was added to passes from block to block."""
+
+    def attend(m, x, hidden, bias):
+        bias = x @ m.near(x).transpose(1, 2) + hidden if bias is None else bias
+        return m.o(torch.softmax(m.q(x) @ x.transpose(1, 2) + bias, -1) @ x), bias
+
+    def port_attend(m, x, hidden, bias):
+        bias = paddle.matmul(x, m.near(x), transpose_y=True) + hidden if bias is None else bias
+        return m.o(PF.softmax(paddle.matmul(m.q(x), x, transpose_y=True) + bias, -1) @ x), bias
+
+    def block(m, x, hidden, bias):
+        y, bias = m.attention(m.norm(x), hidden, bias)
+        return x + y, bias
+
+    def model(lowest, last, m, x, keep):
+        bias = None
+        for each in m.blocks:
+            x, bias = each(x, (1.0 - keep.unsqueeze(1)) * lowest, bias)
+        return last(m.head(x))
+
+    def blocks(kind, nn, code, linears):
+        inner = [kind(code, **{name: nn.Linear(6, 6) for name in names}) for names in linears]
+        return [kind(block, attention=each, norm=nn.LayerNorm(6)) for each in inner]
+
+    names = ("near", "q", "o"), ("q", "o")
+    code = partial(model, torch.finfo(torch.float32).min, lambda y: y.sum(1))
+    ref = Ref(code, blocks=T.ModuleList(blocks(Ref, T, attend, names)), head=T.Linear(6, 3))
+    port_code = partial(model, -1e9, lambda y: y.mean(1))
+    port = Port(port_code, blocks=P.LayerList(blocks(Port, P, port_attend, names)), head=P.Linear(6, 3))
+    keep = np.array([[1, 1, 1, 0], [1, 1, 0, 0]], np.float32)
+    cause = "0.25 times the reference's"
+    assert_located(ref, port, normal(2, 4, 6), keep, at="", phase="forward", cause=cause)
+
+
 def test_values_of_another_shape_are_compared():
     """A convolution of single pixels stands for a linear layer."""
     code = lambda m, x: x * torch.sigmoid(m.l(x.mean((2, 3), keepdim=True)))  # noqa: E731

@@ -74,6 +74,7 @@ def places_in_code(runs: IsolatedRuns, run: IsolatedRun, inner: Run | None, valu
     own, port_own = prefix_of(question.module), prefix_of(port_call.name)
     inside = [call for call in calls if call.name and own + call.label in runs.names.calls]
     right: dict[str, str] = {}  # {call that is fed alike: the port's}
+    right_within: set[str] = set()  # calls that are right, however they are fed, with all inside
     port_calls = port_run.trace.calls
 
     def is_right_behind(call: ModuleCall, later: ModuleCall) -> bool:
@@ -89,7 +90,8 @@ def places_in_code(runs: IsolatedRuns, run: IsolatedRun, inner: Run | None, valu
         if _fed_alike(call, port_inner):
             right[call.label] = label
             continue
-        if any(map(partial(is_right_behind, call), inside)):
+        if call.inside in right_within or any(map(partial(is_right_behind, call), inside)):
+            right_within.add(call.label)
             continue
         if _gets_all_of(port_inner, call):
             more = f"{own + call.label} gets what the reference's gets, and more: it or that is at fault"
