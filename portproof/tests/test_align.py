@@ -468,6 +468,7 @@ def test_one_precision(precision):
     assert judged == {precision} and verdict.status == FAIL and verdict.location.name == ""
     kinds = {row.item.kind for row in verdict.rows if "isolated" not in row.name} - {"structure"}
     assert kinds == ({"output", "gradient"} if precision == "float64" else {"output"})
+    assert ("gradients in code between layers not compared" in verdict.caveats) == (precision == "float32")
 
 
 def blocks(*frozen: str) -> tuple[Ref, Port]:

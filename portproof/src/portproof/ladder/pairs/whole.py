@@ -310,6 +310,8 @@ class _Mode:
             count = len(self.changed)
             caveat = f"{count} buffer{'s' if count > 1 else ''} not compared"
             verdict = replace(verdict, caveats=[*verdict.caveats, caveat])
+        if dtype == "float32" and self.port_calls is None and pair.cotangent is not None:
+            verdict = replace(verdict, caveats=[*verdict.caveats, "gradients in code between layers not compared"])
         if self.may_differ:
             words = {_label(item): pair.built_differently.get(item.module, OTHER_VALUES) for item in failed}
             verdict = without_faultless(pair, verdict, words)
