@@ -1,5 +1,7 @@
 """The map between two models nobody here wrote: proposed by name or by order, settled by values, or refused."""
 
+from functools import partial
+
 import numpy as np
 import paddle
 import pytest
@@ -255,6 +257,20 @@ def test_a_map_settles_symmetric_branches(names):
 def test_equal_names_settle_symmetric_branches():
     ref, _ = symmetric()
     assert_aligned(ref, Port(total, b=PL(5, 6), a=PL(5, 6), o=PL(6, 3)), normal(4, 5))
+
+
+@pytest.mark.parametrize("names", ["uv", "vu"])
+def test_train_mode_settles_branches_that_are_symmetric_in_eval_mode(names):
+    """A second head, for distillation, whose mean with the first is the output in eval mode."""
+
+    def two_heads(first, second, m, x):
+        one, other = getattr(m, first)(x), getattr(m, second)(x)
+        return (one, other) if m.training else (one + other) / 2
+
+    ref = Ref(partial(two_heads, "a", "b"), a=TL(5, 6), b=TL(5, 6))
+    port = Port(partial(two_heads, *names), u=PL(5, 6), v=PL(5, 6))
+    verdict = assert_aligned(ref, port, normal(4, 5))
+    assert verdict.names.modules == dict(zip("ab", names))
 
 
 # Structure.

@@ -360,17 +360,31 @@ class MapSearch:
         readings = found.ambiguous
         if not readings and (found.reached == found.total or self.agreement(found.modules)[0]):
             readings = self._turned_square(found.modules) or self._joined_in_two_ways(found.modules)
-        if readings:
-            return readings
+        return readings
+
+    def settle_exchanges(self, found: FoundMap) -> FoundMap:
+        """Of readings between which eval mode cannot decide the one that agrees in train mode, too."""
         for modules, start in found.untried if found.reached == found.total else ():
             other = self._search(modules, start, self.fixed)
-            if other.reached == other.total:
+            if other.reached < other.total:
+                continue
+            agree, other_agrees = (self._agree_in_train_mode(each.modules) for each in (found, other))
+            if agree == other_agrees:
                 first, second = [name for name in modules if modules[name] != found.modules[name]][:2]
-                return (
+                found.ambiguous = (
                     f"{first} and {second} may be the port's {found.modules[first]} and {found.modules[second]},"
                     " or the other way round: values are the same; say which in a map"
                 )
-        return ""
+                return found
+            if other_agrees:
+                return other
+        return found
+
+    def _agree_in_train_mode(self, modules: Mapping[str, str]) -> bool:
+        self.load(modules)
+        self._last = None
+        ref, port = (model.run(self.inputs, "float64", train=True) for model in (self.ref, self.port))
+        return alike(ref.output, port.output)
 
     def _turned_square(self, modules: Mapping[str, str]) -> str:
         """A square tensor of no library layer that agrees only transposed, if no other of such modules has to be."""

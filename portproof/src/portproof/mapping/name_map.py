@@ -100,6 +100,7 @@ def propose(ref: Model, port: BackendModel, inputs: Inputs, given: Mapping[str, 
     if best:
         found, proposal = best
         search.set_units(proposal.options, proposal.fixed, found.chosen)
+        found = search.settle_exchanges(found)
         name_map = NameMap(found.modules, how=f"{proposal.how}, confirmed by values {found.extent}")
         name_map.ambiguous = search.ambiguity(found)
         if name_map.confirmed:
