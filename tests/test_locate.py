@@ -30,8 +30,8 @@ def found(breaking: Callable[[nn.Layer], None], *, dtype: str = "float64", own: 
         port = port_model.loaded_copy()
         breaking(port)
         port_model = backend("paddle").wrap(port, "port")
-    cotangent = [np.random.default_rng(4).normal(size=(2, 10))]
-    return locate(ref_model, port_model, names, [images], cotangent=cotangent, dtype=dtype)
+    cotangents = dict.fromkeys((False, True), [np.random.default_rng(4).normal(size=(2, 10))])
+    return locate(ref_model, port_model, names, [images], cotangents=cotangents, dtype=dtype)
 
 
 def layer(port: nn.Layer, name: str) -> nn.Layer:

@@ -106,7 +106,7 @@ def passes(pair: Any) -> None:
     from portproof.ladder.pairs.whole import items
 
     for train in (False, True):
-        runs = [model.run(pair.inputs, "float32", train, pair.cotangent) for model in (pair.ref, pair.port)]
+        runs = [model.run(pair.inputs, "float32", train, pair.cotangents[train]) for model in (pair.ref, pair.port)]
         ref, port = (items(pair, run, is_port) for run, is_port in zip(runs, (False, True), strict=True))
         compare(ref, port, {item: LIMIT * largest(array) for item, array in ref.items()}, title="float32")
 

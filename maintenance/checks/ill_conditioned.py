@@ -162,7 +162,7 @@ def moved_by(draw: Draw, fault: str, door: str) -> dict[str, float]:
     import torch
 
     from portproof import ladder
-    from portproof.ladder.pairs.pair import drawn_cotangent
+    from portproof.ladder.pairs.pair import drawn_cotangents
 
     ref, _ = ladder.same_weights(*pair_of(draw), draw.inputs, seed=draw.seed)
     epsilon = FAULTY_EPSILON if fault == "epsilon" else 1e-5
@@ -173,7 +173,7 @@ def moved_by(draw: Draw, fault: str, door: str) -> dict[str, float]:
         model.double().train()
         output = model(torch.from_numpy(draw.inputs[0]).double())
         loss = mean_square(output, torch.from_numpy(target_of(draw)))
-        upstream = drawn_cotangent([output.detach().numpy()], draw.seed)[0]
+        upstream = drawn_cotangents({True: [output.detach().numpy()]}, draw.seed)[True][0]
         (loss if door == "backward" else (output * torch.from_numpy(upstream)).sum()).backward()
         gradients = {name: parameter.grad for name, parameter in model.named_parameters()}
         results.append({"output": output.detach(), "loss": loss.detach(), **gradients})

@@ -1,6 +1,7 @@
 """`align` on kinds of port that are right and constructed otherwise, and on bugs that such a port can hide."""
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -1220,3 +1221,20 @@ def test_a_block_whose_rounding_float32_does_not_show_is_not_blamed_for_a_fault_
         ref, port, normal(64, 32), at="norm", cause="epsilon is 0.001", precisions=("float64",), **EVAL
     )
     assert not verdict.location.also
+
+
+def test_outputs_of_train_mode_alone_are_sent_back():
+    """An auxiliary head, which train mode has: what comes back from it is judged, too."""
+
+    def code(is_cut, m, x):
+        y = m.a(x)
+        return (m.o(y), m.aux(y.detach() if is_cut else y)) if m.training else m.o(y)
+
+    for is_cut in (False, True):
+        ref = Ref(partial(code, False), a=T.Linear(5, 6), aux=T.Linear(6, 3), o=T.Linear(6, 4))
+        port = Port(partial(code, is_cut), a=P.Linear(5, 6), aux=P.Linear(6, 3), o=P.Linear(6, 4))
+        recorded = record(ref, [normal(4, 5)])
+        for verdict in (align(ref, port, [normal(4, 5)]), judge(port, recorded)):
+            assert verdict.status == (FAIL if is_cut else PASS), str(verdict)
+            assert "train mode, float64/gradient/aux.weight" in {row.name for row in verdict.rows}
+            assert not is_cut or (verdict.location.name, verdict.location.phase) == ("", "backward")

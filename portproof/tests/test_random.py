@@ -301,7 +301,7 @@ def test_a_recorded_module_that_is_called_twice_alike_keeps_both_draws():
     ref = Ref(lambda m, x: m.o(m.noise(x) + m.noise(x)), o=T.Linear(5, 5), noise=Noise())
     inputs = [normal(4, 5)]
     recorded = portproof.record(ref, inputs).model()
-    run = recorded.ask(Question.of_model(recorded.inputs, "float64", True, recorded.cotangent, UPSTREAM))
+    run = recorded.ask(Question.of_model(recorded.inputs, "float64", True, recorded.cotangents[True], UPSTREAM))
     for label in ("noise", "noise#2"):
         call = run.trace.calls[label]
         alone = recorded.ask(Question(call.with_upstream(), "float64", True, True))

@@ -21,7 +21,7 @@ from portproof.backends.draws import Draws
 from portproof.backends.lent import as_it_was, owned_tensors, taking_gradients
 from portproof.backends.masks import Dropped
 from portproof.backends.own_code import Followed, between_children, place_of_class
-from portproof.backends.question import CONSTANTS, Memory, Question, Run, perturbed, to_precision
+from portproof.backends.question import CONSTANTS, Cotangents, Memory, Question, Run, perturbed, to_precision
 from portproof.backends.slots import Module, Named, Slot, describe, read_slots
 from portproof.backends.trace import CALLS, OUTPUT, OUTPUTS, Inputs, Trace, is_array, map_tensors, tensors_at, tracing
 from portproof.compare import Item, tensor_item
@@ -50,7 +50,7 @@ class Model:
     zeros_for_none = False  # unused parameters get gradients of zeros
     is_recorded = False  # answers come from a recording
     not_alone: Mapping[str, str] = MappingProxyType({})  # {call: why it cannot be run alone}
-    cotangent: Sequence[np.ndarray] | None = None  # the recording's own
+    cotangents: Cotangents | None = None  # the recording's own
     fingerprint: Fingerprint | None = None  # the recording's own
 
     def __init__(self, role: str, modules: Mapping[str, Module], values: Mapping[str, np.ndarray]) -> None:
@@ -326,9 +326,9 @@ class BackendModel(Model):
 
     def _planned_for(self, question: Question, key: str) -> Question:
         """The planned question that covers this one (removed from the plan), else this one."""
-        for planned in self._planned:
+        for i, planned in enumerate(self._planned):
             if planned.key(self.switched_off) == key and question.served_by(planned.upstream_key(), planned.keeps):
-                self._planned.remove(planned)
+                del self._planned[i]
                 return planned
         return question
 

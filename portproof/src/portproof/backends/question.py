@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -14,6 +14,8 @@ import numpy as np
 from portproof.arrays import in_rows
 from portproof.backends.trace import OUTPUTS, Inputs, MaybeArray, ModuleCall, Trace, as_call
 from portproof.backends.values import digest_of, encode
+
+Cotangents = Mapping[bool, Sequence[MaybeArray]]  # {train mode: what is sent back to each output}
 
 PRECISIONS = {"float32": (np.float32, np.complex64), "float64": (np.float64, np.complex128)}
 BUDGET = 2**24  # default size of a model's `Memory`, in bytes

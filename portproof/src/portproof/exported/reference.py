@@ -49,7 +49,8 @@ class Reference:
         if "eval" not in model.modes:
             raise UserError("the recording lacks eval mode, in which a graph is judged: record with --mode both")
         self.model = model
-        self.run = model.ask(Question.of_model(model.inputs, "float64", False, model.cotangent, UPSTREAM))
+        self.cotangent = model.cotangents[False]
+        self.run = model.ask(Question.of_model(model.inputs, "float64", False, self.cotangent, UPSTREAM))
         self.calls: Mapping[str, ModuleCall] = self.run.trace.calls
         self.weights = {key: array for key, array in model.arrays().items() if array.dtype.kind == "f"}
 
@@ -86,7 +87,7 @@ class Reference:
 
     def _other_runs(self) -> list[tuple[float, Run]]:
         """(by what its distance is multiplied, run)."""
-        inputs, cotangent = self.model.inputs, self.model.cotangent
+        inputs, cotangent = self.model.inputs, self.cotangent
         single = self.model.ask(Question.of_model(inputs, "float32", False, cotangent, OUTPUTS))
         moved = [Question.of_model(inputs, "float64", False, cotangent, OUTPUTS, i) for i in range(1, RUNS + 1)]
         ratio = S * U64 / UNIT_ROUNDOFF["float32"]

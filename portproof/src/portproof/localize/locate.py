@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -19,7 +19,7 @@ import numpy as np
 
 from portproof.arrays import largest_difference
 from portproof.backends.model import BackendModel, Model
-from portproof.backends.question import Question, Run
+from portproof.backends.question import Cotangents, Question, Run
 from portproof.backends.trace import CALLS, OUTPUT, UPSTREAM, Inputs, ModuleCall, map_tensors
 from portproof.compare import FAIL, Item, Items, Row, compare, tensor_item
 from portproof.compare.accepted import NOTHING, Accepted
@@ -113,16 +113,16 @@ def locate(
     inputs: Inputs,
     *,
     modes: Mapping[bool, Collection[str]] | None = None,
-    cotangent: Sequence[np.ndarray | None] | None = None,
+    cotangents: Cotangents | None = None,
     dtype: str = "float64",
     accepted: Accepted = NOTHING,
 ) -> Location | None:
     """The first module that is at fault itself, or None. Further ones are in its `also`.
 
     `modes` is {train mode: kinds of items known to differ in the model, if any};
-    default: both. Each is searched forward, then backward from `cotangent` (an array
-    per output), in the precision `dtype` of the difference; `accepted` buffers are no
-    fault. Misfits and unequal weights come first: with them nothing can be compared.
+    default: both. Each is searched forward, then backward from its `cotangents`, in
+    the precision `dtype` of the difference; `accepted` buffers are no fault. Misfits and
+    unequal weights come first: with them nothing can be compared.
     """
     location = _structural(ref, port, names) if names.problems else _unequal_weights(ref, port, names)
     if location:
@@ -130,11 +130,12 @@ def locate(
     found: list[Location] = []
     built_differently: dict[str, str] = {}
     for train, kinds in ({False: (), True: ()} if modes is None else modes).items():
+        cotangent = cotangents[train] if cotangents else None
         calls = ref.ask(Question.of_model(inputs, "float64", train, cotangent, UPSTREAM)).trace.calls
         known = {(one.name, one.phase) for one in found}
         faulty = [name for name, phase in known if phase == "forward"]
         runs = IsolatedRuns(ref, port, names, inputs, train, calls)
-        search = _Search(runs, cotangent is not None, dtype, faulty, built_differently, accepted)
+        search = _Search(runs, cotangents is not None, dtype, faulty, built_differently, accepted)
         found += [one for one in search.faults(kinds) if (one.name, one.phase) not in known]
         built_differently |= search.built_differently
     return replace(found[0], also=found[1:], built_differently=built_differently) if found else None

@@ -23,13 +23,13 @@ import numpy as np
 
 from portproof.arrays import is_projected
 from portproof.backends.model import Model
-from portproof.backends.question import Question, Run
+from portproof.backends.question import Cotangents, Question, Run
 from portproof.backends.slots import Module, is_setting
 from portproof.backends.trace import Inputs, is_array, tensors_in
 from portproof.backends.values import COMPLEX, KINDS, decode, digest_of
 from portproof.compare.ruler import UNIT_ROUNDOFF
 from portproof.ladder.pairs.as_built import AsBuilt
-from portproof.ladder.pairs.pair import MODES, drawn_cotangent
+from portproof.ladder.pairs.pair import MODES, drawn_cotangents
 from portproof.mapping.fingerprint import POWERS, Fingerprint, sizes_of_axes
 from portproof.recording.codec import Reader
 from portproof.report.text import grouped
@@ -147,6 +147,7 @@ class RecordedModel(Model):
     """
 
     is_recorded = True
+    cotangents: Cotangents
 
     def __init__(self, header: Mapping[str, Any], arrays: Sequence[np.ndarray]) -> None:
         self._reader = Reader(arrays)
@@ -213,7 +214,9 @@ class RecordedModel(Model):
                 raise ValueError(
                     "it holds an image that is no uint8, height x width x 3, or is not prepared as float32"
                 )
-        self.cotangent = drawn_cotangent(self.run(self.inputs, "float64", False).output, self.seed)
+        trains = [mode == "train" for mode in self.modes]
+        returned = {train: self.run(self.inputs, "float64", train).output for train in trains}
+        self.cotangents = drawn_cotangents(returned, self.seed)
         for answer in chain.from_iterable(self._answers.values()):
             self._check_answer(answer)
 

@@ -17,7 +17,7 @@ from portproof.arrays import projected
 from portproof.backends import backend_of_side
 from portproof.backends.drawn import drawn_weights
 from portproof.backends.model import Model
-from portproof.backends.question import CONSTANTS, Question, Run
+from portproof.backends.question import CONSTANTS, Cotangents, Question, Run
 from portproof.backends.slots import Module
 from portproof.backends.trace import CALLS, OUTPUTS, UPSTREAM, Inputs, ModuleCall, checked_inputs
 from portproof.backends.values import Store, encode, is_written
@@ -27,7 +27,7 @@ from portproof.ladder.pairs.pair import (
     MODES,
     Options,
     check_reference,
-    drawn_cotangent,
+    drawn_cotangents,
     other_inputs,
     switch_off_random,
 )
@@ -42,6 +42,8 @@ PER_CALL = 12_000  # bytes that a mode takes for each call beside its arrays: di
 
 
 class Recorder(Model):
+    cotangents: Cotangents
+
     def __init__(
         self,
         ref: Any,
@@ -107,7 +109,9 @@ class Recorder(Model):
         }
         own = self.store.nbytes  # of weights and inputs
         self.model.float32_data = self.model.rounded_constants().keys()
-        self.cotangent = drawn_cotangent(self.model.run(self.inputs, "float32", False).output, options.seed)
+        trains = [mode == "train" for mode in self.header["modes"]]
+        returned = {train: self.model.run(self.inputs, "float32", train).output for train in trains}
+        self.cotangents = drawn_cotangents(returned, options.seed)
         run = self.ask(self._whole_question("float64", False))
         flow = self.store.nbytes - own  # of all arrays in its calls
         self.expected_size = own + len(self.header["modes"]) * (flow + PER_CALL * len(run.trace.calls))
@@ -170,7 +174,7 @@ class Recorder(Model):
 
     def _whole_question(self, dtype: str, train: bool) -> Question:
         keeps = UPSTREAM if dtype == "float64" else OUTPUTS
-        return Question.of_model(self.inputs, dtype, train, self.cotangent, keeps)
+        return Question.of_model(self.inputs, dtype, train, self.cotangents[train], keeps)
 
     def _ask_whole(self, train: bool) -> dict[str, Run]:
         return {dtype: self.ask(self._whole_question(dtype, train)) for dtype in UNIT_ROUNDOFF}

@@ -11,7 +11,7 @@ import numpy as np
 from portproof.arrays import largest
 from portproof.backends import backend_of_side
 from portproof.backends.model import BackendModel, Model
-from portproof.backends.question import Question, Run
+from portproof.backends.question import Cotangents, Question, Run
 from portproof.backends.trace import (
     CALLS,
     OUTPUT,
@@ -89,7 +89,7 @@ class Pair:
     found_map: NameMap | None = None  # see `name_map`; None until found, see `at`
     whole_map: NameMap | None = None  # with what is left out
     inputs: Inputs = ()
-    cotangent: Sequence[np.ndarray | None] | None = None  # gradients sent back, an array an output
+    cotangents: Cotangents | None = None  # what is sent back
     output: str = OUTPUT
     strict: bool = False  # differences inside the model are failures
     notes: list[str] = field(default_factory=list)  # for the report, with repeats
@@ -126,12 +126,12 @@ class Pair:
         port_model.output_names = {_place(theirs): _place(name) for name, theirs in outputs}
         trains = [train for train in (False, True) if MODES[train] in options.modes]
         modes = [MODES[train] for train in trains]
-        returned: list[np.ndarray] = []
+        returned: dict[bool, list[np.ndarray]] = {}
         for train in trains:
             run = ref_model.run_watched(inputs, train)
             check_reference(run, train, inputs)
             _check_named(options.outputs or {}, run)
-            returned = returned or run.output
+            returned[train] = run.output
         if options.weights == "probe":
             from portproof.backends.probe import load_probe_weights
 
@@ -142,7 +142,7 @@ class Pair:
         pair.modes = modes
         pair.precisions = [dtype for dtype in UNIT_ROUNDOFF if dtype in options.precisions]
         if options.backward:
-            pair.cotangent = ref_model.cotangent or drawn_cotangent(returned, options.seed)
+            pair.cotangents = ref_model.cotangents or drawn_cotangents(returned, options.seed)
         for model in (ref_model, port_model):
             model.plan(pair.question(model, dtype, train) for dtype in UNIT_ROUNDOFF for train in trains)
         pair._find_map(options.mirrored)
@@ -160,7 +160,7 @@ class Pair:
     def at(self, call: ModuleCall) -> Pair:
         """The pair on the inputs of the reference's `call`, with drawn upstream gradients."""
         inputs = [array.astype(np.float32) if array.dtype.kind == "f" else array for array in call.inputs]
-        there = replace(self, inputs=inputs, cotangent=call.with_upstream().upstream)
+        there = replace(self, inputs=inputs, cotangents=dict.fromkeys((False, True), call.with_upstream().upstream))
         if self.found_map is None:
             there._find_map(mirrored=not self.given)
             self.found_map = there.found_map
@@ -202,7 +202,8 @@ class Pair:
 
         In float32 only the reference goes backward: layers are judged alone.
         """
-        cotangent = self.cotangent if model is self.ref or dtype == "float64" else None
+        goes_back = model is self.ref or dtype == "float64"
+        cotangent = self.cotangents[train] if self.cotangents and goes_back else None
         keeps = UPSTREAM if model is self.ref else CALLS
         keeps = OUTPUTS if perturbation or dtype == "float32" else keeps
         return Question.of_model(self.inputs, dtype, train, cotangent, keeps, perturbation)
@@ -293,9 +294,16 @@ def other_inputs(inputs: Inputs) -> Iterator[tuple[str, Inputs]]:
             yield "rolled along an axis", map_tensors(inputs, is_array, rolled)
 
 
-def drawn_cotangent(outputs: Sequence[np.ndarray], seed: int) -> list[np.ndarray]:
-    """Gradients between -1 and 1 for each output, complex for complex ones."""
-    return [drawn_gradient(f"seed {seed}, output {i}", output) for i, output in enumerate(outputs)]
+def drawn_cotangents(returned: Mapping[bool, Sequence[np.ndarray]], seed: int) -> Cotangents:
+    """Gradients between -1 and 1 for each output, complex for complex ones.
+
+    A mode of which no outputs are known has those of the other.
+    """
+    drawn = {
+        train: [drawn_gradient(f"seed {seed}, output {i}", output) for i, output in enumerate(outputs)]
+        for train, outputs in returned.items()
+    }
+    return {train: drawn.get(train, next(iter(drawn.values()))) for train in (False, True)}
 
 
 def same_weights(

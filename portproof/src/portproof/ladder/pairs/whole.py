@@ -83,7 +83,7 @@ def compare_mode(pair: Pair, train: bool) -> Iterator[Compared]:
         yield Compared(differing)
     for dtype in pair.precisions:
         yield from mode.compare(dtype)
-    if pair.cotangent is not None and "float32" in pair.precisions:
+    if pair.cotangents is not None and "float32" in pair.precisions:
         calls = pair.ask(pair.ref, "float64", train).trace.calls
         pair.ref.forget()
         pair.port.forget()
@@ -310,7 +310,7 @@ class _Mode:
             count = len(self.changed)
             caveat = f"{count} buffer{'s' if count > 1 else ''} not compared"
             verdict = replace(verdict, caveats=[*verdict.caveats, caveat])
-        if dtype == "float32" and self.port_calls is None and pair.cotangent is not None:
+        if dtype == "float32" and self.port_calls is None and pair.cotangents is not None:
             verdict = replace(verdict, caveats=[*verdict.caveats, "gradients in code between layers not compared"])
         if self.may_differ:
             words = {_label(item): pair.built_differently.get(item.module, OTHER_VALUES) for item in failed}
@@ -566,7 +566,7 @@ def locate_failure(
         modes[mode == "train"] = {item.kind for item in outside or whole} & KINDS
     pair.match_calls(list(modes))
     sides = pair.ref, pair.port, pair.name_map, pair.inputs
-    every = locate(*sides, modes=modes, cotangent=pair.cotangent, dtype=dtype, accepted=accepted)
+    every = locate(*sides, modes=modes, cotangents=pair.cotangents, dtype=dtype, accepted=accepted)
     location = _not_accepted(every, accepted)
     if location is None and {item.kind for item in failed} == {"buffer"}:
         return _place_of(pair, verdicts, "buffer", "buffers")
