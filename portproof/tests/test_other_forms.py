@@ -345,6 +345,34 @@ def test_what_is_inside_a_layer_that_is_right_is_right():
     assert_located(ref, port, normal(2, 4, 6), keep, at="", phase="forward", cause=cause)
 
 
+@pytest.mark.parametrize("fault", [False, True])
+def test_what_a_caller_adds_does_not_hide_the_innermost_block(fault):
+    """The port hands a table down that each block of the reference makes for itself."""
+
+    def table(m, x):
+        return torch.cos(torch.arange(6, dtype=x.dtype))
+
+    def attend(m, x):
+        return m.o(torch.tanh(m.q(x) * m.table(x)))
+
+    def port_attend(m, x, cos):
+        return m.o(paddle.tanh((m.q(x) + fault) * cos))
+
+    attention = Ref(attend, table=Ref(table), q=T.Linear(6, 6), o=T.Linear(6, 6))
+    block = Ref(lambda m, x: x + m.attention(m.norm(x)), attention=attention, norm=T.LayerNorm(6))
+    ref = Ref(lambda m, x: m.head(m.block(x)), block=block, head=T.Linear(6, 3))
+    port_attention = Port(port_attend, q=P.Linear(6, 6), o=P.Linear(6, 6))
+    port_code = lambda m, x, cos: x + m.attn(m.norm(x), cos)  # noqa: E731
+    port_block = Port(port_code, attn=port_attention, norm=P.LayerNorm(6))
+    port_model = lambda m, x: m.head(m.block(x, paddle.cos(paddle.arange(6).astype(x.dtype))))  # noqa: E731
+    port = Port(port_model, block=port_block, head=P.Linear(6, 3))
+    if fault:
+        verdict = assert_located(ref, port, X, at="block.attention", phase="forward")
+        assert "gets what the reference's gets, and more" in str(verdict)
+    else:
+        assert_aligned(ref, port, X)
+
+
 def test_values_of_another_shape_are_compared():
     """A convolution of single pixels stands for a linear layer."""
     code = lambda m, x: x * torch.sigmoid(m.l(x.mean((2, 3), keepdim=True)))  # noqa: E731

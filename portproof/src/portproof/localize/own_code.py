@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import numpy as np
@@ -75,6 +75,7 @@ def places_in_code(runs: IsolatedRuns, run: IsolatedRun, inner: Run | None, valu
     inside = [call for call in calls if call.name and own + call.label in runs.names.calls]
     right: dict[str, str] = {}  # {call that is fed alike: the port's}
     right_within: set[str] = set()  # calls that are right, however they are fed, with all inside
+    more: tuple[str, Places] | None = None  # the innermost call that gets all that the reference's gets, and more
     port_calls = port_run.trace.calls
 
     def is_right_behind(call: ModuleCall, later: ModuleCall) -> bool:
@@ -82,6 +83,8 @@ def places_in_code(runs: IsolatedRuns, run: IsolatedRun, inner: Run | None, valu
         return later.start > call.start and _gets_only(later, call) and there is not None and _fed_alike(later, there)
 
     for call in inside:
+        if more and more[0] not in _around(inner.trace.calls if inner else {}, call.label):
+            return more[1]
         label = runs.names.calls[own + call.label].removeprefix(port_own)
         port_inner = port_calls.get(label)
         if port_inner is None:
@@ -94,17 +97,21 @@ def places_in_code(runs: IsolatedRuns, run: IsolatedRun, inner: Run | None, valu
             right_within.add(call.label)
             continue
         if _gets_all_of(port_inner, call):
-            more = f"{own + call.label} gets what the reference's gets, and more: it or that is at fault"
-            return Places([more], own + call.name, port_own + port_inner.name)
+            word = f"{own + call.label} gets what the reference's gets, and more: it or that is at fault"
+            more = call.label, Places([word], own + call.name, port_own + port_inner.name)
+            continue
         place = followed.calls.get(label)
         where = f" at {place[0].statement.place}" if place else ""
         fed = f"its own code feeds {own + call.label} otherwise{where}, though all before it agrees"
+        left = [fed, *_left_at(followed, place)]
+        if more:
+            return replace(more[1], lines=[*more[1].lines, *left])
         port_known = [array for each in port_run.trace.calls.values() for array in (*each.inputs, *each.outputs)]
         around = _innermost(inner.trace.calls if inner else {}, call, _Values(port_known), right)
         port_around = _innermost(port_run.trace.calls, port_inner, _Values(known), right.values())
-        return Places(
-            [fed, *_left_at(followed, place)], (own + around).rstrip("."), (port_own + port_around).rstrip(".")
-        )
+        return Places(left, (own + around).rstrip("."), (port_own + port_around).rstrip("."))
+    if more:
+        return more[1]
     found = _left_at(followed, followed.result)
     if inside:
         found.insert(
@@ -119,18 +126,20 @@ def _innermost(calls: Mapping[str, ModuleCall], call: ModuleCall, other_side: _V
     It gets what the other side has, too, or one of the `right` calls, which are fed alike, is in it.
     """
 
-    def around(label: str) -> list[str]:
-        inside = calls[label].inside if label in calls else ""
-        return [*around(inside), inside] if inside in calls and calls[inside].name else []
-
-    begun = {label for each in right for label in around(each)}
+    begun = {label for each in right for label in _around(calls, each)}
     name = ""
-    for label in around(call.label):
+    for label in _around(calls, call.label):
         floats = (array for array in calls[label].inputs if array.dtype.kind in "fc")
         if label not in begun and not all(map(other_side.hold, floats)):
             break
         name = calls[label].name
     return name
+
+
+def _around(calls: Mapping[str, ModuleCall], label: str) -> list[str]:
+    """The calls of modules around this one, the outermost first."""
+    inside = calls[label].inside if label in calls else ""
+    return [*_around(calls, inside), inside] if inside in calls and calls[inside].name else []
 
 
 def _gets_all_of(port_call: ModuleCall, call: ModuleCall) -> bool:
