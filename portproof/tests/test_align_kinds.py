@@ -1238,3 +1238,39 @@ def test_outputs_of_train_mode_alone_are_sent_back():
             assert verdict.status == (FAIL if is_cut else PASS), str(verdict)
             assert "train mode, float64/gradient/aux.weight" in {row.name for row in verdict.rows}
             assert not is_cut or (verdict.location.name, verdict.location.phase) == ("", "backward")
+
+
+@pytest.mark.parametrize("epsilon", [1e-6, 1e-5])
+def test_a_table_in_float32_hides_no_fault_of_a_block(epsilon):
+    """The port holds a table in float32, so limits of the whole are wide; a block alone has it not."""
+
+    class Block(T.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.l = T.Linear(6, 6)
+
+        def forward(self, x):
+            return x + self.l(TF.layer_norm(x, (6,), eps=1e-6))
+
+    class PortBlock(P.Layer):
+        def __init__(self) -> None:
+            super().__init__()
+            self.l = P.Linear(6, 6)
+
+        def forward(self, x):
+            return x + self.l(PF.layer_norm(x, [6], epsilon=epsilon))
+
+    def code(m, t):
+        angles = t[:, None] * 1000.0 * torch.exp(-torch.arange(3, dtype=t.dtype))
+        return m.o(m.block(m.a(torch.cat([angles.cos(), angles.sin()], -1))))
+
+    def port_code(m, t):
+        angles = t.unsqueeze(1) * 1000.0 * m.table.astype(t.dtype)
+        return m.o(m.block(m.a(paddle.concat([angles.cos(), angles.sin()], -1))))
+
+    ref = Ref(code, a=T.Linear(6, 6), block=Block(), o=T.Linear(6, 3))
+    port = Port(port_code, a=P.Linear(6, 6), block=PortBlock(), o=P.Linear(6, 3))
+    port.register_buffer("table", paddle.exp(-paddle.arange(3).astype("float32")), persistable=False)
+    verdict = align(ref, port, [normal(4)])
+    assert verdict.status == (PASS if epsilon == 1e-6 else FAIL), str(verdict)
+    assert epsilon == 1e-6 or verdict.location.name == "block"

@@ -8,7 +8,7 @@ other ways are tried (see `Attempt`).
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import product, takewhile
@@ -508,12 +508,13 @@ def _items(
     }
 
 
-def isolated_layers(runs: IsolatedRuns, dtype: str) -> Iterator[tuple[str, IsolatedRun]]:
-    """(label, run) of each layer with an upstream gradient that runs alone, last first."""
-    calls, ref = runs.calls, runs.ref
+def isolated_modules(
+    runs: IsolatedRuns, dtype: str, is_asked: Callable[[str], bool]
+) -> Iterator[tuple[str, IsolatedRun]]:
+    """(label, run) of each module that `is_asked`, has an upstream gradient and runs alone, last first."""
+    calls = runs.calls
     for label in sorted(runs.names.calls.keys() & calls.keys(), key=lambda label: -calls[label].start):
-        is_alone = label not in ref.not_alone and ref.modules[calls[label].name].is_leaf
-        if is_alone and has_upstream(calls[label]):
+        if label not in runs.ref.not_alone and has_upstream(calls[label]) and is_asked(label):
             yield label, runs.run(label, dtype, backward=True)
 
 

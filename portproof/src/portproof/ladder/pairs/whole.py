@@ -17,7 +17,7 @@ from portproof.backends.draws import NORMAL, UNIFORM, difference
 from portproof.backends.masks import Dropped
 from portproof.backends.model import BackendModel
 from portproof.backends.question import CONSTANTS, Question, Run
-from portproof.backends.trace import Inputs, as_call, module_of, output_item
+from portproof.backends.trace import Inputs, Trace, as_call, module_of, output_item
 from portproof.compare import FAIL, PASS, Item, Items, Row, Verdict, compare, joined, tensor_item
 from portproof.compare.accepted import NOTHING, Accepted
 from portproof.compare.ruler import MOST_ROUNDING, Distances, Ruler, exact_atol, moved_distances
@@ -33,7 +33,14 @@ from portproof.ladder.pairs.pair import (
     switch_off_drawing,
     switch_off_random,
 )
-from portproof.localize.isolated import OTHER_FORM, OTHER_INPUTS, Calls, IsolatedRuns, isolated_layers, without_optional
+from portproof.localize.isolated import (
+    OTHER_FORM,
+    OTHER_INPUTS,
+    Calls,
+    IsolatedRuns,
+    isolated_modules,
+    without_optional,
+)
 from portproof.localize.locate import (
     KINDS,
     OTHER_VALUES,
@@ -317,8 +324,7 @@ class _Mode:
             verdict = without_faultless(pair, verdict, words)
         yield Compared(verdict, dtype, ref_run, port_run)
         if dtype == "float64" and not pair.strict and any(row.widened_by in BY_CONSTANTS for row in verdict.rows):
-            calls, port_calls = ref_run.trace.calls, port_run.trace.calls
-            yield Compared(layers_without_constants(pair, self.train, calls, port_calls))
+            yield Compared(modules_without_constants(pair, self.train, ref_run.trace, port_run.trace))
         if dtype == "float64":
             self.port_calls = port_run.trace.calls
             pair.port.forget()
@@ -467,7 +473,7 @@ def isolated_gradients(
     pair.match_calls([train])
     runs = IsolatedRuns(pair.ref, pair.port, pair.name_map, pair.inputs, train, calls, port_calls)
     rows = []
-    for label, found in isolated_layers(runs, "float32"):
+    for label, found in isolated_modules(runs, "float32", lambda label: pair.ref.modules[calls[label].name].is_leaf):
         name, differs = calls[label].name, "gradient" in found.kinds
         if not found.attempt.complete:
             pair.built_differently.setdefault(name, found.attempt.built_differently)
@@ -480,20 +486,28 @@ def isolated_gradients(
     return Verdict(f"{MODES[train]} mode, float32, isolated layers", rows)
 
 
-def layers_without_constants(pair: Pair, train: bool, calls: Calls, port_calls: Calls) -> Verdict:
-    """Each layer alone in float64, where a constant that one side rounds to float32 widened the limits of the whole.
+def modules_without_constants(pair: Pair, train: bool, trace: Trace, port_trace: Trace) -> Verdict:
+    """Each module alone in float64, where a constant that one side rounds to float32 widened the limits of the whole.
 
-    Alone a layer has no such constant, unless it holds it. The whole agrees; so what differs by more than a constant
-    may be off (MOST_ROUNDING of the largest value), which no such limit hides, is built differently.
+    Alone a module has no such constant, unless it holds it; those that make one are left out. The whole agrees; so what
+    differs by more than a constant may be off (MOST_ROUNDING of the largest value), which no such limit hides, is built
+    differently.
     """
-    runs = IsolatedRuns(pair.ref, pair.port, pair.name_map, pair.inputs, train, calls, port_calls)
+    calls = trace.calls
+    runs = IsolatedRuns(pair.ref, pair.port, pair.name_map, pair.inputs, train, calls, port_trace.calls)
+
+    def has_none(label: str) -> bool:
+        name, port_name = calls[label].name, module_of(pair.name_map.calls[label])
+        sides = (name, trace.float32_data), (port_name, port_trace.float32_data)
+        return bool(name) and not any(f"{each}.".startswith(f"{own}.") for own, made in sides for each in made)
+
     rows = []
-    for label, found in isolated_layers(runs, "float64"):
+    for label, found in isolated_modules(runs, "float64", has_none):
         shares = [row.difference / row.scale for row in found.rows if row.status == FAIL and row.worst and row.scale]
         if found.attempt.complete and (found.passed or shares and max(shares) <= MOST_ROUNDING):
             there: dict[str, Any] = {"mode": MODES[train], "dtype": "float64", "section": label}
             rows += [replace(row, item=replace(row.item, **there)) for row in found.rows]
-    return Verdict(f"{MODES[train]} mode, float64, isolated layers", rows)
+    return Verdict(f"{MODES[train]} mode, float64, isolated modules", rows)
 
 
 def structure(pair: Pair) -> Verdict:
