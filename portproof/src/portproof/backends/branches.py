@@ -179,8 +179,9 @@ class Watch(TorchFunctionMode):
                 below = 0.5 - condition.to(torch.float32)
             return {"true": below, "false": -below}
         x = given["input"]
-        if name == "relu":
-            return {PASSES_SIX: 6.0 - x}
+        if name == "relu":  # inputs have both signs; a parameter, such as a scale, perhaps not
+            signs = {"below 0": x, "above 0": -x} if isinstance(x, torch.nn.Parameter) else {}
+            return {**signs, PASSES_SIX: 6.0 - x}
         low, high = BOUNDS.get(name, (None, None))
         low = given.get("min", given.get("min_val", low))
         high = given.get("max", given.get("max_val", high))

@@ -98,6 +98,27 @@ def _without(modules: Mapping[str, Module], tensors: set[str]) -> dict[str, Modu
     return left
 
 
+def _with_plain_tables(modules: Mapping[str, Module], others: Mapping[str, Module]) -> dict[str, Module]:
+    """Frozen embeddings count as modules of own classes if the other side has fewer of their size: it may hold a table.
+
+    Sinusoids are such a table.
+    """
+
+    def is_table(module: Module) -> bool:
+        return module.kind == "Embedding" and not any(slot.trained for slot in module.slots.values())
+
+    def sizes(of: Mapping[str, Module]) -> Counter[tuple[int, ...]]:
+        return Counter(s.shape for module in of.values() if module.kind == "Embedding" for s in module.slots.values())
+
+    spare = sizes(modules) - sizes(others)
+    return {
+        name: replace(module, kind="")
+        if is_table(module) and any(s.shape in spare for s in module.slots.values())
+        else module
+        for name, module in modules.items()
+    }
+
+
 def _with_own_constants(modules: Mapping[str, Module], others: Mapping[str, Module]) -> dict[str, Module]:
     """Frozen parameters of own classes count as buffers if the other side lacks as many tensors of their size.
 
@@ -197,6 +218,7 @@ class MapSearch:
         linked |= self.opposite.keys()
         port_linked |= set(self.opposite.values())
         sides = _without(ref.modules, linked), _without(port.modules, port_linked)
+        sides = _with_plain_tables(*sides), _with_plain_tables(*sides[::-1])
         self.ref_modules, self.port_modules = _with_own_constants(*sides), _with_own_constants(*sides[::-1])
         self.options: Options = {}
         self.joined: list[Unit] = []  # not one module to one

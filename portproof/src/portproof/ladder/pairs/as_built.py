@@ -43,7 +43,7 @@ ADVICE = "such a buffer may also be drawn at random, or loaded: only factories (
 
 @dataclass(frozen=True)
 class AsBuilt:
-    """One side's saved buffers and frozen parameters of own classes, by state_dict key."""
+    """One side's saved buffers and frozen tables, by state_dict key."""
 
     constants: Mapping[str, np.ndarray] = field(default_factory=dict)  # in the model's own layout
     others: Mapping[str, str] = field(default_factory=dict)  # {key: why it is not known to be a constant}
@@ -96,9 +96,9 @@ def as_built(
 
 
 def _untrained(model: Model) -> set[str]:
-    """Saved buffers, and frozen parameters of own classes."""
-    modules = model.modules.values()
-    frozen = {s.tensor for module in modules if not module.kind for s in module.slots.values() if not s.trained}
+    """Saved buffers, and frozen parameters of own classes and of embeddings: sinusoids may be in either."""
+    modules = [module for module in model.modules.values() if module.kind in ("", "Embedding")]
+    frozen = {slot.tensor for module in modules for slot in module.slots.values() if not slot.trained}
     return frozen | {slot.tensor for slot in model.slots.values() if slot.is_buffer}
 
 
