@@ -27,6 +27,7 @@ from portproof.compare.activations import off_kinks
 from portproof.compare.ruler import RUNS, UNIT_ROUNDOFF, Distances, Ruler, largest, moved_distances
 from portproof.mapping.agreement import alike, exchanged_axes
 from portproof.mapping.arguments import LARGE, InputGradients, arguments
+from portproof.mapping.module_calls import EXACT
 from portproof.mapping.name_map import NameMap
 from portproof.python39 import zip_strict
 
@@ -172,7 +173,17 @@ def _places_of(ref: np.ndarray, port: np.ndarray) -> np.ndarray | None:
     if alike([ref.ravel()], [port.ravel()]):
         return _places(ref)
     axes = exchanged_axes(port, ref)
-    return None if axes is None else _places(port).transpose(axes)
+    return _places_by_value(ref, port) if axes is None else _places(port).transpose(axes)
+
+
+def _places_by_value(ref: np.ndarray, port: np.ndarray) -> np.ndarray | None:
+    """Where each value is: an image's patches may be a video's voxels there."""
+    order, port_order = (np.argsort(array, axis=None) for array in (ref, port))
+    if not alike([ref.ravel()[order]], [port.ravel()[port_order]], EXACT):
+        return None
+    places = np.empty(ref.size, int)
+    places[order] = port_order
+    return places.reshape(ref.shape)
 
 
 def part_of(ref: Sequence[np.ndarray], port: Sequence[np.ndarray]) -> tuple[slice, ...] | None:

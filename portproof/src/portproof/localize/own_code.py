@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -93,7 +93,8 @@ def places_in_code(runs: IsolatedRuns, run: IsolatedRun, inner: Run | None, valu
         if _fed_alike(call, port_inner):
             right[call.label] = label
             continue
-        if call.inside in right_within or any(map(partial(is_right_behind, call), inside)):
+        gives_alike = bool(call.outputs) and alike_in_any_order(call.outputs, port_inner.outputs, EXACT)
+        if call.inside in right_within or gives_alike or any(map(partial(is_right_behind, call), inside)):
             right_within.add(call.label)
             continue
         if _gets_all_of(port_inner, call):
@@ -145,7 +146,19 @@ def _around(calls: Mapping[str, ModuleCall], label: str) -> list[str]:
 def _gets_all_of(port_call: ModuleCall, call: ModuleCall) -> bool:
     """Whether the port's call gets all that the reference's gets, and gives something else."""
     given = _Values(port_call.inputs)
-    return all(map(given.hold, call.inputs)) and not alike_in_any_order(call.outputs, port_call.outputs)
+
+    def is_given(array: np.ndarray) -> bool:
+        return given.hold(array) or any(_agree(array, cut) for cut in _starts(port_call.inputs, array.shape))
+
+    return all(map(is_given, call.inputs)) and not alike_in_any_order(call.outputs, port_call.outputs, EXACT)
+
+
+def _starts(arrays: Sequence[np.ndarray], shape: tuple[int, ...]) -> Iterator[np.ndarray]:
+    """What is first along each axis, of this shape: of a mask for the longest sequence, say."""
+    for array in arrays:
+        cut = array[tuple(map(slice, shape))] if array.ndim == len(shape) else array
+        if cut.shape == shape != array.shape:
+            yield cut
 
 
 def _gets_only(later: ModuleCall, call: ModuleCall) -> bool:

@@ -18,6 +18,7 @@ import numpy as np
 from portproof.backends.trace import ModuleCall, is_array, map_tensors, tensors_in
 from portproof.compare.ruler import largest
 from portproof.mapping.agreement import SAME, alike, in_axes
+from portproof.mapping.links import squeezed
 
 LARGE = 1e4  # larger is a mask's -inf
 MOST_PARTS = 64  # of an axis
@@ -143,12 +144,13 @@ def are_parts(parts: Arrays, wholes: Arrays, tolerance: float = SAME) -> bool:
 
 
 def _unused(seen: Arrays, sources: Collection[Source]) -> list[int]:
-    """Inputs of floats of which not all is in the sources, nor in an equal one."""
+    """Inputs of floats of which not all is in the sources, nor in an equal one, nor repeated there, as in a table."""
     whole = {i for source in sources if not source.is_part for i in source.inputs}
     parts = [source.of(_numbered(seen)).ravel() for source in sources if source.is_part]
     used = np.concatenate([*parts, np.empty(0, int)])
     floats = [i for i, array in enumerate(seen) if array.dtype.kind in "fc"]
-    left = [i for i in floats if i not in whole and not np.isin(_numbered(seen)[i], used).all()]
+    kept = {i: np.isin(_numbered(seen)[i], used) for i in floats if i not in whole}
+    left = [i for i, places in kept.items() if not np.isin(seen[i], seen[i][places]).all()]
     return [i for i in left if not _is_among(seen, i, whole)]
 
 
@@ -219,10 +221,14 @@ def _whole(seen: Arrays, kind: str) -> Iterator[Source]:
 
 
 def _in_pieces(seen: Arrays, array: np.ndarray) -> Iterator[Source]:
-    """Parts of one input, and several that are joined, of the shape of `array`."""
+    """Parts of one input, and several that are joined, of the shape of `array`.
+
+    Axes of length 1 do not count for a part.
+    """
     of_kind = [i for i, each in enumerate(seen) if each.dtype.kind == array.dtype.kind]
     for i in of_kind:
-        yield from (Source((i,), view, is_part=True) for view in _parts(seen[i].shape, array.shape))
+        for part in _parts(squeezed(seen[i].shape), squeezed(array.shape)):
+            yield Source((i,), partial(_part, part, array.shape), is_part=True)
     smaller = [i for i in of_kind if seen[i].size < array.size]
     for count in range(2, min(len(smaller), MOST_JOINED) + 1):
         for chosen in permutations(smaller, count):
@@ -277,7 +283,7 @@ def _looked_up(codes: np.ndarray, table: np.ndarray, view: np.ndarray) -> np.nda
 
 
 def _parts(whole: Shape, part: Shape) -> Iterator[View]:
-    """One place of an axis, or a range: of equal ranges each, else the last."""
+    """One place of an axis, or a range: of equal ranges each, else the last; or each second, say."""
     for axis, n in enumerate(whole):
         rest = whole[:axis], whole[axis + 1 :]
         if (*rest[0], *rest[1]) == part:
@@ -286,6 +292,8 @@ def _parts(whole: Shape, part: Shape) -> Iterator[View]:
             m = part[axis]
             starts = dict.fromkeys([*range(0, n - m + 1, max(m, 1))][:MOST_PARTS] + [n - m])
             yield from (partial(np.take, indices=range(start, start + m), axis=axis) for start in starts)
+            step = n // m if m and n % m == 0 else 0
+            yield from (partial(np.take, indices=range(start, n, step), axis=axis) for start in range(step))
 
 
 def _joins(shapes: Sequence[Shape], joined: Shape) -> Iterator[View]:
@@ -294,6 +302,10 @@ def _joins(shapes: Sequence[Shape], joined: Shape) -> Iterator[View]:
             with suppress(ValueError):  # they do not fit
                 if join([np.empty(shape, bool) for shape in shapes], axis).shape == joined:
                     yield partial(_joined, join, axis)
+
+
+def _part(part: View, shape: Shape, whole: np.ndarray) -> np.ndarray:
+    return part(whole.squeeze()).reshape(shape)
 
 
 def _joined(join: Callable, axis: int, *arrays: np.ndarray) -> np.ndarray:
