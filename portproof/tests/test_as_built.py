@@ -283,3 +283,34 @@ def test_frozen_parameters_are_constants_if_factories_show_that_nothing_draws_th
         factories=(lambda: frozen_ref(drawn=True), lambda: frozen_port(is_buffer=is_buffer, drawn=True)),
     )  # fmt: skip
     assert drawn.status == PASS and any("the seed changes them: table" in note for note in drawn.notes), str(drawn)
+
+
+@pytest.mark.parametrize("kind", ["embedding", "parameter", "buffer"])
+def test_a_frozen_embedding_is_a_table(kind):
+    """Sinusoids, which the port may hold in another way, and as it is built."""
+    table = np.sin(np.arange(18.0).reshape(6, 3)).astype(np.float32)
+
+    def made():
+        ref = Ref(lambda m, x: m.fc(x + m.positions.weight[: x.shape[1]]), fc=torch.nn.Linear(3, 2))
+        ref.positions = torch.nn.Embedding.from_pretrained(torch.tensor(table), freeze=True)
+        return ref
+
+    def made_there(table):
+        port = Port(lambda m, x: m.fc(x + getattr(m.table, "weight", m.table)[: x.shape[1]]), fc=paddle.nn.Linear(3, 2))
+        if kind == "embedding":
+            port.table = paddle.nn.Embedding(6, 3)
+            port.table.weight.set_value(table)
+            port.table.weight.stop_gradient = True
+        elif kind == "parameter":
+            port.table = port.create_parameter([6, 3], paddle.ParamAttr(trainable=False))
+            port.table.set_value(table)
+        else:
+            port.register_buffer("table", paddle.to_tensor(table))
+        return port
+
+    x = np.random.default_rng(0).normal(size=(2, 4, 3)).astype(np.float32)
+    for array, status in ((table, PASS), (table * 2, FAIL)):
+        make = partial(made_there, array)
+        verdict = align(made(), make(), [x], factories=(made, make))
+        assert verdict.status == status, str(verdict)
+        assert bad(verdict) == ([] if status == PASS else ["buffers as built/positions.weight"])

@@ -74,6 +74,19 @@ def test_a_branch_far_from_all_values_is_entered(code, right, wrong):
     assert align(*both(code, wrong), [X]).status == FAIL
 
 
+def test_a_relu_of_a_parameter_gets_both_signs():
+    """Weights of a sum, which start at 1: a port that takes their absolute values is wrong."""
+
+    def pair(positive):
+        ref = Ref(lambda m, x: m.a(x) * TF.relu(m.w) / (TF.relu(m.w).sum() + 1e-3), a=T.Linear(8, 3))
+        port = Port(lambda m, x: m.a(x) * positive(m.w) / (positive(m.w).sum() + 1e-3), a=P.Linear(8, 3))
+        ref.w, port.w = T.Parameter(torch.ones(3)), port.create_parameter([3])
+        return ref, port
+
+    assert_aligned(*pair(PF.relu), X)
+    assert align(*pair(paddle.abs), [X]).status == FAIL
+
+
 class OwnNorm(torch.nn.Module):
     def __init__(self):
         super().__init__()

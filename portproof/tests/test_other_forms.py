@@ -373,6 +373,80 @@ def test_what_a_caller_adds_does_not_hide_the_innermost_block(fault):
         assert_aligned(ref, port, X)
 
 
+def shown(m, x, cos, hidden):
+    scores = m.q(x * cos) @ x.transpose(1, 2) + hidden
+    return m.o(torch.softmax(scores, -1) @ x)
+
+
+@pytest.mark.parametrize("fault", [False, True])
+def test_a_block_that_takes_half_a_table_and_makes_the_mask(fault):
+    """The reference's has each angle twice, and gets the mask from outside."""
+
+    def port_shown(m, x, cos):
+        n = x.shape[1]
+        scores = paddle.matmul(m.q(x * paddle.concat([cos, cos], -1).squeeze(1)), x, transpose_y=True)
+        scores = scores + paddle.triu(paddle.full([n, n], -1e30, x.dtype), 1)
+        return m.o(PF.softmax(scores * (2 if fault else 1), -1) @ x)
+
+    def code(m, x):
+        angles = torch.arange(4, dtype=x.dtype)[:, None] * torch.arange(1, 4, dtype=x.dtype)
+        hidden = torch.full((4, 4), torch.finfo(x.dtype).min, dtype=x.dtype).triu(1)
+        return m.head(m.block(x, torch.cat([angles, angles], -1).cos(), hidden))
+
+    def port_code(m, x):
+        angles = paddle.arange(4).astype(x.dtype).unsqueeze(1) * paddle.arange(1, 4).astype(x.dtype)
+        return m.head(m.block(x, angles.cos().unsqueeze(1)))
+
+    ref = Ref(code, block=Ref(shown, q=T.Linear(6, 6), o=T.Linear(6, 6)), head=T.Linear(6, 3))
+    port = Port(port_code, block=Port(port_shown, q=P.Linear(6, 6), o=P.Linear(6, 6)), head=P.Linear(6, 3))
+    if fault:
+        assert_located(ref, port, normal(2, 4, 6), at="block", phase="forward")
+    else:
+        assert_aligned(ref, port, normal(2, 4, 6))
+
+
+@pytest.mark.parametrize("fault", [False, True])
+def test_a_block_that_gets_the_mask_of_the_longest_sequence(fault):
+    def port_shown(m, x, cos, hidden):
+        n = x.shape[1]
+        scores = paddle.matmul(m.q(x * cos), x, transpose_y=True) + hidden[:n, :n]
+        return m.o((PF.softmax(scores, -1) * (1.00001 if fault else 1)) @ x)
+
+    def code(m, x):
+        hidden = torch.full((4, 4), -torch.inf, dtype=x.dtype).triu(1)
+        for block in m.blocks:
+            x = block(x, torch.ones(6, dtype=x.dtype) / 2, hidden)
+        return x
+
+    def port_code(m, x):
+        for block in m.blocks:
+            x = block(x, paddle.ones([6], x.dtype) / 2, paddle.triu(paddle.full([9, 9], -np.inf, x.dtype), 1))
+        return x
+
+    ref = Ref(code, blocks=T.ModuleList([Ref(shown, q=T.Linear(6, 6), o=T.Linear(6, 6)) for _ in range(2)]))
+    layers = [Port(port_shown, q=P.Linear(6, 6), o=P.Linear(6, 6)) for _ in range(2)]
+    port = Port(port_code, blocks=P.LayerList(layers))
+    if fault:
+        assert_located(ref, port, normal(2, 4, 6), at="blocks.0", phase="forward")
+    else:
+        assert_aligned(ref, port, normal(2, 4, 6))
+
+
+def test_the_same_values_in_another_form_are_not_blamed_for_a_fault_elsewhere():
+    """Patches of images, and voxels of the video that they are of."""
+
+    def patches(m, x):
+        b, c, t, h, w = x.shape
+        return m.c(x.transpose(1, 2).reshape(b * t, c, h, w)).flatten(2).transpose(1, 2)
+
+    code = lambda m, x: m.head(m.norm(m.patches(x))).mean((0, 1))  # noqa: E731
+    ref = Ref(code, patches=Ref(patches, c=T.Conv2d(3, 6, 4, 4)), norm=T.LayerNorm(6), head=T.Linear(6, 3))
+    port_code = lambda m, x: m.head(m.norm(m.stem(x).transpose([0, 2, 3, 4, 1]))).mean([0, 1, 2, 3])  # noqa: E731
+    norm = P.LayerNorm(6, epsilon=1e-3)
+    port = Port(port_code, stem=P.Conv3D(3, 6, (1, 4, 4), (1, 4, 4)), norm=norm, head=P.Linear(6, 3))
+    assert_located(ref, port, normal(2, 3, 2, 8, 8), at="norm", phase="forward", cause="epsilon is 0.001")
+
+
 def test_values_of_another_shape_are_compared():
     """A convolution of single pixels stands for a linear layer."""
     code = lambda m, x: x * torch.sigmoid(m.l(x.mean((2, 3), keepdim=True)))  # noqa: E731
