@@ -259,6 +259,30 @@ def test_equal_names_settle_symmetric_branches():
     assert_aligned(ref, Port(total, b=PL(5, 6), a=PL(5, 6), o=PL(6, 3)), normal(4, 5))
 
 
+def test_a_layer_of_which_the_weights_alone_are_used_is_not_exchanged_for_one_that_is_called():
+    """Both get the same, and the port never calls the first."""
+    one = Ref(lambda m, x: m.fc2(torch.relu(m.fc1(x))), fc1=TL(4, 4), fc2=TL(4, 4))
+    two = Ref(lambda m, x: torch.relu(m.fc1(x)) @ m.fc2.weight.T + m.fc2.bias, fc1=TL(4, 4), fc2=TL(4, 4))
+
+    def gated(m, x):
+        x = x @ m.w.T
+        return m.end(torch.cat([x, x * torch.sigmoid(m.one(x)), x * torch.sigmoid(m.two(x))], 1))
+
+    def port_gated(m, x):
+        x = x @ m.matrix
+        two = relu(m.first(x)) @ m.second.weight + m.second.bias
+        return m.last(paddle.concat([x, x * sigmoid(m.squeeze(x)), x * sigmoid(two)], 1))
+
+    ref = Ref(gated, one=one, two=two, end=TL(12, 4))
+    relu, sigmoid = paddle.nn.functional.relu, paddle.nn.functional.sigmoid
+    by_hand = lambda m, x: m.second(relu(x @ m.first.weight + m.first.bias))  # noqa: E731
+    inner = Port(by_hand, first=PL(4, 4), second=PL(4, 4))
+    port = Port(port_gated, squeeze=inner, first=PL(4, 4), second=PL(4, 4), last=PL(12, 4))
+    ref.w, port.matrix = torch.nn.Parameter(torch.randn(4, 4)), port.create_parameter([4, 4])
+    names = {"w": "matrix (transposed)"}
+    assert_aligned(ref, port, normal(5, 4), names=names)
+
+
 @pytest.mark.parametrize("names", ["uv", "vu"])
 def test_train_mode_settles_branches_that_are_symmetric_in_eval_mode(names):
     """A second head, for distillation, whose mean with the first is the output in eval mode."""

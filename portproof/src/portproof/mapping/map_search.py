@@ -562,6 +562,8 @@ class MapSearch:
         if bool(ref.kind) != bool(port.kind) or not call.name or not port_name:
             return True  # a custom module's steps are fed otherwise, and so is the whole model
         received = [c.inputs for c in port_run.trace.calls.values() if c.name == port_name]
+        if not received:
+            return True  # its weights are used, and it is not called
         if any(alike(call.inputs, inputs) for inputs in received):
             return True
         if signature(ref) == signature(port):  # perhaps the batch is elsewhere
