@@ -9,7 +9,7 @@ import torch
 import yaml
 from toy_pairs import Port, Ref, assert_aligned, assert_located, assert_refused, normal
 
-from portproof import align
+from portproof import align, judge, record
 from portproof.compare import FAIL, PASS, REFUSED
 from portproof.mapping.map_search import _beside_their_siblings
 from portproof.python39 import zip_strict
@@ -295,6 +295,8 @@ def test_train_mode_settles_branches_that_are_symmetric_in_eval_mode(names):
     port = Port(partial(two_heads, *names), u=PL(5, 6), v=PL(5, 6))
     verdict = assert_aligned(ref, port, normal(4, 5))
     assert verdict.names.modules == dict(zip("ab", names))
+    recorded = record(ref, [normal(4, 5)], modes=["eval"])
+    assert judge(port, recorded).status == REFUSED
 
 
 # Structure.
