@@ -407,10 +407,10 @@ class MapSearch:
         self.load(modules)
         self._last = None
         try:
-            outputs = [model.run(self.inputs, "float64", train=True).output for model in (self.ref, self.port)]
+            ref, port = (model.run(self.inputs, "float64", train=True) for model in (self.ref, self.port))
         except UserError:  # a recording of eval mode alone
             return True
-        return alike(*outputs)
+        return alike(ref.output, port.output)
 
     def _turned_square(self, modules: Mapping[str, str]) -> str:
         """A square tensor of no library layer that agrees only transposed, if no other of such modules has to be."""
