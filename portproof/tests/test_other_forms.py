@@ -379,19 +379,21 @@ def shown(m, x, cos, hidden):
 
 
 @pytest.mark.parametrize("fault", [False, True])
-def test_a_block_that_takes_half_a_table_and_makes_the_mask(fault):
-    """The reference's has each angle twice, and gets the mask from outside."""
+@pytest.mark.parametrize("beside", [False, True])
+def test_a_block_that_takes_half_a_table_and_makes_the_mask(fault, beside):
+    """The reference's has each angle twice, `beside` each other or all behind all, and gets the mask from outside."""
 
     def port_shown(m, x, cos):
         n = x.shape[1]
-        scores = paddle.matmul(m.q(x * paddle.concat([cos, cos], -1).squeeze(1)), x, transpose_y=True)
+        twice = paddle.stack([cos, cos], -1 if beside else -2).reshape([n, 6])
+        scores = paddle.matmul(m.q(x * twice), x, transpose_y=True)
         scores = scores + paddle.triu(paddle.full([n, n], -1e30, x.dtype), 1)
         return m.o(PF.softmax(scores * (2 if fault else 1), -1) @ x)
 
     def code(m, x):
         angles = torch.arange(4, dtype=x.dtype)[:, None] * torch.arange(1, 4, dtype=x.dtype)
         hidden = torch.full((4, 4), torch.finfo(x.dtype).min, dtype=x.dtype).triu(1)
-        return m.head(m.block(x, torch.cat([angles, angles], -1).cos(), hidden))
+        return m.head(m.block(x, torch.stack([angles, angles], -1 if beside else -2).reshape(4, 6).cos(), hidden))
 
     def port_code(m, x):
         angles = paddle.arange(4).astype(x.dtype).unsqueeze(1) * paddle.arange(1, 4).astype(x.dtype)
@@ -407,7 +409,7 @@ def test_a_block_that_takes_half_a_table_and_makes_the_mask(fault):
 
 @pytest.mark.parametrize("fault", [False, True])
 def test_a_block_that_gets_the_mask_of_the_longest_sequence(fault):
-    def port_shown(m, x, cos, hidden):
+    def port_shown(m, x, cos, hidden):  # its fault is small: below what tells another layer's values
         n = x.shape[1]
         scores = paddle.matmul(m.q(x * cos), x, transpose_y=True) + hidden[:n, :n]
         return m.o((PF.softmax(scores, -1) * (1.00001 if fault else 1)) @ x)
