@@ -185,6 +185,10 @@ class Runs(ABC):
         """The framework's drawing functions take their numbers from `draws`, where that is known."""
         return nullcontext()
 
+    def rounding_anew(self) -> AbstractContextManager:
+        """Functions that lose digits inside are computed by other formulas, where that is known."""
+        return nullcontext()
+
     def without_dropout(self) -> AbstractContextManager:
         """Dropout functions do nothing in this context."""
         return self.lent_dropout(no_masks)

@@ -513,6 +513,7 @@ class BackendModel(Model):
             backend.runs.lent_draws(Draws(SEED, trace.draws, self.mirrored)),
             backend.runs.lent_dropout(trace.note_dropout) if question.train else nullcontext(),  # eval mode has none
             backend.runs.new_tensors(dtype, trace.note_float32),
+            backend.runs.rounding_anew() if question.perturbation > 0 else nullcontext(),
         ):
             run = Run(trace)
             in_forward: list[int] = []

@@ -19,6 +19,8 @@ from portproof.mapping.module_calls import EXACT
 
 MOST = 10  # lines that are shown
 
+_Forms = tuple[list[np.ndarray], list[np.ndarray]]  # the reference's, the port's
+
 
 class _Values:
     """Arrays, found again by shape and value."""
@@ -75,6 +77,7 @@ def places_in_code(runs: IsolatedRuns, run: IsolatedRun, inner: Run | None, valu
     inside = [call for call in calls if call.name and own + call.label in runs.names.calls]
     right: dict[str, str] = {}  # {call that is fed alike: the port's}
     right_within: set[str] = set()  # calls that are right, however they are fed, with all inside
+    of_right: list[_Forms] = []  # what right calls get in another form
     more: tuple[str, Places] | None = None  # the innermost call that gets all that the reference's gets, and more
     port_calls = port_run.trace.calls
 
@@ -90,15 +93,20 @@ def places_in_code(runs: IsolatedRuns, run: IsolatedRun, inner: Run | None, valu
         if port_inner is None:
             lines = [f"the port does not call {own + call.label} there", *_left_at(followed, followed.result)]
             return Places(lines)
+        gives_alike = bool(call.outputs) and alike_in_any_order(call.outputs, port_inner.outputs, EXACT)
+        of_right += [_in_other_form(call, port_inner)] if gives_alike else []
         if _fed_alike(call, port_inner):
             right[call.label] = label
             continue
-        gives_alike = bool(call.outputs) and alike_in_any_order(call.outputs, port_inner.outputs, EXACT)
         if call.inside in right_within or gives_alike or any(map(partial(is_right_behind, call), inside)):
             right_within.add(call.label)
             continue
         if _gets_all_of(port_inner, call):
             word = f"{own + call.label} gets what the reference's gets, and more: it or that is at fault"
+            more = call.label, Places([word], own + call.name, port_own + port_inner.name)
+            continue
+        if any(_are_equal(_in_other_form(call, port_inner), forms) for forms in of_right):
+            word = f"{own + call.label} gets what the reference's gets, in the form in which calls that are right get it"
             more = call.label, Places([word], own + call.name, port_own + port_inner.name)
             continue
         place = followed.calls.get(label)
@@ -151,6 +159,20 @@ def _gets_all_of(port_call: ModuleCall, call: ModuleCall) -> bool:
         return given.hold(array) or any(_agree(array, cut) for cut in _starts(port_call.inputs, array.shape))
 
     return all(map(is_given, call.inputs)) and not alike_in_any_order(call.outputs, port_call.outputs, EXACT)
+
+
+def _in_other_form(call: ModuleCall, port_call: ModuleCall) -> _Forms:
+    """The inputs of each side whose numbers, in whatever order, the other does not get."""
+
+    def left(arrays: Sequence[np.ndarray], others: Sequence[np.ndarray]) -> list[np.ndarray]:
+        return [a for a in arrays if not any(alike_in_any_order([a], [b], EXACT) for b in others)]
+
+    return left(call.inputs, port_call.inputs), left(port_call.inputs, call.inputs)
+
+
+def _are_equal(forms: _Forms, others: _Forms) -> bool:
+    """Whether each side gets the same in both calls, such as a mask that all layers get."""
+    return all(len(own) == len(other) and all(map(np.array_equal, own, other)) for own, other in zip(forms, others))
 
 
 def _starts(arrays: Sequence[np.ndarray], shape: tuple[int, ...]) -> Iterator[np.ndarray]:

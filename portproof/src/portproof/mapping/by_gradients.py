@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, combinations, product
 from math import prod
@@ -40,6 +40,7 @@ SYNONYMS = {"gamma": "weight", "scale": "weight", "beta": "bias", "shift": "bias
 Vectors = Sequence[np.ndarray]  # a tensor's, see `Fingerprint`
 Left = dict[str, Vectors]
 Words = tuple[str, ...]
+_Exchange = tuple[float, tuple[Link, ...], tuple[Link, ...]]  # (what more these are apart, links, exchanged ones)
 
 
 class ByGradients:
@@ -63,8 +64,6 @@ class ByGradients:
         The user's are `given`, {reference's module: port's}, and the `lines` of tensors.
         """
         self.ref, self.port, self.others, self.given, self.lines = ref, port, links, given, lines
-        for model in (ref, port):
-            model.set_pieces({})
         own, ports = prints
         self.outputs_agree = len(own.outputs) == len(ports.outputs) and all(
             np.allclose(one, other, CLOSE) for one, other in zip_strict(own.outputs, ports.outputs)
@@ -75,6 +74,7 @@ class ByGradients:
         self.port_vectors: Left = {key: [v / port_scale for v in vectors] for key, vectors in ports.gradients.items()}
         self.pairs = {(link.ref, link.port) for link in links}
         self.known: dict[tuple[str, str], _Pair | None] = {}
+        self.owners = owners_of(ref), owners_of(port)
         self.blocks = [{key: block for key, (block, _, _) in _places(model).items()} for model in (ref, port)]
         self.of_layers = tuple(
             {slot.tensor for module in model.modules.values() if module.kind for slot in module.slots.values()}
@@ -117,26 +117,35 @@ class ByGradients:
                 yield [turned[link] if link in some else link for link in links]
 
     def exchanges(self, links: Sequence[Link]) -> Iterator[list[Link]]:
-        """The links with two tensors exchanged, those first that gradients forbid least.
+        """The links with two tensors or modules exchanged, those first that gradients forbid least.
 
         They are of two pairs, or one is a part of a join.
         """
-        groups: defaultdict[tuple[int, ...], list[Link]] = defaultdict(list)
-        found = list(self._exchanged_parts(links))
-        for link in links:
-            if not link.is_join:
-                groups[_form(self.vectors[link.ref[0]])].append(link)
-        for one, other in chain.from_iterable(combinations(group, 2) for group in groups.values()):
-            first, second = self._pair(one.ref[0], other.port[0]), self._pair(other.ref[0], one.port[0])
-            if first and second:
-                before = [self._pair(link.ref[0], link.port[0]) for link in (one, other)]
-                apart = first.apart + second.apart - sum(pair.apart for pair in before if pair)
-                found.append((apart, (one, other), (first.link, second.link)))
+        found = [*self._exchanged_wholes(links), *self._exchanged_parts(links)]
         for _, old, new in sorted(found, key=lambda each: each[0]):
-            yield [*(link for link in links if link not in old), *new]
+            yield from self.ways([*(link for link in links if link not in old), *new])
 
-    def _exchanged_parts(self, links: Sequence[Link]) -> Iterator[tuple[float, tuple[Link, Link], tuple[Link, Link]]]:
-        """(what more they are apart, two links, these with a part of the first exchanged)."""
+    def _exchanged_wholes(self, links: Sequence[Link]) -> Iterator[_Exchange]:
+        """Of modules, then of single tensors."""
+        modules: defaultdict[tuple[str, str], list[Link]] = defaultdict(list)
+        for link in sorted(links, key=lambda link: link.ref):
+            if not link.is_join:
+                modules[self.owners[0][link.ref[0]], self.owners[1][link.port[0]]].append(link)
+        singles = ((link,) for link in links if not link.is_join)
+        groups: defaultdict[tuple, list[tuple[Link, ...]]] = defaultdict(list)
+        for bundle in (*(tuple(each) for each in modules.values() if len(each) > 1), *singles):
+            groups[tuple(_form(self.vectors[link.ref[0]]) for link in bundle)].append(bundle)
+        for one, other in chain.from_iterable(combinations(group, 2) for group in groups.values()):
+            both, turned_round = (*one, *other), (*other, *one)
+            now = [self._pair(link.ref[0], then.port[0]) for link, then in zip_strict(both, turned_round)]
+            before = [self._pair(link.ref[0], link.port[0]) for link in both]
+            pairs = list(filter(None, now))
+            if len(pairs) == len(both):
+                apart = sum(pair.apart for pair in pairs) - sum(pair.apart for pair in before if pair)
+                yield apart, both, tuple(pair.link for pair in pairs)
+
+    def _exchanged_parts(self, links: Sequence[Link]) -> Iterator[_Exchange]:
+        """A part of the first of two is exchanged."""
         groups: defaultdict[tuple, list[_Place]] = defaultdict(list)
         for side, vectors in enumerate((self.vectors, self.port_vectors)):
             for link in links:
@@ -439,15 +448,20 @@ def against_names(ref: Model, port: Model, links: Sequence[Link]) -> list[tuple[
     return pairs
 
 
-def in_order(ref: Model, port: Model, links: Sequence[Link]) -> list[Link]:
-    """With raw tensors of one shape and module, on either side, in the order of both, where no name says another."""
+def in_order(
+    ref: Model, port: Model, links: Sequence[Link], given: tuple[Container[str], Container[str]] = ((), ())
+) -> list[Link]:
+    """With raw tensors of one shape and module, on either side, in the order of both, where no name says another.
+
+    Those that the user has `given` on either side stay.
+    """
     places, port_places = (
         {s.tensor: (name, s.shape, number) for number, ((name, _), s) in enumerate(slots_of(model.modules).items())}
         for model in (ref, port)
     )
     groups = defaultdict(list)
     for link in links:
-        if not link.is_join:
+        if not (link.is_join or link.ref[0] in given[0] or link.port[0] in given[1]):
             (name, shape, _), (port_name, _, _) = places[link.ref[0]], port_places[link.port[0]]
             leaf, port_leaf = link.ref[0].rpartition(".")[2], link.port[0].rpartition(".")[2]
             are_raw = not (ref.modules[name].kind or port.modules[port_name].kind)

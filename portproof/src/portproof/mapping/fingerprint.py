@@ -6,18 +6,21 @@ of a tensor, which its place decides, says which it is. A tensor that is joined 
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cache
 from math import prod
+from types import MappingProxyType
 
 import numpy as np
 
 from portproof.arrays import along_axes, let_go, same_bits
 from portproof.backends.lent import thawed
-from portproof.backends.model import BackendModel
+from portproof.backends.model import BackendModel, Model
 from portproof.backends.trace import Inputs
-from portproof.mapping.links import Shape, slots_of, squeezed
+from portproof.mapping.links import Shape, slots_of, squeezed, tensors_of
 from portproof.mapping.pairing import is_optional, is_statistic
 
 POWERS = 4  # of an output's numbers that are summed
@@ -31,15 +34,18 @@ class Fingerprint:
     gradients: dict[str, list[np.ndarray]]  # by state_dict key: along each axis, the others summed with fixed weights
 
 
-def fingerprint(model: BackendModel, inputs: Inputs, with_frozen: bool = False) -> Fingerprint | None:
+def fingerprint(
+    model: BackendModel, inputs: Inputs, with_frozen: bool = False, folds: Mapping[Shape, Shape] = MappingProxyType({})
+) -> Fingerprint | None:
     """Eval mode's, in float64; None if it does not run so. The weights stay, unless in pieces.
 
-    `with_frozen` parameters, which may be frozen on one side alone, also of those.
+    `with_frozen` parameters, which may be frozen on one side alone, also of those. What has the shape of one of the
+    `folds` counts as a matrix.
     """
     model.set_pieces({})
     slots, before, in_train = model.slots, model.arrays(), dict(model.in_train)
     constants = _constants(model, inputs)
-    fillings = cache(lambda shape: filling(shape).astype(np.float32))
+    fillings = cache(lambda shape: filling(folds.get(squeezed(shape), shape)).reshape(shape).astype(np.float32))
     filled = {key: fillings(slot.shape) for key, slot in slots.items() if not slot.is_whole and key not in constants}
     as_given = {key: slot.read(model.held[slot.tensor]) for key, slot in slots.items() if key not in filled}
     model.load(filled | as_given)
@@ -54,9 +60,22 @@ def fingerprint(model: BackendModel, inputs: Inputs, with_frozen: bool = False) 
     for key, slot in slots.items():
         if slot.trained or with_frozen and not (slot.is_buffer or slot.is_whole):
             gradient = run.gradients.get(key, np.zeros(slot.shape))
-            gradients[slot.tensor] = along_axes(_real(gradient))
+            gradients[slot.tensor] = along_axes(_real(gradient).reshape(folds.get(squeezed(slot.shape), slot.shape)))
             let_go(gradient)
     return Fingerprint([_sums(_real(output)) for output in run.output], gradients)
+
+
+def folds_between(model: Model, other: Model) -> dict[Shape, Shape]:
+    """{shape of the model's: the matrix as which the other side holds such tensors}, as (d, h, d / h) may be (d, d)."""
+    shapes, theirs = (Counter(squeezed(slot.shape) for slot in tensors_of(each).values()) for each in (model, other))
+    matrices = {shape for shape in theirs - shapes if len(shape) == 2}
+    found = {}
+    for shape in shapes - theirs:
+        splits = [(prod(shape[:i]), prod(shape[i:])) for i in range(1, len(shape)) if len(shape) > 2]
+        folded = [split for split in splits if matrices & {split, split[::-1]}]
+        if len(folded) == 1:
+            found[shape] = folded[0]
+    return found
 
 
 def _constants(model: BackendModel, inputs: Inputs) -> set[str]:

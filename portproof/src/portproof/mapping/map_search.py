@@ -167,10 +167,10 @@ def _opposite_masks(ref: Model, port: Model, linked: set[str], port_linked: set[
     return found
 
 
-def against_the_names(named: str, told: str) -> str:
-    """The two readings, as lines of a map: that of the names and that of the values."""
+def against_the_names(named: str, told: str, what: str = "the names") -> str:
+    """The two readings, as lines of a map: that of the names, say, and that of the values."""
     return (
-        f"values agree everywhere only against the names, with {told}: the port may name these layers"
+        f"values agree everywhere only against {what}, with {told}: the port may name these layers"
         f" otherwise, or exchange them; say which in a map, with the lines {named} or {told}"
     )
 

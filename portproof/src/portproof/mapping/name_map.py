@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import chain, islice
 
 import numpy as np
@@ -19,7 +20,7 @@ from portproof.compare import Verdict, compare, tensor_item
 from portproof.compare.ruler import exact_atol
 from portproof.convert.rules import COUNT
 from portproof.mapping.by_gradients import ByGradients, against_names, in_order, joins_against_names
-from portproof.mapping.fingerprint import fingerprint
+from portproof.mapping.fingerprint import fingerprint, folds_between
 from portproof.mapping.links import Link, one_to_one, owners_of, parse, slots_of, squeezed, tensors_of
 from portproof.mapping.map_search import TRIES, FoundMap, MapSearch, against_the_names
 from portproof.mapping.module_calls import EXACT, CallMatcher
@@ -33,6 +34,7 @@ from portproof.mapping.pairing import (
     modules_with_tensors,
     unit_options,
 )
+from portproof.python39 import zip_strict
 from sturdyio.cli import UserError
 
 UNCONFIRMED = "the map is confirmed by no values, since tensors do not fit"
@@ -351,34 +353,59 @@ def _by_those_gradients(
 ) -> _Try | None:
     ref, port = search.ref, search.port
     best, links = _Try(search.agreement(modules), []), search.links(modules)
+    for model in (ref, port):
+        model.set_pieces({})
     own, ports = (
-        fingerprint(m, search.inputs, with_frozen) if isinstance(m, BackendModel) else m.fingerprint
-        for m in (ref, port)
+        fingerprint(m, search.inputs, with_frozen, folds_between(m, other))
+        if isinstance(m, BackendModel)
+        else m.fingerprint
+        for m, other in ((ref, port), (port, ref))
     )
     if own is None or ports is None:
         return None
     told = ByGradients(ref, port, (own, ports), links, given, search.given)
     equal = told.equal()
-    if equal and equal != in_order(ref, port, equal):  # two are exchanged, in a map that is right else
-        return _tried(search, told, equal, False)
+    ordered = partial(in_order, ref, port, given=linked_keys(search.given))
+    if equal and equal != ordered(equal):
+        return _exchanged(search, told, equal, ordered(equal))
     firsts = filter(None, chain([equal], map(told.alike, WEIGHTS_OF_NAMES)))
-    for links, is_equal in ((way, first is equal) for first in firsts for way in islice(told.ways(first), TRIES)):
-        tried = _tried(search, told, links, is_equal)
+    nearest: _Try | None = None  # of what gradients tell
+    for way, is_equal in ((way, first is equal) for first in firsts for way in islice(told.ways(first), TRIES)):
+        both = [ordered(way), *([way] if way != ordered(way) else [])]
+        every = filter(None, (_tried(search, told, links, is_equal) for links in both))
+        tried = max(every, key=lambda each: each.agreement[:2], default=None)
+        if tried and (nearest is None or tried.agreement > nearest.agreement):
+            nearest = tried
         if tried and (tried.agreement > best.agreement or is_equal and (tried.agreement[0] or has_misfits)):
             best, has_misfits = tried, False
         if best.agreement[0]:
-            break
-    others, tries = told.exchanges(best.links), 0
-    while not best.agreement[0] and tries < TRIES and (exchanged := next(others, None)):
-        tried, tries = _tried(search, told, exchanged, False), tries + 1
-        if tried and tried.agreement[:2] > best.agreement[:2]:
-            best, others, tries = tried, told.exchanges(exchanged), 0
+            return best
+    others, tries = told.exchanges(nearest.links if nearest else []), 0
+    while nearest and not nearest.agreement[0] and tries < TRIES and (exchanged := next(others, None)):
+        tried, tries = _tried(search, told, ordered(exchanged), False), tries + 1
+        if tried and tried.agreement[:2] > nearest.agreement[:2]:
+            nearest, others, tries = tried, told.exchanges(exchanged), 0
+    if nearest and nearest.agreement[:2] > best.agreement[:2]:
+        return nearest
     return best
 
 
+def _exchanged(search: MapSearch, told: ByGradients, links: list[Link], ordered: list[Link]) -> _Try | None:
+    """A map that is right but for tensors without names that both sides hold in another order, which may be a fault."""
+    tried = _tried(search, told, ordered, False)
+    if tried and tried.agreement[0]:
+        return tried
+    other = _tried(search, told, links, True)
+    if not (other and other.result and other.agreement[0]):
+        return tried
+    moved = [(by_order.line, link.line) for by_order, link in zip_strict(ordered, links) if by_order != link]
+    lines = ("; ".join(": ".join(line) for line in side) for side in zip(*moved))
+    other.result[0].ambiguous = against_the_names(*lines, what="the order in which both sides hold them")
+    return other
+
+
 def _tried(search: MapSearch, told: ByGradients, links: list[Link], is_proved: bool) -> _Try | None:
-    """None if the links leave tensors over, or names or the user contradict; without names the order of both holds."""
-    links = in_order(search.ref, search.port, links)
+    """None if the links leave tensors over, or names or the user contradict."""
     if not links or not told.are_as_given(links) or joins_against_names(links):
         return None
     if not is_proved and against_names(search.ref, search.port, links):
