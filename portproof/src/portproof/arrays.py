@@ -181,12 +181,12 @@ def _weights(lengths: tuple[int, ...]) -> np.ndarray:
     return found
 
 
-def along_axes(array: np.ndarray) -> list[np.ndarray]:
+def along_axes(array: np.ndarray, axes: tuple[int, ...] = ()) -> list[np.ndarray]:
     """A vector along each axis longer than 1, the others summed with weights of norm 1, which length alone decides.
 
-    So a transposed array gives the same vectors in another order.
+    So a transposed array gives the same vectors in another order. It may count as one of other `axes`.
     """
-    axes = tuple(n for n in array.shape if n != 1) or (1,)
+    axes = axes or tuple(n for n in array.shape if n != 1) or (1,)
     array = in_rows(array, np.result_type(array, np.float64))  # once: products would do it each time
     found: list[np.ndarray] = []
     for i, n in enumerate(axes):

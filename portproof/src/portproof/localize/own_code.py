@@ -13,7 +13,7 @@ from portproof.backends.own_code import Followed, Wrong
 from portproof.backends.question import Question, Run
 from portproof.backends.trace import CALLS, ModuleCall
 from portproof.localize.isolated import IsolatedRun, IsolatedRuns
-from portproof.mapping.agreement import alike, alike_in_any_order
+from portproof.mapping.agreement import alike, alike_in_any_order, exchanged_axes, in_axes
 from portproof.mapping.arguments import are_fed_alike, are_parts
 from portproof.mapping.module_calls import EXACT
 
@@ -106,7 +106,7 @@ def places_in_code(runs: IsolatedRuns, run: IsolatedRun, inner: Run | None, valu
             more = call.label, Places([word], own + call.name, port_own + port_inner.name)
             continue
         if any(_are_equal(_in_other_form(call, port_inner), forms) for forms in of_right):
-            word = f"{own + call.label} gets what the reference's gets, in the form in which calls that are right get it"
+            word = f"{own + call.label} gets what the reference's gets, in the form in which right calls get it"
             more = call.label, Places([word], own + call.name, port_own + port_inner.name)
             continue
         place = followed.calls.get(label)
@@ -162,17 +162,19 @@ def _gets_all_of(port_call: ModuleCall, call: ModuleCall) -> bool:
 
 
 def _in_other_form(call: ModuleCall, port_call: ModuleCall) -> _Forms:
-    """The inputs of each side whose numbers, in whatever order, the other does not get."""
+    """The inputs of each side that the other does not get, with its axes in any order."""
 
     def left(arrays: Sequence[np.ndarray], others: Sequence[np.ndarray]) -> list[np.ndarray]:
-        return [a for a in arrays if not any(alike_in_any_order([a], [b], EXACT) for b in others)]
+        return [a for a in arrays if not any(alike([in_axes(a, exchanged_axes(a, b))], [b], EXACT) for b in others)]
 
     return left(call.inputs, port_call.inputs), left(port_call.inputs, call.inputs)
 
 
 def _are_equal(forms: _Forms, others: _Forms) -> bool:
-    """Whether each side gets the same in both calls, such as a mask that all layers get."""
-    return all(len(own) == len(other) and all(map(np.array_equal, own, other)) for own, other in zip(forms, others))
+    """Whether there are some, and each side gets the same in both calls, such as a mask that all layers get."""
+    return any(forms) and all(
+        len(own) == len(other) and all(map(np.array_equal, own, other)) for own, other in zip(forms, others)
+    )
 
 
 def _starts(arrays: Sequence[np.ndarray], shape: tuple[int, ...]) -> Iterator[np.ndarray]:

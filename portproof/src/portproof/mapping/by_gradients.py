@@ -75,11 +75,19 @@ class ByGradients:
         self.pairs = {(link.ref, link.port) for link in links}
         self.known: dict[tuple[str, str], _Pair | None] = {}
         self.owners = owners_of(ref), owners_of(port)
+        self.shapes, self.port_shapes = (
+            {key: squeezed(slot.shape) for key, slot in tensors_of(model).items()} for model in (ref, port)
+        )
         self.blocks = [{key: block for key, (block, _, _) in _places(model).items()} for model in (ref, port)]
         self.of_layers = tuple(
             {slot.tensor for module in model.modules.values() if module.kind for slot in module.slots.values()}
             for model in (ref, port)
         )
+
+    @property
+    def is_flat(self) -> bool:
+        """Whether most tensors have no gradient, as behind a sigmoid of large numbers."""
+        return sum(_length(vectors) <= ROUNDING for vectors in self.vectors.values()) > len(self.vectors) / 2
 
     def equal(self) -> list[Link] | None:
         """Links of all tensors, by equal gradients; None if that leaves some, or if outputs differ."""
@@ -269,36 +277,52 @@ class ByGradients:
 
     def _joined(self, key: str, others: Left, turned: bool, most: float, weight: float) -> Link | None:
         """A link of one to several of the other side, whose vectors follow each other along an axis."""
-        vectors, best = (self.port_vectors if turned else self.vectors)[key], None
-        blocks = self.blocks[not turned]
+        vectors = (self.port_vectors if turned else self.vectors)[key]
+        best: tuple[float, int, int, dict[str, bool]] | None = None
         for axis, vector in enumerate(vectors):
-            sizes = _sizes_beside(vectors, axis)
-            parts: dict[str, bool] = {}  # {name: whether transposed}
-            start, total = 0, 0.0
-            while start < len(vector):
-                candidates = []
-                for other in others.keys() - parts.keys():
-                    for way in self._ways(other, key) if turned else self._ways(key, other):
-                        given = _turned(others[other]) if way else others[other]
-                        fits = len(given) == len(vectors) and _sizes_beside(given, axis) == sizes
-                        stop = start + len(given[axis]) if fits else len(vector) + 1
-                        if stop <= len(vector) and (start, stop) != (0, len(vector)):
-                            apart, other_name = _apart([vector[start:stop]], [given[axis]]), 1 - similarity(key, other)
-                            is_elsewhere = any(blocks[part] != blocks[other] for part in parts)
-                            candidates.append((apart + weight * other_name, is_elsewhere, way, other_name, other, stop))
-                apart, _, way, _, other, stop = min(candidates, default=(NEVER, False, False, 0.0, "", 0))
-                if not candidates or apart > most:
+            for heads in _divisors(len(vector)) if most == EQUAL else [1]:
+                found = self._in_turn(key, others, turned, axis, heads, most, weight)
+                if found and (best is None or found[0] < best[0]):
+                    best = (found[0], axis, heads, found[1])  # layers are all used alike
+                if found:
                     break
-                parts[other], start, total = way, stop, total + apart
-            of_layers = {way for part, way in parts.items() if part in self.of_layers[not turned]}
-            if start == len(vector) and len(of_layers) < 2 and (best is None or total < best[0]):
-                best = total, axis, parts  # layers are all used alike
         if best is None:
             return None
-        _, axis, parts = best
+        _, axis, heads, parts = best
         if all(parts.values()):
-            return Link((key,), tuple(parts), 1 - axis, transposed=True)
-        return Link((key,), tuple(parts), axis, turned_parts=tuple(part for part in parts if parts[part]))
+            shape = (self.port_shapes if turned else self.shapes)[key]
+            axis = axis if len(shape) > len(vectors) else 1 - axis
+            return Link((key,), tuple(parts), axis, heads, transposed=True)
+        return Link((key,), tuple(parts), axis, heads, turned_parts=tuple(part for part in parts if parts[part]))
+
+    def _in_turn(
+        self, key: str, others: Left, turned: bool, axis: int, heads: int, most: float, weight: float
+    ) -> tuple[float, dict[str, bool]] | None:
+        """(what they are apart, {name: whether transposed}) of those whose vectors are in turn this one's, per head."""
+        vectors = (self.port_vectors if turned else self.vectors)[key]
+        groups, sizes = vectors[axis].reshape(heads, -1), _sizes_beside(vectors, axis)
+        blocks, length = self.blocks[not turned], groups.shape[1]
+        parts: dict[str, bool] = {}
+        start, total = 0, 0.0
+        while start < length:
+            candidates = []
+            for other in others.keys() - parts.keys():
+                for way in self._ways(other, key) if turned else self._ways(key, other):
+                    given = _turned(others[other]) if way else others[other]
+                    fits = len(given) == len(vectors) and _sizes_beside(given, axis) == sizes
+                    count, rest = divmod(len(given[axis]), heads) if fits else (0, 0)
+                    stop = start + count
+                    if count and not rest and stop <= length and (start, stop) != (0, length):
+                        apart = _apart([groups[:, start:stop].reshape(-1)], [given[axis]])
+                        other_name = 1 - similarity(key, other)
+                        is_elsewhere = any(blocks[part] != blocks[other] for part in parts)
+                        candidates.append((apart + weight * other_name, is_elsewhere, way, other_name, other, stop))
+            apart, _, way, _, other, stop = min(candidates, default=(NEVER, False, False, 0.0, "", 0))
+            if not candidates or apart > most:
+                return None
+            parts[other], start, total = way, stop, total + apart
+        of_layers = {way for part, way in parts.items() if part in self.of_layers[not turned]}
+        return None if len(of_layers) > 1 else (total, parts)
 
 
 @dataclass(frozen=True)
@@ -348,6 +372,10 @@ def _form(vectors: Vectors) -> tuple[int, ...]:
 
 def _size(vectors: Vectors) -> int:
     return prod(_sizes(vectors))
+
+
+def _divisors(length: int) -> list[int]:
+    return [n for n in range(1, length) if length % n == 0]
 
 
 def _sizes(vectors: Vectors) -> list[int]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain, islice
 
@@ -20,7 +20,7 @@ from portproof.compare import Verdict, compare, tensor_item
 from portproof.compare.ruler import exact_atol
 from portproof.convert.rules import COUNT
 from portproof.mapping.by_gradients import ByGradients, against_names, in_order, joins_against_names
-from portproof.mapping.fingerprint import fingerprint, folds_between
+from portproof.mapping.fingerprint import Forms, fingerprint, forms_of
 from portproof.mapping.links import Link, one_to_one, owners_of, parse, slots_of, squeezed, tensors_of
 from portproof.mapping.map_search import TRIES, FoundMap, MapSearch, against_the_names
 from portproof.mapping.module_calls import EXACT, CallMatcher
@@ -40,6 +40,7 @@ from sturdyio.cli import UserError
 UNCONFIRMED = "the map is confirmed by no values, since tensors do not fit"
 WEIGHTS_OF_NAMES = 0.05, 1.0  # beside cosines of gradients
 MOST_LINES = 5  # that a report shows
+SMALLER = 0.25  # of the usual weights: with those a sigmoid may be so flat that nothing has a gradient
 
 
 @dataclass
@@ -353,17 +354,9 @@ def _by_those_gradients(
 ) -> _Try | None:
     ref, port = search.ref, search.port
     best, links = _Try(search.agreement(modules), []), search.links(modules)
-    for model in (ref, port):
-        model.set_pieces({})
-    own, ports = (
-        fingerprint(m, search.inputs, with_frozen, folds_between(m, other))
-        if isinstance(m, BackendModel)
-        else m.fingerprint
-        for m, other in ((ref, port), (port, ref))
-    )
-    if own is None or ports is None:
+    told = _told(search, links, given, with_frozen)
+    if told is None:
         return None
-    told = ByGradients(ref, port, (own, ports), links, given, search.given)
     equal = told.equal()
     ordered = partial(in_order, ref, port, given=linked_keys(search.given))
     if equal and equal != ordered(equal):
@@ -388,6 +381,35 @@ def _by_those_gradients(
     if nearest and nearest.agreement[:2] > best.agreement[:2]:
         return nearest
     return best
+
+
+def _told(search: MapSearch, links: Sequence[Link], given: Mapping[str, str], with_frozen: bool) -> ByGradients | None:
+    """The first fillings with which outputs agree, smaller if gradients do not tell all, else the first.
+
+    None if a side does not run with them.
+    """
+    models = search.ref, search.port
+    for model in models:
+        model.set_pieces({})
+
+    def told_by(forms: tuple[Forms, Forms]) -> ByGradients | None:
+        own, ports = (
+            fingerprint(m, search.inputs, with_frozen, form) if isinstance(m, BackendModel) else m.fingerprint
+            for m, form in zip_strict(models, forms)
+        )
+        return ByGradients(*models, (own, ports), links, given, search.given) if own and ports else None
+
+    first: ByGradients | None = None
+    is_free = all(isinstance(model, BackendModel) for model in models)  # a recording has filled its own already
+    for forms in forms_of(*models) if is_free else [(Forms(), Forms())]:
+        told = told_by(forms)
+        first = first or told
+        if told and told.outputs_agree:
+            if not is_free or told.equal() and not told.is_flat:
+                return told
+            one, other = (replace(form, scale=SMALLER) for form in forms)
+            return told_by((one, other)) or told
+    return first
 
 
 def _exchanged(search: MapSearch, told: ByGradients, links: list[Link], ordered: list[Link]) -> _Try | None:
