@@ -516,3 +516,42 @@ def test_a_recording_gives_the_same():
         verdict = judge(port, recording)
         assert verdict.status == (FAIL if fault else PASS), str(verdict)
         assert not fault or verdict.location.name == "block"
+
+
+@pytest.mark.parametrize("made", ["outside", "inside"])
+def test_a_second_block_gets_what_a_right_first_one_gets(made):
+    """Distances in the reference, which the port says per head, or makes in the block."""
+
+    def weighed(m, x, distances):
+        return m.o(torch.softmax(m.q(x) @ x.transpose(1, 2) - distances, -1) @ x)
+
+    def port_weighed(m, x, near=None):
+        if near is None:
+            places = paddle.arange(4).astype(x.dtype)
+            near = paddle.exp(-(places.unsqueeze(1) - places).abs())
+        scores = paddle.matmul(m.q(x), x, transpose_y=True) + paddle.log(near)
+        return m.o(PF.softmax(scores * m.wrong, -1) @ x)
+
+    def code(m, x):
+        places = torch.arange(4, dtype=x.dtype)
+        distances = (places[:, None] - places).abs()
+        for block in m.blocks:
+            x = block(x, distances)
+        return x
+
+    def port_code(m, x):
+        places = paddle.arange(4).astype(x.dtype)
+        near = paddle.exp(-(places.unsqueeze(1) - places).abs())
+        for block in m.blocks:
+            x = block(x, near) if made == "outside" else block(x)
+        return x
+
+    def port(*factors):
+        layers = [Port(port_weighed, q=P.Linear(6, 6), o=P.Linear(6, 6)) for _ in factors]
+        for layer, factor in zip(layers, factors):
+            layer.wrong = factor
+        return Port(port_code, blocks=P.LayerList(layers))
+
+    ref = Ref(code, blocks=T.ModuleList([Ref(weighed, q=T.Linear(6, 6), o=T.Linear(6, 6)) for _ in range(2)]))
+    assert_aligned(ref, port(1.0, 1.0), normal(2, 4, 6))
+    assert_located(ref, port(1.0, 2.0), normal(2, 4, 6), at="blocks.1", phase="forward")

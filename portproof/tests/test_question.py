@@ -4,8 +4,10 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 
 from portproof.arrays import Storage, largest, same_bits
+from portproof.backends import backend
 from portproof.backends.question import Memory, Question, Run, perturbed
 from portproof.backends.trace import CALLS, OUTPUTS, UPSTREAM, Trace
 
@@ -82,3 +84,16 @@ def test_large_arrays_are_stored_as_they_are_and_no_file_is_left(monkeypatch, tm
     for key, array in given.items():
         assert same_bits(found[key], array) and largest(found[key]) == largest(array)
     assert not found["in rows"].flags.writeable and not found["turned"].flags.writeable
+
+
+def test_a_perturbed_gelu_is_rounded_anew():
+    """At -6 its sum 1 + erf has lost all but 7 digits, and stays as it is if its argument moves by an ulp."""
+    model = torch.nn.Sequential(torch.nn.Identity(), torch.nn.GELU(), torch.nn.GELU("tanh"))
+    ref = backend("torch").wrap(model, "reference")
+    x = np.array([-6.0, -1.0, 2.0], np.float32)
+    outputs = []
+    for perturbation in (0, 1):
+        question = Question.of_model([x], "float64", False, keeps=CALLS, perturbation=perturbation)
+        outputs.append(ref.ask(question).trace.calls["1"].outputs[0])
+    distance = np.abs(outputs[0] - outputs[1]) / np.abs(outputs[0])
+    assert 1e-12 < distance[0] < 1e-6 and (distance[1:] < 1e-14).all(), distance

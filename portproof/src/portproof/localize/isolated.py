@@ -37,6 +37,7 @@ Pairs = Mapping[int, tuple[int, np.ndarray]]  # {reference's output: (port's, fl
 OTHER_INPUTS = "takes other inputs"
 MORE_VALUES = "returns more, which is cut off outside"
 OTHER_FORM = "returns its values in another form"
+OTHER_ROWS = "differs for inputs that it does not get here"
 AT_KINKS = "has another gradient where an operation has a kink, and only there"
 FAR = 4.0  # how much nearer another way must be
 

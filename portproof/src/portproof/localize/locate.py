@@ -28,6 +28,7 @@ from portproof.localize.isolated import (
     MORE_VALUES,
     OTHER_FORM,
     OTHER_INPUTS,
+    OTHER_ROWS,
     Attempt,
     IsolatedRun,
     IsolatedRuns,
@@ -35,6 +36,7 @@ from portproof.localize.isolated import (
 )
 from portproof.localize.own_code import Places, places_in_code, prefix_of
 from portproof.mapping.agreement import alike
+from portproof.mapping.arguments import are_fed_alike
 from portproof.mapping.module_calls import EXACT
 from portproof.mapping.name_map import NameMap
 
@@ -215,9 +217,17 @@ class _Search:
             self.built_differently[label] = AT_KINKS if every.is_late else MORE_VALUES
             self.excused[label] = every
             return False
+        in_float64 = self.dtype == "float64"  # a recording knows no other run of what it gets
+        if every.wrong_outputs and in_float64 and self._agrees(label) and self._run(label, adjusted=False).passed:
+            self.built_differently[label] = OTHER_ROWS
+            self.excused[label] = every
+            return False
         if self._is_undone(label, every):
             self.built_differently[label] = OTHER_VALUES
             return False
+        if every.wrong_outputs and self._agrees_if_fed_otherwise(label):
+            self.built_differently[label] = OTHER_INPUTS
+            return self._search_inside(label, KINDS)
         self._note_partly(every)
         run, word = every.narrowed(kinds), every.attempt.built_differently
         is_complete = every.attempt.complete
@@ -263,9 +273,9 @@ class _Search:
     def _is_excused(self, label: str) -> bool:
         return not self.runs.ref.is_recorded and self._run(label, lenient=True).passed
 
-    def _run(self, label: str, lenient: bool = False, backward: bool = True) -> IsolatedRun:
+    def _run(self, label: str, lenient: bool = False, backward: bool = True, adjusted: bool = True) -> IsolatedRun:
         backward = backward and self.backward and self._judges_gradients(label) and has_upstream(self.calls[label])
-        run = self.runs.run(label, self.dtype, backward, lenient=lenient)
+        run = self.runs.run(label, self.dtype, backward, adjusted, lenient)
         # An accepted buffer is no fault; an accepted output spreads, and is left out in the end.
         rows = [row for row in run.rows if row.item.kind != "buffer" or not self.accepted.covers("", row)]
         return replace(run, rows=rows)
@@ -342,6 +352,11 @@ class _Search:
     def _agrees(self, label: str) -> bool:
         port_call = self._port_call(label)
         return port_call is not None and alike(self.calls[label].outputs, port_call.outputs, EXACT)
+
+    def _agrees_if_fed_otherwise(self, label: str) -> bool:
+        """Whether it gives the reference's values in the port, which feeds it something else: what it takes, then."""
+        port_call = self._port_call(label)
+        return port_call is not None and self._agrees(label) and not are_fed_alike(self.calls[label], port_call)
 
     def _port_call(self, label: str) -> ModuleCall | None:
         return self.runs.port_calls.get(self.mapped[label])

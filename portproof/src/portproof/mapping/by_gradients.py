@@ -155,14 +155,14 @@ class ByGradients:
     def _exchanged_parts(self, links: Sequence[Link]) -> Iterator[_Exchange]:
         """A part of the first of two is exchanged."""
         groups: defaultdict[tuple, list[_Place]] = defaultdict(list)
-        for side, vectors in enumerate((self.vectors, self.port_vectors)):
+        for side, (vectors, shapes) in enumerate(((self.vectors, self.shapes), (self.port_vectors, self.port_shapes))):
             for link in links:
                 if link.is_join and (link.transposed or link.heads > 1):
                     continue
                 if {*link.ref} <= self.vectors.keys() and {*link.port} <= self.port_vectors.keys():
                     for place in self._places(link, side):
-                        groups[side, tuple(_sizes(vectors[place.key]))].append(place)
-        for (side, _), group in groups.items():
+                        groups[side, tuple(_sizes(vectors[place.key])), shapes[place.key]].append(place)
+        for (side, *_), group in groups.items():
             own = [(self.vectors, self.port_vectors)[side][place.key] for place in group]
             now = [place.apart(vectors) for place, vectors in zip_strict(group, own)]
             for (i, one), (j, other) in product(enumerate(group), repeat=2):
@@ -203,6 +203,13 @@ class ByGradients:
         constants = [link for link in self.others if not (linked[0] & {*link.ref} or linked[1] & {*link.port})]
         rest = (*units.pop(((), ()), [Option(())])[0].links, *constants)
         return {**units, ((), ()): [Option((*rest, *each.links)) for each in buffers]}
+
+    def fit(self, links: Sequence[Link]) -> bool:
+        """Whether shapes add up, of which some count as others."""
+        sides = (
+            ([self.shapes[key] for key in link.ref], [self.port_shapes[key] for key in link.port]) for link in links
+        )
+        return all(link.views(*shapes) for link, shapes in zip_strict(links, sides))
 
     def are_as_given(self, links: Sequence[Link]) -> bool:
         """Whether they pair the tensors of the user's modules as these are paired."""
@@ -289,11 +296,14 @@ class ByGradients:
         if best is None:
             return None
         _, axis, heads, parts = best
+        shapes, other_shapes = (self.port_shapes, self.shapes) if turned else (self.shapes, self.port_shapes)
         if all(parts.values()):
-            shape = (self.port_shapes if turned else self.shapes)[key]
-            axis = axis if len(shape) > len(vectors) else 1 - axis
-            return Link((key,), tuple(parts), axis, heads, transposed=True)
-        return Link((key,), tuple(parts), axis, heads, turned_parts=tuple(part for part in parts if parts[part]))
+            axis = axis if len(shapes[key]) > len(vectors) else 1 - axis
+            link = Link((key,), tuple(parts), axis, heads, transposed=True)
+        else:
+            turned_parts = tuple(part for part in parts if parts[part])
+            link = Link((key,), tuple(parts), axis, heads, turned_parts=turned_parts)
+        return link if link.views([shapes[key]], [other_shapes[part] for part in parts]) else None  # folded, it may not
 
     def _in_turn(
         self, key: str, others: Left, turned: bool, axis: int, heads: int, most: float, weight: float
@@ -301,12 +311,14 @@ class ByGradients:
         """(what they are apart, {name: whether transposed}) of those whose vectors are in turn this one's, per head."""
         vectors = (self.port_vectors if turned else self.vectors)[key]
         groups, sizes = vectors[axis].reshape(heads, -1), _sizes_beside(vectors, axis)
-        blocks, length = self.blocks[not turned], groups.shape[1]
+        blocks, shapes = self.blocks[not turned], self.shapes if turned else self.port_shapes
+        length = groups.shape[1]
         parts: dict[str, bool] = {}
         start, total = 0, 0.0
+        fitting = {other for other in others if squeezed(tuple(_sizes(others[other]))) == shapes[other]}
         while start < length:
             candidates = []
-            for other in others.keys() - parts.keys():
+            for other in fitting - parts.keys():
                 for way in self._ways(other, key) if turned else self._ways(key, other):
                     given = _turned(others[other]) if way else others[other]
                     fits = len(given) == len(vectors) and _sizes_beside(given, axis) == sizes

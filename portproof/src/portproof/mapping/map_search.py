@@ -121,9 +121,9 @@ def _with_plain_tables(modules: Mapping[str, Module], others: Mapping[str, Modul
 
 
 def _with_own_constants(modules: Mapping[str, Module], others: Mapping[str, Module]) -> dict[str, Module]:
-    """Frozen parameters of own classes count as buffers if the other side lacks as many tensors of their size.
+    """Frozen parameters of own classes count as buffers if the other side has fewer tensors of their size.
 
-    It may hold such constants in its code.
+    It may hold such constants in its code, or one for several that are equal.
     """
 
     def is_constant(module: Module, slot: Slot) -> bool:
@@ -135,10 +135,9 @@ def _with_own_constants(modules: Mapping[str, Module], others: Mapping[str, Modu
         )
 
     surplus = sizes(modules) - sizes(others)
-    constants = Counter(prod(s.shape) for m in modules.values() for s in m.slots.values() if is_constant(m, s))
 
     def of_side(module: Module, slot: Slot) -> Slot:
-        is_spare = is_constant(module, slot) and constants[prod(slot.shape)] <= surplus[prod(slot.shape)]
+        is_spare = is_constant(module, slot) and prod(slot.shape) in surplus
         return replace(slot, is_buffer=True) if is_spare else slot
 
     return {

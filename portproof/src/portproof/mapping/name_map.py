@@ -420,15 +420,16 @@ def _exchanged(search: MapSearch, told: ByGradients, links: list[Link], ordered:
     other = _tried(search, told, links, True)
     if not (other and other.result and other.agreement[0]):
         return tried
-    moved = [(by_order.line, link.line) for by_order, link in zip_strict(ordered, links) if by_order != link]
-    lines = ("; ".join(": ".join(line) for line in side) for side in zip(*moved))
-    other.result[0].ambiguous = against_the_names(*lines, what="the order in which both sides hold them")
+    moved = [(link.line, told_link.line) for link, told_link in zip_strict(ordered, links) if link != told_link]
+    by_order, by_values = ("; ".join(": ".join(line) for line in side) for side in zip(*moved))
+    what = "the order in which both sides hold them"
+    other.result[0].ambiguous = against_the_names(by_order, by_values, what)
     return other
 
 
 def _tried(search: MapSearch, told: ByGradients, links: list[Link], is_proved: bool) -> _Try | None:
-    """None if the links leave tensors over, or names or the user contradict."""
-    if not links or not told.are_as_given(links) or joins_against_names(links):
+    """None if the links leave tensors over or do not fit, or names or the user contradict."""
+    if not links or not told.fit(links) or not told.are_as_given(links) or joins_against_names(links):
         return None
     if not is_proved and against_names(search.ref, search.port, links):
         return None

@@ -221,6 +221,9 @@ LINES = {
     "{} gets what the reference's gets, and more: it or that is at fault": (
         "{} 得到了参考代码中的全部输入，另外还有别的：错误在它自身，或在多出的输入"
     ),
+    "{} gets what the reference's gets, in the form in which right calls get it": (
+        "{} 得到了参考代码中的全部输入，形式与结果正确的那些调用相同"
+    ),
     "its layers are fed alike, and none is at fault: the difference is made behind the last of them": (
         "它的各层输入相同，且都没有错误：差异产生在最后一层之后"
     ),
@@ -354,6 +357,11 @@ LINES = {
     ),
     "{} and {} may be the port's {} and {}, or the other way round: values are the same; say which in a map": (
         "{} 和 {} 可能是移植版的 {} 和 {}，也可能相反：数值相同；请在对应表里说明"
+    ),
+    "values agree everywhere only against the order in which both sides hold them, with {list}: the port may name "
+    "these layers otherwise, or exchange them; say which in a map, with the lines {list} or {list}": (
+        "只有按 {} 对应（与双方的定义顺序相反），数值才全部一致：移植版可能给这些层起了别的名称，也可能用错了；"
+        "请在对应表里用 {} 或 {} 这些行说明"
     ),
     "values agree everywhere only against the names, with {list}: the port may name these layers otherwise, or "
     "exchange them; say which in a map, with the lines {list} or {list}": (
@@ -552,6 +560,7 @@ LINES = {
     "is called differently": "调用方式不同",
     "returns more, which is cut off outside": "返回得更多，在外面截去",
     "returns its values in another form": "返回值的形式不同",
+    "differs for inputs that it does not get here": "对这里没有出现的输入结果不同",
     "gives other values, of which nothing comes": "值不同，但没有影响",
     "has another gradient where an operation has a kink, and only there": "只在运算不可导处梯度不同",
     "takes masks that say the opposite": "接受含义相反的掩码",
