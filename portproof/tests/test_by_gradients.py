@@ -14,7 +14,8 @@ from portproof.arrays import along_axes
 from portproof.backends import backend
 from portproof.compare import FAIL, PASS, REFUSED
 from portproof.mapping.by_gradients import ByGradients
-from portproof.mapping.fingerprint import filling, fingerprint, forms_of
+from portproof.mapping.fingerprint import fingerprint
+from portproof.mapping.forms import filling, forms_of
 from portproof.mapping.links import Link, parse
 
 F, PF = torch.nn.functional, paddle.nn.functional

@@ -20,7 +20,8 @@ from portproof.compare import Verdict, compare, tensor_item
 from portproof.compare.ruler import exact_atol
 from portproof.convert.rules import COUNT
 from portproof.mapping.by_gradients import ByGradients, against_names, in_order, joins_against_names
-from portproof.mapping.fingerprint import Forms, fingerprint, forms_of
+from portproof.mapping.fingerprint import fingerprint
+from portproof.mapping.forms import Forms, forms_of
 from portproof.mapping.links import Link, one_to_one, owners_of, parse, slots_of, squeezed, tensors_of
 from portproof.mapping.map_search import TRIES, FoundMap, MapSearch, against_the_names
 from portproof.mapping.module_calls import EXACT, CallMatcher
