@@ -33,6 +33,7 @@ from sturdyio.cli import UserError
 TRIES_OF_BLOCK = 240  # choices of options per block
 TRIES_ALONE = 500  # runs of single blocks in all
 TRIES = 60  # port runs without progress
+MOST_RUNS = 1000  # of the whole port
 
 Block = tuple[ModuleCall, str, set[Unit]]  # (reference's call, port's module, units inside)
 
@@ -227,8 +228,14 @@ class MapSearch:
         self.ref_run = ref.run(inputs, "float64", train=False, calls=True)
         self.port_run = port.run(inputs, "float32", train=False, calls=True)
         self._runs_left = 0  # of single blocks
+        self._runs = 0  # of the whole port
         self._hint = ""  # what would agree against the names
         self._last: tuple[list[Link], Run] | None = None
+
+    @property
+    def is_exhausted(self) -> bool:
+        """Whether the port has run so often that the map is left as it is."""
+        return self._runs >= MOST_RUNS
 
     def set_units(self, options: Options, fixed: set[str], chosen: Mapping[Unit, int]) -> dict[str, str]:
         """Search these -> {reference's module: port's} of one to one; `fixed` ones stay."""
@@ -472,7 +479,7 @@ class MapSearch:
         stack = [(modules, start)]
         best = None
         tries = 0
-        while stack and tries < TRIES:
+        while stack and tries < TRIES and (best is None or not self.is_exhausted):
             found = self._settle_calls(*stack.pop(), fixed)
             stack += found.untried
             tries += 1
@@ -489,7 +496,7 @@ class MapSearch:
         best = self.agreement(modules)
         for unit in self.joined:
             for i in range(1, min(len(self.options[unit]), TRIES)):
-                if best[0]:
+                if best[0] or self.is_exhausted:
                     return best
                 before, self.chosen = self.chosen, self.chosen | {unit: i}
                 agreement = self.agreement(modules)
@@ -557,6 +564,7 @@ class MapSearch:
         if self._last is None or self._last[0] != links:
             self.load(modules)
             self._last = links, self.port.run(self.inputs, "float64", train=False, calls=True)
+            self._runs += 1
         return self._last[1]
 
     def _receives(self, port_run: Run, port_name: str, call: ModuleCall) -> bool:

@@ -372,10 +372,13 @@ def _by_those_gradients(
             nearest = tried
         if tried and (tried.agreement > best.agreement or is_equal and (tried.agreement[0] or has_misfits)):
             best, has_misfits = tried, False
-        if best.agreement[0]:
+        if best.agreement[0] or search.is_exhausted:
             return best
     others, tries = told.exchanges(nearest.links if nearest else []), 0
-    while nearest and not nearest.agreement[0] and tries < TRIES and (exchanged := next(others, None)):
+    while nearest and not (nearest.agreement[0] or search.is_exhausted) and tries < TRIES:
+        exchanged = next(others, None)
+        if exchanged is None:
+            break
         tried, tries = _tried(search, told, ordered(exchanged), False), tries + 1
         if tried and tried.agreement[:2] > nearest.agreement[:2]:
             nearest, others, tries = tried, told.exchanges(exchanged), 0
