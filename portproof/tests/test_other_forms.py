@@ -555,3 +555,21 @@ def test_a_second_block_gets_what_a_right_first_one_gets(made):
     ref = Ref(code, blocks=T.ModuleList([Ref(weighed, q=T.Linear(6, 6), o=T.Linear(6, 6)) for _ in range(2)]))
     assert_aligned(ref, port(1.0, 1.0), normal(2, 4, 6))
     assert_located(ref, port(1.0, 2.0), normal(2, 4, 6), at="blocks.1", phase="forward")
+
+
+def test_rows_that_the_inputs_do_not_have_are_no_fault_beside_another():
+    """Paddle's embedding gives zeros for the row of padding_idx, whatever it holds; tied, it holds something."""
+    words = np.array([[1, 3, 2], [2, 4, 1]])
+
+    def port(factor):
+        def code(m, x):
+            return paddle.matmul(m.mix(factor * m.words(x)), m.words.weight, transpose_y=True)
+
+        return Port(code, words=P.Embedding(5, 6, padding_idx=0), mix=P.Linear(6, 6))
+
+    layers = {"words": T.Embedding(5, 6, padding_idx=0), "mix": T.Linear(6, 6), "out": T.Linear(6, 5, bias=False)}
+    ref = Ref(lambda m, x: m.out(m.mix(m.words(x))), **layers)
+    ref.out.weight = ref.words.weight
+    assert_aligned(ref, port(1.0), words)
+    verdict = assert_located(ref, port(2.0), words, at="", phase="forward")
+    assert not verdict.location.also, str(verdict)
