@@ -416,6 +416,10 @@ MISTAKES = {
     "an empty input": ({"input": "4,0"}, "--input '4,0' is no shape"),
     "a type that is none": ({"input": "4,5:float99"}, "--input '4,5:float99' is no shape"),
     "a shape that does not fit": ({"input": "4,6"}, "give inputs (--input) of other shapes than 4x6"),
+    "a name that is no argument": (
+        {"input": None, "inputs": "named.npz"},
+        "'in0': call each array as an argument of its forward, or 0, 1, ... in their order (--inputs)",
+    ),
     "a call that is none": ({"ref": "a_pair:Ref(classes={[]: 1})"}, "is no PKG.MOD:FACTORY"),
     "too many axes": ({"input": ",".join(["1"] * 80)}, "has more than 32 axes"),
     "more than memory holds": ({"input": "99999,99999,99999"}, "or 268435456 numbers"),
@@ -447,6 +451,7 @@ def test_a_mistake_is_one_line_and_status_2(run, folder, flags, message):
     for name, text in maps.items():
         (folder / f"{name}.yaml").write_text(text, encoding="utf-8")
     save_file({"first.weight": np.zeros((2, 2), np.float32)}, folder / "other.safetensors")
+    np.savez(folder / "named.npz", in0=np.zeros((4, 5), np.float32))
     for words in ((), (ONLY,)) if "ref" in flags else ((),):
         result = run(*words, **flags)
         assert result.returncode == 2, result.stdout + result.stderr

@@ -347,6 +347,8 @@ def check_reference(run: Run, train: bool, inputs: Inputs) -> None:
         what = f"the reference cannot run on these inputs in {MODES[train]} mode: it raised {run.trace.error}"
         shapes = ", ".join("x".join(map(str, array.shape)) or "scalar" for array in tensors_in(inputs, is_array))
         advice = f"give inputs (--input) of other shapes than {shapes}" if shapes else "give inputs"
+        if "unexpected keyword argument" in run.trace.error:
+            advice = "call each array as an argument of its forward, or 0, 1, ... in their order (--inputs)"
         raise UserError(f"{what}: {advice}" + "; batch norm needs 2 samples at least" * train)
     if not run.output:
         raise UserError("the reference returns no tensor: wrap it in a module that does")
