@@ -573,3 +573,37 @@ def test_rows_that_the_inputs_do_not_have_are_no_fault_beside_another():
     assert_aligned(ref, port(1.0), words)
     verdict = assert_located(ref, port(2.0), words, at="", phase="forward")
     assert not verdict.location.also, str(verdict)
+
+
+class Scores(P.Layer):
+    """Of a pointer: the last step of its scores is made here."""
+
+    def __init__(self, fault):
+        super().__init__()
+        self.score, self.head, self.fault = Port(lambda m, x: m.line(x), line=P.Linear(6, 6)), P.Linear(6, 3), fault
+
+    def forward(self, x):
+        for _ in range(2):
+            score = self.score(2 * x if self.fault == "before" else x)
+            if self.fault != "left out":
+                score = 3 * paddle.tanh(score)
+            x = score + PF.sigmoid(x)
+        return self.head(x)
+
+
+@pytest.mark.parametrize("fault", ["", "before", "left out"])
+def test_a_module_whose_last_step_is_made_outside(fault):
+    """It is no fault beside another; a step that is left out is one."""
+
+    def code(m, x):
+        for _ in range(2):
+            x = m.score(x) + torch.sigmoid(x)
+        return m.head(x)
+
+    score = Ref(lambda m, x: 3 * torch.tanh(m.line(x)), line=T.Linear(6, 6))
+    ref = Ref(code, score=score, head=T.Linear(6, 3))
+    if fault:
+        at = "" if fault == "before" else "score"
+        assert align(ref, Scores(fault), [normal(2, 4, 6)]).location.name == at
+    else:
+        assert_aligned(ref, Scores(fault), normal(2, 4, 6))

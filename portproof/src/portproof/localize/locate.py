@@ -20,7 +20,7 @@ import numpy as np
 from portproof.arrays import largest_difference
 from portproof.backends.model import BackendModel, Model
 from portproof.backends.question import Cotangents, Question, Run
-from portproof.backends.trace import CALLS, OUTPUT, UPSTREAM, Inputs, ModuleCall, map_tensors
+from portproof.backends.trace import CALLS, OUTPUT, UPSTREAM, Inputs, ModuleCall, is_array, map_tensors
 from portproof.compare import FAIL, Item, Items, Row, compare, tensor_item
 from portproof.compare.accepted import NOTHING, Accepted
 from portproof.localize.isolated import (
@@ -35,7 +35,7 @@ from portproof.localize.isolated import (
     has_upstream,
 )
 from portproof.localize.own_code import Places, places_in_code, prefix_of
-from portproof.mapping.agreement import alike
+from portproof.mapping.agreement import alike, alike_in_any_order
 from portproof.mapping.arguments import are_fed_alike
 from portproof.mapping.module_calls import EXACT
 from portproof.mapping.name_map import NameMap
@@ -222,7 +222,7 @@ class _Search:
             self.built_differently[label] = OTHER_ROWS
             self.excused[label] = every
             return False
-        if self._is_undone(label, every):
+        if self._is_undone(label, every) or self._is_completed(label, every):
             self.built_differently[label] = OTHER_VALUES
             return False
         if every.wrong_outputs and self._agrees_if_fed_otherwise(label):
@@ -306,6 +306,35 @@ class _Search:
         return all(
             any(self._would_change(block, label, row.item, run.port[row.item]) for block in around) for row in wrong
         )
+
+    def _is_completed(self, label: str, run: IsolatedRun) -> bool:
+        """Whether code around it in the port makes the reference's values of what it gives, such as a tanh of scores.
+
+        That is so if they are among those of this code where the port's module is given what it takes.
+        """
+        port, port_call = self.runs.port, self._port_call(label)
+        around = self.runs.port_calls.get(port_call.inside) if port_call else None
+        if not run.wrong_outputs or self.dtype == "float32" or port_call is None or around is None or around.number:
+            return False
+        given, backend, calls = run.attempt.port_call, port.backend, count()
+        inside = port_call.name.removeprefix(prefix_of(around.name))
+        own = map_tensors((given.args, given.kwargs), is_array, lambda array: backend.tensor(array, port.device))
+
+        def give(_module: Any, _args: Any, _kwargs: Any) -> Any:
+            return own if next(calls) == port_call.number else None
+
+        def with_its_inputs(module: Any) -> Any:
+            backend.runs.hook_before(dict(backend.layers.named_modules(module))[inside], give)
+            return module
+
+        left = [run.ref[row.item] for row in run.wrong_outputs]
+
+        def take(value: np.ndarray) -> bool:
+            left[:] = [array for array in left if not alike_in_any_order([array], [value], EXACT)]
+            return True
+
+        port.follow(Question(around, "float64", self.runs.train, mutation=with_its_inputs), take)
+        return not left
 
     def _would_change(self, block: IsolatedRun, label: str, item: Item, array: np.ndarray) -> bool:
         """Whether what agrees of the block's outputs would not, with this array as the reference's output inside."""
