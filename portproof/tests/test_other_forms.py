@@ -607,3 +607,23 @@ def test_a_module_whose_last_step_is_made_outside(fault):
         assert align(ref, Scores(fault), [normal(2, 4, 6)]).location.name == at
     else:
         assert_aligned(ref, Scores(fault), normal(2, 4, 6))
+
+
+def test_a_layer_that_gets_a_table_rounded_to_float32_is_fed_alike():
+    """The reference holds it, and the port makes it; the fault is behind."""
+
+    def code(m, x):
+        return m.head(torch.tanh(m.q(x) * m.mix(m.table.to(x.dtype))))
+
+    def port(factor):
+        def port_code(m, x):
+            angles = paddle.arange(4).astype(x.dtype).unsqueeze(1) * paddle.arange(1, 7).astype(x.dtype)
+            return m.head(paddle.tanh(factor * m.q(x) * m.mix(paddle.cos(angles))))
+
+        return Port(port_code, q=P.Linear(6, 6), mix=P.Linear(6, 6), head=P.Linear(6, 3))
+
+    ref = Ref(code, q=T.Linear(6, 6), mix=T.Linear(6, 6), head=T.Linear(6, 3))
+    ref.register_buffer("table", (torch.arange(4.0)[:, None] * torch.arange(1.0, 7.0)).cos(), persistent=False)
+    assert_aligned(ref, port(1.0), normal(2, 4, 6))
+    verdict = assert_located(ref, port(1.5), normal(2, 4, 6), at="", phase="forward")
+    assert any("its own code feeds head otherwise" in line for line in verdict.location.proof), str(verdict)
