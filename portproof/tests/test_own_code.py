@@ -231,8 +231,8 @@ def test_a_difference_that_is_undone_outside_is_not_blamed(fault, place):
     )
 
 
-def test_a_reference_that_refuses_the_ports_values_proves_nothing():
-    """What is not known to be undone outside is blamed."""
+def test_a_reference_that_refuses_the_ports_values():
+    """The port's own code makes the reference's values of them, so these are no fault."""
 
     def ref_code(m, x):
         weights, scales = m.head(x)
@@ -246,7 +246,8 @@ def test_a_reference_that_refuses_the_ports_values_proves_nothing():
         return weights, paddle.exp(logs), 2 * (weights / paddle.exp(logs)).sum()
 
     verdict = align(Ref(ref_code, head=Mixture()), Port(port_code, head=PortedMixture()), [X])
-    assert verdict.status == FAIL and verdict.location.name == "head", str(verdict)
+    assert verdict.status == FAIL and verdict.location.name == "", str(verdict)
+    assert "2 * (weights / paddle.exp(logs)).sum()" in str(verdict)
 
 
 @pytest.mark.parametrize("is_joined_in_ref", [True, False])

@@ -7,7 +7,7 @@ fault in its own code.
 from __future__ import annotations
 
 import os
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -316,21 +316,24 @@ class _Search:
         around = self.runs.port_calls.get(port_call.inside) if port_call else None
         if not run.wrong_outputs or self.dtype == "float32" or port_call is None or around is None or around.number:
             return False
-        given, backend, calls = run.attempt.port_call, port.backend, count()
+        given, backend, calls = run.attempt.port_call, port.backend, Counter[str]()
         inside = port_call.name.removeprefix(prefix_of(around.name))
         own = map_tensors((given.args, given.kwargs), is_array, lambda array: backend.tensor(array, port.device))
+        left = [run.ref[row.item] for row in run.wrong_outputs]
+        if any(alike_in_any_order([array], [each], EXACT) for array in left for each in given.inputs):
+            return False  # what it takes may be known there for another reason
 
         def give(_module: Any, _args: Any, _kwargs: Any) -> Any:
-            return own if next(calls) == port_call.number else None
+            calls[inside] += 1
+            return own if calls[inside] == port_call.number + 1 else None
 
         def with_its_inputs(module: Any) -> Any:
             backend.runs.hook_before(dict(backend.layers.named_modules(module))[inside], give)
             return module
 
-        left = [run.ref[row.item] for row in run.wrong_outputs]
-
         def take(value: np.ndarray) -> bool:
-            left[:] = [array for array in left if not alike_in_any_order([array], [value], EXACT)]
+            if calls[inside] == port_call.number + 1:  # behind this call, before the next one
+                left[:] = [array for array in left if not alike_in_any_order([array], [value], EXACT)]
             return True
 
         port.follow(Question(around, "float64", self.runs.train, mutation=with_its_inputs), take)
