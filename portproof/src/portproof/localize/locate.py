@@ -328,7 +328,9 @@ class _Search:
             return own if calls[inside] == port_call.number + 1 else None
 
         def with_its_inputs(module: Any) -> Any:
-            backend.runs.hook_before(dict(backend.layers.named_modules(module))[inside], give)
+            parts = dict(backend.layers.named_modules(module))
+            if inside in parts:  # a module under two names has one of them, maybe outside of the block
+                backend.runs.hook_before(parts[inside], give)
             return module
 
         def take(value: np.ndarray) -> bool:
