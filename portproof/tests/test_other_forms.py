@@ -627,3 +627,24 @@ def test_a_layer_that_gets_a_table_rounded_to_float32_is_fed_alike():
     assert_aligned(ref, port(1.0), normal(2, 4, 6))
     verdict = assert_located(ref, port(1.5), normal(2, 4, 6), at="", phase="forward")
     assert any("its own code feeds head otherwise" in line for line in verdict.location.proof), str(verdict)
+
+
+@pytest.mark.parametrize("fault", [False, True])
+def test_tables_whose_names_are_exchanged(fault):
+    """`m1` is the cosines on one side and the sines on the other; their values as built tell them."""
+
+    def code(m, x):
+        return m.head(m.q(x) * m.m1 + m.m2 * x)
+
+    def port_code(m, x):
+        return m.head(m.q(x) * m.m2 + m.m1 * x)
+
+    angles = np.arange(4, dtype=np.float32)[:, None] * np.arange(1, 7, dtype=np.float32)
+    ref, port = Ref(code, q=T.Linear(6, 6), head=T.Linear(6, 3)), Port(port_code, q=P.Linear(6, 6), head=P.Linear(6, 3))
+    for name, port_name, table in (("m1", "m2", np.cos(angles)), ("m2", "m1", np.sin(angles))):
+        ref.register_buffer(name, torch.from_numpy(table))
+        port.register_buffer(port_name, paddle.to_tensor(table * (1.001 if fault and name == "m2" else 1)))
+    if fault:
+        assert align(ref, port, [normal(2, 4, 6)]).status == FAIL
+    else:
+        assert_aligned(ref, port, normal(2, 4, 6))

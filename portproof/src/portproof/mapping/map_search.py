@@ -22,6 +22,7 @@ from portproof.backends.model import BackendModel, Model
 from portproof.backends.question import Question, Run
 from portproof.backends.slots import Module, Slot
 from portproof.backends.trace import Inputs, ModuleCall
+from portproof.compare.ruler import constant_atol
 from portproof.convert.rules import COUNT
 from portproof.mapping.agreement import alike, alike_in_any_order, exchanged_axes, in_axes
 from portproof.mapping.arguments import arguments
@@ -167,6 +168,34 @@ def _opposite_masks(ref: Model, port: Model, linked: set[str], port_linked: set[
     return found
 
 
+def _equal_tables(ref: Model, port: Model, linked: set[str], port_linked: set[str]) -> dict[str, str]:
+    """{reference's: port's} saved tables of equal values, where the name of one is another table's there.
+
+    One side may call its cosines as the other calls its sines.
+    """
+
+    def tables(model: Model, taken: set[str]) -> dict[str, np.ndarray]:
+        arrays = model.arrays()
+        own = [s for module in model.modules.values() if not module.kind for s in module.slots.values()]
+        found = {s.tensor: arrays[s.key] for s in own if s.is_buffer and not s.is_whole and s.tensor not in taken}
+        return {key: array for key, array in found.items() if array.size > 1}
+
+    def leaf(key: str) -> str:
+        return key.rpartition(".")[2]
+
+    def are_equal(one: np.ndarray, other: np.ndarray) -> bool:
+        return one.shape == other.shape and largest_difference(one, other) <= constant_atol(one)
+
+    found: dict[str, str] = {}
+    theirs = tables(port, port_linked)
+    for key, array in tables(ref, linked).items():
+        equal = [other for other, there in theirs.items() if are_equal(array, there) and other not in found.values()]
+        names = {leaf(other) for other, there in theirs.items() if there.shape == array.shape} - set(map(leaf, equal))
+        if equal and leaf(key) in names:
+            found[key] = equal[0]
+    return found
+
+
 def against_the_names(named: str, told: str, what: str = "the names") -> str:
     """The two readings, as lines of a map: that of the names, say, and that of the values."""
     return (
@@ -218,6 +247,10 @@ class MapSearch:
         self.opposite = _opposite_masks(ref, port, linked, port_linked)
         linked |= self.opposite.keys()
         port_linked |= set(self.opposite.values())
+        tables = _equal_tables(ref, port, linked, port_linked)
+        self.given = given | {((a,), (b,)): [Option((Link((a,), (b,)),))] for a, b in tables.items()}
+        linked |= tables.keys()
+        port_linked |= set(tables.values())
         sides = _without(ref.modules, linked), _without(port.modules, port_linked)
         sides = _with_plain_tables(*sides), _with_plain_tables(*sides[::-1])
         self.ref_modules, self.port_modules = _with_own_constants(*sides), _with_own_constants(*sides[::-1])
