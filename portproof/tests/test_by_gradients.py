@@ -13,10 +13,12 @@ from portproof import align
 from portproof.arrays import along_axes
 from portproof.backends import backend
 from portproof.compare import FAIL, PASS, REFUSED
+from portproof.mapping import name_map
 from portproof.mapping.by_gradients import ByGradients
 from portproof.mapping.fingerprint import fingerprint
 from portproof.mapping.forms import filling, forms_of
 from portproof.mapping.links import Link, parse
+from portproof.mapping.map_search import MapSearch
 
 F, PF = torch.nn.functional, paddle.nn.functional
 TOLD = "by gradients, confirmed by values everywhere"
@@ -556,20 +558,22 @@ def test_a_stack_of_matrices():
     assert keys["c.bias, a.bias, b.bias"] == "raw.biases"
 
 
-def test_where_usual_weights_leave_no_gradient_smaller_ones_do():
-    """A flat sigmoid."""
+def test_where_usual_weights_leave_no_gradient_smaller_ones_do(monkeypatch):
+    """A sigmoid that is 1 everywhere."""
 
     def code(m, x):
-        for name in "abc":
-            x = getattr(m, name)(x)
-        return torch.sigmoid(20 * x)
+        return torch.sigmoid(9000 * (m.c(m.a(x) * m.b(x)) ** 2).sum(-1))
 
     def port_code(m, x):
-        for name in ("w1", "w0", "w2"):
-            x = x @ getattr(m.raw, name)
-        return PF.sigmoid(20 * x)
+        return PF.sigmoid(9000 * ((x @ m.raw.w1 * (x @ m.raw.w0) @ m.raw.w2) ** 2).sum(-1))
 
     ref = Ref(code, **{name: torch.nn.Linear(6, 6, bias=False) for name in "abc"})
     port = Port(port_code, raw=raw(Port, *((f"w{n}", (6, 6)) for n in range(3))))
-    verdict = align(ref, port, [100 * X])
-    assert verdict.status == PASS, str(verdict)
+    search = MapSearch(*wrapped(ref, port), [X], {})
+    by_gradients = name_map._told(search, [], {}, with_frozen=False)
+    assert (
+        not by_gradients.is_flat
+        and dict(link.line for link in by_gradients.equal())["c.weight"] == "raw.w2 (transposed)"
+    )
+    monkeypatch.setattr(name_map, "SMALLER", 1.0)
+    assert name_map._told(search, [], {}, with_frozen=False).is_flat
