@@ -1,5 +1,6 @@
 """Tensors that neither names nor calls tell are told by their gradients."""
 
+import re
 from itertools import islice
 
 import numpy as np
@@ -13,7 +14,7 @@ from portproof import align
 from portproof.arrays import along_axes
 from portproof.backends import backend
 from portproof.compare import FAIL, PASS, REFUSED
-from portproof.mapping import name_map
+from portproof.mapping import map_search, name_map
 from portproof.mapping.by_gradients import ByGradients
 from portproof.mapping.fingerprint import fingerprint
 from portproof.mapping.forms import filling, forms_of
@@ -577,3 +578,16 @@ def test_where_usual_weights_leave_no_gradient_smaller_ones_do(monkeypatch):
     )
     monkeypatch.setattr(name_map, "SMALLER", 1.0)
     assert name_map._told(search, [], {}, with_frozen=False).is_flat
+
+
+def test_the_search_ends_after_so_many_runs(monkeypatch):
+    """Of a faulty port; it takes what it has by then."""
+
+    def runs():
+        verdict = align(mlp_ref(), mlp_port(0.5), [X])
+        assert verdict.status == FAIL, str(verdict)
+        return int(re.search("runs: ([0-9]+) of whole", str(verdict))[1])
+
+    every = runs()
+    monkeypatch.setattr(map_search, "MOST_RUNS", 3)
+    assert runs() < every

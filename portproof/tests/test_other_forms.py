@@ -648,3 +648,16 @@ def test_tables_whose_names_are_exchanged(fault):
         assert align(ref, port, [normal(2, 4, 6)]).status == FAIL
     else:
         assert_aligned(ref, port, normal(2, 4, 6))
+
+
+def test_two_frozen_tables_that_are_one_there():
+    table = np.cos(np.arange(24, dtype=np.float32)).reshape(4, 6)
+
+    def code(m, x):
+        return m.head(m.q(x + m.first) + m.second)
+
+    ref = Ref(code, q=T.Linear(6, 6), head=T.Linear(6, 3))
+    ref.first, ref.second = (T.Parameter(torch.from_numpy(table), requires_grad=False) for _ in range(2))
+    port = Port(lambda m, x: m.head(m.q(x + m.table) + m.table), q=P.Linear(6, 6), head=P.Linear(6, 3))
+    port.register_buffer("table", paddle.to_tensor(table))
+    assert_aligned(ref, port, normal(2, 4, 6))

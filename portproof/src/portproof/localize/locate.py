@@ -7,7 +7,7 @@ fault in its own code.
 from __future__ import annotations
 
 import os
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -316,7 +316,7 @@ class _Search:
         around = self.runs.port_calls.get(port_call.inside) if port_call else None
         if not run.wrong_outputs or self.dtype == "float32" or port_call is None or around is None or around.number:
             return False
-        given, backend, calls = run.attempt.port_call, port.backend, Counter[str]()
+        given, backend, calls = run.attempt.port_call, port.backend, 0
         inside = port_call.name.removeprefix(prefix_of(around.name))
         own = map_tensors((given.args, given.kwargs), is_array, lambda array: backend.tensor(array, port.device))
         left = [run.ref[row.item] for row in run.wrong_outputs]
@@ -324,8 +324,9 @@ class _Search:
             return False  # what it takes may be known there for another reason
 
         def give(_module: Any, _args: Any, _kwargs: Any) -> Any:
-            calls[inside] += 1
-            return own if calls[inside] == port_call.number + 1 else None
+            nonlocal calls
+            calls += 1
+            return own if calls == port_call.number + 1 else None
 
         def with_its_inputs(module: Any) -> Any:
             parts = dict(backend.layers.named_modules(module))
@@ -334,7 +335,7 @@ class _Search:
             return module
 
         def take(value: np.ndarray) -> bool:
-            if calls[inside] == port_call.number + 1:  # behind this call, before the next one
+            if calls == port_call.number + 1:  # behind this call, before the next one
                 left[:] = [array for array in left if not alike_in_any_order([array], [value], EXACT)]
             return True
 

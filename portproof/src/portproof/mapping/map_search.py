@@ -27,7 +27,16 @@ from portproof.convert.rules import COUNT
 from portproof.mapping.agreement import alike, alike_in_any_order, exchanged_axes, in_axes
 from portproof.mapping.arguments import arguments
 from portproof.mapping.links import Link, apply, slots_of, squeezed
-from portproof.mapping.pairing import Option, Options, Unit, contents_of, linked_keys, signature, unit_options
+from portproof.mapping.pairing import (
+    Option,
+    Options,
+    Unit,
+    contents_of,
+    is_statistic,
+    linked_keys,
+    signature,
+    unit_options,
+)
 from portproof.python39 import zip_strict
 from sturdyio.cli import UserError
 
@@ -177,8 +186,8 @@ def _equal_tables(ref: Model, port: Model, linked: set[str], port_linked: set[st
     def tables(model: Model, taken: set[str]) -> dict[str, np.ndarray]:
         arrays = model.arrays()
         own = [s for module in model.modules.values() if not module.kind for s in module.slots.values()]
-        found = {s.tensor: arrays[s.key] for s in own if s.is_buffer and not s.is_whole and s.tensor not in taken}
-        return {key: array for key, array in found.items() if array.size > 1}
+        constants = [s for s in own if s.is_buffer and not (s.is_whole or is_statistic(s.key) or s.tensor in taken)]
+        return {s.tensor: arrays[s.key] for s in constants if prod(s.shape) > 1}
 
     def leaf(key: str) -> str:
         return key.rpartition(".")[2]
@@ -239,7 +248,6 @@ class MapSearch:
         self.ref = ref
         self.port = port
         self.inputs = inputs
-        self.given = given
         self.of_user = modules
         ref.set_pieces({})
         port.set_pieces({})
