@@ -222,6 +222,15 @@ def test_five_that_are_exchanged(names, port_names, ref_layers):
             assert align(*pair, [X], names=exchanged_lines).status == status
 
 
+def test_an_exchange_is_asked_for_where_least_apart_gradients_tell_it(monkeypatch):
+    """No equal ones: a recording may hold them of other fillings."""
+    monkeypatch.setattr(ByGradients, "equal", lambda _: None)
+    names, port_names = ["up", "down", "out", "last", "one"], list("abcde")
+    assert align(*of_five(names, port_names, port_names, False), [X]).status == PASS
+    verdict = align(*of_five(names, port_names, list("bacde"), False), [X])
+    assert verdict.status == REFUSED and "against the order" in verdict.refusal, str(verdict)
+
+
 def attention_ref(of_library=True):
     def code(m, x):
         weight, bias = (m.qkv.weight, m.qkv.bias) if of_library else (m.qkv.in_weight, m.qkv.in_bias)

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from itertools import chain, islice
 
 import numpy as np
@@ -353,21 +352,15 @@ def _is_frozen_on_one_side(search: MapSearch) -> bool:
 def _by_those_gradients(
     search: MapSearch, modules: Mapping[str, str], given: Mapping[str, str], with_frozen: bool, has_misfits: bool
 ) -> _Try | None:
-    ref, port = search.ref, search.port
     best, links = _Try(search.agreement(modules), []), search.links(modules)
     told = _told(search, links, given, with_frozen)
     if told is None:
         return None
     equal = told.equal()
-    ordered = partial(in_order, ref, port, given=linked_keys(search.given))
-    if equal and equal != ordered(equal):
-        return _exchanged(search, told, equal, ordered(equal))
     firsts = filter(None, chain([equal], map(told.alike, WEIGHTS_OF_NAMES)))
     nearest: _Try | None = None  # of what gradients tell
     for way, is_equal in ((way, first is equal) for first in firsts for way in islice(told.ways(first), TRIES)):
-        both = [ordered(way), *([way] if way != ordered(way) else [])]
-        every = filter(None, (_tried(search, told, links, is_equal) for links in both))
-        tried = max(every, key=lambda each: each.agreement[:2], default=None)
+        tried = _tried_in_order(search, told, way, is_equal)
         if tried and (nearest is None or tried.agreement > nearest.agreement):
             nearest = tried
         if tried and (tried.agreement > best.agreement or is_equal and (tried.agreement[0] or has_misfits)):
@@ -379,12 +372,10 @@ def _by_those_gradients(
         exchanged = next(others, None)
         if exchanged is None:
             break
-        tried, tries = _tried(search, told, ordered(exchanged), False), tries + 1
+        tried, tries = _tried_in_order(search, told, exchanged, False), tries + 1
         if tried and tried.agreement[:2] > nearest.agreement[:2]:
             nearest, others, tries = tried, told.exchanges(exchanged), 0
-    if nearest and nearest.agreement[:2] > best.agreement[:2]:
-        return nearest
-    return best
+    return nearest if nearest and nearest.agreement[:2] > best.agreement[:2] else best
 
 
 def _told(search: MapSearch, links: Sequence[Link], given: Mapping[str, str], with_frozen: bool) -> ByGradients | None:
@@ -416,19 +407,23 @@ def _told(search: MapSearch, links: Sequence[Link], given: Mapping[str, str], wi
     return first
 
 
-def _exchanged(search: MapSearch, told: ByGradients, links: list[Link], ordered: list[Link]) -> _Try | None:
-    """A map that is right but for tensors without names that both sides hold in another order, which may be a fault."""
-    tried = _tried(search, told, ordered, False)
-    if tried and tried.agreement[0]:
-        return tried
-    other = _tried(search, told, links, True)
-    if not (other and other.result and other.agreement[0]):
-        return tried
-    moved = [(link.line, told_link.line) for link, told_link in zip_strict(ordered, links) if link != told_link]
-    by_order, by_values = ("; ".join(": ".join(line) for line in side) for side in zip(*moved))
-    what = "the order in which both sides hold them"
-    other.result[0].ambiguous = against_the_names(by_order, by_values, what)
-    return other
+def _tried_in_order(search: MapSearch, told: ByGradients, links: list[Link], is_proved: bool) -> _Try | None:
+    """With tensors that have no names in the order of both sides; against it where more values agree.
+
+    What agrees everywhere only so may be a fault, an exchange: the user has to say.
+    """
+    ordered = in_order(search.ref, search.port, links, linked_keys(search.given))
+    if ordered == links:
+        return _tried(search, told, links, is_proved)
+    by_order, as_told = _tried(search, told, ordered, False), _tried(search, told, links, is_proved)
+    if as_told is None or by_order and by_order.agreement[:2] >= as_told.agreement[:2]:
+        return by_order
+    if as_told.result and as_told.agreement[0]:
+        moved = [(one.line, other.line) for one, other in zip_strict(ordered, links) if one != other]
+        lines = ["; ".join(": ".join(line) for line in side) for side in zip(*moved)]
+        what = "the order in which both sides hold them"
+        as_told.result[0].ambiguous = against_the_names(lines[0], lines[1], what)
+    return as_told
 
 
 def _tried(search: MapSearch, told: ByGradients, links: list[Link], is_proved: bool) -> _Try | None:
