@@ -8,6 +8,7 @@ import numpy as np
 import paddle
 import pytest
 import torch
+from faulty_ports import own_batch_norm
 from paddle.nn import functional as PF
 from torch.nn import functional as TF
 from torch.nn.utils.rnn import pack_padded_sequence
@@ -1210,6 +1211,14 @@ def test_rounding_that_float32_does_not_show_is_measured_in_float64(start):
     widened = [row for row in verdict.rows if row.widened_by == "perturbed"]
     assert {row.item.kind for row in widened} >= {"output"} and all(0 < row.hidden < 1e-14 for row in widened)
     assert_fails(ref, port(20.1 + 1e-8), normal(64, 32), at="", **options)
+
+
+@pytest.mark.parametrize(("loc", "size"), [(10, 16), (10, 40)])
+def test_a_mean_that_is_added_up_one_number_after_the_other(loc, size):
+    """Paddle's over several axes is; over 1,000 places around 10 it is off by some 10 units roundoff, all one way."""
+    ref = Ref(lambda m, x: m.last(m.norm(x).mean((2, 3))), norm=T.BatchNorm2d(4), last=T.Linear(4, 3))
+    port = Port(lambda m, x: m.last(m.norm(x).mean([2, 3])), norm=own_batch_norm(), last=P.Linear(4, 3))
+    assert_passes(ref, port, normal(4, 4, size, size) + np.float32(loc))
 
 
 def test_a_block_whose_rounding_float32_does_not_show_is_not_blamed_for_a_fault_elsewhere():

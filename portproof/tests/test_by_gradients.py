@@ -231,6 +231,25 @@ def test_an_exchange_is_asked_for_where_least_apart_gradients_tell_it(monkeypatc
     assert verdict.status == REFUSED and "against the order" in verdict.refusal, str(verdict)
 
 
+@pytest.mark.parametrize("factor", [200, 10_000])
+def test_a_square_matrix_that_outputs_hardly_feel(factor):
+    """All that attention gets is nearly 1 or -1, and the same for all places: both ways agree up to 1e-9."""
+    x = np.abs(normal(3, 1, 6)) * np.array([[[1.0], [1.5], [2.0], [3.0]]], np.float32)
+
+    def ref_code(m, x):
+        x = torch.tanh(factor * m.first(x))
+        return m.last(F.softmax(m.q(x) @ m.k(x).transpose(1, 2), -1) @ x)
+
+    def port_code(m, x):
+        x = paddle.tanh(factor * m.first(x))
+        return m.last(PF.softmax((x @ m.q.weight + m.q.bias) @ m.k(x).transpose([0, 2, 1]), -1) @ x)
+
+    ref = Ref(ref_code, **{name: torch.nn.Linear(6, 6) for name in ("first", "q", "k", "last")})
+    layers = {name: paddle.nn.Linear(6, 6) for name in ("first", "k", "last")}
+    verdict = align(ref, Port(port_code, q=raw(Port, ("weight", (6, 6)), ("bias", (6,))), **layers), [x])
+    assert verdict.status == PASS and "q.weight: q.weight (transposed)" in str(verdict), str(verdict)
+
+
 def attention_ref(of_library=True):
     def code(m, x):
         weight, bias = (m.qkv.weight, m.qkv.bias) if of_library else (m.qkv.in_weight, m.qkv.in_bias)

@@ -97,3 +97,39 @@ def test_a_perturbed_gelu_is_rounded_anew():
         outputs.append(ref.ask(question).trace.calls["1"].outputs[0])
     distance = np.abs(outputs[0] - outputs[1]) / np.abs(outputs[0])
     assert 1e-12 < distance[0] < 1e-6 and (distance[1:] < 1e-14).all(), distance
+
+
+def test_perturbed_sums_are_rounded_anew():
+    """As if 10,000 numbers around 1 were added one after the other: off by 33 U, not by U, and the same in each run."""
+
+    class Sums(torch.nn.Module):
+        def forward(self, x):
+            return x.mean(1), torch.sum(x, dim=1), (x > 1).sum(1)
+
+    ref = backend("torch").wrap(Sums(), "reference")
+    x = np.random.default_rng(0).normal(1, 0.1, (50, 10_000)).astype(np.float32)
+    exact, *perturbed = (ref.ask(Question.of_model([x], "float64", False, perturbation=i)).output for i in (0, 1, 1, 2))
+    assert all(same_bits(*pair) for pair in zip(*perturbed[:2])) and not same_bits(perturbed[0][0], perturbed[2][0])
+    for one, other in zip(exact[:2], perturbed[0]):
+        off = np.abs(one - other) / np.abs(one) / 2**-53
+        assert 10 < np.sqrt((off**2).mean()) < 100, off
+    assert np.array_equal(exact[2], perturbed[0][2])
+
+
+@pytest.mark.parametrize("affine", [True, False])
+@pytest.mark.parametrize("tracked", [True, False])
+def test_a_perturbed_batch_norm_is_a_batch_norm(affine, tracked):
+    x = np.random.default_rng(0).normal(3, 1, (4, 5, 6)).astype(np.float32)
+    model = torch.nn.BatchNorm1d(5, momentum=0.3, affine=affine, track_running_stats=tracked)
+    if affine:
+        torch.nn.init.normal_(model.weight), torch.nn.init.normal_(model.bias)
+    ref = backend("torch").wrap(model, "reference")
+    for train in (True, False):
+        exact, perturbed = (ref.ask(Question.of_model([x], "float64", train, perturbation=i)) for i in (0, 1))
+        assert exact.buffers.keys() == perturbed.buffers.keys() and bool(exact.buffers) == tracked
+        for one, other in zip(
+            [*exact.output, *exact.buffers.values()], [*perturbed.output, *perturbed.buffers.values()]
+        ):
+            assert largest(one - other) <= 1e-13 * largest(one)
+        assert not same_bits(exact.output[0], perturbed.output[0])
+        assert not train or not tracked or not same_bits(exact.buffers["running_mean"], np.zeros(5))

@@ -185,8 +185,8 @@ class Runs(ABC):
         """The framework's drawing functions take their numbers from `draws`, where that is known."""
         return nullcontext()
 
-    def rounding_anew(self) -> AbstractContextManager:
-        """Functions that lose digits inside are computed by other formulas, where that is known."""
+    def rounding_anew(self, seed: int) -> AbstractContextManager:
+        """Functions that lose digits inside are computed by other formulas, and sums are rounded anew, where known."""
         return nullcontext()
 
     def without_dropout(self) -> AbstractContextManager:

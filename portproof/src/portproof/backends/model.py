@@ -23,7 +23,18 @@ from portproof.backends.masks import Dropped
 from portproof.backends.own_code import Followed, between_children, place_of_class
 from portproof.backends.question import CONSTANTS, Cotangents, Memory, Question, Run, perturbed, to_precision
 from portproof.backends.slots import Module, Named, Slot, describe, read_slots
-from portproof.backends.trace import CALLS, OUTPUT, OUTPUTS, Inputs, Trace, is_array, map_tensors, tensors_at, tracing
+from portproof.backends.trace import (
+    CALLS,
+    OUTPUT,
+    OUTPUTS,
+    Inputs,
+    MaybeArray,
+    Trace,
+    is_array,
+    map_tensors,
+    tensors_at,
+    tracing,
+)
 from portproof.compare import Item, tensor_item
 from portproof.compare.ruler import is_rounded, moved_by_rounding
 from portproof.io.process import count_pass
@@ -182,7 +193,7 @@ class Model:
         inputs: Inputs,
         dtype: str,
         train: bool,
-        cotangent: Sequence[np.ndarray] | None = None,
+        cotangent: Sequence[MaybeArray] | None = None,
         calls: bool = False,
     ) -> Run:
         """`ask` the whole model; backward with `cotangent`, arguments with `calls`."""
@@ -513,7 +524,7 @@ class BackendModel(Model):
             backend.runs.lent_draws(Draws(SEED, trace.draws, self.mirrored)),
             backend.runs.lent_dropout(trace.note_dropout) if question.train else nullcontext(),  # eval mode has none
             backend.runs.new_tensors(dtype, trace.note_float32),
-            backend.runs.rounding_anew() if question.perturbation > 0 else nullcontext(),
+            backend.runs.rounding_anew(question.perturbation) if question.perturbation > 0 else nullcontext(),
         ):
             run = Run(trace)
             in_forward: list[int] = []

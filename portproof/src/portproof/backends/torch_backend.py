@@ -120,6 +120,57 @@ def _gelu_anew(input: torch.Tensor, *, approximate: str = "none") -> torch.Tenso
     return input * torch.sigmoid((8 / torch.pi) ** 0.5 * (input + 0.044715 * input**3))
 
 
+class _Anew:
+    """Functions that round otherwise than PyTorch's, deterministic under a seed.
+
+    A framework may add a sum's n numbers one after the other. Each partial sum is rounded by up to U of itself, so that
+    one of numbers around m is off by U sqrt(n) / 3 of itself: sqrt(sum of (k m U)^2 / 3 for k up to n) / (n m).
+    """
+
+    def __init__(self, seed: int) -> None:
+        self.generator = torch.Generator().manual_seed(seed)
+
+    def replaced(self) -> dict[Callable, Callable]:
+        anew: dict[Callable, Callable] = {F.gelu: _gelu_anew, F.batch_norm: self.batch_norm}
+        for native in (torch.mean, torch.Tensor.mean, torch.sum, torch.Tensor.sum):
+            anew[native] = partial(self.summed, native)
+        return anew
+
+    def summed(self, native: Callable, input: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        result = native(input, *args, **kwargs)
+        if not (result.is_floating_point() or result.is_complex()) or not result.numel():
+            return result
+        off = torch.finfo(result.dtype).eps / 2 * (input.numel() / result.numel()) ** 0.5 / 3
+        moved = torch.randn(result.shape, generator=self.generator, dtype=torch.float64)
+        return result * (1 + off * moved).to(result)
+
+    def batch_norm(
+        self,
+        input: torch.Tensor,
+        running_mean: torch.Tensor | None,
+        running_var: torch.Tensor | None,
+        weight: torch.Tensor | None = None,
+        bias: torch.Tensor | None = None,
+        training: bool = False,
+        momentum: float = 0.1,
+        eps: float = 1e-5,
+    ) -> torch.Tensor:
+        """`F.batch_norm`, in train mode by its definition."""
+        if not training:
+            return F.batch_norm(input, running_mean, running_var, weight, bias, False, momentum, eps)
+        axes = [axis for axis in range(input.dim()) if axis != 1]
+        mean = self.summed(torch.mean, input, axes, keepdim=True)
+        variance = self.summed(torch.mean, (input - mean) ** 2, axes, keepdim=True)
+        count = input.numel() // mean.numel()
+        with torch.no_grad():
+            for running, now in ((running_mean, mean), (running_var, variance * count / max(count - 1, 1))):
+                if running is not None:
+                    running.lerp_(now.flatten().to(running), momentum)
+        normed = (input - mean) * torch.rsqrt(variance + eps)
+        normed = normed if weight is None else normed * weight.view_as(mean)
+        return normed if bias is None else normed + bias.view_as(mean)
+
+
 class _AsFloat64(TorchFunctionMode):
     def __init__(self, note: Note) -> None:
         super().__init__()
@@ -206,8 +257,8 @@ class TorchRuns(Runs):
         with torch._C.DisableTorchFunction():
             return RAND(1, dtype=torch.float64).item()
 
-    def rounding_anew(self) -> _Replaced:
-        return _Replaced({F.gelu: _gelu_anew})
+    def rounding_anew(self, seed: int) -> _Replaced:
+        return _Replaced(_Anew(seed).replaced())
 
     @contextmanager
     def seeded_framework(self, seed: int) -> Iterator[None]:

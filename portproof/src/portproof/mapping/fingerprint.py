@@ -48,7 +48,7 @@ def fingerprint(
     model.load(filled | as_given)
     outputs = model.run(inputs, "float64", False).output
     with thawed(model.backend, model.model) if with_frozen else nullcontext():
-        run = model.run(inputs, "float64", False, list(map(_upstream, outputs)))
+        run = model.run(inputs, "float64", False, list(map(sent, outputs)))
     model.load(before)
     model.in_train.update(in_train)
     if run.trace.error or not run.output or not all(np.isfinite(array).all() for array in run.output):
@@ -77,7 +77,7 @@ def sizes_of_axes(shape: Shape) -> list[Shape]:
     return [(n,) for n in squeezed(shape) or (1,)]
 
 
-def _upstream(output: np.ndarray) -> np.ndarray:
+def sent(output: np.ndarray) -> np.ndarray:
     """What is sent back: of each number alone, so that the order of axes does not matter."""
     part = output / max(np.abs(output).max(initial=0), 1e-300)
     return 1 + part + part**2

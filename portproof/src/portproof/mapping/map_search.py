@@ -26,7 +26,9 @@ from portproof.compare.ruler import constant_atol
 from portproof.convert.rules import COUNT
 from portproof.mapping.agreement import alike, alike_in_any_order, exchanged_axes, in_axes
 from portproof.mapping.arguments import arguments
+from portproof.mapping.fingerprint import sent
 from portproof.mapping.links import Link, apply, slots_of, squeezed
+from portproof.mapping.module_calls import EXACT
 from portproof.mapping.pairing import (
     Option,
     Options,
@@ -44,6 +46,7 @@ TRIES_OF_BLOCK = 240  # choices of options per block
 TRIES_ALONE = 500  # runs of single blocks in all
 TRIES = 60  # port runs without progress
 MOST_RUNS = 1000  # of the whole port
+FELT = 1e3 * EXACT  # of the outputs: a tensor that moves them by more moves them by EXACT, too, if it is turned
 
 Block = tuple[ModuleCall, str, set[Unit]]  # (reference's call, port's module, units inside)
 
@@ -568,6 +571,25 @@ class MapSearch:
         ]
         distance = float(np.max(distances, initial=0.0)) if distances else np.inf
         return alike(self.ref_run.output, run.output), count, -distance if distance >= 0 else -np.inf
+
+    def tells_options(self, modules: Mapping[str, str]) -> bool:
+        """Whether outputs depend on every tensor that may be stored in several ways: else values do not tell in which.
+
+        They hardly do on an attention's queries, say, where its keys are alike or its softmax gives a single 1.
+        """
+        several = (each[0] for each in self.options_by_unit(modules).values() if len(each) > 1)
+        keys = {key for option in several for link in option.links for key in link.ref}
+        if not keys:
+            return True
+        outputs, cotangents = self.ref_run.output, self.ref.cotangents  # a recording has its own
+        run = self.ref.run(self.inputs, "float64", False, cotangents[False] if cotangents else list(map(sent, outputs)))
+        arrays, least = self.ref.arrays(), FELT * max(map(largest, outputs), default=0.0)
+        felt = {
+            slot.tensor
+            for key, slot in self.ref.slots.items()
+            if not slot.trained or key in run.gradients and largest(run.gradients[key]) * largest(arrays[key]) > least
+        }
+        return bool(run.trace.error) or keys <= felt
 
     def unconfirmed(self, found: FoundMap) -> list[str]:
         """Modules from the last that is fed alike on, whose own weights nothing behind it confirms."""

@@ -16,7 +16,7 @@ from portproof.backends.model import BackendModel, Model
 from portproof.backends.slots import Module, Slot
 from portproof.backends.trace import Inputs
 from portproof.compare import Verdict, compare, tensor_item
-from portproof.compare.ruler import exact_atol
+from portproof.compare.ruler import SEMANTIC_RTOL, exact_atol
 from portproof.convert.rules import COUNT
 from portproof.mapping.by_gradients import ByGradients, against_names, in_order, joins_against_names
 from portproof.mapping.fingerprint import fingerprint
@@ -95,9 +95,9 @@ def propose(ref: Model, port: BackendModel, inputs: Inputs, given: Mapping[str, 
         proposal = best[1]
     search.set_units(proposal.options, proposal.fixed, best[0].chosen if best else {})
     found_modules = best[0].modules if best else pairs
-    is_sure = best and best[0].reached == best[0].total and search.agreement(found_modules)[2] >= -EXACT
-    if not (is_sure or best and proposal.by_name_alone):
-        best = _by_gradients(search, found_modules, modules, bool(name_map.problems)) or best
+    is_sure = bool(best and best[0].reached == best[0].total and search.agreement(found_modules)[2] >= -EXACT)
+    if not (is_sure and search.tells_options(found_modules) or best and proposal.by_name_alone):
+        best = _by_gradients(search, found_modules, modules, bool(name_map.problems), is_sure) or best
     if best is None:
         search.set_units(proposal.options, proposal.fixed, {})
     if best:
@@ -325,15 +325,15 @@ class _Try:
 
 
 def _by_gradients(
-    search: MapSearch, modules: Mapping[str, str], given: Mapping[str, str], has_misfits: bool
+    search: MapSearch, modules: Mapping[str, str], given: Mapping[str, str], has_misfits: bool, is_sure: bool
 ) -> tuple[FoundMap, Proposal] | None:
     """What gradients tell, if more values agree with it than with `modules`, or these have misfits and it is sure.
 
-    `given` are the user's.
+    `given` are the user's. Where all values agree with `modules`, `is_sure`, only what equal gradients tell counts.
     """
     best: _Try | None = None
     for with_frozen in dict.fromkeys([False, _is_frozen_on_one_side(search)]):
-        found = _by_those_gradients(search, modules, given, with_frozen, has_misfits)
+        found = _by_those_gradients(search, modules, given, with_frozen, has_misfits, is_sure)
         if found and (best is None or found.agreement > best.agreement):
             best = found
         if best and best.agreement[0]:
@@ -350,14 +350,20 @@ def _is_frozen_on_one_side(search: MapSearch) -> bool:
 
 
 def _by_those_gradients(
-    search: MapSearch, modules: Mapping[str, str], given: Mapping[str, str], with_frozen: bool, has_misfits: bool
+    search: MapSearch,
+    modules: Mapping[str, str],
+    given: Mapping[str, str],
+    with_frozen: bool,
+    has_misfits: bool,
+    is_sure: bool,
 ) -> _Try | None:
     best, links = _Try(search.agreement(modules), []), search.links(modules)
     told = _told(search, links, given, with_frozen)
     if told is None:
         return None
     equal = told.equal()
-    firsts = filter(None, chain([equal], map(told.alike, WEIGHTS_OF_NAMES)))
+    alike = () if is_sure else map(told.alike, WEIGHTS_OF_NAMES)
+    firsts = filter(None, chain([equal], alike))
     nearest: _Try | None = None  # of what gradients tell
     for way, is_equal in ((way, first is equal) for first in firsts for way in islice(told.ways(first), TRIES)):
         tried = _tried_in_order(search, told, way, is_equal)
@@ -365,7 +371,7 @@ def _by_those_gradients(
             nearest = tried
         if tried and (tried.agreement > best.agreement or is_equal and (tried.agreement[0] or has_misfits)):
             best, has_misfits = tried, False
-        if best.agreement[0] or search.is_exhausted:
+        if best.agreement[0] and (not is_sure or best.agreement[2] >= -SEMANTIC_RTOL) or search.is_exhausted:
             return best
     others, tries = told.exchanges(nearest.links if nearest else []), 0
     while nearest and not (nearest.agreement[0] or search.is_exhausted) and tries < TRIES:
