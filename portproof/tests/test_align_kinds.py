@@ -1213,12 +1213,24 @@ def test_rounding_that_float32_does_not_show_is_measured_in_float64(start):
     assert_fails(ref, port(20.1 + 1e-8), normal(64, 32), at="", **options)
 
 
-@pytest.mark.parametrize(("loc", "size"), [(10, 16), (10, 40)])
-def test_a_mean_that_is_added_up_one_number_after_the_other(loc, size):
-    """Paddle's over several axes is; over 1,000 places around 10 it is off by some 10 units roundoff, all one way."""
-    ref = Ref(lambda m, x: m.last(m.norm(x).mean((2, 3))), norm=T.BatchNorm2d(4), last=T.Linear(4, 3))
-    port = Port(lambda m, x: m.last(m.norm(x).mean([2, 3])), norm=own_batch_norm(), last=P.Linear(4, 3))
-    assert_passes(ref, port, normal(4, 4, size, size) + np.float32(loc))
+class OwnNorm(P.Layer):
+    """Over all but the batch, written by hand."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight, self.bias = (self.create_parameter([4, 16, 16], is_bias=zero) for zero in (False, True))
+
+    def forward(self, x):
+        x = x - x.mean([1, 2, 3], keepdim=True)
+        return x / paddle.sqrt((x**2).mean([1, 2, 3], keepdim=True) + 1e-5) * self.weight + self.bias
+
+
+@pytest.mark.parametrize("norms", [(T.BatchNorm2d(4), own_batch_norm()), (T.LayerNorm([4, 16, 16]), OwnNorm())])
+def test_means_that_are_added_up_one_number_after_the_other(norms):
+    """Paddle's over several axes are; of 1,024 numbers around 10 they are off by some 10 units roundoff."""
+    ref = Ref(lambda m, x: m.last(m.norm(x).mean((2, 3))), norm=norms[0], last=T.Linear(4, 3))
+    port = Port(lambda m, x: m.last(m.norm(x).mean([2, 3])), norm=norms[1], last=P.Linear(4, 3))
+    assert_passes(ref, port, normal(4, 4, 16, 16) + np.float32(10))
 
 
 def test_a_block_whose_rounding_float32_does_not_show_is_not_blamed_for_a_fault_elsewhere():

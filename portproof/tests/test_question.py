@@ -116,20 +116,32 @@ def test_perturbed_sums_are_rounded_anew():
     assert np.array_equal(exact[2], perturbed[0][2])
 
 
-@pytest.mark.parametrize("affine", [True, False])
-@pytest.mark.parametrize("tracked", [True, False])
-def test_a_perturbed_batch_norm_is_a_batch_norm(affine, tracked):
-    x = np.random.default_rng(0).normal(3, 1, (4, 5, 6)).astype(np.float32)
-    model = torch.nn.BatchNorm1d(5, momentum=0.3, affine=affine, track_running_stats=tracked)
-    if affine:
-        torch.nn.init.normal_(model.weight), torch.nn.init.normal_(model.bias)
+def _norms():
+    for affine in (True, False):
+        yield torch.nn.BatchNorm2d(4, momentum=0.3, affine=affine)
+        yield torch.nn.BatchNorm2d(4, affine=affine, track_running_stats=False)
+        yield torch.nn.InstanceNorm2d(4, affine=affine)
+        yield torch.nn.InstanceNorm2d(4, affine=affine, track_running_stats=True)
+        yield torch.nn.GroupNorm(2, 4, affine=affine)
+        yield torch.nn.LayerNorm([4, 5, 6], elementwise_affine=affine)
+
+
+@pytest.mark.parametrize("model", _norms(), ids=repr)
+def test_a_perturbed_norm_is_a_norm(model):
+    """Both agree in all but rounding, and leave the same statistics."""
+    x = np.random.default_rng(0).normal(3, 1, (4, 4, 5, 6)).astype(np.float32)
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter)
     ref = backend("torch").wrap(model, "reference")
     for train in (True, False):
         exact, perturbed = (ref.ask(Question.of_model([x], "float64", train, perturbation=i)) for i in (0, 1))
-        assert exact.buffers.keys() == perturbed.buffers.keys() and bool(exact.buffers) == tracked
-        for one, other in zip(
-            [*exact.output, *exact.buffers.values()], [*perturbed.output, *perturbed.buffers.values()]
-        ):
+        assert not perturbed.trace.error and exact.buffers.keys() == perturbed.buffers.keys()
+        pairs = [
+            (exact.output[0], perturbed.output[0]),
+            *((exact.buffers[k], perturbed.buffers[k]) for k in exact.buffers),
+        ]
+        for one, other in pairs:
             assert largest(one - other) <= 1e-13 * largest(one)
         assert not same_bits(exact.output[0], perturbed.output[0])
-        assert not train or not tracked or not same_bits(exact.buffers["running_mean"], np.zeros(5))
+        if train and "running_mean" in exact.buffers:
+            assert largest(exact.buffers["running_mean"]) > 0.1

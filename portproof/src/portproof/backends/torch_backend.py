@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from operator import attrgetter, methodcaller
@@ -131,9 +131,11 @@ class _Anew:
         self.generator = torch.Generator().manual_seed(seed)
 
     def replaced(self) -> dict[Callable, Callable]:
-        anew: dict[Callable, Callable] = {F.gelu: _gelu_anew, F.batch_norm: self.batch_norm}
+        anew: dict[Callable, Callable] = {F.gelu: _gelu_anew}
         for native in (torch.mean, torch.Tensor.mean, torch.sum, torch.Tensor.sum):
             anew[native] = partial(self.summed, native)
+        for norm in (self.batch_norm, self.instance_norm, self.group_norm, self.layer_norm):
+            anew[getattr(F, norm.__name__)] = norm
         return anew
 
     def summed(self, native: Callable, input: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
@@ -143,6 +145,12 @@ class _Anew:
         off = torch.finfo(result.dtype).eps / 2 * (input.numel() / result.numel()) ** 0.5 / 3
         moved = torch.randn(result.shape, generator=self.generator, dtype=torch.float64)
         return result * (1 + off * moved).to(result)
+
+    def normed(self, input: torch.Tensor, axes: Sequence[int], eps: float) -> tuple[torch.Tensor, ...]:
+        """(the input less its mean, over its standard deviation; mean; biased variance), of these axes."""
+        mean = self.summed(torch.mean, input, list(axes), keepdim=True)
+        variance = self.summed(torch.mean, (input - mean) ** 2, list(axes), keepdim=True)
+        return (input - mean) * torch.rsqrt(variance + eps), mean, variance
 
     def batch_norm(
         self,
@@ -155,20 +163,60 @@ class _Anew:
         momentum: float = 0.1,
         eps: float = 1e-5,
     ) -> torch.Tensor:
-        """`F.batch_norm`, in train mode by its definition."""
         if not training:
             return F.batch_norm(input, running_mean, running_var, weight, bias, False, momentum, eps)
-        axes = [axis for axis in range(input.dim()) if axis != 1]
-        mean = self.summed(torch.mean, input, axes, keepdim=True)
-        variance = self.summed(torch.mean, (input - mean) ** 2, axes, keepdim=True)
+        normed, mean, variance = self.normed(input, [0, *range(2, input.dim())], eps)
         count = input.numel() // mean.numel()
         with torch.no_grad():
             for running, now in ((running_mean, mean), (running_var, variance * count / max(count - 1, 1))):
                 if running is not None:
                     running.lerp_(now.flatten().to(running), momentum)
-        normed = (input - mean) * torch.rsqrt(variance + eps)
-        normed = normed if weight is None else normed * weight.view_as(mean)
-        return normed if bias is None else normed + bias.view_as(mean)
+        return _scaled(normed, weight, bias)
+
+    def instance_norm(
+        self,
+        input: torch.Tensor,
+        running_mean: torch.Tensor | None = None,
+        running_var: torch.Tensor | None = None,
+        weight: torch.Tensor | None = None,
+        bias: torch.Tensor | None = None,
+        use_input_stats: bool = True,
+        momentum: float = 0.1,
+        eps: float = 1e-5,
+    ) -> torch.Tensor:
+        if not use_input_stats or running_mean is not None:
+            return F.instance_norm(input, running_mean, running_var, weight, bias, use_input_stats, momentum, eps)
+        return _scaled(self.normed(input, range(2, input.dim()), eps)[0], weight, bias)
+
+    def group_norm(
+        self,
+        input: torch.Tensor,
+        num_groups: int,
+        weight: torch.Tensor | None = None,
+        bias: torch.Tensor | None = None,
+        eps: float = 1e-5,
+    ) -> torch.Tensor:
+        groups = input.reshape(input.shape[0], num_groups, -1)
+        return _scaled(self.normed(groups, [2], eps)[0].reshape(input.shape), weight, bias)
+
+    def layer_norm(
+        self,
+        input: torch.Tensor,
+        normalized_shape: Sequence[int],
+        weight: torch.Tensor | None = None,
+        bias: torch.Tensor | None = None,
+        eps: float = 1e-5,
+    ) -> torch.Tensor:
+        normed = self.normed(input, range(-len(normalized_shape), 0), eps)[0]
+        normed = normed if weight is None else normed * weight
+        return normed if bias is None else normed + bias
+
+
+def _scaled(normed: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None) -> torch.Tensor:
+    """By channel."""
+    shape = [-1, *[1] * (normed.dim() - 2)]
+    normed = normed if weight is None else normed * weight.view(shape)
+    return normed if bias is None else normed + bias.view(shape)
 
 
 class _AsFloat64(TorchFunctionMode):
