@@ -285,6 +285,26 @@ def test_a_join_of_which_one_part_is_transposed():
         assert align(attention_ref(of_library), transposed, [X]).status == FAIL
 
 
+@pytest.mark.parametrize("is_turned", [False, True])
+def test_a_layer_is_no_part_of_a_transpose(is_turned):
+    """The gate's matrix is stored as in x out, and agrees so; used as out x in, the layer beside it would, too."""
+
+    def ref_code(m, x):
+        value, gate = m.both(x).chunk(2, -1)
+        return m.last(value * F.silu(gate))
+
+    def port_code(m, x):
+        weight = m.value.weight.T if is_turned else m.value.weight
+        return m.last((x @ weight + m.value.bias) * PF.silu(x @ m.gate_weight + m.gate_bias))
+
+    ref = Ref(ref_code, both=torch.nn.Linear(6, 12), last=torch.nn.Linear(6, 3))
+    port = Port(port_code, value=paddle.nn.Linear(6, 6), last=paddle.nn.Linear(6, 3))
+    port.gate_weight, port.gate_bias = port.create_parameter([6, 6]), port.create_parameter([6], is_bias=True)
+    verdict = align(ref, port, [X])
+    assert verdict.status == (FAIL if is_turned else PASS), str(verdict)
+    assert not is_turned or "x @ weight + m.value.bias" in str(verdict), str(verdict)
+
+
 def test_a_square_matrix_without_a_gradient_is_told_by_its_blocks_values():
     block = Ref(lambda m, x: x + m.first(x).detach(), first=torch.nn.Linear(6, 6))
 
