@@ -313,19 +313,19 @@ def fit_units(units: Iterable[Unit], ref: Modules, port: Modules) -> tuple[dict[
     factors += _constants({**options, ((), ()): combined(factors)}, ref, port)
     if factors:
         options[(), ()] = combined(factors)
+    of_layers, port_of_layers = _of_layers(ref), _of_layers(port)
+
+    def turns_layers(link: Link) -> bool:  # both are known to be stored alike
+        return link.transposed and bool(of_layers & {*link.ref} and port_of_layers & {*link.port})
+
     for unit, every in options.items():
-        options[unit] = [each for each in every if not _turns_layers(each, ref, port)] or every
+        options[unit] = [each for each in every if not any(map(turns_layers, each.links))] or every
     missing, left_out = left_over(options, ref, port, reasons)
     return missing, options, left_out
 
 
-def _turns_layers(option: Option, ref: Modules, port: Modules) -> bool:
-    """Whether a tensor of a library layer is part of the transpose of another's: both are known to be stored alike."""
-    layers, port_layers = (
-        {slot.tensor for module in modules.values() if module.kind for slot in module.slots.values()}
-        for modules in (ref, port)
-    )
-    return any(link.transposed and layers & {*link.ref} and port_layers & {*link.port} for link in option.links)
+def _of_layers(modules: Modules) -> set[str]:
+    return {slot.tensor for module in modules.values() if module.kind for slot in module.slots.values()}
 
 
 def left_over(
