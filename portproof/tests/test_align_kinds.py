@@ -1295,3 +1295,12 @@ def test_a_table_in_float32_hides_no_fault_of_a_block(epsilon):
     verdict = align(ref, port, [normal(4)])
     assert verdict.status == (PASS if epsilon == 1e-6 else FAIL), str(verdict)
     assert epsilon == 1e-6 or verdict.location.name == "block"
+
+
+@pytest.mark.parametrize(("name", "low", "high"), [("elu", -1e-3, 1e-3), ("selu", -1e-3, 1e-3), ("mish", -20, -12)])
+def test_a_function_whose_kernel_loses_digits(name, low, high):
+    """PaddlePaddle's takes 1 from exp(x), or adds 1 to it: of 1e-3 it keeps 4 digits of 7."""
+    x = np.random.default_rng(0).uniform(low, high, (8, 16)).astype(np.float32)
+    block = Ref(lambda m, x: getattr(TF, name)(m.weight * x), weight=T.Parameter(torch.ones(16)))
+    port_block = Port(lambda m, x: getattr(PF, name)(m.weight * x), weight=paddle.create_parameter([16], "float32"))
+    assert_passes(Ref(lambda m, x: m.block(x), block=block), Port(lambda m, x: m.block(x), block=port_block), x)

@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import numpy as np
+import paddle
 import pytest
 import torch
 
@@ -97,6 +98,64 @@ def test_a_perturbed_gelu_is_rounded_anew():
         outputs.append(ref.ask(question).trace.calls["1"].outputs[0])
     distance = np.abs(outputs[0] - outputs[1]) / np.abs(outputs[0])
     assert 1e-12 < distance[0] < 1e-6 and (distance[1:] < 1e-14).all(), distance
+
+
+FUNCTIONS = [
+    torch.nn.GELU(),
+    torch.nn.GELU("tanh"),
+    torch.nn.Softplus(),
+    torch.nn.Softplus(2.0, 5.0),
+    torch.nn.LogSigmoid(),
+    torch.nn.Mish(),
+    torch.nn.ELU(),
+    torch.nn.ELU(0.5),
+    torch.nn.ELU(-0.5),
+    torch.nn.ELU(inplace=True),
+    torch.nn.CELU(0.5),
+    torch.nn.CELU(-0.5),
+    torch.nn.SELU(),
+    torch.nn.Tanh(),
+    torch.nn.Sigmoid(),
+]
+
+
+class Slopes(torch.nn.Module):
+    """A function, its slopes, and theirs."""
+
+    def __init__(self, function):
+        super().__init__()
+        self.function = function
+
+    def forward(self, x):
+        with torch.enable_grad():
+            x = x.requires_grad_()
+            y = self.function(x * 1)
+            slope = torch.autograd.grad(y.sum(), x, create_graph=True)[0]
+            return y, slope, torch.autograd.grad(slope.sum(), x)[0]
+
+
+@pytest.mark.parametrize("function", FUNCTIONS, ids=repr)
+def test_a_perturbed_function_is_that_function(function):
+    """Also near 0 and far away, and so are its slopes."""
+    ref = backend("torch").wrap(Slopes(function), "reference")
+    x = np.array([1e-3, -1e-3, *np.linspace(-30, 30, 50), 80, -80], np.float32)
+    exact, perturbed = (ref.ask(Question.of_model([x], "float64", False, perturbation=i)) for i in (0, 1))
+    assert not exact.trace.error and not perturbed.trace.error
+    for one, other in zip(exact.output, perturbed.output):
+        assert np.allclose(one, other, rtol=1e-8, atol=1e-12), np.abs(one - other).max()
+
+
+def test_a_perturbed_tanh_is_as_far_away_as_another_frameworks():
+    """Its slope at 5 to 9 is up to 2e-4, and all that is left of it in float32 is rounding."""
+    x = np.linspace(5, 9, 1000, dtype=np.float32)
+    slope = 1 / np.cosh(x.astype(np.float64)) ** 2
+    ref = backend("torch").wrap(Slopes(torch.tanh), "reference")
+    runs = (ref.ask(Question.of_model([x], "float32", False, perturbation=i)).output[1] for i in range(1, 6))
+    distances = [largest(run - slope) for run in runs]
+    port_x = paddle.to_tensor(x, stop_gradient=False)
+    paddle.tanh(port_x).sum().backward()
+    distance = largest(port_x.grad.numpy() - slope)
+    assert distance / 5 < max(distances) < distance * 5, (distance, distances)
 
 
 def test_perturbed_sums_are_rounded_anew():

@@ -36,6 +36,7 @@ DROPOUTS: set[Callable] = {
     *(torch.dropout_, torch.feature_dropout_, torch.alpha_dropout_, torch.feature_alpha_dropout_),
 }
 ATTENTION, RAND = F.scaled_dot_product_attention, torch.rand
+EXACT = 40.0  # above it, log(1 + exp(x)) is x in float64
 UNBATCHED = {"dropout1d": 2, "dropout3d": 4}  # dimensions of an input without a batch
 
 
@@ -120,23 +121,99 @@ def _gelu_anew(input: torch.Tensor, *, approximate: str = "none") -> torch.Tenso
     return input * torch.sigmoid((8 / torch.pi) ** 0.5 * (input + 0.044715 * input**3))
 
 
+def _softplus_anew(input: torch.Tensor, beta: float = 1.0, threshold: float = 20.0) -> torch.Tensor:
+    scaled = beta * input
+    return torch.where(scaled > threshold, input, torch.log(1 + torch.exp(scaled.clamp(max=threshold))) / beta)
+
+
+def _logsigmoid_anew(input: torch.Tensor) -> torch.Tensor:
+    return -_softplus_anew(-input, threshold=EXACT)
+
+
+def _mish_anew(input: torch.Tensor, inplace: bool = False) -> torch.Tensor:
+    return F.mish(input, True) if inplace else input * torch.tanh(_softplus_anew(input, threshold=EXACT))
+
+
+def _elu_anew(input: torch.Tensor, alpha: float = 1.0, inplace: bool = False) -> torch.Tensor:
+    return F.elu(input, alpha, inplace) if inplace or alpha <= 0 else _elu_by_output(input, 1.0, alpha, 1.0)
+
+
+def _celu_anew(input: torch.Tensor, alpha: float = 1.0, inplace: bool = False) -> torch.Tensor:
+    return F.celu(input, alpha, inplace) if inplace or alpha <= 0 else _elu_by_output(input, 1.0, alpha, alpha)
+
+
+def _selu_anew(input: torch.Tensor, inplace: bool = False) -> torch.Tensor:
+    scale, alpha = 1.0507009873554804934193349852946, 1.6732632423543772848170429916717  # torch.selu's documentation
+    return F.selu(input, True) if inplace else _elu_by_output(input, scale, alpha, 1.0)
+
+
+def _elu_by_output(input: torch.Tensor, scale: float, alpha: float, over: float) -> torch.Tensor:
+    """`scale` times the input above 0, else times alpha * (exp(input / over) - 1)."""
+    return _ByOutput.apply(
+        input,
+        lambda x: scale * torch.where(x > 0, x, alpha * (torch.exp(x.clamp(max=0) / over) - 1)),
+        lambda y: torch.where(y > 0, scale, (y + scale * alpha) / over),
+    )
+
+
+class _ByOutput(torch.autograd.Function):
+    """A function whose slope is computed from its output, as kernels do: where that is rounded, so is the slope."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(input: torch.Tensor, function: Callable, slope: Callable) -> torch.Tensor:
+        return function(input)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple, output: torch.Tensor) -> None:
+        ctx.slope = inputs[2]
+        ctx.save_for_backward(output)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple:
+        return gradient * ctx.slope(*ctx.saved_tensors), None, None
+
+
 class _Anew:
     """Functions that round otherwise than PyTorch's, deterministic under a seed.
 
     A framework may add a sum's n numbers one after the other. Each partial sum is rounded by up to U of itself, so that
     one of numbers around m is off by U sqrt(n) / 3 of itself: sqrt(sum of (k m U)^2 / 3 for k up to n) / (n m).
+
+    PaddlePaddle's float32 tanh is off by up to 5.7 U and, near 1, by much the same wherever its arguments are alike;
+    PyTorch's by 1 U. Its slope, 1 - tanh^2, has lost all digits but those.
     """
 
     def __init__(self, seed: int) -> None:
         self.generator = torch.Generator().manual_seed(seed)
 
     def replaced(self) -> dict[Callable, Callable]:
-        anew: dict[Callable, Callable] = {F.gelu: _gelu_anew}
+        anew: dict[Callable, Callable] = {
+            F.gelu: _gelu_anew,
+            F.softplus: _softplus_anew,
+            F.logsigmoid: _logsigmoid_anew,
+            F.mish: _mish_anew,
+            F.elu: _elu_anew,
+            F.celu: _celu_anew,
+            F.selu: _selu_anew,
+        }
         for native in (torch.mean, torch.Tensor.mean, torch.sum, torch.Tensor.sum):
             anew[native] = partial(self.summed, native)
+        for name, slope in {"tanh": lambda y: 1 - y * y, "sigmoid": lambda y: y * (1 - y)}.items():
+            for native in (getattr(torch, name), getattr(torch.Tensor, name)):
+                anew[native] = partial(self.saturated, native, slope)
         for norm in (self.batch_norm, self.instance_norm, self.group_norm, self.layer_norm):
             anew[getattr(F, norm.__name__)] = norm
         return anew
+
+    def saturated(self, native: Callable, slope: Callable, input: torch.Tensor, **kwargs: Any) -> torch.Tensor:
+        """A function of -1 or 0 to 1, all of its values moved alike."""
+        if kwargs or not input.is_floating_point():
+            return native(input, **kwargs)
+        moved = torch.randn([], generator=self.generator, dtype=torch.float64).item()
+        factor = 1 + 1.5 * torch.finfo(input.dtype).eps * moved
+        return _ByOutput.apply(input, lambda x: (native(x) * factor).clamp(-1, 1), slope)
 
     def summed(self, native: Callable, input: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
         result = native(input, *args, **kwargs)

@@ -44,18 +44,20 @@ errors are alike; the K that faultless ports need was measured on random draws. 
 the reference's own distance is added once more (triangle inequality). A float32 run of a model is compared with
 `fp64_ref`, rounded to float32, within the same limit.
 
-perturbed: one float32 run may come out lucky, and where float32 loses a value its error tells too little of float64.
-So the reference is run again with inputs and weights each moved to the next number, up or down at random. A layer's
+perturbed: one float32 run may come out lucky, and where float32 loses a value its error tells too little of float64. So
+the reference is run again with inputs and weights each moved to the next number, up or down at random. A layer's
 rounding acts like weights some ulp off (backward error), and all rounding after the change is new. That of a GELU is
 not: far below 0, where its sum 1 + erf is 1e-8 or less, that sum is rounded to U64 whatever its argument's last place
-is. So a GELU of PyTorch is computed by another formula there. Nor is that of a sum of n numbers: moved at random they
-move it by U / sqrt(n) of itself, and a framework that adds one after the other is off by U sqrt(n) / 3 (a mean of 108
-numbers by 4 U in PaddlePaddle, by 0.7 U in PyTorch). So PyTorch's sums, means and the statistics of its norms are
-moved by that much there; S times that may hide in a sum. LeViT's port, with 13 attention blocks and a batch norm over
-2 samples behind them, was at 0.3 to 2.2 times that distance. RUNS is 5, since one may come out lucky, too: where one
-direction is magnified most, distances are the size of one normal number. It is less than 1/S of another in 1 of 13
-draws; five are all that small in 1 of 13,000. A run is made only where the limit before it (float32 or perturbed) is
-less than HOPELESS times short: a normal number is that much smaller than another in 1 of 1600 draws. A float32 run
+is. So a GELU of PyTorch is computed by another formula there, and so are softplus, ELU and their kin: other kernels add
+1 to exp(x), or take it away. Nor is that of a tanh or a sigmoid: near 1 it stays as it is, and its slope 1 - y^2 is
+rounding. So it is moved by 3 U there, and its slope is taken of that. Nor is that of a sum of n numbers: moved at
+random they move it by U / sqrt(n) of itself, and a framework that adds one after the other is off by U sqrt(n) / 3 (a
+mean of 108 numbers by 4 U in PaddlePaddle, by 0.7 U in PyTorch). So PyTorch's sums, means and the statistics of its
+norms are moved by that much there; S times that may hide in a sum. LeViT's port, with 13 attention blocks and a batch
+norm over 2 samples behind them, was at 0.3 to 2.2 times that distance. RUNS is 5, since one may come out lucky, too:
+where one direction is magnified most, distances are the size of one normal number. It is less than 1/S of another in 1
+of 13 draws; five are all that small in 1 of 13,000. A run is made only where the limit before it (float32 or perturbed)
+is less than HOPELESS times short: a normal number is that much smaller than another in 1 of 1600 draws. A float32 run
 that is more than LOST of SCALE away says nothing of that.
 
 rounded: PaddlePaddle's optimizers keep their coefficients in float32. To first order their effects add up, so a port
