@@ -136,7 +136,10 @@ class Slopes(torch.nn.Module):
 
 @pytest.mark.parametrize("function", FUNCTIONS, ids=repr)
 def test_a_perturbed_function_is_that_function(function):
-    """Also near 0 and far away, and so are its slopes."""
+    """Also near 0 and far away, and so are its slopes.
+
+    A sum of 1 and exp(x) keeps 1e-16 of 1, and the exact function leaves out 2e-9 of itself above a threshold of 20.
+    """
     ref = backend("torch").wrap(Slopes(function), "reference")
     x = np.array([1e-3, -1e-3, *np.linspace(-30, 30, 50), 80, -80], np.float32)
     exact, perturbed = (ref.ask(Question.of_model([x], "float64", False, perturbation=i)) for i in (0, 1))
@@ -146,7 +149,7 @@ def test_a_perturbed_function_is_that_function(function):
 
 
 def test_a_perturbed_tanh_is_as_far_away_as_another_frameworks():
-    """Its slope at 5 to 9 is up to 2e-4, and all that is left of it in float32 is rounding."""
+    """Its slope at 5 to 9 is up to 2e-4, and in float32 all rounding. Limits are K + 1 = 5 times a distance."""
     x = np.linspace(5, 9, 1000, dtype=np.float32)
     slope = 1 / np.cosh(x.astype(np.float64)) ** 2
     ref = backend("torch").wrap(Slopes(torch.tanh), "reference")

@@ -212,7 +212,7 @@ class _Anew:
         if kwargs or not input.is_floating_point():
             return native(input, **kwargs)
         moved = torch.randn([], generator=self.generator, dtype=torch.float64).item()
-        factor = 1 + 1.5 * torch.finfo(input.dtype).eps * moved
+        factor = 1 + 1.5 * torch.finfo(input.dtype).eps * moved  # 3 U
         return _ByOutput.apply(input, lambda x: (native(x) * factor).clamp(-1, 1), slope)
 
     def summed(self, native: Callable, input: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:

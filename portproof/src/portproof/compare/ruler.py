@@ -50,9 +50,10 @@ rounding acts like weights some ulp off (backward error), and all rounding after
 not: far below 0, where its sum 1 + erf is 1e-8 or less, that sum is rounded to U64 whatever its argument's last place
 is. So a GELU of PyTorch is computed by another formula there, and so are softplus, ELU and their kin: other kernels add
 1 to exp(x), or take it away. Nor is that of a tanh or a sigmoid: near 1 it stays as it is, and its slope 1 - y^2 is
-rounding. So it is moved by 3 U there, and its slope is taken of that. Nor is that of a sum of n numbers: moved at
-random they move it by U / sqrt(n) of itself, and a framework that adds one after the other is off by U sqrt(n) / 3 (a
-mean of 108 numbers by 4 U in PaddlePaddle, by 0.7 U in PyTorch). So PyTorch's sums, means and the statistics of its
+rounding. So it is moved by 3 U of itself times a normal number (a tanh of PaddlePaddle's is off by up to 5.7 U,
+PyTorch's by 1 U), and its slope is taken of that; S times that may hide in it. Nor is that of a sum of n numbers: moved
+at random they move it by U / sqrt(n) of itself, and a framework that adds one after the other is off by U sqrt(n) / 3
+(a mean of 108 numbers by 4 U in PaddlePaddle, by 0.7 U in PyTorch). So PyTorch's sums, means and the statistics of its
 norms are moved by that much there; S times that may hide in a sum. LeViT's port, with 13 attention blocks and a batch
 norm over 2 samples behind them, was at 0.3 to 2.2 times that distance. RUNS is 5, since one may come out lucky, too:
 where one direction is magnified most, distances are the size of one normal number. It is less than 1/S of another in 1
