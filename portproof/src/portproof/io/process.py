@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import argparse
 import ctypes
 import gc
+import os
 import sys
 import warnings
 from collections.abc import Callable, Iterator
@@ -11,11 +13,33 @@ from contextlib import ExitStack, contextmanager
 from importlib.util import find_spec
 from typing import Any
 
+from sturdyio.cli import positive_int
+
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # see glibc's malloc.h
 BLOCK, KEPT = 2**28, 2**30  # bytes: the largest block kept, the most free memory kept
 OWN_BLOCK, OWN_KEPT = 2**25, 2**26  # glibc's own largest values
 
 _listeners: list[Callable[[], object]] = []
+
+
+def add_threads_flag(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--threads",
+        metavar="N",
+        type=positive_int,
+        help="threads of each framework (default: OMP_NUM_THREADS, else 1: more gain for large models only)",
+    )
+
+
+def use_threads(count: int | None) -> None:
+    """Have both frameworks compute with `count` threads; None: with OMP_NUM_THREADS, else with one.
+
+    Both read that variable when they are imported; where PyTorch has been imported already, it is told.
+    """
+    number = str(count or os.environ.get("OMP_NUM_THREADS", "1"))
+    os.environ["OMP_NUM_THREADS"] = number
+    if "torch" in sys.modules and number.isdigit():  # OpenMP takes a list such as 4,2 as well
+        sys.modules["torch"].set_num_threads(int(number))
 
 
 @contextmanager
