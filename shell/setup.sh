@@ -6,7 +6,8 @@
 # The first run makes the environment and installs requirements.txt, sturdyio, portproof and this project into it; later
 # runs start at once, until requirements.txt, a pyproject.toml, the interpreter or the place of the project changes.
 # CUDA=cu130 chooses the builds for cards, of the CUDA version that the driver takes (cu126, cu129, ...), CUDA=cpu
-# those without; later runs keep what is there, also what was installed by hand.
+# those without. Without CUDA a new environment gets PyTorch's CPU build where no NVIDIA card is seen and PyTorch's own
+# index offers it, else what pip finds; later runs keep what is there, also what was installed by hand.
 # VENV is where the environment lies (default: .venv in the project); PYTHON is the interpreter to make it from
 # (default: the first of python3.12, python3.11, python3.10, python3, python that fits).
 set -eu
@@ -111,11 +112,44 @@ run_pips() {
     done
 }
 
+sees_card() { nvidia-smi >/dev/null 2>&1 || [ -d /proc/driver/nvidia ] || [ -e /dev/nvidia0 ]; }
+
+# Whether PyTorch's index has the CPU build of version $1 for this interpreter. It is asked once, for 10 s at most: as
+# one index among others pip would ask it five times for each of the requirements.
+offers_cpu_build() {
+    offered=$(timeout 10 "$python" -m pip --no-input --retries 0 \
+        index versions torch --index-url https://download.pytorch.org/whl/cpu 2>/dev/null </dev/null) || return
+    case $offered in *"$1+cpu"*) ;; *) return 1 ;; esac
+}
+
+# Sets CUDA=cpu where no card is seen and nobody chose; says which builds are installed, why, and their size.
+choose_builds() {
+    size='3 GB to download, 7 GB on disk'
+    torch=$(sed -n 's/^torch==//p' "$root/requirements.txt")
+    if [ -n "${CUDA:-}" ]; then
+        say "CUDA=$CUDA chooses the builds"
+    elif [ -z "$torch" ]; then
+        say "requirements.txt does not name torch" # in a port that is shipped alone
+    elif "$python" -c 'from importlib.metadata import version; version("torch")' 2>/dev/null; then
+        say "keeping the builds that are in $venv"
+    elif sees_card; then
+        say "an NVIDIA card is here: the builds that pip finds, which is PaddlePaddle for the CPU" \
+            "(CUDA=cu130 or the like takes GPU builds of both frameworks, CUDA=cpu of neither)"
+    elif offers_cpu_build "$torch"; then
+        CUDA=cpu
+        say "no NVIDIA card is seen: PyTorch's CPU build (CUDA=cu130 or the like takes GPU builds)"
+    else
+        say "no NVIDIA card is seen, but PyTorch's index did not offer torch $torch+cpu within 10 s:" \
+            "the build that pip finds, which may bring CUDA's libraries"
+    fi
+    [ "${CUDA:-}" != cpu ] || size='1 GB to download, 3 GB on disk'
+}
+
 # The stamp is written last, so that an install that failed or was interrupted is done again.
 install() {
     rm -f "$stamp"
     wanted=$(state)
-    say "installing requirements.txt into $venv: at first 3 GB to download, 7 GB on disk, some minutes (see $log)"
+    say "installing requirements.txt into $venv: at first $size, some minutes (see $log)"
     set -- -e "$root"
     for package in portproof sturdyio; do
         [ ! -d "$root/$package" ] || set -- -e "$root/$package" "$@" # a port that is shipped alone has no portproof
@@ -154,6 +188,7 @@ if ! is_ready; then
     lock
     is_ready || { # it was being set up until now
         ensure_venv
+        choose_builds
         install
     }
 fi

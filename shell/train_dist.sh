@@ -2,7 +2,7 @@
 # Trains on several cards, one process each; the first time it sets everything up.
 #
 #     sh shell/train_dist.sh [flags of `python -m mobilenetv3_paddle.train`]
-#     DEVICES=0,1,2,3 sh shell/train_dist.sh ...     these cards instead of the eight 0,1,2,3,4,5,6,7
+#     DEVICES=0,1,2,3 sh shell/train_dist.sh ...     these cards instead of all that nvidia-smi lists
 #     CUDA_VISIBLE_DEVICES=4,5 sh shell/train_dist.sh ...     as a scheduler sets it: these, or those of them in DEVICES
 #     FRAMEWORK=torch sh shell/train_dist.sh ...     the reference instead of the port
 #     MASTER=10.0.0.1:29500 NNODES=2 NODE_RANK=0 sh shell/train_dist.sh ...     on the first of two machines
@@ -40,7 +40,7 @@ is_count() { case $1 in '' | 0* | *[!0123456789]*) return 1 ;; esac; }
 if [ "$cards" -gt 0 ]; then
     device=gpu given=${CUDA_VISIBLE_DEVICES:-} named=DEVICES
     [ -z "$given" ] || [ -n "${DEVICES:-}" ] || named=CUDA_VISIBLE_DEVICES
-    CUDA_VISIBLE_DEVICES=${DEVICES:-${given:-0,1,2,3,4,5,6,7}}
+    CUDA_VISIBLE_DEVICES=${DEVICES:-${given:-$(seq -s , 0 $((cards - 1)))}}
     export CUDA_VISIBLE_DEVICES
     said="$named=$CUDA_VISIBLE_DEVICES" processes=0 uuids=0 mig='' seen=,
     case ,$CUDA_VISIBLE_DEVICES, in
@@ -51,7 +51,7 @@ if [ "$cards" -gt 0 ]; then
             GPU-* | MIG-*) # CUDA takes the beginning of a UUID, too
                 uuids=$((uuids + 1))
                 case $card in MIG-*) mig=$card ;; esac
-                named_card=$(printf '%s\n' "$listed" | grep -o "(UUID: $card[^)]*" || :)
+                named_card=$(printf '%s\n' "$listed" | grep -o "(UUID: ${card}[^)]*" || :)
                 [ "$(printf '%s\n' "$named_card" | grep -c UUID)" = 1 ] ||
                     fail "$said: no card, or several, begin with $card: take UUIDs that nvidia-smi -L lists"
                 ;;
@@ -73,6 +73,8 @@ if [ "$cards" -gt 0 ]; then
     [ "$uuids" = 0 ] || [ "$uuids" = "$processes" ] ||
         fail "$said mixes numbers and UUIDs, of which CUDA takes one kind: write numbers alone, or UUIDs"
     [ -z "$mig" ] || [ "$processes" = 1 ] || fail "$said: CUDA shows a process one MIG instance: name one alone"
+    used="cards $CUDA_VISIBLE_DEVICES ($named)"
+    [ -n "${DEVICES:-}$given" ] || used="cards $CUDA_VISIBLE_DEVICES (all that nvidia-smi lists; DEVICES chooses some)"
 else
     device=cpu
     processes=${PROCESSES:-2}
@@ -83,6 +85,7 @@ else
         CUDA_VISIBLE_DEVICES=$CUDA_VISIBLE_DEVICES,-1 named=$((named + 1))
     done
     export CUDA_VISIBLE_DEVICES
+    used='the CPU'
     say "$no_card: $processes process(es) on the CPU"
 fi
 
@@ -109,7 +112,8 @@ if [ -n "${MASTER:-}${NNODES:-}${NODE_RANK:-}" ]; then
     [ "$NODE_RANK" -gt 0 ] || [ "$host" = "$own" ] ||
         fail "MASTER=$MASTER is not this machine, which is $own there: NODE_RANK=0 belongs to the machine in MASTER"
 fi
-lr=$(awk "BEGIN { print 0.0125 * $processes * $nodes }")
+total=$((processes * nodes))
+lr=$(awk "BEGIN { print 0.0125 * $total }")
 
 output=output previous=''
 for flag; do
@@ -119,7 +123,10 @@ for flag; do
 done
 log=$output/log/$(date +%Y%m%d-%H%M%S)-$(uname -n)-$$ # which no other machine of a shared folder has
 mkdir -p "$log" 2>/dev/null || fail "output folder $output cannot be written: choose another with --output-dir"
-say "$((processes * nodes)) processes, learning rate $lr unless --lr says another, logs in $log"
+say "$total processes, learning rate $lr unless --lr says another, on $used, logs in $log"
+[ "${RECIPE_PROCESSES:-$total}" = "$total" ] ||
+    say "the recipe's learning rate is that of $RECIPE_PROCESSES processes: with $total take the" \
+        "--gradient-accumulation-steps that makes as many, or another --lr"
 
 set -- "$package.train" --device "$device" --lr "$lr" "$@"
 case $package in

@@ -18,6 +18,7 @@ set -eu
 here=$(dirname -- "$0")
 # shellcheck source=shell/need_data_path.sh
 . "$here/need_data_path.sh"
+export RECIPE_PROCESSES=8 # of which train_dist.sh speaks where there are not as many
 exec sh "$here/train_dist.sh" --model mobilenet_v3_small --epochs 600 --batch-size 128 --opt rmsprop --lr 0.064 \
     --momentum 0.9 --weight-decay 0.00001 --lr-scheduler steplr --lr-step-size 2 --lr-gamma 0.973 \
     --auto-augment imagenet --random-erase 0.2 "$@"

@@ -13,5 +13,6 @@ set -eu
 here=$(dirname -- "$0")
 # shellcheck source=shell/need_data_path.sh
 . "$here/need_data_path.sh"
+export RECIPE_PROCESSES=8 # of which train_dist.sh speaks where there are not as many
 exec sh "$here/train_dist.sh" --model mobilenet_v3_small --epochs 120 --batch-size 256 --opt sgd --lr 0.8 \
     --momentum 0.9 --weight-decay 0.0001 --lr-scheduler steplr --lr-step-size 30 --lr-gamma 0.1 "$@"

@@ -11,9 +11,10 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 FILES = ("requirements.txt", "pyproject.toml", "portproof/pyproject.toml", "sturdyio/pyproject.toml")
-TOOLS = ("cat", "cksum", "cp", "date", "dirname", "ls", "mkdir", "mv", "rm", "sh", "sleep", "tee", "uname")
+TOOLS = ("cat", "cksum", "cp", "date", "dirname", "ls", "mkdir", "mv", "rm", "sed", "sh", "sleep", "tee", "uname")
 
 # Makes "environments" that hold a copy of itself, notes other calls of a module or of the ladder, and else is Python.
+# PyTorch's index has what OFFERED says; without it nobody can reach the index.
 STAND_IN = f"""#!/bin/sh
 case "$*" in
     "-m pip --version") ;;
@@ -22,6 +23,10 @@ case "$*" in
         mkdir -p "$4/bin"
         echo >"$4/pyvenv.cfg"
         cp "$0" "$4/bin/python" ;;
+    *" index versions "*)
+        (IFS='|'; echo "$PWD: $*") >>"$CALLS"
+        [ "${{OFFERED:-}}" != later ] || exec sleep 60
+        [ -n "${{OFFERED:-}}" ] && echo "torch (1.0)" && echo "Available versions: $OFFERED" ;;
     "-m "*|*/steps/run_all.py*)
         (IFS='|'; echo "$PWD: $*") >>"$CALLS"
         if [ -n "${{FAILS:-}}" ]; then echo "ERROR: no network"; exit 1; fi ;;
@@ -52,6 +57,8 @@ class Project:
         self.bin.mkdir()
         for tool in TOOLS:
             (self.bin / tool).symlink_to(shutil.which(tool))
+        # 10 s take a tenth of a second; another limit is no number
+        script(self.bin / "timeout", f'#!/bin/sh\n[ "$1" = 10 ] && shift && exec {shutil.which("timeout")} 0.1 "$@"\n')
         self.calls_file = folder / "calls"
 
     def add_python(self, name: str, text: str = STAND_IN) -> Path:
@@ -269,7 +276,8 @@ def test_builds_are_those_that_are_asked_for_or_there(project, tmp_path, install
     project.add_python("python3")
     env = distributions(tmp_path / "site", installed) | ({"CUDA": cuda} if cuda else {})
     assert project.sh("setup.sh", **env).returncode == 0
-    _, *commands, last = [call.partition("--no-input|")[2] for call in project.calls()]
+    calls = [call.partition("--no-input|")[2] for call in project.calls()]
+    _, *commands, last = [call for call in calls if "index|versions" not in call]
     assert commands == first
     assert last.startswith(f"install|-r|{project.venv}/requirements.txt|-e|")
     before = (project.root / "requirements.txt").read_text().splitlines()
@@ -278,6 +286,38 @@ def test_builds_are_those_that_are_asked_for_or_there(project, tmp_path, install
         assert after.pop(0) == f"--extra-index-url https://download.pytorch.org/whl/{label[1:]}"
     changed = [f"{line}{label}" if line.startswith(("torch==", "torchvision==")) else line for line in before]
     assert after == [line for line in changed if paddle or not line.startswith("paddlepaddle==")]
+
+
+NO_CARD = not Path("/proc/driver/nvidia").exists() and not Path("/dev/nvidia0").exists()
+
+
+@pytest.mark.parametrize(
+    "card, offered, label, said",
+    [
+        (True, f"{TORCH}+cpu", "", "an NVIDIA card is here: the builds that pip finds"),
+        *(
+            pytest.param(*case, marks=pytest.mark.skipif(not NO_CARD, reason="this machine has an NVIDIA card"))
+            for case in (
+                (False, f"2.99.0+cpu, {TORCH}+cpu", "+cpu", "no NVIDIA card is seen: PyTorch's CPU build"),
+                (False, "2.13.0+cpu", "", f"did not offer torch {TORCH}+cpu within 10 s: the build that pip finds"),
+                (False, "", "", f"did not offer torch {TORCH}+cpu within 10 s: the build that pip finds"),
+                (False, "later", "", f"did not offer torch {TORCH}+cpu within 10 s: the build that pip finds"),
+            )
+        ),
+    ],
+)
+def test_a_new_environment_gets_the_cpu_build_where_no_card_is_seen(project, card, offered, label, said):
+    """PyTorch's index is asked once, if at all; what is chosen stays."""
+    project.add_python("python3")
+    if card:
+        script(project.bin / "nvidia-smi", "#!/bin/sh\necho 'GPU 0: NVIDIA H200'\n")
+    result = project.sh("setup.sh", OFFERED=offered)
+    assert result.returncode == 0 and said in result.stderr
+    assert ("at first 1 GB to download, 3 GB on disk" if label else "at first 3 GB to download") in result.stderr
+    questions = [call for call in project.calls() if "index|versions" in call]
+    assert len(questions) == (not card) and all("|--retries|0|" in question for question in questions)
+    assert f"torch=={TORCH}{label}" in (project.venv / "requirements.txt").read_text().splitlines()
+    assert project.sh("setup.sh", OFFERED=offered).stderr == ""
 
 
 def test_a_machine_with_cards_is_set_up_in_one_command(project):

@@ -17,7 +17,7 @@ import pytest
 from mobilenetv3_common.arguments import get_args_parser
 
 ROOT = Path(__file__).parents[1]
-TOOLS = ("awk", "date", "dirname", "find", "grep", "mkdir", "sh", "sort", "tr", "uname")
+TOOLS = ("awk", "date", "dirname", "find", "grep", "mkdir", "seq", "sh", "sort", "tr", "uname")
 PACKAGES = {"paddle": "mobilenetv3_paddle", "torch": "mobilenetv3_ref"}
 
 # Notes what it was called with and how; ends as it is told to, and may leave a log as two processes would.
@@ -157,6 +157,8 @@ def test_the_callers_flags_are_passed_on_and_win(project, script, data):
     "cards, devices, scheduler, visible, lr",
     [
         (8, None, None, "0,1,2,3,4,5,6,7", 0.1),
+        (4, None, None, "0,1,2,3", 0.05),
+        (1, None, None, "0", 0.0125),
         (8, "0,1,2,3", None, "0,1,2,3", 0.05),
         (8, "6,4", None, "6,4", 0.025),
         (8, None, "5,6", "5,6", 0.025),
@@ -192,6 +194,8 @@ def test_train_dist_starts_a_process_for_each_card(project, framework, cards, de
     assert args.lr == pytest.approx(lr) == pytest.approx(0.1 * 32 * processes / 256)
     assert (seen["CUDA_VISIBLE_DEVICES"], seen["OMP_NUM_THREADS"]) == (visible, "1")
     assert f"{processes} processes, learning rate {lr:g} unless" in result.stderr
+    assert f", on {'the CPU' if visible == '-1,-1' else f'cards {visible} ('}" in result.stderr
+    assert ("all that nvidia-smi lists" in result.stderr) == (args.device == "gpu" and not devices and not scheduler)
     assert ("2 process(es) on the CPU" in result.stderr) == (visible == "-1,-1")
 
 
@@ -260,7 +264,7 @@ def test_a_failing_process_has_the_last_word(project, framework):
     [
         ("train.sh", 0, {"FRAMEWORK": "jax"}, "FRAMEWORK=jax is neither paddle nor torch"),
         ("train_dist.sh", 0, {"FRAMEWORK": "Torch"}, "FRAMEWORK=Torch is neither paddle nor torch"),
-        ("train_dist.sh", 4, {}, "no card 4 of 0,1,2,3,4,5,6,7: nvidia-smi lists 4; name those to use"),
+        ("train_dist.sh", 4, {"DEVICES": "3,4"}, "no card 4 of 3,4: nvidia-smi lists 4; name those to use"),
         ("train_dist.sh", 8, {"DEVICES": "0,8"}, "no card 8 of 0,8: nvidia-smi lists 8"),
         ("train_dist.sh", 8, {"DEVICES": "0,one"}, "DEVICES=0,one is no list"),
         ("train_dist.sh", 8, {"DEVICES": "-1"}, "DEVICES=-1 is no list"),
@@ -339,14 +343,16 @@ RECIPES = {
 }
 
 
+@pytest.mark.parametrize("cards", [8, 4])
 @pytest.mark.parametrize("script", RECIPES)
-def test_a_recipe_trains_on_eight_cards(project, framework, script):
+def test_a_recipe_trains_on_all_cards_and_says_if_they_are_not_eight(project, framework, script, cards):
     """The flags of torchvision's pull request 3354, which the caller's own follow."""
-    project.add_cards(8)
+    project.add_cards(cards)
     result = project.sh(script, "--data-path", "images", "--epochs", "7", FRAMEWORK=framework)
     assert result.returncode == 0, result.stderr
+    assert ("is that of 8 processes: with 4 take" in result.stderr) == (cards == 4)
     arguments = project.call()[1]
-    assert arguments[arguments.index("--nproc_per_node") + 1] == "8"
+    assert arguments[arguments.index("--nproc_per_node") + 1] == str(cards)
     args = vars(flags_of(arguments, PACKAGES[framework]))
     expected = {**RECIPES[script], "epochs": 7, "data_path": "images", "model": "mobilenet_v3_small", "device": "gpu"}
     assert {name: args[name] for name in expected} == expected

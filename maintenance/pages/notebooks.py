@@ -33,12 +33,14 @@ ABOUT = {
     "en": (
         "This notebook is a chapter of the tutorial, made from its page. The next cell finds the project in this "
         "folder or above it, or else clones it, and installs what the project needs, as `sh shell/setup.sh` does: the "
-        "first time it fetches 3 GB and installs 7 GB. Run it first. `%%bash` types commands in the project's folder. "
-        "`%%program torch` runs code in a process of the reference's program, `%%program paddle` in one of the port's."
+        "first time it fetches 1 GB and installs 3 GB, or 3 GB and 7 GB where PyTorch comes with CUDA. Run it first. "
+        "`%%bash` types commands in the project's folder. `%%program torch` runs code in a process of the reference's "
+        "program, `%%program paddle` in one of the port's."
     ),
     "zh": (
         "本 notebook 由教程的一章生成。下一个单元在当前文件夹及其上级文件夹中查找本项目，"
-        "找不到就克隆一份，再像 `sh shell/setup.sh` 那样安装项目所需的内容：首次运行要下载 3 GB，安装 7 GB。"
+        "找不到就克隆一份，再像 `sh shell/setup.sh` 那样安装项目所需的内容：首次运行要下载 1 GB，安装 3 GB，"
+        "PyTorch 带有 CUDA 时是 3 GB 和 7 GB。"
         "请先运行这个单元。`%%bash` 在项目文件夹中执行命令。"
         "`%%program torch` 在参考代码的进程中运行代码，`%%program paddle` 在移植版的进程中运行代码。"
     ),

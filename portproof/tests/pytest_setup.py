@@ -48,6 +48,8 @@ MEMORY = 4 * 2**30  # bytes that a process of tests may take, with those that it
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--all", action="store_true", help="run the tests that are marked thorough, too: everything")
+    passed = "leave out the tests that FILE lists, a line each, and add to it those that pass"
+    parser.addoption("--passed", type=Path, metavar="FILE", help=passed)
 
 
 @pytest.hookimpl(optionalhook=True, tryfirst=True)  # -n auto, where pytest-xdist is installed, before its own count
@@ -62,12 +64,14 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Without --all leave out what is thorough."""
-    out = [item for item in items if is_thorough(item)]
-    if out and not config.getoption("--all"):
-        config.hook.pytest_deselected(items=out)
-        items[:] = [item for item in items if item not in set(out)]
-        config.stash[LEFT_OUT] = len(out)
+    """Leave out what is thorough, without --all, and what has passed before."""
+    file = config.getoption("--passed")
+    passed = set(file.read_text(encoding="utf-8").splitlines() if file and file.exists() else ())
+    thorough = set() if config.getoption("--all") else {item for item in items if is_thorough(item)}
+    if out := thorough | {item for item in items if item.nodeid in passed}:
+        config.hook.pytest_deselected(items=[*out])
+        items[:] = [item for item in items if item not in out]
+    config.stash[LEFT_OUT] = len(thorough)
 
 
 def pytest_collection_finish() -> None:
@@ -100,6 +104,9 @@ def pytest_testnodedown(node: Any) -> None:
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
     if count := config.stash[LEFT_OUT]:
         terminalreporter.line(f"{count} thorough tests were left out: --all runs them, too")
+    if file := config.getoption("--passed"):
+        with file.open("a", encoding="utf-8") as lines:
+            lines.writelines(f"{report.nodeid}\n" for report in terminalreporter.stats.get("passed", []))
 
 
 @pytest.fixture(autouse=True)

@@ -40,6 +40,16 @@ def test_what_is_thorough_runs_with_all_only(pytester, processes):
     every.stdout.no_fnmatch_line("*left out*")
 
 
+@pytest.mark.thorough("in one process", but="0")
+@pytest.mark.parametrize("processes", ["0", "1"])
+def test_what_has_passed_is_left_out(pytester, processes):
+    pytester.makepyfile(SAMPLE + "\n\ndef test_wrong():\n    assert False\n")
+    flags = ("-p", "pytest_setup", "-p", "no:cacheprovider", "-n", processes, "--passed", "passed.txt")
+    pytester.runpytest(*flags).assert_outcomes(passed=2, failed=1, deselected=0 if int(processes) else 3)
+    pytester.runpytest(*flags, "--all").assert_outcomes(passed=3, failed=1, deselected=0 if int(processes) else 2)
+    pytester.runpytest(*flags, "--all").assert_outcomes(failed=1, deselected=0 if int(processes) else 5)
+
+
 @pytest.mark.parametrize(
     ("cores", "gigabytes", "processes"), [(2, 16, 2), (8, 64, 8), (8, 16, 4), (1, 16, 1), (2, 1, 1)]
 )
