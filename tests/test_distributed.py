@@ -25,6 +25,7 @@ from sync_batch_norm_worker import BIAS, EPSILON, WEIGHT, batch
 
 import mobilenetv3_paddle.train.distributed
 from maintenance.checks import gallery
+from mobilenetv3_common.arguments import get_args_parser
 from mobilenetv3_common.sampler import BatchSampler
 from portproof.compare import PASS
 from sturdyio.cli import Stopped
@@ -115,6 +116,40 @@ def test_order_is_a_new_permutation_for_every_epoch_and_seed():
     assert len(set(orders)) == 9
     assert order(1, 2) == orders[5]
     assert order(1, 2, shuffle=False) == tuple(range(50))
+
+
+def drawn(package: str, seed: int, epoch: int, batch: int, rank: int) -> tuple[list, list]:
+    """(a dropout mask, mixed images) of a batch, as process `rank` of two draws them in the training command."""
+    framework = {"mobilenetv3_ref": torch, "mobilenetv3_paddle": paddle}[package]
+    tensor = {torch: torch.tensor, paddle: paddle.to_tensor}[framework]
+    data, trainer = (importlib.import_module(f"{package}.{name}") for name in ("data", "train.trainer"))
+    words = ["--data-path", str(ROOT / "lite_data"), "--seed", str(seed), "--mixup-alpha", "1"]
+    args = get_args_parser("train", "either").parse_args(words)
+    loaders = [
+        data.build_loader(data.build_dataset(args.data_path, train=train), args.batch_size, train=train)
+        for train in (True, False)
+    ]
+    with (
+        mock.patch.object(trainer, "launched_rank", lambda: (rank, rank, 2)),
+        mock.patch.object(trainer, "train_one_epoch") as train_one_epoch,
+    ):
+        trainer.Trainer(args, mock.Mock(), mock.Mock(), *loaders, "cpu", mock.Mock()).train_epoch(mock.Mock(), epoch, 0)
+    settings, hooks = train_one_epoch.call_args.args[-2:]
+    mixed, _ = settings.mix(tensor([[[[1.0]]], [[[2.0]]]]), tensor([0, 1]), epoch, batch)
+    hooks.before_batch(batch)
+    return framework.nn.Dropout(0.5)(framework.ones([64])).tolist(), mixed.tolist()
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_processes_have_masks_of_their_own_and_mix_alike(package):
+    """Both depend on the seed, the epoch and the batch; of 64 values two masks are equal by chance once in 2**64."""
+    where = {"seed": 5, "epoch": 1, "batch": 2, "rank": 0}
+    mask, mixed = drawn(package, **where)
+    assert drawn(package, **where) == (mask, mixed)
+    for name in where:
+        other_mask, other_mixed = drawn(package, **where | {name: where[name] + 1})
+        assert other_mask != mask, name
+        assert (other_mixed == mixed) is (name == "rank"), name
 
 
 @pytest.fixture(scope="module", autouse=True)

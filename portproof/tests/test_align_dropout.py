@@ -9,7 +9,7 @@ from paddle.nn import functional as PF
 from toy_pairs import Port, Ref, normal
 
 import portproof
-from portproof import align
+from portproof import align, ladder
 from portproof.compare import FAIL, PASS
 
 
@@ -118,8 +118,16 @@ def test_what_dropout_would_drop_is_compared(name):
 
 @pytest.mark.parametrize("made", [left_out, of_channels])
 def test_rung_01_compares_it_too(made):
-    told = str(portproof.ladder.forward(*made()[:2], made()[2:]))
+    told = str(ladder.forward(*made()[:2], made()[2:]))
     assert "drop/dropout" in told and "located: drop (" in told
+
+
+def test_the_log_of_rung_01_is_the_same_twice():
+    """What a layer drops of ones, too."""
+    ref, port, x = in_layers(0.1)
+    first, second = (ladder.forward(ref, port, [x]).log for _ in range(2))
+    assert first == second
+    assert "train share" in str(first)
 
 
 def test_dropout_in_a_kernel_is_not_compared_with_that_outside_of_it():

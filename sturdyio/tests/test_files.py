@@ -546,8 +546,28 @@ def test_npy_of_anything_but_arrays_by_name_is_refused(tmp_path, content):
 
 def test_file_of_types_numpy_does_not_have_is_refused(tmp_path):
     header = b'{"x":{"dtype":"BF16","shape":[1],"data_offsets":[0,2]}}'
-    (tmp_path / "file").write_bytes(len(header).to_bytes(8, "little") + header + b"\x80\x3f")
+    (tmp_path / "file").write_bytes(safetensors_of(header, b"\x80\x3f"))
     assert "BF16" in refusal(load_safetensors, tmp_path / "file")
+
+
+def safetensors_of(header: bytes, content: bytes) -> bytes:
+    return len(header).to_bytes(8, "little") + header + content
+
+
+@pytest.mark.filterwarnings("ignore:Duplicate name")
+def test_a_name_that_comes_twice_is_refused(tmp_path):
+    """Readers keep one of the two, and do not agree on which."""
+    path = tmp_path / "file"
+    floats, integers = (b'"x":{"dtype":"%s","shape":[1],"data_offsets":[0,4]}' % dtype for dtype in (b"F32", b"I32"))
+    path.write_bytes(safetensors_of(b"{%s,%s}" % (floats, integers), bytes(4)))
+    assert "it holds 'x' twice" in refusal(load_safetensors, path)
+    path.write_bytes(safetensors_of(b'{%s,"__metadata__":{"a":"1","a":"2"}}' % floats, bytes(4)))
+    assert "it holds 'a' twice" in refusal(load_safetensors, path)
+    for names, twice in ((("x.npy", "x.npy"), "x.npy"), (("x.npy", "x"), "x")):
+        with zipfile.ZipFile(path, "w") as archive:
+            for name in names:
+                archive.writestr(name, plain_npy((2,)))
+        assert f"it holds {twice!r} twice" in refusal(load_npz, path)
 
 
 def plain_npy(shape: tuple[int, ...]) -> bytes:
@@ -588,6 +608,7 @@ BOMBS = {  # each claims 256 MB or more, so that a reader who believes it is fou
     "npy shape": (load_npy, plain_npy((2**25,))),
     "npy huge shape": (load_npy, plain_npy((2**62, 2**62))),
     "npy negative shape": (load_npy, plain_npy((-1, -(2**25)))),
+    "npy shape of as many as there are": (load_npy, plain_npy((-1,))),
     "memo number": (load_pdparams, b"\x80\x02]r" + (2**24).to_bytes(4, "little") + b"."),
     "memo number in text": (load_pdparams, b"]p%d\n." % 2**24),
     "bytes": (load_pdparams, b"\x80\x03B" + (2**28).to_bytes(4, "little") + b"x."),
@@ -623,6 +644,16 @@ def test_a_short_file_cannot_claim_much_memory(tmp_path, bomb):
         assert tracemalloc.get_traced_memory()[1] < 2**20 + 4 * len(content)
     finally:
         tracemalloc.stop()
+
+
+def test_a_file_larger_than_the_memory_is_not_read(tmp_path, monkeypatch):
+    """A sparse file of 128 GiB, on a machine of 16."""
+    monkeypatch.setattr(os, "sysconf", {"SC_PHYS_PAGES": 2**22, "SC_PAGE_SIZE": 2**12}.__getitem__)
+    monkeypatch.setattr(Path, "read_bytes", lambda path: pytest.fail(f"{path} was read"))
+    with (tmp_path / "file").open("wb") as file:
+        file.truncate(2**37)
+    for load in (load_pdparams, load_npy, load_npz, load_safetensors, load_pth):
+        assert f"has {2**37} bytes, more than this machine's memory" in refusal(load, tmp_path / "file")
 
 
 def test_an_archive_that_is_what_it_says_cannot_claim_much_memory_either(tmp_path, monkeypatch):

@@ -17,6 +17,7 @@ import textwrap
 import time
 import warnings
 import zipfile
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -107,7 +108,9 @@ def load_npz(path: str | Path, what: str = "file") -> dict[str, np.ndarray]:
     data = read_file(path, what)
     arrays = {}
     with refusing(f"{what} {path}", "arrays as numpy.savez writes them"):
-        for name, content in unzip(data).items():
+        contents = unzip(data)
+        check_unique([name.removesuffix(".npy") for name in contents])
+        for name, content in contents.items():
             stream = io.BytesIO(content)
             arrays[name.removesuffix(".npy")] = numbers_of_array(*_npy_header(stream), stream.read())
     return arrays
@@ -123,7 +126,8 @@ def load_safetensors_with_metadata(path: str | Path) -> tuple[dict[str, np.ndarr
     data = read_file(path)
     with refusing(path, "a .safetensors file of types that NumPy has"):
         arrays = dict(sorted(safetensors.numpy.load(data).items()))
-        header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])  # its length comes first
+        length = int.from_bytes(data[:8], "little")  # of the header, which follows
+        header = json.loads(data[8 : 8 + length], object_pairs_hook=_unique)  # the library keeps the last of two
         return arrays, header.get("__metadata__") or {}
 
 
@@ -149,11 +153,25 @@ def _sync(path: Path) -> None:
 
 
 def read_file(path: str | Path, what: str = "file") -> bytes:
-    """All of a file; raises UserError, which calls it `what`, when it is missing, empty or cannot be read."""
+    """All of a file, which a UserError calls `what`.
+
+    Raises UserError when it is missing, empty, larger than the memory of this machine, or cannot be read.
+    """
+    path = existing_file(path, what)
     try:
-        return existing_file(path, what).read_bytes()
+        size = path.stat().st_size
+        if size > physical_memory():
+            raise UserError(
+                f"{what} {path} has {size} bytes, more than this machine's memory: check that it is the right file"
+            )
+        return path.read_bytes()
     except OSError as error:
         raise UserError(f"{what} {path} {unusable(error)}") from error
+
+
+def physical_memory() -> float:
+    """The bytes of memory that this machine has; infinity on Windows, where Python cannot tell."""
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else float("inf")
 
 
 @contextmanager
@@ -176,6 +194,18 @@ def most_memory(size: int) -> int:
     return 8 * size + 2**28  # a quarter of a gigabyte more is not worth a refusal
 
 
+def check_unique(names: list[str]) -> None:
+    """Raise ValueError for a name that comes twice: nobody can say which of the two is meant."""
+    twice = [name for name, count in Counter(names).items() if count > 1]
+    if twice:
+        raise ValueError(f"it holds {twice[0]!r} twice")
+
+
+def _unique(items: list[tuple[str, Any]]) -> dict[str, Any]:
+    check_unique([name for name, _ in items])
+    return dict(items)
+
+
 def unzip(data: bytes) -> dict[str, bytearray]:
     """The files in a zip archive, by name; raises nearly any exception where it is damaged or claims too much."""
     found = {}
@@ -183,6 +213,7 @@ def unzip(data: bytes) -> dict[str, bytearray]:
         claimed = sum(info.file_size for info in archive.infolist())
         if claimed > most_memory(len(data)):
             raise ValueError(f"it unpacks to {claimed} bytes, more than {most_memory(len(data))}")
+        check_unique(archive.namelist())
         for info in archive.infolist():
             if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):  # of others zipfile sets no limit
                 raise ValueError(f"{info.filename} is compressed in another way than deflated")

@@ -28,6 +28,8 @@ def numbers_of_array(shape: tuple[int, ...], fortran: bool, dtype: np.dtype, dat
     """The array of numbers, exactly as many as `data` must hold."""
     if dtype.kind not in "biufc":
         raise ValueError(f"it holds an array of {dtype}")
+    if min(shape, default=0) < 0:  # NumPy would take it for "as many as there are"
+        raise ValueError(f"it holds an array of shape {shape}")
     content = data.text.encode("latin1") if isinstance(data, Bytes) else data
     return np.frombuffer(content, dtype).reshape(shape, order="F" if fortran else "C").copy(order="K")
 

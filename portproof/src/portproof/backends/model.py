@@ -402,7 +402,7 @@ class BackendModel(Model):
     def run_dropout(self, name: str, x: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Outputs for `x` (float32) with dropout on: eval mode, then train mode twice."""
         outputs = []
-        with self.lent(name, "float32", train=False) as layer:
+        with self.backend.runs.seeded(SEED), self.lent(name, "float32", train=False) as layer:
             for train in (False, True, True):
                 self.backend.runs.set_mode(layer, train)
                 outputs.append(self.backend.to_array(layer(self._tensors(x, "float32", False))))
