@@ -15,7 +15,7 @@
   there: the headings of a Chinese page have the ids of the English page's.
 - Each page has its first paragraph as a description.
 - Each language has a search of its own, in prose alone: code would fill the previews. What programs wrote comes last,
-  and first what search_words.yaml names.
+  and first what search_words.yaml names. search_states.js corrects the library that searches.
 """
 
 import difflib
@@ -59,6 +59,7 @@ BLANKS = re.compile("(?<=</math>) (?=[，。、：；）])|(?<=[，。、：；�
 LANGUAGES = {"en": "English", "zh": "中文"}
 NOTEBOOKS = [f"{language}/{chapter}" for language in LANGUAGES for chapter in CHAPTERS]
 SEARCH_WORDS = Path(__file__).with_name("search_words.yaml")
+SEARCH_STATES = Path(__file__).with_name("search_states.js")
 GENERATED = {
     "benchmark",
     "fault_gallery",
@@ -174,21 +175,24 @@ def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -
 
 
 def on_post_page(output: str, page: Page, config: MkDocsConfig) -> str:
-    """Material looks for the index in search/ under its `base`, and for what that names under `base`, too."""
-    output = _with_named_search(output, _language(page))
     base = get_relative_url(f"{_language(page)}/", page.url).rstrip("/")
-    return re.sub(r'(?<="base": )"[^"]*"', json.dumps(base), output, count=1)
+    return _with_search(output, _language(page), base)
 
 
 def on_post_template(output: str, template_name: str, config: MkDocsConfig) -> str:
-    """That there is no such page is said by a template."""
-    return _with_named_search(output, "en")
+    """That there is no such page is said by a template, in English."""
+    return _with_search(output, "en", urlsplit(config.site_url or "/").path.rstrip("/") + "/en")
 
 
 def on_post_build(config: MkDocsConfig) -> None:
-    """Each language's index; the whole one stays for the page that says that there is no such page."""
+    """An index for each language, instead of the whole one; and the searcher, corrected."""
     site = Path(config.site_dir)
-    index = json.loads((site / "search" / "search_index.json").read_text(encoding="utf-8"))
+    (searcher,) = site.glob("assets/javascripts/workers/search.*.min.js")
+    with searcher.open("a", encoding="utf-8") as file:
+        file.write(SEARCH_STATES.read_text(encoding="utf-8"))
+    whole = site / "search" / "search_index.json"
+    index = json.loads(whole.read_text(encoding="utf-8"))
+    whole.unlink()
     for language, words in yaml.safe_load(SEARCH_WORDS.read_text(encoding="utf-8")).items():
         prefix = f"{language}/"
         docs = [
@@ -208,8 +212,10 @@ def on_post_build(config: MkDocsConfig) -> None:
         own.write_text(json.dumps({"config": settings, "docs": docs}, ensure_ascii=False), encoding="utf-8")
 
 
-def _with_named_search(html: str, language: str) -> str:
-    return html.replace('role="dialog"', f'role="dialog" aria-label="{SEARCH[language]}"', 1)
+def _with_search(html: str, language: str, base: str) -> str:
+    """With the language's index: Material looks for it in search/ under `base`, as for the pages that it names."""
+    html = html.replace('role="dialog"', f'role="dialog" aria-label="{SEARCH[language]}"', 1)
+    return re.sub(r'(?<="base": )"[^"]*"', json.dumps(base), html, count=1)
 
 
 def _found(docs: list[dict], page: str, title: str = "") -> dict:
