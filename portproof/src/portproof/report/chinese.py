@@ -287,6 +287,8 @@ LINES = {
     "{} more at fault by themselves": "另有 {} 个自身有错误",
     "{} branch never entered": "{} 个分支从未进入",
     "{} branches never entered": "{} 个分支从未进入",
+    "{} bound of the graph never reached": "图中 {} 个界限从未达到",
+    "{} bounds of the graph never reached": "图中 {} 个界限从未达到",
     "{} buffer not compared": "{} 个 buffer 没有比较",
     "{} buffers not compared": "{} 个 buffer 没有比较",
     "gradients in code between layers not compared": "层与层之间代码的梯度没有比较",
@@ -589,6 +591,9 @@ LINES = {
         "没有比较，虽然 train 模式的一次运行会改变它，因为移植版中没有与它对应的：{}"
     ),
     "not proved, since no input enters it: {list}": "没有证明，因为没有输入进入：{}",
+    "not proved, since no input reaches this bound of the graph: {list}": (
+        "没有证明，因为没有输入达到图中的这个界限：{}"
+    ),
     "branches of clip, where, minimum and the like: not watched, the reference is not in PyTorch": (
         "clip、where、minimum 等的分支：没有观察，因为参考代码不是 PyTorch 的"
     ),

@@ -15,7 +15,7 @@ import numpy as np
 from portproof.arrays import is_projected, largest, projected
 from portproof.backends.draws import NORMAL, UNIFORM, difference
 from portproof.backends.masks import Dropped
-from portproof.backends.model import BackendModel
+from portproof.backends.model import BackendModel, Model
 from portproof.backends.question import CONSTANTS, Question, Run
 from portproof.backends.trace import Inputs, Trace, as_call, module_of, output_item
 from portproof.compare import FAIL, PASS, Item, Items, Row, Verdict, compare, joined, tensor_item
@@ -512,11 +512,10 @@ def modules_without_constants(pair: Pair, train: bool, trace: Trace, port_trace:
 
 def structure(pair: Pair) -> Verdict:
     """Whether every tensor of the reference has a counterpart of its shape; with what no run of the pair can prove."""
-    name_map, count = pair.name_map, len(pair.never_entered)
-    caveats = [f"{count} branch{'es' if count > 1 else ''} never entered"] if count else []
+    name_map = pair.name_map
     rows = [Row(Item(name, "structure"), FAIL, reason=reason) for name, reason in name_map.problems.items()]
     rows += [Row(tensor_item(name, "structure"), PASS, difference=0.0, atol=0.0) for name in name_map.tensors]
-    return Verdict("parameters and buffers", rows, caveats=caveats)
+    return Verdict("parameters and buffers", rows, caveats=branch_caveats(pair.never_entered))
 
 
 def equal_weights(pair: Pair) -> Verdict:
@@ -536,23 +535,31 @@ def all_notes(pair: Pair) -> list[str]:
     was_run = {name: word for name, word in typed.items() if word != OTHER_INPUTS}
     not_run = {name: word for name, word in typed.items() if word == OTHER_INPUTS}
     notes += [*dict.fromkeys(pair.notes), *pair.port.notes()]
-    notes += branch_notes(pair)
+    notes += branch_notes(pair.ref, pair.never_entered)
     notes += grouped("built differently, no fault: ", was_run)
     return notes + grouped("not run alone, so nothing is known of it by itself: ", not_run)
 
 
-def branch_notes(pair: Pair) -> list[str]:
+def branch_caveats(never_entered: Sequence[str]) -> list[str]:
+    count = len(never_entered)
+    return [f"{count} branch{'es' if count > 1 else ''} never entered"] if count else []
+
+
+def branch_notes(ref: Model, never_entered: Sequence[str]) -> list[str]:
     """What no input entered on the reference's side, and what was not watched."""
-    notes, ref = [], pair.ref
-    if pair.never_entered:
-        more = f" and {len(pair.never_entered) - 5} more" if len(pair.never_entered) > 5 else ""
-        notes.append(f"not proved, since no input enters it: {'; '.join(pair.never_entered[:5])}{more}")
+    notes = not_proved("no input enters it", never_entered)
     if not ref.is_watched:
         notes.append("branches of clip, where, minimum and the like: not watched, the reference is not in PyTorch")
     elif ref.conditions:
         where = ", ".join(sorted(name or "the model itself" for name in ref.conditions))
         notes.append(f"branches that Python takes by a tensor's numbers (`if`, item()): not watched, in {where}")
     return notes
+
+
+def not_proved(why: str, places: Sequence[str]) -> list[str]:
+    """A note that names the first of the places; none without places."""
+    more = f" and {len(places) - 5} more" if len(places) > 5 else ""
+    return [f"not proved, since {why}: {'; '.join(places[:5])}{more}"] if places else []
 
 
 def passes(pair: Pair) -> str:
