@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from markdown_pages import ROOT, assert_same_content
 
-from maintenance.benchmarks import proof_speed, speed
+from maintenance.benchmarks import engines, proof_speed, speed
 from maintenance.benchmarks.speed import Contest, Result, measure
 from sturdyio.cli import UserError
 
@@ -183,6 +183,16 @@ def test_mistakes_are_one_line(flags, reason, tmp_path):
     ran = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert (ran.returncode, len(ran.stderr.splitlines())) == (2, 1)
     assert reason in ran.stderr
+
+
+def test_the_fastest_engine_alone_has_a_bound():
+    """0.9 of torchvision's speed is too little for the fastest, 0.4 enough for Paddle Inference."""
+    seconds = {engines.THEIRS: 1.0, "onnxruntime": 1.0, engines.PADDLES: 2.5}
+    for fastest, is_met in ((1.0, True), (1 / 0.9, False)):
+        found = {name: np.full((6, 1), each) for name, each in (seconds | {"onnxruntime": fastest}).items()}
+        rows = {row.name: row for row in engines.results(found, ["onnxruntime", engines.PADDLES], 1, 0.0)}
+        assert {name for name, row in rows.items() if not row.met} == (set() if is_met else {"best: onnxruntime"})
+        assert round(rows[engines.PADDLES].ratio, 2) == 0.4
 
 
 def test_a_proof_is_compared_with_both(monkeypatch):
