@@ -242,6 +242,30 @@ def test_the_page_on_the_project_has_the_figures_of_the_page_on_speed(language, 
         ]
 
 
+@pytest.mark.parametrize("is_equal", [True, False])
+def test_padiff_compares_all_or_nothing_is_measured(monkeypatch, is_equal):
+    """Without dropout, whose masks differ, and by tolerances at which two frameworks' float32 can agree."""
+    import paddle
+    import torch
+
+    ref, port = torch.nn.Sequential(torch.nn.Dropout()), paddle.nn.Sequential(paddle.nn.Dropout())
+    calls = []
+
+    def auto_diff(port, ref, inputs, auto_weights, options):
+        calls.append((ref.training, port.training, ref[0].training, port[0].training, options))
+        return is_equal
+
+    monkeypatch.setitem(sys.modules, "padiff", mock.Mock(auto_diff=auto_diff))
+    x = np.zeros((1, 2), np.float32)
+    if is_equal:
+        proof_speed.padiff(ref, port, x)
+        limits = {"rtol": 2**-4, "atol": 2**-20}
+        assert calls == [(False, False, False, False, limits), (True, True, False, False, limits)]
+    else:
+        with pytest.raises(UserError, match="padiff==0.2.0 fails"):
+            proof_speed.padiff(ref, port, x)
+
+
 def test_without_padiff(monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(UserError, match="pip install padiff=="):
