@@ -7,9 +7,9 @@
 The folders come from tools/export_model.py. Torchvision's model has random weights; torch.onnx.export(dynamo=True)
 writes it, and it runs in the same session options. All engines run in turns in one process, with one thread each, on 1
 image and on 32. A ratio is ours / theirs in images a second, with the 95 % interval of its median over the rounds. A
-bound is missed if all of the interval lies below it. The fastest engine has a bound. One engine alone has none: how fast
-Paddle Inference is, its convolutions decide, which no export changes. The largest difference of the outputs from the
-model as trained in float64 stands beside each, with the limit that it must keep in float32.
+bound is missed if all of the interval lies below it. Only the fastest engine has one: how fast Paddle Inference is, its
+convolutions decide, which no export changes. The largest difference of the outputs from the model as trained in float64
+stands beside each, with the limit that it must keep in float32.
 
 A quantized model is compared with the same engine in float32, and the fastest engine also with the fastest. The fastest
 has a bound, which counts only on a processor with VNNI, the instructions that engines multiply int8 with; elsewhere the

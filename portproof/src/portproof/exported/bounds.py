@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from itertools import chain
+from typing import Any
 
 import numpy as np
 
@@ -40,16 +41,16 @@ def unreached(graph: Graph, given: Values) -> list[str]:
 
 def _bounded(node: Node, ranges: Mapping[str, Range]) -> tuple[str, float, float]:
     """(what the operator bounds, the least, the largest); infinite where it has no bound of one number."""
-    kind, (x, *others) = node.op.op_type, node.inputs
+    op: Any = node.op  # its class does not declare its attributes
+    kind, (x, *others) = op.op_type, node.inputs
     if kind in FIXED:
         return x, *FIXED[kind]
     if kind == "HardSigmoid":
-        slope, shift = node.op.alpha, node.op.beta  # type: ignore[attr-defined]  # its class does not declare them
-        return x, -shift / slope, (1 - shift) / slope
+        return x, -op.beta / op.alpha, (1 - op.beta) / op.alpha
     if kind == "Clip":
-        low, high, *_ = *others, "", ""
-        least, most = _number(low, ranges)[0], _number(high, ranges)[1]
-        return x, getattr(node.op, "min", least), getattr(node.op, "max", most)  # attributes before opset 11
+        first, second, *_ = *others, "", ""
+        low, high = _number(first, ranges)[0], _number(second, ranges)[1]
+        return x, getattr(op, "min", low), getattr(op, "max", high)  # attributes before opset 11
     if len(others) != 1:
         return x, *ANY
     bound = others[0]

@@ -583,6 +583,15 @@ LINES = {
         "在 {} 模式下两边使用同样的随机数：{}；移植版用 {}，概率相同"
     ),
     "dropout is not compared, since some of it is left out": "没有比较 dropout，因为其中一些不比较",
+    "dropout here drops other values than the port's, so it is in another place: {list}": (
+        "这里的 dropout 丢弃的值与移植版的不同，即位置不同：{}"
+    ),
+    "dropout is alpha dropout on one side only, which is not compared: {list}": (
+        "只有一边的 dropout 是 alpha dropout，这一点没有比较：{}"
+    ),
+    "changed by the {text}'s own runs, and what a later call makes of it is not compared: {list}": (
+        "{}运行时改变了它，没有比较下一次调用由此得到的值：{}"
+    ),
     "dropout is off, and not compared, since a kernel does it inside of {}": (
         "dropout 已关闭，没有比较，因为 {} 内的算子自己做 dropout"
     ),
