@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from markdown_pages import ROOT, assert_same_content
 
-from maintenance.benchmarks import proof_speed, speed
+from maintenance.benchmarks import engines, proof_speed, speed
 from maintenance.benchmarks.speed import Contest, Result, measure
 from sturdyio.cli import UserError
 
@@ -185,6 +185,16 @@ def test_mistakes_are_one_line(flags, reason, tmp_path):
     assert reason in ran.stderr
 
 
+def test_the_fastest_engine_alone_has_a_bound():
+    """0.9 of torchvision's speed is too little for the fastest, 0.4 enough for Paddle Inference."""
+    seconds = {engines.THEIRS: 1.0, "onnxruntime": 1.0, engines.PADDLES: 2.5}
+    for fastest, is_met in ((1.0, True), (1 / 0.9, False)):
+        found = {name: np.full((6, 1), each) for name, each in (seconds | {"onnxruntime": fastest}).items()}
+        rows = {row.name: row for row in engines.results(found, ["onnxruntime", engines.PADDLES], 1, 0.0)}
+        assert {name for name, row in rows.items() if not row.met} == (set() if is_met else {"best: onnxruntime"})
+        assert round(rows[engines.PADDLES].ratio, 2) == 0.4
+
+
 def test_a_proof_is_compared_with_both(monkeypatch):
     """The figures of its processes, of which the second round's are twice as large."""
     calls = []
@@ -230,6 +240,30 @@ def test_the_page_on_the_project_has_the_figures_of_the_page_on_speed(language, 
         assert len(in_page) == 2 and re.findall(cell, " ".join(said.split()).rpartition(model)[2])[:2] == [
             tuple(figure.split()) for figure in in_page
         ]
+
+
+@pytest.mark.parametrize("is_equal", [True, False])
+def test_padiff_compares_all_or_nothing_is_measured(monkeypatch, is_equal):
+    """Without dropout, whose masks differ, and by tolerances at which two frameworks' float32 can agree."""
+    import paddle
+    import torch
+
+    ref, port = torch.nn.Sequential(torch.nn.Dropout()), paddle.nn.Sequential(paddle.nn.Dropout())
+    calls = []
+
+    def auto_diff(port, ref, inputs, auto_weights, options):
+        calls.append((ref.training, port.training, ref[0].training, port[0].training, options))
+        return is_equal
+
+    monkeypatch.setitem(sys.modules, "padiff", mock.Mock(auto_diff=auto_diff))
+    x = np.zeros((1, 2), np.float32)
+    if is_equal:
+        proof_speed.padiff(ref, port, x)
+        limits = {"rtol": 2**-4, "atol": 2**-20}
+        assert calls == [(False, False, False, False, limits), (True, True, False, False, limits)]
+    else:
+        with pytest.raises(UserError, match="padiff==0.2.0 fails"):
+            proof_speed.padiff(ref, port, x)
 
 
 def test_without_padiff(monkeypatch):

@@ -39,6 +39,9 @@ AGAINST_PADIFF = "resnet18", "mobilenet_v3_small", "vgg16"
 AGAINST_REFERENCE = "vgg16", "alexnet", "wide_resnet50_2", "mobilenet_v3_large"
 PADIFF = "padiff==0.2.0"
 LIMIT = 2**-4  # of `passes`, of an item's largest value: branch flips move gradients by 3 %; failures take long to tell
+# Of the means that PaDiff compares: as LIMIT, and of those that are nearly 0 sixteen roundings of values of order 1.
+# By its own defaults (1e-7, 0) it fails at the first convolution, and compares no gradient.
+PADIFF_LIMITS = {"rtol": LIMIT, "atol": 2**-20}
 THEIRS = {"reference": "its reference's passes", "padiff": "PaDiff", "padiff_again": "PaDiff"}
 OURS = {"align": "align", "align_float32": "align in float32 alone", "passes": "align's own passes in float32"}
 # {(ours, theirs, what): {model, or "" for the others: the least ratio}}. Memory: at most 2.5 times the reference's own
@@ -70,7 +73,7 @@ def reference(ref: Any, port: Any, x: np.ndarray) -> None:
 
 
 def padiff(ref: Any, port: Any, x: np.ndarray) -> None:
-    """PaDiff's whole comparison, in both modes."""
+    """PaDiff's whole comparison, in both modes, without dropout, as in `passes`; raises UserError where it fails."""
     import paddle
     import torch
     from padiff import auto_diff
@@ -78,7 +81,13 @@ def padiff(ref: Any, port: Any, x: np.ndarray) -> None:
     for train in (False, True):
         (ref.train if train else ref.eval)()
         (port.train if train else port.eval)()
-        auto_diff(port, ref, ({"x": paddle.to_tensor(x)}, {"x": torch.from_numpy(x)}), auto_weights=True)
+        for parts, dropout in ((ref.modules(), torch.nn.Dropout), (port.sublayers(), paddle.nn.Dropout)):
+            for part in parts:
+                if isinstance(part, dropout):
+                    part.eval()
+        inputs = {"x": paddle.to_tensor(x)}, {"x": torch.from_numpy(x)}
+        if not auto_diff(port, ref, inputs, auto_weights=True, options=dict(PADIFF_LIMITS)):
+            raise UserError(f"{PADIFF} fails, so what it takes is not all of its comparison: see what it prints above")
 
 
 def align(ref: Any, port: Any, x: np.ndarray, **options: Any) -> None:

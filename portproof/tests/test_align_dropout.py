@@ -44,17 +44,18 @@ def of_channels(port_class: type = paddle.nn.Dropout):
     return ref, port, normal(2, 3, 4, 5)
 
 
-def joined_there():
-    """Two calls are one there."""
+def joined(joining: type):
+    """Two calls are one on that side; another behind them has the size of that one."""
     sides = []
     for side, nn, cat in ((Ref, torch.nn, torch.cat), (Port, paddle.nn, paddle.concat)):
 
         def code(m, x, cat=cat):
             a, b = m.a(x), m.b(x)
-            return m.drop(cat([a, b], 1)) if m.is_joined else cat([m.drop(each) for each in (a, b)], 1)
+            both = m.drop(cat([a, b], 1)) if m.is_joined else cat([m.drop(each) for each in (a, b)], 1)
+            return m.drop(m.c(both))
 
-        layers = {"a": nn.Linear(4, 3), "b": nn.Linear(4, 5), "drop": nn.Dropout(0.2)}
-        sides.append(side(code, is_joined=side is Port, **layers))
+        layers = {"a": nn.Linear(4, 3), "b": nn.Linear(4, 5), "c": nn.Linear(8, 8), "drop": nn.Dropout(0.2)}
+        sides.append(side(code, is_joined=side is joining, **layers))
     return *sides, normal(2, 4)
 
 
@@ -88,7 +89,8 @@ DROPPED = {
     "added": (added, "drop/dropout: the port's drop drops with p 0.1, the reference does not"),
     "values for channels": (of_channels, "the port's drop drops by 80 numbers, not 4: whole channels, or single"),
     "channels": (lambda: of_channels(paddle.nn.Dropout2D), ""),
-    "joined": (joined_there, ""),
+    "joined there": (lambda: joined(Port), ""),
+    "joined here": (lambda: joined(Ref), ""),
     "attention": (in_attention, ""),
     "another p in attention": (lambda: in_attention(0.2), "p is 0.2 in the port's attention, not 0.1"),
     "an RNN": (in_a_kernel, ""),
@@ -151,3 +153,29 @@ def test_a_recording_has_what_dropout_would_drop(tmp_path):
     verdict = portproof.judge(port, tmp_path / "net.ref.safetensors")
     assert verdict.status == FAIL, str(verdict)
     assert "the port does not drop here" in str(verdict)
+
+
+OTHER_PLACE = "dropout here drops other values than the port's, so it is in another place: "
+OTHER_KIND = "dropout is alpha dropout on one side only, which is not compared: "
+ADDED, DROPPED_BEHIND = (lambda m, x: x + m.drop(m.fc(x))), (lambda m, x: m.drop(x + m.fc(x)))
+TWICE = lambda m, x: m.drop(m.fc(m.drop(x)))  # noqa: E731
+
+
+@pytest.mark.parametrize(
+    ("code", "port_code", "port_class", "note"),
+    [
+        (ADDED, ADDED, paddle.nn.Dropout, ""),
+        (ADDED, DROPPED_BEHIND, paddle.nn.Dropout, OTHER_PLACE + "drop"),
+        (ADDED, ADDED, paddle.nn.AlphaDropout, OTHER_KIND + "drop"),
+        (TWICE, TWICE, paddle.nn.Dropout, ""),
+        (TWICE, lambda m, x: m.fc(m.drop(m.drop(x))), paddle.nn.Dropout, OTHER_PLACE + "drop#2"),
+    ],
+)
+def test_a_note_names_dropout_of_other_values_or_of_another_kind(code, port_code, port_class, note):
+    """Of layers; recorded, too."""
+    ref = Ref(code, fc=torch.nn.Linear(4, 4), drop=torch.nn.Dropout(0.3))
+    port = Port(port_code, fc=paddle.nn.Linear(4, 4), drop=port_class(0.3))
+    x = [normal(2, 4)]
+    for verdict in (align(ref, port, x), portproof.judge(port, portproof.record(ref, x))):
+        assert verdict.status == PASS, str(verdict)
+        assert [each for each in verdict.notes if each.startswith("dropout")] == ([note] if note else [])

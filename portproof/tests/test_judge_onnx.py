@@ -20,6 +20,7 @@ from onnx.reference import ReferenceEvaluator
 from onnx_faults import CONVOLUTIONS, EXPORTERS, TABLE, THE_MODEL, TRANSFORMER, Editable, Exports, GraphFault, scaled
 from PIL import Image
 from toy_exports import Decoder, drawn, export_torch, images
+from toy_pairs import Ref
 
 import portproof
 from portproof.commands import judge as judge_command
@@ -516,6 +517,56 @@ def test_every_float32_in_the_graph_is_widened(exports):
         graph = Graph(exports.graph(network, "paddle"))
         given = graph.feeds({"x": images(network, 2)})
         assert {array.dtype for _, array in graph.run(given)} <= {np.dtype(np.float64), np.dtype(np.int64)}
+
+
+# Bounds that no input reaches
+
+
+def one_node(kind: str, *inputs: str, opset: int = 17, **attributes: float) -> onnx.ModelProto:
+    """y = kind(inputs), of which "x" is 2 x 3 and others are numbers."""
+    infos = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [2, 3]) for name in "xy"]
+    numbers = [numpy_helper.from_array(np.array(name, np.float32), name) for name in inputs if name != "x"]
+    nodes = [helper.make_node(kind, inputs, ["y"], name="n", **attributes)]
+    graph = helper.make_graph(nodes, "g", infos[:1], infos[1:], numbers)
+    return helper.make_model(graph, ir_version=8, opset_imports=[helper.make_opsetid("", opset)])
+
+
+SMALL, LARGE = (np.array([[-4, 0.5, largest], [1, -1, 2]], np.float32) for largest in (2.2, 7))
+RELU, RELU6, SAME = torch.nn.ReLU(), torch.nn.ReLU6(), torch.nn.Identity()
+FIFTHS, ABOVE_9 = Ref(lambda m, x: (x / 5 + 0.5).clamp(0, 1)), Ref(lambda m, x: x > 9)
+BRANCH, BOUND = "1 branch never entered", "1 bound of the graph never reached"
+
+
+@pytest.mark.parametrize(
+    ("graph", "ref", "inputs", "caveats", "bounds"),
+    [
+        (one_node("Clip", "x", "0", "6"), RELU6, LARGE, [], ""),
+        (one_node("Clip", "x", "0", "6"), RELU6, SMALL, [BRANCH, BOUND], "Clip n, above 6"),
+        (one_node("Clip", "x", "0", "5"), RELU6, SMALL, [BRANCH, BOUND], "Clip n, above 5"),
+        (one_node("Relu", "x"), RELU6, SMALL, [BRANCH], ""),
+        (one_node("Clip", "x", "0", "3e38"), RELU, SMALL, [BOUND], "Clip n, above 3e+38"),
+        (one_node("Clip", "x", "0", "3.4e38"), RELU, SMALL, [], ""),  # the largest number bounds nothing
+        (
+            one_node("Clip", "x", opset=6, min=-9.0, max=9.0),
+            SAME,
+            SMALL,
+            ["2 bounds of the graph never reached"],
+            "Clip n, below -9; Clip n, above 9",
+        ),
+        (one_node("Relu", "x"), RELU, SMALL + 4, [BOUND], "Relu n, below 0"),
+        (one_node("Min", "x", "9"), SAME, SMALL, [BOUND], "Min n, above 9"),
+        (one_node("Max", "-9", "x"), SAME, SMALL, [BOUND], "Max n, below -9"),
+        (one_node("HardSwish", "x"), torch.nn.Hardswish(), SMALL, [BRANCH, BOUND], "HardSwish n, above 3"),
+        (one_node("HardSigmoid", "x"), FIFTHS, SMALL, [BRANCH, BOUND], "HardSigmoid n, above 2.5"),
+        (one_node("Greater", "x", "9"), ABOVE_9, SMALL, [BOUND], "Greater n, above 9"),
+    ],
+)
+def test_a_bound_that_no_input_reaches_stands_in_the_last_line(tmp_path, graph, ref, inputs, caveats, bounds):
+    onnx.save(graph, tmp_path / "a.onnx")
+    recording = portproof.record(ref, [inputs], weights="reference", modes=("eval",))
+    verdict = portproof.judge_onnx(tmp_path / "a.onnx", recording, engine=False)
+    assert verdict.status == PASS and verdict.caveats == caveats, str(verdict)
+    assert "".join(note for note in verdict.notes if "bound of the graph" in note).endswith(bounds)
 
 
 # What is done to images

@@ -402,6 +402,38 @@ def test_what_each_run_computes_anew_is_no_constant():
         assert not any("held in float32" in note for note in verdict.notes)
 
 
+CARRIED = "changed by the {}'s own runs, and what a later call makes of it is not compared: "
+
+
+def hidden_state(m, x):
+    m.state = m.a(x) if m.state is None else m.a(x) + m.state
+    return m.state
+
+
+def counted(m, x):
+    m.state = (m.state or 0) + 1
+    return m.a(x) / m.state
+
+
+def kept_as_it_was(m, x):
+    m.state = 3 if m.state is None else m.state
+    m.size = x.shape[-1:]
+    return m.a(x)
+
+
+@pytest.mark.parametrize(
+    ("code", "state", "note"),
+    [(hidden_state, None, "state"), (counted, None, "state"), (counted, 0, "state"), (kept_as_it_was, 3, "")],
+)
+def test_a_note_names_an_attribute_that_a_run_changes(code, state, note):
+    """A call that finds what the last one left is not run: each run begins with the model as it was given."""
+    ref, port = Ref(code, a=T.Linear(D, D), state=state), Port(lambda m, x: m.a(x), a=P.Linear(D, D))
+    verdict = align(ref, port, [normal(4, D)])
+    assert verdict.status == PASS, str(verdict)
+    said = [each for each in verdict.notes if "what a later call" in each]
+    assert said == ([CARRIED.format("reference") + note] if note else []) and ref.state == state
+
+
 @pytest.mark.parametrize("held", [True, False])
 def test_a_recording_gives_the_same_verdict(held, tmp_path):
     ref, port = with_table(held)

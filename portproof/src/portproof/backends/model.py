@@ -75,7 +75,7 @@ class Model:
         self.float32_data: Collection[str] = ()  # rounded constants that the other side does not hold
         self.is_watched = False  # whether a pass notes what it enters
         self.conditions: set[str] = set()  # modules in which Python decides by a tensor
-        self.reassigned: set[str] = set()  # tensor attributes that a run computed anew
+        self.reassigned: set[str] = set()  # attributes, tensors or numbers, that a run changed
         self.switched_off: set[str] = set()  # random modules that stay in eval mode
         self.mirrored: Collection[str] = ()  # kinds of lent draws, see `Draws`
         self.passes: Counter[str] = Counter()  # counts of "whole" and "alone" runs
@@ -438,21 +438,31 @@ class BackendModel(Model):
                     value = perturbed(value, dtype, rng)
                 backend.put(tensor, value, dtype, self.device)
                 let_go(value)
-            lent = [each for inside in self._inside[name] for each in self._lend_attributes(*inside, dtype, moved)]
+            for part_name, part in self._inside[name]:
+                self._lend_attributes(part_name, part, dtype, moved)
+            before = self._own_attributes(name)
             yield module
-            self.reassigned |= {
-                _joined_name(part_name, attribute)
-                for part_name, attribute, value in lent
-                if vars(self._parts[part_name]).get(attribute) is not value
-            }
+            after = self._own_attributes(name)
+            self.reassigned |= {key for key in before | after if self._differs(before.get(key), after.get(key))}
 
-    def _lend_attributes(
-        self, name: str, part: Any, dtype: str, moved: Mapping[str, np.ndarray]
-    ) -> Iterator[tuple[str, str, Any]]:
-        """Convert tensor attributes to `dtype` and detach them; they are looked up once.
+    def _own_attributes(self, name: str) -> dict[str, Any]:
+        """{dotted name: value} of what the modules in `name` hold beside what every module has."""
+        found: dict[str, Any] = {}
+        for part_name, part in self._inside[name]:
+            own = {key: value for key, value in vars(part).items() if key not in self.backend.module_attributes}
+            found |= {_joined_name(part_name, key): value for key, value in own.items()}
+        return found
 
-        -> (the module's name, the attribute's, what it holds then).
-        """
+    def _differs(self, before: Any, after: Any) -> bool:
+        """Whether tensors or numbers differ: tensors if they are others, whatever they hold."""
+        if before is after:
+            return False
+        if tensors_at((before, after), self.backend.framework.is_tensor):
+            return True
+        return isinstance(after, (int, float)) and before != after
+
+    def _lend_attributes(self, name: str, part: Any, dtype: str, moved: Mapping[str, np.ndarray]) -> None:
+        """Convert tensor attributes to `dtype` and detach them; they are looked up once."""
         if name not in self._with_tensors:
             own = [key for key in vars(part) if key not in self.backend.module_attributes]
             self._with_tensors[name] = [key for key in own if tensors_at(vars(part)[key], self._is_attribute)]
@@ -463,7 +473,6 @@ class BackendModel(Model):
             else:
                 value = map_tensors(value, self._is_attribute, lambda t: self._tensors(self.backend.to_array(t), dtype))
             vars(part)[attribute] = value
-            yield name, attribute, value
 
     def _is_attribute(self, value: Any) -> bool:
         return self.backend.framework.is_tensor(value) and id(value) not in self._keys

@@ -12,6 +12,7 @@ import numpy as np
 from portproof.arrays import largest
 from portproof.backends.trace import OUTPUT
 from portproof.compare import FAIL, NOT_JUDGED, PASS, REFUSED, Item, Row, Verdict, compare, joined, tensor_item
+from portproof.exported.bounds import unreached
 from portproof.exported.causes import causes_of
 from portproof.exported.engine import in_engine, need_engine
 from portproof.exported.folding import Origins
@@ -20,7 +21,7 @@ from portproof.exported.place import MOST_FAULTS, Fault, Search
 from portproof.exported.preprocessing import compare_preprocessing
 from portproof.exported.reference import Reference, bound
 from portproof.exported.weights import difference, shares_weights
-from portproof.ladder.pairs.whole import AlignVerdict
+from portproof.ladder.pairs.whole import AlignVerdict, branch_caveats, branch_notes, not_proved
 from portproof.localize.locate import Location, module_tree, numbers
 from portproof.recording.file import RecordedModel
 from portproof.report.text import grouped
@@ -30,6 +31,7 @@ TITLE = "judge"
 MEANING = "eval mode, float64"
 HERE: dict[str, Any] = {"mode": "eval", "dtype": "float64", "section": MEANING}
 NO_MEANING = "what the graph means was not judged, the engine alone"
+UNREACHED = "no input reaches this bound of the graph"
 NO_OUTPUT = "it has no output of its own in the graph"
 MOST_NODES = 6  # named in a report
 
@@ -47,7 +49,8 @@ def judge(
     inputs = graph_inputs(path)
     given = bound(inputs, model.inputs)
     misfits = {each.name: words for each in inputs if (words := each.problem(given[each.name]))}
-    notes: list[str] = model.notes()
+    never_entered = model.never_entered(["eval"])
+    notes = [*model.notes(), *branch_notes(model, never_entered)]
     verdicts: list[Verdict] = []
     if misfits:
         rows = [Row(Item(f"input {name}", "structure"), FAIL, reason=words) for name, words in misfits.items()]
@@ -60,7 +63,7 @@ def judge(
         verdicts.append(compare_preprocessing(preprocessing, model))
     every = joined(TITLE, verdicts)
     notes += [note for verdict in verdicts for note in verdict.notes]
-    caveats = every.caveats if meaning else [*every.caveats, NO_MEANING]
+    caveats = [*branch_caveats(never_entered), *every.caveats, *([] if meaning else [NO_MEANING])]
     return AlignVerdict(TITLE, every.rows, every.refusal, every.location, notes, every.hints, caveats)
 
 
@@ -82,11 +85,14 @@ def _meaning(path: str | Path, model: RecordedModel, given: Mapping[str, np.ndar
     except NotEvaluated as error:
         return _not_evaluated(error)
     rows = [*_weight_rows(graph, origins), *_rows(search), *_output_rows(search)]
+    bounds = unreached(graph, feeds)
     search_notes = [
         *_notes(search, origins),
         *grouped("constants taken for what their float32 stands for, ", graph.snapped),
+        *not_proved(UNREACHED, bounds),
     ]
-    return Verdict(MEANING, rows, location=_location(search), notes=search_notes)
+    caveats = [f"{len(bounds)} bound{'s' if len(bounds) > 1 else ''} of the graph never reached"] if bounds else []
+    return Verdict(MEANING, rows, location=_location(search), notes=search_notes, caveats=caveats)
 
 
 def _not_evaluated(error: NotEvaluated) -> Verdict:

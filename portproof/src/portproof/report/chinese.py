@@ -287,6 +287,8 @@ LINES = {
     "{} more at fault by themselves": "另有 {} 个自身有错误",
     "{} branch never entered": "{} 个分支从未进入",
     "{} branches never entered": "{} 个分支从未进入",
+    "{} bound of the graph never reached": "图中 {} 个界限从未达到",
+    "{} bounds of the graph never reached": "图中 {} 个界限从未达到",
     "{} buffer not compared": "{} 个 buffer 没有比较",
     "{} buffers not compared": "{} 个 buffer 没有比较",
     "gradients in code between layers not compared": "层与层之间代码的梯度没有比较",
@@ -581,6 +583,15 @@ LINES = {
         "在 {} 模式下两边使用同样的随机数：{}；移植版用 {}，概率相同"
     ),
     "dropout is not compared, since some of it is left out": "没有比较 dropout，因为其中一些不比较",
+    "dropout here drops other values than the port's, so it is in another place: {list}": (
+        "这里的 dropout 丢弃的值与移植版的不同，即位置不同：{}"
+    ),
+    "dropout is alpha dropout on one side only, which is not compared: {list}": (
+        "只有一边的 dropout 是 alpha dropout，这一点没有比较：{}"
+    ),
+    "changed by the {text}'s own runs, and what a later call makes of it is not compared: {list}": (
+        "{}运行时改变了它，没有比较下一次调用由此得到的值：{}"
+    ),
     "dropout is off, and not compared, since a kernel does it inside of {}": (
         "dropout 已关闭，没有比较，因为 {} 内的算子自己做 dropout"
     ),
@@ -589,6 +600,9 @@ LINES = {
         "没有比较，虽然 train 模式的一次运行会改变它，因为移植版中没有与它对应的：{}"
     ),
     "not proved, since no input enters it: {list}": "没有证明，因为没有输入进入：{}",
+    "not proved, since no input reaches this bound of the graph: {list}": (
+        "没有证明，因为没有输入达到图中的这个界限：{}"
+    ),
     "branches of clip, where, minimum and the like: not watched, the reference is not in PyTorch": (
         "clip、where、minimum 等的分支：没有观察，因为参考代码不是 PyTorch 的"
     ),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from html import escape
@@ -15,9 +15,9 @@ import numpy as np
 from portproof.arrays import is_projected, largest, projected
 from portproof.backends.draws import NORMAL, UNIFORM, difference
 from portproof.backends.masks import Dropped
-from portproof.backends.model import BackendModel
+from portproof.backends.model import BackendModel, Model
 from portproof.backends.question import CONSTANTS, Question, Run
-from portproof.backends.trace import Inputs, Trace, as_call, module_of, output_item
+from portproof.backends.trace import Inputs, ModuleCall, Trace, as_call, module_of, output_item
 from portproof.compare import FAIL, PASS, Item, Items, Row, Verdict, compare, joined, tensor_item
 from portproof.compare.accepted import NOTHING, Accepted
 from portproof.compare.ruler import MOST_ROUNDING, Distances, Ruler, exact_atol, moved_distances
@@ -50,7 +50,7 @@ from portproof.localize.locate import (
     module_tree,
     numbers,
 )
-from portproof.mapping.agreement import alike, exchanged_axes
+from portproof.mapping.agreement import alike, alike_in_any_order, exchanged_axes
 from portproof.mapping.module_calls import EXACT
 from portproof.mapping.name_map import NameMap, match_calls
 from portproof.python39 import zip_strict
@@ -103,8 +103,11 @@ def compare_dropout(pair: Pair) -> Verdict | None:
 
     In any order, in layers or functions, apart or joined: as many numbers decide with the same probability.
     """
-    ref, port = (pair.ask(model, "float64", True).trace.dropped for model in (pair.ref, pair.port))
+    ref_run, port_run = (pair.ask(model, "float64", True) for model in (pair.ref, pair.port))
+    ref, port = ref_run.trace.dropped, port_run.trace.dropped
     if _chances(ref) == _chances(port):
+        if alike(ref_run.output, port_run.output, EXACT):
+            pair.notes += _dropout_notes(pair, ref_run, port_run)
         return None
     left, port_left = _without_equal(ref, port), _without_equal(port, ref)
     if any(f"{each.name}.".startswith(pair.left_out) for each in left):  # what stands for it there is not known
@@ -116,6 +119,42 @@ def compare_dropout(pair: Pair) -> Verdict | None:
         pair.notes.append(f"dropout is off, and not compared, since a kernel does it inside of {names}")
         return None
     return Verdict("train mode", [_dropout_row(*each) for each in zip_longest(left, port_left)])
+
+
+def _dropout_notes(pair: Pair, ref: Run, port: Run) -> list[str]:
+    """Of dropout layers in which as much is dropped as in layers of the port: where and of which kind these differ."""
+    calls, port_calls, words = _dropout_calls(pair.ref, ref), _dropout_calls(pair.port, port), dict[str, str]()
+    for key, ours in calls.items():
+        theirs = port_calls.get(key, [])
+        if len(ours) != len(theirs):  # some are joined on one side
+            continue
+        for call, in_turn in zip(ours, theirs):
+            candidates = (in_turn, *theirs)
+            same = next((each for each in candidates if alike_in_any_order(call.inputs, each.inputs, EXACT)), None)
+            if same is None:
+                words[call.label] = "dropout here drops other values than the port's, so it is in another place"
+            elif _is_alpha(pair.ref, call) != _is_alpha(pair.port, same):
+                words[call.label] = "dropout is alpha dropout on one side only, which is not compared"
+    return grouped("", words)
+
+
+def _dropout_calls(model: Model, run: Run) -> dict[tuple[float, int], list[ModuleCall]]:
+    """{(p, how many numbers decide): calls of layers, in order}, but where functions drop, whose input is unknown"""
+    of_layers = defaultdict(list)
+    for call in run.trace.calls.values():
+        if "Dropout" in model.modules[call.name].type:
+            of_layers[call.name].append(call)
+    found, in_functions = defaultdict(list), set()
+    for each in run.trace.dropped:
+        if of_layers[each.name]:
+            found[each.p, each.size].append(of_layers[each.name].pop(0))
+        else:
+            in_functions.add((each.p, each.size))
+    return {key: calls for key, calls in found.items() if key not in in_functions}
+
+
+def _is_alpha(model: Model, call: ModuleCall) -> bool:
+    return "Alpha" in model.modules[call.name].type
 
 
 def _chances(calls: Iterable[Dropped]) -> dict[float, tuple[int, int]]:
@@ -512,11 +551,10 @@ def modules_without_constants(pair: Pair, train: bool, trace: Trace, port_trace:
 
 def structure(pair: Pair) -> Verdict:
     """Whether every tensor of the reference has a counterpart of its shape; with what no run of the pair can prove."""
-    name_map, count = pair.name_map, len(pair.never_entered)
-    caveats = [f"{count} branch{'es' if count > 1 else ''} never entered"] if count else []
+    name_map = pair.name_map
     rows = [Row(Item(name, "structure"), FAIL, reason=reason) for name, reason in name_map.problems.items()]
     rows += [Row(tensor_item(name, "structure"), PASS, difference=0.0, atol=0.0) for name in name_map.tensors]
-    return Verdict("parameters and buffers", rows, caveats=caveats)
+    return Verdict("parameters and buffers", rows, caveats=branch_caveats(pair.never_entered))
 
 
 def equal_weights(pair: Pair) -> Verdict:
@@ -536,23 +574,41 @@ def all_notes(pair: Pair) -> list[str]:
     was_run = {name: word for name, word in typed.items() if word != OTHER_INPUTS}
     not_run = {name: word for name, word in typed.items() if word == OTHER_INPUTS}
     notes += [*dict.fromkeys(pair.notes), *pair.port.notes()]
-    notes += branch_notes(pair)
+    notes += branch_notes(pair.ref, pair.never_entered)
+    notes += [*state_notes(pair.ref), *state_notes(pair.port)]
     notes += grouped("built differently, no fault: ", was_run)
     return notes + grouped("not run alone, so nothing is known of it by itself: ", not_run)
 
 
-def branch_notes(pair: Pair) -> list[str]:
+def state_notes(model: Model) -> list[str]:
+    """Attributes that a run changed: those of library layers are no state of the model's own."""
+    if not isinstance(model, BackendModel):  # a recording does not tell
+        return []
+    own = [key for key in sorted(model.reassigned) if not model.is_of_library(key.rpartition(".")[0])]
+    words = f"changed by the {model.role}'s own runs, and what a later call makes of it is not compared"
+    return grouped("", dict.fromkeys(own, words))
+
+
+def branch_caveats(never_entered: Sequence[str]) -> list[str]:
+    count = len(never_entered)
+    return [f"{count} branch{'es' if count > 1 else ''} never entered"] if count else []
+
+
+def branch_notes(ref: Model, never_entered: Sequence[str]) -> list[str]:
     """What no input entered on the reference's side, and what was not watched."""
-    notes, ref = [], pair.ref
-    if pair.never_entered:
-        more = f" and {len(pair.never_entered) - 5} more" if len(pair.never_entered) > 5 else ""
-        notes.append(f"not proved, since no input enters it: {'; '.join(pair.never_entered[:5])}{more}")
+    notes = not_proved("no input enters it", never_entered)
     if not ref.is_watched:
         notes.append("branches of clip, where, minimum and the like: not watched, the reference is not in PyTorch")
     elif ref.conditions:
         where = ", ".join(sorted(name or "the model itself" for name in ref.conditions))
         notes.append(f"branches that Python takes by a tensor's numbers (`if`, item()): not watched, in {where}")
     return notes
+
+
+def not_proved(why: str, places: Sequence[str]) -> list[str]:
+    """A note that names the first of the places; none without places."""
+    more = f" and {len(places) - 5} more" if len(places) > 5 else ""
+    return [f"not proved, since {why}: {'; '.join(places[:5])}{more}"] if places else []
 
 
 def passes(pair: Pair) -> str:
