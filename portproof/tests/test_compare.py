@@ -32,6 +32,7 @@ from portproof.compare import (
 from portproof.compare.activations import MARGIN, branch_flips, dead_branches, off_kinks
 from portproof.compare.ruler import (
     MOST_HIDDEN,
+    OVERFLOWS,
     RUNS,
     U64,
     K,
@@ -754,6 +755,14 @@ def test_where_a_precision_keeps_no_digit_an_item_is_not_judged():
     assert judged_by(Ruler(REF, **perturbed), off_by(100.0)).status == NOT_JUDGED
     assert judged_by(Ruler(REF, **perturbed), off_by(1e4)).status == FAIL
     assert judged_by(Ruler(REF, **perturbed, must_be_judged=[OUT]), off_by(0.5)).status == REFUSED
+
+
+@pytest.mark.parametrize("port", [np.full(3, np.inf), np.full(3, 1e38)])
+def test_what_must_be_judged_and_overflows_in_float32_is_refused(port):
+    ref = {OUT: np.full(3, 1e38)}
+    for must_be_judged, status in (((), NOT_JUDGED), ([OUT], REFUSED)):
+        row = judged_by(Ruler(ref, "float32", must_be_judged=must_be_judged), {OUT: port})
+        assert row.status == status and row.reason == OVERFLOWS
 
 
 @pytest.mark.parametrize(("dtype", "vague"), [("float32", NOT_JUDGED), ("float64", PASS)])

@@ -238,6 +238,12 @@ def output_item(label: str, whole: str) -> Item:
     return Item(label, "output", module)
 
 
+def output_items(outputs: Sequence[np.ndarray]) -> dict[Item, np.ndarray]:
+    """A model's outputs in their order: "output", or "output[0]", "output[1]", ... of several."""
+    many = len(outputs) > 1
+    return {Item(f"{OUTPUT}[{i}]" if many else OUTPUT, "output"): array for i, array in enumerate(outputs)}
+
+
 def module_of(label: str) -> str:
     """The module of an output's name, without #2 and [1]."""
     return label.partition("#")[0].partition("[")[0]

@@ -310,7 +310,9 @@ class _Steps:
         rung = self.rung
         first = len(self.rung.verdicts)
         batch = self.batches[0]
-        if self.call is None:
+        options: dict[str, Any] = {}
+        if self.call is None:  # float32 alone judges the loss
+            options["must_be_judged"] = [LOSS]
             self._after(0, rung.of_ref("make function", self.start_ref, "float64"))
 
         def again(dtype: str, perturbation: int = 0) -> Items:
@@ -329,7 +331,8 @@ class _Steps:
         if port_run is not None and found is not None:
             self._say_flips(ref_run.trace, renamed(port_run.trace.activation_inputs, pair.name_map.calls))
             ref, port = of_kinds(fp32_ref, *IN_FLOAT32), of_kinds(found, *IN_FLOAT32)
-            ruler = Ruler.measured(ref, "float32", again, input_scales=self.first_trace.input_scales, exact=[RATE])
+            scales = self.first_trace.input_scales
+            ruler = Ruler.measured(ref, "float32", again, input_scales=scales, exact=[RATE], **options)
             title = self._title("float32, 1 iteration")
             port = without_optional(port, ref, self.pair.port)
             rung.check(ruler.compare(port, title=title, mode=self.mode, dtype="float32"))
