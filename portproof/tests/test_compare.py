@@ -29,7 +29,7 @@ from portproof.compare import (
     placed,
     tensor_item,
 )
-from portproof.compare.activations import MARGIN, branch_flips, dead_branches, off_kinks
+from portproof.compare.activations import MARGIN, branch_flips, off_kinks
 from portproof.compare.ruler import (
     MOST_HIDDEN,
     OVERFLOWS,
@@ -581,20 +581,6 @@ def test_conversion_keeps_bits_and_transposes_only_linear_weights(rule, array):
 def test_what_no_rule_covers_is_refused(convert, key, types, said):
     with pytest.raises(UserError, match=f"no rule converts {said}: "):
         convert({key: np.zeros(2)}, types)
-
-
-def test_dead_branches():
-    types = {"r": "ReLU", "h": "Hardswish", "s": "Hardsigmoid"}
-    alive = {"r": np.array([-1.0, 1, 7]), "h": np.array([[-4.0, 0], [2, 4]]), "s": np.array([-3.5, 0, 3.5])}
-    assert dead_branches(alive, types) == set()
-    on_the_breakpoints = {"r": np.array([0.0, 6]), "h": np.array([-3.0, 3, 4])}
-    assert dead_branches(on_the_breakpoints, types) == {
-        "r (ReLU): nothing below 0",
-        "r (ReLU): nothing from 0 to 6",
-        "r (ReLU): nothing above 6",
-        "h (Hardswish): nothing below -3",
-        "h (Hardswish): nothing from -3 to 3",
-    }
 
 
 def test_branch_flips():

@@ -291,10 +291,7 @@ class _Mode:
         port |= {} if pair.strict else self._in_form(ref, port)
         ruler = Ruler.measured(ref, dtype, self._again, **options)
         verdict = ruler.compare(port, title=f"{mode} mode, {dtype}", mode=mode, dtype=dtype)
-        if port_run.trace.error:
-            reason = f"it raised {port_run.trace.error}{_OWN_RUN if dtype == 'float64' else ''}"
-            row = Row(Item("the port runs", mode=mode, dtype=dtype), FAIL, reason=reason)
-            verdict = replace(verdict, rows=[*verdict.rows, row])
+        verdict = with_error(verdict, port_run, mode, dtype)
         failed = [row.item for row in verdict.rows if row.status == FAIL]
         self.decided = [replace(item, mode="", dtype="") for item in failed]
         # What a pass leaves in a buffer does not leave the model; Paddle's running variance differs in any case.
@@ -426,6 +423,15 @@ class _Mode:
                 runs = (self.pair.ask(model, "float64", self.train, perturbation) for perturbation in (0, CONSTANTS))
                 found.append(moved_distances(*(items(self.pair, run, is_port) for run in runs)))
         return found
+
+
+def with_error(verdict: Verdict, run: Run, mode: str, dtype: str) -> Verdict:
+    """`verdict` on a run of the port, with a row that fails if the port raised."""
+    if not run.trace.error:
+        return verdict
+    reason = f"it raised {run.trace.error}{_OWN_RUN if dtype == 'float64' else ''}"
+    row = Row(Item("the port runs", mode=mode, dtype=dtype), FAIL, reason=reason)
+    return replace(verdict, rows=[*verdict.rows, row])
 
 
 def _stays_inside(item: Item) -> bool:
