@@ -29,9 +29,10 @@ from portproof.compare import (
     placed,
     tensor_item,
 )
-from portproof.compare.activations import MARGIN, branch_flips, dead_branches, off_kinks
+from portproof.compare.activations import MARGIN, branch_flips, off_kinks
 from portproof.compare.ruler import (
     MOST_HIDDEN,
+    OVERFLOWS,
     RUNS,
     U64,
     K,
@@ -582,20 +583,6 @@ def test_what_no_rule_covers_is_refused(convert, key, types, said):
         convert({key: np.zeros(2)}, types)
 
 
-def test_dead_branches():
-    types = {"r": "ReLU", "h": "Hardswish", "s": "Hardsigmoid"}
-    alive = {"r": np.array([-1.0, 1, 7]), "h": np.array([[-4.0, 0], [2, 4]]), "s": np.array([-3.5, 0, 3.5])}
-    assert dead_branches(alive, types) == set()
-    on_the_breakpoints = {"r": np.array([0.0, 6]), "h": np.array([-3.0, 3, 4])}
-    assert dead_branches(on_the_breakpoints, types) == {
-        "r (ReLU): nothing below 0",
-        "r (ReLU): nothing from 0 to 6",
-        "r (ReLU): nothing above 6",
-        "h (Hardswish): nothing below -3",
-        "h (Hardswish): nothing from -3 to 3",
-    }
-
-
 def test_branch_flips():
     types = {"r": "ReLU", "h": "Hardswish"}
     one = {"r": np.array([-1.0, 1e-9, 5.9]), "h": np.array([-3.1, -2.9, 3.1, 0])}
@@ -754,6 +741,14 @@ def test_where_a_precision_keeps_no_digit_an_item_is_not_judged():
     assert judged_by(Ruler(REF, **perturbed), off_by(100.0)).status == NOT_JUDGED
     assert judged_by(Ruler(REF, **perturbed), off_by(1e4)).status == FAIL
     assert judged_by(Ruler(REF, **perturbed, must_be_judged=[OUT]), off_by(0.5)).status == REFUSED
+
+
+@pytest.mark.parametrize("port", [np.full(3, np.inf), np.full(3, 1e38)])
+def test_what_must_be_judged_and_overflows_in_float32_is_refused(port):
+    ref = {OUT: np.full(3, 1e38)}
+    for must_be_judged, status in (((), NOT_JUDGED), ([OUT], REFUSED)):
+        row = judged_by(Ruler(ref, "float32", must_be_judged=must_be_judged), {OUT: port})
+        assert row.status == status and row.reason == OVERFLOWS
 
 
 @pytest.mark.parametrize(("dtype", "vague"), [("float32", NOT_JUDGED), ("float64", PASS)])

@@ -13,8 +13,10 @@ import numpy as np
 import paddle
 import pytest
 import torch
+from toy_pairs import Port, Ref, chaotic, normal
 
 import portproof
+from portproof import ladder
 from portproof.commands import align, compare, convert, judge, new, record
 from portproof.compare import DONE, FAIL, PASS, REFUSED, Item, Refused, Row, Verdict, exit_status
 from portproof.ladder import Rung
@@ -363,3 +365,31 @@ def test_what_the_machine_lacks_is_of_neither_side(lack):
     for of_side in (Rung("rung").of_ref, Rung("rung").of_port):
         with pytest.raises(MachineError, match="this machine lacks it"):
             of_side("function", raising)
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_port_of_which_no_output_can_be_judged_passes_no_door(count):
+    """14 sines leave no digit in float64, so a port that gives zeros is as near as a faithful one."""
+    lost, zeros = (chaotic(40.0, sin, lambda m, x: m.line(x), sines=14) for sin in (torch.sin, paddle.sin))
+    ref = Ref(lambda m, x: (lost(m, x),) * count, line=torch.nn.Linear(6, 6))
+    port = Port(lambda m, x: (0.0 * zeros(m, x),) * count, line=paddle.nn.Linear(6, 6))
+    inputs = [normal(8, 6)]
+    recorded = portproof.record(ref, inputs)
+    verdicts = [
+        portproof.align(ref, port, inputs),
+        portproof.judge(port, recorded),
+        ladder.forward(ref, port, inputs),
+        ladder.gradients(ref, port, inputs),
+    ]
+    for verdict in verdicts:
+        assert verdict.status == REFUSED, str(verdict)
+        refused = {(row.item.mode, row.item.name) for row in verdict.rows if row.status == REFUSED}
+        names = ["output"] if count == 1 else ["output[0]", "output[1]"]
+        assert refused >= {(mode, name) for mode in ("eval", "train") for name in names}
+
+
+def test_the_models_own_output_is_compared_where_a_layer_of_that_name_is_left_out():
+    ref = Ref(lambda m, x: m.output(x), output=torch.nn.Linear(5, 3))
+    port = Port(lambda m, x: 2 * m.output(x), output=paddle.nn.Linear(5, 3))
+    verdict = ladder.forward(ref, port, [normal(4, 5)], leave_out=["output"])
+    assert verdict.status == FAIL, str(verdict)

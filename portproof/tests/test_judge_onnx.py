@@ -20,7 +20,7 @@ from onnx.reference import ReferenceEvaluator
 from onnx_faults import CONVOLUTIONS, EXPORTERS, TABLE, THE_MODEL, TRANSFORMER, Editable, Exports, GraphFault, scaled
 from PIL import Image
 from toy_exports import Decoder, drawn, export_torch, images
-from toy_pairs import Ref
+from toy_pairs import Ref, chaotic, normal
 
 import portproof
 from portproof.commands import judge as judge_command
@@ -30,6 +30,7 @@ from portproof.exported import engine, preprocessing
 from portproof.exported.causes import Causes
 from portproof.exported.constants import snapped
 from portproof.exported.graph import Graph, tensors_in
+from portproof.exported.judge import judge as judge_graph
 from portproof.exported.match import likeness
 from portproof.exported.operators import OPERATORS, Conv
 from portproof.exported.preprocessing import Preprocessing
@@ -276,6 +277,18 @@ def test_an_engine_that_gives_other_values_or_other_bits(exports, monkeypatch):
     monkeypatch.setattr(engine.Engine, "run", other(lambda: calls.append(1) or 1 + len(calls) % 2 * 2**-22))
     verdict = portproof.judge_onnx(*judged)
     assert {row.name for row in verdict.bad} >= {"ONNX Runtime, 2x5x6/the same each time"}
+
+
+def test_an_engine_alone_proves_nothing_of_an_output_of_which_float32_keeps_no_digit(tmp_path):
+    """9 sines of a multiple; the graph gives zeros."""
+    ref = Ref(chaotic(20.1, torch.sin, lambda m, x: m.line(x)), line=torch.nn.Linear(6, 6))
+    shape = [8, 6]
+    given, found = (helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name in ("x", "y"))
+    graph = helper.make_graph([helper.make_node("Sub", ["x", "x"], ["y"])], "zeros", [given], [found])
+    opset = helper.make_opsetid("", 17)
+    onnx.save(helper.make_model(graph, ir_version=8, opset_imports=[opset]), tmp_path / "zeros.onnx")
+    recorded = portproof.record(ref, [normal(*shape)], weights="reference", modes=("eval",))
+    assert judge_graph(tmp_path / "zeros.onnx", recorded.model(), meaning=False).status == REFUSED
 
 
 # Files

@@ -7,6 +7,7 @@ import numpy as np
 import paddle
 import pytest
 import torch
+import toy_pairs
 
 from portproof import ladder
 from portproof.compare import FAIL, PASS, REFUSED
@@ -164,6 +165,91 @@ def test_random_numbers_are_lent_and_said(inputs, function):
 def test_forward_of_keyword_arguments(inputs):
     verdict = ladder.forward(Ref(), Port(), {"x": inputs[0]})
     assert verdict.status == PASS and any("one sample" in line for line in verdict.log)
+
+
+def coded(ref_code, port_code):
+    """A linear layer and a ReLU, and what each side does with them."""
+    ref = toy_pairs.Ref(ref_code, line=torch.nn.Linear(5, 5), act=torch.nn.ReLU())
+    return ref, toy_pairs.Port(port_code, line=paddle.nn.Linear(5, 5), act=paddle.nn.ReLU())
+
+
+def test_an_activation_may_be_called_twice(inputs):
+    def code(m, x):
+        return m.act(m.line(m.act(m.line(x))))
+
+    def training(optimizer, clear):
+        def make(model):
+            rule = optimizer(model)
+
+            def step(x):
+                clear(rule)
+                loss = model(x).mean()
+                loss.backward()
+                rule.step()
+                return loss
+
+            return step, rule
+
+        return make
+
+    pair = coded(code, code)
+    assert ladder.forward(*pair, inputs).status == PASS
+    make_ref = training(lambda m: torch.optim.SGD(m.parameters(), 0.1), torch.optim.SGD.zero_grad)
+    make_port = training(lambda m: paddle.optimizer.SGD(0.1, m.parameters()), paddle.optimizer.SGD.clear_grad)
+    batches = [(inputs[0],)]
+    verdict = ladder.backward(*ladder.same_weights(*pair, inputs), make_ref, make_port, batches, train=False)
+    assert verdict.status == PASS, str(verdict)
+
+
+def test_branches_that_are_never_entered_are_refused_on_request(inputs):
+    pair = coded(lambda m, x: m.line(x).clamp(max=1e9), lambda m, x: m.line(x))
+    verdict = ladder.forward(*pair, inputs)
+    assert verdict.status == PASS and str(verdict).endswith("; 1 branch never entered")
+    refused = ladder.forward(*pair, inputs, all_branches=True)
+    assert refused.status == REFUSED and "clamp, above 1e+09: choose another --seed" in refused.refusal
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        lambda m, x, w: (m.line(x * w), m.line(x).mean(1, keepdim=True).squeeze()),
+        lambda m, x, w: (m.line(x * w).squeeze(), m.line(x).mean(1)),
+    ],
+    ids=["the second output", "the first"],
+)
+def test_an_axis_that_vanishes_with_one_sample_fails(code, inputs):
+    """Of whichever output, and beside an input without an axis of samples."""
+    pair = coded(lambda m, x, w: (m.line(x * w), m.line(x).mean(1)), code)
+    verdict = ladder.forward(*pair, [*inputs, inputs[0][0]])
+    assert verdict.status == FAIL and {row.reason for row in verdict.bad} <= {
+        "shape: reference (1,), port ()", "shape: reference (1, 5), port (5,)"
+    }  # fmt: skip
+
+
+def needs_two(m, x):
+    if len(x) < 2:
+        raise ValueError("two samples at least")
+    return m.line(x)
+
+
+def test_a_port_that_cannot_run_one_sample_fails_with_what_it_raised(inputs):
+    verdict = ladder.forward(*coded(lambda m, x: m.line(x), needs_two), inputs)
+    assert verdict.status == FAIL
+    assert any("raised ValueError: two samples at least" in row.reason for row in verdict.bad), str(verdict)
+
+
+@pytest.mark.parametrize(
+    ("code", "why"),
+    [
+        (needs_two, "raised ValueError: two samples at least"),
+        (lambda m, x: m.line(x) / (x - x.mean(0)).abs().mean(), "gives NaN or infinity"),
+    ],
+)
+def test_one_sample_that_the_reference_cannot_run_is_said_not_to_be_compared(code, why, inputs):
+    verdict = ladder.forward(*coded(code, code), inputs)
+    assert verdict.status == PASS, str(verdict)
+    assert f"eval mode, one sample: not compared, since the reference {why}" in verdict.log
+    assert str(verdict).endswith("; one sample alone not compared")
 
 
 def test_a_factory_makes_a_new_model_each_time():

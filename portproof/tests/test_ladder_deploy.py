@@ -86,6 +86,24 @@ def test_a_fault_of_an_engine_is_noticed(faulty, where):
     assert not any(name.startswith("right") for name in failed(verdict)), failed(verdict)
 
 
+def test_every_output_of_a_model_is_compared():
+    class Twice(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.net = reference()
+
+        def forward(self, x):
+            return self.net(x), 2 * self.net(x)
+
+    for factor, status in ((2, PASS), (0, FAIL)):
+        verdict = deploy(
+            Twice(), {"two": lambda batch, factor=factor: [engine(batch), factor * engine(batch)]}, BATCHES
+        )
+        assert verdict.status == status, str(verdict)
+    assert failed(verdict) == {f"two, batch {n}/output[1]" for n in (1, 3)}
+    assert deploy(Twice(), {"one": engine}, BATCHES).status == FAIL
+
+
 @pytest.mark.parametrize(
     "faulty",
     [

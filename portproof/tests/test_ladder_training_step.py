@@ -6,8 +6,10 @@ import numpy as np
 import paddle
 import pytest
 import torch
+import toy_pairs
 from paddle.nn import functional as P
 from torch.nn import functional as F
+from toy_pairs import chaotic
 
 from portproof.compare import FAIL, PASS, REFUSED, ruler
 from portproof.ladder.pairs.pair import same_weights
@@ -268,6 +270,16 @@ def test_what_proves_nothing_is_refused():
 
     with pytest.raises(UserError, match="the reference's training moves no parameter"):
         backward(*pair(), still, port_of(), batches())
+
+
+def test_a_loss_that_no_precision_judges_is_refused():
+    """9 sines leave no digit in float32."""
+    ref = toy_pairs.Ref(chaotic(20.1, torch.sin, lambda m, x: m.line(x)), line=torch.nn.Linear(4, CLASSES))
+    port = toy_pairs.Port(chaotic(20.1, paddle.sin, lambda m, x: m.line(x)), line=paddle.nn.Linear(4, CLASSES))
+    sides = same_weights(ref, port, [batches(1)[0][0]])
+    for dtypes, status in ((["float32"], REFUSED), (["float64", "float32"], FAIL)):
+        verdict = backward(*sides, ref_of(False), port_of(False, loss=1.01), batches(1), train=False, dtypes=dtypes)
+        assert verdict.status == status, str(verdict)
 
 
 @pytest.mark.parametrize(

@@ -24,12 +24,12 @@ def normal(*shape: int) -> np.ndarray:
     return np.random.default_rng(shape).normal(size=shape).astype(np.float32)
 
 
-def chaotic(factor: float, sin: Callable, start: Callable) -> Callable:
-    """Its 9 sines magnify rounding 1e11 times: float32 keeps no digit, float64 some."""
+def chaotic(factor: float, sin: Callable, start: Callable, sines: int = 9) -> Callable:
+    """9 sines of 20 times the last magnify rounding 1e11 times: float32 keeps no digit, float64 some."""
 
     def code(m, x):
         x = start(m, x)
-        for _ in range(9):
+        for _ in range(sines):
             x = sin(factor * x)
         return x
 

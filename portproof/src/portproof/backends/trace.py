@@ -16,7 +16,7 @@ from portproof.arrays import drawn, largest, same_bits
 from portproof.backends.draws import Draw
 from portproof.backends.masks import Dropped
 from portproof.compare import Item
-from portproof.compare.activations import BREAKPOINTS
+from portproof.compare.activations import KINKS
 from portproof.python39 import zip_strict
 from sturdyio.cli import MachineError, UserError, one_line, user_code
 
@@ -238,6 +238,12 @@ def output_item(label: str, whole: str) -> Item:
     return Item(label, "output", module)
 
 
+def output_items(outputs: Sequence[np.ndarray]) -> dict[Item, np.ndarray]:
+    """A model's outputs in their order: "output", or "output[0]", "output[1]", ... of several."""
+    many = len(outputs) > 1
+    return {Item(f"{OUTPUT}[{i}]" if many else OUTPUT, "output"): array for i, array in enumerate(outputs)}
+
+
 def module_of(label: str) -> str:
     """The module of an output's name, without #2 and [1]."""
     return label.partition("#")[0].partition("[")[0]
@@ -297,7 +303,7 @@ class _Tracer:
         return self.recent[-1]
 
     def attach(self, name: str, module: Any) -> list[Any]:
-        is_activation = type(module).__name__ in BREAKPOINTS
+        is_activation = type(module).__name__ in KINKS
 
         def before(module: Any, args: tuple, kwargs: dict) -> None:
             self.begin(name, args, kwargs, self.keep_calls or is_activation)

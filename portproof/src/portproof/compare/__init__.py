@@ -141,9 +141,9 @@ class Verdict:
         if self.rows and not self.judged:
             left = "accepted" if len(self.accepted) == len(self.rows) else "accepted or not judged"
             return f"all {len(self.rows)} items are {left}"
-        proved = {row.item.mode for row in self.judged if _leaves_the_model(row.item)}
+        proved = {row.item.mode for row in self.judged if leaves_the_model(row.item)}
         for row in self.accepted:
-            if _leaves_the_model(row.item) and row.item.mode not in proved:
+            if leaves_the_model(row.item) and row.item.mode not in proved:
                 where = f" in {row.item.mode} mode" if row.item.mode else ""
                 return f"every output of the model{where} is accepted: nothing is proved of it"
         return ""
@@ -193,7 +193,8 @@ class Verdict:
         return min(self.bad, key=lambda row: row.status, default=None)
 
 
-def _leaves_the_model(item: Item) -> bool:
+def leaves_the_model(item: Item) -> bool:
+    """Whether it is an output of the model itself."""
     return item.kind == "output" and not item.module
 
 

@@ -1,15 +1,10 @@
-"""Which branches of activations are reached, and where two runs take different ones.
-
-A comparison proves only branches that are reached: without an input above 6, ReLU and ReLU6 are the same.
-"""
+"""Where two runs of activations take different branches."""
 
 from collections.abc import Mapping
 
 import numpy as np
 
-# Where an activation, or one it is mistaken for (ReLU6), changes its formula.
-BREAKPOINTS = {"ReLU": (0.0, 6.0), "Hardswish": (-3.0, 3.0), "Hardsigmoid": (-3.0, 3.0)}
-# Where its own derivative jumps.
+# Where the derivative of an activation jumps.
 KINKS = {"ReLU": (0.0,), "Hardswish": (-3.0, 3.0), "Hardsigmoid": (-3.0, 3.0)}
 
 # A share of the kink. So near, a float32 kernel may take the other branch:
@@ -29,27 +24,13 @@ def off_kinks(x: np.ndarray, kind: str) -> np.ndarray:
     return x
 
 
-def dead_branches(activation_inputs: Mapping[str, np.ndarray], types: Mapping[str, str]) -> set[str]:
-    """Branches that no input reaches: "features.1.block.0.2 (ReLU): nothing above 6"."""
-    dead = set()
-    for name, x in activation_inputs.items():
-        low, high = BREAKPOINTS[types[name]]
-        where = {
-            f"below {low:g}": x < low,
-            f"from {low:g} to {high:g}": (x > low) & (x < high),
-            f"above {high:g}": x > high,
-        }
-        dead |= {f"{name} ({types[name]}): nothing {place}" for place, reached in where.items() if not reached.any()}
-    return dead
-
-
 def branch_flips(
     first: Mapping[str, np.ndarray], second: Mapping[str, np.ndarray], types: Mapping[str, str]
 ) -> dict[str, int]:
-    """{activation: number of its inputs on different sides of a kink}, if not 0."""
+    """{call of an activation: number of its inputs on different sides of a kink}, if not 0; `types` are by call."""
     counts = {
-        name: sum(int(((x > kink) != (second[name] > kink)).sum()) for kink in KINKS[types[name]])
-        for name, x in first.items()
-        if name in second  # a missing one fails in `compare`
+        label: sum(int(((x > kink) != (second[label] > kink)).sum()) for kink in KINKS[types[label]])
+        for label, x in first.items()
+        if label in second  # a missing one fails in `compare`
     }
-    return {name: count for name, count in counts.items() if count}
+    return {label: count for label, count in counts.items() if count}

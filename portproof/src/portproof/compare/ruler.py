@@ -292,7 +292,7 @@ class Ruler:
             again = compare(ref_items, port_items, atol, expected_zero=zeros)
             found |= {row.item: replace(row, widened_by=step.name, hidden=step.hidden) for row in again.rows}
         overflown = [item for item, row in found.items() if row.status == FAIL and self._may_overflow(item, port)]
-        found |= {item: replace(found[item], status=NOT_JUDGED, reason=OVERFLOWS) for item in overflown}
+        found |= {item: self._left_unjudged(found[item], OVERFLOWS) for item in overflown}
         judged = [row if row.item in zeros and row.status == PASS else self._judged(row) for row in found.values()]
         rows = [replace(row, item=replace(row.item, **facts)) for row in judged]
         return Verdict(title, rows, hints=hints or {})
@@ -333,7 +333,7 @@ class Ruler:
 
     def _judged(self, row: Row) -> Row:
         if self.dtype == "float32" and not self._scales.get(row.item, 0.0) < LARGEST_FLOAT32 / HOPELESS:
-            return replace(row, status=NOT_JUDGED, reason=OVERFLOWS, worst=None)
+            return self._left_unjudged(row, OVERFLOWS)
         if not row.atol > 0:
             return row
         is_noise = row.widened_by in ("perturbed", "rounded") and row.difference <= HOPELESS * row.atol
@@ -345,6 +345,9 @@ class Ruler:
             reason = f"a relative change of {row.hidden:.1e} could hide in its limit"
         else:
             return row
+        return self._left_unjudged(row, reason)
+
+    def _left_unjudged(self, row: Row, reason: str) -> Row:
         status = REFUSED if row.item in self.must_be_judged else NOT_JUDGED
         return replace(row, status=status, reason=reason, worst=None)
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from portproof.backends.question import Question
-from portproof.backends.trace import OUTPUT, OUTPUTS, Inputs
+from portproof.backends.trace import OUTPUTS, Inputs, output_items
 from portproof.compare import FAIL, NOT_JUDGED, PASS, Item, Row, Verdict
 from portproof.compare.ruler import Ruler
 from portproof.exported.graph import GraphInput
@@ -45,8 +45,11 @@ class Engine:
         return self.session.run(self.outputs, dict(feeds))
 
 
-def in_engine(path: str | Path, inputs: list[GraphInput], model: RecordedModel) -> Verdict:
-    """The engine's outputs at the recorded sizes against the reference's float64 run."""
+def in_engine(path: str | Path, inputs: list[GraphInput], model: RecordedModel, alone: bool = False) -> Verdict:
+    """The engine's outputs at the recorded sizes against the reference's float64 run.
+
+    Where it is judged `alone`, an output of which float32 keeps no digit is refused.
+    """
     try:
         engine = Engine(path)
     except Exception as error:  # it has many
@@ -54,11 +57,13 @@ def in_engine(path: str | Path, inputs: list[GraphInput], model: RecordedModel) 
         return Verdict(ENGINE, [row])
     rows: list[Row] = []
     for given in (model.inputs, *model.also):
-        rows += _at_size(engine, inputs, model, given)
+        rows += _at_size(engine, inputs, model, given, alone)
     return Verdict(ENGINE, [*rows, *_unseen_sizes(inputs, model)])
 
 
-def _at_size(engine: Engine, inputs: list[GraphInput], model: RecordedModel, given: Inputs) -> Iterator[Row]:
+def _at_size(
+    engine: Engine, inputs: list[GraphInput], model: RecordedModel, given: Inputs, alone: bool
+) -> Iterator[Row]:
     feeds = bound(inputs, given)
     sizes = " and ".join("x".join(map(str, array.shape)) or "scalar" for array in feeds.values())
     there: dict[str, Any] = {"section": f"{ENGINE}, {sizes}", "mode": "eval", "dtype": KERNEL}
@@ -70,18 +75,14 @@ def _at_size(engine: Engine, inputs: list[GraphInput], model: RecordedModel, giv
 
     def again(dtype: str, perturbation: int = 0) -> dict[Item, np.ndarray]:
         run = model.ask(Question.of_model(given, dtype, False, keeps=OUTPUTS, perturbation=perturbation))
-        return _items(run.output)
+        return output_items(run.output)
 
-    ruler = Ruler.measured(again(KERNEL), KERNEL, again)
-    yield from ruler.compare(_items(first), **there).rows
+    fp32_ref = again(KERNEL)
+    ruler = Ruler.measured(fp32_ref, KERNEL, again, must_be_judged=list(fp32_ref) if alone else ())
+    yield from ruler.compare(output_items(first), **there).rows
     same = all(np.array_equal(one, other, equal_nan=True) for one, other in zip(first, second))
     reason = "" if same else "it gives other bits the second time"
     yield Row(Item("the same each time", **there), PASS if same else FAIL, (), 0.0 if same else 1.0, 0.0, reason=reason)
-
-
-def _items(outputs: list[np.ndarray]) -> dict[Item, np.ndarray]:
-    many = len(outputs) > 1
-    return {Item(f"{OUTPUT}[{i}]" if many else OUTPUT, "output"): array for i, array in enumerate(outputs)}
 
 
 def _unseen_sizes(inputs: list[GraphInput], model: RecordedModel) -> Iterator[Row]:

@@ -58,7 +58,7 @@ def judge(
     if not misfits and meaning:
         verdicts.append(_meaning(path, model, given))
     if not misfits and engine:
-        verdicts.append(in_engine(path, inputs, model))
+        verdicts.append(in_engine(path, inputs, model, alone=not meaning))
     if preprocessing is not None:
         verdicts.append(compare_preprocessing(preprocessing, model))
     every = joined(TITLE, verdicts)

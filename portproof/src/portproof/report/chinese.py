@@ -291,6 +291,7 @@ LINES = {
     "{} bounds of the graph never reached": "图中 {} 个界限从未达到",
     "{} buffer not compared": "{} 个 buffer 没有比较",
     "{} buffers not compared": "{} 个 buffer 没有比较",
+    "one sample alone not compared": "没有单独比较一个样本",
     "gradients in code between layers not compared": "层与层之间代码的梯度没有比较",
     "there {} of {} {text}s differ": "那里 {1} 个{2}中有 {0} 个有差异",
     "there {} of {} {text}s differ, all in {}": "那里 {1} 个{2}中有 {0} 个有差异，都在 {3} 中",

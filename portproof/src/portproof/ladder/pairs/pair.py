@@ -192,6 +192,8 @@ class Pair:
         for what in ("calls", "tensors", "problems"):
             every = getattr(self.name_map, what).items()
             kept[what] = {key: value for key, value in every if not f"{module_of(key)}.".startswith(prefixes)}
+        if OUTPUT in self.name_map.calls:  # the model's own, whatever a module is called
+            kept["calls"][OUTPUT] = OUTPUT
         self.found_map = replace(self.name_map, **kept)
         tensors, calls = (len(getattr(self.whole_map, what)) - len(kept[what]) for what in ("tensors", "calls"))
         if names:

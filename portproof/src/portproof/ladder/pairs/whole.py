@@ -18,7 +18,7 @@ from portproof.backends.masks import Dropped
 from portproof.backends.model import BackendModel, Model
 from portproof.backends.question import CONSTANTS, Question, Run
 from portproof.backends.trace import Inputs, ModuleCall, Trace, as_call, module_of, output_item
-from portproof.compare import FAIL, PASS, Item, Items, Row, Verdict, compare, joined, tensor_item
+from portproof.compare import FAIL, PASS, Item, Items, Row, Verdict, compare, joined, leaves_the_model, tensor_item
 from portproof.compare.accepted import NOTHING, Accepted
 from portproof.compare.ruler import MOST_ROUNDING, Distances, Ruler, exact_atol, moved_distances
 from portproof.convert.rules import COUNT
@@ -318,21 +318,19 @@ class _Mode:
         options: dict[str, Any] = {"input_scales": self.input_scales, "decided": self.decided}
         if dtype == "float64":
             pair.notes += [*_run_notes("reference", ref_run), *_run_notes("port", port_run)]
-            options["must_be_judged"] = [Item(pair.output, "output")]
             options["has_float32_data"] = bool(data) and not pair.strict
             if pair.ref.float32_data or pair.port.float32_data:
                 options["rounded"] = self._moved
         if dtype == "float64" and self.may_differ and self._is_unpaired_though_equal(ref_run, port_run):
             self.may_differ = self._agree_on_other_inputs()
         ref = self._items(dtype, ref_run, False)
+        if dtype == "float64" or self.port_calls is None:  # float32 alone judges them
+            options["must_be_judged"] = list(filter(leaves_the_model, ref))
         port = without_optional(self._items(dtype, port_run, True), ref, pair.port)
         port |= {} if pair.strict else self._in_form(ref, port)
         ruler = Ruler.measured(ref, dtype, self._again, **options)
         verdict = ruler.compare(port, title=f"{mode} mode, {dtype}", mode=mode, dtype=dtype)
-        if port_run.trace.error:
-            reason = f"it raised {port_run.trace.error}{_OWN_RUN if dtype == 'float64' else ''}"
-            row = Row(Item("the port runs", mode=mode, dtype=dtype), FAIL, reason=reason)
-            verdict = replace(verdict, rows=[*verdict.rows, row])
+        verdict = with_error(verdict, port_run, mode, dtype)
         failed = [row.item for row in verdict.rows if row.status == FAIL]
         self.decided = [replace(item, mode="", dtype="") for item in failed]
         # What a pass leaves in a buffer does not leave the model; Paddle's running variance differs in any case.
@@ -464,6 +462,15 @@ class _Mode:
                 runs = (self.pair.ask(model, "float64", self.train, perturbation) for perturbation in (0, CONSTANTS))
                 found.append(moved_distances(*(items(self.pair, run, is_port) for run in runs)))
         return found
+
+
+def with_error(verdict: Verdict, run: Run, mode: str, dtype: str) -> Verdict:
+    """`verdict` on a run of the port, with a row that fails if the port raised."""
+    if not run.trace.error:
+        return verdict
+    reason = f"it raised {run.trace.error}{_OWN_RUN if dtype == 'float64' else ''}"
+    row = Row(Item("the port runs", mode=mode, dtype=dtype), FAIL, reason=reason)
+    return replace(verdict, rows=[*verdict.rows, row])
 
 
 def _stays_inside(item: Item) -> bool:

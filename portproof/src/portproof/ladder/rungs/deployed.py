@@ -9,14 +9,13 @@ import numpy as np
 
 from portproof.backends import backend
 from portproof.backends.question import Question
-from portproof.backends.trace import OUTPUTS, Inputs, as_call, checked_inputs
-from portproof.compare import Item, Items, compare, joined
-from portproof.compare.ruler import Ruler
+from portproof.backends.trace import OUTPUTS, Inputs, ModuleCall, as_call, checked_inputs, output_items
+from portproof.compare import Item, Items, compare, joined, placed
+from portproof.compare.ruler import Ruler, exact_atol
 from portproof.ladder.rung import QUIET, Rung, needed, on_rung
 from sturdyio.cli import UserError
 
-OUTPUT = Item("output", "output")
-Engine = Callable[..., np.ndarray]  # takes what the reference takes, as NumPy arrays
+Engine = Callable[..., Any]  # takes what the reference takes, as NumPy arrays -> an array, or a list of several
 Preprocess = Callable[[Any], np.ndarray]  # an example, such as a file's path -> float32
 
 
@@ -35,10 +34,10 @@ def deploy(
     """Compare what engines make of an exported port with the reference model, in eval mode.
 
     `batches` is {name: inputs}, positional in a list, or by keyword; the first axis is that of the samples. Each of the
-    `engines` has to give the reference's first output of each batch, within the float32 limits around its float64 run,
-    and the same bits twice; of outputs (N, num_classes) the `topk` classes, too. `preprocess` are the two functions
-    (the reference's, the deployed one) that make an input of each of the `examples`, such as a file's path: the inputs
-    have to be equal to the last bit, and are then one more batch.
+    `engines` has to give the reference's outputs of each batch (an array, or a list of several), within the float32
+    limits around its float64 run, and the same bits twice; of a first output (N, num_classes) the `topk` classes, too.
+    `preprocess` are the two functions (the reference's, the deployed one) that make an input of each of the `examples`,
+    such as a file's path: the inputs have to be equal to the last bit, and are then one more batch.
 
     Raises UserError if the reference cannot run, or there is nothing to compare.
     """
@@ -78,29 +77,35 @@ def _compare_outputs(
         run = model.ask(Question.of_model(batch, dtype, False, None, OUTPUTS, perturbation))
         if run.trace.error or not run.output:
             raise UserError(f"the reference cannot run on batch {name}: {run.trace.error or 'it gives no array'}")
-        return {OUTPUT: run.output[0]}
+        return output_items(run.output)
 
-    ruler = Ruler.measured(again("float32"), "float32", again, must_be_judged=[OUTPUT])
-    rung.check_signal({f"batch {name}": ruler.ref[OUTPUT]})
-    logits, call = again("float64")[OUTPUT], as_call(port_batch)
+    fp32_ref, (logits, *_) = again("float32"), again("float64").values()
+    ruler = Ruler.measured(fp32_ref, "float32", again, must_be_judged=list(fp32_ref))
+    rung.check_signal({f"batch {name}": logits})
+    call = as_call(port_batch)
     for engine_name, engine in engines.items():
         title = f"{engine_name}, {name}"
-        outputs = rung.of_port(
-            title, lambda engine=engine: [np.asarray(engine(*call.args, **call.kwargs)) for _ in range(2)]
-        )
-        if outputs is None:
+        runs = rung.of_port(title, lambda engine=engine: [_outputs(engine, call) for _ in range(2)])
+        if runs is None:
             continue
-        compared = ruler.compare({OUTPUT: outputs[0]}, section=title, dtype="float32")
-        twice = Item("the same twice", "output", section=title)
-        verdicts = [compared, compare({twice: outputs[0]}, {twice: outputs[1]}, {twice: 0.0})]
-        if logits.ndim == 2 and outputs[0].shape == logits.shape:
+        compared = ruler.compare(runs[0], section=title, dtype="float32")
+        first, second = (placed(outputs, section=f"{title}, the same twice") for outputs in runs)
+        verdicts = [compared, compare(first, second, exact_atol(first))]
+        ranking = next(iter(runs[0].values()))
+        if logits.ndim == 2 and ranking.shape == logits.shape:
             ranked = Item(f"top{min(topk, logits.shape[1])}", "label", section=title)
-            of_ref, of_engine = (_at_largest(logits, array, topk) for array in (logits, outputs[0]))
+            of_ref, of_engine = (_at_largest(logits, array, topk) for array in (logits, ranking))
             # Classes may change places only where both outputs' limits together allow it.
-            atol = {ranked: 2 * max(row.atol for row in compared.rows)}
+            atol = {ranked: 2 * compared.rows[0].atol}
             verdicts.append(compare({ranked: of_ref}, {ranked: of_engine}, atol))
-        rung.check(joined(title, verdicts), group=lambda item: item.name)
-        rung.keep({"output": logits.astype(np.float32)}, {"output": outputs[0]}, f"{title}/")
+        rung.check(joined(title, verdicts), group=str)
+        rung.keep(ruler.ref, runs[0], f"{title}/")
+
+
+def _outputs(engine: Engine, call: ModuleCall) -> dict[Item, np.ndarray]:
+    returned = engine(*call.args, **call.kwargs)
+    several = returned if isinstance(returned, (list, tuple)) else [returned]
+    return output_items([np.asarray(array) for array in several])
 
 
 def _at_largest(logits: np.ndarray, ranked: np.ndarray, k: int) -> np.ndarray:

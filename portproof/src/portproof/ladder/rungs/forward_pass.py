@@ -10,19 +10,20 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from portproof.backends.model import BackendModel
+from portproof.backends.question import Run
 from portproof.backends.trace import OUTPUT, Inputs, as_call, is_array, map_tensors
-from portproof.compare import Item
-from portproof.compare.activations import dead_branches
+from portproof.compare import Item, leaves_the_model
 from portproof.compare.ruler import Ruler, U
 from portproof.ladder.pairs.as_built import compare_as_built
 from portproof.ladder.pairs.pair import MODES, Options, Pair, PairOptions
-from portproof.ladder.pairs.whole import all_notes, compare_mode, equal_weights, items, passes, structure
+from portproof.ladder.pairs.whole import all_notes, compare_mode, equal_weights, items, passes, structure, with_error
 from portproof.ladder.rung import QUIET, Ended, Rung, of_kinds, on_rung, say_location
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack  # not in Python 3.9
 
 DROPOUT_SHAPE = (256, 256)
+NOT_ALONE = "one sample alone not compared"
 
 
 @on_rung
@@ -38,20 +39,19 @@ def forward(
 ) -> None:
     """Compare every module's output on `inputs` in two models, and batch norm's statistics afterwards.
 
-    In eval and train mode; float64 judges formulas, float32 kernels. Then the first sample alone in eval mode, where an
-    axis of length 1 must not vanish, and every dropout layer on ones. A module at fault is located. For the `options`
-    names, weights, seed, device, mirrored, output and drawn see `portproof.align` and `Options`. With `all_branches` it
-    is refused if no input reaches a branch of an activation, where a fault could hide.
+    In eval and train mode; float64 judges formulas, float32 kernels. Then the outputs for the first sample alone in
+    eval mode, where an axis of length 1 must not vanish (the last line says if the reference cannot run it), and every
+    dropout layer on ones. A module at fault is located. For the `options` names, weights, seed, device, mirrored,
+    output and drawn see `portproof.align` and `Options`. With `all_branches` it is refused if no input enters a branch
+    of the reference, where a fault could hide.
     """
     chosen = Options(modes=modes, backward=False, **options)
-    dead: dict[str, set[str]] = {mode: set() for mode in modes}  # branches that no input reached
     with _prepared(rung, ref, port, inputs, chosen) as pair:
         for mode in modes:
             for compared in compare_mode(pair, mode == "train"):
                 ref_run, port_run = compared.ref, compared.port
                 if ref_run is not None and compared.dtype == "float64":
                     rung.check_signal(ref_run.trace.outputs)
-                    dead[mode] = dead_branches(ref_run.trace.activation_inputs, rung.types)
                 rung.check(compared.verdict)
                 if ref_run is not None and port_run is not None:
                     prefix = "" if (mode, compared.dtype) == ("eval", "float32") else f"{mode}/{compared.dtype}/"
@@ -60,10 +60,8 @@ def forward(
         built = compare_as_built(pair, chosen.factories, chosen.weights)
     if built is not None:
         rung.check(built)
-    arrays = as_call(pair.inputs).inputs
-    lengths = {len(array) if array.ndim else 0 for array in arrays}
-    if "eval" in modes and len(lengths) == 1 and max(lengths) > 1:
-        one = replace(pair, inputs=map_tensors(pair.inputs, is_array, lambda array: array[:1]))
+    one = _with_one_sample(pair)
+    if "eval" in modes and one is not None:
         first = len(rung.verdicts)
         _check_one_sample(rung, one)
         say_location(rung, one, first)
@@ -71,14 +69,12 @@ def forward(
         is_dropout = module.kind == "Dropout" or module.type == "Dropout"
         if is_dropout and name in pair.port.modules:
             _check_dropout(rung, pair, name)
-    given = {f"input {i}" if i else "input": array for i, array in enumerate(arrays)}
+    given = {f"input {i}" if i else "input": array for i, array in enumerate(as_call(pair.inputs).inputs)}
     rung.keep(given, given)
-    never = sorted(set.intersection(*dead.values()))
-    rung.say(f"branches of activations that no input reached in any mode: {len(never)}")
-    for branch in never:
-        rung.say(f"  not proved: {branch}")
-    if never and all_branches:
-        rung.refuse(f"{len(never)} branches are never taken, so they may be wrong: choose another --seed")
+    if all_branches and not pair.ref.is_watched:
+        rung.refuse("which branches are entered is seen in PyTorch alone: judge without all_branches")
+    elif all_branches and (never := pair.ref.never_entered(modes, wished=True)):
+        rung.refuse(f"{len(never)} branches are never entered, first {never[0]}: choose another --seed")
 
 
 @on_rung
@@ -136,16 +132,39 @@ def _blocks(outputs: Mapping[str, np.ndarray], output: str) -> dict[str, np.ndar
     return {label: array for label, array in outputs.items() if label.count(".") == 1} | own
 
 
+def _with_one_sample(pair: Pair) -> Pair | None:
+    """The pair on the first sample alone; None where there are not several.
+
+    Samples lie along the first axis of the array that has most axes, and of all others that are as long.
+    """
+    shape = max((array.shape for array in as_call(pair.inputs).inputs), key=len, default=())
+    if not shape or shape[0] < 2:
+        return None
+    count = shape[:1]
+    return replace(pair, inputs=map_tensors(pair.inputs, is_array, lambda a: a[:1] if a.shape[:1] == count else a))
+
+
 def _check_one_sample(rung: Rung, pair: Pair) -> None:
-    item = Item(pair.output, "output")
+    dtype = pair.precisions[0]
 
-    def ref(dtype: str, perturbation: int = 0) -> dict[Item, np.ndarray]:
-        return {item: pair.ask(pair.ref, dtype, False, perturbation).output[0]}
+    def outputs(run: Run, is_port: bool = False) -> dict[Item, np.ndarray]:
+        return {item: array for item, array in items(pair, run, is_port).items() if leaves_the_model(item)}
 
-    found = pair.ask(pair.port, "float64", False).output
-    ruler = Ruler.measured(ref("float64"), "float64", ref, must_be_judged=[item])
-    port = {item: found[0]} if found else {}
-    rung.check(ruler.compare(port, title="eval mode, float64, one sample", mode="eval", dtype="float64"))
+    def again(dtype: str, perturbation: int = 0) -> dict[Item, np.ndarray]:
+        return outputs(pair.ask(pair.ref, dtype, False, perturbation))
+
+    run = pair.ask(pair.ref, dtype, False)
+    ref = outputs(run)
+    if run.trace.error or not all(np.isfinite(array).all() for array in ref.values()):
+        why = f"raised {run.trace.error}" if run.trace.error else "gives NaN or infinity"
+        rung.say(f"eval mode, one sample: not compared, since the reference {why}")
+        last = rung.verdicts[-1]
+        rung.verdicts[-1] = replace(last, caveats=[*last.caveats, NOT_ALONE])
+        return
+    found = pair.ask(pair.port, dtype, False)
+    ruler = Ruler.measured(ref, dtype, again, must_be_judged=list(ref))
+    verdict = ruler.compare(outputs(found, True), title=f"eval mode, {dtype}, one sample", mode="eval", dtype=dtype)
+    rung.check(with_error(verdict, found, "eval", dtype))
 
 
 def _dropout_facts(model: BackendModel, name: str) -> dict[Item, np.ndarray]:

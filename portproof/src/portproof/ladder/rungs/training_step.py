@@ -25,9 +25,9 @@ import numpy as np
 from portproof.arrays import largest_difference
 from portproof.backends.model import BackendModel
 from portproof.backends.question import perturbed
-from portproof.backends.trace import CALLS, OUTPUT, OUTPUTS, UPSTREAM, ModuleCall, Trace, tracing
+from portproof.backends.trace import CALLS, OUTPUT, OUTPUTS, UPSTREAM, ModuleCall, Trace, module_of, tracing
 from portproof.compare import FAIL, PASS, Item, Items, Row, Verdict, placed, tensor_item
-from portproof.compare.activations import BREAKPOINTS, branch_flips
+from portproof.compare.activations import KINKS, branch_flips
 from portproof.compare.ruler import Distances, Ruler, distances
 from portproof.ladder.pairs.pair import MODES, Pair
 from portproof.ladder.pairs.whole import isolated_gradients, renamed
@@ -93,7 +93,7 @@ class Trained:
 
     @cached_property
     def activations(self) -> set[str]:
-        return {name for name, type_ in self.backend.layers.types(self.model).items() if type_ in BREAKPOINTS}
+        return {name for name, type_ in self.backend.layers.types(self.model).items() if type_ in KINKS}
 
     def tensors(self, batch: Batch) -> tuple:
         if self.jitter is not None:
@@ -310,7 +310,9 @@ class _Steps:
         rung = self.rung
         first = len(self.rung.verdicts)
         batch = self.batches[0]
-        if self.call is None:
+        options: dict[str, Any] = {}
+        if self.call is None:  # float32 alone judges the loss
+            options["must_be_judged"] = [LOSS]
             self._after(0, rung.of_ref("make function", self.start_ref, "float64"))
 
         def again(dtype: str, perturbation: int = 0) -> Items:
@@ -329,7 +331,8 @@ class _Steps:
         if port_run is not None and found is not None:
             self._say_flips(ref_run.trace, renamed(port_run.trace.activation_inputs, pair.name_map.calls))
             ref, port = of_kinds(fp32_ref, *IN_FLOAT32), of_kinds(found, *IN_FLOAT32)
-            ruler = Ruler.measured(ref, "float32", again, input_scales=self.first_trace.input_scales, exact=[RATE])
+            scales = self.first_trace.input_scales
+            ruler = Ruler.measured(ref, "float32", again, input_scales=scales, exact=[RATE], **options)
             title = self._title("float32, 1 iteration")
             port = without_optional(port, ref, self.pair.port)
             rung.check(ruler.compare(port, title=title, mode=self.mode, dtype="float32"))
@@ -341,9 +344,10 @@ class _Steps:
 
     def _say_flips(self, trace: Trace, port_inputs: Mapping[str, np.ndarray]) -> None:
         fp64_inputs = self.first_trace.activation_inputs
+        types = {label: self.pair.ref.modules[module_of(label)].type for label in fp64_inputs}
         port_inputs = {n: x for n, x in port_inputs.items() if n in fp64_inputs and fp64_inputs[n].shape == x.shape}
         for who, inputs in (("reference", trace.activation_inputs), ("port", port_inputs)):
-            flips = branch_flips(fp64_inputs, inputs, self.rung.types)
+            flips = branch_flips(fp64_inputs, inputs, types)
             where = f", at {', '.join(flips)}" if flips else ""
             count = sum(flips.values())
             self.rung.say(f"{self.mode} mode, float32: {count} branch flips of the {who} by rounding{where}")
