@@ -11,7 +11,8 @@ from typing import NoReturn
 
 from portproof import __version__
 from portproof.io.cli import naming_extra
-from sturdyio.cli import ArgumentParser, run
+from portproof.io.process import run_in_child
+from sturdyio.cli import ArgumentParser
 
 PROG = "portproof"
 # A module of portproof.commands each, with get_args_parser() and main(args).
@@ -49,7 +50,7 @@ def main() -> NoReturn:
             command = importlib.import_module(f"portproof.commands.{name}")
             return command.main(command.get_args_parser().parse_args(sys.argv[2:]))
 
-    run(start, f"{PROG} {name}", fault_of=f"{PROG}, not of what it was given")
+    run_in_child(start, f"{PROG} {name}", fault_of=f"{PROG}, not of what it was given")
 
 
 if __name__ == "__main__":
