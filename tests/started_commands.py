@@ -14,7 +14,6 @@ import torch  # noqa: F401
 import yaml  # noqa: F401
 
 import mobilenetv3_ref.train.main
-import portproof.__main__
 import portproof.backends.probe
 import portproof.commands.align
 import portproof.commands.compare
@@ -36,20 +35,17 @@ def tool(name: str) -> ModuleType:
     return module
 
 
+def command(name: str) -> ModuleType:
+    return importlib.import_module(f"portproof.commands.{name.split()[1]}")
+
+
 def started(name: str, flags: tuple[str, ...]) -> Callable[[], None]:
     """What runs a command as its own process would; it raises SystemExit."""
     if name == "train":
         module = mobilenetv3_ref.train.main
         return lambda: run(lambda: module.main(parse_args("train", "PyTorch", flags)), "train")
-    if name.startswith("portproof "):
-
-        def command() -> None:
-            sys.argv = ["portproof", name.partition(" ")[2], *flags]
-            portproof.__main__.main()
-
-        return command
-    module = tool(name)
-    return lambda: run(lambda: module.main(module.get_args_parser().parse_args(flags)), name)
+    module = command(name) if name.startswith("portproof ") else tool(name)
+    return lambda: run(lambda: module.main(module.get_args_parser().parse_args(flags)), name.strip(), "portproof")
 
 
 def commands(path: str) -> dict[str, tuple[str, ...]]:
@@ -101,5 +97,5 @@ def parser_of(name: str) -> argparse.ArgumentParser:
     if name == "train":
         return get_args_parser("train", "PyTorch")
     if name.startswith("portproof "):
-        return importlib.import_module(f"portproof.commands.{name.split()[1]}").get_args_parser()
+        return command(name).get_args_parser()
     return tool(name).get_args_parser()

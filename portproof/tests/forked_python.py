@@ -36,6 +36,14 @@ def python(*arguments: str | Path, env: Mapping[str, str]) -> subprocess.Complet
         return subprocess.CompletedProcess(command, child.exitcode, *(path.read_text() for path in said))
 
 
+def is_running(pid: str) -> bool:
+    """Whether it is there, and not a process that has ended and that nobody has collected."""
+    try:
+        return Path("/proc", pid, "stat").read_text().rpartition(") ")[2][0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
 def _child(command: list[str], env: dict[str, str], cwd: str, said: list[Path], start_method: str) -> None:
     for descriptor, path in enumerate(said, 1):
         with path.open("wb") as file:

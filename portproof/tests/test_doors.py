@@ -204,15 +204,51 @@ def command(*words: str | Path, door: str = "", folder: Path):
 @pytest.mark.thorough("the port's", but="port")
 @pytest.mark.parametrize("side", SIDES)
 @pytest.mark.parametrize(
-    ("act", "status"),
-    {"exits with 0": None, "forks": 0, "kills itself": -9, "closes stdout": 2, "closes its descriptor": 2}.items(),
+    ("act", "ends"),
+    {
+        "exits with 0": (None, ""),
+        "forks": (0, ""),
+        "kills itself": (137, "its process was ended by SIGKILL: is there enough memory?"),
+        "leaves with 0": (2, "ended its process with status 0, before there was a verdict"),
+        "closes stdout": (2, "standard output is closed or full"),
+        "closes its descriptor": (2, "standard output is closed or full"),
+    }.items(),
 )
-def test_align_as_a_command(folder, side, act, status):
+def test_align_as_a_command(folder, side, act, ends):
+    status, said = ends
     done = command("-m", "portproof", "align", *PAIR, door=f"{side} forward: {act}", folder=folder)
     assert done.returncode == (status_of(side, act) if status is None else status), done.stdout + done.stderr
     assert len(re.findall("^PASS align", done.stdout, re.MULTILINE)) == (status == 0)
-    if status == 2:
-        assert done.stderr.count("\n") == 1 and "standard output is closed or full" in done.stderr
+    assert said in done.stderr and (done.stderr.count("\n") == 1 or not said)
+
+
+AROUND = """
+import atexit, signal
+import torch
+from portproof.io.process import run_in_child
+
+def product():
+    return float((torch.ones(600, 600) @ torch.ones(600, 600)).sum())
+
+def main():
+    atexit.register(print, "at exit")
+    assert product() == 600**3
+    return 3
+
+torch.set_num_threads(2)
+product()
+signal.alarm(30)
+try:
+    run_in_child(main, "it")
+except SystemExit as end:
+    print(end.code)
+"""
+
+
+def test_what_surrounds_a_command_runs_once_and_its_threads_are_not_waited_for(folder):
+    (folder / "around.py").write_text(AROUND, encoding="utf-8")
+    done = command(folder / "around.py", folder=folder)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "at exit\n3\n", "")
 
 
 RUNG = """
@@ -257,10 +293,10 @@ def rungs(folder) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("act", [*STATUS, *PASSING, "kills itself", "closes stdout"])
+@pytest.mark.parametrize("act", [*STATUS, *PASSING, "kills itself", "leaves with 0", "closes stdout"])
 def test_a_rung(rungs, act):
     done = command(rungs / "rung_b.py", "--output-dir", "out", door=f"b main: {act}", folder=rungs)
-    expected = STATUS | {"kills itself": -9, "closes stdout": 2} | dict.fromkeys(PASSING, 0)
+    expected = STATUS | {"kills itself": 137, "leaves with 0": 2, "closes stdout": 2} | dict.fromkeys(PASSING, 0)
     assert done.returncode == expected[act], done.stdout + done.stderr
     assert ("PASS b: all 1 items" in done.stdout) == (act in PASSING)
     assert (rungs / "out" / "b_ref.npy").is_file() == (act in PASSING)

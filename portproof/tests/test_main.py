@@ -11,15 +11,15 @@ from portproof import __version__
 from portproof.__main__ import COMMANDS, main
 
 
-def end(monkeypatch, capsys, *words: str) -> tuple[int, str, str]:
+def end(monkeypatch, capfd, *words: str) -> tuple[int, str, str]:
     monkeypatch.setattr(sys, "argv", ["portproof", *words])
     with pytest.raises(SystemExit) as ended:
         main()
-    return ended.value.code, *capsys.readouterr()
+    return ended.value.code, *capfd.readouterr()
 
 
-def test_help_lists_every_command_in_a_line(monkeypatch, capsys):
-    code, out, err = end(monkeypatch, capsys, "--help")
+def test_help_lists_every_command_in_a_line(monkeypatch, capfd):
+    code, out, err = end(monkeypatch, capfd, "--help")
     assert (code, err) == (0, "")
     listed = [line.split(maxsplit=1) for line in out.partition("commands:\n")[2].partition("\n\n")[0].splitlines()]
     assert dict(listed) == COMMANDS
@@ -27,8 +27,8 @@ def test_help_lists_every_command_in_a_line(monkeypatch, capsys):
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_each_command_has_its_own_help(monkeypatch, capsys, command):
-    code, out, _ = end(monkeypatch, capsys, command, "--help")
+def test_each_command_has_its_own_help(monkeypatch, capfd, command):
+    code, out, _ = end(monkeypatch, capfd, command, "--help")
     assert code == 0 and out.startswith(f"usage: portproof {command} ")
     defaults = re.findall(r"\(default:\s+([^)]*)\)", out)
     assert not {"None", "False", "[]"} & set(defaults) and not re.search(r"\(default:[^)]*\)\s+\(default:", out)
@@ -44,8 +44,8 @@ def test_the_current_folder_is_imported_from(tmp_path):
     assert done.returncode == 2 and "importing here raised ValueError: found" in done.stderr, done.stderr
 
 
-def test_version(monkeypatch, capsys):
-    assert end(monkeypatch, capsys, "--version") == (0, f"portproof {__version__}\n", "")
+def test_version(monkeypatch, capfd):
+    assert end(monkeypatch, capfd, "--version") == (0, f"portproof {__version__}\n", "")
     assert metadata.version("portproof") == __version__
 
 
@@ -59,20 +59,20 @@ def test_version(monkeypatch, capsys):
     ],
     ids=str,
 )
-def test_a_mistake_is_one_line_and_status_2(monkeypatch, capsys, words, message):
-    code, out, err = end(monkeypatch, capsys, *words)
+def test_a_mistake_is_one_line_and_status_2(monkeypatch, capfd, words, message):
+    code, out, err = end(monkeypatch, capfd, *words)
     assert (code, out, err.count("\n")) == (2, "", 1)
     assert err.startswith("portproof") and message in err
 
 
-def test_a_fault_of_its_own_is_no_verdict(monkeypatch, capsys):
+def test_a_fault_of_its_own_is_no_verdict(monkeypatch, capfd):
     """Exit status 1 would say that the port is not aligned."""
 
     def fail(args):
         raise KeyError("output 0")
 
     monkeypatch.setattr("portproof.commands.align.main", fail)
-    code, out, err = end(monkeypatch, capsys, "align", *PAIR)
+    code, out, err = end(monkeypatch, capfd, "align", *PAIR)
     assert code == 2 and "Traceback" in err and out == ""
     last = err.strip().splitlines()[-1]
     assert last.startswith("portproof align: KeyError: 'output 0': this is a fault of portproof, not of what")

@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from forked_python import is_running
 
 from portproof.compare import FAIL, PASS, Item, Row, Verdict
 from portproof.ladder import all_rungs
@@ -125,11 +126,3 @@ def test_however_it_ends_every_process_ends(sent, said, status, tmp_path):
         while is_running(pid):
             assert time.monotonic() < end, f"{pid} still runs"
             time.sleep(0.05)
-
-
-def is_running(pid: str) -> bool:
-    """Whether it is there, and not a process that has ended and that nobody has collected."""
-    try:
-        return Path("/proc", pid, "stat").read_text().rpartition(") ")[2][0] != "Z"
-    except FileNotFoundError:
-        return False

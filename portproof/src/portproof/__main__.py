@@ -11,8 +11,8 @@ from typing import NoReturn
 
 from portproof import __version__
 from portproof.io.cli import naming_extra
-from portproof.io.process import use_threads
-from sturdyio.cli import ArgumentParser, run
+from portproof.io.process import run_in_child, use_threads
+from sturdyio.cli import ArgumentParser
 
 PROG = "portproof"
 # A module of portproof.commands each, with get_args_parser() and main(args).
@@ -52,7 +52,7 @@ def main() -> NoReturn:
             use_threads(getattr(args, "threads", None))
             return command.main(args)
 
-    run(start, f"{PROG} {name}", fault_of=f"{PROG}, not of what it was given")
+    run_in_child(start, f"{PROG} {name}", fault_of=f"{PROG}, not of what it was given")
 
 
 if __name__ == "__main__":

@@ -1,20 +1,27 @@
-"""What surrounds runs of models: settings that make them faster, and what is shown meanwhile."""
+"""What surrounds runs of models: the process that judges them, what makes them faster, and what is shown meanwhile."""
 
 from __future__ import annotations
 
 import argparse
+import atexit
 import ctypes
 import gc
+import mmap
 import os
+import signal
 import sys
+import traceback
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from importlib.util import find_spec
-from typing import Any
+from pathlib import Path
+from typing import Any, NoReturn
 
-from sturdyio.cli import positive_int
+from sturdyio.cli import LACK, positive_int, run
 
+NO_STATUS = 255  # of a child in which `run` has not ended
+PR_SET_PDEATHSIG = 1  # of Linux's prctl: a signal when the parent ends
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # see glibc's malloc.h
 BLOCK, KEPT = 2**28, 2**30  # bytes: the largest block kept, the most free memory kept
 OWN_BLOCK, OWN_KEPT = 2**25, 2**26  # glibc's own largest values
@@ -40,6 +47,86 @@ def use_threads(count: int | None) -> None:
     os.environ["OMP_NUM_THREADS"] = number
     if "torch" in sys.modules and number.isdigit():  # OpenMP takes a list such as 4,2 as well
         sys.modules["torch"].set_num_threads(int(number))
+
+
+def run_in_child(main: Callable[[], int | None], prog: str, fault_of: str = "") -> NoReturn:
+    """`sturdyio.cli.run` in a child process, and exit with the status that it gives there.
+
+    Code that is judged may end its process with any status. Where `run` has not ended, a line on stderr says so, and
+    the status is 2, or, after a signal, 128 and its number. Only Linux forks safely; elsewhere it is this process.
+    """
+    if sys.platform != "linux":
+        run(main, prog, fault_of)
+    status = mmap.mmap(-1, 1)  # shared by both processes
+    status[0] = NO_STATUS
+    passed_on = {signal.SIGHUP, signal.SIGINT, signal.SIGTERM}
+    sys.stdout.flush()
+    sys.stderr.flush()
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, passed_on)  # until each process handles them in its own way
+    try:
+        child = os.fork()
+    except OSError as error:
+        print(f"{prog}: error: no process can be started ({error.strerror}): {LACK}", file=sys.stderr)
+        sys.exit(2)
+    if not child:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        _run_as_child(main, prog, fault_of, status)
+    for number in passed_on:
+        if signal.getsignal(number) != signal.SIG_IGN:
+            signal.signal(number, lambda number, _: _pass_on(number, child))
+    signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+    ended = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    if ended < 0:
+        name = signal.Signals(-ended).name
+        print(f"{prog}: error: its process was ended by {name}: is there enough memory?", file=sys.stderr)
+        sys.exit(128 - ended)
+    if status[0] == NO_STATUS:
+        what = f"the code that was run ended its process with status {ended}"
+        print(f"{prog}: error: {what}, before there was a verdict: find what calls exit", file=sys.stderr)
+        sys.exit(2)
+    sys.exit(status[0])
+
+
+def _run_as_child(main: Callable[[], int | None], prog: str, fault_of: str, status: mmap.mmap) -> NoReturn:
+    """End this process without a return to the caller, which would do what its parent does once more."""
+    signal_when_parent_ends(signal.SIGKILL)
+    if torch := sys.modules.get("torch"):
+        torch.set_num_threads(1)  # OpenMP would wait for ever for threads that the parent had
+    try:
+        try:
+            run(main, prog, fault_of)
+        except SystemExit as end:
+            status[0] = end.code
+            atexit._run_exitfuncs()
+            for stream in (sys.stdout, sys.stderr):
+                with suppress(ValueError, OSError):  # where it has been closed
+                    stream.flush()
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        os._exit(1)
+
+
+def signal_when_parent_ends(number: int) -> None:
+    """Send this process the signal then, on Linux."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, number)
+
+
+def _pass_on(number: int, child: int) -> None:
+    """Send the child the signal, unless it is of a terminal, which has sent it to both."""
+    if number == signal.SIGINT and _is_in_foreground():
+        return
+    with suppress(ProcessLookupError):
+        os.kill(child, number)
+
+
+def _is_in_foreground() -> bool:
+    try:
+        with Path("/dev/tty").open("rb", buffering=0) as terminal:
+            return os.tcgetpgrp(terminal.fileno()) == os.getpgrp()
+    except OSError:  # there is no terminal
+        return False
 
 
 @contextmanager

@@ -6,7 +6,6 @@ but computed nothing yet: a fork lacks the threads of its libraries, and would w
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import importlib
 import importlib.util
@@ -27,7 +26,7 @@ from pathlib import Path
 from portproof.backends import backend
 from portproof.compare import exit_status
 from portproof.io.cli import PortError
-from portproof.io.process import proving
+from portproof.io.process import proving, signal_when_parent_ends
 from portproof.ladder.rung import Rung
 from portproof.ladder.workers import KILLED
 from portproof.python39 import zip_strict
@@ -36,7 +35,6 @@ from portproof.report.text import LAST_WORDS
 from sturdyio.cli import UserError, one_line, output_dir, staying, user_code
 
 LANES = 2
-PR_SET_PDEATHSIG = 1  # of Linux's prctl: a signal when the parent ends
 PAUSE = 0.05  # seconds between two looks at a rung's output
 Rungs = Sequence[Callable[[], RungResult]]
 
@@ -108,8 +106,7 @@ def _sendable(result: RungResult) -> RungResult:
 def _lane(rungs: Rungs, order: Sequence[int], folder: Path, parent: int) -> None:
     """Run each rung that no other lane has taken; write N.by, N.out, N.err, and last N.result."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that a rung ends its own processes
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+    signal_when_parent_ends(signal.SIGTERM)
     for number in order:
         if os.getppid() != parent:
             return

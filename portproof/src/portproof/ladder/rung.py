@@ -20,7 +20,7 @@ from portproof.compare import FAIL, PASS, Item, Items, Key, Row, Verdict, compar
 from portproof.compare.accepted import Accepted
 from portproof.compare.ruler import UNIT_ROUNDOFF, exact_atol, largest
 from portproof.io.cli import PortError
-from portproof.io.process import add_threads_flag, proving, use_threads
+from portproof.io.process import add_threads_flag, proving, run_in_child, use_threads
 from portproof.io.records import save_record, save_text
 from portproof.ladder.pairs.pair import Pair
 from portproof.ladder.pairs.whole import locate_failure
@@ -29,7 +29,7 @@ from portproof.python39 import zip_strict
 from portproof.report.summary import Findings
 from portproof.report.text import block_of, last_line, render, row_line
 from sturdyio import cli
-from sturdyio.cli import ArgumentParser, HelpFormatter, MachineError, UserError, one_line, output_dir, run, user_code
+from sturdyio.cli import ArgumentParser, HelpFormatter, MachineError, UserError, one_line, output_dir, user_code
 
 if TYPE_CHECKING:
     from typing_extensions import ParamSpec  # not in Python 3.9
@@ -293,7 +293,9 @@ def rung_parser(prog: str, description: str, folder: str | Path = "result") -> a
 def run_rung(name: str, main: Callable[[argparse.Namespace], Rung], parser: argparse.ArgumentParser) -> NoReturn:
     """Run a step as a command, and exit with its status: `main` gets the flags, and returns the rung.
 
-    A port that raises fails it, with a traceback. A UserError is one line on stderr and status 2.
+    A port that raises fails it, with a traceback. A UserError is one line on stderr and status 2. On Linux `main` runs
+    in a child process: code that ends it is noticed, and the status is 2. PyTorch that was imported before takes one
+    thread there.
     """
 
     def guarded() -> int:
@@ -310,4 +312,4 @@ def run_rung(name: str, main: Callable[[argparse.Namespace], Rung], parser: argp
             print(f"FAIL {name}: it raised {one_line(error)}", flush=True)
             return FAIL
 
-    run(guarded, name)
+    run_in_child(guarded, name)
