@@ -48,8 +48,8 @@ COUNT = re.compile(r"(?<=outside )\d+|\d+(?= of \d+ (?:items|gradients|parameter
 TIME = re.compile(r"\d+(?:\.\d+)?(?= (?:s|sec|min|images/sec)\b)|(?<=eta: )[\d:]+")
 
 
-def copied_project(copy: Path) -> Path:
-    """A copy of the project with an environment of its own, in which the installed packages are this one's."""
+def copied_files(copy: Path) -> Path:
+    """A copy of the project's files."""
     listed = subprocess.run(
         ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
         cwd=ROOT,
@@ -60,6 +60,12 @@ def copied_project(copy: Path) -> Path:
         if (ROOT / name).is_file():
             (copy / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(ROOT / name, copy / name)
+    return copy
+
+
+def copied_project(copy: Path) -> Path:
+    """A copy of the project with an environment of its own, in which the installed packages are this one's."""
+    copied_files(copy)
     venv.create(copy / ".venv", symlinks=True)
     (site,) = (copy / ".venv").glob("lib/python*/site-packages")
     (installed,) = (Path(path) for path in sys.path if path.endswith("site-packages"))

@@ -6,7 +6,8 @@
 - The drawings of the network stand in the page itself, so that they take its colours and their text can be searched.
 - Formulas between dollar signs, as GitHub shows them too, are MathML, for which a browser needs nothing else.
 - The cells of some tables name their columns, so that a phone can show each row as a card.
-- The links to the repository, in the header and on the front pages, are to the checkout's `origin`.
+- The links to the repository, in the header and on the front pages, are to the checkout's `origin`; the front pages'
+  `git clone` names it.
 - The sections of a long page are folded under their headings: it is shown as a list of what it has. Some pages are long
   on a phone alone; there docs/site.js folds all but the first section.
 - The search has a name for those who hear the page.
@@ -141,6 +142,7 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     links = "{ hreflang=en }" if _language(page) == "zh" else "{ hreflang=zh }"
     if config.repo_url and page.file.src_uri in FRONT:
         links += f" · [{FRONT[page.file.src_uri]}]({config.repo_url})"
+        markdown = markdown.replace("git clone REPOSITORY ", f"git clone {config.repo_url} ")
     if (name := page.file.src_uri.removesuffix(".md")) in NOTEBOOKS:
         links += f" · {link_line(name, config.extra.get('notebook_base', ''))}"
     markdown = SWITCH.sub(lambda switch: switch[0] + links, markdown, count=1)
