@@ -15,7 +15,12 @@ from torch.nn.utils.rnn import pack_padded_sequence
 from toy_pairs import Port, Ref, chaotic, normal
 
 from portproof import align, judge, record
+from portproof.backends.question import Question
+from portproof.backends.trace import ModuleCall
 from portproof.compare import FAIL, PASS, REFUSED, Verdict
+from portproof.compare.ruler import moved_by_rounding
+from portproof.ladder.pairs.pair import drawn_cotangents, other_inputs
+from portproof.localize.isolated import Attempt, moved_call, with_opposite_masks
 
 T, P = torch.nn, paddle.nn
 EVAL = {"modes": ("eval",)}
@@ -539,7 +544,7 @@ def test_a_call_without_a_partner_is_tried_on_larger_inputs(tmp_path):
 
     wrong = pair(P.ReLU6())
     verdict = assert_fails(*wrong, x, at="act", **EVAL)
-    assert "the outputs agree on these inputs, and differ on others: floats 4 times as large" in verdict.notes
+    assert "the outputs agree on these inputs, and differ on others: floats 4 times as large, input 0" in verdict.notes
     path = tmp_path / "act.ref.safetensors"
     record(wrong[0], [x], **EVAL).save(path)
     recorded = judge(wrong[1], path)
@@ -1304,3 +1309,139 @@ def test_a_function_whose_kernel_loses_digits(name, low, high):
     block = Ref(lambda m, x: getattr(TF, name)(m.weight * x), weight=T.Parameter(torch.ones(16)))
     port_block = Port(lambda m, x: getattr(PF, name)(m.weight * x), weight=paddle.create_parameter([16], "float32"))
     assert_passes(Ref(lambda m, x: m.block(x), block=block), Port(lambda m, x: m.block(x), block=port_block), x)
+
+
+@pytest.mark.parametrize("extra", [0.0, 40.0])
+def test_a_tie_on_other_inputs_is_a_note(extra):
+    """Rolled, two values are the largest: the port takes the last of them, 2 places away. 8 times as much is no tie."""
+    x = normal(2, 5, 6)
+    x[:, [1, 3], 3] = 4.0
+
+    def code(m, x):
+        return m.out(m.block(x)[:, -1]) + x[:, :, :1].argmax(1)
+
+    def port_code(m, x):
+        scores = x[:, :, 0]
+        place = 4 - scores.flip(1).argmax(1, keepdim=True)
+        count = (scores == scores.max(1, keepdim=True)).astype(x.dtype).sum(1, keepdim=True)
+        return m.out(m.block(x)[:, -1]) + place.astype(x.dtype) + extra * (count - 1)
+
+    ref, port = last_of(lambda x: paddle.concat([x[:, :-1], 0 * x[:, -1:]], axis=1))
+    ref.code, port.code = code, port_code
+    if not extra:
+        noted = "the outputs differ on other inputs (floats rolled by 3 along axis 2, input 0), where a last digit"
+        assert_passes(ref, port, x, noted=noted, **EVAL)
+    else:
+        verdict = assert_fails(ref, port, x, at="block", **EVAL)
+        assert any("differ on others: floats rolled by 3 along axis 2, input 0" in note for note in verdict.notes)
+
+
+def test_only_floats_are_changed_in_other_inputs():
+    given = {"x": normal(2, 6), "labels": np.arange(12).reshape(2, 6), "mask": np.arange(12).reshape(2, 6) % 3 > 0}
+    others = [inputs for _, inputs in other_inputs(given)]
+    assert len(others) == 5 and all(not np.array_equal(each["x"], given["x"]) for each in others)
+    assert all(each[name] is given[name] for each in others for name in ("labels", "mask"))
+    assert not list(other_inputs([given["labels"], np.float32(2).astype(int)]))
+
+
+def test_arithmetic_on_arrays_without_axes_gives_arrays():
+    scalar, truth = np.asarray(2.0, np.float32), np.asarray(True)
+    call = ModuleCall("", 0, args=(scalar, truth), outputs=[scalar], reached=[np.packbits([True])])
+    changed = [inputs for _, inputs in other_inputs([scalar])][0]
+    attempt = Attempt(Question(call, "float64", False), call)
+    found = [*changed, *moved_call(call).args, *with_opposite_masks(attempt).port_call.args]
+    found += call.with_upstream().upstream
+    found += [moved_by_rounding(scalar, np.random.default_rng(0)), *drawn_cotangents({True: [scalar + 1j]}, 0)[True]]
+    assert all(isinstance(array, np.ndarray) for array in found), found
+
+
+def test_a_block_that_gets_a_tensor_without_axes_is_run_again():
+    """Its gradient differs there, which a run with moved inputs tells from one at a kink."""
+    block = Ref(lambda m, x, size: m.a(x) * size, a=T.Linear(4, 4))
+    port_block = Port(lambda m, x, size: m.a(x) * size.detach(), a=P.Linear(4, 4))
+    ref = Ref(lambda m, x: m.out(m.block(x, x.mean())), block=block, out=T.Linear(4, 2))
+    port = Port(lambda m, x: m.out(m.block(x, x.mean())), block=port_block, out=P.Linear(4, 2))
+    verdict = assert_fails(ref, port, normal(3, 4), at="block")
+    assert verdict.location.phase == "backward"
+
+
+# What a trial lacks.
+
+
+def lacking(is_lacking: Any) -> Any:
+    """A layer that needs more memory than there is for some inputs, or where it runs alone."""
+
+    def code(m, x):
+        if is_lacking(m, x):
+            raise MemoryError("of a kernel")
+        return x * m.weight
+
+    return code
+
+
+def test_what_the_machine_lacks_for_a_module_alone_ends_that_run_alone():
+    def port_code(m, x):
+        m.act.is_inside = True
+        found = m.out(m.act(x))
+        m.act.is_inside = False
+        return found
+
+    alone = lacking(lambda m, x: not m.is_inside)
+    act = Ref(lambda m, x: x * m.weight, weight=T.Parameter(torch.ones(4)))
+    port_act = Port(alone, weight=paddle.create_parameter([4], "float32"), is_inside=False)
+    ref = Ref(lambda m, x: m.out(m.act(x)), act=act, out=T.Linear(4, 2))
+    port = Port(port_code, act=port_act, out=P.Linear(4, 2))
+    assert_passes(ref, port, normal(3, 4), noted="not run alone in float32: act: MemoryError: of a kernel")
+
+
+def test_what_the_machine_lacks_for_other_inputs_ends_that_trial_alone():
+    ref, port = last_of(lambda x: paddle.concat([x[:, :-1], 0 * x[:, -1:]], axis=1))
+    x, inner = normal(2, 5, 6), ref.code
+
+    def code(m, given):
+        if float(given.max()) > 2 * x.max():
+            raise MemoryError("of a kernel")
+        return inner(m, given)
+
+    ref.code = code
+    assert_passes(ref, port, x, noted="of which nothing comes", **EVAL)
+
+
+# Numbers that were taken from float32 tensors.
+
+
+@pytest.mark.parametrize(("off", "is_right"), [(0, True), (5e-7, False)])
+def test_a_number_of_a_float32_tensor_may_be_exact_on_the_other_side(off, is_right):
+    """It is rounded by up to 6e-8 of itself, and 8 times that is allowed, as for a table."""
+    ref = Ref(lambda m, x: TF.softplus(m.a(x)) - m.shift, a=T.Linear(4, 3), shift=torch.log(torch.tensor(2.0)).item())
+    port = Port(lambda m, x: PF.softplus(m.a(x)) - m.shift, a=P.Linear(4, 3), shift=float(np.log(2)) + off)
+    verdict = align(ref, port, [normal(3, 4)])
+    assert verdict.status == (PASS if is_right else FAIL), str(verdict)
+    assert "held in float32 by one side only, and limits allow for its rounding: shift" in verdict.notes
+    ref.shift = float(np.log(2)) + 3e-9  # no number of float32: then nothing is allowed
+    assert align(ref, port, [normal(3, 4)]).status == FAIL
+
+
+# A part of a joined tensor of which nothing comes.
+
+
+@pytest.mark.parametrize("is_ref", [True, False])
+@pytest.mark.parametrize("is_cut", [True, False])
+def test_a_part_of_a_joined_tensor_without_a_gradient(is_ref, is_cut):
+    """Zeros on one side and none on the other are alike; a gradient and none are not."""
+
+    def apart(m, x):
+        m.b(x)
+        return m.o(m.a(x.detach()).detach() if is_cut else m.a(x))
+
+    def joined(m, x):
+        return m.o(m.ab(x)[:, :3])
+
+    def children(module: Any) -> tuple[dict, dict]:
+        own = {"o": module.Linear(3, 2)}
+        return {"a": module.Linear(4, 3), "b": module.Linear(4, 3), **own}, {"ab": module.Linear(4, 6), **own}
+
+    (ref_apart, ref_joined), (port_apart, port_joined) = children(T), children(P)
+    pair = (Ref(apart, **ref_apart), Port(joined, **port_joined))
+    pair = pair if is_ref else (Ref(joined, **ref_joined), Port(apart, **port_apart))
+    assert align(*pair, [normal(3, 4)]).status == (FAIL if is_cut else PASS)

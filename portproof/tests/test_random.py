@@ -1,5 +1,7 @@
 """Random models: draws are lent to both sides, and what differs beside them is found."""
 
+import random
+
 import numpy as np
 import paddle
 import pytest
@@ -326,3 +328,44 @@ def test_what_is_computed_again_by_backward_is_refused():
     port_code = lambda m, x: m.o(paddle.sin(m.a(x)[:, :3]) * paddle.rand([len(x), 3], x.dtype))  # noqa: E731
     text = "the reference gives another result each time it runs in eval mode"
     assert_refused(Ref(code, **ref), Port(port_code, **port), normal(4, 5), text=text)
+
+
+# Single numbers, and NumPy's and Python's generators.
+
+
+def layer_dropped(factory):
+    def code(m, x):
+        kept = float(factory.rand([])) + np.random.uniform(0, 2) + random.random() + np.random.randn(3)[1]  # noqa: NPY002
+        kept += random.gauss(1, 2) + np.random.randint(5) + random.randint(1, 3) + np.random.normal(1, [2, 3]).sum()  # noqa: NPY002
+        return m.a(x) * kept if m.training else m.a(x)
+
+    return code
+
+
+def test_single_numbers_of_all_generators_are_lent():
+    pair = Ref(layer_dropped(torch), a=T.Linear(4, 3)), Port(layer_dropped(paddle), a=P.Linear(4, 3))
+    verdict = assert_aligned(*pair, normal(2, 4))
+    assert "lent to both sides in train mode: uniform (), normal (3,), normal (), normal (2,)" in str(verdict)
+
+
+def test_a_number_that_only_the_port_draws():
+    ref = Ref(lambda m, x: m.a(x), a=T.Linear(4, 3))
+    port = Port(lambda m, x: m.a(x) * random.random(), a=P.Linear(4, 3))
+    verdict = align(ref, port, [normal(2, 4)])
+    assert verdict.status == FAIL
+    assert "the port gives another result each time it runs in eval mode" in str(verdict)
+
+
+@pytest.mark.parametrize("name", ["normal_", "uniform_", "exponential_", "bernoulli_"])
+def test_in_place_draws_of_a_tensor_without_axes(name):
+    for own in (torch.zeros([], dtype=torch.float64), paddle.zeros([], "float64")):
+        which = backend("torch" if isinstance(own, torch.Tensor) else "paddle")
+        with which.runs.lent_draws(Draws(0, [])):
+            assert getattr(own, name)().shape == own.shape
+
+
+def test_dropout_of_a_tensor_without_axes():
+    keep = lambda p, shape: np.random.default_rng(0).random(shape) >= p  # noqa: E731
+    for which, drop in ((torch, TF.dropout), (paddle, PF.dropout)):
+        with backend(which.__name__).runs.lent_dropout(keep):
+            assert drop(which.ones([]), 0.5).item() == 2.0

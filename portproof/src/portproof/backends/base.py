@@ -11,7 +11,7 @@ import os
 import random
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import cached_property
 from pathlib import Path
 from types import ModuleType
@@ -325,12 +325,23 @@ class Backend(ABC):
         return self.model_class(self, model, role, device)
 
     def copied(self, module: Any) -> Any:
-        """A deep copy, where computed tensors (weight norm's) are values: deepcopy refuses them."""
-        memo = {}
+        """A deep copy, but of what deepcopy refuses.
+
+        Computed tensors (weight norm's) are values. An attribute that cannot be copied, such as a lock, is shared.
+        """
+        memo, attributes = {}, []
         for _, layer in self.layers.named_modules(module):
+            attributes += [value for key, value in vars(layer).items() if key not in self.module_attributes]
             for value in [*vars(layer).values(), *vars(layer).get("_buffers", {}).values()]:
                 if self.framework.is_tensor(value) and not self.is_leaf(value):
                     memo[id(value)] = value.detach().clone()
+        with suppress(Exception):
+            return copy.deepcopy(module, dict(memo))
+        for value in attributes:
+            try:
+                copy.deepcopy(value, dict(memo))
+            except Exception:  # whatever its class raises
+                memo[id(value)] = value
         return copy.deepcopy(module, memo)
 
     @cached_property
@@ -339,7 +350,7 @@ class Backend(ABC):
 
     about: Callable[[str], dict[str, str]]  # {"device" and "threads": in words}; PyTorch only
     device_of: Callable[[Any], Any]  # the device argument for a tensor beside this one
-    has_values: Callable[[Any], bool]  # false until the model's first run makes it
+    has_values: Callable[[Any], bool]  # that `put` replaces: not a sparse one's, nor before a first run makes them
     values: Callable[[Any], Any]  # its values, not copied, for `put_back`
 
     @abstractmethod
@@ -368,6 +379,13 @@ class Backend(ABC):
     def is_leaf(self, tensor: Any) -> bool:
         """Whether it is not computed from other tensors."""
         return tensor.is_leaf
+
+    def is_sparse(self, tensor: Any) -> bool:
+        return False
+
+    def as_sparse_as(self, tensor: Any, values: Any) -> Any:
+        """Dense `values`, stored as the sparse `tensor` is."""
+        raise NotImplementedError
 
     def fresh(self, tensor: Any) -> Any:
         """A copy that lets its gradient flow through."""

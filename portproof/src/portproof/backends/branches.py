@@ -19,10 +19,10 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from portproof.backends.lent import owned_tensors
+from portproof.backends.lent import owned_tensors, thawed
 from portproof.backends.model import PASSES_SIX, SEED, BackendModel
 from portproof.backends.trace import Inputs, as_call, is_array, map_tensors, tensors_in
-from sturdyio.cli import MachineError, user_code
+from sturdyio.cli import user_code
 
 Given = Mapping[str, Any]  # an operation's arguments, by name
 Gaps = dict[str, torch.Tensor]  # {branch: values that are below 0 where it is entered}
@@ -284,17 +284,22 @@ def reach(
     """(parameters by state_dict key, inputs) with which a run in this mode enters more branches; None if no step helps.
 
     It may leave those that are entered `elsewhere`. If `counting`, values on which no output depends do not enter. The
-    nearest value is moved over each branch's bound by Newton's step of least norm, in float64, on a copy.
+    nearest value is moved over each branch's bound by Newton's step of least norm, in float64.
     """
+    with ref.lent("", "float64", train) as model, thawed(ref.backend, model):
+        return _reach(ref, model, inputs, elsewhere, drawn, counting)
+
+
+def _reach(
+    ref: BackendModel, model: torch.nn.Module, inputs: Inputs, elsewhere: Collection[str], drawn: bool, counting: bool
+) -> tuple[dict[str, np.ndarray], Inputs] | None:
+    """`reach` with the parameters of `model`, which are moved."""
     runs, found, fewest = ref.backend.runs, None, 0
-    model = ref.copied("", "float64", train)
     owned = owned_tensors(ref.backend, model)
     parameters = {key: t for key, t in owned if isinstance(t, torch.nn.Parameter) and t.is_floating_point()}
-    given = map_tensors(inputs, is_array, lambda array: ref.backend.tensor(array, ref.device, "float64"))
+    given = map_tensors(inputs, is_array, lambda array: ref.backend.tensor(array, ref.device, "float64", drawn))
     leaves = tensors_in(given, torch.is_tensor) if drawn else []
     movable = [*parameters.values(), *(leaf for leaf in leaves if leaf.is_floating_point())]
-    for tensor in movable:
-        tensor.requires_grad_(True)
     for step in range(STEPS):
         with runs.seeded(SEED), runs.without_dropout(), runs.new_tensors("float64", lambda _: None):
             watch = _watched(model, map_tensors(given, torch.is_tensor, torch.clone), counting)
@@ -320,8 +325,6 @@ def _watched(model: Any, inputs: Inputs, counting: bool) -> Watch | None:
         outputs = [tensor for tensor in returned if tensor.requires_grad and tensor.is_floating_point()]
         if counting and outputs:
             watch.count_only(outputs)
-    except MachineError:
-        raise
     except Exception:  # whatever a user's code may raise when it is given other values
         return None
     return watch if all(map(_is_signal, returned)) else None

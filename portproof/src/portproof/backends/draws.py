@@ -7,11 +7,15 @@ such as a choice of classes, is made of these.
 from __future__ import annotations
 
 import math
+import random
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import accumulate
 from operator import mul
+from types import ModuleType
+from typing import Any
 
 import numpy as np
 
@@ -100,3 +104,34 @@ def _word(draws: Sequence[Draw], place: int, every: Sequence[Draw]) -> str:
     if place < len(draws):
         return str(draws[place])
     return ", ".join(dict.fromkeys(map(str, every))) if every and not draws else "no more" if every else "nothing"
+
+
+def lent_to_python(draws: Draws) -> dict[tuple[ModuleType, str], Callable]:
+    """{(module, function): what takes its numbers from `draws`} of NumPy's and Python's global generators.
+
+    Those that are not replaced, such as `shuffle`, and generators of one's own draw as they do.
+    """
+
+    def filled(draw: Callable, low: Any, high: Any, size: Any) -> Any:
+        shape = np.broadcast_shapes(np.shape(low), np.shape(high)) if size is None else size
+        drawn = draw((shape,) if isinstance(shape, int) else shape)
+        return drawn.item() if size is None and not drawn.ndim else drawn
+
+    def uniform(low: Any = 0.0, high: Any = 1.0, size: Any = None) -> Any:
+        return low + (high - low) * filled(draws.uniform, low, high, size)
+
+    def normal(loc: Any = 0.0, scale: Any = 1.0, size: Any = None) -> Any:
+        return loc + scale * filled(draws.normal, loc, scale, size)
+
+    def randint(low: Any, high: Any = None, size: Any = None, dtype: Any = int) -> Any:
+        low, high = (0, low) if high is None else (low, high)
+        return filled(partial(draws.integers, low, high), low, high, size)
+
+    numpy: dict[str, Callable] = {"uniform": uniform, "normal": normal, "randint": randint}
+    numpy |= dict.fromkeys(("random", "random_sample"), lambda size=None: uniform(size=size))
+    numpy |= {"rand": lambda *shape: uniform(size=shape or None), "randn": lambda *shape: normal(size=shape or None)}
+    numpy["standard_normal"] = lambda size=None: normal(size=size)
+    python: dict[str, Callable] = {"random": uniform, "uniform": uniform, "randint": lambda a, b: randint(a, b + 1)}
+    python |= dict.fromkeys(("gauss", "normalvariate"), normal)
+    of_numpy: dict[tuple[ModuleType, str], Callable] = {(np.random, name): function for name, function in numpy.items()}
+    return of_numpy | {(random, name): function for name, function in python.items()}

@@ -21,7 +21,7 @@ FLOATS = (paddle.float16, paddle.bfloat16, paddle.float32, paddle.float64)
 
 
 def _tensor(array: np.ndarray, dtype: Any, place: Any) -> paddle.Tensor:
-    return paddle.Tensor(array, place=place).astype(dtype)
+    return paddle.Tensor(np.asarray(array), place=place).astype(dtype)
 
 
 def lent_draws(draws: Draws) -> AbstractContextManager:

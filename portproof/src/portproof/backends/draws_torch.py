@@ -18,7 +18,7 @@ FACTORIES = {"rand": "uniform", "randn": "normal", "rand_like": "uniform", "rand
 
 def _filled(out: torch.Tensor, array: np.ndarray) -> torch.Tensor:
     with torch.no_grad():
-        return out.copy_(torch.from_numpy(array))
+        return out.copy_(torch.as_tensor(array))
 
 
 def _lend(draws: Draws) -> dict[tuple[Any, str], Callable]:
@@ -50,7 +50,7 @@ def _lend(draws: Draws) -> dict[tuple[Any, str], Callable]:
         return _filled(torch.empty(n, dtype=dtype, **kwargs), draws.permutation(n))
 
     def below(p: Any, like: torch.Tensor) -> torch.Tensor:
-        drawn = torch.from_numpy(draws.uniform(like.shape)).to(like.device)
+        drawn = torch.as_tensor(draws.uniform(like.shape)).to(like.device)
         return drawn < (p.detach() if isinstance(p, torch.Tensor) else p)
 
     def bernoulli(input: torch.Tensor, p: Any = None) -> torch.Tensor:
@@ -58,22 +58,22 @@ def _lend(draws: Draws) -> dict[tuple[Any, str], Callable]:
 
     def multinomial(input: torch.Tensor, num_samples: int, replacement: bool = False) -> torch.Tensor:
         weights = input.detach().cpu().numpy()
-        return torch.from_numpy(draws.chosen(weights, num_samples, replacement)).to(input.device)
+        return torch.as_tensor(draws.chosen(weights, num_samples, replacement)).to(input.device)
 
     # The gradient of what is overwritten is 0, as it is natively.
     def bernoulli_(self: torch.Tensor, p: Any = 0.5) -> torch.Tensor:
         return self.copy_(below(p, self))
 
     def normal_(self: torch.Tensor, mean: Any = 0.0, std: Any = 1.0) -> torch.Tensor:
-        return self.copy_(torch.from_numpy(mean + std * draws.normal(self.shape)))
+        return self.copy_(torch.as_tensor(mean + std * draws.normal(self.shape)))
 
     def uniform_(self: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
         low, high = (*args, kwargs.get("from", 0.0), kwargs.get("to", 1.0))[:2] if len(args) != 1 else (args[0], 1.0)
         high = kwargs.get("to", high)
-        return self.copy_(torch.from_numpy(low + (high - low) * draws.uniform(self.shape)))
+        return self.copy_(torch.as_tensor(low + (high - low) * draws.uniform(self.shape)))
 
     def exponential_(self: torch.Tensor, lambd: float = 1.0) -> torch.Tensor:
-        return self.copy_(torch.from_numpy(draws.exponential(self.shape) / lambd))
+        return self.copy_(torch.as_tensor(draws.exponential(self.shape) / lambd))
 
     functions = (normal, randint, randperm, bernoulli, multinomial)
     methods = (bernoulli, multinomial, bernoulli_, normal_, uniform_, exponential_)

@@ -6,6 +6,8 @@ from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
+from portproof.backends.containers import contents, refill
+
 if TYPE_CHECKING:
     from portproof.backends.base import Backend
 
@@ -92,7 +94,7 @@ def as_it_was(backend: "Backend", module: Any) -> Iterator[list[Any]]:
     held: dict[int, dict | list] = {}
     for _, saved in attributes:
         held |= {id(value): value for value in saved.values() if isinstance(value, (dict, list))}
-    copies = [(value, value.copy()) for value in held.values()]
+    copies = [(value, contents(value)) for value in held.values()]
     owned = [tensor for _, tensor in owned_tensors(backend, module)]
     values = [(tensor, backend.values(tensor), backend.taken_gradient(tensor)) for tensor in owned]
     try:
@@ -102,8 +104,7 @@ def as_it_was(backend: "Backend", module: Any) -> Iterator[list[Any]]:
             vars(part).clear()
             vars(part).update(saved)
         for value, copy in copies:
-            value.clear()
-            value.update(copy) if isinstance(value, dict) else value.extend(copy)
+            refill(value, copy)
         for tensor, before, gradient in values:
             backend.taken_gradient(tensor)
             backend.put_back(tensor, before)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 import re
 from collections import Counter, defaultdict
@@ -17,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from portproof.arrays import Storage, is_projected, let_go, projected, same_bits
-from portproof.backends.draws import Draws
-from portproof.backends.lent import as_it_was, owned_tensors, taking_gradients
+from portproof.backends.draws import Draws, lent_to_python
+from portproof.backends.lent import as_it_was, owned_tensors, patched, taking_gradients
 from portproof.backends.masks import Dropped
 from portproof.backends.own_code import Followed, between_children, place_of_class
 from portproof.backends.question import CONSTANTS, Cotangents, Memory, Question, Run, perturbed, to_precision
@@ -59,6 +58,7 @@ class Model:
     role: str  # "reference" or "port", for messages
     modules: dict[str, Module]  # by dotted name; "" is the model
     zeros_for_none = False  # unused parameters get gradients of zeros
+    parts: Collection[str] = ()  # the reference's tensors that are, on either side, parts of joined ones
     is_recorded = False  # answers come from a recording
     not_alone: Mapping[str, str] = MappingProxyType({})  # {call: why it cannot be run alone}
     cotangents: Cotangents | None = None  # the recording's own
@@ -156,7 +156,10 @@ class Model:
         )
 
     def unsaved_constants(self) -> dict[str, np.ndarray]:
-        """Float and complex tensors that are no weights: unsaved buffers and tensor attributes, by state_dict key."""
+        """Floats and complex ones that are no weights, by state_dict key: unsaved buffers, tensor attributes, numbers.
+
+        Of numbers those that were taken from float32 tensors.
+        """
         raise NotImplementedError
 
     def constants(self) -> dict[str, np.ndarray]:
@@ -238,6 +241,8 @@ class BackendModel(Model):
                 self._inside[around].append((name, part))
         owned = owned_tensors(backend, model)
         self._keys = {id(tensor): key for key, tensor in owned}
+        buffers = [tensor for part in self._parts.values() for _, tensor in backend.layers.own_tensors(part)[1]]
+        self._weights = {*self._keys, *(id(tensor) for tensor in buffers if not backend.is_sparse(tensor))}
         self._attributes: dict[str, np.ndarray] = {}  # constants in tensor attributes that were replaced
         self._with_tensors: dict[str, list[str]] = {}  # {module: attributes that hold tensors}
         self.is_large = sum(math.prod(tensor.shape) for _, tensor in owned) > LARGE
@@ -293,7 +298,11 @@ class BackendModel(Model):
         for name, part in self._parts.items():
             for attribute, value in vars(part).items():
                 key = _joined_name(name, attribute)
-                if self.backend.framework.is_tensor(value) and key not in self.reassigned:
+                if key in self.reassigned:
+                    continue
+                if _is_float32(value):
+                    found[key] = self._attributes.get(key, np.asarray(value, np.float32))
+                elif self.backend.framework.is_tensor(value):
                     found[key] = self._attributes.get(key, self.backend.to_array(value))
         return {key: array for key, array in found.items() if array.dtype.kind in "fc"}
 
@@ -462,30 +471,42 @@ class BackendModel(Model):
         return isinstance(after, (int, float)) and before != after
 
     def _lend_attributes(self, name: str, part: Any, dtype: str, moved: Mapping[str, np.ndarray]) -> None:
-        """Convert tensor attributes to `dtype` and detach them; they are looked up once."""
+        """Convert tensor attributes and sparse buffers to `dtype` and detach them; they are looked up once.
+
+        Numbers of float32 tensors are moved with them.
+        """
         if name not in self._with_tensors:
-            own = [key for key in vars(part) if key not in self.backend.module_attributes]
-            self._with_tensors[name] = [key for key in own if tensors_at(vars(part)[key], self._is_attribute)]
+            own = {key: value for key, value in vars(part).items() if key not in self.backend.module_attributes}
+            own["_buffers"] = vars(part).get("_buffers")
+            self._with_tensors[name] = [
+                key for key, value in own.items() if _is_float32(value) or tensors_at(value, self._is_attribute)
+            ]
         for attribute in self._with_tensors[name]:
             key, value = _joined_name(name, attribute), vars(part)[attribute]
             if key in moved or key in self._attributes:
-                value = self._tensors(moved.get(key, self._attributes.get(key)), dtype)
+                array = moved[key] if key in moved else self._attributes[key]
+                value = array.item() if _is_float32(value) else self._tensors(array, dtype)
             else:
-                value = map_tensors(value, self._is_attribute, lambda t: self._tensors(self.backend.to_array(t), dtype))
+                value = map_tensors(value, self._is_attribute, lambda t: self._attribute_in(t, dtype))
             vars(part)[attribute] = value
 
+    def _attribute_in(self, tensor: Any, dtype: str) -> Any:
+        values = self._tensors(self.backend.to_array(tensor), dtype)
+        return self.backend.as_sparse_as(tensor, values) if self.backend.is_sparse(tensor) else values
+
     def _is_attribute(self, value: Any) -> bool:
-        return self.backend.framework.is_tensor(value) and id(value) not in self._keys
+        """Whether it is a tensor that is no weight; of buffers only sparse ones are none."""
+        return self.backend.framework.is_tensor(value) and id(value) not in self._weights
 
     def copied(self, name: str, dtype: str, train: bool, perturbation: int = 0) -> Any:
         """A copy of the module `name`, set up as `lent` does."""
         with self.lent(name, dtype, train, perturbation) as module:
-            return copy.deepcopy(module)
+            return self.backend.copied(module)
 
     def loaded_copy(self) -> Any:
         """A copy of the user's model, in its own mode, with these weights in float32."""
         with self._with_weights("", "float32", train=False) as module:
-            return copy.deepcopy(module)
+            return self.backend.copied(module)
 
     def _tensors(self, value: Any, dtype: str, requires_grad: bool = False) -> Any:
         def tensor(array: np.ndarray) -> Any:
@@ -522,7 +543,7 @@ class BackendModel(Model):
 
         def take(name: str, gradient: Any) -> None:
             for key, array in self._in_torch_layout([(name, gradient)], call.name):
-                gradients[key] = storage.keep(gradients[key] + array if key in gradients else array)
+                gradients[key] = storage.keep(np.asarray(gradients[key] + array) if key in gradients else array)
 
         Storage.let_go()
         with (
@@ -530,7 +551,8 @@ class BackendModel(Model):
             backend.runs.seeded(SEED),
             backend.runs.grad_enabled(backward),
             tracing(backend, model, question.keeps, only, watch_random, storage.copy) as trace,
-            backend.runs.lent_draws(Draws(SEED, trace.draws, self.mirrored)),
+            backend.runs.lent_draws(draws := Draws(SEED, trace.draws, self.mirrored)),
+            patched(lent_to_python(draws)),
             backend.runs.lent_dropout(trace.note_dropout) if question.train else nullcontext(),  # eval mode has none
             backend.runs.new_tensors(dtype, trace.note_float32),
             backend.runs.rounding_anew(question.perturbation) if question.perturbation > 0 else nullcontext(),
@@ -541,10 +563,11 @@ class BackendModel(Model):
             try:
                 with user_code():
                     backend.runs.run_backward(forward, model, inputs) if backward else forward()
-            except MachineError:
-                raise
             except Exception as error:
-                trace.error = one_line(error)
+                trace.lack = isinstance(error, MachineError)
+                if trace.lack and not (call.name or question.mutation):
+                    raise
+                trace.error = str(error) if trace.lack else one_line(error)
         if in_forward:
             del trace.dropped[in_forward[1] :]  # of what backward runs again
         trace.dropped += self._hidden if question.train else []
@@ -574,6 +597,12 @@ class BackendModel(Model):
                 before = sent.get(id(tensor), (tensor, 0.0))[1]
                 sent[id(tensor)] = tensor, before + gradient
         return [(tensor, self._tensors(np.asarray(gradient), dtype)) for tensor, gradient in sent.values()]
+
+
+def _is_float32(value: Any) -> bool:
+    """Whether it is a number that float32 holds, as those are that are taken from its tensors, and hardly others."""
+    with np.errstate(over="ignore"):
+        return isinstance(value, (float, np.float32)) and float(np.float32(value)) == value != round(value)
 
 
 def _joined_name(module: str, attribute: str) -> str:

@@ -284,7 +284,7 @@ class PaddleBackend(Backend):
     module_class, module_class_name = nn.Layer, "paddle.nn.Layer"
     layers, runs, training = PaddleLayers(), PaddleRuns(), PaddleTraining()
     load_file = staticmethod(load_pdparams)
-    device_of, has_values = attrgetter("place"), methodcaller("_is_initialized")
+    device_of = attrgetter("place")
 
     def device(self, name: str) -> str:
         device = "gpu:0" if name == "gpu" else name
@@ -315,6 +315,15 @@ class PaddleBackend(Backend):
         if not copy and tensor.place.is_cpu_place() and DLPACK:
             return np.from_dlpack(tensor)
         return tensor.numpy()  # always a copy
+
+    def has_values(self, tensor: paddle.Tensor) -> bool:
+        return tensor._is_initialized() and not tensor.is_sparse()
+
+    def is_sparse(self, tensor: paddle.Tensor) -> bool:
+        return tensor.is_sparse()
+
+    def as_sparse_as(self, tensor: paddle.Tensor, values: paddle.Tensor) -> paddle.Tensor:
+        return values.to_sparse_csr() if tensor.is_sparse_csr() else values.to_sparse_coo(values.ndim)
 
     def requires_grad(self, tensor: paddle.Tensor) -> bool:
         return not tensor.stop_gradient

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Optional
 import numpy as np
 
 from portproof.arrays import in_rows
+from portproof.backends.containers import contents
 from portproof.convert.rules import RULES, Change, identity, view
 
 if TYPE_CHECKING:
@@ -83,8 +84,9 @@ def is_setting(value: object) -> bool:
 def _settings(module: Any) -> dict[str, object]:
     found = {}
     for key, value in vars(module).items():
-        equal = isinstance(value, (tuple, list)) and all(map(is_setting, value)) and len(set(value)) == 1
-        setting = value[0] if equal else value
+        items = contents(value) if isinstance(value, list) else value if isinstance(value, tuple) else ()
+        equal = all(map(is_setting, items)) and len(set(items)) == 1
+        setting = items[0] if equal else value
         if is_setting(setting) and not key.startswith("_") and key != "training":
             found[key] = setting
     return found
@@ -97,7 +99,7 @@ def _own_slots(
     layouts = backend.layers.layouts(module)
     for is_buffer, tensors in enumerate(backend.layers.own_tensors(module)):
         for leaf, tensor in tensors:
-            is_new = prefix + leaf in saved and id(tensor) not in seen
+            is_new = prefix + leaf in saved and id(tensor) not in seen and backend.has_values(tensor)
             seen.add(id(tensor))
             if not is_new:
                 continue

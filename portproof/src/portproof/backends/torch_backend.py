@@ -58,7 +58,7 @@ def _lent(native: Callable, keep: Keep) -> Callable:
         if kept is None:
             return input
         scale = alpha_scaled if alpha else scaled
-        factor, summand = (torch.from_numpy(array).to(input) for array in scale(kept, p))
+        factor, summand = (torch.as_tensor(array).to(input) for array in scale(kept, p))
         return input.mul_(factor).add_(summand) if inplace else input * factor + summand
 
     return call
@@ -484,7 +484,13 @@ class TorchBackend(Backend):
             tensor.copy_(torch.from_numpy(np.array(array)))
 
     def has_values(self, tensor: torch.Tensor) -> bool:
-        return not nn.parameter.is_lazy(tensor)
+        return not nn.parameter.is_lazy(tensor) and not self.is_sparse(tensor)
+
+    def is_sparse(self, tensor: torch.Tensor) -> bool:
+        return tensor.layout is not torch.strided
+
+    def as_sparse_as(self, tensor: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+        return values.to_sparse(layout=tensor.layout)
 
     def put(self, tensor: torch.Tensor, array: np.ndarray, dtype: str, device: torch.device) -> None:
         # One copy, the cast; read-only memory is not shared.

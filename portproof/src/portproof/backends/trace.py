@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Optional, Union
 import numpy as np
 
 from portproof.arrays import drawn, largest, same_bits
+from portproof.backends.containers import contents, put, shallow_copy
 from portproof.backends.draws import Draw
 from portproof.backends.masks import Dropped
 from portproof.compare import Item
@@ -43,9 +43,12 @@ def is_array(value: Any) -> bool:
 def items_in(value: Any, is_tensor: Callable[[Any], bool]) -> list[tuple[Any, Any]]:
     """(key, item) in a tuple, list, mapping, dataclass, or object with tensors."""
     if isinstance(value, Mapping):
-        return sorted(value.items(), key=lambda item: str(item[0]))
-    if isinstance(value, (tuple, list)):
-        return list(enumerate(value))
+        items = contents(value) if isinstance(value, dict) else value.items()
+        return sorted(items, key=lambda item: str(item[0]))
+    if isinstance(value, tuple):
+        return list(enumerate(tuple.__iter__(value)))
+    if isinstance(value, list):
+        return list(enumerate(contents(value)))
     if isinstance(value, type) or callable(value) or not hasattr(value, "__dict__"):
         return []
     attributes = list(vars(value).items())
@@ -55,7 +58,8 @@ def items_in(value: Any, is_tensor: Callable[[Any], bool]) -> list[tuple[Any, An
 def map_tensors(value: Any, is_tensor: Callable[[Any], bool], change: Callable[[Any], Any]) -> Any:
     """A copy of `value`, of the same classes, with `change` applied to all tensors."""
     if is_tensor(value):
-        return change(value)
+        new = change(value)
+        return np.asarray(new) if isinstance(new, np.generic) else new  # NumPy gives a number for an array without axes
     items = items_in(value, is_tensor)
     changed = [(key, map_tensors(item, is_tensor, change)) for key, item in items]
     if all(new is old for (_, new), (_, old) in zip_strict(changed, items)):
@@ -64,12 +68,9 @@ def map_tensors(value: Any, is_tensor: Callable[[Any], bool], change: Callable[[
         arrays = [item for _, item in changed]
         # A class derived from a named tuple may take other arguments.
         return tuple.__new__(type(value), arrays) if hasattr(value, "_fields") else type(value)(arrays)
-    result = copy.copy(value)
+    result = shallow_copy(value)
     for key, item in changed:
-        if isinstance(value, (list, Mapping)):
-            result[key] = item
-        else:
-            object.__setattr__(result, key, item)  # a dataclass may be frozen
+        put(result, key, item)
     return result
 
 
@@ -128,7 +129,9 @@ class ModuleCall:
         """
         sent = zip_strict(self.outputs, self.reached)
         drawn_ones = [
-            None if bits is None else drawn_gradient(f"{self.label} {i}", output) * unpacked(bits, output.shape)
+            None
+            if bits is None
+            else np.asarray(drawn_gradient(f"{self.label} {i}", output) * unpacked(bits, output.shape))
             for i, (output, bits) in enumerate(sent)
         ]
         return replace(self, upstream=drawn_ones)
@@ -141,7 +144,7 @@ def unpacked(bits: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
 def drawn_gradient(name: str, output: np.ndarray) -> np.ndarray:
     """Of the output's shape, see `drawn`; complex for a complex one."""
     real = drawn(name, output.shape)
-    return real + 1j * drawn(f"{name}, imaginary", output.shape) if output.dtype.kind == "c" else real
+    return np.asarray(real + 1j * drawn(f"{name}, imaginary", output.shape)) if output.dtype.kind == "c" else real
 
 
 def as_call(inputs: Inputs) -> ModuleCall:
@@ -201,6 +204,7 @@ class Trace:
     input_scales: dict[str, float] = field(default_factory=dict)
     calls: dict[str, ModuleCall] = field(default_factory=dict)
     error: str = ""  # exception that ended the pass
+    lack: bool = False  # whether it says what the machine lacks: then it ends the run of a module alone, and no more
     lacking: str = ""  # operation without float64 kernel: the run was float32
     unrecorded: dict[str, str] = field(default_factory=dict)  # {module: exception while it was recorded}
     float32: set[str] = field(default_factory=set)  # modules that asked for float32 in float64 runs

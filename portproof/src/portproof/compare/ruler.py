@@ -139,7 +139,8 @@ def moved_by_rounding(array: np.ndarray, rng: np.random.Generator) -> np.ndarray
     step = U * max(array.shape, default=1) * largest(array)
 
     def moved(real: np.ndarray) -> np.ndarray:
-        return real.astype(np.float64) + step * rng.choice((-1.0, 1.0), real.shape) * rng.uniform(0.5, 1.0, real.shape)
+        steps = step * rng.choice((-1.0, 1.0), real.shape) * rng.uniform(0.5, 1.0, real.shape)
+        return np.asarray(real.astype(np.float64) + steps)
 
     return moved(array.real) + 1j * moved(array.imag) if array.dtype.kind == "c" else moved(array)
 

@@ -21,8 +21,8 @@ from portproof.arrays import is_projected, projected
 from portproof.backends.model import BackendModel, Model
 from portproof.backends.question import CONSTANTS, Question, Run, to_precision
 from portproof.backends.slots import Module
-from portproof.backends.trace import OUTPUT, Inputs, ModuleCall, is_array, map_tensors, module_of
-from portproof.compare import FAIL, Item, Items, Row, tensor_item
+from portproof.backends.trace import OUTPUT, Inputs, ModuleCall, Trace, is_array, map_tensors, module_of
+from portproof.compare import FAIL, NOT_JUDGED, Item, Items, Row, tensor_item
 from portproof.compare.activations import off_kinks
 from portproof.compare.ruler import RUNS, UNIT_ROUNDOFF, Distances, Ruler, largest, moved_distances
 from portproof.mapping.agreement import alike, exchanged_axes
@@ -30,6 +30,7 @@ from portproof.mapping.arguments import LARGE, InputGradients, arguments
 from portproof.mapping.module_calls import EXACT
 from portproof.mapping.name_map import NameMap
 from portproof.python39 import zip_strict
+from sturdyio.cli import MachineError
 
 Calls = Mapping[str, ModuleCall]  # of one side, by label
 Chain = tuple[ModuleCall, ...]  # each takes the output of the one before
@@ -296,7 +297,7 @@ class IsolatedRuns:
 
     def ref_items(self, attempt: Attempt, **changes: Any) -> dict[Item, np.ndarray]:
         module = attempt.question.module
-        run = self.ref.ask(replace(attempt.question, **changes))
+        run = _not_lacking(self.ref.ask(replace(attempt.question, **changes)))
         keys = _keys_in(module, {key: key for key in self.names.tensors})
         inputs = _input_gradients(run, attempt, attempt.ref_gradients)
         return _items(self.ref, run, dict(enumerate(run.output)), module, keys, inputs)
@@ -310,15 +311,17 @@ class IsolatedRuns:
         call = adjusted_call(self.ref, self.calls[label], dtype) if adjusted else self.calls[label].with_upstream()
         call = moved_call(call) if lenient else call
         best: IsolatedRun | None = None
+        lacking: list[IsolatedRun] = []
         for attempt in self._attempts(label, Question(call, dtype, self.train, backward)):
             found = self._attempted(attempt, lenient)
+            if found.port_run.trace.lack:
+                lacking.append(found)
             # Another way to call it would not change buffers alone.
-            if found.passed or found.kinds == {"buffer"}:
+            elif found.passed or found.kinds == {"buffer"}:
                 return found
-            if best is None or found.rank < best.rank:
+            elif best is None or found.rank < best.rank:
                 best = found
-        assert best is not None
-        return best
+        return best or lacking[0]
 
     def in_float64(self, run: IsolatedRun) -> IsolatedRun:
         """The same, asked in float64."""
@@ -357,6 +360,13 @@ class IsolatedRuns:
             yield replace(plain, port_followed_by=names_of(chain), built_differently=word)
 
     def _attempted(self, attempt: Attempt, lenient: bool = False) -> IsolatedRun:
+        try:
+            return self._compared(attempt, lenient)
+        except MachineError as error:  # it ends this attempt alone
+            row = Row(Item("output 0", "output", attempt.question.module), NOT_JUDGED, reason=str(error))
+            return IsolatedRun(attempt, [row], {}, {}, Run(Trace(lack=True)))
+
+    def _compared(self, attempt: Attempt, lenient: bool) -> IsolatedRun:
         call = attempt.question.call
         module, upstream = call.name, call.upstream
         dtype, fp64_ref = attempt.question.dtype, self.ref_items(attempt, dtype="float64")
@@ -434,7 +444,13 @@ class IsolatedRuns:
     def _run_port(self, attempt: Attempt, upstream: list[np.ndarray | None], perturbation: int = 0) -> Run:
         call = replace(attempt.port_call, upstream=upstream)
         asked = replace(attempt.question, call=call, followed_by=attempt.port_followed_by, perturbation=perturbation)
-        return self.port.ask(asked)
+        return _not_lacking(self.port.ask(asked))
+
+
+def _not_lacking(run: Run) -> Run:
+    if run.trace.lack:
+        raise MachineError(run.trace.error)
+    return run
 
 
 def all_questions(ref: Model, calls: Calls, label: str, question: Question) -> Iterator[Question]:
@@ -448,13 +464,21 @@ def all_questions(ref: Model, calls: Calls, label: str, question: Question) -> I
 
 
 def without_optional(port: Items, ref: Items, model: Model) -> dict[Item, np.ndarray]:
-    """What the port gave, without buffers and zero gradients that `ref` lacks."""
+    """What the port gave, without buffers that `ref` lacks.
+
+    A part of a joined tensor has a gradient of zeros where the other side's, by itself, has none.
+    """
+
+    def may_be_zeros(item: Item) -> bool:
+        return item.kind == "gradient" and (model.zeros_for_none or item.name in model.parts)
 
     def is_needed(item: Item) -> bool:
-        is_zero = model.zeros_for_none and item.kind == "gradient" and not largest(port[item])
+        is_zero = may_be_zeros(item) and not largest(port[item])
         return item in ref or not (item.kind == "buffer" or is_zero)  # a frozen parameter is one, too
 
-    return {item: array for item, array in port.items() if is_needed(item)}
+    missing = (item for item in ref.keys() - port.keys() if item.name in model.parts and item.kind == "gradient")
+    zeros = {item: np.zeros_like(ref[item]) for item in missing if not largest(ref[item])}
+    return {item: array for item, array in port.items() if is_needed(item)} | zeros
 
 
 def adjusted_call(ref: Model, call: ModuleCall, dtype: str) -> ModuleCall:

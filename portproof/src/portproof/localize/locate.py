@@ -463,7 +463,7 @@ def _less_exact_in_float32(runs: IsolatedRuns, run: IsolatedRun, row: Row) -> li
     if run.attempt.question.dtype != "float32" or not port.is_of_library(layer.name) or run.port_run.trace.error:
         return []
     exact = runs.in_float64(run)
-    if not exact.passed:
+    if not exact.passed or row.item not in exact.port:
         return []
     distance = largest_difference(run.port[row.item], exact.port[row.item])
     if distance < row.difference / 2:

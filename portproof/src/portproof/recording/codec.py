@@ -26,7 +26,7 @@ from sturdyio.cli import printable
 from sturdyio.files import most_memory
 
 # Fields that a recording leaves out.
-UNWRITTEN = ("change", "view", "activation_inputs", "lacking", "running", "upstream")
+UNWRITTEN = ("change", "view", "activation_inputs", "lack", "lacking", "running", "upstream")
 
 
 def _forms(kind: type) -> dict[str, Any]:

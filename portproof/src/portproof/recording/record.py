@@ -36,7 +36,7 @@ from portproof.mapping.fingerprint import Fingerprint, fingerprint
 from portproof.python39 import zip_strict
 from portproof.recording.codec import write, write_run
 from portproof.recording.file import Recording
-from sturdyio.cli import UserError
+from sturdyio.cli import MachineError, UserError
 
 PER_CALL = 12_000  # bytes that a mode takes for each call beside its arrays: distances, projections, text
 
@@ -214,6 +214,8 @@ class Recorder(Model):
         is_plain = question.dtype == "float64" and not question.perturbation
         exact = None if is_plain else self._kept(replace(question, dtype="float64", perturbation=0))
         run = self.model.ask(question)
+        if run.trace.lack:
+            raise MachineError(run.trace.error)
         gradients = {key: projected(array) for key, array in run.gradients.items()}
         received = [None if array is None else projected(array) for array in run.input_gradients]
         run = replace(run, gradients=gradients, input_gradients=received)

@@ -614,8 +614,11 @@ LINES = {
         "对应表的其余部分由整体证明：输出和全部梯度在 float64 下一致"
     ),
     "the outputs agree on these inputs, and differ on others: {text}": "输出在这些输入上一致，在别的输入上不同：{}",
-    "floats {} times as large": "浮点数变为 {} 倍",
-    "rolled along an axis": "沿一个轴滚动",
+    "the outputs differ on other inputs ({text}), where a last digit changes the reference's own as much: a tie, or a "
+    "value at a bound": "输出在别的输入上不同（{}），而末位的变化同样改变那里参考代码的输出：有相等的值，或值在界限上",
+    "not run alone in float32: {}: {}": "没有在 float32 下单独运行：{}：{}",
+    "floats {} times as large, input {}": "浮点数变为 {} 倍，输入 {}",
+    "floats rolled by {} along axis {}, input {}": "浮点数沿轴 {1} 滚动 {0} 位，输入 {2}",
     "the outputs agree with these weights, and differ with others": "输出在这些权重下一致，在别的权重下不同",
     "the {text} asks for float32, and gets float64 in the float64 run: in {}": (
         "{}要求 float32，而 float64 的运行中得到的是 float64：在 {}"

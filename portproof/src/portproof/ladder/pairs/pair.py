@@ -171,6 +171,8 @@ class Pair:
         found = same_names(self.ref, self.port, self.inputs) if mirrored else None
         self.found_map = found or propose(self.ref, self.port, self.inputs, self.given)
         self.matched.update((False, True) if found else (False,))
+        slots, port_slots, mapped = self.ref.slots, self.port.slots, self.found_map.tensors.items()
+        self.port.parts = {key for key, theirs in mapped if slots[key].view or port_slots[theirs].view}
 
     def match_calls(self, modes: Sequence[bool]) -> None:
         """Map the module calls of these modes; the weights must be equal."""
@@ -277,23 +279,27 @@ def switch_off_drawing(model: Model, run: Run) -> None:
 
 
 def other_inputs(inputs: Inputs) -> Iterator[tuple[str, Inputs]]:
-    """(how they differ, inputs): floats SCALE times as large, then all arrays rolled along an axis, in turn.
+    """(how they differ, inputs): floats SCALE times as large, then rolled along an axis, in turn.
 
     Rolled, a place gets what others had: not along the first axis, which is the batch, up to MOVES times along others.
+    Whole numbers and booleans stay as they are: a model may rest on their values and places, as a loss on its labels.
     """
     arrays = tensors_in(inputs, is_array)
-    if any(array.dtype.kind == "f" for array in arrays):
-        scaled = map_tensors(inputs, is_array, lambda a: a * a.dtype.type(SCALE) if a.dtype.kind == "f" else a)
-        yield f"floats {SCALE:g} times as large", scaled
-    sizes = [array.shape for array in arrays]
+    floats = [i for i, array in enumerate(arrays) if array.dtype.kind in "fc"]
+    if not floats:
+        return
+    which = f"input {', '.join(map(str, floats))}"
+    scaled = map_tensors(inputs, is_array, lambda a: a * a.dtype.type(SCALE) if a.dtype.kind in "fc" else a)
+    yield f"floats {SCALE:g} times as large, {which}", scaled
+    sizes = [arrays[i].shape for i in floats]
     for axis in range(1, max(map(len, sizes), default=0)):
         size = max(shape[axis] for shape in sizes if len(shape) > axis)
         for shift in sorted({size * i // (MOVES + 1) for i in range(1, MOVES + 1)} - {0}):
 
             def rolled(array: np.ndarray, axis: int = axis, shift: int = shift) -> np.ndarray:
-                return np.roll(array, shift, axis) if array.ndim > axis else array
+                return np.roll(array, shift, axis) if array.dtype.kind in "fc" and array.ndim > axis else array
 
-            yield "rolled along an axis", map_tensors(inputs, is_array, rolled)
+            yield f"floats rolled by {shift} along axis {axis}, {which}", map_tensors(inputs, is_array, rolled)
 
 
 def drawn_cotangents(returned: Mapping[bool, Sequence[np.ndarray]], seed: int) -> Cotangents:
