@@ -1445,3 +1445,53 @@ def test_a_part_of_a_joined_tensor_without_a_gradient(is_ref, is_cut):
     pair = (Ref(apart, **ref_apart), Port(joined, **port_joined))
     pair = pair if is_ref else (Ref(joined, **ref_joined), Port(apart, **port_apart))
     assert align(*pair, [normal(3, 4)]).status == (FAIL if is_cut else PASS)
+
+
+# Outputs that are no tensors, and tensors of another precision.
+
+
+class RefBeside(T.Linear):
+    def __init__(self, beside) -> None:
+        super().__init__(5, 5)
+        self.beside = beside
+
+    def forward(self, x):
+        y = super().forward(x)
+        return {"y": y, "beside": self.beside(y)}
+
+
+class PortBeside(P.Linear):
+    def __init__(self, beside) -> None:
+        super().__init__(5, 5)
+        self.beside = beside
+
+    def forward(self, x):
+        y = super().forward(x)
+        return {"y": y, "beside": self.beside(y)}
+
+
+@pytest.mark.parametrize(
+    ("beside", "same", "other"),
+    [
+        (lambda y: "cat", lambda y: "cat", lambda y: "dog"),
+        (lambda y: True, lambda y: np.bool_(True), lambda y: False),
+        (len, lambda y: y.shape[0], lambda y: y.shape[1]),
+        (lambda y: y.sum().item(), lambda y: float(y.sum()), lambda y: float(y.sum()) * 1.001),
+        (lambda y: y.detach().numpy().argmax(1), lambda y: y.numpy().argmax(1), lambda y: y.numpy().argmin(1)),
+        (lambda y: np.array(["a", "b"]), lambda y: np.array(["a", "b"]), lambda y: np.array(["a", "c"])),
+        (lambda y: [y, 1.5], lambda y: [y, 1.5], lambda y: [y]),
+    ],
+)
+def test_outputs_that_are_no_tensors_are_compared(beside, same, other, tmp_path):
+    x = normal(4, 5)
+    record(RefBeside(beside), [x], modes=["eval"]).save(tmp_path / "it.ref.safetensors")
+    assert judge(PortBeside(same), tmp_path / "it.ref.safetensors").status == PASS
+    verdict = align(RefBeside(beside), PortBeside(other), [x], **EVAL)
+    assert verdict.status == FAIL and verdict.first_failure.name.startswith("eval mode, float64/output[beside]")
+
+
+def test_weights_of_another_precision_fail():
+    x = normal(4, 5)
+    assert_passes(T.Linear(5, 3).double(), P.Linear(5, 3).to(dtype="float64"), x, **EVAL)
+    verdict = align(T.Linear(5, 3), P.Linear(5, 3).to(dtype="float64"), [x], **EVAL)
+    assert verdict.status == FAIL and verdict.first_failure.reason == "dtype: reference float32, port float64"

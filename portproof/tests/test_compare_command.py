@@ -159,6 +159,14 @@ def test_nan_on_both_sides(tmp_path, port, flags, status):
     assert ("; 1 values are NaN on both sides" in out) == bool(flags)
 
 
+@pytest.mark.parametrize(("others", "status"), [({}, 2), ({"loss": np.ones(1, np.float32)}, 0)])
+def test_nothing_but_nan_proves_nothing(tmp_path, others, status):
+    path = write(tmp_path / "nan.npy", {"x": np.full(3, np.nan, np.float32), **others})
+    code, out, _ = run_compare(path, path, "--rtol", "1e-6", *EQUAL_NAN)
+    assert code == status, out
+    assert "1 not judged; 3 values are NaN" in out if others else "are accepted or not judged" in out
+
+
 BLOCKED = """
 import sys
 sys.modules.update(dict.fromkeys(("torch", "paddle", "scipy", "yaml"), None))

@@ -9,6 +9,8 @@ import pytest
 from toy_sources import PORT, REF
 
 import portproof.localize.diagnosis  # noqa: F401  with SciPy, which a process cannot import a second time
+import portproof.pytest_plugin  # noqa: F401
+from portproof.compare import PASS, Item, Row, Verdict
 
 PLUGIN = "portproof.pytest_plugin"
 TEST = """
@@ -44,7 +46,8 @@ def without_reference(project) -> None:
     project.makepyfile(ref_net="raise AssertionError('the reference is imported')")
 
 
-RECORDING = Path("recordings", "test_port.ref.safetensors")
+RECORDING = Path("recordings", "test_it.test_port.ref.safetensors")
+FORMER = RECORDING.with_name("test_port.ref.safetensors")
 
 
 def test_a_recording_is_written_on_demand_and_judged(project):
@@ -57,6 +60,11 @@ def test_a_recording_is_written_on_demand_and_judged(project):
     run(project, "--portproof-update").assert_outcomes(passed=2)
     without_reference(project)
     run(project, "-m", "portproof").assert_outcomes(passed=1, deselected=1)
+    (project.path / RECORDING).rename(project.path / FORMER)
+    renamed = run(project)
+    renamed.assert_outcomes(passed=1, failed=1)
+    fix = f"if this test's is {FORMER.name}, run mv {project.path / FORMER} {project.path / RECORDING}; else run pytest"
+    renamed.stdout.fnmatch_lines([f"*{RECORDING} does not exist: {fix} --portproof-update 'test_it.py::test_port'*"])
 
 
 def test_a_port_that_is_wrong_fails_in_one_line_with_the_report_beside(project):
@@ -91,7 +99,56 @@ def test_names_and_what_makes_a_reference(project):
     text = TEST.replace('reference="ref_net:Ref"', 'reference=__import__("ref_net").Ref, name="two / one"')
     project.makepyfile(test_it=text)
     run(project, "--portproof-update").assert_outcomes(passed=2)
-    assert [path.name for path in (project.path / "recordings").iterdir()] == ["two-one.ref.safetensors"]
+    [name] = recordings(project)
+    assert re.fullmatch(r"two-one-[0-9a-f]{8}\.ref\.safetensors", name)
+
+
+NAMED = """
+import pytest
+
+class Test{name}:
+    @pytest.mark.parametrize("word", ["a/b", "a b", "a" * 300])
+    def test_port(self, portproof_judge, word):
+        portproof_judge(None, None, None)
+"""
+
+
+class Written:
+    def save(self, path: Path) -> None:
+        path.parent.mkdir(exist_ok=True)
+        path.touch()
+
+
+def test_each_test_has_a_recording_of_its_own(project, monkeypatch):
+    """Of tests of one name in two files and classes, with parameters that differ in punctuation, or are long."""
+    monkeypatch.setattr(f"{PLUGIN}._record", lambda *_: Written())
+    monkeypatch.setattr("portproof.judge", lambda port, path: Verdict("it", [Row(Item(path.name), PASS)]))
+    one, two = NAMED.format(name="One"), NAMED.format(name="Two")
+    project.makepyfile(test_it=one + two, test_other=one)
+    run(project, "--portproof-update").assert_outcomes(passed=9)
+    names = [re.sub(r"-[0-9a-f]{8}\.ref\.safetensors$", "", name) for name in recordings(project)]
+    assert len(names) == 9 and names.count("test_it.TestOne.test_port-a-b") == 2
+    run(project).assert_outcomes(passed=9)
+
+
+def recordings(project) -> list[str]:
+    return sorted(path.name for path in (project.path / "recordings").iterdir())
+
+
+def test_a_fixture_that_is_never_called_fails(project):
+    text = """
+    import pytest
+
+    def test_neither(portproof_align, portproof_judge):
+        pass
+
+    def test_skipped(portproof_judge):
+        pytest.skip()
+    """
+    project.makepyfile(test_it=text)
+    result = run(project)
+    result.assert_outcomes(failed=1, skipped=1)
+    result.stdout.fnmatch_lines(["the test asks for portproof_align and never calls it: nothing was judged"])
 
 
 def test_a_pair_is_aligned(project):

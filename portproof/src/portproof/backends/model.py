@@ -31,6 +31,7 @@ from portproof.backends.trace import (
     Trace,
     is_array,
     map_tensors,
+    plain_at,
     tensors_at,
     tracing,
 )
@@ -533,9 +534,12 @@ class BackendModel(Model):
         def forward() -> list[tuple[Any, Any]]:
             # A leaf that needs a gradient cannot be changed in place.
             args, kwargs = map_tensors(leaves, is_tensor, lambda t: backend.fresh(t) if backend.requires_grad(t) else t)
-            returned = tensors_at(model(*args, **kwargs), is_tensor)
+            output = model(*args, **kwargs)
+            returned = tensors_at(output, is_tensor)
             if not call.name:
                 returned = self._by_output_names(returned, trace)
+                plain = plain_at(output, is_tensor)
+                run.plain = {self.output_names.get(place, place): value for place, value in plain.items()}
             run.places, outputs = list(returned), list(returned.values())
             run.output = [backend.to_array(tensor) for tensor in outputs]
             in_forward.extend((len(trace.draws), len(trace.dropped)))

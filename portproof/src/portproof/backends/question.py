@@ -54,6 +54,7 @@ class Run:
     input_gradients: list[MaybeArray] = field(default_factory=list)
     buffers: dict[str, np.ndarray] = field(default_factory=dict)  # after the pass, by state_dict key
     places: list[str] = field(default_factory=list)  # of each output in what was returned
+    plain: dict[str, object] = field(default_factory=dict)  # {place: what is no tensor}, see `trace.plain_at`
 
     def arrays(self) -> Iterator[np.ndarray]:
         yield from self.output

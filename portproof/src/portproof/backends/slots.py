@@ -33,6 +33,7 @@ class Slot:
     is_buffer: bool = False
     is_whole: bool = False  # integers or booleans
     is_complex: bool = False
+    precision: str = "float32"  # in which the model holds it; of floats only
     view: MaybeChange = None  # takes the piece from a whole PyTorch tensor
 
     def read(self, own: np.ndarray) -> np.ndarray:
@@ -107,8 +108,9 @@ def _own_slots(
             key = prefix + (torch_leaf if "." in leaf else leaf)  # in the module: what follows the last dot
             shape = change(np.empty(tuple(tensor.shape), bool)).shape
             trained, is_whole = backend.requires_grad(tensor), not tensor.is_floating_point()
-            is_complex = "complex" in str(tensor.dtype).lower()
-            yield torch_leaf, Slot(key, prefix + leaf, shape, change, trained, bool(is_buffer), is_whole, is_complex)
+            dtype = str(tensor.dtype).lower().rpartition(".")[2]
+            facts = bool(is_buffer), is_whole, "complex" in dtype, "float32" if is_whole else dtype
+            yield torch_leaf, Slot(key, prefix + leaf, shape, change, trained, *facts)
 
 
 def read_slots(backend: Backend, tensors: Named, slots: Mapping[str, Sequence[Slot]]) -> Iterator[tuple[Slot, Array]]:

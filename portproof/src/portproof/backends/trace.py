@@ -84,6 +84,24 @@ def tensors_at(value: Any, is_tensor: Callable[[Any], bool], place: str = "") ->
     return found
 
 
+def plain_at(value: Any, is_tensor: Callable[[Any], bool], place: str = "") -> dict[str, Any]:
+    """{place: what is no tensor} as in `tensors_at`: numbers, booleans, text, NumPy arrays (of text as lists).
+
+    Those that an object, other than a dataclass, has beside its tensors are no part of the output.
+    """
+    if isinstance(value, np.ndarray):
+        return {place: value.copy() if value.dtype.kind in "biufc" else value.tolist()}
+    if isinstance(value, np.generic):
+        return {place: value.item()}
+    if isinstance(value, (bool, int, float, complex, str)):
+        return {place: value}
+    found: dict[str, Any] = {}
+    if isinstance(value, (Mapping, tuple, list)) or is_dataclass(value):
+        for key, item in items_in(value, is_tensor):
+            found |= plain_at(item, is_tensor, f"{place}[{key}]")
+    return found
+
+
 def tensors_in(value: Any, is_tensor: Callable[[Any], bool]) -> list:
     """Every tensor in `value`, in the order of `tensors_at`."""
     return list(tensors_at(value, is_tensor).values())

@@ -8,8 +8,8 @@ them, and a file that asks for more is refused. The verdict is the ladder's own:
 dtypes, NaN and the largest difference are judged, not the mean. No tolerance is assumed: with --fp64-ref, the
 reference's own run in float64, the limit is derived from the reference's distance to it; with --rtol it is that share
 of an item's largest value, with --atol that number, with both their sum. Whole numbers and text have to be equal. NaN
-fails; with --equal-nan it may stand where the other side has it too. Exit status: 0 within the limits, 1 not, 2 could
-not compare.
+fails; with --equal-nan it may stand where the other side has it too, but alone it proves nothing. Exit status: 0 within
+the limits, 1 not, 2 could not compare.
 """
 
 import argparse
@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 
 from portproof.commands.outcome import Outcome, add_outcome_flags
-from portproof.compare import compare
+from portproof.compare import NOT_JUDGED, Row, compare
 from portproof.compare.ruler import kernel_atol, largest
 from portproof.report.text import render_items
 from sturdyio.cli import ArgumentParser, HelpFormatter, UserError, existing_file
@@ -37,7 +37,8 @@ def get_args_parser() -> argparse.ArgumentParser:
     add("--fp64-ref", metavar="FILE", help="the reference's items again, computed in float64")
     add("--rtol", type=float, metavar="X", help="allowed share of an item's largest value, 0 or more")
     add("--atol", type=float, metavar="X", help="allowed difference, 0 or more")
-    add("--equal-nan", action="store_true", help="NaN on both sides, at one place, is no difference")
+    nan = "NaN on both sides, at one place, is no difference; an item of NaN alone is not judged"
+    add("--equal-nan", action="store_true", help=nan)
     add_outcome_flags(parser)
     return parser
 
@@ -79,16 +80,20 @@ def check(args: argparse.Namespace) -> None:
             raise UserError(f"{flag} {value} is no limit: choose 0 or more, such as 1e-6")
 
 
-def without_common_nan(ref: dict[str, np.ndarray], port: dict[str, np.ndarray]) -> int:
-    """Put zeros where both sides have NaN; how many places these are."""
-    count = 0
+def without_common_nan(ref: dict[str, np.ndarray], port: dict[str, np.ndarray]) -> dict[str, int]:
+    """Put zeros where both sides have NaN; {item: how many places these are}."""
+    counts = {}
     for name in ref.keys() & port.keys():
         arrays = ref[name], port[name]
         if arrays[0].shape == arrays[1].shape and all(array.dtype.kind in "fc" for array in arrays):
             both = np.isnan(arrays[0]) & np.isnan(arrays[1])
-            count += int(both.sum())
+            counts[name] = int(both.sum())
             ref[name], port[name] = (np.where(both, array.dtype.type(0), array) for array in arrays)
-    return count
+    return counts
+
+
+def without_number(row: Row) -> Row:
+    return replace(row, status=NOT_JUDGED, reason="it is NaN everywhere on both sides")
 
 
 def main(args: argparse.Namespace) -> int:
@@ -96,9 +101,11 @@ def main(args: argparse.Namespace) -> int:
     name = Path(args.port).name
     outcome = Outcome(args, PROG, name)
     ref, port = read(args.ref, "reference"), read(args.port, "port")
-    nans = without_common_nan(ref, port) if args.equal_nan else 0
+    nans = without_common_nan(ref, port) if args.equal_nan else {}
     verdict = compare(ref, port, atol_of(args, ref), title=name)
-    if nans:
-        verdict = replace(verdict, caveats=[f"{nans} values are NaN on both sides"])
+    if any(nans.values()):
+        no_number = [item for item, count in nans.items() if count and count == ref[item].size]
+        rows = [without_number(row) if row.name in no_number else row for row in verdict.rows]
+        verdict = replace(verdict, rows=rows, caveats=[f"{sum(nans.values())} values are NaN on both sides"])
     outcome.add(verdict, render_items(verdict, fold=not args.verbose))
     return outcome.end()

@@ -37,7 +37,7 @@ from sturdyio.cli import UserError
 from sturdyio.files import load_safetensors_with_metadata, refusing, save_safetensors
 
 NAME = "portproof.recording"
-VERSION = 11
+VERSION = 12
 MOST_INPUTS = 1000  # each is part of every question
 MOST_TEXT = 64_000_000  # safetensors reads headers up to 100 MB
 WHAT = "what portproof record wrote"

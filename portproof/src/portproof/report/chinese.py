@@ -314,6 +314,7 @@ LINES = {
     "its limit is {}": "它的阈值是 {}",
     "it is empty": "它是空的",
     "limit {} is not below its largest value {}: zeros would pass": "阈值 {} 不小于它的最大值 {}：全 0 也会通过",
+    "it is NaN everywhere on both sides": "两边处处都是 NaN",
     "the port does not have it": "移植版没有它",
     "the reference does not have it": "参考代码没有它",
     "the port's {} does not have it": "移植版的 {} 没有它",

@@ -18,6 +18,7 @@ from portproof.backends.draws import NORMAL, UNIFORM, difference
 from portproof.backends.masks import Dropped
 from portproof.backends.model import BackendModel, Model
 from portproof.backends.question import CONSTANTS, Question, Run
+from portproof.backends.slots import Slot
 from portproof.backends.trace import Inputs, ModuleCall, Trace, as_call, module_of, output_item
 from portproof.compare import FAIL, PASS, Item, Items, Row, Verdict, compare, joined, leaves_the_model, tensor_item
 from portproof.compare.accepted import NOTHING, Accepted
@@ -593,8 +594,17 @@ def structure(pair: Pair) -> Verdict:
     """Whether every tensor of the reference has a counterpart of its shape; with what no run of the pair can prove."""
     name_map = pair.name_map
     rows = [Row(Item(name, "structure"), FAIL, reason=reason) for name, reason in name_map.problems.items()]
-    rows += [Row(tensor_item(name, "structure"), PASS, difference=0.0, atol=0.0) for name in name_map.tensors]
+    for name, port_name in name_map.tensors.items():
+        slots = pair.ref.slots[name], pair.port.slots[port_name]
+        rows.append(compare_precisions(tensor_item(name, "structure"), *slots))
     return Verdict("parameters and buffers", rows, caveats=branch_caveats(pair.never_entered))
+
+
+def compare_precisions(item: Item, ref: Slot, port: Slot) -> Row:
+    """Whether both models hold a tensor in one precision; buffers, which may be tables, in any."""
+    if ref.precision == port.precision or ref.is_buffer or port.is_buffer:
+        return Row(item, PASS, difference=0.0, atol=0.0)
+    return Row(item, FAIL, ref.shape, reason=f"dtype: reference {ref.precision}, port {port.precision}")
 
 
 def equal_weights(pair: Pair) -> Verdict:
@@ -738,7 +748,14 @@ def items(pair: Pair, run: Run, is_port: bool) -> dict[Item, np.ndarray]:
             found[Item(f"input {i}", "gradient", projected=is_projected(shape))] = projected(array)
     ref_keys = {own: key for key, own in tensors.items()}
     buffers = {ref_keys[own]: array for own, array in run.buffers.items() if own in ref_keys}
-    return found | {tensor_item(key, "buffer"): array for key, array in buffers.items()}
+    found |= {tensor_item(key, "buffer"): array for key, array in buffers.items()}
+    return found | {Item(pair.output + place, "output"): as_array(value) for place, value in run.plain.items()}
+
+
+def as_array(value: Any) -> np.ndarray:
+    """An output that is no tensor: numbers in 64 bits, whatever precision a run computes in."""
+    array = np.asarray(value)
+    return array.astype(np.float64) if array.dtype.kind == "f" else array
 
 
 def renamed(outputs: Mapping[str, np.ndarray], calls: Mapping[str, str]) -> dict[str, np.ndarray]:
