@@ -9,7 +9,9 @@ import torch
 
 from portproof import __main__ as command_line
 from portproof.io.process import use_threads
-from portproof.ladder import Rung, run_rung, rung_parser
+from portproof.ladder import Rung, run_rung, rung, rung_parser
+
+FLAGS = pytest.mark.parametrize("flags, count", [([], None), (["--threads", "3"], 3)])
 
 
 @pytest.fixture
@@ -22,26 +24,28 @@ def asked(monkeypatch):
     return told
 
 
-@pytest.mark.parametrize("flags, number", [([], 1), (["--threads", "3"], 3)])
-def test_a_step_computes_with_one_thread_or_as_asked(flags, number, asked, monkeypatch, tmp_path):
+@FLAGS
+def test_a_step_is_run_with_as_many_threads_as_asked_for(flags, count, monkeypatch, tmp_path, capfd):
     monkeypatch.setattr(sys, "argv", ["step", "--output-dir", str(tmp_path), *flags])
-    seen = []
-
-    def main(args):
-        seen.append(os.environ["OMP_NUM_THREADS"])
-        return Rung("step")
-
+    monkeypatch.setattr(rung, "use_threads", lambda count: print(f"{count} threads"))  # in the process that judges
     with pytest.raises(SystemExit):
-        run_rung("step", main, rung_parser("step", ""))
-    assert (seen, asked) == ([str(number)], [number])
+        run_rung("step", lambda args: Rung("step"), rung_parser("step", ""))
+    assert f"{count} threads" in capfd.readouterr().out
 
 
-@pytest.mark.parametrize("flags, number", [([], 1), (["--threads", "3"], 3)])
-def test_so_does_a_command(flags, number, asked, monkeypatch):
+@FLAGS
+def test_so_is_a_command(flags, count, monkeypatch, capfd):
     monkeypatch.setattr(sys, "argv", ["portproof", "record", "--ref", "no:Net", "--output", "x.safetensors", *flags])
+    monkeypatch.setattr(command_line, "use_threads", lambda count: print(f"{count} threads"))
     with pytest.raises(SystemExit):
         command_line.main()
-    assert asked == [number]
+    assert f"{count} threads" in capfd.readouterr().out
+
+
+@pytest.mark.parametrize("count", [None, 3])
+def test_it_is_one_thread_unless_more_are_asked_for(count, asked):
+    use_threads(count)
+    assert (os.environ["OMP_NUM_THREADS"], asked) == (str(count or 1), [count or 1])
 
 
 @pytest.mark.parametrize("own", ["2", "4,2"])

@@ -301,7 +301,7 @@ class BackendModel(Model):
                 key = _joined_name(name, attribute)
                 if key in self.reassigned:
                     continue
-                if _is_float32(value):
+                if self._is_rounded(name, value):
                     found[key] = self._attributes.get(key, np.asarray(value, np.float32))
                 elif self.backend.framework.is_tensor(value):
                     found[key] = self._attributes.get(key, self.backend.to_array(value))
@@ -480,7 +480,9 @@ class BackendModel(Model):
             own = {key: value for key, value in vars(part).items() if key not in self.backend.module_attributes}
             own["_buffers"] = vars(part).get("_buffers")
             self._with_tensors[name] = [
-                key for key, value in own.items() if _is_float32(value) or tensors_at(value, self._is_attribute)
+                key
+                for key, value in own.items()
+                if self._is_rounded(name, value) or tensors_at(value, self._is_attribute)
             ]
         for attribute in self._with_tensors[name]:
             key, value = _joined_name(name, attribute), vars(part)[attribute]
@@ -490,6 +492,10 @@ class BackendModel(Model):
             else:
                 value = map_tensors(value, self._is_attribute, lambda t: self._attribute_in(t, dtype))
             vars(part)[attribute] = value
+
+    def _is_rounded(self, name: str, value: Any) -> bool:
+        """Whether it may be a number of a float32 tensor; a setting of a library layer, such as epsilon, is none."""
+        return not self.is_of_library(name) and _is_float32(value)
 
     def _attribute_in(self, tensor: Any, dtype: str) -> Any:
         values = self._tensors(self.backend.to_array(tensor), dtype)

@@ -45,8 +45,9 @@ def use_threads(count: int | None) -> None:
     """
     number = str(count or os.environ.get("OMP_NUM_THREADS", "1"))
     os.environ["OMP_NUM_THREADS"] = number
-    if "torch" in sys.modules and number.isdigit():  # OpenMP takes a list such as 4,2 as well
-        sys.modules["torch"].set_num_threads(int(number))
+    torch = sys.modules.get("torch")
+    if torch and number.isdigit():  # OpenMP takes a list such as 4,2 as well
+        torch.set_num_threads(int(number))
 
 
 def run_in_child(main: Callable[[], int | None], prog: str, fault_of: str = "") -> NoReturn:
