@@ -278,6 +278,7 @@ def test_front_page_leads_on(visit, site, folder, name):
     places = {urlsplit(address).path.strip("/") for address in addresses if address.startswith(site)}
     assert all((folder / place / "index.html").is_file() for place in places)
     assert len([place for place in places if place.startswith(FRONT[name])]) >= 12  # of the ladder, and the readers'
+    assert f"git clone {ORIGIN} mobilenetv3" in page.locator("article .language-shell").text_content()
     assert page.locator("article svg.ladder a").count() == 9
     assert page.locator("article a img").count() == page.locator("article img[alt]").count() == 1
     page.click("article svg.ladder a >> nth=0")
