@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections import namedtuple
@@ -130,11 +131,19 @@ class Port(paddle.nn.Layer):
 INPUTS = [np.random.default_rng(0).normal(size=(16, 5)).astype(np.float32)]
 
 
-@pytest.fixture
-def path(tmp_path) -> Path:
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory) -> Path:
     """A recording of Ref."""
-    portproof.record(Ref(), INPUTS).save(tmp_path / "net.ref.safetensors")
-    return tmp_path / "net.ref.safetensors"
+    path = tmp_path_factory.mktemp("recorded") / "net.ref.safetensors"
+    torch.manual_seed(0)
+    portproof.record(Ref(), INPUTS).save(path)
+    return path
+
+
+@pytest.fixture
+def path(recorded, tmp_path) -> Path:
+    """The same in a file of the test's own."""
+    return Path(shutil.copy(recorded, tmp_path))
 
 
 @pytest.mark.parametrize("precision", ["float64", "float32"])
