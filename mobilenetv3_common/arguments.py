@@ -13,6 +13,7 @@ from sturdyio.cli import ArgumentParser, HelpFormatter, UserError, positive_int,
 
 PIXELS = whole_number(1, 2048)  # of a side: of more no activations fit into memory
 MODEL_NAMES = ("mobilenet_v3_small", "mobilenet_v3_large")
+NO_CHANNELS_LAST = "--channels-last: PaddlePaddle is slower with it (docs/en/benchmark.md); leave it out"
 
 
 def get_args_parser(prog: str, framework: str) -> argparse.ArgumentParser:
@@ -69,6 +70,7 @@ def get_args_parser(prog: str, framework: str) -> argparse.ArgumentParser:
     add("--lr-warmup-decay", type=float, default=0.01, help="share of --lr that the warm-up begins with")
     add("--label-smoothing", type=float, default=0.0, help="share of the target spread over all classes")
     add("--amp", choices=("float16", "bfloat16"), help="mixed precision (float16 on cards only)")
+    add("--channels-last", action="store_true", help="images in memory as (N, H, W, C): faster, with PyTorch only")
 
     add = parser.add_argument_group("run").add_argument
     add("--device", choices=("cpu", "gpu"), default="cpu", help="gpu: one card a process")
@@ -136,6 +138,8 @@ def check_args(args: argparse.Namespace, framework: str) -> None:
         raise UserError("--amp float16 needs --device gpu: on the CPU use bfloat16")
     if args.amp and args.device == "cpu" and framework == "PaddlePaddle":  # its autocast and scaler do nothing there
         raise UserError(f"--amp {args.amp}: PaddlePaddle has no mixed precision on the CPU; use --device gpu")
+    if args.channels_last and framework == "PaddlePaddle":
+        raise UserError(NO_CHANNELS_LAST)
     starts = [flag(name) for name in ("weights", "finetune", "resume") if getattr(args, name)]
     if len(starts) > 1:
         raise UserError(f"{' and '.join(starts)} both name the weights to start from: give one of them")
@@ -164,10 +168,12 @@ def check_resumed(args: argparse.Namespace, saved: dict[str, Any], world_size: i
             "resume with the same, or start anew from it with --weights"
         )
     free = FREE_AT_RESUME if args.lr_scheduler == "cosineannealinglr" or args.model_ema else {*FREE_AT_RESUME, "epochs"}
+    defaults = vars(get_args_parser("", "").parse_args(["--data-path="]))  # what runs had before there was a flag
     for name, value in vars(args).items():
-        if name not in free and value != saved["args"].get(name):
+        before = saved["args"].get(name, defaults[name])
+        if name not in free and value != before:
             raise UserError(
-                f"{flag(name)} {value}: checkpoint {args.resume} was trained with {saved['args'].get(name)}; "
+                f"{flag(name)} {value}: checkpoint {args.resume} was trained with {before}; "
                 "resume with the same, or start anew from it with --weights"
             )
 

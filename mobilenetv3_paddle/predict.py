@@ -8,6 +8,7 @@ import paddle
 from paddle.nn import functional as F
 from PIL import Image
 
+from mobilenetv3_common.arguments import NO_CHANNELS_LAST
 from mobilenetv3_common.classes import num_classes_of
 from mobilenetv3_common.wnids import IMAGENET_CLASSES
 from mobilenetv3_paddle.data import ClassificationPresetEval
@@ -22,12 +23,20 @@ class Predictor:
     Each image is preprocessed as it comes, so that a generator's images are never held together.
 
     The weights, a file of weights or a training checkpoint, say how many classes there are; `class_names` are
-    ImageNet's if that is 1000, else None. Raises UserError for weights that do not fit, a device that is not there, or
-    outputs that are not finite.
+    ImageNet's if that is 1000, else None. With `channels_last` activations lie in memory as (N, H, W, C), which is
+    faster with PyTorch only. Raises UserError for weights that do not fit, a device that is not there, outputs that
+    are not finite, or channels last with PaddlePaddle.
     """
 
     def __init__(
-        self, model: str, weights: str | Path, device: str = "cpu", *, crop_size: int = 224, resize_size: int = 256
+        self,
+        model: str,
+        weights: str | Path,
+        device: str = "cpu",
+        *,
+        crop_size: int = 224,
+        resize_size: int = 256,
+        channels_last: bool = False,
     ) -> None:
         self.device = select_device(device)
         self.weights = weights
@@ -38,6 +47,8 @@ class Predictor:
         self.model = MODELS[model](num_classes=self.num_classes)
         load_state_dict(self.model, arrays, f"weights {weights}")
         self.model.to(self.device)
+        if channels_last:
+            raise UserError(NO_CHANNELS_LAST)  # Paddle: is slower with it
         self.model.eval()
 
     @paddle.no_grad()

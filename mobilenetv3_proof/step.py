@@ -23,8 +23,11 @@ ROOT = Path(__file__).resolve().parents[1]
 LITE_DATA = ROOT / "lite_data"
 
 
-def step_parser(prog: str, description: str, folders: str = "") -> argparse.ArgumentParser:
-    """The flags that all rungs have; --data-path, too, for a rung that reads these `folders` there."""
+def step_parser(prog: str, description: str, folders: str = "", channels_last: bool = False) -> argparse.ArgumentParser:
+    """The flags that all rungs have.
+
+    --data-path, too, for a rung that reads these `folders` there, and --channels-last for one that says so.
+    """
     parser = rung_parser(prog, description, ROOT / "result")
     parser.add_argument("--model", choices=MODEL_NAMES, default=MODEL_NAMES[0], help="which of the two sizes")
     parser.add_argument(
@@ -34,6 +37,8 @@ def step_parser(prog: str, description: str, folders: str = "") -> argparse.Argu
     )
     if folders:
         parser.add_argument("--data-path", default=str(LITE_DATA), help=f"folder with {folders}, one folder a class")
+    if channels_last:
+        parser.add_argument("--channels-last", action="store_true", help="the reference as it trains with this flag")
     return parser
 
 
@@ -86,13 +91,16 @@ class ModelRung(Rung):
         """A package's model with its own initial weights and the right number of classes; None: default dropout."""
         return package.module("models").MODELS[self.args.model](**self._kwargs(dropout))
 
-    def models(self) -> tuple[Any, Any]:
+    def models(self, channels_last: bool = False) -> tuple[Any, Any]:
         """Both models with the rung's weights, as each package's own code loads them.
 
-        A port that they do not fit keeps its initial ones: the comparison of the structure says why.
+        With `channels_last` the reference lies in memory as in training with that flag. A port that they do not fit
+        keeps its initial ones: the comparison of the structure says why.
         """
         ref, port = (self.model(package, dropout=None) for package in (self.ref, self.port))
         self.ref.load(ref, self.arrays)
+        if channels_last:
+            ref.to(memory_format=self.ref.backend.framework.channels_last)
         if self.ref.backend.arrays_of(ref).shapes() == self.port.backend.arrays_of(port).shapes():
             self.port.load(port, self.arrays)
         return ref, port

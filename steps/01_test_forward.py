@@ -39,12 +39,12 @@ def convert(model: str, path: Path, port_path: Path) -> None:
 
 
 def get_args_parser() -> argparse.ArgumentParser:
-    return step_parser(NAME, __doc__)
+    return step_parser(NAME, __doc__, channels_last=True)
 
 
 def main(args: argparse.Namespace) -> ModelRung:
     step = ModelRung(NAME, args)
-    ref, port = step.models()  # with the same weights, each loaded by its own package
+    ref, port = step.models(args.channels_last)  # with the same weights, each loaded by its own package
     images = probe_images(np.random.default_rng([args.seed, 2]), *SHAPE)
     # Under probe weights every branch of every activation is reached; under others the log says which are not.
     forward(

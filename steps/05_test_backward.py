@@ -93,12 +93,12 @@ def training_loop(package: Package, model: Any, **how: Any) -> tuple:
 
 
 def get_args_parser() -> argparse.ArgumentParser:
-    return step_parser(NAME, __doc__)
+    return step_parser(NAME, __doc__, channels_last=True)
 
 
 def main(args: argparse.Namespace) -> ModelRung:
     step = ModelRung(NAME, args)
-    models, builders, device = step.models(), step.both(build_optimizer), args.device
+    models, builders, device = step.models(args.channels_last), step.both(build_optimizer), args.device
     schedule(*builders, steps=EPOCHS, settings=PLAIN, recipes=SCHEDULES, device=device, rung=step)
     optimizer(
         *models,

@@ -156,14 +156,14 @@ def test_bounds_decide_only_with_check(tool, tmp_path, monkeypatch, capsys):
 
 @pytest.mark.thorough("test_a_slow_model_is_seen, test_bounds_decide_only_with_check")
 def test_every_part_runs(tmp_path):
-    words = ["--only", "loader", "forward", "train", "parts", "--rounds", "1", "--turn", "0"]
+    words = ["--only", "loader", "forward", "train", "parts", "layout", "--rounds", "1", "--turn", "0"]
     command = [sys.executable, str(SCRIPT), *SMALL, *words, "--output-dir", str(tmp_path)]
     ran = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert ran.returncode == 0, ran.stderr
     record = json.loads((tmp_path / "benchmark.json").read_text())
     results = record["results"]
     assert [result["part"] for result in results] == [
-        *["loader"] * 6, "forward", "train", *["parts"] * 3, "forward", "train"
+        *["loader"] * 6, "forward", "train", *["parts"] * 3, *["layout"] * 2, "forward", "train", *["layout"] * 2
     ]  # fmt: skip
     assert all(result["ours"] > 0 and result["theirs"] > 0 for result in results)
     assert record["versions"].keys() == {"torch", "torchvision", "paddle"}

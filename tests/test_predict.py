@@ -108,6 +108,19 @@ def test_both_packages_give_torchvisions_probabilities(weights, model):
     assert np.array_equal(*top)
 
 
+def test_channels_last_rounds_differently_and_no_more(command, weights):
+    """The same classes, and probabilities within the four printed places, which hold less than float32's error."""
+    flags = ("--input", *IMAGES[:2], "--batch-size", 2)
+    plain, last = (command(*flags, *more, framework="torch") for more in ((), ("--channels-last",)))
+    assert last == plain and plain[0] == 0
+    images = [read_image(path) for path in IMAGES[:2]]
+    plain, last = (
+        PACKAGES["torch"].Predictor("mobilenet_v3_small", weights()["torch"], channels_last=chosen)(images)
+        for chosen in (False, True)
+    )
+    assert not np.array_equal(plain, last)  # other kernels, that add in another order
+
+
 @pytest.mark.parametrize("framework", PACKAGES)
 def test_images_of_a_batch_are_not_held_together(weights, framework):
     kept: list[weakref.ref] = []
@@ -330,6 +343,7 @@ MISTAKES = {
     "crop larger than image": (["--val-resize-size", "223"], "--val-resize-size 223 is smaller than"),
     "missing weights": (["--weights", "nowhere.pdparams"], "nowhere.pdparams does not exist"),
     "other model": (["--model", "mobilenet_v3_large"], "do not fit this model"),
+    "channels last": (["--channels-last"], "PaddlePaddle is slower"),
 }
 
 

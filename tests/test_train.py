@@ -25,7 +25,7 @@ import mobilenetv3_paddle.train.main
 import mobilenetv3_ref.models
 import mobilenetv3_ref.train.main
 from mobilenetv3_common import log
-from mobilenetv3_common.arguments import get_args_parser
+from mobilenetv3_common.arguments import check_resumed, get_args_parser
 from mobilenetv3_common.metrics import read_metrics
 from portproof.backends import backend
 from portproof.convert.rules import torch_to_paddle
@@ -202,6 +202,7 @@ ELSEWHERE = {
     "model_ema_steps": "test_the_average_is_evaluated_and_saved",
     "model_ema_decay": "test_the_average_is_evaluated_and_saved",
     "amp": "test_mixed_precision",
+    "channels_last": "test_channels_last",
     "checkpoint_freq": "test_saves_within_an_epoch",
     "event_log": "test_event_log",
 }
@@ -819,6 +820,39 @@ def test_mixed_precision(side, refused, data, trained, tmp_path):
     mixed, full = state(side, tmp_path), trained(side)
     assert mixed["/model/classifier.3.weight"].dtype == np.float32
     assert 0 < np.abs(mixed["/model/classifier.3.weight"] - full["/model/classifier.3.weight"]).max() < 0.05
+
+
+def test_channels_last(side, refused, data, trained, tmp_path):
+    """Layers see that layout, a resumed run ends like an unbroken one, and files are what they are without it."""
+    if side.framework is paddle:
+        assert "PaddlePaddle is slower" in refused(side, "--channels-last", "--data-path", "nowhere")
+        return
+    seen = []
+
+    def look(layer: torch.nn.Module, args: tuple, output: torch.Tensor) -> None:
+        if output.ndim == 4 and min(output.shape[1:]) > 1:  # else both layouts are the same
+            seen.append(output.is_contiguous(memory_format=torch.channels_last) and not output.is_contiguous())
+
+    with torch.nn.modules.module.register_module_forward_hook(look):
+        train(side, data, tmp_path / "unbroken", "--channels-last", "--epochs", 2)
+    assert seen and all(seen)
+    train(side, data, tmp_path, "--channels-last")
+    train(side, data, tmp_path, "--channels-last", "--epochs", 2, "--resume", tmp_path / "checkpoint.pth")
+    assert differing(state(side, tmp_path), state(side, tmp_path / "unbroken")) == []
+    read, plain = side.package.models.read_weights, trained(side)
+    for name, array in read(tmp_path / "model_0.pth").items():
+        assert array.shape == plain[f"/model/{name}"].shape and array.dtype == plain[f"/model/{name}"].dtype
+
+
+def test_a_checkpoint_from_before_a_flag_goes_on(side, data, tmp_path):
+    args = parse(side, data, tmp_path, "--resume", "old", "--epochs", 2)
+    images = {"images": 12, "classes": 3}
+    old = {name: value for name, value in vars(args).items() if name != "channels_last"}
+    saved = {"epoch": 1, "world_size": 1, "data": images, "args": old}
+    check_resumed(args, saved, 1, images)
+    args.channels_last = True
+    with pytest.raises(UserError, match="--channels-last True: checkpoint old was trained with False"):
+        check_resumed(args, saved, 1, images)
 
 
 def test_event_log(side, data, tmp_path):

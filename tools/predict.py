@@ -40,7 +40,7 @@ from sturdyio.cli import ArgumentParser, HelpFormatter, UserError, existing_file
 
 PROG = "predict"
 MODULES = {"paddle": "mobilenetv3_paddle.predict", "torch": "mobilenetv3_ref.predict"}
-OF_A_FRAMEWORK = ("framework", "model", "device", "val_crop_size", "val_resize_size")  # which an exported model is not
+OF_A_FRAMEWORK = ("framework", "model", "device", "val_crop_size", "val_resize_size", "channels_last")  # not of exports
 
 
 def get_args_parser() -> argparse.ArgumentParser:
@@ -86,6 +86,7 @@ def get_args_parser() -> argparse.ArgumentParser:
         metavar="N",
         help="pixels of the shorter side before the crop",
     )
+    add("--channels-last", action="store_true", help="as in training, with --framework torch only")
     return parser
 
 
@@ -119,9 +120,8 @@ def framework_predictor(args: argparse.Namespace):
         raise UserError(
             f"--framework {args.framework} cannot be imported ({error}): pip install -e '.[{args.framework}]'"
         ) from error
-    return module.Predictor(
-        args.model, args.weights, args.device, crop_size=args.val_crop_size, resize_size=args.val_resize_size
-    )
+    sizes = {"crop_size": args.val_crop_size, "resize_size": args.val_resize_size}
+    return module.Predictor(args.model, args.weights, args.device, **sizes, channels_last=args.channels_last)
 
 
 def check_writable(path: Path) -> None:

@@ -32,7 +32,7 @@ if TYPE_CHECKING:  # it imports the frameworks, which read the number of threads
     from maintenance.benchmarks.speed import Contest, Result
 
 PROG = "benchmark"
-PARTS = ("loader", "forward", "train", "parts", "proof")
+PARTS = ("loader", "forward", "train", "parts", "layout", "proof")
 WORDS = {
     "en": {
         "head": """# Speed
@@ -49,6 +49,7 @@ rounds' ratios; of fewer than 6 rounds the smallest and the largest. A bound is 
         "forward": "Forward passes in eval mode, against the libraries' models",
         "train": "Steps of training (our model, loss and step against the library's model and loss, the same RMSprop)",
         "parts": "Training the port with its own parts, against Paddle's in the same model",
+        "layout": "Layouts in memory: what each package has or offers, against the other one",
         "proof": "What a proof costs: the ladder with its imports; portproof's align without them, on two libraries' "
         "models, 2 images of 64 pixels, {proof_rounds} round(s), each run in a process of its own",
         "columns": "| what | against | ours | theirs | ratio [95 %] | bound | met |",
@@ -72,6 +73,7 @@ rounds' ratios; of fewer than 6 rounds the smallest and the largest. A bound is 
         "forward": "eval 模式的前向，与两个库的模型相比",
         "train": "训练的一步（我们的模型、损失函数和步骤，与库的模型和损失函数相比，RMSprop 相同）",
         "parts": "移植版用自己的部件训练，与同一个模型里用 Paddle 的部件相比",
+        "layout": "内存布局：两个包各自使用或提供的布局，与另一种布局相比",
         "proof": "一次证明的开销：验证阶梯，含 import；portproof 的 align，不含 import，用于两个库的模型，"
         "2 张 64 像素的图像，{proof_rounds} 轮，每次运行各用一个进程",
         "columns": "| 内容 | 对比 | 我们的 | 对方的 | 比值 [95 %] | 下限 | 达到 |",
@@ -79,6 +81,9 @@ rounds' ratios; of fewer than 6 rounds the smallest and the largest. A bound is 
         "met": {True: "是", False: "**否**"},
         "phrases": {
             r"^port, ": "移植版，",
+            r"^reference, channels last, ": "参考代码，channels last，",
+            r", inference$": "，推理",
+            r", training$": "，训练",
             r"^reference, ": "参考代码，",
             r"plain augmentation, ": "普通数据增强，",
             r"official augmentation, ": "官方数据增强，",
@@ -137,6 +142,8 @@ def contests(args: argparse.Namespace) -> Iterator["Contest"]:
         yield from (c for c in speed.model_contests(entrant, args.model, amps) if c.part in args.only)
         if package == speed.PORT and "parts" in args.only:
             yield from speed.layer_contests(entrant, args.model[0])
+        if "layout" in args.only:
+            yield from speed.layout_contests(entrant, args.model[0])
 
 
 def measured(args: argparse.Namespace) -> Iterator["Result"]:

@@ -228,6 +228,39 @@ def layer_contests(entrant: Entrant, arch: str) -> Iterator[Contest]:
     yield Contest("parts", f"update by our RMSprop, {arch}", "paddle.optimizer.RMSProp", *updates, 1 / 1.5)
 
 
+def nhwc_port(entrant: Entrant, arch: str) -> Any:
+    """The port, with its activations in memory as (N, H, W, C), of Paddle's own layers where ours take no layout."""
+    from paddle import nn
+
+    norm_layer = partial(nn.BatchNorm2D, epsilon=1e-3, momentum=0.99, data_format="NHWC")
+    model = entrant.own(arch, norm_layer=norm_layer)
+    for layer in model.sublayers(include_self=True):
+        if isinstance(layer, nn.Conv2D):
+            layer._data_format, layer._channel_dim = "NHWC", 3
+        if hasattr(layer, "avgpool"):
+            layer.avgpool = nn.AdaptiveAvgPool2D(1, data_format="NHWC")
+    model.register_forward_pre_hook(lambda _, inputs: inputs[0].transpose([0, 2, 3, 1]))
+    return model
+
+
+def layout_contests(entrant: Entrant, arch: str) -> Iterator[Contest]:
+    """What a package trains with, or offers to, against the other layout in memory."""
+    images = len(entrant.image)
+    for what in ("inference", "training"):
+        if entrant.role == "port":
+            names, bound = ("port", "NHWC"), 1.0  # else it should offer that
+            models = entrant.own(arch), nhwc_port(entrant, arch)
+        else:
+            names, bound = ("reference, channels last", "channels first"), 1.1  # less is not worth a flag
+            models = entrant.own(arch), entrant.own(arch)
+            models[0].to(memory_format=entrant.backend.framework.channels_last)
+        if what == "inference":
+            ours, theirs = (entrant.inference(model, None) for model in models)
+        else:
+            ours, theirs = (entrant.training(model, entrant.rmsprop(model), None) for model in models)
+        yield Contest("layout", f"{names[0]}, {arch}, {what}", names[1], ours, theirs, bound, images)
+
+
 def loader_contests(data_path: str, images: int, batch_size: int, image_size: int) -> Iterator[Contest]:
     """The port's loader against the reference's: a pass over the training images, which are repeated."""
 

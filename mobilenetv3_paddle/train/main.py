@@ -95,6 +95,7 @@ def build_model(args: argparse.Namespace, num_classes: int) -> nn.Layer:
     if args.finetune:
         fresh = load_finetune(model, args.finetune)
         log(f"finetuning {args.finetune}; from their initial draw: {', '.join(fresh) or 'none'}")
+    # Paddle: is slower with channels last, and `parse_args` refuses the flag
     return model
 
 

@@ -2,6 +2,7 @@
 
 import argparse
 
+import torch
 from torch import nn
 
 from mobilenetv3_common.arguments import augmentation_options, check_data, optimizer_options, parse_args
@@ -95,6 +96,8 @@ def build_model(args: argparse.Namespace, num_classes: int) -> nn.Module:
     if args.finetune:
         fresh = load_finetune(model, args.finetune)
         log(f"finetuning {args.finetune}; from their initial draw: {', '.join(fresh) or 'none'}")
+    if args.channels_last:
+        model.to(memory_format=torch.channels_last)  # its convolutions give the same layout, whatever they get
     return model
 
 

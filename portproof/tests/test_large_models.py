@@ -112,3 +112,14 @@ def test_what_lies_in_files_changes_no_row(slope, monkeypatch):
         lambda own=arrays.tempfile.TemporaryFile: storages.append(own()) or storages[-1],
     )
     assert rows() == before and storages
+
+
+def test_a_model_keeps_its_layout_in_memory():
+    """One whose channels come last runs with the kernels of that layout, in both precisions."""
+    conv = torch.nn.Conv2d(2, 4, 3).to(memory_format=torch.channels_last)
+    contiguous = []
+    conv.register_forward_hook(lambda layer, args, output: contiguous.append(output.is_contiguous()))
+    model = backend("torch").wrap(conv, "reference", "cpu")
+    for dtype in ("float32", "float64"):
+        model.run([np.ones((2, 2, 8, 8), np.float32)], dtype, train=False)
+    assert contiguous and not any(contiguous)

@@ -493,9 +493,10 @@ class TorchBackend(Backend):
         return values.to_sparse(layout=tensor.layout)
 
     def put(self, tensor: torch.Tensor, array: np.ndarray, dtype: str, device: torch.device) -> None:
-        # One copy, the cast; read-only memory is not shared.
+        # One copy, the cast, into the tensor's own layout in memory; read-only memory is not shared.
         if array.dtype.kind == "f" and array.flags.c_contiguous and array.flags.writeable:
-            self.put_back(tensor, torch.from_numpy(array).to(device, DTYPES[dtype], copy=True))
+            values = torch.empty_like(tensor, dtype=DTYPES[dtype], device=device, layout=torch.strided)
+            self.put_back(tensor, values.copy_(torch.from_numpy(array)))
         else:
             super().put(tensor, array, dtype, device)
 
