@@ -97,7 +97,7 @@ def _run_as_child(main: Callable[[], int | None], prog: str, fault_of: str, stat
         try:
             run(main, prog, fault_of)
         except SystemExit as end:
-            status[0] = end.code
+            status[0] = int(end.code or 0)
             atexit._run_exitfuncs()
             for stream in (sys.stdout, sys.stderr):
                 with suppress(ValueError, OSError):  # where it has been closed
