@@ -80,6 +80,31 @@ def test_another_rule_fails(make):
     assert verdict.status == FAIL and verdict.first_failure.item.kind == "parameter"
 
 
+class NeverRectified:
+    """RAdam as it is in its first five updates, for ever."""
+
+    def __init__(self, model, lr):
+        self.parameters = [parameter for parameter in model.parameters() if not parameter.stop_gradient]
+        self.lr, self.done = lr, 0
+        self.moments = [paddle.zeros_like(parameter) for parameter in self.parameters]
+
+    def get_lr(self):
+        return self.lr
+
+    @paddle.no_grad()
+    def step(self):
+        self.done += 1
+        for i, parameter in enumerate(self.parameters):
+            self.moments[i] = 0.9 * self.moments[i] + 0.1 * parameter.grad
+            parameter.set_value(parameter - self.lr / (1 - 0.9**self.done) * self.moments[i])
+
+
+def test_a_formula_that_changes_at_the_sixth_update_is_compared():
+    both = lambda model: torch.optim.RAdam(model.parameters(), 0.01), lambda model: NeverRectified(model, 0.01)
+    assert optimizer(*pair(), *both).status == FAIL
+    assert optimizer(*pair(), *both, updates=5).status == PASS
+
+
 def test_a_schedule_steps_after_each_update():
     assert optimizer(*pair(), ref_step, port_step).status == PASS
     assert optimizer(*pair(), ref_step, lambda model: port_step(model, every=4)).status == FAIL

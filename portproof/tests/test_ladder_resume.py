@@ -98,6 +98,13 @@ def test_a_port_that_trains_otherwise_fails_between_the_sides_alone(here):
     assert all(row.item.dtype == "float64" for row in verdict.bad)
 
 
+def test_a_port_that_trains_in_eval_mode_fails(here):
+    """It is itself again, and in float64 nothing drops."""
+    verdict = toy(fault="eval mode")
+    assert verdict.status == FAIL, str(verdict)
+    assert [row.reason for row in verdict.bad] == ["reference train, port eval, first in step 0"]
+
+
 def test_a_port_that_raises_fails(here):
     verdict = toy(fault="raises")
     assert verdict.status == FAIL and verdict.first_failure.reason == "ValueError: no such numbers"

@@ -162,13 +162,68 @@ def test_equal_steps_pass_in_eval_mode_in_either_precision():
         ({"loss": 1.001}, "iteration 0/loss"),
         ({"lr": 1e-9}, "iteration 0/lr"),
         ({"kept": True}, "iteration 1/gradient/head.bias"),
-        ({"eval": True}, "iteration 0/loss"),
+        ({"eval": True}, "iteration 0/mode"),
     ],
 )
 def test_a_wrong_step_is_named_by_what_differs_first(wrong, first):
     verdict = backward(*pair(), ref_of(), port_of(**wrong), batches())
     assert verdict.status == FAIL and verdict.first_failure.name == first
     assert verdict.location is None and "not located" in str(verdict)
+
+
+class RefPlain(torch.nn.Module):
+    """Without batch norm, so that dropout alone tells the modes apart."""
+
+    def __init__(self):
+        super().__init__()
+        self.fc, self.drop, self.head = (
+            torch.nn.Linear(4, WIDTH),
+            torch.nn.Dropout(0.5),
+            torch.nn.Linear(WIDTH, CLASSES),
+        )
+
+    def forward(self, x):
+        return self.head(self.drop(torch.tanh(self.fc(x))))
+
+
+class PortPlain(paddle.nn.Layer):
+    p, drops = 0.5, True
+
+    def __init__(self):
+        super().__init__()
+        self.fc, self.head = paddle.nn.Linear(4, WIDTH), paddle.nn.Linear(WIDTH, CLASSES)
+
+    def forward(self, x):
+        x = paddle.tanh(self.fc(x))
+        return self.head(P.dropout(x, self.p, training=self.training and self.drops))
+
+
+class DropsLess(PortPlain):
+    p = 0.25
+
+
+class DropsNothing(PortPlain):
+    drops = False
+
+
+@pytest.mark.parametrize(
+    ("kind", "train", "port_train", "reason"),
+    [
+        (PortPlain, True, True, ""),
+        (PortPlain, False, False, ""),
+        (PortPlain, True, False, "the port is trained in eval mode, the reference in train mode"),
+        (PortPlain, False, True, "the port is trained in train mode, the reference in eval mode"),
+        (DropsLess, True, True, "dropout: p is 0.25 in the port, 0.5 in the reference"),
+        (DropsNothing, True, True, "dropout: p is none in the port, 0.5 in the reference"),
+    ],
+)
+@pytest.mark.parametrize("dtypes", [["float64"], ["float32"]])
+def test_the_mode_and_dropout_of_a_step_are_the_references(kind, train, port_train, reason, dtypes):
+    """Dropout is off, so nothing else differs."""
+    sides = same_weights(RefPlain(), kind(), [batches(1)[0][0]])
+    verdict = backward(*sides, ref_of(train), port_of(port_train), batches(1), train=train, dtypes=dtypes)
+    assert verdict.status == (FAIL if reason else PASS), str(verdict)
+    assert not reason or reason in {row.reason for row in verdict.bad}
 
 
 class Detached(Port):

@@ -33,7 +33,7 @@ FAULTS = {
     "metric": ("03_test_metric", "samples, batches of 5"),
     "loss": ("04_test_loss", "drawn logits"),
     "gradient": ("05_test_backward", "gradient"),
-    "optimizer": ("05_test_backward", "parameters after 4 updates"),
+    "optimizer": ("05_test_backward", "parameters after 8 updates"),
     "schedule": ("05_test_backward", "learning rates"),
     "step": ("05_test_backward", "iteration"),
     "init": ("06_test_init", "words.weight"),

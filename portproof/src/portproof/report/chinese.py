@@ -330,6 +330,9 @@ LINES = {
     "a relative change of {} could hide in its limit": "阈值里可能隐藏 {} 的相对变化",
     "the port does not drop here, the reference does, with p {}": "移植版在这里没有 dropout，参考代码有，p 为 {}",
     "the port's {} drops with p {}, the reference does not": "移植版的 {} 有 p 为 {} 的 dropout，参考代码没有",
+    "dropout: p is {list} in the port, {list} in the reference": "dropout：移植版的 p 是 {}，参考代码的是 {}",
+    "the port is trained in {} mode, the reference in {} mode": "移植版在 {} 模式下训练，参考代码在 {} 模式下训练",
+    "reference {}, port {}, first in step {}": "参考代码 {}，移植版 {}，最先在第 {} 步",
     "p is {} in the port's {}, not {}": "移植版的 {1} 的 p 是 {0}，而不是 {2}",
     "the port's {} drops by {} numbers, not {}: whole channels, or single values?": (
         "移植版的 {} 的 dropout 由 {} 个随机数决定，而不是 {} 个：是整个通道，还是单个值？"

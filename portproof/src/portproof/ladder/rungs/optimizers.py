@@ -42,7 +42,7 @@ def optimizer(
     *,
     settings: Mapping[str, Any] | None = None,
     recipes: Recipes | None = None,
-    updates: int = 4,
+    updates: int = 8,
     seed: int = 0,
     coefficients: str = "float32",
     names: Mapping[str, str] | None = None,
@@ -54,9 +54,10 @@ def optimizer(
     No network magnifies rounding: each parameter may be SEMANTIC_RTOL of its largest value off. `ref` and `port` are
     models with equal weights, of which copies are trained. `make_ref(model, **settings)` and `make_port` return an
     optimizer, or (optimizer, schedule); a schedule steps after each update. `recipes` is {name: settings}, each on top
-    of `settings`; `names` {reference's module: port's}, where neither names nor weights tell. With `coefficients`
-    "float32" a parameter may also be as far off as rounding them so moves it: PaddlePaddle's own optimizers keep them
-    in float32.
+    of `settings`; `names` {reference's module: port's}, where neither names nor weights tell. A formula that changes
+    after more `updates` is not seen: momentum shows from the second on, RAdam's rectification from the sixth. With
+    `coefficients` "float32" a parameter may also be as far off as rounding them so moves it: PaddlePaddle's own
+    optimizers keep them in float32.
     """
     check_coefficients(coefficients)
     if updates < 1:

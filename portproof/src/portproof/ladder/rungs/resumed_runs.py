@@ -9,7 +9,7 @@ compared within limits.
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ import numpy as np
 
 from portproof.compare import FAIL, Item, Items, Row, Verdict, compare, placed, tensor_item
 from portproof.compare.ruler import distances, exact_atol
+from portproof.ladder.pairs.pair import MODES
 from portproof.ladder.rung import (
     FRAMEWORKS,
     QUIET,
@@ -31,7 +32,7 @@ from portproof.ladder.rung import (
 )
 from portproof.ladder.rungs.fp64_runs import check_fp64, growth_of, judge_fp64
 from portproof.ladder.rungs.runs import records_of
-from portproof.ladder.rungs.trainers import AT_EACH_STEP, KINDS
+from portproof.ladder.rungs.trainers import AT_EACH_STEP, KINDS, MODES_OF_STEPS
 from portproof.ladder.workers import check_paths, launch_runs
 from portproof.report.text import section_of
 from sturdyio.cli import UserError
@@ -181,6 +182,7 @@ def resume(
     _judge(rung, of_ref, of_port, half, steps)
     exact, moved = (found["reference"][run]["end"] for run in ("exact", "moved"))
     saved, port_items = (found["port"][run]["end"] for run in ("exact saved", "exact resumed"))
+    _compare_modes(rung, [exact], [saved, port_items])
     at_each_step = [item for item in saved if item.kind in AT_EACH_STEP and item in port_items]
     port_items = port_items | {item: np.concatenate([saved[item], port_items[item]]) for item in at_each_step}
     check_fp64(exact)
@@ -188,6 +190,17 @@ def resume(
     title = f"train mode, float64, {steps} steps, the port resumed after {half}, the reference in one go"
     rounded = [distances(exact, run) for run in found["reference"].get("rounded", {}).values()]
     judge_fp64(rung, exact, port_items, growth, title, rounded)
+
+
+def _compare_modes(rung: Rung, ref: Sequence[dict], port: Sequence[dict]) -> None:
+    """Fail where the port trains in another mode; `ref` and `port` are the parts of a run, which lose their modes."""
+    item = Item(MODES_OF_STEPS, "mode")
+    ref_modes, port_modes = (np.concatenate([part.pop(item) for part in parts]) for parts in (ref, port))
+    for step, (of_ref, of_port) in enumerate(zip(ref_modes, port_modes)):
+        if of_ref != of_port:
+            words = f"reference {MODES[int(of_ref)]}, port {MODES[int(of_port)]}, first in step {step}"
+            rung.fail("mode of the model", words)
+            return
 
 
 def _judge(rung: Rung, ref: _Side, port: _Side, half: int, steps: int) -> None:

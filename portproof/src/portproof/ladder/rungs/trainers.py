@@ -14,7 +14,7 @@ All that is drawn comes from `seed`. With `dtype` "float32" the run is as it is,
 and losses are in float64, and there is no dropout. The kit casts what the model is called with.
 
     sampler     digests of what the model is called with, at each step
-    mode        the training flag of each module
+    mode        the training flag of each module; in float64 that of the model at each step
     random      states of the generators: the framework's, Python's, NumPy's
     schedule    the state of `schedule`
     lr          the learning rate at each step
@@ -44,6 +44,7 @@ from portproof.ladder.rungs.fp64_runs import Batches
 # Causes before what they change, so that the first difference is a cause.
 KINDS = ("sampler", "mode", "random", "schedule", "lr", "optimizer", "parameter", "buffer", "loss")
 AT_EACH_STEP = ("sampler", "lr", "loss")
+MODES_OF_STEPS = "mode/at each step"
 
 
 def _digest(arrays: Iterable[np.ndarray]) -> str:
@@ -64,6 +65,7 @@ class _Watched:
     rounded: Any = None  # a coefficient of the optimizer to be rounded to float32
     called_with: list[str] = field(default_factory=list)
     rates: list[float] = field(default_factory=list)
+    modes: list[bool] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         own, model = self.batches.backend, self.trainer.model
@@ -77,6 +79,7 @@ class _Watched:
         if own.framework.is_grad_enabled():  # no evaluation
             tensors = tensors_at((args, kwargs), is_tensor)
             self.called_with.append(_digest(map(own.to_array, tensors.values())))
+            self.modes.append(model.training)
             self.rates.append(own.training.learning_rate(self.trainer.optimizer))
             self.batches.move(model)
             if self.rounded is not None:  # anew at each step, for a schedule sets it again
@@ -92,8 +95,8 @@ class _Watched:
             raise ValueError(f"train({steps}) returned losses of shape {losses.shape}, not ({steps},)")
         if not self.rates:
             raise ValueError("train() never calls its `model`")
-        digests = {} if self.exact else {"sampler/model inputs": self.called_with}
-        return digests | {"lr": np.array(self.rates), "loss": losses}
+        own = {MODES_OF_STEPS: self.modes} if self.exact else {"sampler/model inputs": self.called_with}
+        return {**own, "lr": np.array(self.rates), "loss": losses}
 
     def state(self) -> dict[str, Any]:
         """What is there at this moment; in float64 only what both sides have."""

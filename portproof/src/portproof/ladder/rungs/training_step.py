@@ -9,7 +9,8 @@ framework:
     optimizer   its learning rate is recorded before each step
     schedule    steps after each iteration
 
-Models are copied for each run, in its precision; dropout is off. Both have to hold the same weights.
+Models are copied for each run, in its precision; dropout is off, and its probabilities are compared. Both have to hold
+the same weights.
 """
 
 from __future__ import annotations
@@ -82,6 +83,10 @@ class Trained:
         self.function, self.optimizer, self.schedule = (*made, None)[:3]
         self.arrays = self.backend.arrays_of(self.model)
         self.start = self.arrays.parameters()
+        self.dropped: set[float] = set()  # with which probabilities dropout would drop
+        self.hidden: set[float] = set()  # of dropout in kernels, which do not tell whether it is on
+        self.called_in: bool | None = None  # the model's training flag when it was last called
+        self.backend.runs.hook_before(self.model, self._before)
         self.trace = Trace()  # of the last iteration
         self.done = 0  # iterations of `after`
 
@@ -104,9 +109,24 @@ class Trained:
         runs = self.backend.runs
         self.model.eval()
         for _, layer in self.backend.layers.named_modules(self.model):
-            runs.turn_off_dropout(layer)
-        with runs.new_tensors(self.dtype), runs.without_dropout(), runs.exact_constants():
+            if p := runs.turn_off_dropout(layer):
+                self.hidden.add(round(p, 12))
+        with runs.new_tensors(self.dtype), runs.lent_dropout(self._note_dropout), runs.exact_constants():
             return self.function(*args, **kwargs)
+
+    def _note_dropout(self, p: float, shape: Sequence[int]) -> None:
+        """Note it and lend no mask."""
+        if p:
+            self.dropped.add(round(float(p), 12))  # 1 - 0.9 is not quite 0.1
+
+    def _before(self, model: Any, args: tuple, kwargs: Mapping[str, Any]) -> None:
+        if self.backend.framework.is_grad_enabled():  # no evaluation
+            self.called_in = model.training
+
+    @property
+    def trains(self) -> bool:
+        """Whether the last step ran its model in train mode; where it called a part alone, the mode that it left."""
+        return self.model.training if self.called_in is None else self.called_in
 
     def iterate(
         self, batch: Batch, *, traced: Collection[str] | None = (), keeps: int = OUTPUTS, **kwargs: Any
@@ -233,6 +253,16 @@ class _Steps:
     def mode(self) -> str:
         return MODES[self.train]
 
+    def _mode_rows(self, ref: Trained, port: Trained, **facts: Any) -> list[Row]:
+        """A row that fails where the port is in another mode, or drops otherwise: dropout is off, no number tells."""
+        reason, kinds = "", (ref.dropped ^ port.dropped) - ref.hidden - port.hidden
+        if port.trains != self.train:
+            reason = f"the port is trained in {MODES[port.trains]} mode, the reference in {self.mode} mode"
+        elif kinds:
+            own, wanted = (", ".join(f"{p:g}" for p in sorted(side.dropped)) or "none" for side in (port, ref))
+            reason = f"dropout: p is {own} in the port, {wanted} in the reference"
+        return [Row(Item("mode", "dropout", mode=self.mode, **facts), FAIL, reason=reason)] if reason else []
+
     def _title(self, what: str) -> str:
         return f"{self.mode} mode, {what}" + (f" of {self.name}" if self.name else "")
 
@@ -261,6 +291,7 @@ class _Steps:
             scales = {"input_scales": ref_run.trace.input_scales, "update_scale": ref_run.largest_update()}
             ruler = _ruler(rung, fp64_ref, partial(again, i), rounded=partial(rounded, i, fp64_ref), **scales)
             port = without_optional(found, fp64_ref, self.pair.port)
+            rows += self._mode_rows(ref_run, port_run, dtype="float64", iteration=i)
             rows += ruler.compare(port, mode=self.mode, dtype="float64", iteration=i).rows
             norms.append(np.sqrt(sum((array**2).sum() for array in of_kinds(fp64_ref, "gradient").values())))
             for item, curve in curves.items():
@@ -335,7 +366,9 @@ class _Steps:
             ruler = Ruler.measured(ref, "float32", again, input_scales=scales, exact=[RATE], **options)
             title = self._title("float32, 1 iteration")
             port = without_optional(port, ref, self.pair.port)
-            rung.check(ruler.compare(port, title=title, mode=self.mode, dtype="float32"))
+            verdict = ruler.compare(port, title=title, mode=self.mode, dtype="float32")
+            mode = self._mode_rows(ref_run, port_run, dtype="float32")
+            rung.check(replace(verdict, rows=[*mode, *verdict.rows]))
         isolated = isolated_gradients(pair, self.train, ref_run.trace.calls)
         if not isolated.rows:
             isolated = replace(isolated, refusal="no gradient reaches a layer that both sides have")
