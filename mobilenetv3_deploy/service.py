@@ -16,7 +16,7 @@ from fastapi.responses import HTMLResponse
 from pydantic import ConfigDict, PositiveFloat, PositiveInt
 from ray import serve
 
-from mobilenetv3_common.images import decode_image
+from mobilenetv3_common.images import decode_image, decoding_work
 from mobilenetv3_common.predictions import top_classes
 from mobilenetv3_deploy.predict import Predictor
 from mobilenetv3_deploy.preprocessing import preprocess
@@ -24,8 +24,10 @@ from mobilenetv3_deploy.uploads import CLOSE, UploadLimits, read_upload
 from sturdyio.cli import UserError
 
 LANGUAGES = ("en", "zh")
+NAME = "the upload"  # in messages
 RETRY_AFTER = 1  # seconds
 TOPK = 5
+SCANS = 10  # of a progressive JPEG in colour, as libjpeg writes it
 PAGE_HEADERS = {
     # Nothing but the page itself, which may ask this service and show pictures of the user's own.
     "Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; "
@@ -45,7 +47,9 @@ class ServiceOptions(UploadLimits):
     threads: PositiveInt = 1
     max_batch: PositiveInt = 32  # images
     max_queue: PositiveInt = 128  # images that wait, beyond the batch in work
-    max_megapixels: PositiveFloat = 50  # of an image; decoding takes up to 16 bytes a pixel
+    # Of an image; decoding takes up to 16 bytes a pixel. An image, and all together that wait, may have SCANS times as
+    # many pixels to be decoded, each scan of a JPEG counted.
+    max_megapixels: PositiveFloat = 50
 
 
 def load_models(options: ServiceOptions) -> dict[str, Predictor]:
@@ -57,6 +61,15 @@ def load_models(options: ServiceOptions) -> dict[str, Predictor]:
             f"model {options.reference} has another preprocessing than {options.model}: export both for the same sizes"
         )
     return models
+
+
+def too_many() -> HTTPException:
+    return HTTPException(429, "too many images are waiting: send it again later", {"Retry-After": str(RETRY_AFTER)})
+
+
+def refuse(what: str) -> None:
+    """Instead of an answer for an image of which `what` says that little would be left."""
+    raise UserError(f"{what}; send it with 8 bits")
 
 
 def preferred_language(accept: str) -> str:
@@ -86,6 +99,7 @@ class Service:
     def __init__(self, options: ServiceOptions) -> None:
         self.limits = options
         self.most_pixels = int(options.max_megapixels * 1e6)
+        self.most_work = SCANS * self.most_pixels
         self.most_queued = options.max_batch + options.max_queue  # those in work are in the queue until they are done
         self.predictors = load_models(options)
         self.preprocessing = self.predictors["port"].card.preprocessing
@@ -93,6 +107,8 @@ class Service:
         self.draining = False
         self.accepted = 0  # requests that are in work
         self.queued = 0  # of these, the ones that have come to their end
+        self.work = 0  # pixels times scans of these
+        self.reader = ThreadPoolExecutor(1)  # of headers
         self.worker = ThreadPoolExecutor(1)  # one batch at a time; each thread more would keep memory of its own
         cast(Any, self._batch).set_max_batch_size(options.max_batch)  # serve.batch adds it
 
@@ -122,13 +138,29 @@ class Service:
     async def answer(self, upload: bytes) -> dict[str, Any]:
         """The answer's JSON, or {"error": why the upload cannot be decoded}."""
         if self.queued >= self.most_queued:
-            headers = {"Retry-After": str(RETRY_AFTER)}
-            raise HTTPException(429, "too many images are waiting: send it again later", headers)
+            raise too_many()
         self.queued += 1
+        try:
+            loop = asyncio.get_running_loop()
+            work = await loop.run_in_executor(self.reader, decoding_work, upload, NAME, self.most_pixels)
+        except UserError as error:
+            return {"error": str(error)}
+        else:
+            return await self.answer_in_turn(upload, work)
+        finally:
+            self.queued -= 1
+
+    async def answer_in_turn(self, upload: bytes, work: int) -> dict[str, Any]:
+        """`answer` of an upload that takes so much work."""
+        if work > self.most_work:
+            return {"error": f"{NAME} takes more work than {self.most_work} pixels: send it with fewer scans"}
+        if self.work + work > self.most_work:
+            raise too_many()
+        self.work += work
         try:
             return await self._batch(upload)
         finally:
-            self.queued -= 1
+            self.work -= work
 
     @serve.batch(batch_wait_timeout_s=0)  # a batch is what has come while the one before was in work
     async def _batch(self, uploads: list[bytes]) -> list[dict[str, Any]]:
@@ -149,7 +181,7 @@ class Service:
         arrays: list[np.ndarray] = []
         for upload in uploads:
             try:
-                image = decode_image(upload, "the upload", most_pixels=self.most_pixels)
+                image = decode_image(upload, NAME, refuse, self.most_pixels)
             except UserError as error:
                 answers.append({"error": str(error)})
             else:

@@ -30,42 +30,38 @@ async def read_upload(request: Request, limits: UploadLimits) -> bytes:
 
     Raises HTTPException: 408 for a body that comes too slowly, 413 for one that is too large, whatever length it
     claims, 415 for a type that is no image's, 400 for a form that cannot be read or a client that has gone, and 422 for
-    a form without a file.
+    a form without a file. What is refused is read to its end as well, while there is time: a client that still sends
+    when the connection is closed loses the answer.
     """
-    media_type = check_type(request.headers.get("content-type"), {MULTIPART} | IMAGE_TYPES)
-    length = request.headers.get("content-length", "")
-    if length.isdecimal() and int(length) > limits.max_megabytes * 1e6:
-        raise too_large(limits)
+    body, most = bytearray(), int(limits.max_megabytes * 1e6)
     try:
-        body = await asyncio.wait_for(_body(request, limits), limits.upload_seconds)
+        await asyncio.wait_for(_receive(request, body, most), limits.upload_seconds)
     except (TimeoutError, asyncio.TimeoutError) as error:  # two types before Python 3.11
-        raise HTTPException(
-            408, f"the body has not come within {limits.upload_seconds:g} s: send it faster", CLOSE
-        ) from error
+        if len(body) <= most:
+            raise HTTPException(
+                408, f"the body has not come within {limits.upload_seconds:g} s: send it faster", CLOSE
+            ) from error
     except ClientDisconnect as error:
         raise HTTPException(400, "the client has gone") from error
-    return await _file_of_form(request, body) if media_type == MULTIPART else body
+    if len(body) > most:
+        raise HTTPException(413, f"the body is larger than {limits.max_megabytes:g} MB: send a smaller image", CLOSE)
+    media_type = check_type(request.headers.get("content-type"), {MULTIPART} | IMAGE_TYPES)
+    return await _file_of_form(request, bytes(body)) if media_type == MULTIPART else bytes(body)
+
+
+async def _receive(request: Request, body: bytearray, most: int) -> None:
+    """Add to `body` what comes, and nothing more once it has over `most` bytes."""
+    async for chunk in request.stream():
+        if len(body) <= most:
+            body += chunk
 
 
 def check_type(content_type: str | None, known: set[str]) -> str:
     """The media type in a Content-Type, without parameters; raises HTTPException 415 if it is not a `known` one."""
     media_type = (content_type or "").partition(";")[0].strip().lower()
     if media_type not in known:
-        raise HTTPException(415, f"{media_type} is no type of image that is read: send JPEG, PNG or WebP", CLOSE)
+        raise HTTPException(415, f"{media_type} is no type of image that is read: send JPEG, PNG or WebP")
     return media_type
-
-
-def too_large(limits: UploadLimits) -> HTTPException:
-    return HTTPException(413, f"the body is larger than {limits.max_megabytes:g} MB: send a smaller image", CLOSE)
-
-
-async def _body(request: Request, limits: UploadLimits) -> bytes:
-    body = bytearray()
-    async for chunk in request.stream():
-        body += chunk
-        if len(body) > limits.max_megabytes * 1e6:
-            raise too_large(limits)
-    return bytes(body)
 
 
 async def _file_of_form(request: Request, body: bytes) -> bytes:

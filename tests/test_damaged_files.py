@@ -14,7 +14,15 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from mobilenetv3_common.images import FORMATS, IMAGE_SUFFIXES, MOST_PIXELS, MOST_SCANS, jpeg_scans, read_image
+from mobilenetv3_common.images import (
+    FORMATS,
+    IMAGE_SUFFIXES,
+    MOST_PIXELS,
+    MOST_SCANS,
+    decoding_work,
+    jpeg_scans,
+    read_image,
+)
 from sturdyio.cli import UserError
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -187,6 +195,28 @@ def test_the_scans_of_a_jpeg_are_counted_before_it_is_decoded(tmp_path):
     assert read_image(path).size == (64, 48)
     with_scans(path, 200)
     assert "it has 200 scans, more than 64" in refusal(path)
+
+
+def test_a_jpeg_of_countless_segments_is_not_opened(tmp_path, monkeypatch):
+    """Pillow would read each of them before it knows the size."""
+    path = tmp_path / "x.jpg"
+    Image.new("RGB", (64, 48), "red").save(path)
+    whole, comment = path.read_bytes(), b"\xff\xfe\0\2"
+    path.write_bytes(whole[:2] + comment * 1000 + whole[2:])
+    assert read_image(path).size == (64, 48)
+    monkeypatch.setattr(Image, "open", lambda *_, **__: pytest.fail("opened"))
+    path.write_bytes(whole[:2] + comment * 1024 + whole[2:])
+    assert "it has more than 1024 segments" in refusal(path)
+
+
+def test_the_work_of_an_image_is_known_before_it_is_decoded(tmp_path, monkeypatch):
+    path = tmp_path / "x.jpg"
+    with_scans(path, 10)
+    monkeypatch.setattr(Image.Image, "load", lambda *_: pytest.fail("decoded"))
+    assert decoding_work(path.read_bytes(), "image") == 64 * 48 * 10
+    whole = path.read_bytes()
+    path.write_bytes(whole + bytes(10**6))
+    assert decoding_work(path.read_bytes(), "image") == len(whole) + 10**6  # what waits takes memory, too
 
 
 @pytest.mark.parametrize("mode", ["I;16", "I", "F"])

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import importlib.util
+import io
 import itertools
 import os
 import re
@@ -11,6 +12,7 @@ import socket
 import struct
 import subprocess
 import sys
+import tempfile
 import time
 import zlib
 from collections import Counter
@@ -27,6 +29,7 @@ need("serve", "ray", "fastapi", "python_multipart", "httpx", "onnx", "onnxruntim
 
 import httpx  # noqa: E402 - and below: not before it is known that they are there
 from browser import DESKTOP, PHONE, fits_sideways  # noqa: E402
+from PIL import Image  # noqa: E402
 
 from mobilenetv3_common.images import read_image  # noqa: E402
 from mobilenetv3_common.predictions import top_classes  # noqa: E402
@@ -46,7 +49,9 @@ LATE = 60  # seconds that a busy machine may take to answer at all
 class Service:
     """tools/serve.py in a process of its own, with a small queue, and what it should answer."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, temporary: Path) -> None:
+        self.home, self.temporary = folder / "home", temporary  # its home folder, and where its files go meanwhile
+        self.home.mkdir()
         self.port, metrics_port = free_ports(2)
         self.url, self.metrics = f"http://127.0.0.1:{self.port}", f"http://127.0.0.1:{metrics_port}/metrics"
         models = {"port": write_tiny_export(folder / "port", 0), "reference": write_tiny_export(folder / "ref", 1)}
@@ -55,7 +60,8 @@ class Service:
         flags += ["--metrics-port", metrics_port, "--max-batch", 4, "--max-queue", 8, "--max-megabytes", MEGABYTES]
         flags += ["--max-megapixels", MEGAPIXELS, "--upload-seconds", UPLOAD_SECONDS]
         command = [sys.executable, ROOT / "tools" / "serve.py", *flags]
-        self.process = subprocess.Popen([str(word) for word in command], stdout=subprocess.PIPE, text=True)
+        env = os.environ | {"HOME": str(self.home), "TMPDIR": str(temporary)}
+        self.process = subprocess.Popen([str(word) for word in command], stdout=subprocess.PIPE, text=True, env=env)
         first = self.process.stdout.readline()
         assert first == f"serving {self.url}/, metrics {self.metrics}\n"
 
@@ -93,11 +99,12 @@ def free_ports(count: int) -> list[int]:
 
 @pytest.fixture(scope="module")
 def service(tmp_path_factory) -> Iterator[Service]:
-    service = Service(tmp_path_factory.mktemp("service"))
-    yield service
-    if service.process.poll() is None:
-        service.process.terminate()
-        service.process.wait(LATE)
+    with tempfile.TemporaryDirectory(dir="/tmp") as temporary:  # the paths of Ray's sockets have to be short
+        service = Service(tmp_path_factory.mktemp("service"), Path(temporary))
+        yield service
+        if service.process.poll() is None:
+            service.process.terminate()
+            service.process.wait(LATE)
 
 
 @pytest.fixture
@@ -137,6 +144,13 @@ def test_the_service_listens_on_this_machine_alone(service):
     addresses = [line.split()[3] for line in listening.splitlines()]
     assert f"127.0.0.1:{service.port}" in addresses
     assert not [one for one in addresses if one.endswith(f":{service.port}") and not one.startswith("127.0.0.1")]
+
+
+def test_what_ray_keeps_is_the_users_alone(service):
+    """Others can open nothing of it: not the token either, which in the home folder anyone could read."""
+    folders = list(service.temporary.glob("ray*"))
+    assert folders and not [folder for folder in folders if folder.stat().st_mode & 0o077]
+    assert not (service.home / ".ray").exists()
 
 
 async def keep_asking(service: Service, client: httpx.AsyncClient, paths, seen: Counter) -> None:
@@ -195,7 +209,23 @@ def bomb(width: int, height: int) -> bytes:
     return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", pixels) + chunk(b"IEND", b"")
 
 
+def progressive(scans: int, side: int = 1900) -> bytes:
+    """A JPEG of some kilobytes in so many scans: libjpeg's 10, and the last of these again and again."""
+    made = io.BytesIO()
+    Image.new("RGB", (side, side)).save(made, "JPEG", progressive=True)
+    whole = made.getvalue()
+    return whole[:-2] + whole[whole.rindex(b"\xff\xda") : -2] * (scans - 10) + whole[-2:]
+
+
+def sixteen_bits() -> bytes:
+    """A grey PNG, which 8 bits would make white."""
+    made = io.BytesIO()
+    Image.new("I;16", (300, 300), 1000).save(made, "PNG")
+    return made.getvalue()
+
+
 JPEG = IMAGES[0].read_bytes()
+EMPTY_SEGMENT = b"\xff\xfe\0\2"
 FORM = "multipart/form-data; boundary=b"
 PART = b'--b\r\nContent-Disposition: form-data; name="file"%s\r\nContent-Type: %s\r\n\r\n%s\r\n--b--\r\n'
 REFUSED = {
@@ -203,6 +233,9 @@ REFUSED = {
     "no image": (422, b"no image at all", "image/jpeg"),
     "empty": (422, b"", "image/jpeg"),
     "bomb": (422, bomb(3000, 3000), "image/png"),
+    "many scans": (422, progressive(64), "image/jpeg"),
+    "many segments": (422, JPEG[:2] + EMPTY_SEGMENT * 50_000 + JPEG[2:], "image/jpeg"),
+    "16 bits": (422, sixteen_bits(), "image/png"),
     "text": (415, JPEG, "text/plain"),
     "drawing": (415, b"<svg/>", "image/svg+xml"),
     "form of fields": (422, PART % (b"", b"text/plain", JPEG[:100]), FORM),
@@ -223,6 +256,23 @@ REFUSED = {
 def test_what_is_no_fit_image_is_refused(service, still_answers, status, content, content_type):
     response = service.post(content, content_type)
     assert (response.status_code, response.json().keys()) == (status, {"detail"})
+
+
+def test_a_refusal_reaches_a_client_that_sends_all_first(service, still_answers):
+    """More than fits into the buffers between the two: a connection that is closed before would be an error."""
+    length = 20_000_000
+    head = f"POST /predict HTTP/1.1\r\nHost: a\r\nContent-Type: image/jpeg\r\nContent-Length: {length}\r\n\r\n"
+    with socket.create_connection(("127.0.0.1", service.port), timeout=LATE) as one, one.makefile("rb") as answer:
+        one.sendall(head.encode() + bytes(length))
+        assert answer.readline() == b"HTTP/1.1 413 Request Entity Too Large\r\n"
+
+
+def test_the_work_that_waits_is_bounded(service, still_answers):
+    """Fewer images than may wait, each of which takes nearly all the work that may."""
+    with ThreadPoolExecutor(10) as threads:
+        large = [threads.submit(service.post, progressive(10)) for _ in range(10)]
+        seen = Counter(one.result().status_code for one in large)
+    assert seen.keys() == {200, 429}
 
 
 def test_an_upload_that_never_ends_is_cut(service, still_answers):
@@ -390,5 +440,6 @@ def test_sigterm_under_load_loses_nothing_that_was_accepted(service):
     assert seen[200] and seen[503] and seen[503] + seen["refused"] == CLIENTS, seen
     assert seen.keys() <= {200, 429, 503, "refused"}
     assert service.process.wait(LATE) == 0
+    assert list(service.temporary.glob("ray*")) == []
     with pytest.raises(httpx.ConnectError):
         httpx.get(f"{service.url}/health")

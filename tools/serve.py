@@ -7,7 +7,9 @@ POST /predict takes an image as its body or as the file of a form, and answers w
 the port and of the reference, if one is given: {"port": [{"class_id": 281, "name": "tabby", "probability": 0.9091},
 ...], "reference": [...]}. GET / is a page on which a picture can be dropped, GET /health says whether the service
 takes requests. It refuses with 408 what comes too slowly, 413 what is too large, 415 what is no type of image, 422
-what cannot be decoded or has too many pixels, 429 what finds the queue full, and 503 what comes while it is stopped.
+what cannot be decoded, has too many pixels or scans, or more than 8 bits a channel, 429 what finds the queue full, and
+503 what comes while it is stopped. The queue is full, too, when all images in it have more pixels, times the scans of a
+JPEG, than an image of --max-megapixels in 10 scans.
 Prometheus metrics are Ray's own, at the port of --metrics-port: ray_serve_num_http_requests_total and others.
 
 SIGTERM or Ctrl-C stops it: what was accepted is answered first. Send the signal to this process alone, not to Ray's
@@ -16,7 +18,8 @@ SIGTERM or Ctrl-C stops it: what was accepted is answered first. Send the signal
 Anyone who can reach the port can use the service: it has no login and no encryption of its own. So it listens on this
 machine alone unless --host says otherwise; then put a reverse proxy before it that has both, and that limits how long
 the headers of a request may take. Ray Serve's processes speak to each other, in pickles, through ports that they open
-on all network interfaces: run this behind a firewall that lets nothing but --port through.
+on all network interfaces: run this behind a firewall that lets nothing but --port through. Their files are in a folder
+that this user alone can read and that is removed at the end; the token that they ask each other for is in no file.
 
 More machines: mobilenetv3_deploy.service:application is the import path of a Serve application, whose args are the
 flags below, for `serve run` or `serve deploy` on a Ray cluster.
@@ -25,11 +28,14 @@ flags below, for `serve run` or `serve deploy` on a Ray cluster.
 import argparse
 import logging
 import os
+import secrets
 import signal
 import socket
+import tempfile
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 from sturdyio.cli import ArgumentParser, HelpFormatter, UserError, positive_int, run, whole_number
 
@@ -106,11 +112,9 @@ def check_address(host: str, port: int, flags: str) -> None:
 
 
 def main(args: argparse.Namespace) -> None:
-    os.environ |= RAY | listening_at(args.port)  # before Ray is imported
+    token = {"RAY_AUTH_TOKEN": secrets.token_hex(32)}  # else Ray leaves one in ~/.ray, for all to read
+    os.environ |= RAY | listening_at(args.port) | token  # before Ray is imported
     try:
-        import ray
-        from ray import serve
-
         from mobilenetv3_deploy import service
     except ImportError as error:
         raise UserError(f"the service needs a package that is missing ({error}): pip install -e '.[serve]'") from error
@@ -120,6 +124,15 @@ def main(args: argparse.Namespace) -> None:
     service.load_models(options)  # for their mistakes to be one line here
     check_address(args.host, args.port, "--port")
     check_address("127.0.0.1", args.metrics_port, "--metrics-port")
+    with tempfile.TemporaryDirectory(prefix="ray-") as folder:  # of mode 700; Ray opens its own to all
+        serve_until_stopped(args, service.application(options), f"{folder}/ray")
+
+
+def serve_until_stopped(args: argparse.Namespace, application: Any, folder: str) -> None:
+    """Start Ray with its files in `folder`, and the service; return once SIGTERM has come and all is answered."""
+    import ray
+    from ray import serve
+
     ray.init(
         address="local",
         include_dashboard=False,
@@ -127,6 +140,7 @@ def main(args: argparse.Namespace) -> None:
         log_to_driver=False,
         object_store_memory=OBJECT_STORE,
         _metrics_export_port=args.metrics_port,
+        _temp_dir=folder,
     )
     for name in ("ray", "ray.serve"):
         logging.getLogger(name).setLevel(logging.ERROR)
@@ -136,7 +150,7 @@ def main(args: argparse.Namespace) -> None:
     try:
         # The port is that of Ray's proxy, which nobody asks: any that is free.
         serve.start(proxy_location="HeadOnly", http_options={"host": args.host, "port": 0})
-        handle = serve.run(service.application(options), route_prefix="/")
+        handle = serve.run(application, route_prefix="/")
         print(
             f"serving http://{args.host}:{args.port}/, metrics http://127.0.0.1:{args.metrics_port}/metrics", flush=True
         )
