@@ -59,7 +59,7 @@ def portproof_align(request: pytest.FixtureRequest, record_property: Callable) -
     """`portproof.align(ref, port, inputs, **options)`; the test fails unless the verdict is PASS."""
     import portproof
 
-    _uncalled(request).add(request.fixturename)
+    _uncalled(request).add("portproof_align")
 
     def align(ref: Any, port: Any, inputs: Any, **options: Any) -> AlignVerdict:
         return _passed(request, record_property, lambda: portproof.align(ref, port, inputs, **options))
@@ -79,7 +79,7 @@ def portproof_judge(request: pytest.FixtureRequest, record_property: Callable) -
     """
     import portproof
 
-    _uncalled(request).add(request.fixturename)
+    _uncalled(request).add("portproof_judge")
 
     def judge(
         port: Any, reference: Any, inputs: Any, *, name: str = "", weights: str = "probe", **options: Any
