@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from reprod_log import ReprodLogger
 
 from mobilenetv3_common.arguments import MODEL_NAMES
 from mobilenetv3_common.classes import num_classes_of
@@ -124,6 +123,8 @@ class ModelRung(Rung):
 
 def save_with_reprod_log(arrays: Mapping[str, np.ndarray], path: Path) -> None:
     """Write `arrays` to `path`; raises UserError when it cannot be written."""
+    from reprod_log import ReprodLogger  # imports both frameworks, which read --threads when they are
+
     logger = ReprodLogger()
     for name, array in arrays.items():
         logger.add(name, array)

@@ -2,21 +2,20 @@
 
   python steps/run_all.py                ends in a table of the steps, and PASS ladder
 
-On the CPU of a Linux machine two steps run at a time, each with half of the cores. Steps 07 to 09 run for the first
-model only: 07 in its short mode unless --full is given, 09 where its exporters are installed. The small model's files
-go to OUTPUT_DIR, the large one's to OUTPUT_DIR/mobilenet_v3_large. OUTPUT_DIR/report.html shows all of the run on one
-page, OUTPUT_DIR/summary.json holds it for machines.
+On the CPU of a Linux machine two steps run at a time. Steps 07 to 09 run for the first model only: 07 in its short mode
+unless --full is given, 09 where its exporters are installed. The small model's files go to OUTPUT_DIR, the large one's
+to OUTPUT_DIR/mobilenet_v3_large. OUTPUT_DIR/report.html shows all of the run on one page, OUTPUT_DIR/summary.json holds
+it for machines.
 """
 
 import argparse
-import importlib
-import os
 from importlib.util import find_spec
 from pathlib import Path
 
 from mobilenetv3_common.arguments import MODEL_NAMES
+from portproof.io.process import add_threads_flag, use_threads
 from portproof.ladder import Planned, run_all
-from portproof.ladder.all_rungs import cores_of_a_lane
+from portproof.ladder.all_rungs import can_run_in_lanes
 from portproof.report.summary import environment
 from sturdyio.cli import ArgumentParser, HelpFormatter, UserError, run, seed
 
@@ -43,6 +42,7 @@ def get_args_parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("--model", choices=[*MODEL_NAMES, "both"], default="both", help="which of the two sizes")
     add("--device", choices=("cpu", "gpu"), default="cpu", help="where both sides run")
+    add_threads_flag(parser)
     add("--weights", metavar="FILE", help="weights for both sides, of the one --model, instead of probe weights")
     add("--seed", type=seed, default=0, help="of inputs and probe weights")
     add("--output-dir", default=str(ROOT / "result"), help="where results and logs are written")
@@ -72,12 +72,10 @@ def main(args: argparse.Namespace, in_lanes: bool = False) -> int:
         names = [name for name in names if name != "09_test_deploy"]
     rungs = [planned(name, model, args) for model in models for name in names if model == models[0] or name not in ONCE]
     print(f"{len(rungs)} steps: PyTorch and PaddlePaddle are imported first", flush=True)
-    threads = cores_of_a_lane() if in_lanes and args.device == "cpu" and len(rungs) > 1 else 0
-    if threads:
-        os.environ.setdefault("OMP_NUM_THREADS", str(threads))  # which both frameworks read when they are imported
-        importlib.import_module("mobilenetv3_proof.step")
+    use_threads(args.threads)
+    in_lanes = in_lanes and args.device == "cpu" and len(rungs) > 1 and can_run_in_lanes()
     about = environment(args, "steps/run_all.py")
-    return run_all(rungs, args.output_dir, about, args.device, in_lanes=threads > 0, language=args.language)
+    return run_all(rungs, args.output_dir, about, args.device, in_lanes=in_lanes, language=args.language)
 
 
 if __name__ == "__main__":

@@ -135,34 +135,20 @@ def rung() -> ModuleType:
     return module
 
 
-def leave_a_part(rung: ModuleType, monkeypatch) -> None:
-    """Leave of the rung the images' shares, and a part of its runs, of two processes."""
-    few, every = ("frozen", "live", "synchronized", "15 images"), rung.dist
-
-    def of_two(ref: str, port: str, runs: dict, **settings) -> None:
-        every(ref, port, {2: runs[2]}, **settings | {"trained_on": {}})
-
-    monkeypatch.setattr(rung, "RUNS", {name: rung.RUNS[name] for name in few})
-    monkeypatch.setattr(rung, "dist", of_two)
-
-
-def test_processes_do_what_one_does(rung, tmp_path, monkeypatch, capsys, pytestconfig):
-    """All of the rung with --all."""
-    whole = pytestconfig.getoption("--all")
-    if not whole:
-        leave_a_part(rung, monkeypatch)
+@pytest.mark.thorough("test_synchronized_batch_norm_is_that_of_the_joined_batch; the kit's test_right_runs_pass")
+def test_processes_do_what_one_does(rung, tmp_path, capsys):
     step = rung.main(rung.get_args_parser().parse_args(["--output-dir", str(tmp_path), "--seed", "2"]))
     assert step.status == PASS
     assert capsys.readouterr().out.endswith("items within their limits\n")
     # Each side: shares, two processes, and three; log lines of both numbers.
-    assert len(step.verdicts) == (1 + 2 * (1 + 2 + 3) + 2 if whole else 1 + 2 * (1 + 2) + 1)
+    assert len(step.verdicts) == 1 + 2 * (1 + 2 + 3) + 2
     ref, port = (load_npy(tmp_path / f"dist_{side}.npy") for side in ("ref", "paddle"))
     assert ref.keys() == port.keys()
-    for processes in ("one process", "3 processes") if whole else ():
+    for processes in ("one process", "3 processes"):
         seen = [ref[f"{processes}/everything/epoch 1, batch {batch}/own/images"] for batch in range(2)]
         assert list(map(len, seen)) == [6, 6] and set(np.concatenate(seen)) == set(range(12))
     for processes in ("one process", "2 processes"):
-        for count in (16, 15, 1) if whole else (15,):
+        for count in (16, 15, 1):
             name = "1 image" if count == 1 else f"{count} images"
             assert ref[f"{processes}/{name}/evaluation/samples"] == count
         seen = [ref[f"{processes}/frozen/epoch 0, batch {batch}/own/images"] for batch in range(3)]
@@ -222,7 +208,7 @@ def outcomes() -> dict[str, gallery.Outcome]:
 
 
 # All faults are tried before the first of these; each starts six processes.
-@pytest.mark.thorough("test_processes_do_what_one_does, the kit's test_ladder_processes.py")
+@pytest.mark.thorough("the kit's test_a_fault_is_named_where_it_shows")
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("name", TRIED)
 def test_the_rung_fails_and_names_the_fault(outcomes, name):

@@ -218,6 +218,7 @@ def test_that_test_sees_other_boxes(rng):
 # Probabilities of the preset
 
 
+@pytest.mark.thorough("test_every_option_gives_torchvisions_pixels")
 def test_flips_and_erasings_come_as_often_as_asked():
     """On 2x2 pixels, all of which are cropped, and none of which is 0 once normalized."""
     flip = ClassificationPresetTrain(crop_size=2, hflip_prob=0.3, crop_scale=1.0)

@@ -66,11 +66,10 @@ def environment() -> dict[str, str]:
     return os.environ | {"CUDA_VISIBLE_DEVICES": ""}
 
 
-@pytest.mark.thorough("the port", but="paddle")
+@pytest.mark.thorough("test_a_full_disk_leaves_the_last_checkpoint, test_a_resumed_run_ends_like_an_unbroken_one")
 @pytest.mark.timeout(300 + 30 * KILLS)
-def test_killed_runs_end_like_an_unbroken_one(package, data, tmp_path, pytestconfig):
-    kills = KILLS if pytestconfig.getoption("--all") else 1
-    command = [sys.executable, ROOT / "tests" / "killed_runs.py", package, str(kills), "0", tmp_path]
+def test_killed_runs_end_like_an_unbroken_one(package, data, tmp_path):
+    command = [sys.executable, ROOT / "tests" / "killed_runs.py", package, str(KILLS), "0", tmp_path]
     done = subprocess.run(
         [*map(str, command), *RECIPE, f"--data-path={data}"],
         env=environment(),
@@ -79,7 +78,7 @@ def test_killed_runs_end_like_an_unbroken_one(package, data, tmp_path, pytestcon
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines()[-1].startswith(f"killed {kills} times")
+    assert done.stdout.splitlines()[-1].startswith(f"killed {KILLS} times")
     unbroken = content(tmp_path / "unbroken", package)
     assert len(unbroken) == 8  # three epochs' weights and averages, a checkpoint, the record
     runs = sorted(tmp_path.glob("killed_*"))
@@ -95,7 +94,7 @@ def command(package: str, data: Path, out: Path, *flags: str | Path) -> list[str
 
 
 @pytest.mark.thorough(
-    "test_killed_runs_end_like_an_unbroken_one, test_a_killed_process_takes_the_others_down_and_is_named"
+    "test_a_full_disk_leaves_the_last_checkpoint, test_a_killed_process_takes_the_others_down_and_is_named"
 )
 @pytest.mark.timeout(200 + 60 * KILLS // 20)
 def test_killed_processes_end_like_unbroken_ones(package, data, tmp_path):

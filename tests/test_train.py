@@ -371,6 +371,7 @@ def wide_data(tmp_path_factory) -> Path:
     return write_images(tmp_path_factory.mktemp("wide"), train=1, val=3, classes=tuple("abcdefg"))
 
 
+@pytest.mark.thorough("one size", but="-32-48-")
 @pytest.mark.parametrize("batch_size", [4, 21])
 @pytest.mark.parametrize("crop, resize", [(32, 32), (48, 48), (32, 48)])
 def test_only_evaluates(side, wide_data, weights, tmp_path, capsys, batch_size, crop, resize):
@@ -399,6 +400,7 @@ def test_evaluation_of_a_checkpoint_is_that_of_its_run(side, data, tmp_path, cap
 SCHEDULE = ("--dropout", 0.5, "--lr-step-size", 2, "--lr-gamma", 0.5)
 
 
+@pytest.mark.thorough("one set of flags", but="flags1")
 @pytest.mark.parametrize("flags", [SCHEDULE, (*SCHEDULE, "--momentum", 0, "--freeze-norm", "--label-smoothing", 0.1)])
 def test_a_resumed_run_ends_like_an_unbroken_one(side, data, trained, tmp_path, capsys, flags):
     """Two epochs and a third one: parameters, buffers, optimizer and schedule to the last bit."""
@@ -733,6 +735,7 @@ def stop_after(side: SimpleNamespace, data: Path, out: Path, steps: int, *flags:
         train(side, data, out, *flags)
 
 
+@pytest.mark.thorough("one step", but=r"-2\]")
 @pytest.mark.parametrize("steps", [1, 2, 3, 4])
 def test_sigterm_ends_a_run_after_its_step(side, data, trained, tmp_path, steps):
     """It goes on to the same bits; after the third step an epoch is over but not evaluated."""

@@ -405,7 +405,7 @@ def test_the_message_of_any_process_is_seen(real, framework):
     assert sorted(path.name for path in (real.cwd / "out").iterdir()) == ["log", "metrics.jsonl"]
 
 
-@pytest.mark.thorough("the port", but="paddle")
+@pytest.mark.thorough("test_train_dist_trains, test_train_starts_one_process_on_a_card_if_there_is_one")
 def test_train_trains(real, framework):
     result = real.sh("train.sh", *SMALL.split(), "--lr", "0.025", FRAMEWORK=framework)
     assert result.returncode == 0, result.stdout + result.stderr
@@ -462,7 +462,7 @@ def test_a_killed_process_takes_the_others_down_and_is_named(running, real, fram
     ]
 
 
-@pytest.mark.thorough("the port", but="paddle")
+@pytest.mark.thorough("test_sigterm_to_all_processes_saves_and_exits, test_sigterm_ends_a_run_after_its_step")
 def test_sigterm_reaches_training(running, real, framework):
     running.terminate()
     assert running.wait(60) == 143

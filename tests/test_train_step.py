@@ -206,7 +206,7 @@ def test_a_rate_that_magnifies_rounding_proves_nothing(rung, digits, tmp_path):
 # Resumed runs
 
 
-@pytest.mark.thorough("test_the_float64_half_passes; test_killed_runs_end_like_an_unbroken_one")
+@pytest.mark.thorough("test_the_float64_half_passes; test_a_resumed_run_ends_like_an_unbroken_one")
 def test_a_run_of_the_command_goes_on_as_if_it_had_not_been_stopped(rung, tmp_path):
     step = ModelRung(rung.NAME, rung.get_args_parser().parse_args(["--output-dir", str(tmp_path)]))
     rung.check_resumed(step)

@@ -92,7 +92,7 @@ OF_THREADS = ("WARNING: OMP_NUM_THREADS set to", "PLEASE USE OMP_NUM_THREADS WIS
 
 @pytest.mark.thorough(
     "test_the_tutorial_shows_what_the_rung_says; of 07 and 08 test_the_float64_half_passes and "
-    "test_processes_do_what_one_does; what else is typed: test_readme, test_align_command"
+    "the kit's test_right_runs_pass; what else is typed: test_readme, test_align_command"
 )
 @pytest.mark.parametrize("chapter", CHAPTERS)
 def test_commands_print_what_the_page_shows(chapter, project):

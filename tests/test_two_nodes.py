@@ -137,9 +137,7 @@ def after_line(process: subprocess.Popen, words: str, then: Callable[[], None]) 
     then()
 
 
-@pytest.mark.thorough(
-    "test_machines_find_each_other, test_killed_runs_end_like_an_unbroken_one, test_sigterm_reaches_training"
-)
+@pytest.mark.thorough("test_machines_find_each_other, test_a_resumed_run_ends_like_an_unbroken_one")
 @pytest.mark.timeout(240)
 def test_two_machines_lose_nothing(nodes, package, tmp_path):
     """The weights in the end are those of two processes of one machine that nothing happened to, to the last bit."""

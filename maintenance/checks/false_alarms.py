@@ -73,9 +73,11 @@ def main(args: argparse.Namespace) -> int:
         raise UserError(f"--seed {args.seed} is negative: choose 0 or more")
     try:
         from portproof.compare import NOT_JUDGED, PASS
+        from portproof.io.process import use_threads
         from portproof.report.text import row_line
     except ImportError as error:
         raise UserError(f"both frameworks are needed ({error}): pip install -e '.[align]'") from error
+    use_threads(None)
     alarms, not_judged, items, worst = 0, 0, 0, {}
     for seed in tqdm(range(args.seed, args.seed + args.draws), "draws", disable=None):
         draw = draw_of(seed)

@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
+from portproof.io.process import use_threads
 from sturdyio.cli import ArgumentParser, HelpFormatter, positive_int, run
 
 PROG = "ill_conditioned"
@@ -295,6 +296,7 @@ def cast_is_missed(draw: Draw, verdict: Any) -> bool:
 
 
 def main(args: argparse.Namespace) -> int:
+    use_threads(None)
     wrong = faultless(range(args.seed, args.seed + args.draws))
     wrong += faulty(range(args.seed, args.seed + args.faults))
     for line in wrong:

@@ -41,6 +41,7 @@ import numpy as np
 from tqdm import tqdm
 
 from maintenance.checks.network_grammar import Pair, Program, grown_pair
+from portproof.io.process import use_threads
 from sturdyio.cli import ArgumentParser, HelpFormatter, UserError, one_line, positive_int, run, seed
 
 PROG = "random_networks"
@@ -369,6 +370,7 @@ def main(args: argparse.Namespace) -> int:
         return shown(args.show, args.save)
     if args.save:
         raise UserError("--save goes with --show: say of which seed")
+    use_threads(None)
     os.environ.setdefault("GLOG_minloglevel", "2")  # PaddlePaddle's warnings of types, each time
     first = random.SystemRandom().randrange(2**31) if args.first is None else args.first
     seeds = list(range(first, first + args.seeds))

@@ -19,6 +19,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import hypothesis.configuration
+
+# Of the programs that tests start, too. The models here are small, and threads that wait for one another on a busy
+# machine make seconds into minutes. Both frameworks and NumPy's BLAS read it when they are imported.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 import numpy as np
 import paddle
 import pytest
@@ -33,10 +38,6 @@ hypothesis.configuration.set_hypothesis_home_dir(Path(__file__).parent.parent / 
 # The same examples on every run: a failure is the change's, not the day's.
 hypothesis.settings.register_profile("repeatable", derandomize=True, deadline=None, database=None)
 hypothesis.settings.load_profile("repeatable")
-# The models here are small, and threads that wait for one another on a busy machine make seconds into minutes.
-if "OMP_NUM_THREADS" not in os.environ:
-    torch.set_num_threads(1)
-    os.environ["OMP_NUM_THREADS"] = "1"  # of the programs that tests start
 paddle.set_device("cpu")  # where it would not be the default, with the GPU build
 
 

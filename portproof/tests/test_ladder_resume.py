@@ -50,7 +50,11 @@ def here(monkeypatch) -> Iterator[None]:
         yield
 
 
-def test_a_faultless_pair_passes_in_processes_of_its_own():
+@pytest.mark.thorough("in this process", but="here")
+@pytest.mark.parametrize("where", ["here", "processes"])
+def test_a_faultless_pair_passes(where, request):
+    if where == "here":
+        request.getfixturevalue("here")
     verdict = toy()
     assert verdict.status == PASS, str(verdict)
     kinds = {row.item.kind for row in verdict.rows}

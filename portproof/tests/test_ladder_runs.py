@@ -113,6 +113,7 @@ def test_options_reach_both_sides():
     assert "no such digits {'kept': 0.5}" in str(toy("ref", "raises", options={"kept": 0.5}))
 
 
+@pytest.mark.thorough("one wrong value, one wrong record, one end", but="^(no_decay|odd_eval|raises)")
 @pytest.mark.parametrize(
     ("port", "item", "reason"),
     [

@@ -75,7 +75,7 @@ def assert_same(aligned: Verdict, judged: Verdict) -> None:
     assert set(aligned.notes) <= set(judged.notes)
 
 
-@pytest.mark.thorough("the smaller pairs", but="^(?!vit|library|cross)")
+@pytest.mark.thorough("the smallest pairs", but="^(batch|lstm|dataclass|rounding|spectral)")
 @pytest.mark.parametrize(("name", "bug"), CASES, ids=[f"{name}, {bug}" for name, bug in CASES])
 def test_the_same_verdict_and_place(name, bug, tmp_path):
     pair = PAIRS[name]
@@ -288,6 +288,7 @@ SIZED = {
 }
 
 
+@pytest.mark.thorough("what its weights make large", but="weights")
 @pytest.mark.parametrize("heavy", SIZED)
 def test_the_size_of_a_recording(heavy):
     """Three times the weights and twice a float64 pass's outputs, beside the inputs and `PER_CALL`."""

@@ -11,7 +11,7 @@ from typing import NoReturn
 
 from portproof import __version__
 from portproof.io.cli import naming_extra
-from portproof.io.process import run_in_child
+from portproof.io.process import run_in_child, use_threads
 from sturdyio.cli import ArgumentParser
 
 PROG = "portproof"
@@ -48,7 +48,9 @@ def main() -> NoReturn:
     def start() -> int:
         with naming_extra():
             command = importlib.import_module(f"portproof.commands.{name}")
-            return command.main(command.get_args_parser().parse_args(sys.argv[2:]))
+            args = command.get_args_parser().parse_args(sys.argv[2:])
+            use_threads(getattr(args, "threads", None))
+            return command.main(args)
 
     run_in_child(start, f"{PROG} {name}", fault_of=f"{PROG}, not of what it was given")
 

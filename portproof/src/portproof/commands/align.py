@@ -37,7 +37,7 @@ from portproof.backends.trace import Inputs, as_call
 from portproof.commands.arguments import INPUT, JUDGED, PAIR, add_flags, judging_options, load_models, read_map
 from portproof.commands.outcome import Outcome, add_outcome_flags
 from portproof.compare import DONE, FAIL, Verdict, exit_status
-from portproof.io.process import shown
+from portproof.io.process import add_threads_flag, shown
 from portproof.io.records import save_text
 from portproof.ladder.pairs.named import model_factory, named_function
 from portproof.mapping.name_map import NameMap, map_text
@@ -58,7 +58,9 @@ def get_args_parser() -> argparse.ArgumentParser:
     add_flags(parser, *PAIR, "--seed", "--inputs")
     add("--weights", help="the reference's weights, for both sides, instead of probe weights", **file)
     add("--port-weights", help="the port's own .pdparams or .safetensors, compared with --weights too", **file)
-    add_flags(parser, "--device", *JUDGED)
+    add_flags(parser, "--device")
+    add_threads_flag(parser)
+    add_flags(parser, *JUDGED)
     add("--locate-only", action="store_true", help="run each module alone without judging the whole")
     add("--print-map", action="store_true", help="print which module of the port stands for which of the reference")
     add("--save-map", help="write that as YAML, as --map reads it", **file)

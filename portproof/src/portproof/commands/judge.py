@@ -22,7 +22,7 @@ from portproof import judge
 from portproof.backends import backend_imported, backend_of_side
 from portproof.commands.arguments import JUDGED, add_flags, judging_options, read_map
 from portproof.commands.outcome import Outcome, add_outcome_flags
-from portproof.io.process import proving, shown
+from portproof.io.process import add_threads_flag, proving, shown
 from portproof.ladder.pairs.named import model_factory
 from portproof.ladder.pairs.whole import AlignVerdict
 from portproof.recording.file import Recording
@@ -44,6 +44,7 @@ def get_args_parser() -> argparse.ArgumentParser:
     add_flags(parser, "--map")
     add("--port-weights", metavar="FILE", help="the port's own weights, compared with those of record --weights")
     add_flags(parser, "--device", help="where the port runs")
+    add_threads_flag(parser)
     add_flags(parser, *JUDGED)
     add_outcome_flags(parser)
     return parser

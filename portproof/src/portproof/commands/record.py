@@ -21,7 +21,7 @@ import re
 from portproof.backends import backend_imported, backend_of_side
 from portproof.commands.arguments import MODES, REPEATED, REQUIRED, add_flags, built, load_given_inputs
 from portproof.compare import DONE, exit_status
-from portproof.io.process import shown
+from portproof.io.process import add_threads_flag, shown
 from portproof.ladder.pairs.named import draw_inputs, model_factory, named_function
 from portproof.ladder.pairs.pair import Options
 from portproof.recording.file import check_name, megabytes
@@ -40,6 +40,7 @@ def get_args_parser() -> argparse.ArgumentParser:
     add_flags(parser, "--ref", "--input", "--seed", "--inputs")
     add("--weights", metavar="FILE", help="the reference's weights, instead of probe weights")
     add_flags(parser, "--device", help="where the reference runs")
+    add_threads_flag(parser)
     add_flags(parser, "--mode", help="which modes are recorded")
     alone = "only these, and all in them, are recorded to be run alone"
     add("--modules", action="append", metavar="NAME", help=f"module of the reference: {alone}; may be repeated")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import atexit
 import ctypes
 import gc
@@ -17,7 +18,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NoReturn
 
-from sturdyio.cli import LACK, run
+from sturdyio.cli import LACK, positive_int, run
 
 NO_STATUS = 255  # of a child in which `run` has not ended
 PR_SET_PDEATHSIG = 1  # of Linux's prctl: a signal when the parent ends
@@ -56,8 +57,8 @@ def run_in_child(main: Callable[[], int | None], prog: str, fault_of: str = "") 
     signal.pthread_sigmask(signal.SIG_SETMASK, mask)
     ended = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     if ended < 0:
-        name = signal.Signals(-ended).name
-        print(f"{prog}: error: its process was ended by {name}: is there enough memory?", file=sys.stderr)
+        memory = ": is there enough memory?" if -ended == signal.SIGKILL else ""
+        print(f"{prog}: error: its process was ended by signal {-ended}{memory}", file=sys.stderr)
         sys.exit(128 - ended)
     if status[0] == NO_STATUS:
         what = f"the code that was run ended its process with status {ended}"
@@ -69,8 +70,8 @@ def run_in_child(main: Callable[[], int | None], prog: str, fault_of: str = "") 
 def _run_as_child(main: Callable[[], int | None], prog: str, fault_of: str, status: mmap.mmap) -> NoReturn:
     """End this process without a return to the caller, which would do what its parent does once more."""
     signal_when_parent_ends(signal.SIGKILL)
-    if torch := sys.modules.get("torch"):
-        torch.set_num_threads(1)  # OpenMP would wait for ever for threads that the parent had
+    if "torch" in sys.modules:
+        use_threads(1)  # OpenMP would wait for ever for threads that the parent had
     try:
         try:
             run(main, prog, fault_of)
@@ -106,6 +107,26 @@ def _is_in_foreground() -> bool:
             return os.tcgetpgrp(terminal.fileno()) == os.getpgrp()
     except OSError:  # there is no terminal
         return False
+
+
+def add_threads_flag(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--threads",
+        metavar="N",
+        type=positive_int,
+        help="threads of each framework (default: OMP_NUM_THREADS, else 1: more gain for large models only)",
+    )
+
+
+def use_threads(count: int | None) -> None:
+    """Have both frameworks compute with `count` threads; None: with OMP_NUM_THREADS, else with one.
+
+    Both read that variable when they are imported; where PyTorch has been imported already, it is told.
+    """
+    number = str(count or os.environ.get("OMP_NUM_THREADS", "1"))
+    os.environ["OMP_NUM_THREADS"] = number
+    if "torch" in sys.modules and number.isdigit():  # OpenMP takes a list such as 4,2 as well
+        sys.modules["torch"].set_num_threads(int(number))
 
 
 @contextmanager

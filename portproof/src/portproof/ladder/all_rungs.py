@@ -86,11 +86,9 @@ def _cleared(path: Path) -> Path:
     return path
 
 
-def cores_of_a_lane() -> int:
-    """Threads for each of LANES processes; 0 where rungs cannot run side by side."""
-    if sys.platform != "linux":  # elsewhere libraries do not outlive a fork
-        return 0
-    return len(os.sched_getaffinity(0)) // LANES
+def can_run_in_lanes() -> bool:
+    """Whether rungs can run side by side."""
+    return sys.platform == "linux" and len(os.sched_getaffinity(0)) >= LANES  # elsewhere libraries outlive no fork
 
 
 def _sendable(result: RungResult) -> RungResult:
@@ -205,8 +203,9 @@ def _bytes_of(path: Path) -> bytes:
 def _results(rungs: Sequence[Planned], refused_by_mistake: bool, in_lanes: bool) -> Iterator[RungResult]:
     calls = [partial(run_planned, planned, refused_by_mistake) for planned in rungs]
     if in_lanes:
-        # PyTorch's optimizers import this at first use: here once for both lanes.
-        importlib.import_module("torch._dynamo")
+        for name in ("torch", "paddle"):  # here once for both lanes
+            backend(name)
+        importlib.import_module("torch._dynamo")  # by PyTorch's optimizers at first use
         gc.freeze()  # lanes neither scan nor copy what is imported
         models = list(dict.fromkeys(planned.model for planned in rungs))
         places = [(i > 0, models.index(planned.model), not planned.is_long, i) for i, planned in enumerate(rungs)]

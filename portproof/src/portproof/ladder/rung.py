@@ -20,7 +20,7 @@ from portproof.compare import FAIL, PASS, Item, Items, Key, Row, Verdict, compar
 from portproof.compare.accepted import Accepted
 from portproof.compare.ruler import UNIT_ROUNDOFF, exact_atol, largest
 from portproof.io.cli import PortError
-from portproof.io.process import proving, run_in_child
+from portproof.io.process import add_threads_flag, proving, run_in_child, use_threads
 from portproof.io.records import save_record, save_text
 from portproof.ladder.pairs.pair import Pair
 from portproof.ladder.pairs.whole import locate_failure
@@ -280,10 +280,11 @@ def on_rung(function: Callable[P, None]) -> Callable[P, RungVerdict]:
 
 
 def rung_parser(prog: str, description: str, folder: str | Path = "result") -> argparse.ArgumentParser:
-    """A parser with the flags that every step has: --device, --seed and --output-dir, by default `folder`."""
+    """A parser with the flags every step has: --device, --threads, --seed, --output-dir (by default `folder`)."""
     parser = ArgumentParser(prog=prog, description=description, formatter_class=HelpFormatter)
     add = parser.add_argument
     add("--device", choices=("cpu", "gpu"), default="cpu", help="where both sides run")
+    add_threads_flag(parser)
     add("--seed", type=cli.seed, default=0, help="of inputs and probe weights")
     add("--output-dir", default=str(folder), help="where results and the log are written")
     return parser
@@ -293,13 +294,14 @@ def run_rung(name: str, main: Callable[[argparse.Namespace], Rung], parser: argp
     """Run a step as a command, and exit with its status: `main` gets the flags, and returns the rung.
 
     A port that raises fails it, with a traceback. A UserError is one line on stderr and status 2. On Linux `main` runs
-    in a child process: code that ends it is noticed, and the status is 2. PyTorch that was imported before takes one
-    thread there.
+    in a child process: code that ends it is noticed, and the status is 2. Where PyTorch was
+    imported before, it takes one thread unless --threads says more: then the script may compute nothing before.
     """
 
     def guarded() -> int:
         args = parser.parse_args()
         args.output_dir = str(Path(args.output_dir).absolute())  # a rung may change the folder
+        use_threads(args.threads)
         try:
             with user_code(), proving():
                 return exit_status(main(args))
