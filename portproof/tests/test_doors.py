@@ -208,7 +208,7 @@ def command(*words: str | Path, door: str = "", folder: Path):
     {
         "exits with 0": (None, ""),
         "forks": (0, ""),
-        "kills itself": (137, "its process was ended by SIGKILL: is there enough memory?"),
+        "kills itself": (137, "its process was ended by signal 9: is there enough memory?"),
         "leaves with 0": (2, "ended its process with status 0, before there was a verdict"),
         "closes stdout": (2, "standard output is closed or full"),
         "closes its descriptor": (2, "standard output is closed or full"),

@@ -68,7 +68,7 @@ run_in_child(main, "it")
     ("sent", "said", "status"),
     [
         (signal.SIGINT, "it: interrupted\n", 130),
-        (signal.SIGTERM, "it: error: its process was ended by SIGTERM: is there enough memory?\n", 143),
+        (signal.SIGTERM, "it: error: its process was ended by signal 15\n", 143),
         (signal.SIGKILL, "", -9),
     ],
 )

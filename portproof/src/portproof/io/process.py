@@ -78,8 +78,8 @@ def run_in_child(main: Callable[[], int | None], prog: str, fault_of: str = "") 
     signal.pthread_sigmask(signal.SIG_SETMASK, mask)
     ended = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     if ended < 0:
-        name = signal.Signals(-ended).name
-        print(f"{prog}: error: its process was ended by {name}: is there enough memory?", file=sys.stderr)
+        memory = ": is there enough memory?" if -ended == signal.SIGKILL else ""
+        print(f"{prog}: error: its process was ended by signal {-ended}{memory}", file=sys.stderr)
         sys.exit(128 - ended)
     if status[0] == NO_STATUS:
         what = f"the code that was run ended its process with status {ended}"
@@ -91,8 +91,8 @@ def run_in_child(main: Callable[[], int | None], prog: str, fault_of: str = "") 
 def _run_as_child(main: Callable[[], int | None], prog: str, fault_of: str, status: mmap.mmap) -> NoReturn:
     """End this process without a return to the caller, which would do what its parent does once more."""
     signal_when_parent_ends(signal.SIGKILL)
-    if torch := sys.modules.get("torch"):
-        torch.set_num_threads(1)  # OpenMP would wait for ever for threads that the parent had
+    if "torch" in sys.modules:
+        use_threads(1)  # OpenMP would wait for ever for threads that the parent had
     try:
         try:
             run(main, prog, fault_of)
