@@ -91,8 +91,8 @@ def run_in_child(main: Callable[[], int | None], prog: str, fault_of: str = "") 
 def _run_as_child(main: Callable[[], int | None], prog: str, fault_of: str, status: mmap.mmap) -> NoReturn:
     """End this process without a return to the caller, which would do what its parent does once more."""
     signal_when_parent_ends(signal.SIGKILL)
-    if "torch" in sys.modules:
-        use_threads(1)  # OpenMP would wait for ever for threads that the parent had
+    if torch := sys.modules.get("torch"):
+        torch.set_num_threads(1)  # OpenMP would wait for ever for threads that the parent had
     try:
         try:
             run(main, prog, fault_of)
