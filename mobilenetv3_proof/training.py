@@ -9,7 +9,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
@@ -20,6 +20,8 @@ from mobilenetv3_proof.package import PORT, REF, Package
 from portproof.backends import Backend
 from portproof.ladder.rungs.fp64_runs import Batches
 from sturdyio.cli import Stopped
+
+EPOCHS_KEPT = 6  # in memory: the short mode's, 19 MB; a full run's would be 700 MB
 
 
 @dataclass(frozen=True)
@@ -108,45 +110,58 @@ class Trainee(Package):
 
 def ref(seed: int, draw: int, options: Mapping[str, Any]) -> dict[str, Any]:
     """A run of the reference, see `training_run`."""
-    return training_run(Trainee(REF), Recipe(**options), seed, draw)
+    return training_run(REF, Recipe(**options), seed, draw)
 
 
 def port(seed: int, draw: int, options: Mapping[str, Any]) -> dict[str, Any]:
     """A run of the port."""
-    return training_run(Trainee(PORT), Recipe(**options), seed, draw)
+    return training_run(PORT, Recipe(**options), seed, draw)
 
 
-def training_run(trainee: Trainee, recipe: Recipe, seed: int, draw: int) -> dict[str, Any]:
+@lru_cache(maxsize=1)  # the draws of a seed come one after the other
+def readers(package: str, recipe: Recipe, seed: int) -> tuple[Trainee, Callable[[int], list], list]:
+    """(a package, its training batches by epoch, its validation batches), read once for all draws of `seed`."""
+    trainee = Trainee(package)
+    train_loader, val_loader = trainee.loaders(recipe, seed)
+
+    @lru_cache(maxsize=EPOCHS_KEPT)
+    def batches(epoch: int) -> list:
+        trainee.data.set_epoch(train_loader, epoch)
+        return list(train_loader)
+
+    return trainee, batches, list(val_loader)
+
+
+def training_run(package: str, recipe: Recipe, seed: int, draw: int) -> dict[str, Any]:
     """Train from the initial weights of `seed` on the batches of `seed`, with the `draw`-th series of dropout masks.
 
     What is returned is the record that `portproof.ladder.statistics.trajectory` describes, with all its keys.
     """
+    trainee, batches, val_batches = readers(package, recipe, seed)
     model = trainee.models.MODELS[recipe.model](num_classes=10)  # with its dropout
     trainee.models.shared_init(model, seed)
     optimizer, lr_scheduler = trainee.build_optimizer(model, recipe)
     criterion = trainee.criterion.build_criterion()
-    watched, (train_loader, val_loader) = Watched(trainee.backend, criterion), trainee.loaders(recipe, seed)
+    watched = Watched(trainee.backend, criterion)
     arrays = trainee.backend.arrays_of(model)
     record: dict[str, Any] = {"lr": [], "top1": []}
     for epoch in range(recipe.epochs):
         trainee.module("device").seed_everything(derive_seed(seed, epoch, draw))
-        trainee.data.set_epoch(train_loader, epoch)
         record["lr"].append(trainee.backend.training.learning_rate(optimizer))
         before = arrays.parameters()
-        trainee.train_epoch(model, watched, optimizer, train_loader, epoch)
+        trainee.train_epoch(model, watched, optimizer, batches(epoch), epoch)
         lr_scheduler.step()
-        record["eval"] = evaluate(trainee, model, criterion, val_loader)
+        record["eval"] = evaluate(trainee, model, criterion, val_batches)
         record["top1"].append(record["eval"][1])
     after = arrays.parameters()
     record |= {"losses": watched.losses, "right": watched.right}
     record |= {f"parameters/{name}": array for name, array in after.items()}
     record |= {f"moved/{name}": array - before[name] for name, array in after.items()}
     record |= {f"running/{name}": array for name, array in arrays.buffers().items()}
-    trainee.data.set_epoch(train_loader, recipe.epochs)
-    reestimate(trainee, model, train_loader)
+    reestimate(trainee, model, batches(recipe.epochs))
     record |= {f"reestimated/{name}": array for name, array in arrays.buffers().items()}
-    record["reestimated_eval"] = evaluate(trainee, model, criterion, val_loader)
-    record["mirrored_eval"] = evaluate(trainee, model, criterion, mirrored(val_loader))
+    record["reestimated_eval"] = evaluate(trainee, model, criterion, val_batches)
+    record["mirrored_eval"] = evaluate(trainee, model, criterion, mirrored(val_batches))
     return record
 
 

@@ -157,7 +157,7 @@ def test_runs_that_end_early_are_told(tmp_path, side):
         launch_runs({side: PATHS[side]}, calls_of(ONE_RUN, options), tmp_path)
 
 
-# The float64 half, over 14 or 21 steps
+# The float64 half, over 16 or 24 steps
 
 
 def exact(rung: ModuleType, digits: Path, folder: Path, port: type[Trainee] = Trainee, **changes: float) -> ModelRung:
@@ -172,8 +172,8 @@ def test_the_float64_half_passes(rung, digits, tmp_path):
     step = exact(rung, digits, tmp_path, epochs=2)
     assert step.status == PASS
     dropout, verdict = step.verdicts
-    assert len(dropout.rows) == 2 and dropout.rows[0].shape == (14,)
-    assert len(verdict.rows) == 1 + 142 + 102 and verdict.rows[0].shape == (14,)
+    assert len(dropout.rows) == 2 and dropout.rows[0].shape == (16,)
+    assert len(verdict.rows) == 1 + 142 + 102 and verdict.rows[0].shape == (16,)
 
 
 class OneMoreDecay(Trainee):
