@@ -16,7 +16,7 @@ from mobilenetv3_common.arguments import MODEL_NAMES
 from portproof.io.process import add_threads_flag, use_threads
 from portproof.ladder import Planned, run_all
 from portproof.ladder.all_rungs import can_run_in_lanes
-from portproof.report.summary import environment
+from portproof.report.summary import LeftOut, environment
 from sturdyio.cli import ArgumentParser, HelpFormatter, UserError, run, seed
 
 NAME = "run_all"
@@ -60,22 +60,32 @@ def planned(name: str, model: str, args: argparse.Namespace) -> Planned:
     return Planned(Path(__file__).with_name(f"{name}.py"), flags, model, is_long=name == "05_test_backward")
 
 
+def why_left_out(name: str, model: str, first_model: str, args: argparse.Namespace) -> str:
+    """Why the step is not run for the model; "" for one that is."""
+    missing = [library for library in EXPORTERS if find_spec(library) is None]
+    if args.rungs and name not in args.rungs:
+        return "--rungs does not name it"
+    if name in ONCE and model != first_model:
+        return f"it is run for {first_model} only"
+    if name == "09_test_deploy" and missing and not args.rungs:
+        return f"it needs {', '.join(missing)}: pip install -e '.[deploy]'"
+    return ""
+
+
 def main(args: argparse.Namespace, in_lanes: bool = False) -> int:
     """The ladder's exit status; `in_lanes` of a process that has computed nothing yet has two steps run at a time."""
     models = MODEL_NAMES if args.model == "both" else (args.model,)
     if args.weights and len(models) > 1:
         raise UserError("--weights are one model's: name it with --model")
-    names = args.rungs or RUNGS
-    missing = [name for name in EXPORTERS if find_spec(name) is None]
-    if missing and not args.rungs:
-        print(f"without 09_test_deploy, which needs {', '.join(missing)}: pip install -e '.[deploy]'", flush=True)
-        names = [name for name in names if name != "09_test_deploy"]
-    rungs = [planned(name, model, args) for model in models for name in names if model == models[0] or name not in ONCE]
+    steps = {(name, model): why_left_out(name, model, models[0], args) for model in models for name in RUNGS}
+    left_out = [LeftOut(*step, reason) for step, reason in steps.items() if reason]
+    rungs = [planned(*step, args) for step, reason in steps.items() if not reason]
     print(f"{len(rungs)} steps: PyTorch and PaddlePaddle are imported first", flush=True)
     use_threads(args.threads)
     in_lanes = in_lanes and args.device == "cpu" and len(rungs) > 1 and can_run_in_lanes()
     about = environment(args, "steps/run_all.py")
-    return run_all(rungs, args.output_dir, about, args.device, in_lanes=in_lanes, language=args.language)
+    how = {"in_lanes": in_lanes, "language": args.language, "left_out": left_out}
+    return run_all(rungs, args.output_dir, about, args.device, **how)
 
 
 if __name__ == "__main__":

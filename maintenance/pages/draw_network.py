@@ -399,10 +399,10 @@ def run_step(step: str, fault: Fault | None) -> dict[str, list[Plot]]:
     with tempfile.TemporaryDirectory() as folder:
         copy_port(Path(folder), fault)
         import_port(Path(folder))
-        return plots_of(_done(step), step.partition("_")[0] + "f" * bool(fault))
+        return plots_of(outcome_of(step))
 
 
-def _done(step: str) -> ModelRung:
+def outcome_of(step: str) -> ModelRung:
     """What the step leaves when it is run without a word."""
     script = runpy.run_path(str(ROOT / "steps" / f"{step}.py"))
     with tempfile.TemporaryDirectory() as out, contextlib.redirect_stdout(io.StringIO()):

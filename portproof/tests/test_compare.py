@@ -786,6 +786,18 @@ def test_limits_in_float32():
     assert judged_by(ruler(), off_by(1.1 * limit)).status == FAIL
 
 
+def test_a_share_is_that_of_the_widest_limit_some_item_has_needed():
+    near, far = Item("near", "output"), Item("far", "output")
+    ref = {near: REF[OUT], far: REF[OUT]}
+    least = 16 * 2.0**-24 * 4
+    ruler = Ruler(ref, "float32", errors=lambda: {near: 1e-5, far: 1e-5})
+    rows = ruler.compare({near: REF[OUT] + 0.99 * least, far: REF[OUT] + 2 * least}).rows
+    assert [row.atol for row in rows] == pytest.approx([least, least + 5e-5])
+    assert [row.limit for row in rows] == pytest.approx([least + 5e-5] * 2)
+    assert rows[0].share == pytest.approx(0.99 * least / (least + 5e-5))
+    assert [row.share for row in ruler.compare({**ref, far: REF[OUT] + 1}).rows][1] > 1
+
+
 def test_what_is_exact_or_no_float_is_never_widened():
     count = Item("count", "buffer")
     ruler = Ruler({OUT: REF[OUT], count: np.array(3)}, errors=lambda: {OUT: 1e9, count: 1e9}, exact=[OUT])

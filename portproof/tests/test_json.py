@@ -66,7 +66,7 @@ def test_the_documented_keys_are_those_of_the_files(run, tmp_path):
     write_verdicts([verdict], "portproof align", {}, tmp_path / "align.json")
     write_summary(LadderResult([RungResult(rung.name, "net", 1.0, rung)]), tmp_path / "summary.json")
     of_align, of_ladder = strict(tmp_path / "align.json"), strict(tmp_path / "summary.json")
-    assert set(of_align) | {"rungs"} == set(of_ladder) | {"verdicts"} == DOCUMENTED[""]
+    assert set(of_align) | {"rungs", "left_out"} == set(of_ladder) | {"verdicts"} == DOCUMENTED[""]
     (told,) = of_ladder["rungs"]
     assert set(told) == DOCUMENTED["rungs"]
     for data in (*of_align["verdicts"], *told["verdicts"]):

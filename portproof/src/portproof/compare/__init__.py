@@ -87,6 +87,7 @@ class Row:
     worst: Worst | None = None
     widened_by: str = ""  # the last such step, see ruler.py
     hidden: float = 0.0  # relative change of inputs and weights that could hide
+    widest: float = 0.0  # the widest limit that it could have got, as far as it was measured, see ruler.py
 
     @property
     def name(self) -> str:
@@ -102,9 +103,14 @@ class Row:
         return f" at {self.worst.index}" if self.worst.index else ""
 
     @property
+    def limit(self) -> float:
+        """`widest`, or `atol` where that was the last."""
+        return self.widest if self.widest > self.atol else self.atol
+
+    @property
     def share(self) -> float:
-        """difference / limit; if the limit is 0 or unknown, the difference."""
-        return self.difference / self.atol if self.atol > 0 else self.difference
+        """difference / `limit`; if the limit is 0 or unknown, the difference."""
+        return self.difference / self.limit if self.limit > 0 else self.difference
 
 
 class Refused(UserError):

@@ -2,8 +2,9 @@
 
 An ulp (unit in the last place) is the distance between neighbouring numbers. U, the unit roundoff, is half an ulp of 1
 in float32, 2^-24; U64 is the same in float64, 2^-53. Limits are absolute tolerances (`atol`). Each item starts with the
-least limit; while it fails by value it gets the next. SCALE is the item's largest value in the reference's float64
-run, FLOOR the rounding of sums that may cancel (see `noise_floor`).
+least limit; while it fails by value it gets the next. A pass is shown as a share of the widest limit that items of its
+check have needed (`Row.limit`): its rounding is no larger for a limit that happened to do. SCALE is the item's largest
+value in the reference's float64 run, FLOOR the rounding of sums that may cancel (see `noise_floor`).
 
     float64, the semantic check
     step            the limit is                                        a relative change that could hide in it
@@ -277,6 +278,7 @@ class Ruler:
     def compare(self, port: Items, *, title: str = "", hints: Mapping[str, str] | None = None, **facts: Any) -> Verdict:
         """The verdict on `port`, whose limits widen in steps; `facts` are fields of its items."""
         atol = {item: self._least(item) for item in self.ref}
+        widest = dict(atol)
         zeros = {item for item in self.ref if self._is_zero(item)}
         found = {row.item: row for row in compare(self.ref, port, atol, expected_zero=zeros).rows}
         for step in self._steps(atol):
@@ -285,6 +287,8 @@ class Ruler:
                 failed = [item for item in failed if self._is_worth(step.draw, found[item], atol[item])]
             if not failed:
                 continue
+            for item in filter(self._may_widen, self.ref):
+                widest[item] = max(widest[item], step.limit(item))
             for item in failed:
                 atol[item] = max(atol[item], step.limit(item))
                 if step.finds_zeros and item in self._floor and self._scales[item] <= atol[item]:
@@ -295,6 +299,7 @@ class Ruler:
         overflown = [item for item, row in found.items() if row.status == FAIL and self._may_overflow(item, port)]
         found |= {item: self._left_unjudged(found[item], OVERFLOWS) for item in overflown}
         judged = [row if row.item in zeros and row.status == PASS else self._judged(row) for row in found.values()]
+        judged = [replace(row, widest=widest[row.item]) if row.status == PASS else row for row in judged]
         rows = [replace(row, item=replace(row.item, **facts)) for row in judged]
         return Verdict(title, rows, hints=hints or {})
 

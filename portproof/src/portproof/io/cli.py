@@ -18,7 +18,7 @@ EXTRAS = {
     "paddle": ("paddle",),
     "ckpt": ("google",),
     "mindspore": ("mindspore",),
-    "report": ("jinja2", "matplotlib"),
+    "report": ("jinja2", "PIL"),
     "onnx": ("onnx", "onnxruntime", "PIL"),
 }
 

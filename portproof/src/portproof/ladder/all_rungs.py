@@ -18,7 +18,6 @@ import tempfile
 import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -30,7 +29,7 @@ from portproof.io.process import proving, signal_when_parent_ends
 from portproof.ladder.rung import Rung
 from portproof.ladder.workers import KILLED
 from portproof.python39 import zip_strict
-from portproof.report.summary import Findings, LadderResult, RungResult, write_summary
+from portproof.report.summary import Findings, LadderResult, LeftOut, RungResult, write_summary
 from portproof.report.text import LAST_WORDS
 from sturdyio.cli import UserError, one_line, output_dir, staying, user_code
 
@@ -228,26 +227,21 @@ def run_all(
     refused_by_mistake: bool = False,
     in_lanes: bool = False,
     language: str = "en",
+    left_out: Sequence[LeftOut] = (),
 ) -> int:
     """Run the steps, print a table, write report.html and summary.json to `folder`; return the exit status.
 
     Steps run in other processes: call this under `if __name__ == "__main__":` only. `environment` is that of
     `report.summary.environment`, `refused_by_mistake` as in `run_planned`; `in_lanes` runs two at a time; `language` is
-    the page's, "en" or "zh". Raises UserError for a folder that cannot be written.
+    the page's, "en" or "zh"; `left_out`: the steps that are not run, for the page. Raises UserError for a folder that
+    cannot be written.
     """
     page, summary = (_cleared(output_dir(folder) / name) for name in ("report.html", "summary.json"))
     rungs, results = list(rungs), []
     for result in _results(rungs, refused_by_mistake, in_lanes):
         results.append(result)
         print(flush=True)
-        with suppress(Exception):  # else the page draws them, and says what is wrong
-            from portproof.report.page import LANGUAGES  # not before the first rung: it imports libraries
-            from portproof.report.plots import plots_of
-
-            if result.rung is not None:
-                plots = plots_of(result.rung, f"r{len(results)}", LANGUAGES[language])
-                results[-1] = replace(result, plots=plots)
-    ladder = LadderResult(results, environment | backend("torch").about(device))
+    ladder = LadderResult(results, environment | backend("torch").about(device), left_out)
     name_width = max([17, *(len(rung.name) for rung in results)])
     model_width = max([0, *(len(rung.model) + 1 for rung in results)])
     for rung in results:

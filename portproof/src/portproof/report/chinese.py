@@ -49,8 +49,9 @@ CHINESE = {
     "What differs first": "最先出现的差异",
     "Step": "步骤",
     "Steps": "步骤",
-    "Steps build on earlier ones. Worst share: difference / limit; at most 1 passes.": "每个步骤以前面的步骤为基"
-    "础。最大占比：差异 / 阈值，不超过 1 即通过。",
+    "Steps build on earlier ones. Worst share: difference / the widest limit an item may get; at most 1 passes.": "每个"
+    "步骤以前面的步骤为基础。最大占比：差异 / 比较项可用的最宽阈值，不超过 1 即通过。",
+    "not run: {}": "未运行：{}",
     "Status": "状态",
     "Model": "模型",
     "Items": "比较项",
@@ -89,7 +90,7 @@ CHINESE = {
     "Both sides, iteration by iteration": "两边逐次迭代的值",
     "reference; of several runs the mean, in a band from the lowest to the highest": "参考代码；多次运行时为均值"
     "，色带为最低到最高",
-    "The report as it was printed": "终端打印的报告",
+    "The report as it was printed, without what agrees": "终端打印的报告（略去一致的内容）",
     "Environment": "环境",
     "Every item, as data: summary.json of a ladder, or what --json writes.": "全部比较项以数据形式保存在全部步骤"
     "的 summary.json 或 --json 写出的文件中。",
@@ -157,6 +158,10 @@ MODEL = "the model itself"
 LINES = {
     # parts of a line
     "{text}; {text}": "{}；{}",
+    # why a step was not run
+    "--rungs does not name it": "--rungs 中没有它",
+    "it is run for {} only": "只对 {} 运行",
+    "it needs {}: pip install -e '.[deploy]'": "需要 {}：pip install -e '.[deploy]'",
     # the place
     "the model itself": "模型本身",
     "forward": "前向",

@@ -15,8 +15,9 @@ from portproof.report.plots import STYLES, picture_row, plots_of
 from portproof.report.summary import LadderResult
 
 LANGUAGES: dict[str, Callable[[str], str]] = {"en": str, "zh": in_chinese}
-MOST = 6000  # items that a page lists, some 110 bytes each; every check has an equal share of them,
-FEWEST = 20  # or so many, whatever their number
+MOST = 800  # items that a page lists, some 100 bytes each; every check that is not equal has the same share of them,
+FEWEST = 10  # or so many, whatever their number
+AGREES = f"  {text.WORDS[PASS]} "  # begins a printed line that the tables have too
 
 
 def failing_first(verdict: Verdict, group: Callable[[Item], str]) -> list[text.Group]:
@@ -25,10 +26,10 @@ def failing_first(verdict: Verdict, group: Callable[[Item], str]) -> list[text.G
 
 
 def share(row: Row, _: Callable[[str], str] = str) -> str:
-    """The difference as a share of the limit; in words if that is 0."""
+    """The difference as a share of the widest limit; in words if that is 0."""
     if row.difference != row.difference:
         return "–"
-    if row.atol > 0:
+    if row.limit > 0:
         return f"{row.share:.1e}" if row.share >= 1000 or 0 < row.share < 0.001 else f"{row.share:.2g}"
     return _("equal" if row.difference == 0 else "unequal")
 
@@ -41,6 +42,17 @@ def worst_share(verdicts: Sequence[Verdict], _: Callable[[str], str] = str) -> s
     return share(max(rows, key=text.badness), _) if rows else "–"
 
 
+def are_equal(rows: Sequence[Row]) -> bool:
+    """Whether all were judged and are equal to the last bit."""
+    return all(row.status == PASS and row.difference == 0 for row in rows)
+
+
+def printed(log: Sequence[str]) -> str:
+    """The log without what agrees."""
+    lines = "\n".join(log).splitlines()
+    return "\n".join(line for line in lines if not line.startswith(AGREES))
+
+
 def most_telling(rows: Sequence[Row], most: int) -> Sequence[Row]:
     """All rows in order if they are not too many; else what did not pass, then what is nearest to its limit."""
     if len(rows) <= most:
@@ -49,8 +61,8 @@ def most_telling(rows: Sequence[Row], most: int) -> Sequence[Row]:
 
 
 def render_page(result: LadderResult, language: str = "en") -> str:
-    checks = sum(len(rung.verdicts) for rung in result.rungs)
-    most = max(FEWEST, MOST // max(checks, 1))
+    checks = [verdict for rung in result.rungs for verdict in rung.verdicts if not are_equal(verdict.rows)]
+    most = max(FEWEST, MOST // max(len(checks), 1))
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("portproof.report"),
         autoescape=True,
@@ -58,7 +70,7 @@ def render_page(result: LadderResult, language: str = "en") -> str:
         lstrip_blocks=True,
         undefined=jinja2.StrictUndefined,
     )
-    functions = (failing_first, most_telling, picture_row, plots_of, share, worst_share)
+    functions = (are_equal, failing_first, most_telling, picture_row, plots_of, printed, share, worst_share)
     environment.filters["translated"] = LANGUAGES[language]
     environment.globals |= {function.__name__: function for function in functions}
     environment.globals |= {"text": text, "PASS": PASS, "FAIL": FAIL, "REFUSED": REFUSED, "STYLES": STYLES}

@@ -1,22 +1,17 @@
 """The plots of the report, as SVG, and input images that differ, as PNG data URIs.
 
-The page sets the plots' colours, light or dark. No user text gets into one: Matplotlib reads `$` as mathematics. `_`
-translates: a plot's texts when it is drawn, for Matplotlib's fonts have no Chinese characters.
+The page sets the plots' colours, light or dark. Data are drawn in tenths of a pixel, each point from the one before: a
+page has ten thousand of them. `_` translates.
 """
 
 import base64
 import html
 import io
-import re
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
 
-import matplotlib
 import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 from numpy.typing import ArrayLike
 from PIL import Image
 
@@ -25,33 +20,19 @@ from portproof.report.summary import Findings
 
 Translation = Callable[[str], str]
 
-WIDTH, HEIGHT = 440, 220  # points; legible on a phone
+WIDTH, HEIGHT = 440, 220  # pixels; legible on a phone
+LEFT, TOP, ACROSS, DOWN = 60, 18, 374, 160  # the part in which data are drawn: where it is, its width and height
+MOST_TICKS = 6
 FEWEST = 8
-# The page's colours, by placeholders that no plot uses.
-VARIABLES = {
-    "#010203": "--muted",
-    "#020304": "--line",
-    "#030405": "--data",
-    "#040506": "--limit",
-    "#050607": "--fail",
-}
-INK, GRID, DATA, LIMIT, BAD = VARIABLES
+INK, GRID, DATA, LIMIT, BAD = "--muted", "--line", "--data", "--limit", "--fail"  # the page's colours
 # The axis label, by how a curve's name ends.
 CURVES = {"lr": "learning rate", "loss": "loss", "training top-1": "top-1 in training", "top-1": "top-1 in evaluation"}
-CROSS: dict[str, Any] = {"color": BAD, "markersize": 5.5, "markeredgewidth": 0}
-# By kind of item: Matplotlib's line style, the dashes in the page's legend.
-STYLES = {"loss": ("-", ""), "gradient": ("--", "6 3"), "parameter": (":", "2 2"), "buffer": ("-.", "6 2 2 2")}
-RC: dict[Any, Any] = {
-    "svg.fonttype": "none",  # real text, for selection and screen readers
-    "font.size": 10,
-    **dict.fromkeys(("text.color", "axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color"), INK),
-    **dict.fromkeys(("axes.linewidth", "grid.linewidth"), 0.6),
-    **dict.fromkeys(("axes.spines.top", "axes.spines.right"), False),
-    "grid.color": GRID,
-}
+# By kind of item: the dashes of its line, in pixels.
+STYLES = {"loss": "", "gradient": "6 3", "parameter": "2 2", "buffer": "6 2 2 2"}
+# What is drawn at a point, in tenths of a pixel; the pen comes back to where it was.
+DOT, TICK, CROSS = "h0", "v60m0-60", "m-30-30l60 60m0-60l-60 60m30-30"
 MEAN = np.array([0.485, 0.456, 0.406])  # of images, in both sides' presets
 STD = np.array([0.229, 0.224, 0.225])
-COLORMAP = "viridis"  # of their difference; readable with any colour vision
 
 
 @dataclass(frozen=True)
@@ -61,56 +42,123 @@ class Plot:
     text: str = ""
 
 
+@dataclass(frozen=True)
+class _Scale:
+    """Values from `low` to `high`, or their decimal logarithms, on `length` pixels."""
+
+    low: float
+    high: float
+    length: int
+    log: bool = False
+
+    def __call__(self, values: ArrayLike) -> np.ndarray:
+        """In tenths of a pixel."""
+        plain = np.log10(values) if self.log else np.asarray(values, np.float64)
+        return np.round((plain - self.low) / (self.high - self.low) * 10 * self.length)
+
+    def ticks(self, whole: bool = False) -> list[float]:
+        """At most MOST_TICKS + 1 round numbers, of logarithms whole ones."""
+        rough = (self.high - self.low) / MOST_TICKS
+        unit = 10.0 ** math.floor(math.log10(rough))
+        step = next(unit * factor for factor in (1, 2, 5, 10) if unit * factor >= rough)
+        step = max(step, 1.0) if whole or self.log else step
+        return [n * step for n in range(math.ceil(self.low / step), math.floor(self.high / step) + 1)]
+
+
+def _heights(*values: np.ndarray, log: bool = False) -> _Scale:
+    """A scale of all that is finite, with some room at both ends; of a logarithmic one all above 0."""
+    every = np.concatenate([array.ravel() for array in values])
+    every = every[np.isfinite(every) & ((every > 0) | (not log))]
+    every = np.log10(every) if log else every
+    low, high = (float(every.min()), float(every.max())) if every.size else (0.0, 1.0)
+    room = (high - low) * 0.05 or abs(high) * 0.05 or 1.0
+    return _Scale(low - room, high + room, DOWN, log)
+
+
 def _drawable(values: ArrayLike) -> np.ndarray:
-    """As float64; NaN where infinite. Matplotlib fails near the ends of float64."""
+    """As float64; NaN where infinite. Sums of numbers near the ends of float64 would overflow."""
     array = np.array(values, np.float64)
     array[np.isinf(array)] = np.nan
     return np.sign(array) * np.clip(np.abs(array), 0, 1e300) * (np.abs(array) >= 1e-300)
 
 
-def _to_svg(axes: Axes, label: str, salt: str, _: Translation) -> str:
-    text = io.StringIO()
-    with matplotlib.rc_context({"svg.hashsalt": salt}):
-        cast(Figure, axes.figure).savefig(text, format="svg", transparent=True)
-    svg = text.getvalue()
-    svg = svg[svg.index("<svg") :]
-    svg = re.sub(r"\s*<metadata>.*?</metadata>|<defs>\s*<style.*?</style>\s*</defs>", "", svg, flags=re.S)
-    svg = re.sub(r' (?:width|height)="[\d.]+pt"', "", svg, count=2)
-    used = set(re.findall(r"#([\w.-]+)", svg))  # others repeat in every plot
-    svg = re.sub(r' id="([\w.-]+)"', lambda match: match[0] if match[1] in used else "", svg)
-    svg = re.sub(r"font-family: [^;\"]*; ?", "", svg)
-    svg = re.sub(r"\s+", " ", svg)
-    svg = re.sub(r"(\d\.\d\d)\d+", r"\1", svg)  # hundredths of a point are enough
-    svg = re.sub(r">([^<>]+)</text>", lambda match: f">{html.escape(_(html.unescape(match[1].strip())))}</text>", svg)
-    for colour, variable in VARIABLES.items():
-        svg = svg.replace(colour, f"var({variable})")
-    return svg.replace("<svg", f'<svg role="img" aria-label="{html.escape(_(label))}"', 1)
+def _pair(x: float, y: float) -> str:
+    return f"{x:.0f} {y:.0f}".replace(" -", "-")
 
 
-def _axes(x_label: str, y_label: str, log: bool = False) -> Axes:
-    figure = Figure(figsize=(WIDTH / 72, HEIGHT / 72))
-    axes = figure.add_axes((0.135, 0.185, 0.85, 0.73))  # a fitted layout is drawn twice
-    axes.set_xlabel(x_label)
-    axes.set_title(y_label, loc="left", fontsize=10, color=INK)
-    axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
-    axes.grid(axis="y")
-    axes.set_axisbelow(True)
-    if log:
-        axes.set_yscale("log")
-        axes.yaxis.set_major_locator(LogLocator(numticks=6))
-        axes.yaxis.set_minor_locator(NullLocator())
-        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.0e}"))
-    return axes
+def _marks(x: np.ndarray, y: np.ndarray, mark: str) -> str:
+    """The path of a mark at each point."""
+    moves = zip(np.diff(x, prepend=0.0), np.diff(y, prepend=0.0))
+    return "".join(f"m{_pair(*move)}{mark}" for move in moves)
 
 
-def _mark_bad(axes: Axes, x: np.ndarray, heights: np.ndarray, bad: np.ndarray) -> None:
-    with_height = bad & (heights > 0)
-    axes.plot(x[with_height], heights[with_height], "X", **CROSS)
-    _mark_edge(axes, x[bad & ~with_height], 0.97, "X", **CROSS)
+def _line(x: np.ndarray, y: np.ndarray) -> str:
+    """The path through all points, with a gap where one is NaN."""
+    parts: list[str] = []
+    at = None
+    for point in zip(x, y):
+        if np.isnan(point[1]):
+            at = None
+            continue
+        parts.append(f"M{_pair(*point)}" if at is None else f"l{_pair(point[0] - at[0], point[1] - at[1])}")
+        at = point
+    return "".join(parts)
 
 
-def _mark_edge(axes: Axes, x: np.ndarray, height: float, mark: str, **style: Any) -> None:
-    axes.plot(x, np.full(len(x), height), mark, **style, transform=axes.get_xaxis_transform())
+def _path(d: str, colour: str, width: float, more: str = "") -> str:
+    """A path in tenths of a pixel, `width` in pixels; "" for none."""
+    return f'<path d="{d}" stroke="var({colour})" stroke-width="{10 * width:.0f}"{more}/>' if d else ""
+
+
+def _dashed(dashes: str) -> str:
+    """Dashes in pixels, which have square ends."""
+    tenths = " ".join(f"{dash}0" for dash in dashes.split())
+    return f' stroke-dasharray="{tenths}" stroke-linecap="butt"' if dashes else ""
+
+
+def _text(x: float, y: float, words: str) -> str:
+    return f'<text x="{x:.0f}" y="{y:.0f}">{html.escape(words)}</text>'
+
+
+@dataclass(frozen=True)
+class _Axes:
+    x: _Scale
+    y: _Scale
+    x_label: str
+    y_label: str
+
+    def svg(self, label: str, paths: Sequence[str], _: Translation, more: str = "") -> str:
+        """The plot of these paths; `more` is drawn in pixels."""
+        bottom, ys = TOP + DOWN, self.y.ticks()
+        lines = "".join(f"M{LEFT} {bottom - height / 10:.0f}h{ACROSS}" for height in map(self._height, ys))
+        below = [
+            _text(LEFT + float(self.x(tick)) / 10, bottom + 14, f"{tick:.0f}") for tick in self.x.ticks(whole=True)
+        ]
+        beside = [_text(LEFT - 7, bottom + 4 - self._height(tick) / 10, self._number(tick)) for tick in ys]
+        return "".join(
+            [
+                f'<svg role="img" aria-label="{html.escape(_(label))}" viewBox="0 0 {WIDTH} {HEIGHT}"',
+                ' xmlns="http://www.w3.org/2000/svg"><g fill="none" stroke-linecap="round">',
+                f'<path d="{lines}" stroke="var({GRID})" stroke-width=".6"/>',
+                f'<path d="M{LEFT} {TOP}v{DOWN}h{ACROSS}" stroke="var({INK})" stroke-width=".6"/>',
+                f'<g transform="translate({LEFT} {bottom}) scale(.1 -.1)">{"".join(paths)}</g></g>',
+                f'<g font-size="10" fill="var({INK})">{_text(LEFT, TOP - 7, _(self.y_label))}{more}',
+                f'<g text-anchor="end">{"".join(beside)}</g><g text-anchor="middle">{"".join(below)}',
+                f"{_text(LEFT + ACROSS / 2, HEIGHT - 12, _(self.x_label))}</g></g></svg>",
+            ]
+        )
+
+    def _height(self, tick: float) -> float:
+        return float(self.y(10.0**tick if self.y.log else tick))
+
+    def _number(self, tick: float) -> str:
+        return f"1e{tick:+03.0f}" if self.y.log else f"{tick:.6g}"
+
+
+def _bad_marks(x: np.ndarray, heights: np.ndarray, bad: np.ndarray) -> str:
+    """The path of a cross for each that is bad; those without a height are at the upper edge."""
+    shown = np.where(np.isnan(heights), 9.7 * DOWN, heights)
+    return _path(_marks(x[bad], shown[bad], CROSS), BAD, 2.5)
 
 
 def depth_rows(rows: Sequence[Row]) -> list[Row]:
@@ -120,8 +168,7 @@ def depth_rows(rows: Sequence[Row]) -> list[Row]:
     return gradients or [row for row in rows if row.item.kind in ("output", "buffer")]
 
 
-@matplotlib.rc_context(RC)
-def depth_plot(title: str, rows: Sequence[Row], salt: str, _: Translation = str) -> Plot:
+def depth_plot(title: str, rows: Sequence[Row], _: Translation = str) -> Plot:
     """Difference and limit of each row on a log scale; a tick at the lower edge is 0."""
     x_label = "item, in the order of execution"
     if rows[0].item.kind == "gradient":
@@ -129,27 +176,30 @@ def depth_plot(title: str, rows: Sequence[Row], salt: str, _: Translation = str)
         if rows[0].item.iteration is not None:
             title = _("{}: gradients of iteration 0").format(title)
     difference = _drawable([row.difference for row in rows])
-    limit = _drawable([row.atol for row in rows])
+    limit = _drawable([row.limit for row in rows])
     bad = np.array([row.status != PASS for row in rows])
-    x = np.arange(1, len(rows) + 1)
-    axes = _axes(x_label, "largest difference", log=True)
-    axes.plot(x, np.where(limit > 0, limit, np.nan), color=LIMIT, linewidth=1.4, drawstyle="steps-mid")
-    good = (difference > 0) & ~bad
-    axes.plot(x[good], difference[good], "o", color=DATA, markersize=2.6)
-    _mark_edge(axes, x[(difference == 0) & ~bad], 0.015, "|", color=DATA, markersize=4)
-    _mark_bad(axes, x, difference, bad)
+    axes = _Axes(_Scale(0, len(rows) + 1, ACROSS), _heights(difference, limit, log=True), x_label, "largest difference")
+    x = axes.x(np.arange(1, len(rows) + 1))
+    limits, heights = (axes.y(np.where(values > 0, values, np.nan)) for values in (limit, difference))
+    good, equal = (heights >= 0) & ~bad, (difference == 0) & ~bad
+    paths = [
+        _path(_line(x, limits), LIMIT, 1.4),
+        _path(_marks(x[good], heights[good], DOT), DATA, 4),
+        _path(_marks(x[equal], np.zeros(equal.sum()), TICK), DATA, 1),
+        _bad_marks(x, heights, bad),
+    ]
+    more = ""
     statistics = [i for i, row in enumerate(rows) if row.item.kind == "buffer"]
     if statistics and statistics[0] > 0:
-        axes.axvline(statistics[0] + 0.5, color=INK, linewidth=0.6, linestyle=":")
-        edge = axes.get_xaxis_transform()
-        axes.text(statistics[0] + 2, 0.93, "running statistics", transform=edge, fontsize=9)
-    axes.set_xlim(0, len(rows) + 1)
+        border = axes.x(statistics[0] + 0.5)
+        paths.append(_path(f"M{border:.0f} 0v{10 * DOWN}", INK, 0.6, _dashed("1 2")))
+        more = _text(LEFT + border / 10 + 4, TOP + 8, _("running statistics"))
     text = ""
     if bad.any():
         first = int(bad.argmax())
         over = _("{} of {} over the limit, first no. {}: {}")
         text = over.format(bad.sum(), len(rows), first + 1, rows[first].name)
-    return Plot(title, _to_svg(axes, "Difference and limit of each item, in order", salt, _), text)
+    return Plot(title, axes.svg("Difference and limit of each item, in order", paths, _, more), text)
 
 
 def shares(rows: Sequence[Row]) -> dict[str, np.ndarray]:
@@ -166,49 +216,59 @@ def shares(rows: Sequence[Row]) -> dict[str, np.ndarray]:
     return curves
 
 
-@matplotlib.rc_context(RC)
-def shares_plot(title: str, curves: dict[str, np.ndarray], salt: str, _: Translation = str) -> Plot:
-    axes = _axes("iteration", "largest difference / limit", log=True)
-    axes.axhline(1, color=LIMIT, linewidth=1.4)
+def shares_plot(title: str, curves: dict[str, np.ndarray], _: Translation = str) -> Plot:
+    drawn = {kind: _drawable(share) for kind, share in curves.items()}
+    last = max(map(len, curves.values())) - 1
+    axes = _Axes(
+        _Scale(0, max(last, 1), ACROSS),
+        _heights(np.ones(1), *drawn.values(), log=True),
+        "iteration",
+        "largest difference / limit",
+    )
+    paths = [_path(f"M0 {axes.y(1.0):.0f}h{10 * ACROSS}", LIMIT, 1.4)]
     over: set[int] = set()
     for kind, share in curves.items():
-        x, drawn = np.arange(len(share)), _drawable(share)
-        axes.plot(x, np.where(drawn > 0, drawn, np.nan), STYLES[kind][0], color=DATA, linewidth=1.3)
-        _mark_bad(axes, x, drawn, share > 1)
-        over.update(x[share > 1])
+        numbers = np.arange(len(share))
+        x, y = axes.x(numbers), axes.y(np.where(drawn[kind] > 0, drawn[kind], np.nan))
+        paths += [_path(_line(x, y), DATA, 1.3, _dashed(STYLES[kind])), _bad_marks(x, y, share > 1)]
+        over.update(numbers[share > 1])
     text = _("over the limit at iteration {}").format(", ".join(map(str, sorted(over)))) if over else ""
-    return Plot(title, _to_svg(axes, "Largest share of the limit at each iteration", salt, _), text)
+    return Plot(title, axes.svg("Largest share of the limit at each iteration", paths, _), text)
 
 
-@matplotlib.rc_context(RC)
-def curve_plot(name: str, ref: ArrayLike, port: ArrayLike, salt: str, _: Translation = str) -> Plot:
+def curve_plot(name: str, ref: ArrayLike, port: ArrayLike, _: Translation = str) -> Plot:
     """One number an iteration, or an epoch where `ref` is (runs, n): their mean and range."""
-    ref = _drawable(ref)
+    ref, port = _drawable(ref), _drawable(port)
     x_label = "epoch" if ref.ndim == 2 else "iteration"
     what = CURVES.get(name.rpartition(", ")[2], "value")
-    axes = _axes(x_label, what)
+    length = max(ref.shape[-1], len(port))
+    axes = _Axes(_Scale(0, max(length - 1, 1), ACROSS), _heights(ref, port), x_label, what)
+    x = axes.x(np.arange(length))
+    mean = ref.mean(axis=0) if ref.ndim == 2 else ref
+    paths = [_path(_line(x, axes.y(mean)), LIMIT, 1.4 if ref.ndim == 2 else 4)]
     if ref.ndim == 2:
-        lowest, highest = ref.min(axis=0), ref.max(axis=0)
-        axes.fill_between(np.arange(ref.shape[1]), lowest, highest, color=LIMIT, alpha=0.4, linewidth=0)
-        axes.plot(ref.mean(axis=0), color=LIMIT, linewidth=1.4)
-    else:
-        axes.plot(ref, color=LIMIT, linewidth=4, solid_capstyle="round")
-    axes.plot(_drawable(port), "o--", color=DATA, linewidth=1.3, markersize=3)
+        around = np.concatenate([axes.y(ref.min(axis=0)), axes.y(ref.max(axis=0))[::-1]])
+        band = _line(np.concatenate([x, x[::-1]]), around)
+        paths.append(f'<path d="{band}" fill="var({LIMIT})" fill-opacity=".4"/>')
+    heights = axes.y(port)
+    drawn = np.isfinite(heights)
+    paths.append(_path(_line(x, heights), DATA, 1.3, _dashed("5 3")))
+    paths.append(_path(_marks(x[: len(port)][drawn], heights[drawn], DOT), DATA, 4))
     label = _(f"{{}} of both sides at each {x_label}").format(_(what))
-    return Plot(name, _to_svg(axes, label, salt, _))
+    return Plot(name, axes.svg(label, paths, _))
 
 
-def plots_of(rung: Findings, salt: str, _: Translation = str) -> dict[str, list[Plot]]:
-    """{"depth", "shares" or "curves": plots}; a `salt` for each rung keeps ids unique."""
+def plots_of(rung: Findings, _: Translation = str) -> dict[str, list[Plot]]:
+    """{"depth", "shares" or "curves": plots}."""
     plots: dict[str, list[Plot]] = {"depth": [], "shares": [], "curves": []}
-    for i, verdict in enumerate(rung.verdicts):
+    for verdict in rung.verdicts:
         rows = depth_rows(verdict.judged)
         if len(rows) >= FEWEST:
-            plots["depth"].append(depth_plot(verdict.title, rows, f"{salt}-depth-{i}", _))
+            plots["depth"].append(depth_plot(verdict.title, rows, _))
         if curves := shares(verdict.judged):
-            plots["shares"].append(shares_plot(verdict.title, curves, f"{salt}-shares-{i}", _))
-    for i, (name, (ref, port)) in enumerate(rung.curves.items()):
-        plots["curves"].append(curve_plot(name, ref, port, f"{salt}-curve-{i}", _))
+            plots["shares"].append(shares_plot(verdict.title, curves, _))
+    for name, (ref, port) in rung.curves.items():
+        plots["curves"].append(curve_plot(name, ref, port, _))
     return plots
 
 
@@ -256,9 +316,7 @@ def _difference(ref: np.ndarray, port: np.ndarray, _: Translation) -> Picture:
     finite = error[np.isfinite(error)]
     largest = float(finite.max(initial=0))
     share = np.nan_to_num(error / largest if largest > 0 else error, nan=1.0, posinf=1.0)
-    image = Image.fromarray((np.clip(share, 0, 1) * 255).round().astype(np.uint8), "L").convert("P")
-    colours = matplotlib.colormaps[COLORMAP](np.arange(256), bytes=True)[:, :3]
-    image.putpalette(colours.tobytes())
+    image = Image.fromarray((np.clip(share, 0, 1) * 255).round().astype(np.uint8))
     bad = int((error != 0).sum())
     text = _("{} of {} pixels differ, by up to {:.4g}").format(bad, error.size, largest)
     return Picture(title, _data_uri(image), text)

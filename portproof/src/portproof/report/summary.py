@@ -9,6 +9,7 @@ Both (UTF-8, no NaN or Infinity literals) hold:
     environment   {what: text}
     rungs         of a ladder: a list of {name, model, status, seconds, error, verdicts}, one a step;
                   error: the exception, or ""
+    left_out      of a ladder: a list of {name, model, reason}, one a step that was not run
     verdicts      a list of {title, status, sentence, refusal, notes, caveats, location, rows}
     location      null, or {module, type, port_module, port_type, port_class, port_class_name, phase,
                   causes, lines, also}, where the failure begins: module is the reference's, "" the
@@ -17,7 +18,7 @@ Both (UTF-8, no NaN or Infinity literals) hold:
                   "backward", "dropout" or "buffers as built"; lines are those of the report; also is a list of
                   further locations
     rows          a list of {name, item, status, shape, difference, limit, scale, reason, widened_by,
-                  hidden, worst}, see compare.Row; of what is accepted the reason begins with "accepted"
+                  hidden, widest, worst}, see compare.Row; of what is accepted the reason begins with "accepted"
     item          {name, kind, module, mode, dtype, iteration, section, projected}, see compare.Item;
                   projected: of a large array weighted sums along its axes are compared, and worst is
                   among these
@@ -89,7 +90,6 @@ class RungResult:
     seconds: float
     rung: Findings | None = None
     error: str = ""
-    plots: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def status(self) -> int:
@@ -106,9 +106,19 @@ class RungResult:
 
 
 @dataclass(frozen=True)
+class LeftOut:
+    """A step that was not run."""
+
+    name: str
+    model: str
+    reason: str
+
+
+@dataclass(frozen=True)
 class LadderResult:
     rungs: list[RungResult]
     environment: dict[str, str] = field(default_factory=dict)
+    left_out: Sequence[LeftOut] = ()
 
     @property
     def status(self) -> int:
@@ -257,7 +267,8 @@ def write_summary(result: LadderResult, path: Path) -> None:
         }
         for rung in result.rungs
     ]
-    _write(result.status, result.sentence, result.environment, {"rungs": rungs}, path)
+    data = {"rungs": rungs, "left_out": [vars(step) for step in result.left_out]}
+    _write(result.status, result.sentence, result.environment, data, path)
 
 
 def write_verdicts(verdicts: Sequence[Verdict], title: str, environment: Mapping[str, str], path: Path) -> None:
