@@ -193,7 +193,7 @@ def depth_plot(title: str, rows: Sequence[Row], _: Translation = str) -> Plot:
     if statistics and statistics[0] > 0:
         border = axes.x(statistics[0] + 0.5)
         paths.append(_path(f"M{border:.0f} 0v{10 * DOWN}", INK, 0.6, _dashed("1 2")))
-        more = _text(LEFT + border / 10 + 4, TOP + 8, _("running statistics"))
+        more = _text(LEFT + float(border) / 10 + 4, TOP + 8, _("running statistics"))
     text = ""
     if bad.any():
         first = int(bad.argmax())
