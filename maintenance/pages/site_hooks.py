@@ -87,6 +87,7 @@ FOLDED_ON_A_PHONE = {
     "05_backward.md": 2,
     "records.md": 2,
     "benchmark.md": 2,
+    "deploy.md": 2,
     "versions.md": 2,
 }
 # What may stand before a heading and belongs to its section: a place to link to, and the frame of a part of the API.
