@@ -238,6 +238,7 @@ def main():
 torch.set_num_threads(2)
 product()
 signal.alarm(30)
+atexit.register(print, "of the parent")
 try:
     run_in_child(main, "it")
 except SystemExit as end:
@@ -248,7 +249,7 @@ except SystemExit as end:
 def test_what_surrounds_a_command_runs_once_and_its_threads_are_not_waited_for(folder):
     (folder / "around.py").write_text(AROUND, encoding="utf-8")
     done = command(folder / "around.py", folder=folder)
-    assert (done.returncode, done.stdout, done.stderr) == (0, "at exit\n3\n", "")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "at exit\n3\n", "")  # a forked Python runs no handlers
 
 
 RUNG = """

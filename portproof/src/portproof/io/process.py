@@ -91,6 +91,7 @@ def run_in_child(main: Callable[[], int | None], prog: str, fault_of: str = "") 
 def _run_as_child(main: Callable[[], int | None], prog: str, fault_of: str, status: mmap.mmap) -> NoReturn:
     """End this process without a return to the caller, which would do what its parent does once more."""
     signal_when_parent_ends(signal.SIGKILL)
+    atexit._clear()  # what was registered until now is the parent's, and may wait for its threads
     if torch := sys.modules.get("torch"):
         torch.set_num_threads(1)  # OpenMP would wait for ever for threads that the parent had
     try:
