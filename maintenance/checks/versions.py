@@ -90,7 +90,7 @@ TESTS = {
     "core": ([*(f"tests/test_{name}.py" for name in FILES), *CORPUS_TESTS], PLAIN),
     "all": (
         ["tests", "../sturdyio/tests"],
-        [*PLAIN, "torchvision", "reprod_log", "jinja2", "matplotlib", *BROWSER, "tqdm", "protobuf"],
+        [*PLAIN, "torchvision", "reprod_log", "jinja2", *BROWSER, "tqdm", "protobuf"],
     ),
 }
 

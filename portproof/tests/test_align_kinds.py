@@ -1451,24 +1451,15 @@ def test_a_part_of_a_joined_tensor_without_a_gradient(is_ref, is_cut):
 # Outputs that are no tensors, and tensors of another precision.
 
 
-class RefBeside(T.Linear):
-    def __init__(self, beside) -> None:
-        super().__init__(5, 5)
-        self.beside = beside
+def returning(linear: type, beside: Any) -> Any:
+    """A linear layer that also returns what `beside` makes of its output."""
 
-    def forward(self, x):
-        y = super().forward(x)
-        return {"y": y, "beside": self.beside(y)}
+    class Both(linear):
+        def forward(self, x):
+            y = super().forward(x)
+            return {"y": y, "beside": beside(y)}
 
-
-class PortBeside(P.Linear):
-    def __init__(self, beside) -> None:
-        super().__init__(5, 5)
-        self.beside = beside
-
-    def forward(self, x):
-        y = super().forward(x)
-        return {"y": y, "beside": self.beside(y)}
+    return Both(5, 5)
 
 
 @pytest.mark.parametrize(
@@ -1485,9 +1476,9 @@ class PortBeside(P.Linear):
 )
 def test_outputs_that_are_no_tensors_are_compared(beside, same, other, tmp_path):
     x = normal(4, 5)
-    record(RefBeside(beside), [x], modes=["eval"]).save(tmp_path / "it.ref.safetensors")
-    assert judge(PortBeside(same), tmp_path / "it.ref.safetensors").status == PASS
-    verdict = align(RefBeside(beside), PortBeside(other), [x], **EVAL)
+    record(returning(T.Linear, beside), [x], modes=["eval"]).save(tmp_path / "it.ref.safetensors")
+    assert judge(returning(P.Linear, same), tmp_path / "it.ref.safetensors").status == PASS
+    verdict = align(returning(T.Linear, beside), returning(P.Linear, other), [x], **EVAL)
     assert verdict.status == FAIL and verdict.first_failure.name.startswith("eval mode, float64/output[beside]")
 
 

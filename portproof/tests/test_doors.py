@@ -223,18 +223,20 @@ def test_align_as_a_command(folder, side, act, ends):
 
 
 AROUND = """
-import atexit, signal
+import atexit, os, signal
 import torch
-from portproof.io.process import run_in_child
+from portproof.io.process import run_in_child, use_threads
 
 def product():
     return float((torch.ones(600, 600) @ torch.ones(600, 600)).sum())
 
 def main():
     atexit.register(print, "at exit")
+    use_threads(None)
     assert product() == 600**3
     return 3
 
+os.environ["OMP_NUM_THREADS"] = "2"
 torch.set_num_threads(2)
 product()
 signal.alarm(30)

@@ -9,7 +9,7 @@ import pytest
 # that is named. Only the modules that are listed may need them.
 WINDOWS = """
 import asyncio, importlib, multiprocessing, os, pkgutil, signal, subprocess, sys, tempfile, pathlib
-import matplotlib.pyplot, numpy, portproof, scipy.stats
+import numpy, portproof, scipy.stats
 NEEDED_BY = {
     "torch": ("portproof.backends.", "portproof.localize.mutations"),
     "paddle": ("portproof.backends.",),

@@ -92,8 +92,8 @@ def _run_as_child(main: Callable[[], int | None], prog: str, fault_of: str, stat
     """End this process without a return to the caller, which would do what its parent does once more."""
     signal_when_parent_ends(signal.SIGKILL)
     atexit._clear()  # what was registered until now is the parent's, and may wait for its threads
-    if torch := sys.modules.get("torch"):
-        torch.set_num_threads(1)  # OpenMP would wait for ever for threads that the parent had
+    if "torch" in sys.modules:
+        use_threads(1)  # OpenMP would wait for ever for threads that the parent had
     try:
         try:
             run(main, prog, fault_of)

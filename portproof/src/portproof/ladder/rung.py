@@ -294,8 +294,8 @@ def run_rung(name: str, main: Callable[[argparse.Namespace], Rung], parser: argp
     """Run a step as a command, and exit with its status: `main` gets the flags, and returns the rung.
 
     A port that raises fails it, with a traceback. A UserError is one line on stderr and status 2. On Linux `main` runs
-    in a child process: code that ends it is noticed, and the status is 2. PyTorch that was imported before takes one
-    thread there.
+    in a child process: code that ends it is noticed, and the status is 2. Where PyTorch was imported
+    before, it takes one thread unless --threads says more: then the script must have computed nothing until now.
     """
 
     def guarded() -> int:
